@@ -1,0 +1,51 @@
+//! Allocation bitmap of one block group: one bit per block, set when the block is in use.
+use crate::header::{HEADER_BYTES, Header};
+use crate::units::{BLOCK_SIZE, BlockNumber, Generation, VolumeId};
+use crate::{FormatError, Geometry, Structure};
+
+/// Bytes of the bits of one group.
+pub const BITMAP_BYTES: usize = (Geometry::GROUP_BLOCKS / 8) as usize;
+const MAGIC: [u8; 4] = *b"CRNB";
+const BITS_AT: usize = HEADER_BYTES + 16;
+const LENGTH: usize = BITS_AT + BITMAP_BYTES;
+
+/// A bitmap slot, decoded. On disk: header, group number u64, reserved u64, bits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bitmap {
+    /// The group that it describes.
+    pub group: u64,
+    /// Transaction whose state it is.
+    pub generation: Generation,
+    /// Bit `i % 8` of byte `i / 8` belongs to block `i` of the group.
+    pub bits: Box<[u8; BITMAP_BYTES]>,
+}
+
+impl Bitmap {
+    /// The sealed block for the slot at `address`.
+    pub fn encode(&self, volume: VolumeId, address: BlockNumber) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCK_SIZE];
+        bytes[..HEADER_BYTES].copy_from_slice(zerocopy::IntoBytes::as_bytes(&Header::new(MAGIC, LENGTH, volume, address, self.generation)));
+        bytes[HEADER_BYTES..HEADER_BYTES + 8].copy_from_slice(&self.group.to_le_bytes());
+        bytes[BITS_AT..LENGTH].copy_from_slice(&self.bits[..]);
+        Header::seal(&mut bytes);
+        bytes
+    }
+
+    /// Decodes the slot read from `address` and checks that it describes `group`.
+    ///
+    /// # Errors
+    /// Damage, or a bitmap of another group.
+    pub fn decode(bytes: &[u8], volume: VolumeId, address: BlockNumber, group: u64) -> Result<Self, FormatError> {
+        let header = Header::verify(bytes, MAGIC, Structure::Bitmap, Some(volume), address)?;
+        let fail = |problem: String| Err(FormatError::new(Structure::Bitmap, address, problem));
+        if header.length.get() as usize != LENGTH {
+            return fail(format!("length {} instead of {LENGTH}", header.length));
+        }
+        let stored = u64::from_le_bytes(bytes[HEADER_BYTES..HEADER_BYTES + 8].try_into().expect("eight bytes"));
+        if stored != group {
+            return fail(format!("describes group {stored} instead of {group}"));
+        }
+        let bits = bytes[BITS_AT..LENGTH].to_vec().into_boxed_slice().try_into().expect("length checked");
+        Ok(Self { group, generation: Generation(header.generation.get()), bits })
+    }
+}

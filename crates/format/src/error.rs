@@ -1,0 +1,49 @@
+//! The one error of this crate: what is damaged, where, and how.
+use crate::units::BlockNumber;
+use std::fmt;
+
+/// The kinds of structure on a volume, for messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Structure {
+    /// Superblock slot.
+    Superblock,
+    /// B-tree node.
+    Node,
+    /// Allocation bitmap slot.
+    Bitmap,
+    /// Log checkpoint.
+    Checkpoint,
+    /// Item inside a node or a checkpoint.
+    Item,
+}
+
+impl fmt::Display for Structure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Structure::Superblock => "superblock",
+            Structure::Node => "node",
+            Structure::Bitmap => "bitmap",
+            Structure::Checkpoint => "checkpoint",
+            Structure::Item => "item",
+        })
+    }
+}
+
+/// A structure that can't be accepted.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{structure} at block {block}: {problem}")]
+pub struct FormatError {
+    /// What was being read.
+    pub structure: Structure,
+    /// Where it stands (for an item: the block of its node, or 0 when unknown).
+    pub block: BlockNumber,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl FormatError {
+    /// An error about `structure` at `block`.
+    pub fn new(structure: Structure, block: BlockNumber, problem: impl Into<String>) -> Self {
+        Self { structure, block, problem: problem.into() }
+    }
+}

@@ -1,0 +1,134 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const VOLUME: VolumeId = VolumeId([7; 16]);
+
+proptest! {
+    #[test]
+    fn node_behaves_like_a_map(operations in proptest::collection::vec((0u64..60, 0u8..3, proptest::collection::vec(any::<u8>(), 0..900)), 1..200)) {
+        let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
+        let mut model = BTreeMap::new();
+        for (offset, what, value) in operations {
+            let key = Key::new(InodeNumber(9), ItemKind::Extent, offset);
+            match (node.search(&key), what) {
+                (Ok(index), 0) => { node.remove(index); model.remove(&key); }
+                (Ok(index), _) => if node.replace(index, &value).is_ok() { model.insert(key, value); },
+                (Err(_), 0) => {}
+                (Err(index), _) => if node.insert(index, key, &value).is_ok() { model.insert(key, value); },
+            }
+            prop_assert_eq!(node.used_bytes(), model.values().map(|v| Node::item_bytes(v.len())).sum::<usize>());
+        }
+        node.seal();
+        let copy = Node::decode(Box::new(*node.page()), VOLUME, BlockNumber(400)).unwrap();
+        prop_assert!(copy.items().map(|(k, v)| (k, v.to_vec())).eq(model.clone()));
+        if node.count() >= 2 {
+            let mut right = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(404), Generation(3));
+            let index = node.split_index();
+            node.split_off(index, &mut right);
+            prop_assert!(node.count() >= 1 && right.count() >= 1);
+            prop_assert!(node.append(&right).is_ok());
+            prop_assert!(node.items().map(|(k, v)| (k, v.to_vec())).eq(model));
+        }
+    }
+
+    #[test]
+    fn decoders_survive_damage(seed in any::<u64>(), position in 0usize..NODE_SIZE, value in any::<u8>(), resealed in any::<bool>()) {
+        let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
+        for i in 0..50 {
+            let key = Key::new(InodeNumber(seed % 9 + 1), ItemKind::Extent, i);
+            node.insert(i as usize, key, &vec![i as u8; (seed as usize + i as usize) % 200]).unwrap();
+        }
+        node.seal();
+        let mut page = Box::new(*node.page());
+        page[position] = value;
+        if resealed && page[12..16] == node.page()[12..16] { Header::seal(&mut page[..]); }
+        if let Ok(decoded) = Node::decode(page, VOLUME, BlockNumber(400)) {
+            let _ = decoded.items().map(|(_, v)| v.len()).sum::<usize>();
+        }
+    }
+
+    #[test]
+    fn checkpoint_round_trip(entries in proptest::collection::vec((any::<u64>(), any::<u8>(), any::<u64>(), 0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60), damage in any::<Option<(u16, u8)>>()) {
+        let mut builder = CheckpointBuilder::default();
+        for (inode, kind, offset, flags, value) in &entries {
+            builder.push(CheckpointEntry { tree: TREE_FILES, key: Key { inode: *inode, kind: *kind, offset: *offset }, flags: EntryFlags(*flags), value });
+        }
+        let header = CheckpointHeader { sequence: 5, log_epoch: 2, generation: Generation(8), flushed_sequence: 4, last_operation: LogSeq(77), next_inode: 12 };
+        let blocks = builder.blocks();
+        let mut bytes = builder.finish(&header, VOLUME, 33);
+        prop_assert_eq!(Checkpoint::blocks_announced(&bytes), Some(blocks));
+        prop_assert_eq!(bytes.len() as u64, blocks * BLOCK_SIZE as u64);
+        if let Some((at, xor)) = damage {
+            let covered = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
+            let at = at as usize % covered;
+            bytes[at] ^= xor;
+            prop_assert_eq!(Checkpoint::decode(bytes, VOLUME, 33).is_err(), xor != 0);
+        } else {
+            let decoded = Checkpoint::decode(bytes, VOLUME, 33).unwrap();
+            prop_assert_eq!(decoded.header, header);
+            prop_assert_eq!(decoded.entries().count(), entries.len());
+            for (a, b) in decoded.entries().zip(&entries) {
+                prop_assert_eq!((a.key.inode, a.key.kind, a.key.offset, a.flags.0, a.value), (b.0, b.1, b.2, b.3, &b.4[..]));
+            }
+        }
+    }
+}
+
+#[test]
+fn superblock_round_trip_and_refusals() {
+    let geometry = Geometry::for_size(64 << 20, None).unwrap();
+    let superblock = Superblock {
+        volume: VOLUME,
+        generation: Generation(9),
+        features: Features::default(),
+        geometry,
+        root: NodePointer { block: geometry.data_start(), generation: Generation(9), level: 1 },
+        next_inode: 40,
+        log_epoch: 3,
+        log_tail: LogPosition { block: 7, sequence: 21 },
+        used_blocks: 8,
+        hash_seed: [5; 16],
+        created_ns: 1,
+        clean: true,
+        label: "maildir".into(),
+    };
+    let at = Geometry::SUPERBLOCKS[1];
+    let bytes = superblock.encode(at);
+    assert_eq!(Superblock::decode(&bytes, at).unwrap(), superblock);
+    assert!(Superblock::decode(&bytes, Geometry::SUPERBLOCKS[0]).unwrap_err().problem.contains("written for block"));
+    let mut newer = bytes.clone();
+    newer[8] = 99;
+    Header::seal(&mut newer);
+    assert!(Superblock::decode(&newer, at).unwrap_err().problem.contains("version 99"));
+    let mut feature = bytes.clone();
+    feature[HEADER_BYTES + 16] = 1;
+    Header::seal(&mut feature);
+    assert!(Superblock::decode(&feature, at).unwrap_err().problem.contains("incompatible"));
+    for length in 0..bytes.len() {
+        assert!(Superblock::decode(&bytes[..length], at).is_err());
+    }
+}
+
+#[test]
+fn names_hash_into_positive_cookies() {
+    let range = name_slot_range(hash_name(&[1; 16], b"README.md"));
+    assert!(*range.end() < 1 << 55 && range.end() - range.start() == 255);
+    assert_ne!(hash_name(&[1; 16], b"a"), hash_name(&[2; 16], b"a"));
+}
+
+#[test]
+fn items_round_trip() {
+    let extent = Extent { start: BlockNumber(900), blocks: 3, kind: ExtentKind::Data, generation: Generation(4), checksums: vec![1, 2, 3] };
+    assert_eq!(Extent::decode(&extent.encode()).unwrap(), extent);
+    assert_eq!(extent.slice(1, 2).checksums, vec![2, 3]);
+    for length in 0..extent.encode().len() {
+        assert!(Extent::decode(&extent.encode()[..length]).is_err());
+    }
+    let entry = DirectoryEntry { inode: InodeNumber(5), file_type: FileType::Regular, name: b"new".to_vec() };
+    assert_eq!(DirectoryEntry::decode(&entry.encode()).unwrap(), entry);
+    assert!(DirectoryEntry::decode(&[0; 9]).is_err());
+    let xattr = XattrItem { name: b"user.a".to_vec(), value_bytes: 5000, inline: vec![9; XATTR_INLINE_BYTES_MAX] };
+    assert_eq!(XattrItem::decode(&xattr.encode()).unwrap(), xattr);
+    assert_eq!(XattrItem::parts(5000), 1);
+}

@@ -1,0 +1,127 @@
+//! Keys of items, and how names become keys.
+use crate::units::{InodeNumber, TreeId};
+use siphasher::sip::SipHasher13;
+use std::fmt;
+use std::hash::Hasher;
+use std::ops::RangeInclusive;
+
+/// The tree of roots: tree id → root item.
+pub const TREE_ROOTS: TreeId = TreeId(1);
+/// The tree of files of the first subvolume.
+pub const TREE_FILES: TreeId = TreeId(256);
+/// The root directory.
+pub const INODE_ROOT: InodeNumber = InodeNumber(1);
+/// Owner of the orphan items: inodes without a name whose removal isn't complete.
+pub const INODE_ORPHANS: InodeNumber = InodeNumber(2);
+
+/// What an item is. The number is on disk and sorts items of one inode.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum ItemKind {
+    /// Root tree: root of the tree with id `inode`.
+    Root = 1,
+    /// Attributes of an inode; offset 0.
+    Inode = 16,
+    /// Entry of a directory; offset is the name's slot.
+    DirectoryEntry = 32,
+    /// Extended attribute; offset is the name's slot.
+    Xattr = 48,
+    /// Further part of a large xattr value; offset is slot × 256 + part. Parts count from 1.
+    XattrPart = 49,
+    /// Target of a symbolic link; offset 0.
+    Symlink = 64,
+    /// Extent of a file; offset is the block within the file.
+    Extent = 80,
+    /// Unfinished removal or truncation; inode is [`INODE_ORPHANS`], offset the inode concerned.
+    Orphan = 112,
+}
+
+impl ItemKind {
+    /// The kind with this number.
+    pub fn from_u8(value: u8) -> Option<Self> {
+        Some(match value {
+            1 => Self::Root,
+            16 => Self::Inode,
+            32 => Self::DirectoryEntry,
+            48 => Self::Xattr,
+            49 => Self::XattrPart,
+            64 => Self::Symlink,
+            80 => Self::Extent,
+            112 => Self::Orphan,
+            _ => return None,
+        })
+    }
+}
+
+/// Key of an item. Sorts by inode, then kind, then offset.
+///
+/// `kind` is a plain number, so that range bounds can lie between kinds; a valid item's kind is an [`ItemKind`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Key {
+    /// The object that the item belongs to.
+    pub inode: u64,
+    /// An [`ItemKind`].
+    pub kind: u8,
+    /// Meaning depends on the kind.
+    pub offset: u64,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match ItemKind::from_u8(self.kind) {
+            Some(kind) => write!(f, "({} {kind:?} {})", self.inode, self.offset),
+            None => write!(f, "({} kind {} {})", self.inode, self.kind, self.offset),
+        }
+    }
+}
+
+impl Key {
+    /// The smallest key.
+    pub const MIN: Key = Key { inode: 0, kind: 0, offset: 0 };
+    /// The largest key.
+    pub const MAX: Key = Key { inode: u64::MAX, kind: u8::MAX, offset: u64::MAX };
+
+    /// Key of an item of `inode`.
+    pub fn new(inode: InodeNumber, kind: ItemKind, offset: u64) -> Self {
+        Self { inode: inode.0, kind: kind as u8, offset }
+    }
+    /// The root item of `tree`.
+    pub fn root(tree: TreeId) -> Self {
+        Self { inode: tree.0, kind: ItemKind::Root as u8, offset: 0 }
+    }
+    /// All keys of one kind of one inode.
+    pub fn all(inode: InodeNumber, kind: ItemKind) -> RangeInclusive<Key> {
+        Self::new(inode, kind, 0)..=Self::new(inode, kind, u64::MAX)
+    }
+    /// All keys of one inode.
+    pub fn all_of_inode(inode: InodeNumber) -> RangeInclusive<Key> {
+        Key { inode: inode.0, kind: 0, offset: 0 }..=Key { inode: inode.0, kind: u8::MAX, offset: u64::MAX }
+    }
+    /// The key that follows, or `None` for the largest.
+    pub fn successor(self) -> Option<Self> {
+        if let Some(offset) = self.offset.checked_add(1) {
+            return Some(Self { offset, ..self });
+        }
+        if let Some(kind) = self.kind.checked_add(1) {
+            return Some(Self { kind, offset: 0, ..self });
+        }
+        Some(Self { inode: self.inode.checked_add(1)?, kind: 0, offset: 0 })
+    }
+}
+
+/// Slots per hash value, for names with equal hashes.
+const SLOTS: u64 = 256;
+
+/// Hash of a name, 47 bits, keyed by the volume's seed so that nobody can provoke collisions.
+pub fn hash_name(seed: &[u8; 16], name: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(seed);
+    hasher.write(name);
+    hasher.finish() >> 17
+}
+
+/// The slots in which a name with this hash may stand: 256 of them, below 2^55, so that a slot serves as a
+/// directory cookie and a slot × 256 + part as an offset.
+pub fn name_slot_range(hash: u64) -> RangeInclusive<u64> {
+    let first = (hash & ((1 << 47) - 1)) * SLOTS;
+    first..=first + SLOTS - 1
+}

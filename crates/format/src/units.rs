@@ -1,0 +1,104 @@
+//! Newtypes for every kind of id, address and sequence, and the sizes that the format fixes.
+use std::fmt;
+use std::ops::Range;
+
+/// Smallest unit of allocation and of data checksums, in bytes.
+pub const BLOCK_SIZE: usize = 4096;
+/// Size of a B-tree node, in bytes.
+pub const NODE_SIZE: usize = 16 * 1024;
+/// Blocks of one node. A node's address is a multiple of it ("cluster").
+pub const NODE_BLOCKS: u64 = (NODE_SIZE / BLOCK_SIZE) as u64;
+/// Smallest unit that a device writes atomically, in bytes.
+pub const SECTOR_SIZE: usize = 512;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub u64);
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({})", stringify!($name), self.0)
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+        impl $name {
+            /// The next value.
+            #[must_use]
+            pub fn next(self) -> Self {
+                Self(self.0 + 1)
+            }
+        }
+    };
+}
+
+id!(/** Address on the device, in blocks of 4 KiB. */ BlockNumber);
+id!(/** Number of a transaction; 0 means "none". */ Generation);
+id!(/** Number of a file system object; never used twice in the life of a volume. */ InodeNumber);
+id!(/** Number of a tree in the root tree. */ TreeId);
+id!(/** Position of an operation in the order in which operations happened; 0 means "none". */ LogSeq);
+
+impl BlockNumber {
+    /// Byte offset of this block on the device.
+    pub fn offset_bytes(self) -> u64 {
+        self.0 * BLOCK_SIZE as u64
+    }
+}
+
+/// Identity of a volume, random, made by mkfs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct VolumeId(pub [u8; 16]);
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+impl fmt::Debug for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolumeId({self})")
+    }
+}
+
+/// `blocks` consecutive blocks from `start`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct BlockRange {
+    /// First block.
+    pub start: BlockNumber,
+    /// Number of blocks.
+    pub blocks: u64,
+}
+
+impl BlockRange {
+    /// `blocks` blocks from `start`.
+    pub fn new(start: BlockNumber, blocks: u64) -> Self {
+        Self { start, blocks }
+    }
+    /// One block past the last one.
+    pub fn end(self) -> BlockNumber {
+        BlockNumber(self.start.0 + self.blocks)
+    }
+    /// The block numbers as a plain range.
+    pub fn range(self) -> Range<u64> {
+        self.start.0..self.start.0 + self.blocks
+    }
+    /// The blocks of a node at `address`.
+    pub fn node(address: BlockNumber) -> Self {
+        Self { start: address, blocks: NODE_BLOCKS }
+    }
+}
+
+/// Blocks needed to hold `bytes` bytes.
+pub fn blocks_for_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_SIZE as u64)
+}
