@@ -1,1 +1,32 @@
-//! placeholder
+//! Block devices: files and disks, memory, and a simulated device that loses power and returns errors.
+//!
+//! Everything above this crate sees storage as a [`BlockDevice`]: reads and writes of whole blocks, and a flush that
+//! makes durable what was completed before it. `docs/media.md` says what is assumed of a device and what is not; the
+//! [`simulated::SimulatedDevice`] may do anything that page permits.
+//!
+//! Lock discipline: devices take locks of rank `DEVICE`, the pool of buffers one of rank `BUFFERS`, for moments; no
+//! lock is held during a system call or a simulated delay.
+
+mod aligned;
+mod counters;
+mod device;
+mod error;
+mod file;
+mod flush_time;
+mod kernel;
+mod memory;
+pub mod simulated;
+
+pub use aligned::{AlignedBuffer, BufferPool, PooledBuffer, is_aligned};
+pub use counters::DeviceCounters;
+pub use device::{BLOCK_BYTES, BlockDevice};
+pub use error::{DeviceError, Operation};
+pub use file::{FileDevice, OpenMode};
+pub use flush_time::FlushTime;
+pub use memory::MemoryDevice;
+pub use simulated::SimulatedDevice;
+
+#[cfg(test)]
+mod file_tests;
+#[cfg(test)]
+mod memory_tests;

@@ -1,2 +1,59 @@
-//! The `cairn` command.
-fn main() {}
+//! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
+//!
+//! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
+//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` has its own (0 clean, 1 repaired,
+//! 4 errors left, 8 failure).
+#![forbid(unsafe_code)]
+
+mod commands;
+mod create;
+mod daemon;
+mod logging;
+mod mount_options;
+mod output;
+mod progress;
+mod signature;
+mod size;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// A crash-safe, checksummed, copy-on-write file system in user space.
+#[derive(Parser)]
+#[command(name = "cairn", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Mkfs(commands::mkfs::Arguments),
+    Mount(commands::mount::Arguments),
+    Umount(commands::umount::Arguments),
+    Sync(commands::sync::Arguments),
+    Fsck(commands::fsck::Arguments),
+    Dump(commands::dump::Arguments),
+    Stats(commands::stats::Arguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Mkfs(arguments) => commands::mkfs::run(&arguments),
+        Command::Mount(arguments) => return report(commands::mount::run(&arguments), 1),
+        Command::Umount(arguments) => commands::umount::run(&arguments),
+        Command::Sync(arguments) => commands::sync::run(&arguments),
+        Command::Fsck(arguments) => return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE),
+        Command::Dump(arguments) => commands::dump::run(&arguments),
+        Command::Stats(arguments) => commands::stats::run(&arguments),
+    };
+    report(result.map(|()| ExitCode::SUCCESS), 1)
+}
+
+/// The exit code of a command; an error is told on standard error first.
+fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("cairn: {error:#}");
+        ExitCode::from(failure)
+    })
+}

@@ -1,1 +1,44 @@
-//! placeholder
+//! The engine: a mounted volume as a library.
+//!
+//! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`, `rename`, `file`,
+//! `extents`, `writeback`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes in memory (`inode`), over
+//! operations joined to a transaction (`operation`, `transaction`), over the crates for trees, log and space.
+//!
+//! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and recovery.
+#![forbid(unsafe_code)]
+
+mod commit;
+mod directory;
+mod entries;
+mod error;
+mod extents;
+mod file;
+mod inode;
+pub mod mkfs;
+mod operation;
+mod options;
+mod orphans;
+mod preallocate;
+mod recovery;
+mod rename;
+mod statistics;
+mod transaction;
+mod truncate;
+mod types;
+mod volume;
+mod writeback;
+mod xattr;
+
+pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
+pub use cairn_log::FlushPolicy;
+pub use error::Error;
+pub use options::VolumeOptions;
+pub use statistics::Statistics;
+pub use types::{
+    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange,
+    XattrMode,
+};
+pub use volume::Volume;
+
+/// Result of the engine's operations.
+pub type Result<T> = std::result::Result<T, Error>;

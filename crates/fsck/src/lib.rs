@@ -1,1 +1,103 @@
-//! placeholder
+//! Checks a volume, and repairs what can be repaired without guessing.
+//!
+//! The check imports the format and the device only. It has its own readers of trees and log, so that a mistake in the
+//! engine's reader is not repeated here.
+//!
+//! What is judged when the log is not empty: the superblock's trees against the allocation bitmaps, and the state
+//! *after* replay (trees with the log's entries on top) for everything that users see: inodes, names, extents, data.
+//!
+//! The passes, with permanent numbers and prerequisites, stand in [`PassId`] and the table `passes::PASSES`. No pass
+//! panics, whatever the volume holds. No lock is taken; nobody else may use the volume meanwhile.
+//!
+//! ```
+//! use cairn_blockdev::MemoryDevice;
+//! use cairn_fsck::{CheckOptions, FsckError, check};
+//! let device = MemoryDevice::new(16 << 20);
+//! let result = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {});
+//! assert!(matches!(result, Err(FsckError::NoVolume { .. })));
+//! ```
+#![forbid(unsafe_code)]
+
+mod bitmaps;
+mod block_set;
+mod checker;
+mod data;
+pub mod dump;
+mod file_group;
+mod item_stream;
+mod items;
+mod log;
+mod names;
+mod namespace;
+mod overlay;
+mod passes;
+mod paths;
+mod reader;
+mod report;
+mod superblocks;
+mod trees;
+
+pub use report::{Finding, PassId, Progress, Report, Severity, Statistics, Structure};
+
+use cairn_blockdev::{BlockDevice, DeviceError};
+
+/// What to check, and whether to repair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CheckOptions {
+    /// Read all data, and compare it with its checksums.
+    pub data: bool,
+    /// Repair what can be repaired without guessing.
+    pub repair: bool,
+}
+
+/// Why a check could not be done at all.
+#[derive(Debug, thiserror::Error)]
+pub enum FsckError {
+    /// None of the three superblocks can be used.
+    #[error("no volume that this program can read: {problems}")]
+    NoVolume {
+        /// What is wrong with each of the three.
+        problems: String,
+    },
+    /// A block that could be read before cannot be read any more.
+    #[error("block {block} changed while the volume was checked; is it mounted?")]
+    Changed {
+        /// The block.
+        block: u64,
+    },
+    /// The tree asked for is not in the root tree.
+    #[error("the volume has no tree {tree}")]
+    NoTree {
+        /// The tree's number.
+        tree: u64,
+    },
+    /// A repair could not be written.
+    #[error("repairing: {0}")]
+    Device(#[from] DeviceError),
+}
+
+impl FsckError {
+    /// Exit code of a check that could not be done.
+    pub const EXIT_CODE: u8 = 8;
+}
+
+/// Checks the volume on `device`, and calls `progress` now and then.
+///
+/// # Errors
+/// There is no volume, it changes meanwhile, or a repair can't be written. Damage is not an error but a [`Finding`].
+pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dyn FnMut(Progress)) -> Result<Report, FsckError> {
+    let superblocks = superblocks::read(device)?;
+    let mut checker = checker::Checker::new(device, *options, superblocks, progress);
+    passes::run(&mut checker)?;
+    paths::add(&mut checker)?;
+    Ok(checker.report)
+}
+
+#[cfg(test)]
+mod damage_tests;
+#[cfg(test)]
+mod log_tests;
+#[cfg(test)]
+mod logic_tests;
+#[cfg(test)]
+mod test_volume;

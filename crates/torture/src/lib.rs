@@ -1,1 +1,49 @@
-//! placeholder
+//! Tests that try to break Cairn: random operations against a model, crash states, and what they need.
+//!
+//! Start at [`crash::run`] (power failures at very many points of a recorded run) and [`plain::run`] (one client, no
+//! crash, everything compared). [`model`] says what is right; [`generator`] makes operations; [`runner`] performs them
+//! on a volume; [`history`] and [`verdict`] decide whether what a crash left is permitted.
+//!
+//! Everything follows from a seed. With one client and no background work the same seed gives the same run; with
+//! several, the seed fixes what each client does, but not how they interleave.
+#![forbid(unsafe_code)]
+
+pub mod contents;
+pub mod crash;
+pub mod generator;
+pub mod history;
+pub mod model;
+mod model_apply;
+pub mod operation;
+pub mod plain;
+pub mod runner;
+pub mod snapshot;
+pub mod verdict;
+pub mod workload;
+
+pub use contents::Tag;
+
+/// The seed from the variable `CAIRN_SEED`, or a random one, which is printed so that a failure can be repeated.
+///
+/// # Panics
+/// When the variable is not a number.
+pub fn seed_from_environment() -> u64 {
+    let seed = number_from_environment("CAIRN_SEED").unwrap_or_else(cairn_environment::random::u64);
+    eprintln!("CAIRN_SEED={seed}");
+    seed
+}
+
+/// A number from an environment variable, if it is set.
+///
+/// # Panics
+/// When the variable is not a number.
+pub fn number_from_environment(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    match text.parse() {
+        Ok(number) => Some(number),
+        Err(error) => panic!("{name}={text}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod model_tests;

@@ -1,0 +1,128 @@
+//! What a block device does.
+
+use crate::error::{DeviceError, Operation};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The unit of every offset and length: 4 KiB.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Storage in blocks of 4 KiB, used by many threads at once.
+///
+/// `docs/media.md` is the contract: a flush makes durable exactly the writes that completed before it was issued;
+/// between two flushes nothing is ordered, and a write may be torn at sectors of 512 bytes.
+///
+/// ```
+/// use cairn_blockdev::{BlockDevice, MemoryDevice};
+/// let device = MemoryDevice::new(1 << 20);
+/// device.write(4096, &[&[7; 4096]])?;
+/// device.flush()?;
+/// let mut block = vec![0; 4096];
+/// device.read(4096, &mut block)?;
+/// assert_eq!(block[0], 7);
+/// # Ok::<(), cairn_blockdev::DeviceError>(())
+/// ```
+pub trait BlockDevice: Send + Sync {
+    /// Fills `buffer` from the device. Offset and length are multiples of 4,096 (asserted); memory aligned to 4,096
+    /// bytes saves a copy.
+    ///
+    /// # Errors
+    /// When the device reports one, or when the range reaches past its end.
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Writes `buffers` one behind the other, beginning at `offset_bytes`. Offset and each length are multiples of 4,096
+    /// (asserted). On return the write is *completed*: the next flush makes it durable.
+    ///
+    /// # Errors
+    /// When the device reports one (the range then holds old data, new data or a mixture), or when the range reaches
+    /// past its end.
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError>;
+
+    /// Makes durable every write that completed before the call.
+    ///
+    /// # Errors
+    /// When the device reports one. What was written since the flush before may then be lost, even if a later flush
+    /// succeeds.
+    fn flush(&self) -> Result<(), DeviceError>;
+
+    /// Tells the device that the content of a range is no longer needed; reading it gives anything. Only a hint: where
+    /// the device does not support it, nothing happens.
+    ///
+    /// # Errors
+    /// When the device supports discards and reports an error.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError>;
+
+    /// The size, a multiple of 4,096.
+    fn length_bytes(&self) -> u64;
+
+    /// How long a flush took lately (a moving average); zero until the first one. The coordination of flushes decides
+    /// by it.
+    fn flush_time(&self) -> Duration;
+}
+
+impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        (**self).read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        (**self).write(offset_bytes, buffers)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        (**self).flush()
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        (**self).discard(offset_bytes, length_bytes)
+    }
+
+    fn length_bytes(&self) -> u64 {
+        (**self).length_bytes()
+    }
+
+    fn flush_time(&self) -> Duration {
+        (**self).flush_time()
+    }
+}
+
+/// One request as a device checks it: where, how long, and on which device.
+#[derive(Clone, Copy)]
+pub(crate) struct Range<'a> {
+    pub(crate) operation: Operation,
+    pub(crate) offset_bytes: u64,
+    pub(crate) length_bytes: u64,
+    pub(crate) device: &'a Arc<str>,
+}
+
+impl Range<'_> {
+    /// Asserts the alignment, and checks that the range lies inside a device of `device_bytes`.
+    #[track_caller]
+    pub(crate) fn check(self, device_bytes: u64) -> Result<(), DeviceError> {
+        let block_bytes = BLOCK_BYTES as u64;
+        assert!(
+            self.offset_bytes.is_multiple_of(block_bytes) && self.length_bytes.is_multiple_of(block_bytes),
+            "{} of {} bytes at {}: not in whole blocks",
+            self.operation,
+            self.length_bytes,
+            self.offset_bytes
+        );
+        match self.offset_bytes.checked_add(self.length_bytes) {
+            Some(end) if end <= device_bytes => Ok(()),
+            _ => Err(self
+                .error(io::Error::new(io::ErrorKind::UnexpectedEof, format!("the range reaches past the device's end at {device_bytes}")))),
+        }
+    }
+
+    pub(crate) fn error(self, source: impl Into<io::Error>) -> DeviceError {
+        DeviceError::new(self.operation, self.offset_bytes, self.length_bytes, self.device, source.into())
+    }
+}
+
+/// The total length of a gathered write; asserts that every part is whole blocks.
+#[track_caller]
+pub(crate) fn gathered_bytes(buffers: &[&[u8]]) -> u64 {
+    assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(BLOCK_BYTES)), "a gathered buffer is not in whole blocks");
+    buffers.iter().map(|buffer| buffer.len() as u64).sum()
+}

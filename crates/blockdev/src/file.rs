@@ -1,0 +1,311 @@
+//! A device in a regular file or on a disk.
+//!
+//! Purpose: direct I/O where the host offers it, so that a completed write lies in the host's storage and not in its page
+//! cache, and a flush (fdatasync) costs what the storage's flush costs.
+//!
+//! Invariants: the file is locked against other processes while the device lives (exclusively, or shared among
+//! readers); the file never grows or shrinks; with direct I/O only aligned memory reaches the kernel.
+//!
+//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; none during a system call.
+
+use crate::aligned::{AlignedBuffer, BufferPool, is_aligned};
+use crate::counters::{CounterCells, DeviceCounters};
+use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::error::{DeviceError, Operation};
+use crate::flush_time::FlushTime;
+use crate::kernel::{self, Storage};
+use cairn_environment::clock;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The size of one copy between unaligned memory and the device.
+const BOUNCE_BYTES: usize = 1 << 20;
+const BOUNCE_BUFFERS_KEPT: usize = 8;
+
+/// A tool that looks at new disks (udev) locks them for moments; how often to try again, and after which pause.
+const DISK_LOCK_ATTEMPTS: u32 = 25;
+const DISK_LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// How to open a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Reads only, beside other readers.
+    ReadOnly,
+    /// Reads and writes, alone.
+    ReadWrite,
+}
+
+/// A regular file or a block device of the system.
+///
+/// ```
+/// use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
+/// let directory = tempfile::tempdir()?;
+/// let path = directory.path().join("image");
+/// FileDevice::create(&path, 1 << 20)?;
+/// let device = FileDevice::open(&path, OpenMode::ReadWrite)?;
+/// device.write(0, &[&[1; 4096]])?;
+/// device.flush()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct FileDevice {
+    name: Arc<str>,
+    file: File,
+    storage: Storage,
+    mode: OpenMode,
+    direct: bool,
+    length_bytes: u64,
+    bounce: BufferPool,
+    flush_time: FlushTime,
+    counters: CounterCells,
+}
+
+impl FileDevice {
+    /// Opens a regular file or a block device, and locks it.
+    ///
+    /// # Errors
+    /// When it does not exist, may not be opened, is neither of the two, or is in use by another process
+    /// ([`DeviceError::is_in_use`]).
+    pub fn open(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
+        let name = name_of(path);
+        let failed = |error| DeviceError::new(Operation::Open, 0, 0, &name, error);
+        // Before it is opened: opening a pipe would wait for somebody at its other end.
+        usable(&std::fs::metadata(path).map_err(failed)?).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(mode == OpenMode::ReadWrite);
+        let file = options.open(path).map_err(failed)?;
+        FileDevice::from_file(name, file, mode)
+    }
+
+    /// Creates a regular file of `length_bytes`, without content: every block is a hole that reads as zeros.
+    ///
+    /// # Errors
+    /// When the file exists, when its length is not a multiple of 4,096, or when the host refuses.
+    pub fn create(path: &Path, length_bytes: u64) -> Result<FileDevice, DeviceError> {
+        let name = name_of(path);
+        let failed = |error| DeviceError::new(Operation::Create, 0, length_bytes, &name, error);
+        if !length_bytes.is_multiple_of(BLOCK_BYTES as u64) {
+            let message = format!("{length_bytes} bytes are not a multiple of {BLOCK_BYTES}");
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
+        }
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(failed)?;
+        file.set_len(length_bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+        sync_parent(path).map_err(failed)?;
+        FileDevice::from_file(name, file, OpenMode::ReadWrite)
+    }
+
+    fn from_file(name: Arc<str>, file: File, mode: OpenMode) -> Result<FileDevice, DeviceError> {
+        let failed = |error| DeviceError::new(Operation::Open, 0, 0, &name, error);
+        let storage = file.metadata().and_then(|metadata| usable(&metadata)).map_err(failed)?;
+        lock(&file, storage, mode).map_err(|error| DeviceError::new(Operation::Lock, 0, 0, &name, error))?;
+        let end_bytes = kernel::length_bytes(&file).map_err(failed)?;
+        let length_bytes = end_bytes - end_bytes % BLOCK_BYTES as u64;
+        let direct = use_direct(&file, length_bytes).map_err(failed)?;
+        if !direct {
+            tracing::warn!(device = %name, "no direct I/O here: writes go through the page cache of the host");
+        }
+        Ok(FileDevice {
+            name,
+            file,
+            storage,
+            mode,
+            direct,
+            length_bytes,
+            bounce: BufferPool::new(BOUNCE_BYTES, BOUNCE_BUFFERS_KEPT),
+            flush_time: FlushTime::default(),
+            counters: CounterCells::default(),
+        })
+    }
+
+    /// The path it was opened by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether direct I/O is in use; otherwise the host's page cache stands between.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether this is a block device of the system, not a regular file.
+    pub fn is_block_device(&self) -> bool {
+        self.storage == Storage::BlockDevice
+    }
+
+    /// What the device has done.
+    pub fn counters(&self) -> DeviceCounters {
+        self.counters.snapshot()
+    }
+
+    /// Allocates a range, writes zeros to all of it, and flushes. For the places that are written again and again
+    /// between flushes (log ring, superblocks): in an image file, a first write into a hole changes the host's metadata,
+    /// which makes the next flush wait for the host's journal.
+    ///
+    /// # Errors
+    /// When the host has no space, or a write or the flush fails.
+    pub fn preallocate_and_zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Preallocate, offset_bytes, length_bytes)?;
+        self.writable(range)?;
+        if length_bytes == 0 {
+            return Ok(());
+        }
+        if self.storage == Storage::RegularFile {
+            kernel::allocate(&self.file, offset_bytes, length_bytes).map_err(|error| range.error(error))?;
+        }
+        let zeros = AlignedBuffer::zeroed(BOUNCE_BYTES.min(length_bytes as usize));
+        let mut done_bytes = 0;
+        while done_bytes < length_bytes {
+            let part = zeros.len().min((length_bytes - done_bytes) as usize);
+            self.write(offset_bytes + done_bytes, &[&zeros[..part]])?;
+            done_bytes += part as u64;
+        }
+        // All metadata too: the allocation is the point.
+        self.file.sync_all().map_err(|error| range.error(error))
+    }
+
+    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
+        let range = Range { operation, offset_bytes, length_bytes, device: &self.name };
+        range.check(self.length_bytes)?;
+        Ok(range)
+    }
+
+    fn writable(&self, range: Range<'_>) -> Result<(), DeviceError> {
+        match self.mode {
+            OpenMode::ReadWrite => Ok(()),
+            OpenMode::ReadOnly => Err(range.error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only"))),
+        }
+    }
+
+    fn read_bounced(&self, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let mut bounce = self.bounce.take();
+        let mut position = offset_bytes;
+        for part in buffer.chunks_mut(BOUNCE_BYTES) {
+            kernel::read_all(&self.file, position, &mut bounce[..part.len()])?;
+            part.copy_from_slice(&bounce[..part.len()]);
+            position += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies the parts together, and writes whenever the copy is full.
+    fn write_bounced(&self, offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
+        let mut bounce = self.bounce.take();
+        let mut position = offset_bytes;
+        let mut filled = 0;
+        for buffer in buffers {
+            let mut rest = *buffer;
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rest.len().min(BOUNCE_BYTES - filled));
+                bounce[filled..filled + now.len()].copy_from_slice(now);
+                filled += now.len();
+                rest = later;
+                if filled == BOUNCE_BYTES {
+                    kernel::write_all(&self.file, position, &[&bounce[..filled]])?;
+                    position += filled as u64;
+                    filled = 0;
+                }
+            }
+        }
+        kernel::write_all(&self.file, position, &[&bounce[..filled]])
+    }
+}
+
+fn name_of(path: &Path) -> Arc<str> {
+    Arc::from(path.display().to_string())
+}
+
+fn usable(metadata: &Metadata) -> io::Result<Storage> {
+    let refusal = || io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device");
+    kernel::storage(metadata).ok_or_else(refusal)
+}
+
+fn lock(file: &File, storage: Storage, mode: OpenMode) -> io::Result<()> {
+    let attempts = if storage == Storage::BlockDevice { DISK_LOCK_ATTEMPTS } else { 1 };
+    for _ in 1..attempts {
+        match kernel::lock(file, mode == OpenMode::ReadWrite) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => clock::sleep(DISK_LOCK_PAUSE),
+            result => return result,
+        }
+    }
+    kernel::lock(file, mode == OpenMode::ReadWrite)
+}
+
+/// Turns direct I/O on, and off again when reading the first block so does not work: some file systems take the flag
+/// and refuse the reads.
+fn use_direct(file: &File, length_bytes: u64) -> io::Result<bool> {
+    if !kernel::set_direct(file, true)? {
+        return Ok(false);
+    }
+    if length_bytes == 0 {
+        return Ok(true);
+    }
+    match kernel::read_all(file, 0, &mut AlignedBuffer::zeroed(BLOCK_BYTES)) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => kernel::set_direct(file, false),
+        // A block that cannot be read is reported to whoever wants it.
+        _ => Ok(true),
+    }
+}
+
+/// Makes a new file's name durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)?.sync_all()
+}
+
+impl BlockDevice for FileDevice {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
+        let result = if self.direct && !is_aligned(buffer) {
+            self.read_bounced(offset_bytes, buffer)
+        } else {
+            kernel::read_all(&self.file, offset_bytes, buffer)
+        };
+        result.map_err(|error| range.error(error))?;
+        self.counters.count_read(range.length_bytes);
+        Ok(())
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
+        self.writable(range)?;
+        let result = if self.direct && !buffers.iter().all(|buffer| is_aligned(buffer)) {
+            self.write_bounced(offset_bytes, buffers)
+        } else {
+            kernel::write_all(&self.file, offset_bytes, buffers)
+        };
+        result.map_err(|error| range.error(error))?;
+        self.counters.count_write(range.length_bytes);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Flush, 0, 0)?;
+        self.writable(range)?;
+        let begin = clock::now_monotonic();
+        kernel::flush(&self.file).map_err(|error| range.error(error))?;
+        self.flush_time.record(begin.elapsed());
+        self.counters.count_flush();
+        Ok(())
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
+        self.writable(range)?;
+        kernel::discard(&self.file, self.storage, offset_bytes, length_bytes).map_err(|error| range.error(error))?;
+        self.counters.count_discard();
+        Ok(())
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.length_bytes
+    }
+
+    fn flush_time(&self) -> Duration {
+        self.flush_time.average()
+    }
+}

@@ -1,0 +1,127 @@
+//! The system calls of [`FileDevice`](crate::FileDevice): each repeats what was interrupted and completes what was short.
+//!
+//! States: none. Lock discipline: takes no lock.
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+use std::fs::{File, Metadata};
+use std::io::{self, IoSlice, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+
+/// The most parts that one system call takes (`IOV_MAX`).
+const PARTS_MAX: usize = 1024;
+
+/// What a device can be made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Storage {
+    RegularFile,
+    BlockDevice,
+}
+
+/// The kind of storage, or `None` for a directory, a pipe and the like.
+pub(crate) fn storage(metadata: &Metadata) -> Option<Storage> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        Some(Storage::RegularFile)
+    } else if kind.is_block_device() {
+        Some(Storage::BlockDevice)
+    } else {
+        None
+    }
+}
+
+/// The size of a regular file or of a block device: where its end is.
+pub(crate) fn length_bytes(file: &File) -> io::Result<u64> {
+    let mut file = file;
+    io::Seek::seek(&mut file, SeekFrom::End(0))
+}
+
+/// Locks the file against other processes without waiting. Fails with `WouldBlock` when another holds it.
+pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
+    let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))?)
+}
+
+/// Turns direct I/O on; returns whether the file's system takes it.
+pub(crate) fn set_direct(file: &File, direct: bool) -> io::Result<bool> {
+    let mut flags = rustix::fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, direct);
+    match rustix::fs::fcntl_setfl(file, flags) {
+        Ok(()) => Ok(direct),
+        Err(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Fills `buffer`.
+pub(crate) fn read_all(file: &File, mut offset_bytes: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+    while !buffer.is_empty() {
+        let count = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *buffer, offset_bytes))?;
+        if count == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends here"));
+        }
+        offset_bytes += count as u64;
+        buffer = &mut buffer[count..];
+    }
+    Ok(())
+}
+
+/// Writes all buffers, one behind the other, with as few system calls as possible.
+pub(crate) fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> = buffers.iter().filter(|buffer| !buffer.is_empty()).map(|buffer| IoSlice::new(buffer)).collect();
+    let mut rest = slices.as_mut_slice();
+    while !rest.is_empty() {
+        let now = &rest[..rest.len().min(PARTS_MAX)];
+        let count = rustix::io::retry_on_intr(|| rustix::io::pwritev(file, now, offset_bytes))?;
+        if count == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        offset_bytes += count as u64;
+        IoSlice::advance_slices(&mut rest, count);
+    }
+    Ok(())
+}
+
+/// Makes completed writes durable, and of the file's own metadata what is needed to read them.
+///
+/// Not repeated when interrupted: an error of fdatasync is reported once, and a second call would hide it.
+pub(crate) fn flush(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fdatasync(file)?)
+}
+
+/// Allocates blocks of a regular file.
+pub(crate) fn allocate(file: &File, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    let call = || rustix::fs::fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes);
+    unless_unsupported(rustix::io::retry_on_intr(call))
+}
+
+/// Gives a range back to the host's file system or to the disk; a system that cannot do so does nothing.
+pub(crate) fn discard(file: &File, storage: Storage, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    if length_bytes == 0 {
+        return Ok(());
+    }
+    match storage {
+        Storage::RegularFile => {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            unless_unsupported(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, offset_bytes, length_bytes)))
+        }
+        Storage::BlockDevice => unless_unsupported(discard_blocks(file, offset_bytes, length_bytes)),
+    }
+}
+
+/// `ioctl(BLKDISCARD)`.
+fn discard_blocks(file: &File, offset_bytes: u64, length_bytes: u64) -> Result<(), Errno> {
+    const BLKDISCARD: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 119);
+    // SAFETY: BLKDISCARD reads two 64-bit words, offset and length in bytes, which is what the array holds.
+    let request = unsafe { rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([offset_bytes, length_bytes]) };
+    // SAFETY: the request changes no memory of this process; the descriptor is a block device opened by the caller, and
+    // the caller gave up the content of the range.
+    unsafe { rustix::ioctl::ioctl(file, request) }
+}
+
+fn unless_unsupported(result: Result<(), Errno>) -> io::Result<()> {
+    match result {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

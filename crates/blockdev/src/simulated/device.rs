@@ -1,0 +1,391 @@
+//! The simulated device itself.
+//!
+//! Lock discipline: one lock of rank `DEVICE` around all state, held for moments; none while a request is delayed.
+
+use super::crash::{Fate, random_fates};
+use super::explorer::CrashExplorer;
+use super::faults::{Faults, Request};
+use super::image::{Block, SparseImage};
+use super::media::{Content, Event, Media, WriteId, WriteInfo, WriteRecord, damage};
+use crate::counters::{CounterCells, DeviceCounters};
+use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::error::{DeviceError, Operation};
+use cairn_environment::lock::Mutex;
+use cairn_environment::random::Seeded;
+use cairn_environment::{Rank, clock};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a discarded block reads as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscardContent {
+    /// Zeros.
+    Zeros,
+    /// A pattern that nobody wrote. The default: it shows who relies on anything else.
+    Garbage,
+    /// What it held: the device ignores the hint.
+    Kept,
+}
+
+const GARBAGE_BYTE: u8 = 0xdb;
+
+#[derive(Clone, Copy, Default)]
+struct Delays {
+    read: Duration,
+    write: Duration,
+    flush: Duration,
+    discard: Duration,
+}
+
+struct History {
+    base: Media,
+    events: Vec<Event>,
+}
+
+struct State {
+    media: Media,
+    /// What reads return: every completed write.
+    current: SparseImage,
+    /// Completed and not covered, by order of completion.
+    completed: Vec<WriteId>,
+    next_write: WriteId,
+    history: Option<History>,
+    faults: Faults,
+    delays: Delays,
+    discard_content: DiscardContent,
+    powered: bool,
+}
+
+impl State {
+    fn record(&mut self, event: Event) {
+        self.media.apply(&event);
+        if let Some(history) = &mut self.history {
+            history.events.push(event);
+        }
+    }
+
+    fn issue(&mut self, offset_bytes: u64, content: Content) -> Arc<WriteRecord> {
+        let record = Arc::new(WriteRecord { id: self.next_write, offset_bytes, content });
+        self.next_write.0 += 1;
+        self.record(Event::Issued(Arc::clone(&record)));
+        record
+    }
+
+    fn complete(&mut self, record: &WriteRecord) {
+        record.apply(&mut self.current);
+        self.completed.push(record.id);
+    }
+}
+
+/// A device in memory for crash tests; see the [module](super).
+///
+/// ```
+/// use cairn_blockdev::{simulated::Fate, BlockDevice, SimulatedDevice};
+/// let device = SimulatedDevice::new(1 << 20);
+/// device.write(0, &[&[1; 4096]])?;
+/// device.flush()?;
+/// device.write(0, &[&[2; 4096]])?;
+/// let survivor = device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
+/// let mut block = [0; 4096];
+/// survivor.read(0, &mut block)?;
+/// assert_eq!(block, [1; 4096]);
+/// # Ok::<(), cairn_blockdev::DeviceError>(())
+/// ```
+pub struct SimulatedDevice {
+    name: Arc<str>,
+    length_bytes: u64,
+    state: Mutex<State>,
+    counters: CounterCells,
+}
+
+impl SimulatedDevice {
+    /// A device of zeros; `length_bytes` is rounded down to whole blocks.
+    pub fn new(length_bytes: u64) -> SimulatedDevice {
+        SimulatedDevice::from_image(SparseImage::new(length_bytes - length_bytes % BLOCK_BYTES as u64))
+    }
+
+    pub(super) fn from_image(image: SparseImage) -> SimulatedDevice {
+        let length_bytes = image.length_bytes();
+        let state = State {
+            current: image.clone(),
+            media: Media::new(image),
+            completed: Vec::new(),
+            next_write: WriteId(0),
+            history: None,
+            faults: Faults::default(),
+            delays: Delays::default(),
+            discard_content: DiscardContent::Garbage,
+            powered: true,
+        };
+        SimulatedDevice {
+            name: Arc::from("simulated device"),
+            length_bytes,
+            state: Mutex::new(Rank::DEVICE, state),
+            counters: CounterCells::default(),
+        }
+    }
+
+    /// What the device has done.
+    pub fn counters(&self) -> DeviceCounters {
+        self.counters.snapshot()
+    }
+
+    /// Another device with the content that reads see now, all of it durable.
+    pub fn snapshot(&self) -> SimulatedDevice {
+        SimulatedDevice::from_image(self.state.lock().current.clone())
+    }
+
+    /// Writes what reads see now to another device, and flushes that. Blocks of zeros that were never written are left
+    /// out. To look at a failing state with other tools, copy it to a new image file.
+    ///
+    /// # Errors
+    /// Those of `target`.
+    pub fn copy_to(&self, target: &dyn BlockDevice) -> Result<(), DeviceError> {
+        let image = self.state.lock().current.clone();
+        for (index, block) in image.blocks() {
+            target.write(index * BLOCK_BYTES as u64, &[&block[..]])?;
+        }
+        target.flush()
+    }
+
+    /// The writes that are unflushed now, by order of issue.
+    pub fn unflushed(&self) -> Vec<WriteInfo> {
+        self.state.lock().media.writes()
+    }
+
+    /// The device after a power failure now, with random fates.
+    pub fn crash_state(&self, random: &mut Seeded) -> SimulatedDevice {
+        self.crash_state_with(|unflushed| random_fates(unflushed, random))
+    }
+
+    /// The device after a power failure now, with fates that the caller decides, one for each unflushed write.
+    ///
+    /// # Panics
+    /// When there are not as many fates as writes.
+    pub fn crash_state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
+        let media = self.state.lock().media.clone();
+        SimulatedDevice::from_image(media.crash(&decide(&media.writes())))
+    }
+
+    /// Begins to record every event; what was recorded before is forgotten.
+    pub fn start_recording(&self) {
+        let mut state = self.state.lock();
+        let base = state.media.clone();
+        state.history = Some(History { base, events: Vec::new() });
+    }
+
+    /// How many events were recorded. What was acknowledged before this call must survive a crash at any position from
+    /// this number on.
+    pub fn history_len(&self) -> usize {
+        self.state.lock().history.as_ref().map_or(0, |history| history.events.len())
+    }
+
+    /// A walk through what was recorded so far, at its beginning.
+    ///
+    /// # Panics
+    /// When nothing is recorded.
+    pub fn explorer(&self) -> CrashExplorer {
+        let state = self.state.lock();
+        let Some(history) = &state.history else { panic!("call start_recording() before the run") };
+        CrashExplorer::new(history.base.clone(), history.events.as_slice().into())
+    }
+
+    /// The device after a power failure right after the first `events` recorded events. Walks there from the beginning:
+    /// for many states use [`SimulatedDevice::explorer`].
+    ///
+    /// # Panics
+    /// When not so many are recorded.
+    pub fn crash_state_at(&self, events: usize, random: &mut Seeded) -> SimulatedDevice {
+        let mut explorer = self.explorer();
+        explorer.advance_to(events);
+        explorer.state(random)
+    }
+
+    /// Every later request fails and reaches nothing, as when the machine is dead for the threads that still run on it.
+    pub fn cut_power(&self) {
+        self.state.lock().powered = false;
+    }
+
+    /// Fails, with EIO, every request for which `predicate` returns true, until [`SimulatedDevice::clear_failures`]. The
+    /// predicate must not use the device.
+    pub fn fail_when(&self, predicate: impl FnMut(&Request) -> bool + Send + 'static) {
+        self.state.lock().faults.add(Box::new(predicate));
+    }
+
+    /// Fails the next `count` requests of this kind.
+    pub fn fail_next(&self, operation: Operation, count: u64) {
+        let mut left = count;
+        self.fail_when(move |request| {
+            let fails = request.operation == operation && left > 0;
+            left -= u64::from(fails);
+            fails
+        });
+    }
+
+    /// Fails every request of this kind that touches a byte of the range.
+    pub fn fail_range(&self, operation: Operation, range_bytes: std::ops::Range<u64>) {
+        self.fail_when(move |request| request.operation == operation && request.touches(&range_bytes));
+    }
+
+    /// Fails nothing any more.
+    pub fn clear_failures(&self) {
+        self.state.lock().faults.clear();
+    }
+
+    /// Damages stored bytes: exclusive or with `pattern`, in what reads see and in what is durable. Not in unflushed
+    /// writes: flush first.
+    ///
+    /// # Panics
+    /// When the pattern is zero, which changes nothing, or the range reaches past the end.
+    pub fn corrupt(&self, offset_bytes: u64, length_bytes: u64, pattern: u8) {
+        assert!(pattern != 0, "this pattern damages nothing");
+        assert!(offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.length_bytes), "beyond the end");
+        let mut state = self.state.lock();
+        damage(&mut state.current, offset_bytes, length_bytes, pattern);
+        state.record(Event::Damaged { offset_bytes, length_bytes, pattern });
+    }
+
+    /// How long each request of this kind takes. For flushes, see also [`SimulatedDevice::set_flush_time`].
+    ///
+    /// # Panics
+    /// When the operation is none of read, write, flush and discard.
+    pub fn set_delay(&self, operation: Operation, delay: Duration) {
+        let delays = &mut self.state.lock().delays;
+        match operation {
+            Operation::Read => delays.read = delay,
+            Operation::Write => delays.write = delay,
+            Operation::Flush => delays.flush = delay,
+            Operation::Discard => delays.discard = delay,
+            Operation::Open | Operation::Create | Operation::Lock | Operation::Preallocate => {
+                panic!("a simulated device has no {operation}")
+            }
+        }
+    }
+
+    /// How long each flush takes, and what [`BlockDevice::flush_time`] reports.
+    pub fn set_flush_time(&self, flush_time: Duration) {
+        self.set_delay(Operation::Flush, flush_time);
+    }
+
+    /// What discarded blocks read as from now on.
+    pub fn set_discard_content(&self, content: DiscardContent) {
+        self.state.lock().discard_content = content;
+    }
+
+    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
+        let range = Range { operation, offset_bytes, length_bytes, device: &self.name };
+        range.check(self.length_bytes)?;
+        Ok(range)
+    }
+
+    /// Issues, delays, and completes a write or discard; `content` is `None` when it changes nothing.
+    fn change(&self, range: Range<'_>, content: impl FnOnce(&State) -> Option<Content>) -> Result<(), DeviceError> {
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        let failed = state.faults.fails(&request(range));
+        let content = content(&state);
+        let record = content.map(|content| state.issue(range.offset_bytes, content));
+        let delay = if range.operation == Operation::Write { state.delays.write } else { state.delays.discard };
+        drop(state);
+        pass(delay);
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        match &record {
+            Some(record) if failed => state.record(Event::Failed(record.id)),
+            Some(record) => state.complete(record),
+            None => {}
+        }
+        if failed { Err(range.error(input_output_error())) } else { Ok(()) }
+    }
+}
+
+fn request(range: Range<'_>) -> Request {
+    Request { operation: range.operation, offset_bytes: range.offset_bytes, length_bytes: range.length_bytes }
+}
+
+fn powered(state: &State, range: Range<'_>) -> Result<(), DeviceError> {
+    if state.powered { Ok(()) } else { Err(range.error(input_output_error())) }
+}
+
+fn input_output_error() -> io::Error {
+    rustix::io::Errno::IO.into()
+}
+
+fn pass(delay: Duration) {
+    if !delay.is_zero() {
+        clock::sleep(delay);
+    }
+}
+
+fn blocks_of(buffers: &[&[u8]]) -> Vec<Arc<Block>> {
+    let blocks = buffers.iter().flat_map(|buffer| buffer.as_chunks::<BLOCK_BYTES>().0);
+    blocks.map(|block| Arc::new(*block)).collect()
+}
+
+impl BlockDevice for SimulatedDevice {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
+        let delay = self.state.lock().delays.read;
+        pass(delay);
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        if state.faults.fails(&request(range)) {
+            return Err(range.error(input_output_error()));
+        }
+        state.current.read(offset_bytes, buffer);
+        self.counters.count_read(range.length_bytes);
+        Ok(())
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
+        let blocks = blocks_of(buffers);
+        self.change(range, |_| Some(Content::Blocks(blocks)))?;
+        self.counters.count_write(range.length_bytes);
+        Ok(())
+    }
+
+    /// Covers what has completed *now*, before the delay; what completes during the delay stays unflushed.
+    fn flush(&self) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Flush, 0, 0)?;
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        let failed = state.faults.fails(&request(range));
+        let covered: Arc<[WriteId]> = state.completed.as_slice().into();
+        let delay = state.delays.flush;
+        drop(state);
+        pass(delay);
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        state.record(if failed { Event::FlushFailed(Arc::clone(&covered)) } else { Event::Flushed(Arc::clone(&covered)) });
+        let State { completed, media, .. } = &mut *state;
+        if failed {
+            completed.retain(|id| !covered.contains(id));
+            return Err(range.error(input_output_error()));
+        }
+        completed.retain(|id| media.is_unflushed(*id));
+        self.counters.count_flush();
+        Ok(())
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
+        let blocks = length_bytes / BLOCK_BYTES as u64;
+        self.change(range, |state| match state.discard_content {
+            DiscardContent::Kept => None,
+            DiscardContent::Zeros => Some(Content::Discarded { blocks, block: None }),
+            DiscardContent::Garbage => Some(Content::Discarded { blocks, block: Some(Arc::new([GARBAGE_BYTE; BLOCK_BYTES])) }),
+        })?;
+        self.counters.count_discard();
+        Ok(())
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.length_bytes
+    }
+
+    fn flush_time(&self) -> Duration {
+        self.state.lock().delays.flush
+    }
+}

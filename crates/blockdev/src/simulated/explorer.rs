@@ -1,0 +1,154 @@
+//! A walk through a recorded run, with a power failure at any point of it.
+
+use super::crash::{Fate, random_fates};
+use super::device::SimulatedDevice;
+use super::media::{Event, Media, WriteInfo};
+use cairn_environment::random::Seeded;
+use std::fmt;
+
+/// What happened at one point of a recorded run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventInfo {
+    /// A write was issued.
+    Write {
+        /// Where.
+        offset_bytes: u64,
+        /// How much.
+        length_bytes: u64,
+    },
+    /// A discard was issued.
+    Discard {
+        /// Where.
+        offset_bytes: u64,
+        /// How much.
+        length_bytes: u64,
+    },
+    /// A write returned an error.
+    WriteFailed,
+    /// A flush succeeded.
+    Flush,
+    /// A flush returned an error.
+    FlushFailed,
+    /// A test damaged what is stored.
+    Damage,
+}
+
+/// A recorded run and a position in it: *after* the first `position()` events.
+///
+/// The walk goes forward only and applies each event once. A state costs time proportional to the writes that are
+/// unflushed at the position, plus one pointer per MiB of the device.
+///
+/// ```
+/// use cairn_blockdev::{BlockDevice, SimulatedDevice};
+/// use cairn_environment::random::Seeded;
+/// let device = SimulatedDevice::new(1 << 20);
+/// device.start_recording();
+/// device.write(0, &[&[1; 4096]])?;
+/// device.flush()?;
+/// let mut random = Seeded::new(1);
+/// let mut explorer = device.explorer();
+/// loop {
+///     let survivor = explorer.state(&mut random);
+///     // … open `survivor`, and check that what was acknowledged by now is there …
+///     if !explorer.advance() {
+///         break;
+///     }
+/// }
+/// assert_eq!(explorer.position(), 2);
+/// # Ok::<(), cairn_blockdev::DeviceError>(())
+/// ```
+#[derive(Clone)]
+pub struct CrashExplorer {
+    events: std::sync::Arc<[Event]>,
+    position: usize,
+    media: Media,
+}
+
+impl CrashExplorer {
+    pub(super) fn new(base: Media, events: std::sync::Arc<[Event]>) -> CrashExplorer {
+        CrashExplorer { events, position: 0, media: base }
+    }
+
+    /// How many events were recorded.
+    pub fn history_len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// How many events have happened at this point.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Goes one event further; returns false at the end.
+    pub fn advance(&mut self) -> bool {
+        let Some(event) = self.events.get(self.position) else { return false };
+        self.media.apply(event);
+        self.position += 1;
+        true
+    }
+
+    /// Goes on until `position` events have happened.
+    ///
+    /// # Panics
+    /// When that lies behind, or beyond the end.
+    pub fn advance_to(&mut self, position: usize) {
+        assert!(position >= self.position && position <= self.events.len(), "{position} is not ahead in the run");
+        while self.position < position {
+            self.advance();
+        }
+    }
+
+    /// What happened as the event number `index`, counted from zero.
+    pub fn event(&self, index: usize) -> Option<EventInfo> {
+        self.events.get(index).map(describe)
+    }
+
+    /// The positions just before and just after each flush, by ascending order: where most is at stake.
+    pub fn flush_positions(&self) -> Vec<usize> {
+        let is_flush = |event: &Event| matches!(event, Event::Flushed(_) | Event::FlushFailed(_));
+        let mut positions: Vec<usize> =
+            (0..).zip(&*self.events).filter(|(_, event)| is_flush(event)).flat_map(|(index, _)| [index, index + 1]).collect();
+        positions.dedup();
+        positions
+    }
+
+    /// The writes that are unflushed here, by order of issue.
+    pub fn unflushed(&self) -> Vec<WriteInfo> {
+        self.media.writes()
+    }
+
+    /// The device after a power failure here, with random fates.
+    pub fn state(&self, random: &mut Seeded) -> SimulatedDevice {
+        self.state_with(|unflushed| random_fates(unflushed, random))
+    }
+
+    /// The device after a power failure here, with fates that the caller decides, one for each unflushed write.
+    ///
+    /// # Panics
+    /// When there are not as many fates as writes.
+    pub fn state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
+        SimulatedDevice::from_image(self.media.crash(&decide(&self.media.writes())))
+    }
+}
+
+impl fmt::Debug for CrashExplorer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "CrashExplorer(after {} of {} events)", self.position, self.events.len())
+    }
+}
+
+fn describe(event: &Event) -> EventInfo {
+    match event {
+        Event::Issued(record) => {
+            let (offset_bytes, length_bytes) = (record.offset_bytes, record.length_bytes());
+            match record.content {
+                super::media::Content::Blocks(_) => EventInfo::Write { offset_bytes, length_bytes },
+                super::media::Content::Discarded { .. } => EventInfo::Discard { offset_bytes, length_bytes },
+            }
+        }
+        Event::Failed(_) => EventInfo::WriteFailed,
+        Event::Flushed(_) => EventInfo::Flush,
+        Event::FlushFailed(_) => EventInfo::FlushFailed,
+        Event::Damaged { .. } => EventInfo::Damage,
+    }
+}

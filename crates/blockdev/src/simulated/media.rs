@@ -1,0 +1,235 @@
+//! What of a device is durable and what is unflushed, and how that changes, event by event.
+//!
+//! Invariants: `durable` holds everything that was covered by a successful flush, in the order of completion. `unflushed`
+//! holds every other write since, by order of issue. The same code runs in the live device and in the replay of its
+//! history, so both agree.
+
+use super::SECTOR_BYTES;
+use super::crash::Fate;
+use super::image::{Block, SparseImage};
+use crate::device::BLOCK_BYTES;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES as u64 / SECTOR_BYTES;
+
+/// The number of a write, by order of issue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriteId(pub u64);
+
+/// An unflushed write, as a test sees it when it decides its fate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteInfo {
+    /// Its number.
+    pub id: WriteId,
+    /// Where it begins.
+    pub offset_bytes: u64,
+    /// How long it is.
+    pub length_bytes: u64,
+    /// Whether it is a discard, whose new content is whatever the device gives for discarded blocks.
+    pub is_discard: bool,
+    /// Whether it, or the flush that should have covered it, returned an error: no later flush will cover it.
+    pub is_abandoned: bool,
+}
+
+impl WriteInfo {
+    /// Its length in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.length_bytes / SECTOR_BYTES
+    }
+}
+
+/// The new content of a range. `None` stands for a block of zeros.
+pub(super) enum Content {
+    Blocks(Vec<Arc<Block>>),
+    Discarded { blocks: u64, block: Option<Arc<Block>> },
+}
+
+pub(super) struct WriteRecord {
+    pub(super) id: WriteId,
+    pub(super) offset_bytes: u64,
+    pub(super) content: Content,
+}
+
+impl WriteRecord {
+    fn blocks(&self) -> u64 {
+        match &self.content {
+            Content::Blocks(blocks) => blocks.len() as u64,
+            Content::Discarded { blocks, .. } => *blocks,
+        }
+    }
+
+    fn block(&self, index: u64) -> Option<&Arc<Block>> {
+        match &self.content {
+            Content::Blocks(blocks) => blocks.get(index as usize),
+            Content::Discarded { block, .. } => block.as_ref(),
+        }
+    }
+
+    pub(super) fn length_bytes(&self) -> u64 {
+        self.blocks() * BLOCK_BYTES as u64
+    }
+
+    /// The range in blocks of the device.
+    fn range(&self) -> Range<u64> {
+        let first = self.offset_bytes / BLOCK_BYTES as u64;
+        first..first + self.blocks()
+    }
+
+    /// Stores the whole content.
+    pub(super) fn apply(&self, image: &mut SparseImage) {
+        for (index, target) in self.range().enumerate() {
+            image.set_block(target, self.block(index as u64).cloned());
+        }
+    }
+
+    /// Stores the sectors that `chosen` says, by number within the write, except in blocks of `superseded`.
+    fn apply_sectors(&self, image: &mut SparseImage, superseded: &[Range<u64>], chosen: impl Fn(u64) -> bool) {
+        for (index, target) in (0..).zip(self.range()) {
+            if superseded.iter().any(|range| range.contains(&target)) {
+                continue;
+            }
+            let first = index * SECTORS_PER_BLOCK;
+            let count = (first..first + SECTORS_PER_BLOCK).filter(|sector| chosen(*sector)).count() as u64;
+            if count == SECTORS_PER_BLOCK {
+                image.set_block(target, self.block(index).cloned());
+            } else if count > 0 {
+                image.change_block(target, |block| self.mix(index, block, &chosen));
+            }
+        }
+    }
+
+    fn mix(&self, index: u64, target: &mut Block, chosen: impl Fn(u64) -> bool) {
+        for sector in 0..SECTORS_PER_BLOCK {
+            if chosen(index * SECTORS_PER_BLOCK + sector) {
+                let bytes = (sector * SECTOR_BYTES) as usize..((sector + 1) * SECTOR_BYTES) as usize;
+                match self.block(index) {
+                    Some(block) => target[bytes.clone()].copy_from_slice(&block[bytes]),
+                    None => target[bytes].fill(0),
+                }
+            }
+        }
+    }
+}
+
+/// One thing that happened to a device.
+#[derive(Clone)]
+pub(super) enum Event {
+    /// A write or discard was issued.
+    Issued(Arc<WriteRecord>),
+    /// A write returned an error.
+    Failed(WriteId),
+    /// A flush succeeded; the writes it covers, by order of completion.
+    Flushed(Arc<[WriteId]>),
+    /// A flush returned an error; the writes that it should have covered.
+    FlushFailed(Arc<[WriteId]>),
+    /// Bytes of a range were damaged by an exclusive or with the pattern.
+    Damaged { offset_bytes: u64, length_bytes: u64, pattern: u8 },
+}
+
+#[derive(Clone)]
+struct Unflushed {
+    record: Arc<WriteRecord>,
+    abandoned: bool,
+    /// Blocks in which something newer is durable; only an abandoned write has any.
+    superseded: Vec<Range<u64>>,
+}
+
+#[derive(Clone)]
+pub(super) struct Media {
+    durable: SparseImage,
+    unflushed: BTreeMap<WriteId, Unflushed>,
+}
+
+impl Media {
+    pub(super) fn new(durable: SparseImage) -> Media {
+        Media { durable, unflushed: BTreeMap::new() }
+    }
+
+    pub(super) fn is_unflushed(&self, id: WriteId) -> bool {
+        self.unflushed.contains_key(&id)
+    }
+
+    pub(super) fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Issued(record) => {
+                let unflushed = Unflushed { record: Arc::clone(record), abandoned: false, superseded: Vec::new() };
+                self.unflushed.insert(record.id, unflushed);
+            }
+            Event::Failed(id) => self.abandon(*id),
+            Event::Flushed(covered) => covered.iter().for_each(|id| self.cover(*id)),
+            Event::FlushFailed(covered) => covered.iter().for_each(|id| self.abandon(*id)),
+            Event::Damaged { offset_bytes, length_bytes, pattern } => {
+                damage(&mut self.durable, *offset_bytes, *length_bytes, *pattern);
+            }
+        }
+    }
+
+    /// A flush that ended earlier may have covered the write already: then nothing is left to do.
+    fn cover(&mut self, id: WriteId) {
+        if self.unflushed.get(&id).is_none_or(|write| write.abandoned) {
+            return;
+        }
+        if let Some(write) = self.unflushed.remove(&id) {
+            write.record.apply(&mut self.durable);
+            self.supersede(id, &write.record.range());
+        }
+    }
+
+    fn abandon(&mut self, id: WriteId) {
+        if let Some(write) = self.unflushed.get_mut(&id) {
+            write.abandoned = true;
+        }
+    }
+
+    /// What was abandoned before `id` was issued cannot come back over it.
+    fn supersede(&mut self, id: WriteId, range: &Range<u64>) {
+        self.unflushed.retain(|older, write| {
+            let target = write.record.range();
+            if !write.abandoned || *older > id || target.start >= range.end || range.start >= target.end {
+                return true;
+            }
+            write.superseded.push(range.clone());
+            !target.clone().all(|block| write.superseded.iter().any(|range| range.contains(&block)))
+        });
+    }
+
+    pub(super) fn writes(&self) -> Vec<WriteInfo> {
+        let info = |write: &Unflushed| WriteInfo {
+            id: write.record.id,
+            offset_bytes: write.record.offset_bytes,
+            length_bytes: write.record.length_bytes(),
+            is_discard: matches!(write.record.content, Content::Discarded { .. }),
+            is_abandoned: write.abandoned,
+        };
+        self.unflushed.values().map(info).collect()
+    }
+
+    /// What is there after a power failure, when the unflushed writes have these fates, one each, by order of issue.
+    pub(super) fn crash(&self, fates: &[Fate]) -> SparseImage {
+        assert_eq!(fates.len(), self.unflushed.len(), "one fate for each unflushed write");
+        let mut image = self.durable.clone();
+        for (write, fate) in self.unflushed.values().zip(fates) {
+            match fate {
+                Fate::Lost => {}
+                Fate::Written if write.superseded.is_empty() => write.record.apply(&mut image),
+                Fate::Written => write.record.apply_sectors(&mut image, &write.superseded, |_| true),
+                Fate::Torn(sectors) => write.record.apply_sectors(&mut image, &write.superseded, |sector| sectors.contains(sector)),
+            }
+        }
+        image
+    }
+}
+
+pub(super) fn damage(image: &mut SparseImage, offset_bytes: u64, length_bytes: u64, pattern: u8) {
+    let block_bytes = BLOCK_BYTES as u64;
+    let end = offset_bytes + length_bytes;
+    let mut position = offset_bytes;
+    while position < end {
+        let block_end = (position / block_bytes + 1) * block_bytes;
+        let part = (position % block_bytes) as usize..((end.min(block_end) - 1) % block_bytes) as usize + 1;
+        image.change_block(position / block_bytes, |block| block[part].iter_mut().for_each(|byte| *byte ^= pattern));
+        position = block_end;
+    }
+}

@@ -1,0 +1,38 @@
+//! How many nodes a change can allocate at most: what an operation reserves before it joins.
+//!
+//! A change descends once. On each level below the root it copies the node on its path, and allocates one more: an
+//! insertion the right half of a split, a removal the copy of a sibling that it merges or balances with. At the root it
+//! copies the root and, when that is full, splits it under a new one.
+//!
+//! The bound is computed before the operation runs; others may make the tree grow by one level meanwhile (the next one
+//! would take tens of thousands of changes), which is allowed for. Changes of one operation can make it grow, too: a new
+//! level needs a full root, which takes more changes than `CHANGES_PER_LEVEL` for each of its children.
+use crate::tree::Tree;
+
+/// Fewer than the children that a root gains from one growth to the next.
+const CHANGES_PER_LEVEL: u64 = 128;
+
+impl Tree {
+    /// Bound on the nodes that `changes` insertions and removals allocate in a tree whose root has the level `height` when
+    /// the bound is computed.
+    pub fn worst_case_nodes(changes: u64, height: u8) -> u64 {
+        if changes == 0 {
+            return 0;
+        }
+        // Growth by others, or by the first of these changes; then by the many.
+        let mut growth = 1;
+        let mut changes_left = changes / CHANGES_PER_LEVEL;
+        while changes_left > 0 {
+            growth += 1;
+            changes_left /= CHANGES_PER_LEVEL;
+        }
+        let levels_below_root = u64::from(height) + growth;
+        let root = 1 + 2 * growth;
+        changes.saturating_mul(2 * levels_below_root).saturating_add(root)
+    }
+
+    /// [`Tree::worst_case_nodes`] for this tree as it is.
+    pub fn worst_case(&self, changes: u64) -> u64 {
+        Tree::worst_case_nodes(changes, self.root().level)
+    }
+}

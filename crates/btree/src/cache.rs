@@ -1,0 +1,173 @@
+//! The node cache: every node in memory, clean or dirty, of all trees of a volume.
+//!
+//! Invariants:
+//! - A block has at most one node in memory, as long as anybody refers to that node.
+//! - A node that was read was validated: checksum, volume, address, and what its parent says (`expected.rs`).
+//! - A freed node leaves the cache before its block is given back, so a block that is used again is never served stale.
+//! - The clean nodes stay within the limit, but for those in use; dirty nodes aren't limited here, the commit is.
+//!
+//! Lock discipline: shards have the rank `NODE_CACHE`, one at a time; the dirty lists `NODE_DIRTY`. Neither is held while the
+//! device works. [`NodeCache::fetch`] may read from the device: its caller holds at most shared node locks, which also
+//! keeps the pointer valid that it came from.
+use crate::dirty::DirtyLists;
+use crate::expected::Expected;
+use crate::handle::{NodeHandle, WriteNode};
+use crate::shard::{Lookup, Shard};
+use crate::statistics::{CacheStatistics, LockWaits};
+use crate::TreeError;
+use cairn_blockdev::BlockDevice;
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_format::node::VALUE_BYTES_MAX;
+use cairn_format::{BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId};
+use std::sync::Arc;
+
+/// Nodes that a shard should have room for, at least.
+const SHARD_NODES_MIN: u64 = 64;
+/// Most shards.
+const SHARDS_MAX: u64 = 64;
+
+struct Section {
+    shard: Mutex<Shard>,
+    /// A load ended.
+    loaded: Condvar,
+}
+
+/// The nodes in memory of one volume.
+pub struct NodeCache {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    pub(crate) dirty: DirtyLists,
+    pub(crate) waits: LockWaits,
+    volume: VolumeId,
+    geometry: Geometry,
+    sections: Vec<Section>,
+}
+
+impl NodeCache {
+    /// An empty cache that keeps up to `limit_bytes` of clean nodes.
+    pub fn new(device: Arc<dyn BlockDevice>, volume: VolumeId, geometry: Geometry, limit_bytes: u64) -> Arc<NodeCache> {
+        let limit_nodes = (limit_bytes / NODE_SIZE as u64).max(1);
+        let shards = (limit_nodes / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
+        let clean_max = usize::try_from(limit_nodes / shards).unwrap_or(usize::MAX);
+        let section = |_| Section { shard: Mutex::new(Rank::NODE_CACHE, Shard::new(clean_max)), loaded: Condvar::new() };
+        let sections = (0..shards).map(section).collect();
+        Arc::new(NodeCache { device, dirty: DirtyLists::new(), waits: LockWaits::default(), volume, geometry, sections })
+    }
+
+    /// The volume whose nodes these are.
+    pub(crate) fn volume(&self) -> VolumeId {
+        self.volume
+    }
+
+    /// What the cache holds and has done.
+    pub fn statistics(&self) -> CacheStatistics {
+        let mut statistics = CacheStatistics { dirty: self.dirty.count(), ..CacheStatistics::default() };
+        for section in &self.sections {
+            let shard = section.shard.lock();
+            statistics.hits += shard.hits;
+            statistics.misses += shard.misses;
+            statistics.evictions += shard.evictions;
+            statistics.nodes += shard.count() as u64;
+        }
+        self.waits.report(&mut statistics);
+        statistics
+    }
+
+    /// Bytes of the nodes that aren't on the device yet, those being written included.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.count() * NODE_SIZE as u64
+    }
+
+    fn section(&self, block: BlockNumber) -> &Section {
+        let hash = (block.0 / NODE_BLOCKS).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.sections[hash as usize % self.sections.len()]
+    }
+
+    /// The node, if it is in memory.
+    ///
+    /// # Errors
+    /// When it isn't the node that its parent describes.
+    pub(crate) fn cached(&self, expected: &Expected) -> Result<Option<NodeHandle>, TreeError> {
+        let lookup = self.section(expected.block).shard.lock().lookup(expected.block);
+        let Lookup::Found(node) = lookup else { return Ok(None) };
+        expected.check_identity(node.tree, node.level, node.generation)?;
+        Ok(Some(node))
+    }
+
+    /// The node, read from the device if need be. Threads that want the same node read it once.
+    ///
+    /// # Errors
+    /// When the device fails, or what it returns isn't the node that its parent describes.
+    pub(crate) fn fetch(&self, expected: &Expected) -> Result<NodeHandle, TreeError> {
+        let section = self.section(expected.block);
+        let mut shard = section.shard.lock();
+        loop {
+            match shard.lookup(expected.block) {
+                Lookup::Found(node) => {
+                    drop(shard);
+                    expected.check_identity(node.tree, node.level, node.generation)?;
+                    return Ok(node);
+                }
+                Lookup::Loading => section.loaded.wait(&mut shard),
+                Lookup::Absent => break,
+            }
+        }
+        shard.begin_load(expected.block);
+        drop(shard);
+        let result = self.read(expected).map(NodeHandle::new);
+        let evicted = section.shard.lock().end_load(expected.block, result.as_ref().ok().cloned());
+        section.loaded.notify_all();
+        drop(evicted);
+        result
+    }
+
+    fn read(&self, expected: &Expected) -> Result<Node, TreeError> {
+        let Expected { tree, block, .. } = *expected;
+        if block.0 % NODE_BLOCKS != 0 || block.0.checked_add(NODE_BLOCKS).is_none() || !self.geometry.contains(BlockRange::node(block)) {
+            return Err(expected.damaged("the pointer leads out of the space for nodes".into()));
+        }
+        let mut page: Box<[u8; NODE_SIZE]> = vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
+        self.device
+            .read(block.offset_bytes(), &mut page[..])
+            .map_err(|source| TreeError::Device { tree, block, source })?;
+        let node = Node::decode(page, self.volume, block).map_err(|source| TreeError::Damaged { tree, source })?;
+        expected.check_identity(node.tree(), node.level(), node.generation())?;
+        expected.check_keys(&node)?;
+        if let Some((key, value)) = node.items().find(|(_, value)| value.len() > VALUE_BYTES_MAX) {
+            return Err(expected.damaged(format!("value of {key:?} has {} bytes", value.len())));
+        }
+        Ok(node)
+    }
+
+    /// Takes a node that the running transaction made, and returns it locked: nobody can have seen it before.
+    pub(crate) fn insert_new(&self, node: Node) -> WriteNode {
+        let handle = NodeHandle::new(node);
+        let locked = handle.clone().write(&self.waits);
+        self.dirty.insert(handle.clone());
+        self.section(handle.block).shard.lock().insert(handle, true);
+        locked
+    }
+
+    /// Forgets a node that the transaction `running` frees. If an older transaction made it, and its commit is still
+    /// writing it, that goes on.
+    pub(crate) fn remove(&self, node: &NodeHandle, running: Generation) {
+        if node.generation == running {
+            self.dirty.remove(node);
+        }
+        let removed = self.section(node.block).shard.lock().remove(node.block);
+        drop(removed);
+    }
+
+    /// `node` is on the device: it may be evicted when nobody uses it.
+    pub(crate) fn set_clean(&self, node: &NodeHandle) {
+        self.section(node.block).shard.lock().set_clean(node);
+    }
+
+    /// Evicts what exceeds the limit.
+    pub(crate) fn trim(&self) {
+        for section in &self.sections {
+            let evicted = section.shard.lock().evict();
+            drop(evicted);
+        }
+    }
+}

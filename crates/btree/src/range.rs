@@ -1,0 +1,61 @@
+//! A cursor over a range of keys that survives concurrent change.
+//!
+//! It copies a part of a leaf at a time, holds no lock between two parts, and finds its place again by key. A leaf is
+//! copied under its lock together with its upper bound, and every item that is copied later has a larger key. So a key
+//! that exists throughout is seen exactly once, keys ascend, and a key that comes or goes meanwhile is seen at most once.
+use crate::TreeError;
+use crate::tree::{Leaf, Tree};
+use cairn_format::Key;
+use std::collections::VecDeque;
+use std::iter::FusedIterator;
+use std::ops::RangeInclusive;
+
+/// Items of the first copy; each further one takes four times as many, up to a leaf.
+const ITEMS_FIRST: usize = 8;
+
+/// The items of a range of keys, in order, each as it was at some moment after the iterator was made.
+pub struct Range<'a> {
+    tree: &'a Tree,
+    /// Where to go on; `None` when the end is reached.
+    next: Option<Key>,
+    last: Key,
+    copied: VecDeque<(Key, Vec<u8>)>,
+    items_max: usize,
+}
+
+impl<'a> Range<'a> {
+    pub(crate) fn new(tree: &'a Tree, keys: RangeInclusive<Key>) -> Range<'a> {
+        let (first, last) = keys.into_inner();
+        Range { tree, next: Some(first), last, copied: VecDeque::new(), items_max: ITEMS_FIRST }
+    }
+
+    /// Copies what follows from the next leaf that can hold it.
+    fn copy_from(&mut self, first: Key) -> Result<(), TreeError> {
+        let Leaf { node: leaf, bounds } = self.tree.leaf(&first)?;
+        let begin = leaf.search(&first).unwrap_or_else(|index| index);
+        let end = leaf.search(&self.last).map_or_else(|index| index, |index| index + 1);
+        let copied = begin..end.min(begin.saturating_add(self.items_max));
+        self.items_max = self.items_max.saturating_mul(4);
+        self.next = if copied.end < end { Some(leaf.key(copied.end)) } else { bounds.upper };
+        self.copied.extend(copied.map(|index| (leaf.key(index), leaf.value(index).to_vec())));
+        Ok(())
+    }
+}
+
+impl Iterator for Range<'_> {
+    type Item = Result<(Key, Vec<u8>), TreeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(item) = self.copied.pop_front() {
+                return Some(Ok(item));
+            }
+            let first = self.next.take().filter(|first| *first <= self.last)?;
+            if let Err(error) = self.copy_from(first) {
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+impl FusedIterator for Range<'_> {}

@@ -1,0 +1,166 @@
+//! A part of the node cache: the nodes of some blocks, and the clock that evicts them.
+//!
+//! States of a block: absent, *loading* (one thread reads it, the others wait), *dirty* (made by a transaction whose
+//! commit hasn't written it yet), *clean*. Only clean nodes that nobody refers to are evicted; a node that is in use stays
+//! the only copy of its block in memory, so that its lock means something.
+use crate::handle::NodeHandle;
+use cairn_format::{BlockNumber, NODE_BLOCKS};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Spreads the addresses of nodes; the same in every run.
+#[derive(Default)]
+pub(crate) struct BlockHasher(u64);
+
+impl Hasher for BlockHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ (word / NODE_BLOCKS)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// A map from blocks.
+pub(crate) type BlockMap<T> = HashMap<BlockNumber, T, BuildHasherDefault<BlockHasher>>;
+
+#[derive(Clone, Copy)]
+enum Place {
+    Loading,
+    At(usize),
+}
+
+struct Slot {
+    node: NodeHandle,
+    dirty: bool,
+    /// Looked up since the clock's hand passed.
+    used: bool,
+}
+
+/// What a lookup found.
+pub(crate) enum Lookup {
+    /// The node.
+    Found(NodeHandle),
+    /// Another thread is reading it.
+    Loading,
+    /// Nothing.
+    Absent,
+}
+
+/// One part of the cache.
+#[derive(Default)]
+pub(crate) struct Shard {
+    places: BlockMap<Place>,
+    ring: Vec<Slot>,
+    hand: usize,
+    clean: usize,
+    clean_max: usize,
+    /// Lookups that found a node.
+    pub(crate) hits: u64,
+    /// Nodes read from the device.
+    pub(crate) misses: u64,
+    /// Nodes evicted.
+    pub(crate) evictions: u64,
+}
+
+impl Shard {
+    /// An empty shard that keeps up to `clean_max` clean nodes.
+    pub(crate) fn new(clean_max: usize) -> Shard {
+        Shard { clean_max, ..Shard::default() }
+    }
+
+    /// Nodes held.
+    pub(crate) fn count(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Looks `block` up, and gives its node another round of the clock.
+    pub(crate) fn lookup(&mut self, block: BlockNumber) -> Lookup {
+        match self.places.get(&block) {
+            None => Lookup::Absent,
+            Some(Place::Loading) => Lookup::Loading,
+            Some(&Place::At(index)) => {
+                self.hits += 1;
+                let slot = &mut self.ring[index];
+                slot.used = true;
+                Lookup::Found(slot.node.clone())
+            }
+        }
+    }
+
+    /// The caller is going to read `block`.
+    pub(crate) fn begin_load(&mut self, block: BlockNumber) {
+        self.misses += 1;
+        self.places.insert(block, Place::Loading);
+    }
+
+    /// The reading of `block` ended. Returns what was evicted, to be dropped without the lock.
+    pub(crate) fn end_load(&mut self, block: BlockNumber, node: Option<NodeHandle>) -> Vec<NodeHandle> {
+        if !matches!(self.places.get(&block), Some(Place::Loading)) {
+            // The block was given to a new node meanwhile: what was read is history.
+            return Vec::new();
+        }
+        self.places.remove(&block);
+        let Some(node) = node else { return Vec::new() };
+        self.insert(node, false);
+        self.evict()
+    }
+
+    /// Adds a node in place of whatever was known of its block.
+    pub(crate) fn insert(&mut self, node: NodeHandle, dirty: bool) {
+        self.remove(node.block);
+        self.clean += usize::from(!dirty);
+        self.places.insert(node.block, Place::At(self.ring.len()));
+        self.ring.push(Slot { node, dirty, used: true });
+    }
+
+    /// Removes the node at `block`.
+    pub(crate) fn remove(&mut self, block: BlockNumber) -> Option<NodeHandle> {
+        let Some(&Place::At(index)) = self.places.get(&block) else { return None };
+        self.places.remove(&block);
+        let slot = self.ring.swap_remove(index);
+        if let Some(moved) = self.ring.get(index) {
+            self.places.insert(moved.node.block, Place::At(index));
+        }
+        self.clean -= usize::from(!slot.dirty);
+        Some(slot.node)
+    }
+
+    /// `node` is on the device now.
+    pub(crate) fn set_clean(&mut self, node: &NodeHandle) {
+        if let Some(&Place::At(index)) = self.places.get(&node.block) {
+            let slot = &mut self.ring[index];
+            if slot.node.is(node) && slot.dirty {
+                slot.dirty = false;
+                self.clean += 1;
+            }
+        }
+    }
+
+    /// Moves the clock's hand until the clean nodes fit, at most twice around. Returns what was evicted, to be dropped
+    /// without the lock.
+    pub(crate) fn evict(&mut self) -> Vec<NodeHandle> {
+        let mut evicted = Vec::new();
+        let mut steps = 2 * self.ring.len();
+        while self.clean > self.clean_max && steps > 0 {
+            steps -= 1;
+            self.hand = if self.hand + 1 < self.ring.len() { self.hand + 1 } else { 0 };
+            let slot = &mut self.ring[self.hand];
+            if slot.dirty || !slot.node.is_unshared() {
+                continue;
+            }
+            if std::mem::take(&mut slot.used) {
+                continue;
+            }
+            let block = slot.node.block;
+            evicted.extend(self.remove(block));
+        }
+        self.evictions += evicted.len() as u64;
+        evicted
+    }
+}

@@ -1,0 +1,51 @@
+//! Counters of the cache and of lock waits. Cheap, and exact only when nothing runs.
+use cairn_environment::atomic::{AtomicU64, Ordering};
+
+/// What the cache holds and has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheStatistics {
+    /// Lookups that found the node in memory.
+    pub hits: u64,
+    /// Lookups that read the node from the device.
+    pub misses: u64,
+    /// Nodes in memory.
+    pub nodes: u64,
+    /// Nodes that aren't on the device yet, those being written included.
+    pub dirty: u64,
+    /// Clean nodes dropped to make room.
+    pub evictions: u64,
+    /// Times that a thread had to wait for the lock of a tree's root pointer.
+    pub root_lock_waits: u64,
+    /// Times that a thread had to wait for an inner node's lock.
+    pub inner_lock_waits: u64,
+    /// Times that a thread had to wait for a leaf's lock.
+    pub leaf_lock_waits: u64,
+}
+
+/// How often threads waited for locks; counted only when they do.
+#[derive(Default)]
+pub(crate) struct LockWaits {
+    root: AtomicU64,
+    inner: AtomicU64,
+    leaf: AtomicU64,
+}
+
+impl LockWaits {
+    /// A wait for a root pointer.
+    pub(crate) fn count_root(&self) {
+        self.root.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A wait for a node.
+    pub(crate) fn count_node(&self, level: u8) {
+        let counter = if level == 0 { &self.leaf } else { &self.inner };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds the counts to `statistics`.
+    pub(crate) fn report(&self, statistics: &mut CacheStatistics) {
+        statistics.root_lock_waits = self.root.load(Ordering::Relaxed);
+        statistics.inner_lock_waits = self.inner.load(Ordering::Relaxed);
+        statistics.leaf_lock_waits = self.leaf.load(Ordering::Relaxed);
+    }
+}

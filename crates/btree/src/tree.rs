@@ -1,0 +1,226 @@
+//! A tree: its root pointer, and the descents that change nothing.
+//!
+//! Readers couple hand over hand with shared locks: the child's lock is taken, then the parent's released. While a lock is
+//! held on a parent, its pointers are valid: whoever frees a child holds the parent's exclusive lock.
+//!
+//! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down. A descent with shared locks may
+//! read from the device; the locks that it holds then are shared ones.
+use crate::cache::NodeCache;
+use crate::change::Change;
+use crate::expected::{Bounds, Expected};
+use crate::handle::{NodeHandle, ReadNode, WriteNode};
+use crate::range::Range;
+use crate::TreeError;
+use cairn_environment::Rank;
+use cairn_environment::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use cairn_format::{Generation, Key, Node, NodePointer, TreeId};
+use cairn_space::Space;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// A B-tree of items, used by many threads at once.
+pub struct Tree {
+    pub(crate) cache: Arc<NodeCache>,
+    pub(crate) space: Arc<Space>,
+    id: TreeId,
+    root: RwLock<NodePointer>,
+}
+
+/// A leaf that a shared descent found.
+pub(crate) struct Leaf {
+    pub(crate) node: ReadNode,
+    pub(crate) bounds: Bounds,
+}
+
+/// Where a descent for a change arrived.
+pub(crate) enum Arrival {
+    /// At a leaf of the running transaction, which may be changed in place.
+    Own {
+        /// The leaf.
+        leaf: WriteNode,
+        /// Whether the leaf is the root.
+        is_root: bool,
+    },
+    /// At a leaf that must be copied first.
+    Frozen(ReadNode),
+}
+
+impl Tree {
+    /// The tree whose root is at `root`. Nothing is read yet.
+    pub fn open(cache: Arc<NodeCache>, space: Arc<Space>, id: TreeId, root: NodePointer) -> Tree {
+        Tree { cache, space, id, root: RwLock::new(Rank::TREE_ROOT, root) }
+    }
+
+    /// A new tree without items: one leaf, made by the running transaction; takes one node of the reservation.
+    ///
+    /// # Errors
+    /// [`TreeError::Space`] when the reservation holds no node.
+    pub fn create(cache: Arc<NodeCache>, space: Arc<Space>, id: TreeId, change: &Change<'_>) -> Result<Tree, TreeError> {
+        let tree = Tree::open(cache, space, id, NodePointer::default());
+        let pointer = tree.new_node(change, 0)?.handle.root_pointer();
+        *tree.root.write() = pointer;
+        Ok(tree)
+    }
+
+    /// The tree's id.
+    pub fn id(&self) -> TreeId {
+        self.id
+    }
+
+    /// Where the root is. At the cut this is what the root tree must remember.
+    pub fn root(&self) -> NodePointer {
+        *self.root.read()
+    }
+
+    /// The value under `key`.
+    ///
+    /// # Errors
+    /// When a node on the way can't be read.
+    pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
+        self.get_with(key, <[u8]>::to_vec)
+    }
+
+    /// What `read` makes of the value under `key`. It runs under the leaf's shared lock, so it must not use a tree.
+    ///
+    /// # Errors
+    /// When a node on the way can't be read.
+    pub fn get_with<R>(&self, key: &Key, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, TreeError> {
+        let leaf = self.leaf(key)?.node;
+        Ok(leaf.search(key).ok().map(|index| read(leaf.value(index))))
+    }
+
+    /// The items whose keys lie in `keys`, in order. See [`Range`] for what it does while others change the tree.
+    pub fn range(&self, keys: RangeInclusive<Key>) -> Range<'_> {
+        Range::new(self, keys)
+    }
+
+    /// The item with the largest key in `keys`.
+    ///
+    /// # Errors
+    /// When a node on the way can't be read.
+    pub fn last(&self, keys: RangeInclusive<Key>) -> Result<Option<(Key, Vec<u8>)>, TreeError> {
+        let (first, mut last) = keys.into_inner();
+        while first <= last {
+            let Leaf { node: leaf, bounds } = self.leaf(&last)?;
+            let end = leaf.search(&last).map_or_else(|index| index, |index| index + 1);
+            if let Some(index) = end.checked_sub(1) {
+                let key = leaf.key(index);
+                return Ok((key >= first).then(|| (key, leaf.value(index).to_vec())));
+            }
+            // All keys of this leaf are larger: go on before it.
+            let Some(before) = predecessor(bounds.lower) else { return Ok(None) };
+            last = before;
+        }
+        Ok(None)
+    }
+
+    /// The root pointer, to look at.
+    pub(crate) fn read_root(&self) -> RwLockReadGuard<'_, NodePointer> {
+        self.root.try_read().unwrap_or_else(|| {
+            self.cache.waits.count_root();
+            self.root.read()
+        })
+    }
+
+    /// The root pointer, to change.
+    pub(crate) fn write_root(&self) -> RwLockWriteGuard<'_, NodePointer> {
+        self.root.try_write().unwrap_or_else(|| {
+            self.cache.waits.count_root();
+            self.root.write()
+        })
+    }
+
+    /// What `parent`, with the bounds `bounds`, says about its child `index`.
+    pub(crate) fn child(&self, parent: &Node, bounds: Bounds, index: usize) -> Expected {
+        Expected::child(self.id, parent, bounds, index)
+    }
+
+    /// What the root pointer says about the root.
+    pub(crate) fn expected_root(&self, pointer: NodePointer) -> Expected {
+        Expected::root(self.id, pointer)
+    }
+
+    /// Locks `node` shared, and checks its keys.
+    pub(crate) fn read_node(&self, node: NodeHandle, expected: &Expected) -> Result<ReadNode, TreeError> {
+        let node = node.read(&self.cache.waits);
+        expected.check_keys(&node)?;
+        Ok(node)
+    }
+
+    /// Locks `node` exclusively, and checks its keys.
+    pub(crate) fn write_node(&self, node: NodeHandle, expected: &Expected) -> Result<WriteNode, TreeError> {
+        let node = node.write(&self.cache.waits);
+        expected.check_keys(&node)?;
+        Ok(node)
+    }
+
+    /// The leaf that holds `key` if anybody does, under its shared lock.
+    pub(crate) fn leaf(&self, key: &Key) -> Result<Leaf, TreeError> {
+        let pointer = self.read_root();
+        let mut expected = self.expected_root(*pointer);
+        let mut node = self.read_node(self.cache.fetch(&expected)?, &expected)?;
+        drop(pointer);
+        while node.level() > 0 {
+            expected = self.child(&node, expected.bounds, node.child_index(key));
+            // The assignment drops the parent's lock, after the child's was taken.
+            node = self.read_node(self.cache.fetch(&expected)?, &expected)?;
+        }
+        Ok(Leaf { node, bounds: expected.bounds })
+    }
+
+    /// The leaf that holds `key`: under its exclusive lock if the transaction `running` made it, otherwise under its
+    /// shared lock. `visit` sees each inner node on the way, under its shared lock.
+    pub(crate) fn arrive(&self, key: &Key, running: Generation, mut visit: impl FnMut(&Node)) -> Result<Arrival, TreeError> {
+        let pointer = self.read_root();
+        let mut expected = self.expected_root(*pointer);
+        let mut handle = self.cache.fetch(&expected)?;
+        if handle.level == 0 && handle.generation == running {
+            return Ok(Arrival::Own { leaf: self.write_node(handle, &expected)?, is_root: true });
+        }
+        let mut node = self.read_node(handle, &expected)?;
+        drop(pointer);
+        while node.level() > 0 {
+            visit(&node);
+            expected = self.child(&node, expected.bounds, node.child_index(key));
+            handle = self.cache.fetch(&expected)?;
+            if handle.level == 0 && handle.generation == running {
+                return Ok(Arrival::Own { leaf: self.write_node(handle, &expected)?, is_root: false });
+            }
+            node = self.read_node(handle, &expected)?;
+        }
+        Ok(Arrival::Frozen(node))
+    }
+
+    /// The node at `level` on the way to `key`, under its exclusive lock, if the transaction `running` made it.
+    pub(crate) fn anchor(&self, key: &Key, level: u8, running: Generation) -> Result<Option<(WriteNode, Bounds)>, TreeError> {
+        let pointer = self.read_root();
+        let mut expected = self.expected_root(*pointer);
+        let mut handle = self.cache.fetch(&expected)?;
+        // What keeps `handle` in its place until it is locked.
+        let (mut pointer, mut parent) = (Some(pointer), None);
+        while handle.level > level {
+            let node = self.read_node(handle, &expected)?;
+            drop((pointer.take(), parent.take()));
+            expected = self.child(&node, expected.bounds, node.child_index(key));
+            handle = self.cache.fetch(&expected)?;
+            parent = Some(node);
+        }
+        if handle.level != level || handle.generation != running {
+            return Ok(None);
+        }
+        let node = self.write_node(handle, &expected)?;
+        drop((pointer, parent));
+        Ok(Some((node, expected.bounds)))
+    }
+}
+
+/// The key before `key`, or `None` for the smallest.
+fn predecessor(key: Key) -> Option<Key> {
+    if let Some(offset) = key.offset.checked_sub(1) {
+        return Some(Key { offset, ..key });
+    }
+    if let Some(kind) = key.kind.checked_sub(1) {
+        return Some(Key { kind, offset: u64::MAX, ..key });
+    }
+    Some(Key { inode: key.inode.checked_sub(1)?, kind: u8::MAX, offset: u64::MAX })
+}

@@ -1,0 +1,93 @@
+//! The pattern of a database's tables: blocks overwritten in place, several per fsync, in random order.
+use crate::{Problem, Worker, pattern};
+use cairn_environment::random::Seeded;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const BLOCK_BYTES: usize = 4096;
+const BLOCKS: u64 = 300;
+
+/// The version of a block on the volume lies between these, both included; 0 is a hole.
+#[derive(Clone, Copy, Default)]
+struct Block {
+    acknowledged: u64,
+    written: u64,
+}
+
+/// Overwrites blocks.
+pub struct Overwrite {
+    seed: u64,
+    random: Seeded,
+    exists: bool,
+    version: u64,
+    blocks: Vec<Block>,
+}
+
+impl Overwrite {
+    pub fn new(seed: u64) -> Self {
+        Self { seed, random: Seeded::new(seed), exists: false, version: 0, blocks: vec![Block::default(); BLOCKS as usize] }
+    }
+
+    fn write(&mut self, file: &File, block: u64) -> io::Result<()> {
+        self.version += 1;
+        self.blocks[block as usize].written = self.version;
+        file.write_all_at(&pattern::content(pattern::identity(self.seed, block), self.version, BLOCK_BYTES), block * BLOCK_BYTES as u64)
+    }
+
+    fn check_block(&mut self, index: usize, bytes: &[u8]) -> Result<(), Problem> {
+        let block = &mut self.blocks[index];
+        let is_hole = bytes.iter().all(|byte| *byte == 0);
+        let version = if is_hole { 0 } else { pattern::version(pattern::identity(self.seed, index as u64), bytes)? };
+        if !(block.acknowledged..=block.written).contains(&version) {
+            return Err(format!("version {version}, but {} was acknowledged and {} written", block.acknowledged, block.written));
+        }
+        *block = Block { acknowledged: version, written: version };
+        Ok(())
+    }
+}
+
+impl Worker for Overwrite {
+    fn work(&mut self, folder: &Path, stop: &AtomicBool) -> io::Result<()> {
+        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(folder.join("table"))?;
+        if !self.exists {
+            file.set_len(BLOCKS * BLOCK_BYTES as u64)?;
+            file.sync_all()?;
+            File::open(folder)?.sync_all()?;
+            self.exists = true;
+        }
+        while !stop.load(Ordering::SeqCst) {
+            let start = self.random.below(BLOCKS);
+            for step in 0..=self.random.below(12) {
+                let scattered = self.random.chance(1, 2);
+                let block = if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
+                self.write(&file, block)?;
+            }
+            if self.random.chance(1, 2) { file.sync_all()? } else { file.sync_data()? }
+            self.blocks.iter_mut().for_each(|block| block.acknowledged = block.written);
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, folder: &Path) -> Result<(), Problem> {
+        let path = folder.join("table");
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.exists => return Ok(()),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        if !self.exists {
+            // Neither its name nor its length was acknowledged: begin again.
+            return fs::remove_file(&path).map_err(|error| error.to_string());
+        }
+        if bytes.len() as u64 != BLOCKS * BLOCK_BYTES as u64 {
+            return Err(format!("{}: {} bytes long", path.display(), bytes.len()));
+        }
+        for (index, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
+            self.check_block(index, block).map_err(|problem| format!("{}, block {index}: {problem}", path.display()))?;
+        }
+        Ok(())
+    }
+}

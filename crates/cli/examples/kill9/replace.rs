@@ -1,0 +1,95 @@
+//! The pattern of editors, mail servers and package managers: write a new file, fsync it, rename it over the old one,
+//! fsync the directory. And sometimes: unlink, fsync the directory.
+use crate::{Problem, Worker, pattern};
+use cairn_environment::random::Seeded;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const NAMES: u64 = 24;
+const LENGTH_BYTES_MAX: u64 = 150_000;
+
+/// What a name may show: the acknowledged state, or one of the states that were begun after it.
+#[derive(Clone, Default)]
+struct Name {
+    acknowledged: Option<u64>,
+    begun: Vec<Option<u64>>,
+}
+
+/// Replaces files.
+pub struct Replace {
+    seed: u64,
+    random: Seeded,
+    version: u64,
+    names: Vec<Name>,
+}
+
+impl Replace {
+    pub fn new(seed: u64) -> Self {
+        Self { seed, random: Seeded::new(seed), version: 0, names: vec![Name::default(); NAMES as usize] }
+    }
+
+    fn replace(&mut self, folder: &Path, index: u64) -> io::Result<()> {
+        self.version += 1;
+        let temporary = folder.join(format!("new-{index}"));
+        let length = 24 + self.random.below(LENGTH_BYTES_MAX) as usize;
+        let mut file = File::create(&temporary)?;
+        file.write_all(&pattern::content(pattern::identity(self.seed, index), self.version, length))?;
+        file.sync_all()?;
+        self.names[index as usize].begun.push(Some(self.version));
+        fs::rename(&temporary, folder.join(format!("name-{index}")))
+    }
+
+    fn remove(&mut self, folder: &Path, index: u64) -> io::Result<()> {
+        self.names[index as usize].begun.push(None);
+        match fs::remove_file(folder.join(format!("name-{index}"))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Worker for Replace {
+    fn work(&mut self, folder: &Path, stop: &AtomicBool) -> io::Result<()> {
+        let directory = File::open(folder)?;
+        while !stop.load(Ordering::SeqCst) {
+            // One fsync of the directory may cover several changes.
+            let mut changed = Vec::new();
+            for _ in 0..=self.random.below(3) {
+                let index = self.random.below(NAMES);
+                if self.random.chance(1, 6) { self.remove(folder, index)? } else { self.replace(folder, index)? }
+                changed.push(index as usize);
+            }
+            directory.sync_all()?;
+            for index in changed {
+                let name = &mut self.names[index];
+                name.acknowledged = name.begun.last().copied().unwrap_or(name.acknowledged);
+                name.begun.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, folder: &Path) -> Result<(), Problem> {
+        for (index, name) in self.names.iter_mut().enumerate() {
+            let path = folder.join(format!("name-{index}"));
+            let found = match fs::read(&path) {
+                Ok(bytes) => Some(pattern::version(pattern::identity(self.seed, index as u64), &bytes).map_err(|p| format!("{}: {p}", path.display()))?),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(format!("{}: {error}", path.display())),
+            };
+            if found != name.acknowledged && !name.begun.contains(&found) {
+                let (path, acknowledged, begun) = (path.display(), name.acknowledged, &name.begun);
+                return Err(format!("{path}: version {found:?}, but {acknowledged:?} was acknowledged, then {begun:?} begun"));
+            }
+            *name = Name { acknowledged: found, begun: Vec::new() };
+            match fs::remove_file(folder.join(format!("new-{index}"))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.to_string()),
+                _ => {}
+            }
+        }
+        // What was found is the starting point of the next round, so it must be durable.
+        File::open(folder).and_then(|directory| directory.sync_all()).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,140 @@
+//! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the kill.
+use crate::Problem;
+use cairn_environment::clock;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Where the volume is and how to reach it.
+pub struct Server {
+    cairn: PathBuf,
+    image: PathBuf,
+    mountpoint: PathBuf,
+}
+
+/// A server that runs.
+pub struct Running(Child);
+
+impl Running {
+    /// SIGKILL, and wait until it is gone.
+    pub fn kill(&mut self) -> Result<(), Problem> {
+        if let Some(status) = self.0.try_wait().map_err(text)? {
+            return Err(format!("the server had ended by itself: {status}"));
+        }
+        self.0.kill().and_then(|()| self.0.wait()).map_err(text).map(|_| ())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn text(error: std::io::Error) -> Problem {
+    error.to_string()
+}
+
+impl Server {
+    pub fn new(cairn: &Path, work: &Path) -> Self {
+        Self { cairn: cairn.to_owned(), image: work.join("image"), mountpoint: work.join("mount") }
+    }
+
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    pub fn make_volume(&self, size: &str, log_size: &str) -> Result<(), Problem> {
+        fs::create_dir_all(&self.mountpoint).map_err(text)?;
+        let image = self.image.to_string_lossy();
+        self.run(&["mkfs", &image, "--force", "--size", size, "--log-size", log_size])
+    }
+
+    /// Starts a server, and returns when the mount answers.
+    pub fn start(&self, options: &[&str]) -> Result<Running, Problem> {
+        let mut running = self.spawn(options)?;
+        let outside = device_of(self.mountpoint.parent().unwrap_or(Path::new("/"))).ok_or("no working folder")?;
+        let begin = clock::now_monotonic();
+        while device_of(&self.mountpoint).is_none_or(|device| device == outside) {
+            if let Some(status) = running.0.try_wait().map_err(text)? {
+                return Err(format!("the volume cannot be mounted: {status}"));
+            }
+            if begin.elapsed() > MOUNT_TIME_MAX {
+                return Err(format!("no mount after {MOUNT_TIME_MAX:?}"));
+            }
+            clock::sleep(POLL_INTERVAL);
+        }
+        Ok(running)
+    }
+
+    /// Starts a server and kills it after `delay`, mounted or not.
+    pub fn start_and_kill(&self, delay: Duration) -> Result<(), Problem> {
+        let mut running = self.spawn(&[])?;
+        clock::sleep(delay);
+        running.kill()?;
+        self.take_away_dead_mount()
+    }
+
+    fn spawn(&self, options: &[&str]) -> Result<Running, Problem> {
+        let mut command = Command::new(&self.cairn);
+        command.arg("mount").arg(&self.image).arg(&self.mountpoint).arg("--foreground").args(options);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.image.with_extension("log")).map_err(text)?;
+        Ok(Running(command.stderr(log).spawn().map_err(|error| format!("{}: {error}", self.cairn.display()))?))
+    }
+
+    /// Takes away the mount whose server is dead, and waits until the kernel has let go of the image.
+    pub fn take_away_dead_mount(&self) -> Result<(), Problem> {
+        let is_mounted = || fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts.contains(&*self.mountpoint.to_string_lossy()));
+        let begin = clock::now_monotonic();
+        while is_mounted() {
+            for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
+                let quiet = Command::new(program[0]).args(&program[1..]).arg(&self.mountpoint).stderr(Stdio::null()).stdout(Stdio::null()).status();
+                if quiet.is_ok_and(|status| status.success()) {
+                    break;
+                }
+            }
+            if begin.elapsed() > MOUNT_TIME_MAX {
+                return Err("the dead mount cannot be taken away".into());
+            }
+            clock::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Ends the mount in order; the server must end well, too.
+    pub fn unmount(&self, running: &mut Running) -> Result<(), Problem> {
+        self.run(&["umount", &self.mountpoint.to_string_lossy()])?;
+        let status = running.0.wait().map_err(text)?;
+        if status.success() { Ok(()) } else { Err(format!("the server ended with {status}")) }
+    }
+
+    /// A check that must find nothing.
+    pub fn fsck(&self, data: bool) -> Result<(), Problem> {
+        let image = self.image.to_string_lossy();
+        if data { self.run(&["fsck", "--data", &image]) } else { self.run(&["fsck", &image]) }
+    }
+
+    pub fn sync(&self) -> Result<(), Problem> {
+        self.run(&["sync", &self.mountpoint.to_string_lossy()])
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<(), Problem> {
+        let output = Command::new(&self.cairn).args(arguments).stdin(Stdio::null()).output().map_err(text)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let told = [output.stdout, output.stderr].concat();
+        Err(format!("cairn {}: {}\n{}", arguments.join(" "), output.status, String::from_utf8_lossy(&told)))
+    }
+}
+
+fn device_of(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|metadata| metadata.dev())
+}

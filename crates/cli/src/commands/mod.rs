@@ -1,0 +1,8 @@
+//! One file per command.
+pub mod dump;
+pub mod fsck;
+pub mod mkfs;
+pub mod mount;
+pub mod stats;
+pub mod sync;
+pub mod umount;

@@ -1,0 +1,192 @@
+//! `cairn mount`: serves a volume at a directory.
+//!
+//! States: the command checks what it can by itself, makes the volume if asked to, and starts the server (`daemon`); the
+//! server opens the volume, mounts it, announces the mount, serves requests until the mount ends, and closes the
+//! volume. SIGTERM and SIGINT end the mount, and with it the server, in the same orderly way as `cairn umount`.
+use crate::create::{self, Content, NewVolume};
+use crate::mount_options::{Flush, FsyncWait, MountSettings};
+use crate::size::Size;
+use crate::{daemon, logging, signature};
+use anyhow::{Context, bail, ensure};
+use cairn_blockdev::{FileDevice, OpenMode};
+use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
+use cairn_environment::thread;
+use cairn_fuse::{MountOptions, Unmounter};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Mount a volume at a directory; returns when the mount answers.
+#[derive(clap::Args)]
+#[command(after_help = format!("Mount options:\n{}", MountSettings::help()))]
+pub struct Arguments {
+    /// Image file or block device.
+    image: PathBuf,
+    /// Directory that will show the volume.
+    dir: PathBuf,
+    /// Mount options, separated by commas.
+    #[arg(short = 'o', value_name = "OPTION,…")]
+    options: Vec<String>,
+    /// Make an image file with a volume of this size first, if there is none.
+    #[arg(long, value_name = "SIZE")]
+    create: Option<Size>,
+    /// Serve from this process, and return when the mount ends.
+    #[arg(long)]
+    foreground: bool,
+    /// Append messages of the server to this file.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Serve, and announce on standard output that the mount stands.
+    #[arg(long, hide = true)]
+    serve: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the volume is not mounted, or, for a server, when the volume could not be closed as it should.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let settings = MountSettings::parse(&arguments.options).map_err(anyhow::Error::msg)?;
+    if arguments.serve || arguments.foreground {
+        return serve(arguments, &settings).map(|()| ExitCode::SUCCESS);
+    }
+    check_mountpoint(&arguments.dir)?;
+    if let Some(size) = arguments.create {
+        create_if_missing(&arguments.image, size)?;
+    }
+    let code = daemon::start(&server_arguments(arguments)?)?;
+    if code == ExitCode::SUCCESS {
+        // Waits until the server has answered.
+        fs::metadata(&arguments.dir).with_context(|| format!("{}: the mount does not answer", arguments.dir.display()))?;
+    }
+    Ok(code)
+}
+
+fn check_mountpoint(directory: &Path) -> anyhow::Result<()> {
+    let metadata = fs::metadata(directory).with_context(|| format!("mount point {}", directory.display()))?;
+    ensure!(metadata.is_dir(), "mount point {} is not a directory", directory.display());
+    Ok(())
+}
+
+/// An existing volume is left as it is: the same command line starts a volume's life, and continues it.
+fn create_if_missing(image: &Path, size: Size) -> anyhow::Result<()> {
+    match create::content(image)? {
+        Content::Known(signature::CAIRN) => return Ok(()),
+        Content::Known(name) => bail!("{} holds {name}, not a cairn volume; --create does not overwrite it", image.display()),
+        Content::Unknown => bail!("{} is not a cairn volume; --create does not overwrite it", image.display()),
+        Content::Missing | Content::Empty => {}
+    }
+    let is_device = content_is_device(image);
+    let size = (!is_device).then_some(size);
+    create::create(&NewVolume { image, size, force: false, preallocate: false, label: "", log_size: None })?;
+    Ok(())
+}
+
+fn content_is_device(image: &Path) -> bool {
+    fs::metadata(image).is_ok_and(|metadata| !metadata.is_file())
+}
+
+/// The command line of the server: the same mount, with paths that don't depend on the current directory.
+fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
+    let mut list: Vec<OsString> = vec!["mount".into(), "--serve".into()];
+    for options in &arguments.options {
+        list.extend(["-o".into(), options.into()]);
+    }
+    if let Some(log) = &arguments.log {
+        list.extend(["--log".into(), std::path::absolute(log)?.into()]);
+    }
+    list.push("--".into());
+    list.push(absolute_image(&arguments.image)?.into());
+    list.push(fs::canonicalize(&arguments.dir)?.into());
+    Ok(list)
+}
+
+fn absolute_image(image: &Path) -> anyhow::Result<PathBuf> {
+    fs::canonicalize(image).with_context(|| image.display().to_string())
+}
+
+fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> {
+    check_mountpoint(&arguments.dir)?;
+    if let Some(size) = arguments.create {
+        create_if_missing(&arguments.image, size)?;
+    }
+    let image = absolute_image(&arguments.image)?;
+    let log = arguments.log.as_deref().map(logging::open).transpose()?;
+    if let (Some(log), false) = (&log, arguments.serve) {
+        rustix::stdio::dup2_stderr(log)?;
+    }
+    logging::start();
+    let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
+    let volume = open_volume(&image, settings)?;
+    let session = match cairn_fuse::mount(volume.clone(), &image, &arguments.dir, &mount_options(settings)) {
+        Ok(session) => session,
+        Err(error) => {
+            volume.close()?;
+            return Err(error.into());
+        }
+    };
+    end_on_signal(signals, session.unmounter(), volume.clone());
+    if arguments.serve {
+        daemon::detach(log)?;
+    }
+    tracing::info!(image = %image.display(), mountpoint = %arguments.dir.display(), "mounted");
+    let served = session.run();
+    let closed = volume.close();
+    tracing::info!(image = %image.display(), "unmounted");
+    if let Err(error) = &closed {
+        tracing::error!(%error, "the volume could not be closed");
+    }
+    closed.with_context(|| format!("{}: closing the volume", image.display()))?;
+    Ok(served?)
+}
+
+/// The first signal unmounts; if the mount is in use, it vanishes from the tree, and the server ends with the last user.
+/// Another signal ends the server at once; what the volume has received is made durable all the same.
+fn end_on_signal(mut signals: Signals, unmounter: Unmounter, volume: Volume) {
+    // The thread waits for signals as long as the process lives.
+    let _ = thread::spawn("signals", move || {
+        for (count, signal) in signals.forever().enumerate() {
+            tracing::info!(signal, "unmounting");
+            if count > 0 {
+                let closed = volume.close().inspect_err(|error| tracing::error!(%error, "the volume could not be closed"));
+                std::process::exit(if closed.is_ok() { 0 } else { 1 });
+            }
+            let ended = unmounter.unmount().or_else(|busy| {
+                tracing::warn!("{busy}; the server ends with the last user, or with another signal");
+                unmounter.detach()
+            });
+            if let Err(error) = ended {
+                tracing::error!(%error, "cannot unmount");
+            }
+        }
+    });
+}
+
+fn open_volume(image: &Path, settings: &MountSettings) -> anyhow::Result<Volume> {
+    let mode = if settings.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let device = FileDevice::open(image, mode)?;
+    let mut options = VolumeOptions { read_only: settings.read_only, discard: settings.discard, ..VolumeOptions::default() };
+    if let Some(interval) = settings.commit_interval {
+        options.commit_interval = interval;
+    }
+    options.flush = match settings.flush {
+        Flush::Auto => FlushPolicy::Auto,
+        Flush::Coordinate => FlushPolicy::Coordinate,
+        Flush::Each => FlushPolicy::Each,
+    };
+    Volume::open(Arc::new(device), options).with_context(|| image.display().to_string())
+}
+
+fn mount_options(settings: &MountSettings) -> MountOptions {
+    let mut options = MountOptions { read_only: settings.read_only, ..MountOptions::default() };
+    options.writeback = settings.writeback;
+    options.allow_other = settings.allow_other;
+    if let Some(threads) = settings.threads {
+        options.threads = threads;
+    }
+    options
+}

@@ -1,0 +1,169 @@
+//! Makes a volume in an image file or on a block device, and refuses to overwrite anything by mistake.
+//!
+//! Invariants: without `force` nothing is changed on a device that holds data; a file that was created here is removed
+//! again when no volume could be made in it.
+use crate::progress::ProgressBar;
+use crate::signature;
+use crate::size::Size;
+use anyhow::{Context, bail, ensure};
+use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_format::{BLOCK_SIZE, BlockNumber, Geometry, Superblock};
+use rustix::fs::{OFlags, SeekFrom};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Bytes between two steps of the progress bar.
+const PREALLOCATE_STEP_BYTES: u64 = 64 << 20;
+
+/// The volume that is wanted.
+pub struct NewVolume<'a> {
+    /// Image file or block device.
+    pub image: &'a Path,
+    /// Size of an image file; `None` keeps the size of an existing one.
+    pub size: Option<Size>,
+    /// Overwrite what is there.
+    pub force: bool,
+    /// Write zeros to the whole file.
+    pub preallocate: bool,
+    /// Name of the volume.
+    pub label: &'a str,
+    /// Size of the log ring; `None` for the default.
+    pub log_size: Option<Size>,
+}
+
+/// What is in the way of a new volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// No such file.
+    Missing,
+    /// A file or device without data.
+    Empty,
+    /// Data that is recognised.
+    Known(&'static str),
+    /// Data of unknown meaning.
+    Unknown,
+}
+
+/// What stands at `image`.
+///
+/// # Errors
+/// When it can't be read, or is neither a regular file nor a block device.
+pub fn content(image: &Path) -> anyhow::Result<Content> {
+    let cannot_read = || format!("{}: cannot read it", image.display());
+    let metadata = match fs::metadata(image) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Content::Missing),
+        Err(error) => return Err(error).with_context(cannot_read),
+    };
+    let file_type = metadata.file_type();
+    ensure!(
+        file_type.is_file() || file_type.is_block_device(),
+        "{} is neither a regular file nor a block device",
+        image.display()
+    );
+    let file = File::open(image).with_context(cannot_read)?;
+    if let Some(name) = signature::recognise(&file).with_context(cannot_read)? {
+        return Ok(Content::Known(name));
+    }
+    // A disk always has bytes; without a signature they mean nothing. A file's mean something to somebody.
+    let has_data = file_type.is_file() && rustix::fs::seek(&file, SeekFrom::Data(0)).is_ok();
+    Ok(if has_data { Content::Unknown } else { Content::Empty })
+}
+
+/// Makes the volume.
+///
+/// # Errors
+/// When something is in the way, the sizes are impossible, or the device fails.
+pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
+    let image = wanted.image.display();
+    let content = content(wanted.image)?;
+    match content {
+        Content::Known(name) if !wanted.force => bail!("{image} holds {name}; use --force to overwrite it"),
+        Content::Unknown if !wanted.force => bail!("{image} is not empty; use --force to overwrite it"),
+        _ => {}
+    }
+    let device = if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
+    let result = write_volume(&device, wanted);
+    if result.is_err() && content == Content::Missing {
+        // The error that counts is the one at hand.
+        let _ = fs::remove_file(wanted.image);
+    }
+    result.with_context(|| format!("{image}: no volume was made"))
+}
+
+fn whole_blocks_bytes(size: Size) -> u64 {
+    size.bytes - size.bytes % BLOCK_SIZE as u64
+}
+
+fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
+    let Some(size) = wanted.size else {
+        bail!("{} does not exist; give the size of a new image file, for example --size 4G", wanted.image.display());
+    };
+    Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?)
+}
+
+/// Opens what exists; a regular file gets the size that is asked for, once it is known that nobody uses it.
+fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
+    let image = wanted.image.display();
+    let device = FileDevice::open(wanted.image, OpenMode::ReadWrite)?;
+    if device.is_block_device() {
+        ensure!(wanted.size.is_none(), "{image} is a block device and has its size; --size is for image files");
+        // The kernel refuses this while the device is mounted or part of another device.
+        let exclusive = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(wanted.image);
+        exclusive.with_context(|| format!("{image} is mounted or used by another device"))?;
+        return Ok(device);
+    }
+    match wanted.size {
+        Some(size) if device.length_bytes() != whole_blocks_bytes(size) => {
+            drop(device);
+            let file = OpenOptions::new().write(true).open(wanted.image)?;
+            file.set_len(whole_blocks_bytes(size)).with_context(|| format!("{image}: cannot set its size to {size}"))?;
+            Ok(FileDevice::open(wanted.image, OpenMode::ReadWrite)?)
+        }
+        None if device.length_bytes() == 0 => bail!("{image} is empty; give its size, for example --size 4G"),
+        _ => Ok(device),
+    }
+}
+
+fn write_volume(device: &FileDevice, wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
+    let log_bytes = wanted.log_size.map(|size| size.bytes);
+    // Without a geometry, mkfs says what is wrong with the sizes.
+    if let Some(geometry) = Geometry::for_size(device.length_bytes(), log_bytes) {
+        clear(device, &geometry, wanted.preallocate)?;
+    }
+    let options = MkfsOptions {
+        log_bytes,
+        label: wanted.label.to_owned(),
+        uid: rustix::process::getuid().as_raw(),
+        gid: rustix::process::getgid().as_raw(),
+    };
+    Ok(mkfs(device, &options)?)
+}
+
+/// Writes zeros where signatures of other file systems stand, and, in an image file, to everything that is rewritten
+/// between flushes (superblocks, bitmaps, log), so that the host has allocated it; or to the whole file.
+fn clear(device: &FileDevice, geometry: &Geometry, everything: bool) -> anyhow::Result<()> {
+    let copy = geometry.superblock_copy();
+    if everything {
+        return clear_range(device, 0, device.length_bytes());
+    }
+    let end = if device.is_block_device() { Geometry::BITMAP_START } else { geometry.data_start() };
+    clear_range(device, 0, end.offset_bytes())?;
+    let copy_end = BlockNumber(copy.0 + 1);
+    clear_range(device, copy.offset_bytes(), copy_end.offset_bytes())
+}
+
+fn clear_range(device: &FileDevice, start_bytes: u64, end_bytes: u64) -> anyhow::Result<()> {
+    let progress = ProgressBar::bytes("zeroing", end_bytes - start_bytes);
+    let mut at_bytes = start_bytes;
+    while at_bytes < end_bytes {
+        let length_bytes = PREALLOCATE_STEP_BYTES.min(end_bytes - at_bytes);
+        device.preallocate_and_zero(at_bytes, length_bytes)?;
+        at_bytes += length_bytes;
+        progress.set(at_bytes - start_bytes);
+    }
+    Ok(())
+}

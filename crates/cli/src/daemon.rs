@@ -1,0 +1,54 @@
+//! Runs the server of a mount as a process of its own.
+//!
+//! `cairn mount` starts itself once more, with `--serve`, before it has made any thread. The child's standard output is a
+//! pipe: one line on it says that the mount stands. Until then the child's standard error is the user's, so that errors
+//! reach the user; then the child goes its own way ([`detach`]).
+use anyhow::{Context, bail};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+const READY: &str = "ready";
+
+/// Starts this program with `arguments`, and returns when it said that it is ready, or with its exit code when it ended
+/// instead; then it has told the user why.
+///
+/// # Errors
+/// When the program can't be started, or was killed.
+pub fn start(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe().context("cannot find the program's own file")?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot start the server")?;
+    let mut line = String::new();
+    let output = child.stdout.take().context("the server has no standard output")?;
+    BufReader::new(output).read_line(&mut line).context("cannot hear from the server")?;
+    if line.trim_end() == READY { Ok(ExitCode::SUCCESS) } else { exit_code(&mut child) }
+}
+
+fn exit_code(child: &mut Child) -> anyhow::Result<ExitCode> {
+    let status = child.wait().context("cannot wait for the server")?;
+    match status.code() {
+        Some(code) => Ok(ExitCode::from(u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1))),
+        None => bail!("the server ended before the mount stood: {status}"),
+    }
+}
+
+/// Tells the waiting parent that the mount stands, then leaves its terminal, its folder and its output; messages go to
+/// `log`, or nowhere.
+///
+/// # Errors
+/// When the system refuses; the parent then sees the process end without the line.
+pub fn detach(log: Option<File>) -> anyhow::Result<()> {
+    let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
+    // This fails in a process that leads its group already, which has left its terminal as well.
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir(Path::new("/")).context("cannot change to /")?;
+    rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&nowhere))?;
+    // A parent that is gone has no use for the line.
+    let _ = writeln!(std::io::stdout(), "{READY}");
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    Ok(())
+}

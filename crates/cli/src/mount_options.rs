@@ -1,0 +1,236 @@
+//! The options behind `-o`: one table that parses them, documents them, and names them when one is unknown.
+//!
+//! Invariant: every option stands in [`OPTIONS`] exactly once; [`MountSettings::parse`] knows no other.
+use std::time::Duration;
+
+/// When the device is flushed for an fsync.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flush {
+    /// Decided from the measured flush time.
+    Auto,
+    /// Waits for others to share a flush.
+    Coordinate,
+    /// One flush for each fsync.
+    Each,
+}
+
+/// What an fsync that became a transaction commit waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FsyncWait {
+    /// Until the superblock is durable.
+    Super,
+    /// Until the transaction is completed, freed blocks included.
+    Complete,
+}
+
+/// How requests arrive from the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// The best that there is.
+    Auto,
+    /// Over `/dev/fuse`.
+    Device,
+}
+
+/// Everything that `-o` can say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountSettings {
+    /// Longest time between two commits; `None` for the default.
+    pub commit_interval: Option<Duration>,
+    /// Flush policy.
+    pub flush: Flush,
+    /// Extent of the fallback's wait.
+    pub fsync_wait: FsyncWait,
+    /// Whether the kernel collects writes in its page cache.
+    pub writeback: bool,
+    /// Transport of requests.
+    pub transport: Transport,
+    /// Mount without writing.
+    pub read_only: bool,
+    /// Let other users in (a mount by root always does).
+    pub allow_other: bool,
+    /// Tell the device which blocks became free.
+    pub discard: bool,
+    /// Threads that serve requests; `None` for the default.
+    pub threads: Option<usize>,
+}
+
+impl Default for MountSettings {
+    fn default() -> Self {
+        Self {
+            commit_interval: None,
+            flush: Flush::Auto,
+            fsync_wait: FsyncWait::Super,
+            writeback: true,
+            transport: Transport::Auto,
+            read_only: false,
+            allow_other: false,
+            discard: false,
+            threads: None,
+        }
+    }
+}
+
+struct MountOption {
+    name: &'static str,
+    /// What may follow `=`; empty for an option without a value.
+    values: &'static str,
+    help: &'static str,
+    set: fn(&mut MountSettings, &str) -> Option<()>,
+}
+
+const COMMIT_SECONDS_MAX: u64 = 3600;
+const THREADS_MAX: usize = 1024;
+
+const OPTIONS: &[MountOption] = &[
+    MountOption {
+        name: "commit",
+        values: "SECONDS",
+        help: "longest time between two commits (default 5)",
+        set: |settings, value| {
+            let seconds = value.parse().ok().filter(|seconds| (1..=COMMIT_SECONDS_MAX).contains(seconds))?;
+            settings.commit_interval = Some(Duration::from_secs(seconds));
+            Some(())
+        },
+    },
+    MountOption {
+        name: "flush",
+        values: "auto|coordinate|each",
+        help: "how fsyncs share device flushes (default auto)",
+        set: |settings, value| {
+            settings.flush = one_of(value, &[("auto", Flush::Auto), ("coordinate", Flush::Coordinate), ("each", Flush::Each)])?;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "fsync_wait",
+        values: "super|complete",
+        help: "how long an fsync waits for a transaction commit (default super)",
+        set: |settings, value| {
+            settings.fsync_wait = one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "writeback",
+        values: "on|off",
+        help: "collect writes in the kernel's page cache (default on)",
+        set: |settings, value| {
+            settings.writeback = one_of(value, &[("on", true), ("off", false)])?;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "transport",
+        values: "auto|dev",
+        help: "how requests arrive from the kernel (default auto)",
+        set: |settings, value| {
+            settings.transport = one_of(value, &[("auto", Transport::Auto), ("dev", Transport::Device)])?;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "threads",
+        values: "N",
+        help: "threads that serve requests",
+        set: |settings, value| {
+            settings.threads = Some(value.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads))?);
+            Some(())
+        },
+    },
+    MountOption { name: "ro", values: "", help: "mount without writing", set: |settings, _| Some(settings.read_only = true) },
+    MountOption { name: "rw", values: "", help: "mount for reading and writing (default)", set: |settings, _| Some(settings.read_only = false) },
+    MountOption { name: "allow_other", values: "", help: "let other users in", set: |settings, _| Some(settings.allow_other = true) },
+    MountOption { name: "discard", values: "", help: "tell the device which blocks became free", set: |settings, _| Some(settings.discard = true) },
+];
+
+fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
+    choices.iter().find(|(name, _)| *name == value).map(|&(_, choice)| choice)
+}
+
+impl MountSettings {
+    /// The settings that the comma-separated lists in `lists` ask for; a later option wins.
+    ///
+    /// # Errors
+    /// A text for the user, which names the option and what it may be.
+    pub fn parse(lists: &[String]) -> Result<Self, String> {
+        let mut settings = Self::default();
+        for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+            let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
+                return Err(format!("unknown mount option \"{option}\"; the options are:\n{}", Self::help()));
+            };
+            if (name, value) == ("transport", Some("uring")) {
+                return Err("mount option \"transport=uring\": FUSE over io_uring is not available in this version; use auto or dev".into());
+            }
+            let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
+            if !valid || (known.set)(&mut settings, value.unwrap_or_default()).is_none() {
+                return Err(format!("mount option \"{option}\" is not valid; write {}", known.usage()));
+            }
+        }
+        Ok(settings)
+    }
+
+    /// One line for each option.
+    pub fn help() -> String {
+        OPTIONS.iter().map(|option| format!("  {:<30} {}", option.usage(), option.help)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl MountOption {
+    fn usage(&self) -> String {
+        if self.values.is_empty() { self.name.to_owned() } else { format!("{}={}", self.name, self.values) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> Result<MountSettings, String> {
+        MountSettings::parse(&[list.to_owned()])
+    }
+
+    #[test]
+    fn every_option_is_understood() {
+        let list = "commit=7,flush=each,fsync_wait=complete,writeback=off,transport=dev,ro,allow_other,discard,threads=3";
+        let expected = MountSettings {
+            commit_interval: Some(Duration::from_secs(7)),
+            flush: Flush::Each,
+            fsync_wait: FsyncWait::Complete,
+            writeback: false,
+            transport: Transport::Device,
+            read_only: true,
+            allow_other: true,
+            discard: true,
+            threads: Some(3),
+        };
+        assert_eq!(parse(list), Ok(expected));
+        assert_eq!(parse(""), Ok(MountSettings::default()));
+    }
+
+    #[test]
+    fn the_last_one_wins_across_lists() {
+        let settings = MountSettings::parse(&["ro,commit=1".into(), "rw,commit=2".into()]).unwrap();
+        assert!(!settings.read_only);
+        assert_eq!(settings.commit_interval, Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn an_unknown_option_lists_the_known_ones() {
+        let error = parse("ro,comit=5").unwrap_err();
+        assert!(error.contains("\"comit=5\""), "{error}");
+        for option in OPTIONS {
+            assert!(error.contains(option.name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_value_says_what_is_possible() {
+        for option in ["commit=0", "commit=x", "commit", "flush=never", "writeback=1", "threads=0", "ro=1", "transport=tcp", "commit=-1"] {
+            let error = parse(option).unwrap_err();
+            assert!(error.contains(option) && error.contains("write "), "{error}");
+        }
+        assert!(parse("transport=uring").unwrap_err().contains("not available"));
+    }
+}

@@ -1,0 +1,45 @@
+//! A progress bar on standard error, when that is a terminal; otherwise nothing.
+use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
+
+/// Shows how far something has got; disappears when dropped.
+pub struct ProgressBar {
+    bar: Bar,
+}
+
+impl ProgressBar {
+    /// A bar over `total_bytes`.
+    pub fn bytes(task: &str, total_bytes: u64) -> Self {
+        Self::new(task, total_bytes, "{msg:<12} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta:>4}")
+    }
+
+    /// A bar over `total` things of any kind.
+    pub fn items(task: &str, total: u64) -> Self {
+        Self::new(task, total, "{msg:<12} {wide_bar} {human_pos}/{human_len} {eta:>4}")
+    }
+
+    fn new(task: &str, total: u64, template: &str) -> Self {
+        // This target draws on a terminal only.
+        let bar = Bar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
+        bar.set_message(task.to_owned());
+        Self { bar }
+    }
+
+    /// Moves to `done`.
+    pub fn set(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+
+    /// Starts over with another task.
+    pub fn restart(&self, task: &str, total: u64) {
+        self.bar.set_message(task.to_owned());
+        self.bar.set_length(total);
+        self.bar.set_position(0);
+    }
+}
+
+impl Drop for ProgressBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,158 @@
+//! Committing a transaction. `ARCHITECTURE.md` has the steps and what a crash between them leaves.
+use crate::transaction::Commit;
+use crate::volume::VolumeInner;
+use crate::Result;
+use cairn_blockdev::AlignedBuffer;
+use cairn_btree::{Change, DirtyNodes};
+use cairn_format::{Bitmap, Geometry, Generation, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES};
+use cairn_space::{Request, Urgency};
+use std::sync::atomic::Ordering;
+
+/// What is fixed at the cut.
+struct Frozen {
+    generation: Generation,
+    dirty: DirtyNodes,
+    bitmaps: Vec<Bitmap>,
+    used_blocks: u64,
+    root: NodePointer,
+    next_inode: u64,
+    log_tail: LogPosition,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Only if something changed.
+    Ordinary,
+    /// In any case: makes this mount's log epoch durable.
+    First,
+    /// In any case: marks the volume clean.
+    Last,
+}
+
+impl VolumeInner {
+    /// Commits the running transaction, or waits for the one who does. Returns at `SuperCommitted`.
+    pub(crate) fn commit(&self) -> Result<()> {
+        self.check_writable()?;
+        self.commit_as(Kind::Ordinary)
+    }
+
+    /// The commit that ends recovery.
+    pub(crate) fn commit_first(&self) -> Result<()> {
+        self.commit_as(Kind::First)
+    }
+
+    /// The commit that ends a mount; waits until it is completed.
+    pub(crate) fn commit_last(&self) -> Result<()> {
+        self.commit_as(Kind::Last)?;
+        self.transactions.wait_completed(self.transactions.super_committed())
+    }
+
+    fn commit_as(&self, kind: Kind) -> Result<()> {
+        let Some(commit) = self.transactions.begin_commit(self.transactions.generation())? else { return Ok(()) };
+        if kind == Kind::Ordinary && self.files.root().generation != commit.generation() {
+            return Ok(());
+        }
+        let result = self.run_commit(commit, kind);
+        if let Err(error) = &result {
+            self.fail(error);
+        }
+        result
+    }
+
+    fn run_commit(&self, mut commit: Commit<'_>, kind: Kind) -> Result<()> {
+        let frozen = self.cut(commit.generation())?;
+        commit.unblock();
+        // 1. Nodes and bitmaps. The old superblock's trees are untouched; the log follows it.
+        let written = self.cache.write(&frozen.dirty)?;
+        self.counters.nodes_written.fetch_add(written.nodes, Ordering::Relaxed);
+        let slots = self.write_bitmaps(&frozen.bitmaps)?;
+        // 2. They must be durable before a superblock refers to them.
+        self.device.flush()?;
+        // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that one.
+        let superblock = self.next_superblock(&frozen, kind);
+        let slot = Geometry::SUPERBLOCKS[(frozen.generation.0 % 2) as usize];
+        self.device.write(slot.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(slot))])?;
+        // 4. Now it counts.
+        self.device.flush()?;
+        for (group, slot) in slots {
+            self.bitmap_slots.lock()[group as usize] = slot;
+        }
+        commit.super_committed();
+        self.log.super_committed(frozen.generation);
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        // 5. The copy at the end of the device; the next flush covers it.
+        let copy = self.superblock.geometry.superblock_copy();
+        self.device.write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;
+        // 6. The blocks that this transaction freed; only now nothing durable refers to them.
+        if self.options.background {
+            self.work.lock().unpin.push_back(frozen.generation);
+            self.work_changed.notify_all();
+        } else {
+            self.unpin(frozen.generation);
+        }
+        Ok(())
+    }
+
+    /// The cut: nobody is joined.
+    fn cut(&self, generation: Generation) -> Result<Frozen> {
+        let root = self.files.root();
+        if root.generation == generation {
+            let nodes = self.roots.worst_case(1);
+            let reservation = self.space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit)?;
+            let change = Change { generation, reservation: &reservation };
+            self.roots.insert(&change, Key::root(TREE_FILES), &RootItem { root }.encode())?;
+        }
+        let dirty = self.cache.take_dirty(generation);
+        let snapshot = self.space.snapshot(generation);
+        let cut = self.log.cut(generation.next());
+        Ok(Frozen {
+            generation,
+            dirty,
+            bitmaps: snapshot.bitmaps,
+            used_blocks: snapshot.used_blocks,
+            root: self.roots.root(),
+            next_inode: self.next_inode.load(Ordering::Relaxed),
+            log_tail: cut.position,
+        })
+    }
+
+    fn next_superblock(&self, frozen: &Frozen, kind: Kind) -> Superblock {
+        Superblock {
+            generation: frozen.generation,
+            root: frozen.root,
+            next_inode: frozen.next_inode,
+            log_epoch: self.log_epoch,
+            log_tail: frozen.log_tail,
+            used_blocks: frozen.used_blocks,
+            clean: kind == Kind::Last,
+            ..self.superblock.clone()
+        }
+    }
+
+    /// Writes each bitmap into the slot that is not in use; says which became the newer ones.
+    fn write_bitmaps(&self, bitmaps: &[Bitmap]) -> Result<Vec<(u64, u8)>> {
+        let mut slots = Vec::with_capacity(bitmaps.len());
+        for bitmap in bitmaps {
+            let slot = 1 - self.bitmap_slots.lock()[bitmap.group as usize];
+            let block = self.superblock.geometry.bitmap_block(bitmap.group, slot as usize);
+            let bytes = AlignedBuffer::copy_of(&bitmap.encode(self.superblock.volume, block));
+            self.device.write(block.offset_bytes(), &[&bytes])?;
+            slots.push((bitmap.group, slot));
+        }
+        Ok(slots)
+    }
+
+    /// Makes the blocks that `generation` freed free, after discarding them if asked for.
+    pub(crate) fn unpin(&self, generation: Generation) {
+        if self.options.discard {
+            for range in self.space.pinned(generation) {
+                let bytes = range.blocks * cairn_format::BLOCK_SIZE as u64;
+                if let Err(error) = self.device.discard(range.start.offset_bytes(), bytes) {
+                    tracing::warn!("discard failed: {error}");
+                }
+            }
+        }
+        self.space.unpin(generation);
+        self.transactions.complete(generation);
+    }
+}

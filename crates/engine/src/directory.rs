@@ -1,0 +1,245 @@
+//! Creating, linking and removing names.
+//!
+//! Each operation locks all inodes that it changes, in ascending order, checks again what it glanced at before, and
+//! logs everything in one step; a crash shows all of it or nothing.
+use crate::entries::{FoundEntry, check_name};
+use crate::inode::InodeState;
+use crate::operation::Operation;
+use crate::types::{Attributes, NewInode};
+use crate::volume::{VolumeInner, now};
+use crate::{Error, Result};
+use cairn_format::{DirectoryEntry, FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, encode_orphan};
+use cairn_space::Urgency;
+use std::sync::atomic::Ordering;
+
+/// Most names of one inode.
+const LINKS_MAX: u32 = 1_000_000_000;
+/// Longest target of a symbolic link.
+const TARGET_BYTES_MAX: usize = 3800;
+const SET_GROUP_ID: u32 = 0o2000;
+
+impl VolumeInner {
+    fn new_item(&self, parent: &InodeState, parent_number: InodeNumber, new: &NewInode<'_>, links: u32, operation: &Operation<'_>) -> InodeItem {
+        let now = now();
+        let inherits_group = parent.item.mode & SET_GROUP_ID != 0;
+        let directory = new.file_type == FileType::Directory;
+        let inherited_bit = if inherits_group && directory { SET_GROUP_ID } else { 0 };
+        InodeItem {
+            mode: new.file_type.mode_bits() | (new.mode & 0o7777) | inherited_bit,
+            uid: new.uid,
+            gid: if inherits_group { parent.item.gid } else { new.gid },
+            links,
+            size: new.target.map_or(0, |target| target.len() as u64),
+            blocks: 0,
+            device: if matches!(new.file_type, FileType::CharacterDevice | FileType::BlockDevice) { new.device } else { 0 },
+            parent: if directory { parent_number.0 } else { 0 },
+            entries: 0,
+            flags: 0,
+            generation: operation.generation(),
+            accessed: now,
+            modified: now,
+            changed: now,
+            created: now,
+        }
+    }
+
+    fn take_inode_number(&self) -> InodeNumber {
+        InodeNumber(self.next_inode.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn check_new(new: &NewInode<'_>) -> Result<()> {
+        match (new.file_type, new.target) {
+            (FileType::Symlink, Some(target)) if target.is_empty() => Err(Error::NotFound),
+            (FileType::Symlink, Some(target)) if target.len() > TARGET_BYTES_MAX => Err(Error::NameLength(target.len())),
+            (FileType::Symlink, None) => Err(Error::InvalidArgument("a symbolic link needs a target")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Creates an object with a name; takes a reference on it.
+    pub(crate) fn create(&self, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
+        check_name(name)?;
+        Self::check_new(new)?;
+        let mut operation = self.begin(4, 0, Urgency::Normal)?;
+        let directory = self.inodes.get(parent);
+        let mut state = self.write_inode(&directory)?;
+        state.expect_directory()?;
+        let (found, free) = self.find_entry(parent, name)?;
+        if found.is_some() {
+            return Err(Error::Exists);
+        }
+        let slot = free.ok_or(Error::HashCollisions)?;
+        if new.file_type == FileType::Directory && state.item.links >= LINKS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        let number = self.take_inode_number();
+        let links = if new.file_type == FileType::Directory { 2 } else { 1 };
+        let item = self.new_item(&state, parent, new, links, &operation);
+        operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
+        if let Some(target) = new.target.filter(|_| new.file_type == FileType::Symlink) {
+            operation.put_new(Key::new(number, ItemKind::Symlink, 0), target)?;
+        }
+        let entry = DirectoryEntry { inode: number, file_type: new.file_type, name: name.to_vec() };
+        operation.put_new(Key::new(parent, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        self.account_new_entry(&mut state, name, new.file_type);
+        operation.put_inode(parent, &state.loggable())?;
+        let sequence = operation.log();
+        state.logged(sequence);
+        self.inodes.insert_new(number, InodeState::new(item, sequence));
+        self.inodes.retain(number);
+        Ok(Attributes::new(number, &item, 0))
+    }
+
+    /// Creates an object without a name (O_TMPFILE); takes a reference on it. It is gone when that is given back,
+    /// unless it was linked.
+    pub(crate) fn create_unnamed(&self, parent: InodeNumber, new: &NewInode<'_>) -> Result<Attributes> {
+        if new.file_type != FileType::Regular {
+            return Err(Error::InvalidArgument("only a regular file can be without a name"));
+        }
+        let mut operation = self.begin(2, 0, Urgency::Normal)?;
+        let directory = self.inodes.get(parent);
+        let state = self.read_inode(&directory)?;
+        state.expect_directory()?;
+        let number = self.take_inode_number();
+        let item = self.new_item(&state, parent, new, 0, &operation);
+        operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
+        operation.put_new(orphan_key(number), &encode_orphan(OrphanKind::Remove))?;
+        let sequence = operation.log();
+        self.inodes.insert_new(number, InodeState::new(item, sequence));
+        self.inodes.retain(number);
+        self.note_unlinked(number);
+        Ok(Attributes::new(number, &item, 0))
+    }
+
+    /// Gives `inode` a further name; takes a reference on it.
+    pub(crate) fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        check_name(name)?;
+        let mut operation = self.begin(4, 0, Urgency::Normal)?;
+        let (directory, target) = (self.inodes.get(parent), self.inodes.get(inode));
+        let mut locked = self.lock_inodes(&[&directory, &target])?;
+        locked.get(parent).expect_directory()?;
+        let file_type = locked.get(inode).file_type();
+        if file_type == FileType::Directory {
+            return Err(Error::NotPermitted("a directory has one name"));
+        }
+        let (found, free) = self.find_entry(parent, name)?;
+        if found.is_some() {
+            return Err(Error::Exists);
+        }
+        let slot = free.ok_or(Error::HashCollisions)?;
+        let state = locked.get(inode);
+        if state.item.links >= LINKS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        if state.item.links == 0 {
+            // Only a file that never had a name, or is still open, gets here: its reference keeps it.
+            if self.files.get(&orphan_key(inode))?.is_none() {
+                return Err(Error::NotFound);
+            }
+            operation.delete(orphan_key(inode))?;
+            self.note_linked(inode);
+        }
+        state.item.links += 1;
+        state.item.changed = now();
+        operation.put_inode(inode, &state.loggable())?;
+        let attributes = Attributes::new(inode, &state.item, state.pages.len() as u64);
+        let entry = DirectoryEntry { inode, file_type, name: name.to_vec() };
+        operation.put_new(Key::new(parent, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        self.account_new_entry(locked.get(parent), name, file_type);
+        operation.put_inode(parent, &locked.get(parent).loggable())?;
+        let sequence = operation.log();
+        locked.get(inode).logged(sequence);
+        locked.get(parent).logged(sequence);
+        self.inodes.retain(inode);
+        Ok(attributes)
+    }
+
+    /// Removes the name of something that is not a directory.
+    pub(crate) fn unlink(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+        self.remove_name(parent, name, false)
+    }
+
+    /// Removes an empty directory.
+    pub(crate) fn remove_directory(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+        self.remove_name(parent, name, true)
+    }
+
+    fn remove_name(&self, parent: InodeNumber, name: &[u8], directory_wanted: bool) -> Result<()> {
+        loop {
+            let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
+            if let Some(last_name_gone) = self.try_remove_name(parent, name, glance, directory_wanted)? {
+                if last_name_gone {
+                    self.reap_if_unused(glance.inode);
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes the entry if it is still the one that was seen; whether that was the inode's last name.
+    fn try_remove_name(&self, parent: InodeNumber, name: &[u8], seen: FoundEntry, directory_wanted: bool) -> Result<Option<bool>> {
+        let mut operation = self.begin(4, 0, Urgency::Removal)?;
+        let (directory, target) = (self.inodes.get(parent), self.inodes.get(seen.inode));
+        let mut locked = match self.lock_inodes(&[&directory, &target]) {
+            Err(Error::NotFound) => return if self.peek_entry(parent, name)?.is_none() { Err(Error::NotFound) } else { Ok(None) },
+            other => other?,
+        };
+        locked.get(parent).expect_directory()?;
+        let found = self.expect_entry(parent, name)?;
+        if found.inode != seen.inode {
+            return Ok(None);
+        }
+        match (directory_wanted, found.file_type == FileType::Directory) {
+            (true, false) => return Err(Error::NotDirectory),
+            (false, true) => return Err(Error::IsDirectory),
+            _ => {}
+        }
+        if directory_wanted && locked.get(found.inode).item.entries > 0 {
+            return Err(Error::NotEmpty);
+        }
+        operation.delete(Key::new(parent, ItemKind::DirectoryEntry, found.slot))?;
+        self.account_removed_entry(locked.get(parent), name, found.file_type);
+        operation.put_inode(parent, &locked.get(parent).loggable())?;
+        let last_name_gone = self.drop_link(&mut operation, found.inode, locked.get(found.inode))?;
+        let sequence = operation.log();
+        locked.get(parent).logged(sequence);
+        locked.get(found.inode).logged(sequence);
+        Ok(Some(last_name_gone))
+    }
+
+    /// Takes one name from an inode; without any it becomes an orphan. Up to two items.
+    pub(crate) fn drop_link(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState) -> Result<bool> {
+        state.item.links = if state.file_type() == FileType::Directory { 0 } else { state.item.links.saturating_sub(1) };
+        state.item.changed = now();
+        operation.put_inode(number, &state.loggable())?;
+        let last_name_gone = state.item.links == 0;
+        if last_name_gone {
+            operation.put(orphan_key(number), &encode_orphan(OrphanKind::Remove))?;
+        }
+        Ok(last_name_gone)
+    }
+
+    /// Target of a symbolic link.
+    pub(crate) fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
+        let inode = self.inodes.get(number);
+        if self.read_inode(&inode)?.file_type() != FileType::Symlink {
+            return Err(Error::InvalidArgument("not a symbolic link"));
+        }
+        self.files.get(&Key::new(number, ItemKind::Symlink, 0))?.ok_or(Error::NotFound)
+    }
+
+    /// The directory that contains `directory`.
+    pub(crate) fn parent(&self, directory: InodeNumber) -> Result<InodeNumber> {
+        let inode = self.inodes.get(directory);
+        let state = self.read_inode(&inode)?;
+        if state.file_type() != FileType::Directory {
+            return Err(Error::NotDirectory);
+        }
+        Ok(InodeNumber(state.item.parent))
+    }
+}
+
+/// Key of an inode's orphan item.
+pub(crate) fn orphan_key(inode: InodeNumber) -> Key {
+    Key::new(cairn_format::INODE_ORPHANS, ItemKind::Orphan, inode.0)
+}

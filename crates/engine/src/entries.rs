@@ -1,0 +1,180 @@
+//! Names in directories: where a name's entry stands, and listing.
+//!
+//! An entry's key offset is its slot: the name's hash picks a range of 256 slots, the first free one is taken. Slots
+//! serve as cookies of a listing: they never move while the entry exists.
+use crate::inode::InodeState;
+use crate::types::{Attributes, DirectoryItem};
+use crate::volume::VolumeInner;
+use crate::{Error, Result};
+use cairn_format::{DirectoryEntry, FileType, InodeNumber, ItemKind, Key, hash_name, name_slot_range};
+
+/// An entry and where it stands.
+#[derive(Clone, Copy)]
+pub(crate) struct FoundEntry {
+    pub(crate) slot: u64,
+    pub(crate) inode: InodeNumber,
+    pub(crate) file_type: FileType,
+}
+
+/// Fails for a name that no entry can have.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > DirectoryEntry::NAME_BYTES_MAX {
+        return Err(Error::NameLength(name.len()));
+    }
+    if name.contains(&b'/') || name.contains(&0) || name == b"." || name == b".." {
+        return Err(Error::InvalidArgument("name"));
+    }
+    Ok(())
+}
+
+impl VolumeInner {
+    /// Looks a name up; the second value is the first free slot for it. The directory's state lock is held.
+    pub(crate) fn find_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<(Option<FoundEntry>, Option<u64>)> {
+        let slots = name_slot_range(hash_name(&self.superblock.hash_seed, name));
+        let keys = Key::new(directory, ItemKind::DirectoryEntry, *slots.start())..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
+        let mut free = Some(*slots.start());
+        for item in self.files.range(keys) {
+            let (key, value) = item?;
+            if DirectoryEntry::name_of(&value)? == name {
+                let entry = DirectoryEntry::decode(&value)?;
+                return Ok((Some(FoundEntry { slot: key.offset, inode: entry.inode, file_type: entry.file_type }), free));
+            }
+            if free == Some(key.offset) {
+                free = (key.offset < *slots.end()).then_some(key.offset + 1);
+            }
+        }
+        Ok((None, free))
+    }
+
+    /// The entry with this name, or `NotFound`.
+    pub(crate) fn expect_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<FoundEntry> {
+        self.find_entry(directory, name)?.0.ok_or(Error::NotFound)
+    }
+
+    /// A glance at an entry without keeping the directory locked: it may have changed when the caller locks it.
+    pub(crate) fn peek_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<FoundEntry>> {
+        check_name(name)?;
+        let inode = self.inodes.get(directory);
+        let state = self.read_inode(&inode)?;
+        state.expect_directory()?;
+        Ok(self.find_entry(directory, name)?.0)
+    }
+
+    /// Finds `name` in `directory` and takes a reference on what it names.
+    pub(crate) fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        if name.len() > DirectoryEntry::NAME_BYTES_MAX {
+            return Err(Error::NameLength(name.len()));
+        }
+        let found = {
+            let inode = self.inodes.get(directory);
+            let state = self.read_inode(&inode)?;
+            state.expect_directory()?;
+            let found = self.expect_entry(directory, name)?;
+            self.inodes.retain(found.inode);
+            found
+        };
+        self.attributes(found.inode).inspect_err(|_| {
+            self.inodes.release(found.inode, 1);
+        })
+    }
+
+    /// Attributes of an inode.
+    pub(crate) fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
+        let inode = self.inodes.get(number);
+        let state = self.read_inode(&inode)?;
+        Ok(Attributes::new(number, &state.item, state.pages.len() as u64))
+    }
+
+    /// Calls `take` for the entries after `cookie` until it returns false. The directory stays locked for a part of
+    /// the listing at a time, so entries may come and go meanwhile; those that stay are seen exactly once.
+    pub(crate) fn read_directory(
+        &self,
+        directory: InodeNumber,
+        cookie: u64,
+        take: &mut dyn FnMut(DirectoryItem<'_>) -> bool,
+    ) -> Result<()> {
+        let inode = self.inodes.get(directory);
+        let state = self.read_inode(&inode)?;
+        if state.file_type() != FileType::Directory {
+            return Err(Error::NotDirectory);
+        }
+        // Cookies are slot + 3: 0 to 2 belong to the start, `.` and `..`.
+        let first = cookie.saturating_sub(2);
+        let keys = Key::new(directory, ItemKind::DirectoryEntry, first)..=Key::new(directory, ItemKind::DirectoryEntry, u64::MAX);
+        for item in self.files.range(keys) {
+            let (key, value) = item?;
+            let entry = DirectoryEntry::decode(&value)?;
+            if !take(DirectoryItem { name: &entry.name, inode: entry.inode, file_type: entry.file_type, cookie: key.offset + 3 }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`VolumeInner::read_directory`], with attributes; each entry that `take` accepts gets a reference.
+    pub(crate) fn read_directory_plus(
+        &self,
+        directory: InodeNumber,
+        cookie: u64,
+        take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool,
+    ) -> Result<()> {
+        let mut cookie = cookie;
+        loop {
+            // A batch of entries under the directory's lock, each with a reference; their attributes afterwards, since an
+            // inode is never locked inside a directory out of order.
+            let mut batch: Vec<(Vec<u8>, InodeNumber, FileType, u64)> = Vec::new();
+            self.read_directory(directory, cookie, &mut |item| {
+                self.inodes.retain(item.inode);
+                batch.push((item.name.to_vec(), item.inode, item.file_type, item.cookie));
+                batch.len() < 64
+            })?;
+            let Some(&(_, _, _, last)) = batch.last() else { return Ok(()) };
+            let mut taking = true;
+            let mut failure = None;
+            for (name, inode, file_type, cookie) in batch {
+                let taken = taking
+                    && match self.attributes(inode) {
+                        Ok(attributes) => take(DirectoryItem { name: &name, inode, file_type, cookie }, &attributes),
+                        Err(error) => {
+                            failure.get_or_insert(error);
+                            false
+                        }
+                    };
+                taking &= taken;
+                if !taken {
+                    self.forget(inode, 1);
+                }
+            }
+            match failure {
+                Some(error) => return Err(error),
+                None if !taking => return Ok(()),
+                None => cookie = last,
+            }
+        }
+    }
+
+    /// Adds an entry for `inode`; accounts for it in `directory`'s attributes. Both are locked.
+    pub(crate) fn account_new_entry(&self, directory: &mut InodeState, name: &[u8], file_type: FileType) {
+        let item = &mut directory.item;
+        item.entries += 1;
+        item.size += name.len() as u64;
+        item.links += u32::from(file_type == FileType::Directory);
+        self.touch(directory);
+    }
+
+    /// Accounts for an entry that is gone.
+    pub(crate) fn account_removed_entry(&self, directory: &mut InodeState, name: &[u8], file_type: FileType) {
+        let item = &mut directory.item;
+        item.entries = item.entries.saturating_sub(1);
+        item.size = item.size.saturating_sub(name.len() as u64);
+        item.links = item.links.saturating_sub(u32::from(file_type == FileType::Directory));
+        self.touch(directory);
+    }
+
+    /// Data and attributes changed now.
+    pub(crate) fn touch(&self, state: &mut InodeState) {
+        let now = crate::volume::now();
+        state.item.modified = now;
+        state.item.changed = now;
+    }
+}

@@ -1,0 +1,94 @@
+//! The engine's one error. Errno is made from it in the mount adapter only.
+use cairn_blockdev::DeviceError;
+use cairn_btree::TreeError;
+use cairn_format::{FormatError, InodeNumber, Structure};
+use cairn_log::{LogError, ReplayError};
+use cairn_space::SpaceError;
+
+/// Why an operation failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    #[error("no such file or directory")]
+    NotFound,
+    #[error("file exists")]
+    Exists,
+    #[error("not a directory")]
+    NotDirectory,
+    #[error("is a directory")]
+    IsDirectory,
+    #[error("directory not empty")]
+    NotEmpty,
+    #[error("name of {0} bytes; 1 to 255 are possible")]
+    NameLength(usize),
+    #[error("no space left on the volume")]
+    NoSpace,
+    #[error("the volume is mounted read-only")]
+    ReadOnly,
+    #[error("no such extended attribute")]
+    NoAttribute,
+    #[error("invalid argument: {0}")]
+    InvalidArgument(&'static str),
+    #[error("operation not permitted: {0}")]
+    NotPermitted(&'static str),
+    #[error("file would be larger than {0} bytes")]
+    FileTooLarge(u64),
+    #[error("too many links to one inode")]
+    TooManyLinks,
+    #[error("no data or hole past this offset")]
+    OutOfRange,
+    #[error("extended attribute is too large")]
+    XattrTooLarge,
+    #[error("the directory has no free slot for this name's hash")]
+    HashCollisions,
+    /// The device failed.
+    #[error("{0}")]
+    Device(#[from] DeviceError),
+    /// A structure on the volume is damaged.
+    #[error("{0}")]
+    Damaged(#[from] FormatError),
+    /// File data does not match its checksum.
+    #[error("inode {inode}: data of file block {file_block}, at block {block}, does not match its checksum")]
+    DataChecksum { inode: InodeNumber, file_block: u64, block: u64 },
+    /// Not a volume that can be mounted.
+    #[error("not a usable volume: {0}")]
+    NotAVolume(String),
+    /// The volume stopped after a failure; nothing after it became durable.
+    #[error("the volume is read-only since a failure: {0}")]
+    Aborted(String),
+}
+
+impl From<TreeError> for Error {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::Device { source, .. } => Error::Device(source),
+            TreeError::Damaged { source, .. } => Error::Damaged(source),
+            TreeError::Space { source, .. } => source.into(),
+        }
+    }
+}
+
+impl From<SpaceError> for Error {
+    fn from(error: SpaceError) -> Self {
+        match error {
+            SpaceError::NoSpace { .. } | SpaceError::TimedOut { .. } => Error::NoSpace,
+            SpaceError::Stopped | SpaceError::ReservationExhausted { .. } => Error::Aborted(error.to_string()),
+            SpaceError::Conflict { range, .. } => Error::Damaged(FormatError::new(Structure::Bitmap, range.start, error.to_string())),
+        }
+    }
+}
+
+impl From<LogError> for Error {
+    fn from(error: LogError) -> Self {
+        Error::Aborted(error.to_string())
+    }
+}
+
+impl From<ReplayError> for Error {
+    fn from(error: ReplayError) -> Self {
+        match error {
+            ReplayError::Device(error) => Error::Device(error),
+            ReplayError::Damaged(error) => Error::Damaged(error),
+        }
+    }
+}

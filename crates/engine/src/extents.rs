@@ -1,0 +1,171 @@
+//! The extent items of a file: finding, dropping and inserting them.
+//!
+//! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and its state lock held
+//! exclusively, in a joined operation; `item.blocks` equals the sum of their lengths.
+use crate::inode::InodeState;
+use crate::operation::Operation;
+use crate::volume::VolumeInner;
+use crate::{Error, Result};
+use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, InodeNumber, ItemKind, Key, checksum};
+
+/// Appends within one transaction grow an extent up to this many blocks; a longer item would make each append log too
+/// many checksums again.
+const MERGE_BLOCKS_MAX: u64 = 64;
+
+impl VolumeInner {
+    /// The extents that overlap the file blocks `from..to`, whole, in order; at most `limit`.
+    pub(crate) fn extents_in(&self, inode: InodeNumber, from: u64, to: u64, limit: usize) -> Result<Vec<(u64, Extent)>> {
+        let key = |block| Key::new(inode, ItemKind::Extent, block);
+        let mut found = Vec::new();
+        if from >= to {
+            return Ok(found);
+        }
+        if let Some((first, value)) = self.files.last(key(0)..=key(from))? {
+            let extent = Extent::decode(&value)?;
+            if first.offset + extent.blocks > from {
+                found.push((first.offset, extent));
+            }
+        }
+        if from + 1 < to {
+            for item in self.files.range(key(from + 1)..=key(to - 1)) {
+                if found.len() >= limit {
+                    break;
+                }
+                let (key, value) = item?;
+                found.push((key.offset, Extent::decode(&value)?));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes the file blocks `from..to` from the file. `overlapping` are the extents there, from
+    /// [`VolumeInner::extents_in`]. Changes at most their number + 1 items.
+    pub(crate) fn drop_extents(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        state: &mut InodeState,
+        (from, to): (u64, u64),
+        overlapping: &[(u64, Extent)],
+    ) -> Result<()> {
+        for (start, extent) in overlapping {
+            let end = start + extent.blocks;
+            let (cut_from, cut_to) = (from.max(*start), to.min(end));
+            if cut_from >= cut_to {
+                continue;
+            }
+            if *start < cut_from {
+                operation.put_extent(inode, *start, &extent.slice(0, cut_from - start))?;
+            } else {
+                operation.delete(Key::new(inode, ItemKind::Extent, *start))?;
+            }
+            if cut_to < end {
+                operation.put_extent(inode, cut_to, &extent.slice(cut_to - start, end - cut_to))?;
+            }
+            let gone = extent.slice(cut_from - start, cut_to - cut_from).range();
+            operation.free(gone)?;
+            state.item.blocks = state.item.blocks.saturating_sub(gone.blocks);
+        }
+        Ok(())
+    }
+
+    /// Inserts an extent whose blocks were just allocated; joins it with its predecessor where that is cheap. The place
+    /// is empty. Changes one item.
+    pub(crate) fn insert_extent(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        state: &mut InodeState,
+        file_block: u64,
+        extent: Extent,
+    ) -> Result<()> {
+        self.space.reference(extent.range());
+        state.item.blocks += extent.blocks;
+        self.put_merged(operation, inode, file_block, extent)
+    }
+
+    /// Makes data of unwritten blocks that an extent held already. The place is empty; the blocks stay the file's.
+    pub(crate) fn put_merged(&self, operation: &mut Operation<'_>, inode: InodeNumber, file_block: u64, extent: Extent) -> Result<()> {
+        if file_block > 0
+            && let Some((start, mut before)) = self.extents_in(inode, file_block - 1, file_block, 1)?.pop()
+            && before.kind == ExtentKind::Data
+            && extent.kind == ExtentKind::Data
+            && before.generation == extent.generation
+            && before.range().end() == extent.start
+            && start + before.blocks == file_block
+            && before.blocks + extent.blocks <= MERGE_BLOCKS_MAX
+        {
+            before.blocks += extent.blocks;
+            before.checksums.extend_from_slice(&extent.checksums);
+            return operation.put_extent(inode, start, &before);
+        }
+        operation.put_extent(inode, file_block, &extent)
+    }
+
+    /// Reads file blocks from the device into `buffer` (whole blocks), verifying checksums; holes and unwritten extents
+    /// read as zeros. `wanted` says which blocks matter; the others are left as they are.
+    pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8], wanted: &dyn Fn(u64) -> bool) -> Result<()> {
+        let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
+        for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
+            if extent.kind != ExtentKind::Data {
+                continue;
+            }
+            let last = end_block.min(start + extent.blocks);
+            let mut block = first_block.max(start);
+            while block < last {
+                if !wanted(block) {
+                    block += 1;
+                    continue;
+                }
+                let run_end = (block + 1..last).find(|&b| !wanted(b)).unwrap_or(last);
+                let part = extent.slice(block - start, run_end - block);
+                let at = (block - first_block) as usize * BLOCK_SIZE;
+                self.read_verified(inode, block, &part, &mut buffer[at..at + part.blocks as usize * BLOCK_SIZE])?;
+                block = run_end;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_verified(&self, inode: InodeNumber, file_block: u64, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
+        if !self.superblock.geometry.contains(extent.range()) {
+            return Err(Error::DataChecksum { inode, file_block, block: extent.start.0 });
+        }
+        self.device.read(extent.start.offset_bytes(), buffer)?;
+        for (index, (block, expected)) in buffer.chunks_exact(BLOCK_SIZE).zip(&extent.checksums).enumerate() {
+            if checksum(block) != *expected {
+                let index = index as u64;
+                return Err(Error::DataChecksum { inode, file_block: file_block + index, block: extent.start.0 + index });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of `from..to` that none of `extents` (in order) covers.
+pub(crate) fn gaps(from: u64, to: u64, extents: &[(u64, Extent)]) -> Vec<(u64, u64)> {
+    let mut gaps = Vec::new();
+    let mut at = from;
+    for (start, extent) in extents {
+        if *start > at {
+            gaps.push((at, (*start).min(to)));
+        }
+        at = at.max(start + extent.blocks);
+    }
+    if at < to {
+        gaps.push((at, to));
+    }
+    gaps
+}
+
+/// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one unwritten extent covers
+/// its beginning; shorter when that extent ends before.
+pub(crate) fn unwritten_run(extents: &[(u64, Extent)], file_block: u64, blocks: u64) -> Option<BlockRange> {
+    extents
+        .iter()
+        .find(|(start, extent)| extent.kind == ExtentKind::Unwritten && (*start..start + extent.blocks).contains(&file_block))
+        .map(|(start, extent)| {
+            let skip = file_block - start;
+            extent.slice(skip, blocks.min(extent.blocks - skip)).range()
+        })
+}

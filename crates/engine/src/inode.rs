@@ -1,0 +1,292 @@
+//! Inodes in memory: the table, their state, references, and locking several at once.
+//!
+//! An [`Inode`] enters the table unloaded; whoever locks it first loads it under its lock, so a stale item can't be
+//! cached beside a newer one. Items of an inode change only under its state lock; its extents change only with its
+//! extents mutex held as well.
+//!
+//! References (of the kernel, or of a library user) are counted apart from the cache, so that an inode can leave memory
+//! while it is referenced. An inode without names lives until its last reference goes.
+//!
+//! Lock discipline: extents mutex (EXTENTS) before joining a transaction; state locks (INODE) in ascending inode
+//! number, several of them only through [`VolumeInner::lock_inodes`]; the table's shards (INODE_TABLE) inside.
+use crate::volume::VolumeInner;
+use crate::{Error, Result};
+use cairn_environment::Rank;
+use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use cairn_format::{BLOCK_SIZE, FileType, InodeItem, InodeNumber, ItemKind, Key, LogSeq};
+use cairn_space::Reservation;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// One block of file data in memory that is not on the device yet.
+pub(crate) struct Page {
+    pub(crate) data: Arc<[u8; BLOCK_SIZE]>,
+    /// Changed since its last writeback began.
+    pub(crate) dirty: bool,
+}
+
+/// What is known of a loaded inode.
+pub(crate) struct InodeState {
+    /// Attributes, including the effect of buffered writes.
+    pub(crate) item: InodeItem,
+    /// Length that the data in the tree supports; logged instead of `item.size` while later data is unwritten.
+    pub(crate) disk_size: u64,
+    /// `item` has times that the tree doesn't have.
+    pub(crate) times_dirty: bool,
+    /// `item` has a size that the tree doesn't have.
+    pub(crate) size_dirty: bool,
+    /// Data not on the device yet, by file block.
+    pub(crate) pages: BTreeMap<u64, Page>,
+    /// Number of pages with `dirty` set.
+    pub(crate) dirty_pages: u64,
+    /// Space for the dirty pages.
+    pub(crate) reservation: Option<Reservation>,
+    /// Last operation that logged an item of this inode.
+    pub(crate) last: LogSeq,
+}
+
+impl InodeState {
+    /// A state without buffered data.
+    pub(crate) fn new(item: InodeItem, last: LogSeq) -> Self {
+        Self {
+            item,
+            disk_size: item.size,
+            times_dirty: false,
+            size_dirty: false,
+            pages: BTreeMap::new(),
+            dirty_pages: 0,
+            reservation: None,
+            last,
+        }
+    }
+
+    /// The type.
+    pub(crate) fn file_type(&self) -> FileType {
+        FileType::from_mode(self.item.mode).unwrap_or(FileType::Regular)
+    }
+
+    /// The attributes as they may be logged now.
+    pub(crate) fn loggable(&self) -> InodeItem {
+        let size = if self.file_type() == FileType::Regular { self.item.size.min(self.disk_size) } else { self.item.size };
+        InodeItem { size, ..self.item }
+    }
+
+    /// Called after the inode item has been logged with [`InodeState::loggable`].
+    pub(crate) fn logged(&mut self, sequence: LogSeq) {
+        self.last = sequence;
+        self.times_dirty = false;
+        self.size_dirty = self.item.size != self.loggable().size;
+    }
+
+    /// Whether memory has something that neither tree nor log has.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.times_dirty || self.size_dirty || !self.pages.is_empty()
+    }
+
+    /// Fails unless this is a directory that still exists.
+    pub(crate) fn expect_directory(&self) -> Result<()> {
+        match self.file_type() {
+            FileType::Directory if self.item.links == 0 => Err(Error::NotFound),
+            FileType::Directory => Ok(()),
+            _ => Err(Error::NotDirectory),
+        }
+    }
+
+    /// Fails unless this is a regular file.
+    pub(crate) fn expect_regular(&self) -> Result<()> {
+        match self.file_type() {
+            FileType::Regular => Ok(()),
+            FileType::Directory => Err(Error::IsDirectory),
+            _ => Err(Error::InvalidArgument("not a regular file")),
+        }
+    }
+}
+
+/// An inode in memory.
+pub(crate) struct Inode {
+    pub(crate) number: InodeNumber,
+    /// Serialises everything that changes extents; held across device writes of this file's data.
+    pub(crate) extents: Mutex<()>,
+    state: RwLock<Option<Box<InodeState>>>,
+}
+
+impl Inode {
+    fn unloaded(number: InodeNumber) -> Arc<Self> {
+        Arc::new(Self { number, extents: Mutex::new(Rank::EXTENTS, ()), state: RwLock::new(Rank::INODE, None) })
+    }
+
+    fn loaded(number: InodeNumber, state: InodeState) -> Arc<Self> {
+        let state = RwLock::new(Rank::INODE, Some(Box::new(state)));
+        Arc::new(Self { number, extents: Mutex::new(Rank::EXTENTS, ()), state })
+    }
+
+    /// Nobody else has it, and it can be loaded again without loss.
+    fn evictable(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1 && self.state.try_read().is_some_and(|state| state.as_ref().is_none_or(|state| !state.is_dirty()))
+    }
+}
+
+/// Shared access to a loaded inode.
+pub(crate) struct ReadGuard<'a>(RwLockReadGuard<'a, Option<Box<InodeState>>>);
+
+impl std::ops::Deref for ReadGuard<'_> {
+    type Target = InodeState;
+    fn deref(&self) -> &InodeState {
+        self.0.as_ref().expect("a guard is made of loaded inodes only")
+    }
+}
+
+/// Exclusive access to a loaded inode.
+pub(crate) struct WriteGuard<'a>(RwLockWriteGuard<'a, Option<Box<InodeState>>>);
+
+impl std::ops::Deref for WriteGuard<'_> {
+    type Target = InodeState;
+    fn deref(&self) -> &InodeState {
+        self.0.as_ref().expect("a guard is made of loaded inodes only")
+    }
+}
+impl std::ops::DerefMut for WriteGuard<'_> {
+    fn deref_mut(&mut self) -> &mut InodeState {
+        self.0.as_mut().expect("a guard is made of loaded inodes only")
+    }
+}
+impl WriteGuard<'_> {
+    /// Forgets the state after its items were removed from the tree.
+    pub(crate) fn unload(mut self) {
+        *self.0 = None;
+    }
+}
+
+/// Exclusive access to several inodes.
+pub(crate) struct LockedInodes<'a> {
+    guards: Vec<(InodeNumber, WriteGuard<'a>)>,
+}
+
+impl LockedInodes<'_> {
+    /// The state of one of them.
+    pub(crate) fn get(&mut self, number: InodeNumber) -> &mut InodeState {
+        let (_, guard) = self.guards.iter_mut().find(|(n, _)| *n == number).expect("only locked inodes are asked for");
+        guard
+    }
+}
+
+const SHARDS: usize = 64;
+
+/// The inodes in memory, and the references to inodes.
+pub(crate) struct InodeTable {
+    shards: Vec<Mutex<HashMap<u64, Arc<Inode>>>>,
+    references: Vec<Mutex<HashMap<u64, u64>>>,
+    entries_per_shard_max: usize,
+}
+
+impl InodeTable {
+    /// A table that keeps about `entries_max` inodes.
+    pub(crate) fn new(entries_max: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(Rank::INODE_TABLE, HashMap::new())).collect(),
+            references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, HashMap::new())).collect(),
+            entries_per_shard_max: (entries_max / SHARDS).max(16),
+        }
+    }
+
+    fn shard<T>(shards: &[T], number: InodeNumber) -> &T {
+        &shards[(number.0 % SHARDS as u64) as usize]
+    }
+
+    /// The inode, loaded or not.
+    pub(crate) fn get(&self, number: InodeNumber) -> Arc<Inode> {
+        let mut shard = Self::shard(&self.shards, number).lock();
+        if let Some(inode) = shard.get(&number.0) {
+            return inode.clone();
+        }
+        self.make_room(&mut shard);
+        shard.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
+    }
+
+    /// Enters a newly made inode.
+    pub(crate) fn insert_new(&self, number: InodeNumber, state: InodeState) -> Arc<Inode> {
+        let inode = Inode::loaded(number, state);
+        let mut shard = Self::shard(&self.shards, number).lock();
+        self.make_room(&mut shard);
+        let old = shard.insert(number.0, inode.clone());
+        debug_assert!(old.is_none(), "inode {number} was made twice");
+        inode
+    }
+
+    fn make_room(&self, shard: &mut HashMap<u64, Arc<Inode>>) {
+        if shard.len() < self.entries_per_shard_max {
+            return;
+        }
+        let mut surplus = self.entries_per_shard_max / 4;
+        shard.retain(|_, inode| {
+            let evict = surplus > 0 && inode.evictable();
+            surplus -= usize::from(evict);
+            !evict
+        });
+    }
+
+    /// Number of inodes in memory.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Adds a reference.
+    pub(crate) fn retain(&self, number: InodeNumber) {
+        *Self::shard(&self.references, number).lock().entry(number.0).or_insert(0) += 1;
+    }
+
+    /// Takes `count` references back; whether none is left.
+    pub(crate) fn release(&self, number: InodeNumber, count: u64) -> bool {
+        let mut shard = Self::shard(&self.references, number).lock();
+        let Some(references) = shard.get_mut(&number.0) else { return true };
+        *references = references.saturating_sub(count);
+        let none_left = *references == 0;
+        if none_left {
+            shard.remove(&number.0);
+        }
+        none_left
+    }
+
+    /// Whether anybody refers to the inode.
+    pub(crate) fn is_referenced(&self, number: InodeNumber) -> bool {
+        Self::shard(&self.references, number).lock().contains_key(&number.0)
+    }
+}
+
+impl VolumeInner {
+    fn load(&self, number: InodeNumber) -> Result<Box<InodeState>> {
+        let value = self.files.get(&Key::new(number, ItemKind::Inode, 0))?.ok_or(Error::NotFound)?;
+        // An inode that left memory may have items in the CIL: an fsync of it waits for everything logged so far.
+        Ok(Box::new(InodeState::new(InodeItem::decode(&value)?, self.log.last())))
+    }
+
+    /// Locks an inode exclusively, loading it when needed.
+    pub(crate) fn write_inode<'a>(&self, inode: &'a Inode) -> Result<WriteGuard<'a>> {
+        let mut guard = inode.state.write();
+        if guard.is_none() {
+            *guard = Some(self.load(inode.number)?);
+        }
+        Ok(WriteGuard(guard))
+    }
+
+    /// Locks an inode shared, loading it when needed.
+    pub(crate) fn read_inode<'a>(&self, inode: &'a Inode) -> Result<ReadGuard<'a>> {
+        loop {
+            let guard = inode.state.read();
+            if guard.is_some() {
+                return Ok(ReadGuard(guard));
+            }
+            drop(guard);
+            drop(self.write_inode(inode)?);
+        }
+    }
+
+    /// Locks several inodes exclusively, in ascending order; the same one may be named twice.
+    pub(crate) fn lock_inodes<'a>(&self, inodes: &[&'a Arc<Inode>]) -> Result<LockedInodes<'a>> {
+        let mut sorted: Vec<&Arc<Inode>> = inodes.to_vec();
+        sorted.sort_by_key(|inode| inode.number);
+        sorted.dedup_by_key(|inode| inode.number);
+        let guards = sorted.into_iter().map(|inode| Ok((inode.number, self.write_inode(inode)?))).collect::<Result<_>>()?;
+        Ok(LockedInodes { guards })
+    }
+}

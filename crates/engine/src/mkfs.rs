@@ -1,0 +1,315 @@
+//! Makes an empty volume on a device.
+//!
+//! An empty volume has one file tree (the root directory's inode item in a leaf), one root tree (the file tree's root
+//! item in a leaf), a bitmap per block group, and three equal superblocks of generation 1.
+//!
+//! Invariant: until the last step a reader finds no superblock at all, so that an interrupted mkfs leaves "no volume"
+//! rather than half of one. No lock is taken.
+use cairn_blockdev::{BlockDevice, DeviceError};
+use cairn_environment::{clock, random};
+use cairn_format::{
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, Generation, Geometry, INODE_ROOT, InodeItem, ItemKind, Key,
+    LABEL_BYTES, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock, TREE_FILES, TREE_ROOTS, Timestamp, TreeId, VolumeId,
+};
+
+/// The first inode number that files get; smaller ones are reserved.
+pub const INODE_FIRST: u64 = 16;
+
+const GENERATION_FIRST: Generation = Generation(1);
+const ROOT_MODE: u32 = 0o040_755;
+/// Bitmap slots written at once: 1 MiB.
+const BITMAPS_PER_WRITE: u64 = 256;
+
+/// What the new volume should be like. Its size is the device's.
+#[derive(Clone, Debug, Default)]
+pub struct MkfsOptions {
+    /// Length of the log ring; by default 1/64 of the volume, between 4 MiB and 256 MiB.
+    pub log_bytes: Option<u64>,
+    /// Name of the volume, up to 64 bytes.
+    pub label: String,
+    /// Owner of the root directory.
+    pub uid: u32,
+    /// Group of the root directory.
+    pub gid: u32,
+}
+
+/// Why no volume was made.
+#[derive(Debug, thiserror::Error)]
+pub enum MkfsError {
+    /// The device can't hold a volume with such a log.
+    #[error("a device of {length_bytes} bytes is too small for a volume with {log}; at least {} bytes and half of them for files are needed", Geometry::VOLUME_BYTES_MIN)]
+    Geometry {
+        /// The device's length.
+        length_bytes: u64,
+        /// The log asked for, in words.
+        log: String,
+    },
+    /// The label doesn't fit.
+    #[error("the label has {length_bytes} bytes; {LABEL_BYTES} are possible, without NUL")]
+    Label {
+        /// Length of the label.
+        length_bytes: usize,
+    },
+    /// Reading or writing failed.
+    #[error("making a volume: {0}")]
+    Device(#[from] DeviceError),
+}
+
+/// Makes an empty volume on `device`; whatever the device held before is lost.
+///
+/// # Errors
+/// A size, log or label that doesn't fit (the device is unchanged), or a failed write (the device holds no volume).
+pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superblock, MkfsError> {
+    let length_bytes = device.length_bytes();
+    let Some(geometry) = Geometry::for_size(length_bytes, options.log_bytes) else {
+        let log = options.log_bytes.map_or_else(|| "the default log".into(), |bytes| format!("a log of {bytes} bytes"));
+        return Err(MkfsError::Geometry { length_bytes, log });
+    };
+    if options.label.len() > LABEL_BYTES || options.label.contains('\0') {
+        return Err(MkfsError::Label { length_bytes: options.label.len() });
+    }
+    let created = now();
+    let superblock = Superblock {
+        volume: VolumeId(random::bytes16()),
+        generation: GENERATION_FIRST,
+        features: Features::default(),
+        geometry,
+        root: NodePointer { block: geometry.data_start(), generation: GENERATION_FIRST, level: 0 },
+        next_inode: INODE_FIRST,
+        log_epoch: 1,
+        log_tail: LogPosition { block: 0, sequence: 1 },
+        used_blocks: 2 * NODE_BLOCKS,
+        hash_seed: random::bytes16(),
+        created_ns: created.seconds.unsigned_abs() * 1_000_000_000 + u64::from(created.nanoseconds),
+        clean: true,
+        label: options.label.clone(),
+    };
+    write_volume(device, &superblock, root_directory(created, options))?;
+    Ok(superblock)
+}
+
+/// Writes everything in an order that never shows half a volume:
+/// 1. Zeros over the three superblocks; flush. *Crash: no volume (or still the old one, whole).*
+/// 2. Trees, bitmaps, the log's first block; flush. *Crash: no volume.*
+/// 3. The superblocks; flush. *Crash: no volume, or the new one.*
+fn write_volume(device: &dyn BlockDevice, superblock: &Superblock, root_directory: InodeItem) -> Result<(), MkfsError> {
+    let geometry = &superblock.geometry;
+    let zeros = vec![0; BLOCK_SIZE];
+    let superblock_places = [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], geometry.superblock_copy()];
+    for address in superblock_places {
+        device.write(address.offset_bytes(), &[&zeros])?;
+    }
+    device.flush()?;
+
+    write_trees(device, superblock, root_directory)?;
+    write_bitmaps(device, superblock)?;
+    device.write(geometry.log().start.offset_bytes(), &[&zeros])?;
+    device.flush()?;
+
+    for address in superblock_places {
+        device.write(address.offset_bytes(), &[&superblock.encode(address)])?;
+    }
+    device.flush()?;
+    Ok(())
+}
+
+/// The root tree's leaf with the file tree's root item, then the file tree's leaf with the root directory.
+fn write_trees(device: &dyn BlockDevice, superblock: &Superblock, root_directory: InodeItem) -> Result<(), DeviceError> {
+    let roots_address = superblock.root.block;
+    let files_address = BlockNumber(roots_address.0 + NODE_BLOCKS);
+    let leaf = |tree: TreeId, address: BlockNumber, key: Key, value: &[u8]| {
+        let mut node = Node::new(superblock.volume, tree, 0, address, GENERATION_FIRST);
+        node.insert(0, key, value).expect("an empty node has room for an item");
+        node.seal();
+        node
+    };
+    let root_item = RootItem { root: NodePointer { block: files_address, generation: GENERATION_FIRST, level: 0 } };
+    let roots = leaf(TREE_ROOTS, roots_address, Key::root(TREE_FILES), &root_item.encode());
+    let root_key = Key::new(INODE_ROOT, ItemKind::Inode, 0);
+    let files = leaf(TREE_FILES, files_address, root_key, &root_directory.encode());
+    device.write(roots_address.offset_bytes(), &[&roots.page()[..], &files.page()[..]])
+}
+
+fn now() -> Timestamp {
+    let (seconds, nanoseconds) = clock::now_wall();
+    Timestamp { seconds, nanoseconds }
+}
+
+fn root_directory(created: Timestamp, options: &MkfsOptions) -> InodeItem {
+    InodeItem {
+        mode: ROOT_MODE,
+        uid: options.uid,
+        gid: options.gid,
+        links: 2,
+        size: 0,
+        blocks: 0,
+        device: 0,
+        parent: INODE_ROOT.0,
+        entries: 0,
+        flags: 0,
+        generation: GENERATION_FIRST,
+        accessed: created,
+        modified: created,
+        changed: created,
+        created,
+    }
+}
+
+/// Slot 0 of every group, valid; slot 1 of every group, zeros, which no reader takes for a bitmap.
+fn write_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<(), DeviceError> {
+    let geometry = &superblock.geometry;
+    let used = BlockRange::new(superblock.root.block, 2 * NODE_BLOCKS);
+    let mut first = 0;
+    while first < geometry.groups() {
+        let end = (first + BITMAPS_PER_WRITE).min(geometry.groups());
+        let mut blocks = Vec::with_capacity((end - first) as usize * BLOCK_SIZE);
+        for group in first..end {
+            let bitmap = Bitmap { group, generation: GENERATION_FIRST, bits: initial_bits(geometry, group, used) };
+            blocks.extend_from_slice(&bitmap.encode(superblock.volume, geometry.bitmap_block(group, 0)));
+        }
+        device.write(geometry.bitmap_block(first, 0).offset_bytes(), &[&blocks])?;
+        blocks.fill(0);
+        device.write(geometry.bitmap_block(first, 1).offset_bytes(), &[&blocks])?;
+        first = end;
+    }
+    Ok(())
+}
+
+/// Bits of `group`: everything outside the allocatable blocks is in use, also past the device's end, and so is `used`.
+fn initial_bits(geometry: &Geometry, group: u64, used: BlockRange) -> Box<[u8; BITMAP_BYTES]> {
+    let mut bits: Box<[u8; BITMAP_BYTES]> = vec![0; BITMAP_BYTES].into_boxed_slice().try_into().expect("size matches");
+    let first = group * Geometry::GROUP_BLOCKS;
+    let allocatable = geometry.allocatable().range();
+    for index in 0..Geometry::GROUP_BLOCKS {
+        let block = first + index;
+        if !allocatable.contains(&block) || used.range().contains(&block) {
+            bits[(index / 8) as usize] |= 1 << (index % 8);
+        }
+    }
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_blockdev::MemoryDevice;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    /// Fails every write after the first `writes_left`.
+    struct Failing {
+        device: MemoryDevice,
+        writes_left: AtomicU64,
+    }
+
+    impl BlockDevice for Failing {
+        fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+            self.device.read(offset_bytes, buffer)
+        }
+        fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+            let left = self.writes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            let offset_bytes = if left.is_ok() { offset_bytes } else { u64::MAX - 4095 };
+            self.device.write(offset_bytes, buffers)
+        }
+        fn flush(&self) -> Result<(), DeviceError> {
+            self.device.flush()
+        }
+        fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+            self.device.discard(offset_bytes, length_bytes)
+        }
+        fn length_bytes(&self) -> u64 {
+            self.device.length_bytes()
+        }
+        fn flush_time(&self) -> Duration {
+            Duration::ZERO
+        }
+    }
+
+    fn read_superblock(device: &dyn BlockDevice, address: BlockNumber) -> Result<Superblock, cairn_format::FormatError> {
+        Superblock::decode(&read_block(device, address), address)
+    }
+
+    fn read_block(device: &dyn BlockDevice, address: BlockNumber) -> Vec<u8> {
+        let mut block = vec![0; BLOCK_SIZE];
+        device.read(address.offset_bytes(), &mut block).unwrap();
+        block
+    }
+
+    fn read_node(device: &dyn BlockDevice, superblock: &Superblock, address: BlockNumber) -> Node {
+        let mut page = Box::new([0; cairn_format::NODE_SIZE]);
+        device.read(address.offset_bytes(), &mut page[..]).unwrap();
+        Node::decode(page, superblock.volume, address).unwrap()
+    }
+
+    #[test]
+    fn an_empty_volume_can_be_read_back() {
+        for length_bytes in [16 << 20, (200 << 20) + 12288] {
+            let device = MemoryDevice::new(length_bytes);
+            let options = MkfsOptions { label: "maildir".into(), uid: 5, gid: 6, ..MkfsOptions::default() };
+            let superblock = mkfs(&device, &options).unwrap();
+            for address in [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], superblock.geometry.superblock_copy()] {
+                assert_eq!(read_superblock(&device, address).unwrap(), superblock);
+            }
+            let roots = read_node(&device, &superblock, superblock.root.block);
+            assert_eq!((roots.tree(), roots.count(), roots.key(0)), (TREE_ROOTS, 1, Key::root(TREE_FILES)));
+            let root = RootItem::decode(roots.value(0)).unwrap().root;
+            let files = read_node(&device, &superblock, root.block);
+            let inode = InodeItem::decode(files.value(0)).unwrap();
+            assert_eq!((inode.mode, inode.links, inode.parent, inode.uid, inode.gid), (0o40755, 2, 1, 5, 6));
+            assert_eq!(used_bits(&device, &superblock), superblock.used_blocks);
+        }
+    }
+
+    /// Set bits among the allocatable blocks; asserts that every other bit is set, and that slot 1 is no bitmap.
+    fn used_bits(device: &dyn BlockDevice, superblock: &Superblock) -> u64 {
+        let geometry = &superblock.geometry;
+        let mut used = 0;
+        for group in 0..geometry.groups() {
+            let [slot, other] = [0, 1].map(|slot| geometry.bitmap_block(group, slot));
+            let bitmap = Bitmap::decode(&read_block(device, slot), superblock.volume, slot, group).unwrap();
+            assert!(Bitmap::decode(&read_block(device, other), superblock.volume, other, group).is_err());
+            for index in 0..Geometry::GROUP_BLOCKS {
+                let set = bitmap.bits[(index / 8) as usize] & (1 << (index % 8)) != 0;
+                let allocatable = geometry.allocatable().range().contains(&(group * Geometry::GROUP_BLOCKS + index));
+                assert!(set || allocatable);
+                used += u64::from(set && allocatable);
+            }
+        }
+        used
+    }
+
+    #[test]
+    fn an_interrupted_mkfs_leaves_no_volume() {
+        for writes in 0.. {
+            let device = Failing { device: MemoryDevice::new(16 << 20), writes_left: AtomicU64::new(u64::MAX) };
+            let old = mkfs(&device, &MkfsOptions::default()).unwrap();
+            device.writes_left.store(writes, Ordering::Relaxed);
+            let made = mkfs(&device, &MkfsOptions::default());
+            device.writes_left.store(u64::MAX, Ordering::Relaxed);
+            let places = [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], old.geometry.superblock_copy()];
+            let found = places.iter().filter_map(|&place| read_superblock(&device, place).ok()).collect::<Vec<_>>();
+            match made {
+                Ok(new) => {
+                    assert!(writes > 6 && found.iter().all(|superblock| *superblock == new) && found.len() == 3);
+                    return;
+                }
+                // The first three writes remove the old superblocks, the last three write the new ones.
+                Err(_) if (3..=7).contains(&writes) => assert!(found.is_empty(), "{writes} writes"),
+                Err(_) if writes < 3 => assert!(found.iter().all(|superblock| *superblock == old)),
+                Err(_) => assert!(found.iter().all(|superblock| superblock.volume != old.volume)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_anything_is_written() {
+        let device = MemoryDevice::new(8 << 20);
+        assert!(matches!(mkfs(&device, &MkfsOptions::default()), Err(MkfsError::Geometry { .. })));
+        let device = MemoryDevice::new(32 << 20);
+        let options = MkfsOptions { log_bytes: Some(24 << 20), ..MkfsOptions::default() };
+        assert!(mkfs(&device, &options).unwrap_err().to_string().contains("a log of 25165824 bytes"));
+        let options = MkfsOptions { label: "x".repeat(65), ..MkfsOptions::default() };
+        assert!(matches!(mkfs(&device, &options), Err(MkfsError::Label { length_bytes: 65 })));
+        assert_eq!(device.counters().writes, 0);
+    }
+}

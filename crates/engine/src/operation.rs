@@ -1,0 +1,119 @@
+//! An operation: joined to a transaction, it changes items in the tree and logs them together.
+//!
+//! 1. [`VolumeInner::begin`]: reserve (may sleep), then join. No inode lock is held.
+//! 2. Lock inodes; [`Operation::put`], [`Operation::delete`] change the tree and collect the items.
+//! 3. [`Operation::log`] with the inode locks still held: the items enter the CIL in one step.
+//! 4. Unlock the inodes, drop the operation: it leaves and gives back what it did not use.
+//!
+//! An operation that changed the tree and is dropped before it logged (an error halfway) has left the tree between two
+//! states that no log describes; the volume stops, and the durable state remains what it was.
+use crate::transaction::Handle;
+use crate::volume::VolumeInner;
+use crate::{Error, Result};
+use cairn_btree::Change;
+use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES};
+use cairn_log::Batch;
+use cairn_space::{Request, Reservation, Urgency};
+
+/// A joined operation.
+pub(crate) struct Operation<'v> {
+    volume: &'v VolumeInner,
+    batch: Batch,
+    changed: bool,
+    reservation: Reservation,
+    handle: Handle<'v>,
+}
+
+impl VolumeInner {
+    /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of data itself.
+    pub(crate) fn begin(&self, items: u64, data_blocks: u64, urgency: Urgency) -> Result<Operation<'_>> {
+        self.check_writable()?;
+        self.log.throttle()?;
+        let request = Request { data_blocks, nodes: self.files.worst_case(items) };
+        let reservation = self.space.reserve(request, urgency)?;
+        self.join(reservation)
+    }
+
+    /// Begins an operation with a reservation made before.
+    pub(crate) fn join(&self, reservation: Reservation) -> Result<Operation<'_>> {
+        let handle = self.transactions.join()?;
+        Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, handle })
+    }
+}
+
+impl Operation<'_> {
+    /// The transaction that was joined.
+    pub(crate) fn generation(&self) -> Generation {
+        self.handle.generation()
+    }
+
+    /// What the operation may still allocate.
+    pub(crate) fn reservation(&self) -> &Reservation {
+        &self.reservation
+    }
+
+    fn insert(&mut self, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.changed = true;
+        let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
+        Ok(self.volume.files.insert(&change, key, value)?)
+    }
+
+    /// Inserts or replaces an item.
+    pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<()> {
+        self.insert(key, value)?;
+        self.batch.put(TREE_FILES, key, value, EntryFlags::default());
+        Ok(())
+    }
+
+    /// Inserts an item that did not exist.
+    pub(crate) fn put_new(&mut self, key: Key, value: &[u8]) -> Result<()> {
+        let old = self.insert(key, value)?;
+        debug_assert!(old.is_none(), "{key:?} existed");
+        self.batch.put_new(TREE_FILES, key, value, EntryFlags::default());
+        Ok(())
+    }
+
+    /// Inserts or replaces an inode's attributes.
+    pub(crate) fn put_inode(&mut self, inode: InodeNumber, item: &InodeItem) -> Result<()> {
+        self.put(Key::new(inode, ItemKind::Inode, 0), &item.encode())
+    }
+
+    /// Inserts or replaces an extent item. Says nothing to the allocator.
+    pub(crate) fn put_extent(&mut self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<()> {
+        let key = Key::new(inode, ItemKind::Extent, file_block);
+        let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
+        let value = extent.encode();
+        self.insert(key, &value)?;
+        let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
+        self.batch.put(TREE_FILES, key, &value, flags);
+        Ok(())
+    }
+
+    /// Removes an item, if it exists.
+    pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
+        self.changed = true;
+        let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
+        self.volume.files.remove(&change, &key)?;
+        self.batch.delete(TREE_FILES, key);
+        Ok(())
+    }
+
+    /// Blocks of the file that no item refers to any more.
+    pub(crate) fn free(&mut self, range: BlockRange) -> Result<()> {
+        Ok(self.volume.space.free(range, self.handle.generation())?)
+    }
+
+    /// Puts the collected items into the CIL. The locks of all inodes concerned are held.
+    pub(crate) fn log(&mut self) -> LogSeq {
+        self.changed = false;
+        if self.batch.is_empty() { self.volume.log.last() } else { self.volume.log.insert(&mut self.batch) }
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.volume.fail(&Error::Aborted("an operation failed halfway".into()));
+        }
+    }
+}

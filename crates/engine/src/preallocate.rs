@@ -1,0 +1,130 @@
+//! fallocate: allocating blocks ahead, punching holes, making ranges zero; and copying between files.
+//!
+//! All of it holds the file's extents mutex and works in operations of bounded size. Partial blocks at the edges of a
+//! punched range are zeroed as a write would do it.
+use crate::extents::gaps;
+use crate::file::checked_end;
+use crate::inode::Inode;
+use crate::truncate::BATCH_EXTENTS;
+use crate::types::AllocateMode;
+use crate::volume::VolumeInner;
+use crate::{Error, Result};
+use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, InodeNumber, blocks_for_bytes};
+use cairn_space::{Request, Urgency};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+impl VolumeInner {
+    /// Does what `mode` says to a range of a file.
+    pub(crate) fn allocate(&self, number: InodeNumber, offset_bytes: u64, length_bytes: u64, mode: AllocateMode) -> Result<()> {
+        if length_bytes == 0 {
+            return Err(Error::InvalidArgument("a range of no bytes"));
+        }
+        let end = checked_end(offset_bytes, length_bytes)?;
+        self.check_writable()?;
+        let inode = self.inodes.get(number);
+        self.read_inode(&inode)?.expect_regular()?;
+        match mode {
+            AllocateMode::Allocate { keep_size } => self.fill(&inode, offset_bytes, end, keep_size),
+            AllocateMode::PunchHole => self.punch(&inode, offset_bytes, end),
+            AllocateMode::ZeroRange { keep_size } => {
+                self.punch(&inode, offset_bytes, end)?;
+                self.fill(&inode, offset_bytes, end, keep_size)
+            }
+        }
+    }
+
+    /// Puts unwritten extents into the holes of a range.
+    fn fill(&self, inode: &Arc<Inode>, offset_bytes: u64, end_bytes: u64, keep_size: bool) -> Result<()> {
+        let (first, last) = (offset_bytes / BLOCK, blocks_for_bytes(end_bytes));
+        let _extents = inode.extents.lock();
+        let mut missing = gaps(first, last, &self.extents_in(inode.number, first, last, usize::MAX)?);
+        let wanted = missing.iter().map(|(from, to)| to - from).sum();
+        let reservation = self.space.reserve(Request { data_blocks: wanted, nodes: 0 }, Urgency::Normal)?;
+        missing.reverse();
+        loop {
+            let mut operation = self.begin(BATCH_EXTENTS as u64 + 1, 0, Urgency::Priority)?;
+            let mut state = self.write_inode(inode)?;
+            for _ in 0..BATCH_EXTENTS {
+                let Some((from, to)) = missing.pop() else { break };
+                let wanted = (to - from).min(Extent::UNWRITTEN_BLOCKS_MAX);
+                let range = self.space.allocate_data(&reservation, wanted, None)?;
+                if from + range.blocks < to {
+                    missing.push((from + range.blocks, to));
+                }
+                let extent = Extent {
+                    start: range.start,
+                    blocks: range.blocks,
+                    kind: ExtentKind::Unwritten,
+                    generation: operation.generation(),
+                    checksums: Vec::new(),
+                };
+                self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
+            }
+            let finished = missing.is_empty();
+            if finished && !keep_size && end_bytes > state.item.size {
+                state.item.size = end_bytes;
+                state.disk_size = end_bytes;
+            }
+            self.touch(&mut state);
+            operation.put_inode(inode.number, &state.loggable())?;
+            let sequence = operation.log();
+            state.logged(sequence);
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes a range a hole.
+    fn punch(&self, inode: &Arc<Inode>, offset_bytes: u64, end_bytes: u64) -> Result<()> {
+        let size = self.read_inode(inode)?.item.size;
+        let (first, last) = (blocks_for_bytes(offset_bytes), end_bytes / BLOCK);
+        let visible_end = end_bytes.min(size.next_multiple_of(BLOCK));
+        if offset_bytes < visible_end {
+            if !offset_bytes.is_multiple_of(BLOCK) {
+                self.zero_part(inode, offset_bytes..visible_end.min(first * BLOCK))?;
+            }
+            if !visible_end.is_multiple_of(BLOCK) && last >= first {
+                self.zero_part(inode, last * BLOCK..visible_end)?;
+            }
+        }
+        let _extents = inode.extents.lock();
+        loop {
+            let mut operation = self.begin(BATCH_EXTENTS as u64 + 3, 0, Urgency::Removal)?;
+            let mut state = self.write_inode(inode)?;
+            let mut finished = true;
+            if first < last {
+                self.drop_pages(&mut state, first, last);
+                let gone = self.extents_in(inode.number, first, last, BATCH_EXTENTS)?;
+                finished = gone.len() < BATCH_EXTENTS;
+                self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
+            }
+            self.touch(&mut state);
+            operation.put_inode(inode.number, &state.loggable())?;
+            let sequence = operation.log();
+            state.logged(sequence);
+            self.unlist_clean(inode, &state);
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Copies bytes from one file to another; returns how many, fewer at the end of the source.
+    pub(crate) fn copy_range(&self, from: InodeNumber, from_offset: u64, to: InodeNumber, to_offset: u64, length_bytes: u64) -> Result<u64> {
+        let mut copied = 0;
+        while copied < length_bytes {
+            let mut buffer = Vec::new();
+            let step = (length_bytes - copied).min(1 << 20) as usize;
+            self.read(from, from_offset + copied, step, &mut buffer)?;
+            if buffer.is_empty() {
+                break;
+            }
+            self.write(to, to_offset + copied, &buffer)?;
+            copied += buffer.len() as u64;
+        }
+        Ok(copied)
+    }
+}

@@ -1,0 +1,285 @@
+//! Opening a volume: superblock, bitmaps, trees, log.
+//!
+//! 1. Take the valid superblock with the highest generation out of three.
+//! 2. Per group take the newest valid bitmap that is not newer than the superblock. A newer one was written by a commit
+//!    that a crash cut short; such a group is written again by the first commit, or the stale slot could be taken for
+//!    that commit's.
+//! 3. Mark the blocks that the log's extents use, before any node is allocated.
+//! 4. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
+//! 5. The first commit makes that durable together with a new log epoch. *A crash before: all of this again.*
+use crate::inode::InodeTable;
+use crate::orphans::Orphans;
+use crate::statistics::Counters;
+use crate::transaction::Transactions;
+use crate::volume::{SharedSignal, VolumeInner};
+use crate::{Error, Result, VolumeOptions};
+use cairn_blockdev::{AlignedBuffer, BlockDevice};
+use cairn_btree::{Change, NodeCache, Tree};
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_format::{
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation, Geometry,
+    ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
+};
+use cairn_log::{CommitReason, Log, LogOptions, LogStart};
+use cairn_space::{Request, Space, Urgency};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+fn read_block(device: &dyn BlockDevice, block: BlockNumber) -> Result<AlignedBuffer> {
+    let mut buffer = AlignedBuffer::zeroed(BLOCK_SIZE);
+    device.read(block.offset_bytes(), &mut buffer)?;
+    Ok(buffer)
+}
+
+/// Finds the superblock that counts.
+pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
+    let length_blocks = device.length_bytes() / BLOCK_SIZE as u64;
+    if device.length_bytes() < Geometry::VOLUME_BYTES_MIN {
+        return Err(Error::NotAVolume(format!("{} bytes is smaller than any volume", device.length_bytes())));
+    }
+    let mut candidates: Vec<BlockNumber> = Geometry::SUPERBLOCKS.to_vec();
+    candidates.push(BlockNumber(length_blocks - 1));
+    let mut problems = Vec::new();
+    let mut best: Option<Superblock> = None;
+    for block in candidates {
+        match read_block(device, block).and_then(|bytes| Ok(Superblock::decode(&bytes, block)?)) {
+            Ok(superblock) => {
+                if best.as_ref().is_none_or(|best| superblock.generation > best.generation) {
+                    best = Some(superblock);
+                }
+            }
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
+    let Some(best) = best else {
+        return Err(Error::NotAVolume(format!("no valid superblock ({})", problems.join("; "))));
+    };
+    for problem in problems {
+        tracing::warn!("{problem}");
+    }
+    if best.geometry.total_blocks > length_blocks {
+        return Err(Error::NotAVolume(format!("the volume has {} blocks, the image only {length_blocks}: it was truncated", best.geometry.total_blocks)));
+    }
+    Ok(best)
+}
+
+/// Bitmaps as the superblock sees them.
+struct Bitmaps {
+    bits: Vec<Box<[u8; BITMAP_BYTES]>>,
+    slots: Vec<u8>,
+    /// Groups with a slot that is newer than the superblock.
+    stale: Vec<u64>,
+}
+
+fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bitmaps> {
+    let geometry = superblock.geometry;
+    let table = geometry.bitmap_table();
+    let mut buffer = AlignedBuffer::zeroed(table.blocks as usize * BLOCK_SIZE);
+    for (index, chunk) in buffer.chunks_mut(1 << 20).enumerate() {
+        device.read(table.start.offset_bytes() + ((index as u64) << 20), chunk)?;
+    }
+    let mut bitmaps = Bitmaps { bits: Vec::new(), slots: Vec::new(), stale: Vec::new() };
+    for group in 0..geometry.groups() {
+        let mut best: Option<(Bitmap, u8)> = None;
+        let mut problem = String::new();
+        for slot in 0..2 {
+            let block = geometry.bitmap_block(group, slot);
+            let at = (block.0 - table.start.0) as usize * BLOCK_SIZE;
+            match Bitmap::decode(&buffer[at..at + BLOCK_SIZE], superblock.volume, block, group) {
+                Ok(bitmap) if bitmap.generation > superblock.generation => bitmaps.stale.push(group),
+                Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => best = Some((bitmap, slot as u8)),
+                Ok(_) => {}
+                Err(error) => problem = error.to_string(),
+            }
+        }
+        let Some((bitmap, slot)) = best else {
+            let block = geometry.bitmap_block(group, 0);
+            return Err(FormatError::new(Structure::Bitmap, block, format!("group {group} has no usable bitmap: {problem}")).into());
+        };
+        bitmaps.bits.push(bitmap.bits);
+        bitmaps.slots.push(slot);
+    }
+    Ok(bitmaps)
+}
+
+fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
+    let damaged = |problem: &str| FormatError::new(Structure::Item, roots.root().block, problem);
+    let value = roots.get(&Key::root(TREE_FILES))?.ok_or_else(|| damaged("the root tree has no file tree"))?;
+    let item = RootItem::decode(&value)?;
+    if !geometry.contains(BlockRange::node(item.root.block)) {
+        return Err(damaged("the file tree's root lies outside the volume").into());
+    }
+    Ok(item)
+}
+
+impl VolumeInner {
+    /// Steps 1 to 4; the volume is not running yet.
+    pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
+        let superblock = read_superblock(&*device)?;
+        if superblock.features.read_only_compatible != 0 && !options.read_only {
+            let word = superblock.features.read_only_compatible;
+            return Err(Error::NotAVolume(format!("it uses features {word:#x} that this version can only read; mount it read-only")));
+        }
+        let bitmaps = read_bitmaps(&*device, &superblock)?;
+        let geometry = superblock.geometry;
+        let space = Space::new(geometry, bitmaps.bits);
+        for group in bitmaps.stale {
+            space.mark_changed(group);
+        }
+        let cache = NodeCache::new(device.clone(), superblock.volume, geometry, options.node_cache_bytes);
+        let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
+        let files = Tree::open(cache.clone(), space.clone(), TREE_FILES, file_tree_root(&roots, geometry)?.root);
+        let counters = Counters::default();
+        let replay = cairn_log::replay(&*device, &superblock)?;
+        let generation = replay.last_generation.max(superblock.generation).next();
+        Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;
+        let next_inode = Arc::new(AtomicU64::new(replay.next_inode.max(superblock.next_inode)));
+        let log_epoch = superblock.log_epoch + 1;
+        let start = LogStart { epoch: log_epoch, position: replay.end, generation };
+        drop(replay);
+        let signal = SharedSignal::new();
+        let log_signal = signal.clone();
+        let request = move |reason: CommitReason| {
+            if reason == CommitReason::LogFailed {
+                log_signal.flags.log_failed.store(true, Ordering::Release);
+            }
+            log_signal.request();
+        };
+        let log_options = LogOptions { flush: options.flush, ..LogOptions::for_geometry(&geometry) };
+        let log = Log::new(device.clone(), superblock.volume, geometry, start, next_inode.clone(), Box::new(request), log_options);
+        Ok(Self {
+            inodes: InodeTable::new(options.inode_cache_entries),
+            device,
+            superblock,
+            log_epoch,
+            options,
+            space,
+            cache,
+            roots,
+            files,
+            log,
+            transactions: Transactions::new(generation),
+            orphans: Orphans::new(),
+            next_inode,
+            bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
+            rename_lock: Mutex::new(Rank::RENAME, ()),
+            dirty_inodes: Mutex::new(Rank::LEAF, BTreeMap::new()),
+            dirty_pages: AtomicU64::new(0),
+            counters,
+            signal,
+            work: VolumeInner::new_work(),
+            work_changed: Condvar::new(),
+            failed: AtomicBool::new(false),
+        })
+    }
+}
+
+/// Applies checkpoints.
+struct Replayer<'a> {
+    space: &'a Arc<Space>,
+    files: &'a Tree,
+    generation: Generation,
+    counters: &'a Counters,
+}
+
+impl Replayer<'_> {
+    fn run(&self, replay: &cairn_log::Replay<'_>) -> Result<()> {
+        // Step 3: these blocks are free in the bitmaps but hold the data of logged extents.
+        for checkpoint in replay.checkpoints() {
+            for entry in checkpoint?.entries() {
+                if let Some(range) = extent_of(&entry)? {
+                    self.space.reference_missing(range)?;
+                }
+            }
+        }
+        for checkpoint in replay.checkpoints() {
+            self.apply(&checkpoint?)?;
+            self.counters.replayed_checkpoints.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Applies one checkpoint. A block leaves its file only if no item of the same checkpoint holds it: extents are cut
+    /// and joined, and then old and new item share blocks.
+    fn apply(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let (mut removed, mut added) = (Vec::new(), Vec::new());
+        for entry in checkpoint.entries() {
+            if entry.tree != TREE_FILES {
+                let problem = format!("a logged item of unknown tree {}", entry.tree);
+                return Err(FormatError::new(Structure::Checkpoint, BlockNumber(0), problem).into());
+            }
+            let reservation = self.space.reserve(Request { data_blocks: 0, nodes: self.files.worst_case(1) }, Urgency::Commit)?;
+            let change = Change { generation: self.generation, reservation: &reservation };
+            let old = if entry.flags.contains(EntryFlags::DELETE) {
+                self.files.remove(&change, &entry.key)?
+            } else {
+                self.files.insert(&change, entry.key, entry.value)?
+            };
+            if entry.key.kind == ItemKind::Extent as u8
+                && let Some(old) = old
+            {
+                removed.push(Extent::decode(&old)?.range());
+            }
+            added.extend(extent_of(&entry)?);
+            self.counters.replayed_items.fetch_add(1, Ordering::Relaxed);
+        }
+        for range in subtract(removed, added) {
+            self.space.free(range, self.generation)?;
+        }
+        Ok(())
+    }
+}
+
+/// The blocks of an inserted extent.
+fn extent_of(entry: &CheckpointEntry<'_>) -> Result<Option<BlockRange>> {
+    if entry.key.kind != ItemKind::Extent as u8 || entry.flags.contains(EntryFlags::DELETE) {
+        return Ok(None);
+    }
+    Ok(Some(Extent::decode(entry.value)?.range()))
+}
+
+/// The blocks of `from` that are not in `without`.
+fn subtract(mut from: Vec<BlockRange>, mut without: Vec<BlockRange>) -> Vec<BlockRange> {
+    from.sort();
+    without.sort();
+    let mut result = Vec::new();
+    let mut next = 0;
+    for range in from {
+        let mut at = range.start.0;
+        let end = range.end().0;
+        while next > 0 && without[next - 1].end().0 > at {
+            next -= 1;
+        }
+        while at < end {
+            while next < without.len() && without[next].end().0 <= at {
+                next += 1;
+            }
+            let Some(cut) = without.get(next).filter(|cut| cut.start.0 < end) else {
+                result.push(BlockRange::new(BlockNumber(at), end - at));
+                break;
+            };
+            if cut.start.0 > at {
+                result.push(BlockRange::new(BlockNumber(at), cut.start.0 - at));
+            }
+            at = cut.end().0;
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subtraction_of_ranges() {
+        let range = |start, end| BlockRange::new(BlockNumber(start), end - start);
+        let case = |from: &[BlockRange], without: &[BlockRange]| subtract(from.to_vec(), without.to_vec());
+        assert_eq!(case(&[range(10, 20)], &[range(12, 14), range(18, 30)]), vec![range(10, 12), range(14, 18)]);
+        assert_eq!(case(&[range(30, 40), range(10, 20)], &[range(0, 12), range(15, 35)]), vec![range(12, 15), range(35, 40)]);
+        assert_eq!(case(&[range(10, 20)], &[range(10, 20)]), vec![]);
+        assert_eq!(case(&[range(10, 20)], &[]), vec![range(10, 20)]);
+    }
+}

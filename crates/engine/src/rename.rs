@@ -1,0 +1,204 @@
+//! Rename: replace, no-replace, exchange.
+//!
+//! 1. If a regular file will be replaced, write the source's dirty data first, so that no prefix of operations contains
+//!    the rename without the data.
+//! 2. Join; for a directory that moves to another parent take the volume's rename lock and walk up from the new parent,
+//!    so that no directory becomes its own ancestor.
+//! 3. Lock both directories, the source and the target in ascending order; look both names up again.
+//! 4. Change and log everything in one step.
+use crate::entries::{FoundEntry, check_name};
+use crate::inode::LockedInodes;
+use crate::operation::Operation;
+use crate::types::RenameMode;
+use crate::volume::{VolumeInner, now};
+use crate::{Error, Result};
+use cairn_format::{DirectoryEntry, FileType, INODE_ROOT, InodeNumber, ItemKind, Key};
+use cairn_space::Urgency;
+use std::sync::Arc;
+
+/// One side of a rename.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    directory: InodeNumber,
+    name: &'a [u8],
+}
+
+enum Outcome {
+    Done { orphan: Option<InodeNumber> },
+    Changed,
+}
+
+impl VolumeInner {
+    /// Moves an entry.
+    pub(crate) fn rename(
+        &self,
+        old_parent: InodeNumber,
+        old_name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        check_name(old_name)?;
+        check_name(new_name)?;
+        let (old, new) = (Place { directory: old_parent, name: old_name }, Place { directory: new_parent, name: new_name });
+        loop {
+            let source = self.peek_entry(old.directory, old.name)?.ok_or(Error::NotFound)?;
+            let target = self.peek_entry(new.directory, new.name)?;
+            match (mode, target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+                (RenameMode::Exchange, None) => return Err(Error::NotFound),
+                (RenameMode::Replace, Some(target)) if target.file_type == FileType::Regular && source.file_type == FileType::Regular => {
+                    self.write_back(&self.inodes.get(source.inode), Urgency::Priority)?;
+                }
+                _ => {}
+            }
+            match self.try_rename(old, new, source, target, mode)? {
+                Outcome::Done { orphan } => {
+                    if let Some(orphan) = orphan {
+                        self.reap_if_unused(orphan);
+                    }
+                    return Ok(());
+                }
+                Outcome::Changed => {}
+            }
+        }
+    }
+
+    fn try_rename(
+        &self,
+        old: Place<'_>,
+        new: Place<'_>,
+        source: FoundEntry,
+        target: Option<FoundEntry>,
+        mode: RenameMode,
+    ) -> Result<Outcome> {
+        let mut operation = self.begin(8, 0, Urgency::Normal)?;
+        let moves = |entry: &FoundEntry| entry.file_type == FileType::Directory && old.directory != new.directory;
+        let directory_moves = moves(&source) || (mode == RenameMode::Exchange && target.as_ref().is_some_and(moves));
+        let _rename = directory_moves.then(|| self.rename_lock.lock());
+        if directory_moves && source.file_type == FileType::Directory && self.is_ancestor(source.inode, new.directory)? {
+            return Err(Error::InvalidArgument("a directory can't move into itself"));
+        }
+        if directory_moves
+            && let Some(target) = target
+            && target.file_type == FileType::Directory
+            && self.is_ancestor(target.inode, old.directory)?
+        {
+            let exchange = mode == RenameMode::Exchange;
+            return Err(if exchange { Error::InvalidArgument("a directory can't move into itself") } else { Error::NotEmpty });
+        }
+        let mut numbers = vec![old.directory, new.directory, source.inode];
+        numbers.extend(target.map(|target| target.inode));
+        let inodes: Vec<_> = numbers.iter().map(|&number| self.inodes.get(number)).collect();
+        let mut locked = match self.lock_inodes(&inodes.iter().collect::<Vec<&Arc<_>>>()) {
+            Err(Error::NotFound) => return self.changed_meanwhile(old, new),
+            other => other?,
+        };
+        locked.get(old.directory).expect_directory()?;
+        locked.get(new.directory).expect_directory()?;
+        let found_source = self.expect_entry(old.directory, old.name)?;
+        let (found_target, free) = self.find_entry(new.directory, new.name)?;
+        if found_source.inode != source.inode || found_target.map(|t| t.inode) != target.map(|t| t.inode) {
+            return Ok(Outcome::Changed);
+        }
+        let orphan = match (mode, found_target) {
+            (_, Some(target)) if target.inode == source.inode => return Ok(Outcome::Done { orphan: None }),
+            (RenameMode::Exchange, Some(target)) => {
+                self.exchange(&mut operation, &mut locked, (old, found_source), (new, target))?;
+                None
+            }
+            (_, target) => self.replace(&mut operation, &mut locked, (old, found_source), new, target, free)?,
+        };
+        let sequence = operation.log();
+        for number in numbers {
+            locked.get(number).logged(sequence);
+        }
+        Ok(Outcome::Done { orphan })
+    }
+
+    fn changed_meanwhile(&self, old: Place<'_>, new: Place<'_>) -> Result<Outcome> {
+        self.peek_entry(old.directory, old.name)?.ok_or(Error::NotFound)?;
+        self.peek_entry(new.directory, new.name)?;
+        Ok(Outcome::Changed)
+    }
+
+    /// Whether `candidate` is `directory` or one of its ancestors.
+    fn is_ancestor(&self, candidate: InodeNumber, directory: InodeNumber) -> Result<bool> {
+        let mut at = directory;
+        loop {
+            if at == candidate {
+                return Ok(true);
+            }
+            if at == INODE_ROOT {
+                return Ok(false);
+            }
+            at = self.parent(at)?;
+        }
+    }
+
+    fn replace(
+        &self,
+        operation: &mut Operation<'_>,
+        locked: &mut LockedInodes<'_>,
+        (old, source): (Place<'_>, FoundEntry),
+        new: Place<'_>,
+        target: Option<FoundEntry>,
+        free: Option<u64>,
+    ) -> Result<Option<InodeNumber>> {
+        if let Some(target) = target {
+            match (source.file_type == FileType::Directory, target.file_type == FileType::Directory) {
+                (true, false) => return Err(Error::NotDirectory),
+                (false, true) => return Err(Error::IsDirectory),
+                (true, true) if locked.get(target.inode).item.entries > 0 => return Err(Error::NotEmpty),
+                _ => {}
+            }
+        }
+        // A name may move between slots of one hash; when its old slot lies in the range, `free` skipped it.
+        let slot = target.map(|target| target.slot).or(free).ok_or(Error::HashCollisions)?;
+        operation.delete(Key::new(old.directory, ItemKind::DirectoryEntry, source.slot))?;
+        self.account_removed_entry(locked.get(old.directory), old.name, source.file_type);
+        let mut orphan = None;
+        if let Some(target) = target {
+            self.account_removed_entry(locked.get(new.directory), new.name, target.file_type);
+            if self.drop_link(operation, target.inode, locked.get(target.inode))? {
+                orphan = Some(target.inode);
+            }
+        }
+        let entry = DirectoryEntry { inode: source.inode, file_type: source.file_type, name: new.name.to_vec() };
+        operation.put(Key::new(new.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        self.account_new_entry(locked.get(new.directory), new.name, source.file_type);
+        let state = locked.get(source.inode);
+        state.item.changed = now();
+        if source.file_type == FileType::Directory {
+            state.item.parent = new.directory.0;
+        }
+        for number in [old.directory, new.directory, source.inode] {
+            operation.put_inode(number, &locked.get(number).loggable())?;
+        }
+        Ok(orphan)
+    }
+
+    fn exchange(
+        &self,
+        operation: &mut Operation<'_>,
+        locked: &mut LockedInodes<'_>,
+        (old, source): (Place<'_>, FoundEntry),
+        (new, target): (Place<'_>, FoundEntry),
+    ) -> Result<()> {
+        for (place, slot, gone, comes) in [(old, source.slot, source, target), (new, target.slot, target, source)] {
+            let entry = DirectoryEntry { inode: comes.inode, file_type: comes.file_type, name: place.name.to_vec() };
+            operation.put(Key::new(place.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+            self.account_removed_entry(locked.get(place.directory), place.name, gone.file_type);
+            self.account_new_entry(locked.get(place.directory), place.name, comes.file_type);
+            let state = locked.get(comes.inode);
+            state.item.changed = now();
+            if comes.file_type == FileType::Directory {
+                state.item.parent = place.directory.0;
+            }
+        }
+        for number in [old.directory, new.directory, source.inode, target.inode] {
+            operation.put_inode(number, &locked.get(number).loggable())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! Which transaction runs, who has joined it, and how far commits have come.
+//!
+//! ```text
+//! Running → CommitPrep → CommitStart → CommitDoing → Unblocked → SuperCommitted → Completed
+//!           wait for the  no joins,     the cut       = Running of the next; `committing` holds the old one
+//!           commit before drain
+//! ```
+//! Invariants:
+//! - `generation` grows by one at each cut, and only while `joined` is 0;
+//! - one commit is between CommitPrep and SuperCommitted at any time;
+//! - `super_committed` and `completed` are set under the lock before their waiters are woken, and a woken thread
+//!   checks again; a failure wakes everybody.
+//!
+//! Lock discipline: the state's lock (rank TRANSACTION) is held for a few instructions. Joining may wait for the cut;
+//! who joins holds no lock but an inode's extents mutex.
+use crate::{Error, Result};
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_format::Generation;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Running,
+    CommitStart,
+    CommitDoing,
+}
+
+struct State {
+    phase: Phase,
+    generation: Generation,
+    joined: u64,
+    committing: bool,
+    super_committed: Generation,
+    completed: Generation,
+    failure: Option<String>,
+}
+
+/// The state machine of transactions.
+pub(crate) struct Transactions {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Membership in the running transaction; dropping it leaves.
+pub(crate) struct Handle<'a> {
+    transactions: &'a Transactions,
+    generation: Generation,
+}
+
+impl Handle<'_> {
+    /// The transaction that was joined.
+    pub(crate) fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        let mut state = self.transactions.state.lock();
+        state.joined -= 1;
+        if state.joined == 0 && state.phase == Phase::CommitStart {
+            self.transactions.changed.notify_all();
+        }
+    }
+}
+
+/// The exclusive right to commit. Dropping it before [`Commit::unblock`] lets the transaction go on as if nothing had
+/// been tried.
+pub(crate) struct Commit<'a> {
+    transactions: &'a Transactions,
+    generation: Generation,
+    unblocked: bool,
+}
+
+impl Commit<'_> {
+    /// The transaction being committed.
+    pub(crate) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// After the cut: the next transaction runs.
+    pub(crate) fn unblock(&mut self) {
+        let mut state = self.transactions.state.lock();
+        assert_eq!((state.phase, state.joined), (Phase::CommitDoing, 0), "the cut happens with nobody joined");
+        state.generation = self.generation.next();
+        state.phase = Phase::Running;
+        self.unblocked = true;
+        self.transactions.changed.notify_all();
+    }
+
+    /// The superblock is durable.
+    pub(crate) fn super_committed(self) {
+        assert!(self.unblocked, "a superblock is written after the cut");
+        let mut state = self.transactions.state.lock();
+        assert!(state.super_committed < self.generation);
+        state.super_committed = self.generation;
+    }
+}
+
+impl Drop for Commit<'_> {
+    fn drop(&mut self) {
+        let mut state = self.transactions.state.lock();
+        if !self.unblocked {
+            state.phase = Phase::Running;
+        }
+        state.committing = false;
+        self.transactions.changed.notify_all();
+    }
+}
+
+impl Transactions {
+    /// A machine whose running transaction is `running`, all before it completed.
+    pub(crate) fn new(running: Generation) -> Self {
+        let before = Generation(running.0 - 1);
+        let state = State {
+            phase: Phase::Running,
+            generation: running,
+            joined: 0,
+            committing: false,
+            super_committed: before,
+            completed: before,
+            failure: None,
+        };
+        Self { state: Mutex::new(Rank::TRANSACTION, state), changed: Condvar::new() }
+    }
+
+    /// Joins the running transaction; waits while one is being cut.
+    pub(crate) fn join(&self) -> Result<Handle<'_>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(Error::Aborted(failure.clone()));
+            }
+            if state.phase == Phase::Running {
+                state.joined += 1;
+                return Ok(Handle { transactions: self, generation: state.generation });
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// The running transaction.
+    pub(crate) fn generation(&self) -> Generation {
+        self.state.lock().generation
+    }
+
+    /// Takes the right to commit `wanted` or, if that is over, nothing: waits for the commit in flight, stops joins,
+    /// and drains. `None` if `wanted` was committed meanwhile.
+    pub(crate) fn begin_commit(&self, wanted: Generation) -> Result<Option<Commit<'_>>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(Error::Aborted(failure.clone()));
+            }
+            if state.super_committed >= wanted {
+                return Ok(None);
+            }
+            if !state.committing {
+                break;
+            }
+            self.changed.wait(&mut state);
+        }
+        state.committing = true;
+        state.phase = Phase::CommitStart;
+        let commit = Commit { transactions: self, generation: state.generation, unblocked: false };
+        while state.joined > 0 && state.failure.is_none() {
+            self.changed.wait(&mut state);
+        }
+        if let Some(failure) = state.failure.clone() {
+            drop(state);
+            drop(commit);
+            return Err(Error::Aborted(failure));
+        }
+        state.phase = Phase::CommitDoing;
+        drop(state);
+        Ok(Some(commit))
+    }
+
+    /// All freed blocks of `generation` are unpinned.
+    pub(crate) fn complete(&self, generation: Generation) {
+        let mut state = self.state.lock();
+        assert!(state.completed < generation && generation <= state.super_committed);
+        state.completed = generation;
+        self.changed.notify_all();
+    }
+
+    /// Waits until `generation` is completed.
+    pub(crate) fn wait_completed(&self, generation: Generation) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.completed < generation {
+            if let Some(failure) = &state.failure {
+                return Err(Error::Aborted(failure.clone()));
+            }
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
+    /// The newest transaction whose superblock is durable.
+    pub(crate) fn super_committed(&self) -> Generation {
+        self.state.lock().super_committed
+    }
+
+    /// Stops everything: waiters and later callers get the error. Only the first failure counts; says whether this was
+    /// it.
+    pub(crate) fn fail(&self, failure: &str) -> bool {
+        let mut state = self.state.lock();
+        let first = state.failure.is_none();
+        if first {
+            state.failure = Some(failure.to_owned());
+            self.changed.notify_all();
+        }
+        first
+    }
+
+    /// The failure that stopped the volume.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.state.lock().failure.clone()
+    }
+}

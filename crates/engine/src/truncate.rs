@@ -1,0 +1,241 @@
+//! Changing the length of a file, and removing all of it.
+//!
+//! Shortening a file, with its extents mutex held:
+//! 1. In one operation: the new size, the last block rewritten with zeros past the new end (its data is written before
+//!    it is logged), the first extents past the end removed; if more remain, an orphan item.
+//! 2. In further operations: the remaining extents, some at a time; the last one removes the orphan item.
+//!
+//! *A crash after step 1 leaves an orphan item, and the next mount does step 2.* No data can enter the file past its end
+//! meanwhile, since that takes the extents mutex.
+use crate::directory::orphan_key;
+use crate::file::checked_end;
+use crate::inode::{Inode, InodeState};
+use crate::operation::Operation;
+use crate::types::{AttributeChange, Attributes, TimeChange};
+use crate::volume::{VolumeInner, now};
+use crate::{Error, Result};
+use cairn_blockdev::AlignedBuffer;
+use cairn_format::{
+    BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, MAX_EXTENT_BLOCKS, OrphanKind, Timestamp, blocks_for_bytes, checksum,
+    encode_orphan,
+};
+use cairn_space::Urgency;
+use std::sync::Arc;
+
+/// Extents removed in one operation.
+pub(crate) const BATCH_EXTENTS: usize = 32;
+const SET_USER_ID: u32 = 0o4000;
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+fn resolve(change: TimeChange) -> Timestamp {
+    match change {
+        TimeChange::Now => now(),
+        TimeChange::At(time) => time,
+    }
+}
+
+fn apply(state: &mut InodeState, change: &AttributeChange) {
+    let item = &mut state.item;
+    if let Some(mode) = change.mode {
+        item.mode = (item.mode & !0o7777) | (mode & 0o7777);
+    }
+    if change.clear_set_id {
+        item.mode &= !SET_USER_ID;
+        if item.mode & GROUP_EXECUTE != 0 {
+            item.mode &= !SET_GROUP_ID;
+        }
+    }
+    item.uid = change.uid.unwrap_or(item.uid);
+    item.gid = change.gid.unwrap_or(item.gid);
+    if let Some(time) = change.accessed {
+        item.accessed = resolve(time);
+    }
+    if let Some(time) = change.modified {
+        item.modified = resolve(time);
+    }
+    item.changed = change.changed.map_or_else(now, resolve);
+}
+
+impl VolumeInner {
+    /// Changes attributes; a change of size comes first.
+    pub(crate) fn set_attributes(&self, number: InodeNumber, change: &AttributeChange) -> Result<Attributes> {
+        let inode = self.inodes.get(number);
+        if let Some(size) = change.size {
+            self.set_size(&inode, size)?;
+        }
+        let rest = AttributeChange { size: None, ..*change };
+        let only_size = change.size.is_some()
+            && rest.mode.is_none()
+            && rest.uid.is_none()
+            && rest.gid.is_none()
+            && rest.accessed.is_none()
+            && rest.modified.is_none()
+            && rest.changed.is_none()
+            && !rest.clear_set_id;
+        if only_size {
+            return self.attributes(number);
+        }
+        let mut operation = self.begin(1, 0, Urgency::Priority)?;
+        let mut state = self.write_inode(&inode)?;
+        apply(&mut state, &rest);
+        operation.put_inode(number, &state.loggable())?;
+        let sequence = operation.log();
+        state.logged(sequence);
+        Ok(Attributes::new(number, &state.item, state.pages.len() as u64))
+    }
+
+    /// Sets the length of a file.
+    pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        checked_end(size, 0)?;
+        let _extents = inode.extents.lock();
+        self.read_inode(inode)?.expect_regular()?;
+        let finished = self.cut_to_size(inode, size)?;
+        if finished { Ok(()) } else { self.finish_truncation(inode) }
+    }
+
+    /// Step 1; whether nothing remains to be done.
+    fn cut_to_size(&self, inode: &Arc<Inode>, size: u64) -> Result<bool> {
+        let number = inode.number;
+        let first_gone = blocks_for_bytes(size);
+        // The items changed: inode, orphan, boundary (drop 2, insert 1), removed extents.
+        let mut operation = self.begin(BATCH_EXTENTS as u64 + 6, 1, Urgency::Removal)?;
+        let mut state = self.write_inode(inode)?;
+        state.expect_regular()?;
+        let shrinks = size < state.item.size;
+        let mut remaining = false;
+        if shrinks {
+            self.drop_pages(&mut state, first_gone, u64::MAX);
+            self.rewrite_boundary(&mut operation, number, &mut state, size)?;
+            let gone = self.extents_in(number, first_gone, u64::MAX, BATCH_EXTENTS + 1)?;
+            remaining = gone.len() > BATCH_EXTENTS;
+            if remaining && state.item.links > 0 {
+                operation.put(orphan_key(number), &encode_orphan(OrphanKind::Truncate))?;
+            }
+            if !remaining {
+                self.drop_extents(&mut operation, number, &mut state, (first_gone, u64::MAX), &gone)?;
+            }
+        }
+        state.item.size = size;
+        state.disk_size = size;
+        self.touch(&mut state);
+        operation.put_inode(number, &state.loggable())?;
+        let sequence = operation.log();
+        state.logged(sequence);
+        self.unlist_clean(inode, &state);
+        Ok(!remaining)
+    }
+
+    /// Gives the block in which the file will end zeros past the end. If the device has an older version of it, the new
+    /// one is written at once and enters the tree with the new size; otherwise it stays in memory.
+    fn rewrite_boundary(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState, size: u64) -> Result<()> {
+        let tail = (size % BLOCK_SIZE as u64) as usize;
+        if tail == 0 {
+            return Ok(());
+        }
+        let block = size / BLOCK_SIZE as u64;
+        let existing = self.extents_in(number, block, block + 1, 1)?;
+        if !existing.iter().any(|(_, extent)| extent.kind == ExtentKind::Data) {
+            if let Some(page) = state.pages.get_mut(&block) {
+                Arc::make_mut(&mut page.data)[tail..].fill(0);
+            }
+            return Ok(());
+        }
+        let mut content = AlignedBuffer::zeroed(BLOCK_SIZE);
+        content.copy_from_slice(&self.read_block(number, state, block)?[..]);
+        content[tail..].fill(0);
+        let range = self.space.allocate_data(operation.reservation(), 1, None)?;
+        if let Err(error) = self.device.write(range.start.offset_bytes(), &[&content]) {
+            self.space.cancel(range);
+            return Err(error.into());
+        }
+        let extent = Extent {
+            start: range.start,
+            blocks: 1,
+            kind: ExtentKind::Data,
+            generation: operation.generation(),
+            checksums: vec![checksum(&content)],
+        };
+        self.drop_extents(operation, number, state, (block, block + 1), &existing)?;
+        self.insert_extent(operation, number, state, block, extent)?;
+        self.drop_pages(state, block, block + 1);
+        Ok(())
+    }
+
+    /// Step 2, for a file whose orphan item says `Truncate`. The extents mutex is held.
+    pub(crate) fn finish_truncation(&self, inode: &Arc<Inode>) -> Result<()> {
+        loop {
+            let mut operation = self.begin(BATCH_EXTENTS as u64 + 4, 0, Urgency::Removal)?;
+            let mut state = self.write_inode(inode)?;
+            let first_gone = blocks_for_bytes(state.disk_size);
+            let gone = self.extents_in(inode.number, first_gone, u64::MAX, BATCH_EXTENTS)?;
+            let finished = gone.len() < BATCH_EXTENTS;
+            self.drop_extents(&mut operation, inode.number, &mut state, (first_gone, u64::MAX), &gone)?;
+            if finished && state.item.links > 0 {
+                operation.delete(orphan_key(inode.number))?;
+            }
+            operation.put_inode(inode.number, &state.loggable())?;
+            let sequence = operation.log();
+            state.logged(sequence);
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes an inode without names: its items some at a time, then itself. A crash on the way leaves its orphan item.
+    pub(crate) fn remove_inode(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
+        let _extents = inode.extents.lock();
+        loop {
+            let mut operation = self.begin(BATCH_EXTENTS as u64 + 3, 0, urgency)?;
+            let mut state = match self.write_inode(inode) {
+                Err(Error::NotFound) => return Ok(()),
+                other => other?,
+            };
+            if state.item.links > 0 || self.inodes.is_referenced(inode.number) {
+                return Ok(());
+            }
+            self.drop_pages(&mut state, 0, u64::MAX);
+            let finished = self.remove_items(&mut operation, inode.number, &mut state)?;
+            if finished {
+                operation.delete(Key::new(inode.number, ItemKind::Inode, 0))?;
+                operation.delete(orphan_key(inode.number))?;
+            } else {
+                operation.put_inode(inode.number, &state.loggable())?;
+            }
+            let sequence = operation.log();
+            state.logged(sequence);
+            if finished {
+                state.pages.clear();
+                state.size_dirty = false;
+                self.unlist_clean(inode, &state);
+                state.unload();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes up to a batch of an inode's other items; whether none is left.
+    fn remove_items(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState) -> Result<bool> {
+        if state.file_type() == FileType::Directory && state.item.entries > 0 {
+            return Err(Error::NotEmpty);
+        }
+        let mut removed = 0;
+        let items: Vec<_> = self.files.range(Key::all_of_inode(number)).take(BATCH_EXTENTS + 1).collect::<std::result::Result<_, _>>()?;
+        let finished = items.len() <= BATCH_EXTENTS;
+        for (key, value) in items {
+            if key.kind == ItemKind::Inode as u8 || removed == BATCH_EXTENTS {
+                continue;
+            }
+            removed += 1;
+            operation.delete(key)?;
+            if key.kind == ItemKind::Extent as u8 {
+                let extent = Extent::decode(&value)?;
+                operation.free(extent.range())?;
+                state.item.blocks = state.item.blocks.saturating_sub(extent.blocks);
+                debug_assert!(extent.blocks <= MAX_EXTENT_BLOCKS.max(Extent::UNWRITTEN_BLOCKS_MAX));
+            }
+        }
+        Ok(finished)
+    }
+}

@@ -1,0 +1,181 @@
+//! Arguments and results of the volume's operations.
+use crate::Result;
+use cairn_format::{FileType, Generation, InodeItem, InodeNumber, Timestamp};
+
+/// What `stat` tells about an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Its number.
+    pub inode: InodeNumber,
+    /// Its type.
+    pub file_type: FileType,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Number of names.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Space allocated, in units of 512 bytes.
+    pub blocks_512: u64,
+    /// Device number of a special file.
+    pub device: u64,
+    /// Last access.
+    pub accessed: Timestamp,
+    /// Last change of data.
+    pub modified: Timestamp,
+    /// Last change of attributes.
+    pub changed: Timestamp,
+    /// Birth.
+    pub created: Timestamp,
+    /// Transaction in which the inode was made.
+    pub generation: Generation,
+}
+
+impl Attributes {
+    pub(crate) fn new(inode: InodeNumber, item: &InodeItem, delayed_blocks: u64) -> Self {
+        Self {
+            inode,
+            file_type: FileType::from_mode(item.mode).unwrap_or(FileType::Regular),
+            mode: item.mode,
+            links: item.links,
+            uid: item.uid,
+            gid: item.gid,
+            size_bytes: item.size,
+            blocks_512: (item.blocks + delayed_blocks) * 8,
+            device: item.device,
+            accessed: item.accessed,
+            modified: item.modified,
+            changed: item.changed,
+            created: item.created,
+            generation: item.generation,
+        }
+    }
+}
+
+/// How a time is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeChange {
+    /// To the present.
+    Now,
+    /// To this.
+    At(Timestamp),
+}
+
+/// Attributes to change; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct AttributeChange {
+    /// Permission bits; type bits are ignored.
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    /// New length in bytes.
+    pub size: Option<u64>,
+    pub accessed: Option<TimeChange>,
+    pub modified: Option<TimeChange>,
+    pub changed: Option<TimeChange>,
+    /// Clear set-user-id, and set-group-id where the group may execute.
+    pub clear_set_id: bool,
+}
+
+/// What to create.
+#[derive(Clone, Copy, Debug)]
+pub struct NewInode<'a> {
+    /// Type.
+    pub file_type: FileType,
+    /// Permission bits, the set-id and sticky bits among them.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory has the set-group-id bit.
+    pub gid: u32,
+    /// Device number of a special file.
+    pub device: u64,
+    /// Target of a symbolic link.
+    pub target: Option<&'a [u8]>,
+}
+
+/// What a rename does with an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replaces it.
+    Replace,
+    /// Fails.
+    NoReplace,
+    /// Gives it the old name.
+    Exchange,
+}
+
+/// What is allocated or freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AllocateMode {
+    /// Blocks for the whole range; with `keep_size` the length stays.
+    Allocate { keep_size: bool },
+    /// The range becomes a hole.
+    PunchHole,
+    /// The range reads as zeros and stays allocated.
+    ZeroRange { keep_size: bool },
+}
+
+/// What `seek` looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekTarget {
+    /// The next byte that is not in a hole.
+    Data,
+    /// The next hole; the end of the file is one.
+    Hole,
+}
+
+/// What an fsync must make durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FsyncKind {
+    /// Data and all attributes.
+    Full,
+    /// Data and what is needed to read it; not times.
+    DataOnly,
+}
+
+/// What `set_xattr` does with an existing or missing attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Creates or replaces.
+    Any,
+    /// Fails if it exists.
+    Create,
+    /// Fails if it doesn't.
+    Replace,
+}
+
+/// One entry of a directory listing.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectoryItem<'a> {
+    /// Name.
+    pub name: &'a [u8],
+    /// Object.
+    pub inode: InodeNumber,
+    /// Its type.
+    pub file_type: FileType,
+    /// Pass it to continue after this entry; at least 3.
+    pub cookie: u64,
+}
+
+/// What `statfs` tells, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug)]
+pub struct SpaceInfo {
+    /// Blocks that can hold files and their trees.
+    pub total_blocks: u64,
+    /// Blocks not in use.
+    pub free_blocks: u64,
+    /// Blocks that a writer can really get.
+    pub available_blocks: u64,
+    /// 4096.
+    pub block_size: u32,
+}
+
+/// Runs once when an fsync's outcome is known.
+pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;

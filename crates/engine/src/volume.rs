@@ -1,0 +1,514 @@
+//! A mounted volume: its parts, opening and closing, the threads that work in the background.
+//!
+//! [`Volume`] is what users hold; [`VolumeInner`] is what the operations in the other modules are methods of.
+//!
+//! Threads: `cairn-commit` writes dirty data and commits every `commit_interval` and on request; `cairn-unpin` frees the
+//! blocks of committed transactions; `cairn-reaper` removes orphans; log and space have one each.
+//!
+//! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
+//! error, reads go on, and what was durable stays so.
+use crate::inode::{Inode, InodeState, InodeTable};
+use crate::orphans::Orphans;
+use crate::statistics::{Counters, Statistics};
+use crate::transaction::Transactions;
+use crate::types::{
+    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, XattrMode,
+};
+use crate::{Error, Result, VolumeOptions};
+use cairn_blockdev::BlockDevice;
+use cairn_btree::{NodeCache, Tree};
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, clock, thread};
+use cairn_format::{BLOCK_SIZE, Generation, InodeNumber, INODE_ROOT, Superblock, Timestamp};
+use cairn_log::{Log, LogError};
+use cairn_space::{Reclaimer, Space, Urgency};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The present, as stored in inodes.
+pub(crate) fn now() -> Timestamp {
+    let (seconds, nanoseconds) = clock::now_wall();
+    Timestamp { seconds, nanoseconds }
+}
+
+/// Wakes the commit thread.
+#[derive(Default)]
+pub(crate) struct CommitSignal {
+    requested: AtomicBool,
+    pub(crate) log_failed: AtomicBool,
+}
+
+/// State of the background threads.
+pub(crate) struct Work {
+    pub(crate) unpin: VecDeque<Generation>,
+    stop: bool,
+}
+
+/// The parts of an open volume.
+pub(crate) struct VolumeInner {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    /// As read when opening; only what never changes is used later.
+    pub(crate) superblock: Superblock,
+    /// `log_epoch` of this mount.
+    pub(crate) log_epoch: u64,
+    pub(crate) options: VolumeOptions,
+    pub(crate) space: Arc<Space>,
+    pub(crate) cache: Arc<NodeCache>,
+    pub(crate) roots: Tree,
+    pub(crate) files: Tree,
+    pub(crate) log: Arc<Log>,
+    pub(crate) transactions: Transactions,
+    pub(crate) inodes: InodeTable,
+    pub(crate) orphans: Orphans,
+    pub(crate) next_inode: Arc<AtomicU64>,
+    /// Which slot of each group's bitmap the newest superblock refers to.
+    pub(crate) bitmap_slots: Mutex<Vec<u8>>,
+    pub(crate) rename_lock: Mutex<()>,
+    pub(crate) dirty_inodes: Mutex<BTreeMap<InodeNumber, Arc<Inode>>>,
+    pub(crate) dirty_pages: AtomicU64,
+    pub(crate) counters: Counters,
+    pub(crate) signal: Arc<SharedSignal>,
+    pub(crate) work: Mutex<Work>,
+    pub(crate) work_changed: Condvar,
+    pub(crate) failed: AtomicBool,
+}
+
+/// The commit thread's mailbox; the log holds it, too.
+pub(crate) struct SharedSignal {
+    pub(crate) flags: CommitSignal,
+    lock: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl SharedSignal {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { flags: CommitSignal::default(), lock: Mutex::new(Rank::LEAF, false), changed: Condvar::new() })
+    }
+
+    /// Asks for a commit.
+    pub(crate) fn request(&self) {
+        let _stop = self.lock.lock();
+        self.flags.requested.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        *self.lock.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a request or until `interval` is over; `None` when told to stop, otherwise whether one was requested.
+    fn wait(&self, interval: Option<Duration>) -> Option<bool> {
+        let start = clock::now_monotonic();
+        let mut stop = self.lock.lock();
+        loop {
+            if *stop {
+                return None;
+            }
+            if self.flags.requested.swap(false, Ordering::Relaxed) {
+                return Some(true);
+            }
+            match interval.map(|interval| interval.saturating_sub(start.elapsed())) {
+                Some(Duration::ZERO) => return Some(false),
+                Some(left) => {
+                    self.changed.wait_for(&mut stop, left);
+                }
+                None => self.changed.wait(&mut stop),
+            }
+        }
+    }
+}
+
+impl VolumeInner {
+    pub(crate) fn new_work() -> Mutex<Work> {
+        Mutex::new(Rank::LEAF, Work { unpin: VecDeque::new(), stop: false })
+    }
+
+    /// Fails if nothing can be changed.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.check_writable_or_clean()
+    }
+
+    /// Fails if the volume has failed; a read-only one has nothing to make durable.
+    pub(crate) fn check_writable_or_clean(&self) -> Result<()> {
+        if self.failed.load(Ordering::Acquire) || self.signal.flags.log_failed.load(Ordering::Acquire) {
+            let reason = self.transactions.failure().or_else(|| self.log.error().map(|e| e.to_string()));
+            return Err(Error::Aborted(reason.unwrap_or_default()));
+        }
+        Ok(())
+    }
+
+    /// Stops all changes after a failure; every waiter gets an error.
+    pub(crate) fn fail(&self, error: &Error) {
+        let message = error.to_string();
+        if self.transactions.fail(&message) {
+            tracing::error!("the volume is read-only from now on: {message}");
+            self.failed.store(true, Ordering::Release);
+            self.log.abort(LogError::Aborted(message.into()));
+            self.space.stop();
+            self.orphans.stop();
+        }
+    }
+
+    /// Remembers that the inode has something to write. Its state lock is held.
+    pub(crate) fn list_dirty(&self, inode: &Arc<Inode>) {
+        self.dirty_inodes.lock().entry(inode.number).or_insert_with(|| inode.clone());
+    }
+
+    /// Takes the inode off the list if it has nothing to write. Its state lock is held.
+    pub(crate) fn unlist_clean(&self, inode: &Arc<Inode>, state: &InodeState) {
+        if !state.is_dirty() {
+            self.dirty_inodes.lock().remove(&inode.number);
+        }
+    }
+
+    /// Makes a writer write when memory holds too much dirty data.
+    pub(crate) fn throttle_dirty_data(&self, inode: &Arc<Inode>) -> Result<()> {
+        let limit = self.options.dirty_data_bytes_max / BLOCK_SIZE as u64;
+        if self.dirty_pages.load(Ordering::Relaxed) <= limit {
+            return Ok(());
+        }
+        self.write_back(inode, Urgency::Priority)?;
+        let others: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
+        for other in others {
+            if self.dirty_pages.load(Ordering::Relaxed) <= limit {
+                break;
+            }
+            // Another file's failure is that file's, reported to its fsync.
+            let _ = self.write_back(&other, Urgency::Priority);
+        }
+        Ok(())
+    }
+
+    /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all the same.
+    pub(crate) fn write_back_all(&self) -> Result<()> {
+        let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
+        let mut result = Ok(());
+        for inode in inodes {
+            let one = match self.write_back(&inode, Urgency::Priority) {
+                Ok(()) => self.log_attributes(&inode).map(drop),
+                error => error,
+            };
+            match one {
+                Ok(()) | Err(Error::NotFound) => {}
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.check_writable_or_clean()?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.write_back_all()?;
+        Ok(self.log.wait_durable(self.log.last())?)
+    }
+
+    fn run_committer(&self) {
+        let interval = self.options.background.then_some(self.options.commit_interval);
+        while let Some(requested) = self.signal.wait(interval) {
+            if self.signal.flags.log_failed.load(Ordering::Acquire) {
+                let reason = self.log.error().map_or_else(|| "the log failed".into(), |error| error.to_string());
+                self.fail(&Error::Aborted(reason));
+            }
+            if self.failed.load(Ordering::Acquire) {
+                continue;
+            }
+            if !requested && let Err(error) = self.write_back_all() {
+                tracing::warn!("dirty data could not be written yet: {error}");
+            }
+            if let Err(error) = self.commit() {
+                tracing::error!("commit failed: {error}");
+            }
+        }
+    }
+
+    fn run_unpinner(&self) {
+        loop {
+            let generation = {
+                let mut work = self.work.lock();
+                loop {
+                    if let Some(generation) = work.unpin.pop_front() {
+                        break generation;
+                    }
+                    if work.stop {
+                        return;
+                    }
+                    self.work_changed.wait(&mut work);
+                }
+            };
+            self.unpin(generation);
+        }
+    }
+
+    fn stop_unpinner(&self) {
+        self.work.lock().stop = true;
+        self.work_changed.notify_all();
+    }
+
+    fn space_info(&self) -> SpaceInfo {
+        let report = self.space.report();
+        SpaceInfo {
+            total_blocks: report.total_blocks,
+            free_blocks: report.total_blocks.saturating_sub(report.used),
+            available_blocks: report.available_blocks,
+            block_size: BLOCK_SIZE as u32,
+        }
+    }
+}
+
+impl Reclaimer for VolumeInner {
+    fn write_delayed_data(&self, blocks: u64) {
+        let before = self.dirty_pages.load(Ordering::Relaxed);
+        let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
+        for inode in inodes {
+            if before.saturating_sub(self.dirty_pages.load(Ordering::Relaxed)) >= blocks {
+                break;
+            }
+            // Whoever holds the mutex may wait for this very thread.
+            if let Some(_extents) = inode.extents.try_lock()
+                && let Err(error) = self.write_back_locked(&inode, Urgency::Commit)
+            {
+                tracing::debug!("reclaim could not write inode {}: {error}", inode.number);
+            }
+        }
+    }
+
+    fn commit(&self) {
+        self.reap_queued();
+        let done = VolumeInner::commit(self).and_then(|()| self.transactions.wait_completed(self.transactions.super_committed()));
+        if let Err(error) = done {
+            tracing::debug!("reclaim could not commit: {error}");
+        }
+    }
+}
+
+struct Shared {
+    inner: Arc<VolumeInner>,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Shared {
+    fn stop_threads(&self) {
+        self.inner.signal.stop();
+        self.inner.orphans.stop();
+        self.inner.stop_unpinner();
+        self.inner.space.stop();
+        self.inner.log.stop();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // A panic there has been reported by the panic hook; nothing can be added here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.stop_threads();
+    }
+}
+
+/// An open volume. Clones share it; all methods may be called from many threads at once.
+///
+/// Dropping the last clone without [`Volume::close`] is like a power failure: what was made durable stays, nothing else
+/// is written.
+///
+/// ```
+/// use cairn_blockdev::MemoryDevice;
+/// use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
+/// use std::sync::Arc;
+///
+/// let device = Arc::new(MemoryDevice::new(32 << 20));
+/// mkfs::mkfs(&*device, &mkfs::MkfsOptions::default())?;
+/// let volume = Volume::open(device, VolumeOptions::default())?;
+/// let new = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+/// let file = volume.create(volume.root(), b"greeting", &new)?.inode;
+/// volume.write(file, 0, b"hello")?;
+/// volume.fsync_blocking(file, FsyncKind::Full)?;
+/// let mut text = Vec::new();
+/// volume.read(file, 0, 100, &mut text)?;
+/// assert_eq!(text, b"hello");
+/// volume.forget(file, 1);
+/// volume.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Volume {
+    shared: Arc<Shared>,
+}
+
+impl Volume {
+    /// Opens the volume on `device`: replays its log, removes orphans, starts the background threads.
+    ///
+    /// # Errors
+    /// [`Error::NotAVolume`] and [`Error::Damaged`] say what is wrong with the image, [`Error::Device`] that it can't be
+    /// read.
+    pub fn open(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
+        let inner = Arc::new(VolumeInner::recover(device, options)?);
+        let volume = Self { shared: Arc::new(Shared { inner: inner.clone(), threads: Mutex::new(Rank::LEAF, Vec::new()) }) };
+        if inner.options.read_only {
+            return Ok(volume);
+        }
+        let mut threads = Vec::new();
+        let spawn = |name: &str, body: fn(&VolumeInner)| {
+            let inner = inner.clone();
+            thread::spawn(name, move || body(&inner))
+        };
+        threads.push(spawn("cairn-unpin", VolumeInner::run_unpinner));
+        inner.commit_first()?;
+        threads.push(spawn("cairn-commit", VolumeInner::run_committer));
+        if inner.options.background {
+            threads.push(spawn("cairn-reaper", VolumeInner::run_reaper));
+        }
+        *volume.shared.threads.lock() = threads;
+        let weak = Arc::downgrade(&inner);
+        inner.space.start(weak);
+        inner.finish_orphans()?;
+        Ok(volume)
+    }
+
+    /// Makes everything durable, marks the volume clean, and stops it. Other clones get errors from then on.
+    ///
+    /// # Errors
+    /// When something could not be written; the volume is stopped all the same.
+    pub fn close(&self) -> Result<()> {
+        let inner = &self.shared.inner;
+        let result = if inner.options.read_only {
+            Ok(())
+        } else {
+            inner.check_writable_or_clean().and_then(|()| {
+                let written = inner.write_back_all();
+                if inner.options.background {
+                    inner.drain_orphans();
+                }
+                written.and(inner.commit_last())
+            })
+        };
+        self.shared.stop_threads();
+        inner.transactions.fail("the volume is closed");
+        inner.failed.store(true, Ordering::Release);
+        result
+    }
+
+    /// Makes everything durable.
+    ///
+    /// # Errors
+    /// The first file's that could not be written, or the volume's failure.
+    pub fn sync(&self) -> Result<()> {
+        self.shared.inner.sync()
+    }
+
+    /// Commits the running transaction.
+    ///
+    /// # Errors
+    /// The failure that stopped the volume.
+    pub fn commit(&self) -> Result<()> {
+        self.shared.inner.commit()
+    }
+
+    /// Counters and sizes.
+    pub fn statistics(&self) -> Statistics {
+        self.shared.inner.statistics()
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> InodeNumber {
+        INODE_ROOT
+    }
+
+    /// Identity, label and sizes of the volume, as read when it was opened.
+    pub fn superblock(&self) -> &Superblock {
+        &self.shared.inner.superblock
+    }
+
+    /// Size and free space.
+    pub fn space(&self) -> SpaceInfo {
+        self.shared.inner.space_info()
+    }
+}
+
+/// Forwards to the methods of [`VolumeInner`], where they are documented in full.
+macro_rules! operations {
+    ($($(#[$doc:meta])* fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+        impl Volume {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// See [`Error`]; its variants say what was wrong.
+                pub fn $name(&self $(, $argument: $type)*) -> $result {
+                    self.shared.inner.$name($($argument),*)
+                }
+            )*
+        }
+    };
+}
+
+operations! {
+    /// Finds a name in a directory; takes a reference on what it names, to be given back by [`Volume::forget`].
+    fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Attributes>;
+    /// Attributes of an inode.
+    fn attributes(&self, inode: InodeNumber) -> Result<Attributes>;
+    /// Changes attributes, the length among them.
+    fn set_attributes(&self, inode: InodeNumber, change: &AttributeChange) -> Result<Attributes>;
+    /// Creates an object with a name; takes a reference on it.
+    fn create(&self, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes>;
+    /// Creates a file without a name; takes a reference on it, and without a link it ends with that.
+    fn create_unnamed(&self, parent: InodeNumber, new: &NewInode<'_>) -> Result<Attributes>;
+    /// Gives a file one more name; takes a reference on it.
+    fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes>;
+    /// Removes a name of something that is not a directory.
+    fn unlink(&self, parent: InodeNumber, name: &[u8]) -> Result<()>;
+    /// Removes an empty directory.
+    fn remove_directory(&self, parent: InodeNumber, name: &[u8]) -> Result<()>;
+    /// Moves an entry.
+    fn rename(&self, old_parent: InodeNumber, old_name: &[u8], new_parent: InodeNumber, new_name: &[u8], mode: RenameMode) -> Result<()>;
+    /// Target of a symbolic link.
+    fn read_link(&self, inode: InodeNumber) -> Result<Vec<u8>>;
+    /// The directory that contains a directory; the root contains itself.
+    fn parent(&self, directory: InodeNumber) -> Result<InodeNumber>;
+    /// Appends up to `length_bytes` bytes from `offset_bytes` to `out`, fewer at the end of the file.
+    fn read(&self, inode: InodeNumber, offset_bytes: u64, length_bytes: usize, out: &mut Vec<u8>) -> Result<()>;
+    /// Writes into memory; [`Volume::fsync`] makes it durable.
+    fn write(&self, inode: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()>;
+    /// Allocates or frees a range of a file.
+    fn allocate(&self, inode: InodeNumber, offset_bytes: u64, length_bytes: u64, mode: AllocateMode) -> Result<()>;
+    /// The next data or hole at or after an offset.
+    fn seek(&self, inode: InodeNumber, offset_bytes: u64, target: SeekTarget) -> Result<u64>;
+    /// Copies bytes between files; returns how many.
+    fn copy_range(&self, from: InodeNumber, from_offset: u64, to: InodeNumber, to_offset: u64, length_bytes: u64) -> Result<u64>;
+    /// Makes an inode durable, waiting for it.
+    fn fsync_blocking(&self, inode: InodeNumber, kind: FsyncKind) -> Result<()>;
+    /// Lists the entries after `cookie` (0: from the start, without `.` and `..`) until `take` returns false.
+    fn read_directory(&self, directory: InodeNumber, cookie: u64, take: &mut dyn FnMut(DirectoryItem<'_>) -> bool) -> Result<()>;
+    /// As [`Volume::read_directory`], with attributes; each entry for which `take` returns true gets a reference.
+    fn read_directory_plus(&self, directory: InodeNumber, cookie: u64, take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool) -> Result<()>;
+    /// Value of an extended attribute.
+    fn get_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>>;
+    /// Sets an extended attribute.
+    fn set_xattr(&self, inode: InodeNumber, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    /// Names of all extended attributes.
+    fn list_xattrs(&self, inode: InodeNumber) -> Result<Vec<Vec<u8>>>;
+    /// Removes an extended attribute.
+    fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()>;
+}
+
+impl Volume {
+    /// Gives back `count` references on an inode.
+    pub fn forget(&self, inode: InodeNumber, count: u64) {
+        self.shared.inner.forget(inode, count);
+    }
+
+    /// Makes an inode durable; `completion` runs once that is known, on this thread or another, and no lock is held then.
+    pub fn fsync(&self, inode: InodeNumber, kind: FsyncKind, completion: Completion) {
+        self.shared.inner.fsync(inode, kind, completion);
+    }
+}

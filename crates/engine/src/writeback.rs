@@ -1,0 +1,340 @@
+//! Writing a file's dirty data to the device, and fsync.
+//!
+//! [`VolumeInner::write_back`], with the file's extents mutex held throughout:
+//! 1. Under the state lock take a batch of dirty pages (their content is shared, not copied) and the space kept for them.
+//! 2. Without the state lock: allocate, or find the unwritten blocks that the file has there; reserve for the items.
+//! 3. Copy, checksum and write. *Crash: blocks in flight, referenced by nothing.*
+//! 4. Join; under the state lock replace the extents, log them with the inode; forget the pages that nobody changed
+//!    meanwhile. *Crash before the checkpoint is durable: the old extents count, their blocks are pinned.*
+//!
+//! If step 2 or 3 fails, the pages are dirty again and nothing is lost; an fsync reports the error.
+use crate::extents::unwritten_run;
+use crate::inode::{Inode, InodeState};
+use crate::operation::Operation;
+use crate::types::{Completion, FsyncKind};
+use crate::volume::VolumeInner;
+use crate::{Error, Result};
+use cairn_blockdev::AlignedBuffer;
+use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum};
+use cairn_space::{Request, Reservation, Urgency};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Pages that are written in one operation.
+const BATCH_PAGES: usize = 1024;
+/// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its reservation.
+const BATCH_PIECES: usize = 32;
+
+type Content = Arc<[u8; BLOCK_SIZE]>;
+
+/// A run of file blocks and the device blocks that they get.
+struct Piece {
+    file_block: u64,
+    range: BlockRange,
+    /// The blocks belong to the file already, as unwritten ones.
+    in_place: bool,
+    checksums: Vec<u32>,
+}
+
+/// Dirty pages on their way to the device.
+struct Batch {
+    pages: Vec<(u64, Content)>,
+    reservation: Option<Reservation>,
+}
+
+impl VolumeInner {
+    /// Writes all data of the file that is dirty now, and logs it. On return the data is written but not flushed.
+    pub(crate) fn write_back(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
+        let _extents = inode.extents.lock();
+        self.write_back_locked(inode, urgency)
+    }
+
+    /// As [`VolumeInner::write_back`], with the extents mutex held by the caller.
+    pub(crate) fn write_back_locked(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
+        // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to the next time.
+        let mut from = 0;
+        let last = match self.read_inode(inode)?.pages.last_key_value() {
+            Some((block, _)) => *block,
+            None => return Ok(()),
+        };
+        while from <= last {
+            let Some(batch) = self.take_batch(inode, from)? else { break };
+            from = batch.pages.last().expect("a batch has pages").0 + 1;
+            self.write_batch(inode, batch, urgency)?;
+        }
+        Ok(())
+    }
+
+    fn take_batch(&self, inode: &Arc<Inode>, from: u64) -> Result<Option<Batch>> {
+        let mut state = self.write_inode(inode)?;
+        let mut pages: Vec<(u64, Content)> = Vec::new();
+        let mut runs = 0;
+        for (&block, page) in state.pages.range_mut(from..).filter(|(_, page)| page.dirty) {
+            let new_run = pages.last().is_none_or(|(before, _)| before + 1 != block);
+            if pages.len() == BATCH_PAGES || (new_run && runs == BATCH_PIECES / 2) {
+                break;
+            }
+            runs += usize::from(new_run);
+            page.dirty = false;
+            pages.push((block, page.data.clone()));
+        }
+        if pages.is_empty() {
+            return Ok(None);
+        }
+        let count = pages.len() as u64;
+        state.dirty_pages -= count;
+        self.dirty_pages.fetch_sub(count, Ordering::Relaxed);
+        let reservation = state.reservation.as_ref().map(|kept| {
+            let all = state.dirty_pages == 0;
+            kept.split(count.min(kept.data_blocks()), if all { kept.nodes() } else { 0 })
+        });
+        Ok(Some(Batch { pages, reservation }))
+    }
+
+    fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, urgency: Urgency) -> Result<()> {
+        let mut pages = &batch.pages[..];
+        let mut result = Ok(());
+        while !pages.is_empty() {
+            match self.write_pieces(inode, pages, batch.reservation.as_ref(), urgency) {
+                Ok(written) => pages = &pages[written..],
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if result.is_err() {
+            self.redirty(inode, pages, batch.reservation)?;
+        }
+        result
+    }
+
+    /// Writes the first of `pages`, as many as make up one operation; returns how many.
+    fn write_pieces(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], kept: Option<&Reservation>, urgency: Urgency) -> Result<usize> {
+        let (first, last) = (pages[0].0, pages[pages.len() - 1].0);
+        let existing = self.extents_in(inode.number, first, last + 1, usize::MAX)?;
+        let mut pieces = Vec::new();
+        let result = self.allocate_pieces(pages, &existing, kept, urgency, &mut pieces).and_then(|count| {
+            self.write_data(&pages[..count], &mut pieces)?;
+            self.insert_pieces(inode, &pages[..count], &pieces, &existing, urgency)?;
+            Ok(count)
+        });
+        if result.is_err() && self.transactions.failure().is_none() {
+            for piece in pieces.iter().filter(|piece| !piece.in_place) {
+                self.space.cancel(piece.range);
+            }
+        }
+        result
+    }
+
+    fn allocate_pieces(
+        &self,
+        pages: &[(u64, Content)],
+        existing: &[(u64, Extent)],
+        kept: Option<&Reservation>,
+        urgency: Urgency,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<usize> {
+        let mut index = 0;
+        while index < pages.len() && pieces.len() < BATCH_PIECES {
+            let file_block = pages[index].0;
+            let run = pages[index..].iter().zip(file_block..).take_while(|((block, _), expected)| block == expected).count() as u64;
+            let run = run.min(MAX_EXTENT_BLOCKS);
+            let (range, in_place) = match unwritten_run(existing, file_block, run) {
+                Some(range) => (range, true),
+                None => {
+                    let next_unwritten =
+                        existing.iter().find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block).map_or(u64::MAX, |(s, _)| *s);
+                    (self.allocate_blocks(run.min(next_unwritten - file_block), kept, urgency)?, false)
+                }
+            };
+            index += range.blocks as usize;
+            pieces.push(Piece { file_block, range, in_place, checksums: Vec::with_capacity(range.blocks as usize) });
+        }
+        Ok(index)
+    }
+
+    fn allocate_blocks(&self, blocks: u64, kept: Option<&Reservation>, urgency: Urgency) -> Result<BlockRange> {
+        if let Some(kept) = kept.filter(|kept| kept.data_blocks() > 0) {
+            return Ok(self.space.allocate_data(kept, blocks.min(kept.data_blocks()), None)?);
+        }
+        // Written over preallocated blocks that were given back since: the space was not kept, ask for it now.
+        let extra = self.space.reserve(Request { data_blocks: 1, nodes: 0 }, urgency)?;
+        Ok(self.space.allocate_data(&extra, 1, None)?)
+    }
+
+    /// Checksums and writes; neighbours on the device go in one write.
+    fn write_data(&self, pages: &[(u64, Content)], pieces: &mut [Piece]) -> Result<()> {
+        let mut buffer = AlignedBuffer::zeroed(pages.len() * BLOCK_SIZE);
+        for ((_, content), block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_SIZE)) {
+            block.copy_from_slice(&content[..]);
+        }
+        let mut rest = &buffer[..];
+        let mut run: Option<(BlockRange, &[u8])> = None;
+        for piece in pieces {
+            let (bytes, after) = rest.split_at(piece.range.blocks as usize * BLOCK_SIZE);
+            piece.checksums.extend(bytes.chunks_exact(BLOCK_SIZE).map(checksum));
+            run = match run {
+                Some((range, _)) if range.end() == piece.range.start => {
+                    let blocks = range.blocks + piece.range.blocks;
+                    let start = buffer.len() - rest.len() - range.blocks as usize * BLOCK_SIZE;
+                    Some((BlockRange::new(range.start, blocks), &buffer[start..start + blocks as usize * BLOCK_SIZE]))
+                }
+                Some((range, bytes_before)) => {
+                    self.device.write(range.start.offset_bytes(), &[bytes_before])?;
+                    Some((piece.range, bytes))
+                }
+                None => Some((piece.range, bytes)),
+            };
+            rest = after;
+        }
+        if let Some((range, bytes)) = run {
+            self.device.write(range.start.offset_bytes(), &[bytes])?;
+        }
+        Ok(())
+    }
+
+    fn insert_pieces(
+        &self,
+        inode: &Arc<Inode>,
+        pages: &[(u64, Content)],
+        pieces: &[Piece],
+        existing: &[(u64, Extent)],
+        urgency: Urgency,
+    ) -> Result<()> {
+        let overlaps: u64 = pieces.iter().map(|piece| overlapping(existing, piece).count() as u64 + 3).sum();
+        let mut operation = self.begin(overlaps + 1, 0, urgency)?;
+        let mut state = self.write_inode(inode)?;
+        for piece in pieces {
+            // What is there was read before, but earlier pieces of this operation may have cut it: look again.
+            let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
+            let current = self.extents_in(inode.number, from, to, usize::MAX)?;
+            let extent = Extent {
+                start: piece.range.start,
+                blocks: piece.range.blocks,
+                kind: ExtentKind::Data,
+                generation: operation.generation(),
+                checksums: piece.checksums.clone(),
+            };
+            if piece.in_place {
+                self.cut_extents(&mut operation, inode.number, (from, to), &current)?;
+                self.put_merged(&mut operation, inode.number, from, extent)?;
+            } else {
+                self.drop_extents(&mut operation, inode.number, &mut state, (from, to), &current)?;
+                self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
+            }
+        }
+        self.finish_batch(inode, &mut state, pages);
+        operation.put_inode(inode.number, &state.loggable())?;
+        let sequence = operation.log();
+        state.logged(sequence);
+        self.unlist_clean(inode, &state);
+        Ok(())
+    }
+
+    /// Cuts `from..to` out of extent items without freeing the blocks.
+    fn cut_extents(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        (from, to): (u64, u64),
+        current: &[(u64, Extent)],
+    ) -> Result<()> {
+        for (start, extent) in current {
+            let end = start + extent.blocks;
+            if *start < from {
+                operation.put_extent(inode, *start, &extent.slice(0, from - start))?;
+            } else {
+                operation.delete(Key::new(inode, ItemKind::Extent, *start))?;
+            }
+            if to < end {
+                operation.put_extent(inode, to, &extent.slice(to - start, end - to))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_batch(&self, inode: &Inode, state: &mut InodeState, pages: &[(u64, Content)]) {
+        for (block, _) in pages {
+            if state.pages.get(block).is_some_and(|page| !page.dirty) {
+                state.pages.remove(block);
+            }
+        }
+        debug_assert!(!pages.is_empty(), "inode {}", inode.number);
+        let written_end = (pages[pages.len() - 1].0 + 1) * BLOCK_SIZE as u64;
+        state.disk_size =
+            if state.pages.is_empty() { state.item.size } else { state.disk_size.max(written_end.min(state.item.size)) };
+        self.trim_reservation(state);
+    }
+
+    /// After a failure: the pages are dirty again.
+    fn redirty(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], kept: Option<Reservation>) -> Result<()> {
+        let mut state = self.write_inode(inode)?;
+        let mut count = 0;
+        for (block, _) in pages {
+            if let Some(page) = state.pages.get_mut(block).filter(|page| !page.dirty) {
+                page.dirty = true;
+                count += 1;
+            }
+        }
+        state.dirty_pages += count;
+        self.dirty_pages.fetch_add(count, Ordering::Relaxed);
+        match (&state.reservation, kept) {
+            (Some(reservation), Some(kept)) => reservation.merge(kept),
+            (None, kept) => state.reservation = kept,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Writes and logs what fsync must make durable; returns the operation to wait for.
+    fn prepare_fsync(&self, number: InodeNumber, kind: FsyncKind) -> Result<LogSeq> {
+        self.check_writable_or_clean()?;
+        let inode = self.inodes.get(number);
+        let (regular, last) = {
+            let state = self.read_inode(&inode)?;
+            (state.file_type() == FileType::Regular, state.last)
+        };
+        if !regular {
+            return Ok(last);
+        }
+        self.write_back(&inode, Urgency::Priority)?;
+        let (last, needs_item) = {
+            let state = self.read_inode(&inode)?;
+            (state.last, state.size_dirty || (kind == FsyncKind::Full && state.times_dirty))
+        };
+        if needs_item { self.log_attributes(&inode) } else { Ok(last) }
+    }
+
+    /// Logs the inode's attributes if memory has newer ones.
+    pub(crate) fn log_attributes(&self, inode: &Arc<Inode>) -> Result<LogSeq> {
+        let mut operation = self.begin(1, 0, Urgency::Priority)?;
+        let mut state = self.write_inode(inode)?;
+        if state.size_dirty || state.times_dirty {
+            operation.put_inode(inode.number, &state.loggable())?;
+            let sequence = operation.log();
+            state.logged(sequence);
+            self.unlist_clean(inode, &state);
+        }
+        Ok(state.last)
+    }
+
+    /// Makes the file durable; `completion` runs when it is, on this thread or another.
+    pub(crate) fn fsync(&self, number: InodeNumber, kind: FsyncKind, completion: Completion) {
+        match self.prepare_fsync(number, kind) {
+            Ok(target) => self.log.on_durable(target, Box::new(move |result| completion(result.map_err(Error::from)))),
+            Err(error) => completion(Err(error)),
+        }
+    }
+
+    /// Makes the file durable.
+    pub(crate) fn fsync_blocking(&self, number: InodeNumber, kind: FsyncKind) -> Result<()> {
+        let target = self.prepare_fsync(number, kind)?;
+        Ok(self.log.wait_durable(target)?)
+    }
+}
+
+fn overlapping<'a>(existing: &'a [(u64, Extent)], piece: &Piece) -> impl Iterator<Item = &'a (u64, Extent)> {
+    let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
+    existing.iter().filter(move |(start, extent)| *start < to && start + extent.blocks > from)
+}

@@ -1,0 +1,165 @@
+//! Which locks the current thread holds, and the check of their order in debug builds.
+//!
+//! States: a lock is *checked* (before a thread may block on it), then *held* (a [`Held`] value lives beside the guard),
+//! then dropped, in any order. While a thread waits on a condition variable its mutex stays listed: the thread does
+//! nothing meanwhile, and holds the mutex again when it goes on.
+//!
+//! Lock discipline: takes no lock. In a release build everything here is empty and of size zero.
+
+use crate::rank::Rank;
+
+#[cfg(debug_assertions)]
+pub(crate) use checked::{Held, RankTag};
+#[cfg(not(debug_assertions))]
+pub(crate) use unchecked::{Held, RankTag};
+
+/// Asserts, in debug builds, that the current thread may wait for an fsync group, a reservation or a transaction: it
+/// holds no lock but [`Rank::EXTENTS`], and the mutex of rank `waiting_on`, if any, whose condition it waits for.
+///
+/// ```
+/// cairn_environment::assert_may_block(None);
+/// ```
+///
+/// # Panics
+/// In a debug build, when another lock is held.
+#[track_caller]
+pub fn assert_may_block(waiting_on: Option<Rank>) {
+    #[cfg(debug_assertions)]
+    checked::assert_may_block(waiting_on);
+    #[cfg(not(debug_assertions))]
+    let _ = waiting_on;
+}
+
+#[cfg(debug_assertions)]
+mod checked {
+    use super::Rank;
+    use std::cell::RefCell;
+
+    #[derive(Clone, Copy)]
+    struct Entry {
+        rank: Rank,
+        address: usize,
+    }
+
+    #[cfg(not(feature = "shuttle"))]
+    thread_local! {
+        static HELD: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+    }
+    // Under the model checker many modelled threads share one thread of the system.
+    #[cfg(feature = "shuttle")]
+    shuttle::thread_local! {
+        static HELD: RefCell<Vec<Entry>> = RefCell::new(Vec::new());
+    }
+
+    /// The rank as a lock stores it.
+    #[derive(Clone, Copy)]
+    pub(crate) struct RankTag(Rank);
+
+    impl RankTag {
+        pub(crate) const fn new(rank: Rank) -> RankTag {
+            RankTag(rank)
+        }
+
+        /// Panics when this thread must not block on the lock at `address`.
+        #[track_caller]
+        pub(crate) fn check(self, address: usize) {
+            check_order(self.0, address, None);
+        }
+
+        /// Lists the lock at `address`, which this thread has just taken.
+        pub(crate) fn hold(self, address: usize) -> Held {
+            let entry = Entry { rank: self.0, address };
+            // A thread that is being torn down has no list any more; it holds nothing that could matter.
+            let _ = HELD.try_with(|held| held.borrow_mut().push(entry));
+            Held(entry)
+        }
+    }
+
+    /// Proof that a lock is listed; dropping it takes the lock off the list.
+    pub(crate) struct Held(Entry);
+
+    impl Held {
+        /// Checks that the mutex may be taken again after a wait: the order must hold without its own entry.
+        #[track_caller]
+        pub(crate) fn check_again(&self) {
+            check_order(self.0.rank, self.0.address, Some(self.0.address));
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = HELD.try_with(|held| {
+                let mut held = held.borrow_mut();
+                if let Some(index) = held.iter().rposition(|entry| entry.address == self.0.address) {
+                    held.remove(index);
+                }
+            });
+        }
+    }
+
+    #[track_caller]
+    fn check_order(wanted: Rank, address: usize, ignored_address: Option<usize>) {
+        if std::thread::panicking() {
+            return;
+        }
+        let violated = HELD.try_with(|held| {
+            let held = held.borrow();
+            let others = || held.iter().filter(|entry| Some(entry.address) != ignored_address);
+            if let Some(same) = others().find(|entry| entry.address == address) {
+                return Some((same.rank, true));
+            }
+            let highest = others().map(|entry| entry.rank).max_by_key(|rank| rank.order())?;
+            let allowed = wanted.order() > highest.order() || (wanted.order() == highest.order() && wanted.nested());
+            (!allowed).then_some((highest, false))
+        });
+        match violated {
+            Ok(Some((_, true))) => panic!("the lock \"{}\" is taken twice by one thread", wanted.name()),
+            Ok(Some((highest, false))) => panic!(
+                "lock order: \"{}\" ({}) must not be taken while \"{}\" ({}) is held",
+                wanted.name(),
+                wanted.order(),
+                highest.name(),
+                highest.order()
+            ),
+            Ok(None) | Err(_) => {}
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn assert_may_block(waiting_on: Option<Rank>) {
+        let in_the_way = HELD
+            .try_with(|held| held.borrow().iter().map(|entry| entry.rank).find(|rank| *rank != Rank::EXTENTS && Some(*rank) != waiting_on));
+        if let Ok(Some(rank)) = in_the_way {
+            panic!("a thread must not wait here while it holds \"{}\" ({})", rank.name(), rank.order());
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod unchecked {
+    use super::Rank;
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct RankTag;
+
+    impl RankTag {
+        pub(crate) const fn new(_: Rank) -> RankTag {
+            RankTag
+        }
+
+        #[inline(always)]
+        pub(crate) fn check(self, _: usize) {}
+
+        #[inline(always)]
+        pub(crate) fn hold(self, _: usize) -> Held {
+            Held
+        }
+    }
+
+    pub(crate) struct Held;
+
+    impl Held {
+        #[inline(always)]
+        pub(crate) fn check_again(&self) {}
+    }
+}

@@ -1,0 +1,186 @@
+//! Pass `Bitmaps`: for each block group, the newest valid slot not newer than the superblock must say exactly what the
+//! superblock's trees refer to.
+//!
+//! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a newer or a torn one.
+use crate::FsckError;
+use crate::checker::Checker;
+use crate::reader::{read_blocks, write_block};
+use crate::report::{Finding, PassId, Severity, Structure};
+use crate::superblocks::write_all;
+use cairn_format::{BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Geometry, Superblock};
+
+/// Groups whose bitmaps are read at once.
+const GROUPS_PER_READ: u64 = 256;
+
+type Bits = Box<[u8; BITMAP_BYTES]>;
+
+/// What stands in a slot.
+enum Slot {
+    Valid(Bitmap),
+    /// Zeros: never written.
+    Empty,
+    Damaged(String),
+}
+
+/// Runs the pass.
+pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    let geometry = checker.superblock.geometry;
+    let groups = checker.reader.blocks_present().div_ceil(Geometry::GROUP_BLOCKS);
+    let mut first = 0;
+    while first < groups {
+        let count = GROUPS_PER_READ.min(groups - first);
+        let slots = [0, 1].map(|slot| read_slots(checker, first, count, slot));
+        for (group, (slot_0, slot_1)) in (first..).zip(slots[0].iter().zip(&slots[1])) {
+            check_group(checker, &geometry, group, [slot_0, slot_1])?;
+        }
+        first += count;
+        checker.progress(PassId::Bitmaps, first, groups);
+    }
+    check_used_blocks(checker)
+}
+
+fn finding(severity: Severity, block: BlockNumber, problem: impl Into<String>) -> Finding {
+    Finding::new(PassId::Bitmaps, severity, Structure::Bitmap, problem).at(block.0)
+}
+
+/// Slot `slot` of `count` groups.
+fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec<Slot> {
+    let (device, geometry) = (checker.reader.device, &checker.superblock.geometry);
+    let together = read_blocks(device, BlockRange::new(geometry.bitmap_block(first, slot), count));
+    let decode = |group: u64| {
+        let address = geometry.bitmap_block(group, slot);
+        let block = match &together {
+            Ok(blocks) => {
+                let at = (group - first) as usize * BLOCK_SIZE;
+                Ok(blocks[at..at + BLOCK_SIZE].to_vec())
+            }
+            Err(_) => read_blocks(device, BlockRange::new(address, 1)).map(|block| block.to_vec()),
+        };
+        match block {
+            Err(error) => Slot::Damaged(format!("cannot be read: {error}")),
+            Ok(block) if block.iter().all(|&byte| byte == 0) => Slot::Empty,
+            Ok(block) => match Bitmap::decode(&block, checker.superblock.volume, address, group) {
+                Ok(bitmap) => Slot::Valid(bitmap),
+                Err(error) => Slot::Damaged(error.problem),
+            },
+        }
+    };
+    (first..first + count).map(decode).collect()
+}
+
+fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots: [&Slot; 2]) -> Result<(), FsckError> {
+    let superblock_generation = checker.superblock.generation;
+    let generation_of = |slot: &Slot| match slot {
+        Slot::Valid(bitmap) if bitmap.generation <= superblock_generation => Some(bitmap.generation),
+        _ => None,
+    };
+    let addresses = [0, 1].map(|slot| geometry.bitmap_block(group, slot));
+    let [generation_0, generation_1] = slots.map(generation_of);
+    if generation_0.is_some() && generation_0 == generation_1 {
+        checker.found(finding(Severity::Error, addresses[0], format!("both slots of group {group} have the same generation")));
+    }
+    let active = usize::from(generation_1 > generation_0);
+    let expected = expected_bits(checker, geometry, group);
+    let (Slot::Valid(bitmap), Some(_)) = (slots[active], [generation_0, generation_1][active]) else {
+        let state = slots.map(|slot| match slot {
+            Slot::Damaged(problem) => problem.clone(),
+            Slot::Empty => "never written".into(),
+            Slot::Valid(bitmap) => format!("generation {} is newer than the superblock", bitmap.generation),
+        });
+        let problem = format!("group {group} has no valid bitmap: {}; {}", state[0], state[1]);
+        rewrite(checker, finding(Severity::Error, addresses[0], problem), group, addresses[0], expected)?;
+        return check_unused(checker, group, addresses[1], slots[1]);
+    };
+    if let Some(problem) = difference(group, &bitmap.bits, &expected) {
+        rewrite(checker, finding(Severity::Error, addresses[active], problem), group, addresses[active], expected)?;
+    }
+    check_unused(checker, group, addresses[1 - active], slots[1 - active])
+}
+
+/// The slot that doesn't count: only what could be mistaken for something later is worth a word.
+fn check_unused(checker: &mut Checker<'_>, group: u64, address: BlockNumber, slot: &Slot) -> Result<(), FsckError> {
+    match slot {
+        Slot::Damaged(problem) => {
+            let problem = format!("the slot of group {group} that is not in use: {problem}");
+            clear(checker, finding(Severity::Warning, address, problem), address)
+        }
+        Slot::Valid(bitmap) if bitmap.generation > checker.superblock.generation => {
+            let problem = format!(
+                "group {group} has a bitmap of generation {}, left by a commit that was not finished; \
+                 it would count as soon as another commit has that generation",
+                bitmap.generation
+            );
+            clear(checker, finding(Severity::Warning, address, problem), address)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The bits that the trees ask for: everything that can't be allocated is in use.
+fn expected_bits(checker: &Checker<'_>, geometry: &Geometry, group: u64) -> Bits {
+    let mut bits: Bits = vec![0; BITMAP_BYTES].into_boxed_slice().try_into().expect("size matches");
+    let allocatable = geometry.allocatable().range();
+    let first = group * Geometry::GROUP_BLOCKS;
+    for index in 0..Geometry::GROUP_BLOCKS {
+        let block = first + index;
+        if !allocatable.contains(&block) || checker.referenced.contains(block) {
+            bits[(index / 8) as usize] |= 1 << (index % 8);
+        }
+    }
+    bits
+}
+
+/// How the stored bits differ, in words.
+fn difference(group: u64, stored: &Bits, expected: &Bits) -> Option<String> {
+    let (mut leaked, mut missing) = ((0u64, 0u64), (0u64, 0u64));
+    for (byte, (&stored, &expected)) in stored.iter().zip(expected.iter()).enumerate() {
+        for bit in (0..8).filter(|bit| (stored ^ expected) & (1 << bit) != 0) {
+            let block = group * Geometry::GROUP_BLOCKS + byte as u64 * 8 + bit;
+            let (count, first) = if stored & (1 << bit) != 0 { &mut leaked } else { &mut missing };
+            if *count == 0 {
+                *first = block;
+            }
+            *count += 1;
+        }
+    }
+    let describe = |(count, first): (u64, u64), what: &str| (count > 0).then(|| format!("{count} {what} (first {first})"));
+    let parts = [describe(leaked, "blocks are marked used that nothing refers to"), describe(missing, "blocks in use are marked free")];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| format!("group {group}: {}", parts.join(", ")))
+}
+
+/// Repair: a bitmap made from the trees, in a slot that counts.
+///
+/// The bits are known exactly (this pass runs only when the trees are whole). A crash while writing leaves a slot that the
+/// next repair finds damaged.
+fn rewrite(checker: &mut Checker<'_>, finding: Finding, group: u64, address: BlockNumber, bits: Bits) -> Result<(), FsckError> {
+    checker.found_repairable(finding, None, |checker| {
+        let bitmap = Bitmap { group, generation: checker.superblock.generation, bits };
+        write_block(checker.reader.device, address, &bitmap.encode(checker.superblock.volume, address))?;
+        checker.reader.device.flush()?;
+        Ok(())
+    })
+}
+
+/// Repair: zeros in a slot that doesn't count, which no reader takes for a bitmap.
+fn clear(checker: &mut Checker<'_>, finding: Finding, address: BlockNumber) -> Result<(), FsckError> {
+    checker.found_repairable(finding, None, |checker| {
+        write_block(checker.reader.device, address, &[0; BLOCK_SIZE])?;
+        checker.reader.device.flush()?;
+        Ok(())
+    })
+}
+
+/// The superblock's count. Repair: the right number in all superblocks.
+fn check_used_blocks(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    let (stored, found) = (checker.superblock.used_blocks, checker.report.statistics.referenced_blocks);
+    if stored == found {
+        return Ok(());
+    }
+    let problem = format!("says {stored} used blocks, but there are {found}");
+    let finding = Finding::new(PassId::Bitmaps, Severity::Error, Structure::Superblock, problem);
+    let obstacle = checker.has_errors(PassId::Superblocks).then_some("the superblocks contradict each other");
+    checker.found_repairable(finding, obstacle, |checker| {
+        write_all(checker, &Superblock { used_blocks: found, ..checker.superblock.clone() })
+    })
+}

@@ -1,0 +1,130 @@
+//! The state that the passes share: what one leaves for the next.
+use crate::block_set::BlockSet;
+use crate::names::{InodeFacts, NameFacts};
+use crate::overlay::Overlay;
+use crate::reader::Reader;
+use crate::report::{Finding, PassId, Progress, Report, Severity, Statistics};
+use crate::superblocks::Superblocks;
+use crate::{CheckOptions, FsckError};
+use cairn_blockdev::BlockDevice;
+use cairn_format::{BlockNumber, Superblock};
+use std::collections::HashMap;
+
+/// A check in progress.
+pub(crate) struct Checker<'a> {
+    pub(crate) options: CheckOptions,
+    pub(crate) reader: Reader<'a>,
+    pub(crate) superblock: Superblock,
+    pub(crate) superblocks: Superblocks,
+    pub(crate) report: Report,
+    progress: &'a mut dyn FnMut(Progress),
+    /// Passes with errors that remain.
+    erroneous: Vec<PassId>,
+
+    /// From pass `Log`: what the replayable checkpoints change.
+    pub(crate) overlay: Overlay,
+    /// From pass `Trees`: valid leaves of the file tree, in key order.
+    pub(crate) leaves: Vec<BlockNumber>,
+    /// From pass `Trees`: blocks that the superblock's trees refer to.
+    pub(crate) referenced: BlockSet,
+    /// From pass `Trees`: extents, in those trees, of the inodes whose extents the log changes.
+    pub(crate) earlier_extents: HashMap<u64, Vec<(u64, u64)>>,
+    /// From pass `Items`: inodes, ascending.
+    pub(crate) inodes: Vec<InodeFacts>,
+    /// From pass `Items`: directory entries.
+    pub(crate) names: Vec<NameFacts>,
+}
+
+impl<'a> Checker<'a> {
+    pub(crate) fn new(
+        device: &'a dyn BlockDevice,
+        options: CheckOptions,
+        superblocks: Superblocks,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Self {
+        let superblock = superblocks.newest.clone();
+        let report = Report {
+            volume: superblock.volume.to_string(),
+            label: superblock.label.clone(),
+            generation: superblock.generation.0,
+            clean: superblock.clean,
+            passes: Vec::new(),
+            findings: Vec::new(),
+            findings_dropped: 0,
+            errors: 0,
+            warnings: 0,
+            repaired: 0,
+            statistics: Statistics { total_blocks: superblock.geometry.total_blocks, ..Statistics::default() },
+        };
+        let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
+        Self {
+            options,
+            reader,
+            overlay: Overlay::new(&superblock),
+            superblock,
+            superblocks,
+            report,
+            progress,
+            erroneous: Vec::new(),
+            leaves: Vec::new(),
+            referenced: BlockSet::new(reader.blocks_present()),
+            earlier_extents: HashMap::new(),
+            inodes: Vec::new(),
+            names: Vec::new(),
+        }
+    }
+
+    pub(crate) fn progress(&mut self, pass: PassId, done: u64, total: u64) {
+        (self.progress)(Progress { pass, done: done.min(total), total });
+    }
+
+    /// Records a finding that no repair exists for.
+    pub(crate) fn found(&mut self, finding: Finding) {
+        let finding = match (self.options.repair, finding.severity) {
+            (true, Severity::Warning | Severity::Error) => finding.not_repaired("there is no safe repair"),
+            _ => finding,
+        };
+        self.add(finding);
+    }
+
+    /// Records a finding that `repair` mends, and mends it if that was asked for and nothing speaks against it.
+    pub(crate) fn found_repairable(
+        &mut self,
+        finding: Finding,
+        obstacle: Option<&str>,
+        repair: impl FnOnce(&Self) -> Result<(), FsckError>,
+    ) -> Result<(), FsckError> {
+        let finding = match (self.options.repair, self.repair_obstacle().or(obstacle)) {
+            (false, _) => finding,
+            (true, Some(obstacle)) => finding.not_repaired(obstacle),
+            (true, None) => {
+                repair(self)?;
+                finding.repaired()
+            }
+        };
+        self.add(finding);
+        Ok(())
+    }
+
+    fn add(&mut self, finding: Finding) {
+        if finding.severity == Severity::Error && !finding.repaired && !self.has_errors(finding.pass) {
+            self.erroneous.push(finding.pass);
+        }
+        self.report.add(finding);
+    }
+
+    fn repair_obstacle(&self) -> Option<&'static str> {
+        let unknown = self.superblock.features.read_only_compatible != 0;
+        unknown.then_some("the volume uses features that this program can only read")
+    }
+
+    /// Whether `pass` found errors that remain.
+    pub(crate) fn has_errors(&self, pass: PassId) -> bool {
+        self.erroneous.contains(&pass)
+    }
+
+    /// Takes the log's changes for the time of a walk; the walker puts them back.
+    pub(crate) fn take_overlay(&mut self) -> Overlay {
+        std::mem::replace(&mut self.overlay, Overlay::new(&self.superblock))
+    }
+}

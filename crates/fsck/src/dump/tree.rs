@@ -1,0 +1,182 @@
+//! The nodes and items of a tree, as the superblock has it (without the log).
+use crate::reader::Reader;
+use crate::{FsckError, superblocks};
+use cairn_blockdev::BlockDevice;
+use cairn_format::{
+    BlockNumber, BlockRange, DirectoryEntry, Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, RootItem, TREE_ROOTS, TreeId, XattrItem,
+    decode_orphan, node::LEVELS_MAX,
+};
+use serde::Serialize;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// A tree, or the part of it that was asked for.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct TreeDump {
+    /// Number of the tree.
+    pub tree: u64,
+    /// Nodes in the order of a walk from the root, parents first.
+    pub nodes: Vec<NodeDump>,
+}
+
+/// One node.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct NodeDump {
+    /// Where it stands.
+    pub block: u64,
+    /// Height above the leaves.
+    pub level: u8,
+    /// Transaction that wrote it.
+    pub generation: u64,
+    /// Bytes not taken by items.
+    pub free_bytes: usize,
+    /// Why it can't be read.
+    pub problem: Option<String>,
+    /// Items, or children.
+    pub items: Vec<ItemDump>,
+}
+
+/// One item or child pointer.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ItemDump {
+    /// Its key.
+    pub key: String,
+    /// What it says.
+    pub value: String,
+}
+
+/// Reads tree `tree`; only items of `inodes`, if given.
+///
+/// # Errors
+/// There is no valid superblock, or no such tree.
+pub fn dump_tree(device: &dyn BlockDevice, tree: TreeId, inodes: Option<RangeInclusive<u64>>) -> Result<TreeDump, FsckError> {
+    let superblock = superblocks::read(device)?.newest;
+    let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
+    let mut walk = Walk { reader, inodes: Some(tree.0..=tree.0).filter(|_| tree != TREE_ROOTS).or(inodes.clone()), nodes: Vec::new(), found: None };
+    walk.visit(superblock.root.block, superblock.root.level);
+    if tree == TREE_ROOTS {
+        return Ok(TreeDump { tree: tree.0, nodes: walk.nodes });
+    }
+    let Some(RootItem { root }) = walk.found else { return Err(FsckError::NoTree { tree: tree.0 }) };
+    let mut walk = Walk { reader, inodes, nodes: Vec::new(), found: None };
+    walk.visit(root.block, root.level);
+    Ok(TreeDump { tree: tree.0, nodes: walk.nodes })
+}
+
+struct Walk<'a> {
+    reader: Reader<'a>,
+    inodes: Option<RangeInclusive<u64>>,
+    nodes: Vec<NodeDump>,
+    /// The last root item met within `inodes`.
+    found: Option<RootItem>,
+}
+
+impl Walk<'_> {
+    /// Dumps a node and what is below it. Levels go down by one, so the walk ends whatever the nodes hold.
+    fn visit(&mut self, block: BlockNumber, level: u8) {
+        let readable = level < LEVELS_MAX && block.0 % NODE_BLOCKS == 0 && self.reader.contains(BlockRange::node(block));
+        let node = if readable { self.reader.node(block) } else { Err("a pointer leads outside the volume".into()) };
+        let node = node.and_then(|node| {
+            if node.level() == level { Ok(node) } else { Err(format!("level {} instead of {level}", node.level())) }
+        });
+        let node = match node {
+            Ok(node) => node,
+            Err(problem) => {
+                let damaged = NodeDump { block: block.0, level, generation: 0, free_bytes: 0, problem: Some(problem), items: Vec::new() };
+                self.nodes.push(damaged);
+                return;
+            }
+        };
+        let selected: Vec<usize> = (0..node.count()).filter(|&index| self.is_selected(&node, index)).collect();
+        self.nodes.push(NodeDump {
+            block: block.0,
+            level,
+            generation: node.generation().0,
+            free_bytes: node.free_bytes(),
+            problem: None,
+            items: selected.iter().map(|&index| describe_item(&node, index)).collect(),
+        });
+        for index in selected {
+            if level > 0 {
+                self.visit(node.child(index).block, level - 1);
+            } else if node.tree() == TREE_ROOTS {
+                self.found = RootItem::decode(node.value(index)).ok();
+            }
+        }
+    }
+
+    /// Whether an item, or what a child may contain, is among the inodes asked for.
+    fn is_selected(&self, node: &Node, index: usize) -> bool {
+        let Some(inodes) = &self.inodes else { return true };
+        if node.level() == 0 {
+            return inodes.contains(&node.key(index).inode);
+        }
+        let begins = index == 0 || node.key(index).inode <= *inodes.end();
+        let ends = index + 1 == node.count() || node.key(index + 1).inode >= *inodes.start();
+        begins && ends
+    }
+}
+
+fn describe_item(node: &Node, index: usize) -> ItemDump {
+    let key = node.key(index);
+    let value = if node.level() > 0 {
+        let child = node.child(index);
+        format!("child at block {}, generation {}", child.block, child.generation)
+    } else {
+        describe_value(&key, node.value(index))
+    };
+    ItemDump { key: format!("{key:?}"), value }
+}
+
+/// A value in words.
+pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let described = match ItemKind::from_u8(key.kind) {
+        Some(ItemKind::Root) => RootItem::decode(value)
+            .map(|item| format!("root at block {}, generation {}, level {}", item.root.block, item.root.generation, item.root.level)),
+        Some(ItemKind::Inode) => InodeItem::decode(value).map(|item| describe_inode(&item)),
+        Some(ItemKind::DirectoryEntry) => {
+            DirectoryEntry::decode(value).map(|entry| format!("{:?} → inode {} ({:?})", text(&entry.name), entry.inode, entry.file_type))
+        }
+        Some(ItemKind::Xattr) => XattrItem::decode(value).map(|xattr| format!("{:?}, {} bytes", text(&xattr.name), xattr.value_bytes)),
+        Some(ItemKind::Extent) => Extent::decode(value)
+            .map(|extent| format!("{} blocks at {}, {:?}, generation {}", extent.blocks, extent.start, extent.kind, extent.generation)),
+        Some(ItemKind::Orphan) => decode_orphan(value).map(|orphan| format!("{orphan:?}")),
+        Some(ItemKind::Symlink) => Ok(format!("→ {:?}", text(value))),
+        Some(ItemKind::XattrPart) | None => Ok(format!("{} bytes", value.len())),
+    };
+    described.unwrap_or_else(|error| format!("damaged: {}", error.problem))
+}
+
+fn describe_inode(item: &InodeItem) -> String {
+    let time = item.modified;
+    let mut text = format!(
+        "mode {:o}, links {}, owner {}:{}, size {}, blocks {}, generation {}, modified {}.{:09}",
+        item.mode, item.links, item.uid, item.gid, item.size, item.blocks, item.generation, time.seconds, time.nanoseconds
+    );
+    if item.parent != 0 {
+        text += &format!(", parent {}, entries {}", item.parent, item.entries);
+    }
+    if item.device != 0 {
+        text += &format!(", device {:#x}", item.device);
+    }
+    text
+}
+
+impl fmt::Display for TreeDump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "tree {}", self.tree)?;
+        for node in &self.nodes {
+            match &node.problem {
+                Some(problem) => writeln!(f, "node at block {}: {problem}", node.block)?,
+                None => {
+                    writeln!(f, "node at block {}, level {}, generation {}, {} bytes free", node.block, node.level, node.generation, node.free_bytes)?
+                }
+            }
+            for item in &node.items {
+                writeln!(f, "  {} {}", item.key, item.value)?;
+            }
+        }
+        Ok(())
+    }
+}

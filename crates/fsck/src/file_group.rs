@@ -1,0 +1,215 @@
+//! The items of one inode, which follow each other in key order, checked against each other.
+//!
+//! Each function takes one item and returns what is wrong with it; [`FileGroup::finish`] says what is wrong with the
+//! inode as a whole. No I/O, no findings: those are `items`' business.
+use crate::names::{InodeFacts, NameFacts};
+use cairn_format::{
+    DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind, XATTR_INLINE_BYTES_MAX, XattrItem,
+    blocks_for_bytes, hash_name, name_slot_range,
+};
+use std::collections::BTreeMap;
+
+/// Longest target of a symbolic link.
+const SYMLINK_BYTES_MAX: usize = 4095;
+const NANOSECONDS: u32 = 1_000_000_000;
+
+/// What all groups are judged by.
+#[derive(Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) hash_seed: [u8; 16],
+    pub(crate) generation_max: Generation,
+}
+
+/// An xattr whose value goes on in parts.
+struct Parts {
+    next: u64,
+    value_bytes: usize,
+}
+
+/// One inode's items so far.
+pub(crate) struct FileGroup {
+    pub(crate) inode: u64,
+    rules: Rules,
+    orphan: Option<OrphanKind>,
+    attributes: Option<InodeItem>,
+    file_type: Option<FileType>,
+    entries: u64,
+    names_bytes: u64,
+    subdirectories: u64,
+    /// Names of the hash value seen last, to find the same name twice.
+    recent_names: (u8, u64, Vec<Vec<u8>>),
+    parts: BTreeMap<u64, Parts>,
+    symlink_bytes: Option<u64>,
+    blocks: u64,
+    /// File block behind the last extent.
+    extents_end: u64,
+}
+
+type Checked = Result<(), String>;
+
+fn require(condition: bool, problem: impl FnOnce() -> String) -> Checked {
+    if condition { Ok(()) } else { Err(problem()) }
+}
+
+impl FileGroup {
+    pub(crate) fn new(inode: u64, rules: Rules, orphan: Option<OrphanKind>) -> Self {
+        Self {
+            inode,
+            rules,
+            orphan,
+            attributes: None,
+            file_type: None,
+            entries: 0,
+            names_bytes: 0,
+            subdirectories: 0,
+            recent_names: (0, 0, Vec::new()),
+            parts: BTreeMap::new(),
+            symlink_bytes: None,
+            blocks: 0,
+            extents_end: 0,
+        }
+    }
+
+    fn generation(&self, what: &str, generation: Generation) -> Checked {
+        require(generation.0 > 0 && generation <= self.rules.generation_max, || {
+            format!("{what} has generation {generation}; the newest is {}", self.rules.generation_max)
+        })
+    }
+
+    fn file_type_is(&self, expected: FileType, what: &str) -> Checked {
+        require(self.file_type.is_none_or(|file_type| file_type == expected), || format!("{what} belongs to an inode of another type"))
+    }
+
+    /// The inode item.
+    pub(crate) fn attributes(&mut self, key: Key, value: &[u8]) -> Checked {
+        let item = InodeItem::decode(value).map_err(|error| error.problem)?;
+        let file_type = item.file_type().map_err(|error| error.problem)?;
+        self.attributes = Some(item);
+        self.file_type = Some(file_type);
+        require(key.offset == 0, || "an inode item's offset is not 0".into())?;
+        self.generation("the inode", item.generation)?;
+        let times = [item.accessed, item.modified, item.changed, item.created];
+        require(times.iter().all(|time| time.nanoseconds < NANOSECONDS), || "a time has more than 999,999,999 nanoseconds".into())?;
+        require(item.flags == 0, || format!("unknown flags {:#x}", item.flags))?;
+        let device_file = matches!(file_type, FileType::BlockDevice | FileType::CharacterDevice);
+        require(device_file || item.device == 0, || "a device number on something that is not a device file".into())?;
+        let directory = file_type == FileType::Directory;
+        require(directory || (item.parent, item.entries) == (0, 0), || "a parent or entries on something that is not a directory".into())?;
+        let without_data = !matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
+        require(!without_data || item.size == 0, || format!("size {} on a special file", item.size))
+    }
+
+    /// A directory entry.
+    pub(crate) fn directory_entry(&mut self, key: Key, value: &[u8]) -> Result<NameFacts, String> {
+        let entry = DirectoryEntry::decode(value).map_err(|error| error.problem)?;
+        self.entries += 1;
+        self.names_bytes += entry.name.len() as u64;
+        self.subdirectories += u64::from(entry.file_type == FileType::Directory);
+        self.name(key, &entry.name)?;
+        require(entry.name != b"." && entry.name != b"..", || "an entry named . or ..".into())?;
+        self.file_type_is(FileType::Directory, "a directory entry")?;
+        Ok(NameFacts { child: entry.inode.0, directory: self.inode, file_type: entry.file_type as u8 })
+    }
+
+    /// A name must stand in one of its hash's slots, and only once.
+    fn name(&mut self, key: Key, name: &[u8]) -> Checked {
+        let hash = hash_name(&self.rules.hash_seed, name);
+        let shown = || String::from_utf8_lossy(name).into_owned();
+        require(name_slot_range(hash).contains(&key.offset), || format!("the name {:?} stands in a slot of another hash value", shown()))?;
+        if (self.recent_names.0, self.recent_names.1) != (key.kind, hash) {
+            self.recent_names = (key.kind, hash, Vec::new());
+        }
+        require(!self.recent_names.2.iter().any(|known| known == name), || format!("the name {:?} stands here twice", shown()))?;
+        self.recent_names.2.push(name.to_vec());
+        Ok(())
+    }
+
+    /// The first item of an extended attribute.
+    pub(crate) fn xattr(&mut self, key: Key, value: &[u8]) -> Checked {
+        let xattr = XattrItem::decode(value).map_err(|error| error.problem)?;
+        let value_bytes = xattr.value_bytes as usize;
+        if XattrItem::parts(value_bytes) > 0 {
+            self.parts.insert(key.offset, Parts { next: 1, value_bytes });
+        }
+        self.name(key, &xattr.name)
+    }
+
+    /// A further part of an extended attribute.
+    pub(crate) fn xattr_part(&mut self, key: Key, value: &[u8]) -> Checked {
+        let (slot, part) = (key.offset / 256, key.offset % 256);
+        let Some(parts) = self.parts.get_mut(&slot) else { return Err(format!("part {part} of an extended attribute that needs none")) };
+        require(part == parts.next, || format!("part {part} of an extended attribute instead of part {}", parts.next))?;
+        let before = part as usize * XATTR_INLINE_BYTES_MAX;
+        let expected = parts.value_bytes.saturating_sub(before).min(XATTR_INLINE_BYTES_MAX);
+        require(value.len() == expected, || format!("part {part} of an extended attribute has {} bytes, not {expected}", value.len()))?;
+        parts.next += 1;
+        if part as usize == XattrItem::parts(parts.value_bytes) {
+            self.parts.remove(&slot);
+        }
+        Ok(())
+    }
+
+    /// The target of a symbolic link.
+    pub(crate) fn symlink(&mut self, key: Key, value: &[u8]) -> Checked {
+        self.symlink_bytes = Some(value.len() as u64);
+        self.file_type_is(FileType::Symlink, "the target of a symbolic link")?;
+        require(key.offset == 0, || "the target of a symbolic link doesn't have offset 0".into())?;
+        let valid = !value.is_empty() && value.len() <= SYMLINK_BYTES_MAX && !value.contains(&0);
+        require(valid, || format!("an impossible target of {} bytes for a symbolic link", value.len()))
+    }
+
+    /// An extent; whether its blocks are its own is for the caller to say.
+    pub(crate) fn extent(&mut self, key: Key, value: &[u8]) -> Result<Extent, (Option<Extent>, String)> {
+        let extent = Extent::decode(value).map_err(|error| (None, error.problem))?;
+        self.blocks += extent.blocks;
+        let checked = self.extent_place(key, &extent);
+        self.extents_end = self.extents_end.max(key.offset.saturating_add(extent.blocks));
+        match checked {
+            Ok(()) => Ok(extent),
+            Err(problem) => Err((Some(extent), problem)),
+        }
+    }
+
+    fn extent_place(&self, key: Key, extent: &Extent) -> Checked {
+        self.file_type_is(FileType::Regular, "an extent")?;
+        self.generation("an extent", extent.generation)?;
+        require(key.offset >= self.extents_end, || format!("begins at file block {}, inside the extent before it", key.offset))?;
+        let Some(end) = key.offset.checked_add(extent.blocks).filter(|&end| end <= blocks_for_bytes(i64::MAX as u64)) else {
+            return Err(format!("reaches past the largest file: {} blocks at file block {}", extent.blocks, key.offset));
+        };
+        let size = self.attributes.map_or(u64::MAX, |attributes| attributes.size);
+        let past_end_allowed = extent.kind == ExtentKind::Unwritten || self.orphan == Some(OrphanKind::Truncate);
+        require(past_end_allowed || end <= blocks_for_bytes(size), || format!("data up to file block {end} in a file of {size} bytes"))
+    }
+
+    /// What is wrong with the inode as a whole, and what later passes need of it.
+    pub(crate) fn finish(&self) -> (Vec<String>, Option<InodeFacts>) {
+        let (Some(item), Some(file_type)) = (self.attributes, self.file_type) else { return (Vec::new(), None) };
+        let mut problems = Vec::new();
+        let mut compare = |what: &str, stored: u64, found: u64| {
+            if stored != found {
+                problems.push(format!("says {stored} {what}, but there are {found}"));
+            }
+        };
+        compare("blocks", item.blocks, self.blocks);
+        match file_type {
+            FileType::Directory => {
+                compare("entries", item.entries, self.entries);
+                compare("bytes of names", item.size, self.names_bytes);
+            }
+            FileType::Symlink => compare("bytes of target", item.size, self.symlink_bytes.unwrap_or(0)),
+            _ => {}
+        }
+        problems.extend(self.parts.values().map(|parts| format!("part {} of an extended attribute is missing", parts.next)));
+        let facts = InodeFacts {
+            inode: self.inode,
+            parent: item.parent,
+            subdirectories: self.subdirectories,
+            entries: self.entries,
+            links: item.links,
+            file_type,
+            orphan: self.orphan,
+        };
+        (problems, Some(facts))
+    }
+}

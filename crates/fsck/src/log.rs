@@ -1,0 +1,264 @@
+//! Pass `Log`: which checkpoints a mount would replay, and what they change.
+//!
+//! The chain starts at the superblock's tail. It ends, without anything being wrong, at the first block that does not
+//! continue it: a crash leaves such ends. An end is damage only if a later checkpoint proves that the missing one had
+//! been flushed.
+use crate::FsckError;
+use crate::checker::Checker;
+use crate::reader::{Reader, read_blocks};
+use crate::report::{Finding, PassId, Severity, Structure};
+use cairn_blockdev::DeviceError;
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES,
+    checksum,
+};
+
+/// Blocks of the ring that are searched at once.
+const SEARCH_BLOCKS: u64 = 256;
+
+/// A checkpoint of the chain.
+pub(crate) struct ChainLink {
+    pub(crate) ring_block: u64,
+    pub(crate) blocks: u64,
+    pub(crate) entries: u64,
+    pub(crate) header: CheckpointHeader,
+}
+
+/// The chain from the superblock's tail.
+pub(crate) struct Chain {
+    pub(crate) links: Vec<ChainLink>,
+    /// Ring block at which the next checkpoint was expected.
+    pub(crate) end_block: u64,
+    /// Its sequence.
+    pub(crate) end_sequence: u64,
+    /// Blocks from the tail to the end.
+    pub(crate) blocks: u64,
+    /// Why there is no next one.
+    pub(crate) stopped: String,
+    /// Whether it ended because the device failed.
+    pub(crate) unreadable: bool,
+}
+
+/// `blocks` blocks of the ring from `ring_block` on, going round at its end.
+fn read_ring(reader: &Reader<'_>, ring_block: u64, blocks: u64) -> Result<Vec<u8>, DeviceError> {
+    let log = reader.geometry.log();
+    let before_end = blocks.min(log.blocks - ring_block);
+    let mut bytes = read_blocks(reader.device, BlockRange::new(BlockNumber(log.start.0 + ring_block), before_end))?.to_vec();
+    if before_end < blocks {
+        bytes.extend_from_slice(&read_blocks(reader.device, BlockRange::new(log.start, blocks - before_end))?);
+    }
+    Ok(bytes)
+}
+
+enum Step {
+    Link(Checkpoint),
+    End(String),
+    Unreadable(String),
+}
+
+/// Walks the chain; says nothing about the data of its extents.
+pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
+    let (mut block, mut sequence) = (superblock.log_tail.block, superblock.log_tail.sequence);
+    let mut chain = Chain { links: Vec::new(), end_block: 0, end_sequence: 0, blocks: 0, stopped: String::new(), unreadable: false };
+    loop {
+        let generation_min = chain.links.last().map(|link| link.header.generation);
+        let step = match next_checkpoint(reader, superblock, block, reader.geometry.log_blocks - chain.blocks) {
+            Step::Link(checkpoint) if checkpoint.header.sequence != sequence => {
+                Step::End(format!("sequence {} instead of {sequence}", checkpoint.header.sequence))
+            }
+            Step::Link(checkpoint) if Some(checkpoint.header.generation) < generation_min => {
+                Step::End(format!("generation {} after a newer one", checkpoint.header.generation))
+            }
+            step => step,
+        };
+        match step {
+            Step::Link(checkpoint) => {
+                let blocks = checkpoint.blocks();
+                let entries = checkpoint.entries().count() as u64;
+                chain.links.push(ChainLink { ring_block: block, blocks, entries, header: checkpoint.header });
+                chain.blocks += blocks;
+                block = (block + blocks) % reader.geometry.log_blocks;
+                sequence = sequence.saturating_add(1);
+            }
+            Step::End(reason) => return Chain { end_block: block, end_sequence: sequence, stopped: reason, ..chain },
+            Step::Unreadable(reason) => {
+                return Chain { end_block: block, end_sequence: sequence, stopped: reason, unreadable: true, ..chain };
+            }
+        }
+    }
+}
+
+/// The checkpoint at `ring_block`, if it is valid, of this mount, and at most `room` blocks long.
+fn next_checkpoint(reader: &Reader<'_>, superblock: &Superblock, ring_block: u64, room: u64) -> Step {
+    if room == 0 {
+        return Step::End("the whole ring is in use".into());
+    }
+    let first = match read_ring(reader, ring_block, 1) {
+        Ok(first) => first,
+        Err(error) => return Step::Unreadable(error.to_string()),
+    };
+    let Some(blocks) = Checkpoint::blocks_announced(&first) else { return Step::End("no checkpoint".into()) };
+    if blocks > room.min(reader.blocks_present()) {
+        return Step::End(format!("a checkpoint of {blocks} blocks where {room} are left"));
+    }
+    let bytes = match read_ring(reader, ring_block, blocks) {
+        Ok(bytes) => bytes,
+        Err(error) => return Step::Unreadable(error.to_string()),
+    };
+    match Checkpoint::decode(bytes, reader.volume, ring_block) {
+        Ok(checkpoint) if checkpoint.header.log_epoch != superblock.log_epoch => {
+            Step::End(format!("epoch {} instead of {}", checkpoint.header.log_epoch, superblock.log_epoch))
+        }
+        Ok(checkpoint) => Step::Link(checkpoint),
+        Err(error) => Step::End(error.problem),
+    }
+}
+
+/// Runs the pass.
+pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    let reader = checker.reader;
+    let mut chain = walk(&reader, &checker.superblock);
+    if chain.unreadable {
+        checker.found(finding(Severity::Error, chain.end_block, format!("cannot be read: {}", chain.stopped)));
+    } else if let Some(proof) = later_checkpoint(&reader, &checker.superblock, &chain) {
+        let problem = format!("checkpoint {} was flushed, as checkpoint {proof} says, but is lost: {}", chain.end_sequence, chain.stopped);
+        checker.found(finding(Severity::Error, chain.end_block, problem));
+    }
+    verify_new_data(checker, &mut chain)?;
+    let replayable: Vec<_> = chain.links.iter().filter(|link| link.header.generation > checker.superblock.generation).collect();
+    if let (true, Some(link)) = (checker.superblock.clean, replayable.first()) {
+        let problem = format!("checkpoint {} follows although the volume was unmounted", link.header.sequence);
+        checker.found(finding(Severity::Error, link.ring_block, problem));
+    }
+    for (done, link) in replayable.iter().enumerate() {
+        checker.progress(PassId::Log, done as u64, replayable.len() as u64);
+        apply(checker, link)?;
+    }
+    checker.report.statistics.checkpoints = replayable.len() as u64;
+    Ok(())
+}
+
+fn finding(severity: Severity, ring_block: u64, problem: impl Into<String>) -> Finding {
+    Finding::new(PassId::Log, severity, Structure::Checkpoint, problem).at(ring_block)
+}
+
+/// The sequence of a valid checkpoint behind the chain's end which says that the missing one had been flushed.
+fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain) -> Option<u64> {
+    let log_blocks = reader.geometry.log_blocks;
+    let (mut block, mut left) = (chain.end_block, log_blocks - chain.blocks);
+    while left > 0 && !superblock.clean {
+        let blocks = left.min(SEARCH_BLOCKS).min(log_blocks - block);
+        let bytes = read_ring(reader, block, blocks).ok()?;
+        for (index, bytes) in bytes.chunks_exact(BLOCK_SIZE).enumerate() {
+            let (ring_block, room) = (block + index as u64, left - index as u64);
+            if !looks_current(bytes, reader, superblock, ring_block) {
+                continue;
+            }
+            if let Step::Link(checkpoint) = next_checkpoint(reader, superblock, ring_block, room) {
+                let header = checkpoint.header;
+                if header.sequence > chain.end_sequence && header.flushed_sequence >= chain.end_sequence {
+                    return Some(header.sequence);
+                }
+            }
+        }
+        left -= blocks;
+        block = (block + blocks) % log_blocks;
+    }
+    None
+}
+
+/// A look at the few fields that differ in everything but a checkpoint of this mount, before more is read.
+fn looks_current(block: &[u8], reader: &Reader<'_>, superblock: &Superblock, ring_block: u64) -> bool {
+    let epoch_at = HEADER_BYTES + 8;
+    Checkpoint::blocks_announced(block).is_some()
+        && block[16..32] == reader.volume.0
+        && block[32..40] == ring_block.to_le_bytes()
+        && block[epoch_at..epoch_at + 8] == superblock.log_epoch.to_le_bytes()
+}
+
+pub(crate) fn read_link(reader: &Reader<'_>, link: &ChainLink) -> Result<Checkpoint, FsckError> {
+    let changed = || FsckError::Changed { block: reader.geometry.log().start.0 + link.ring_block };
+    let bytes = read_ring(reader, link.ring_block, link.blocks).map_err(|_| changed())?;
+    Checkpoint::decode(bytes, reader.volume, link.ring_block).map_err(|_| changed())
+}
+
+/// Ends the chain before the first checkpoint whose new data had not reached the device.
+fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), FsckError> {
+    let reader = checker.reader;
+    let flushed = chain.links.iter().map(|link| link.header.flushed_sequence).max().unwrap_or(0);
+    let unproven = |link: &ChainLink| link.header.sequence > flushed && link.header.generation > checker.superblock.generation;
+    let mut end = None;
+    for (index, link) in chain.links.iter().enumerate().filter(|(_, link)| unproven(link)) {
+        if let Some(lost) = lost_data(&reader, &read_link(&reader, link)?) {
+            end = Some((index, lost));
+            break;
+        }
+    }
+    let Some((index, lost)) = end else { return Ok(()) };
+    let (link, severity) = (&chain.links[index], if lost.impossible { Severity::Error } else { Severity::Note });
+    let problem = format!("checkpoint {} is not replayed: {}", link.header.sequence, lost.problem);
+    checker.found(finding(severity, link.ring_block, problem).of(lost.inode));
+    chain.links.truncate(index);
+    Ok(())
+}
+
+struct LostData {
+    inode: u64,
+    problem: String,
+    /// No crash leaves this.
+    impossible: bool,
+}
+
+/// The first extent of `checkpoint` whose data can't be accepted.
+fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
+    for entry in checkpoint.entries() {
+        let verified = entry.flags.contains(EntryFlags::NEW_DATA) && !entry.flags.contains(EntryFlags::DELETE);
+        if !verified || entry.key.kind != ItemKind::Extent as u8 {
+            continue;
+        }
+        let lost = |problem, impossible| Some(LostData { inode: entry.key.inode, problem, impossible });
+        let extent = match Extent::decode(entry.value) {
+            Ok(extent) if reader.contains(extent.range()) => extent,
+            Ok(extent) => return lost(format!("its extent of {} blocks at {} lies outside the volume", extent.blocks, extent.start), true),
+            Err(error) => return lost(error.problem, true),
+        };
+        if extent.checksums.is_empty() {
+            continue;
+        }
+        let data = match read_blocks(reader.device, extent.range()) {
+            Ok(data) => data,
+            Err(error) => return lost(format!("its data cannot be read: {error}"), true),
+        };
+        let sums = data.chunks_exact(BLOCK_SIZE).map(checksum);
+        if let Some((index, _)) = sums.zip(&extent.checksums).enumerate().find(|(_, (sum, stored))| sum != *stored) {
+            return lost(format!("its data at block {} had not been written", extent.start.0 + index as u64), false);
+        }
+    }
+    None
+}
+
+/// Adds the entries of a checkpoint to the overlay.
+fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
+    let checkpoint = read_link(&checker.reader, link)?;
+    let known = EntryFlags::DELETE.0 | EntryFlags::NEW_DATA.0;
+    for entry in checkpoint.entries() {
+        let delete = entry.flags.contains(EntryFlags::DELETE);
+        let problem = if entry.tree != TREE_FILES {
+            Some(format!("an entry changes tree {}", entry.tree))
+        } else if entry.flags.0 & !known != 0 {
+            Some(format!("entry {:?} with unknown flags {:#x}", entry.key, entry.flags.0))
+        } else if delete && !entry.value.is_empty() {
+            Some(format!("entry {:?} is a removal with a value", entry.key))
+        } else {
+            None
+        };
+        match problem {
+            Some(problem) => checker.found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode)),
+            None => checker.overlay.insert(entry.key, link.header.sequence, (!delete).then_some(entry.value)),
+        }
+    }
+    checker.report.statistics.checkpoint_entries += link.entries;
+    checker.overlay.generation_max = checker.overlay.generation_max.max(link.header.generation);
+    checker.overlay.next_inode = checker.overlay.next_inode.max(link.header.next_inode);
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! What the log's replayable checkpoints change: the newest value or removal of each item, on top of the trees.
+use cairn_format::{Generation, ItemKind, Key, Superblock};
+use std::collections::{BTreeMap, HashSet};
+
+/// The newest state of one item in the log.
+pub(crate) struct Change {
+    /// The checkpoint that says so.
+    pub(crate) sequence: u64,
+    /// Its value; `None` if it is removed.
+    pub(crate) value: Option<Vec<u8>>,
+}
+
+/// All changes of the log.
+pub(crate) struct Overlay {
+    pub(crate) changes: BTreeMap<Key, Change>,
+    /// Inodes whose extents change.
+    pub(crate) extent_inodes: HashSet<u64>,
+    /// Newest generation of superblock and checkpoints.
+    pub(crate) generation_max: Generation,
+    /// The next inode number after replay.
+    pub(crate) next_inode: u64,
+}
+
+impl Overlay {
+    /// No changes on top of the superblock's trees.
+    pub(crate) fn new(superblock: &Superblock) -> Self {
+        Self {
+            changes: BTreeMap::new(),
+            extent_inodes: HashSet::new(),
+            generation_max: superblock.generation,
+            next_inode: superblock.next_inode,
+        }
+    }
+
+    /// Records what checkpoint `sequence`, newer than all before it, does to an item.
+    pub(crate) fn insert(&mut self, key: Key, sequence: u64, value: Option<&[u8]>) {
+        if key.kind == ItemKind::Extent as u8 {
+            self.extent_inodes.insert(key.inode);
+        }
+        self.changes.insert(key, Change { sequence, value: value.map(<[u8]>::to_vec) });
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}

@@ -1,0 +1,65 @@
+//! Reading blocks and nodes, neighbours together.
+use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError};
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId};
+
+/// Nodes that are read and held at once: 1 MiB.
+pub(crate) const NODES_PER_READ: usize = 64;
+
+/// Reads from one volume.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    pub(crate) device: &'a dyn BlockDevice,
+    pub(crate) volume: VolumeId,
+    pub(crate) geometry: Geometry,
+}
+
+/// Reads `range` of the device.
+pub(crate) fn read_blocks(device: &dyn BlockDevice, range: BlockRange) -> Result<AlignedBuffer, DeviceError> {
+    let mut buffer = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
+    device.read(range.start.offset_bytes(), &mut buffer)?;
+    Ok(buffer)
+}
+
+/// Writes one structure; `bytes` are whole blocks.
+pub(crate) fn write_block(device: &dyn BlockDevice, address: BlockNumber, bytes: &[u8]) -> Result<(), DeviceError> {
+    device.write(address.offset_bytes(), &[&AlignedBuffer::copy_of(bytes)])
+}
+
+impl Reader<'_> {
+    /// Blocks of the volume that the device really has.
+    pub(crate) fn blocks_present(&self) -> u64 {
+        self.geometry.total_blocks.min(self.device.length_bytes() / BLOCK_SIZE as u64)
+    }
+
+    /// Whether `range` can be allocated and lies on the device.
+    pub(crate) fn contains(&self, range: BlockRange) -> bool {
+        self.geometry.contains(range) && range.end().0 <= self.blocks_present()
+    }
+
+    /// The nodes at `addresses` (which [`Reader::contains`] accepted), each one or what is wrong with it.
+    pub(crate) fn nodes(&self, addresses: &[BlockNumber]) -> Vec<Result<Node, String>> {
+        let mut nodes = Vec::with_capacity(addresses.len());
+        let mut rest = addresses;
+        while let Some(&first) = rest.first() {
+            let run = rest.iter().enumerate().take_while(|(index, address)| address.0 == first.0 + *index as u64 * NODE_BLOCKS).count();
+            let (now, later) = rest.split_at(run);
+            match read_blocks(self.device, BlockRange::new(first, run as u64 * NODE_BLOCKS)) {
+                Ok(pages) => nodes.extend(now.iter().zip(pages.chunks_exact(NODE_SIZE)).map(|(&a, page)| self.decode(page, a))),
+                Err(_) => nodes.extend(now.iter().map(|&address| self.node(address))),
+            }
+            rest = later;
+        }
+        nodes
+    }
+
+    /// The node at `address`, or what is wrong with it.
+    pub(crate) fn node(&self, address: BlockNumber) -> Result<Node, String> {
+        let page = read_blocks(self.device, BlockRange::node(address)).map_err(|error| format!("cannot be read: {error}"))?;
+        self.decode(&page, address)
+    }
+
+    fn decode(&self, page: &[u8], address: BlockNumber) -> Result<Node, String> {
+        let page = page.to_vec().into_boxed_slice().try_into().expect("a node's size was read");
+        Node::decode(page, self.volume, address).map_err(|error| error.problem)
+    }
+}

@@ -1,0 +1,279 @@
+//! What a check tells: findings, statistics, progress.
+use serde::Serialize;
+use std::fmt;
+
+/// Findings beyond this number are counted but not kept.
+const FINDINGS_MAX: usize = 10_000;
+
+/// The passes of a check. Names and numbers are permanent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum PassId {
+    /// The two superblock slots and the copy.
+    Superblocks = 1,
+    /// The chain of checkpoints in the log.
+    Log = 2,
+    /// Nodes of all trees, and the blocks that they refer to.
+    Trees = 3,
+    /// Each item, and the items of each inode among each other.
+    Items = 4,
+    /// Names, links, parents, orphans.
+    Namespace = 5,
+    /// Allocation bitmaps.
+    Bitmaps = 6,
+    /// Checksums of data blocks.
+    Data = 7,
+}
+
+impl fmt::Display for PassId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PassId::Superblocks => "superblocks",
+            PassId::Log => "log",
+            PassId::Trees => "trees",
+            PassId::Items => "items",
+            PassId::Namespace => "namespace",
+            PassId::Bitmaps => "bitmaps",
+            PassId::Data => "data",
+        })
+    }
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Good to know; nothing is wrong.
+    Note,
+    /// Redundancy is missing, or a crash left something behind; nothing is lost.
+    Warning,
+    /// Something is damaged or contradicts itself.
+    Error,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        })
+    }
+}
+
+/// What a finding is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Structure {
+    Superblock,
+    Checkpoint,
+    Node,
+    Item,
+    Inode,
+    Directory,
+    Bitmap,
+    Data,
+}
+
+impl fmt::Display for Structure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Structure::Superblock => "superblock",
+            Structure::Checkpoint => "checkpoint",
+            Structure::Node => "node",
+            Structure::Item => "item",
+            Structure::Inode => "inode",
+            Structure::Directory => "directory",
+            Structure::Bitmap => "bitmap",
+            Structure::Data => "data",
+        })
+    }
+}
+
+/// One thing that was found.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// The pass that found it.
+    pub pass: PassId,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is about.
+    pub structure: Structure,
+    /// Where that stands: a block of the device (of a checkpoint: of the log ring).
+    pub block: Option<u64>,
+    /// The inode concerned.
+    pub inode: Option<u64>,
+    /// A path of that inode, if it has one.
+    pub path: Option<String>,
+    /// What is wrong.
+    pub problem: String,
+    /// Whether it was repaired.
+    pub repaired: bool,
+    /// Why it was not repaired although a repair was asked for.
+    pub not_repaired_because: Option<String>,
+}
+
+impl Finding {
+    pub(crate) fn new(pass: PassId, severity: Severity, structure: Structure, problem: impl Into<String>) -> Self {
+        let problem = problem.into();
+        Self {
+            pass,
+            severity,
+            structure,
+            block: None,
+            inode: None,
+            path: None,
+            problem,
+            repaired: false,
+            not_repaired_because: None,
+        }
+    }
+    pub(crate) fn at(self, block: u64) -> Self {
+        Self { block: Some(block), ..self }
+    }
+    pub(crate) fn of(self, inode: u64) -> Self {
+        Self { inode: Some(inode), ..self }
+    }
+    pub(crate) fn repaired(self) -> Self {
+        Self { repaired: true, ..self }
+    }
+    pub(crate) fn not_repaired(self, reason: impl Into<String>) -> Self {
+        Self { not_repaired_because: Some(reason.into()), ..self }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.severity, self.structure)?;
+        match (self.structure, self.block) {
+            (Structure::Checkpoint, Some(block)) => write!(f, " at ring block {block}")?,
+            (_, Some(block)) => write!(f, " at block {block}")?,
+            (_, None) => {}
+        }
+        match (self.inode, &self.path) {
+            (Some(inode), Some(path)) => write!(f, ", inode {inode} ({path})")?,
+            (Some(inode), None) => write!(f, ", inode {inode}")?,
+            (None, _) => {}
+        }
+        write!(f, ": {}", self.problem)?;
+        match &self.not_repaired_because {
+            Some(reason) => write!(f, " (not repaired: {reason})"),
+            None if self.repaired => f.write_str(" (repaired)"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the volume holds, as far as it could be read. Of items, inodes and extents: the state after replay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct Statistics {
+    pub total_blocks: u64,
+    /// Blocks that the superblock's trees refer to, nodes included.
+    pub referenced_blocks: u64,
+    /// Blocks that can be allocated and are not referred to.
+    pub free_blocks: u64,
+    pub nodes: u64,
+    pub leaves: u64,
+    /// Bytes taken by items in the leaves.
+    pub leaf_bytes_used: u64,
+    pub items: u64,
+    pub inodes: u64,
+    pub files: u64,
+    pub directories: u64,
+    pub orphans: u64,
+    pub extents: u64,
+    /// Blocks of extents with data.
+    pub data_blocks: u64,
+    /// Blocks of extents that were never written.
+    pub unwritten_blocks: u64,
+    /// Data blocks whose checksum was compared.
+    pub data_blocks_verified: u64,
+    /// Checkpoints that a mount would replay.
+    pub checkpoints: u64,
+    /// Their entries.
+    pub checkpoint_entries: u64,
+}
+
+/// The result of a check.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Report {
+    /// Identity of the volume.
+    pub volume: String,
+    /// Name of the volume.
+    pub label: String,
+    /// Newest committed transaction.
+    pub generation: u64,
+    /// Whether the volume was unmounted.
+    pub clean: bool,
+    /// Passes that ran to their end.
+    pub passes: Vec<PassId>,
+    /// What was found, in the order of the passes; at most 10,000.
+    pub findings: Vec<Finding>,
+    /// Findings that were counted but not kept.
+    pub findings_dropped: u64,
+    /// Errors that remain.
+    pub errors: u64,
+    /// Warnings that remain.
+    pub warnings: u64,
+    /// Findings that were repaired.
+    pub repaired: u64,
+    /// What the volume holds.
+    pub statistics: Statistics,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, finding: Finding) {
+        match (finding.repaired, finding.severity) {
+            (true, _) => self.repaired += 1,
+            (false, Severity::Error) => self.errors += 1,
+            (false, Severity::Warning) => self.warnings += 1,
+            (false, Severity::Note) => {}
+        }
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        } else {
+            self.findings_dropped += 1;
+        }
+    }
+    /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains, 4: errors remain.
+    pub fn exit_code(&self) -> u8 {
+        match (self.errors, self.repaired) {
+            (0, 0) => 0,
+            (0, _) => 1,
+            _ => 4,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        if self.findings_dropped > 0 {
+            writeln!(f, "… and {} more", self.findings_dropped)?;
+        }
+        let s = &self.statistics;
+        writeln!(
+            f,
+            "volume {}: {} inodes ({} files, {} directories), {} extents, {} data blocks, {} nodes; {} of {} blocks free; \
+             {} checkpoints to replay",
+            self.volume, s.inodes, s.files, s.directories, s.extents, s.data_blocks, s.nodes, s.free_blocks, s.total_blocks, s.checkpoints
+        )?;
+        write!(f, "{} errors, {} warnings, {} repaired", self.errors, self.warnings, self.repaired)
+    }
+}
+
+/// How far a pass is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// The pass that is running.
+    pub pass: PassId,
+    /// Steps done.
+    pub done: u64,
+    /// All steps of this pass; an estimate in pass `Trees`.
+    pub total: u64,
+}

@@ -1,0 +1,136 @@
+//! Pass `Superblocks`: the newest of three valid ones counts; the others must fit to it.
+//!
+//! A crash may leave the slot that was being written, or the copy, torn; that is a warning. The slot with the newest
+//! generation's number, however, was flushed before the copy was written: if only the copy has that generation, the slot
+//! was damaged later.
+use crate::checker::Checker;
+use crate::reader::{read_blocks, write_block};
+use crate::report::{Finding, PassId, Severity, Structure};
+use crate::FsckError;
+use cairn_blockdev::BlockDevice;
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, SUPERBLOCK_SLOTS, Superblock};
+
+/// Index of the copy at the end of the volume.
+const COPY: usize = 2;
+/// The first inode number that files get.
+pub(crate) const INODE_FIRST: u64 = 16;
+
+/// The three superblocks as they were found.
+pub(crate) struct Superblocks {
+    /// The one that counts.
+    pub(crate) newest: Superblock,
+    /// Slot 0, slot 1, the copy: where each stands, and what was read there.
+    pub(crate) slots: Vec<(BlockNumber, Result<Superblock, String>)>,
+}
+
+/// Reads all three, and chooses the newest.
+pub(crate) fn read(device: &dyn BlockDevice) -> Result<Superblocks, FsckError> {
+    let blocks_present = device.length_bytes() / BLOCK_SIZE as u64;
+    let mut slots: Vec<_> = Geometry::SUPERBLOCKS.iter().map(|&address| (address, read_one(device, address, blocks_present))).collect();
+    let newest_slot = slots.iter().filter_map(|(_, slot)| slot.as_ref().ok()).max_by_key(|superblock| superblock.generation);
+    let copy = newest_slot.map_or(BlockNumber(blocks_present.saturating_sub(1)), |superblock| superblock.geometry.superblock_copy());
+    slots.push((copy, read_one(device, copy, blocks_present)));
+    debug_assert_eq!(slots.len(), SUPERBLOCK_SLOTS);
+    match slots.iter().filter_map(|(_, slot)| slot.as_ref().ok()).max_by_key(|superblock| superblock.generation) {
+        Some(newest) => Ok(Superblocks { newest: newest.clone(), slots }),
+        None => {
+            let problems: Vec<_> = slots.iter().map(|(address, slot)| problem_of(*address, slot)).collect();
+            Err(FsckError::NoVolume { problems: problems.join("; ") })
+        }
+    }
+}
+
+fn problem_of(address: BlockNumber, slot: &Result<Superblock, String>) -> String {
+    format!("block {address}: {}", slot.as_ref().err().map_or("valid", String::as_str))
+}
+
+fn read_one(device: &dyn BlockDevice, address: BlockNumber, blocks_present: u64) -> Result<Superblock, String> {
+    if address.0 >= blocks_present {
+        return Err(format!("the device ends at block {blocks_present}"));
+    }
+    let block = read_blocks(device, BlockRange::new(address, 1)).map_err(|error| format!("cannot be read: {error}"))?;
+    Superblock::decode(&block, address).map_err(|error| error.problem)
+}
+
+/// Runs the pass.
+pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    for problem in problems_of_newest(checker) {
+        checker.found(finding(Severity::Error, problem));
+    }
+    let slots = std::mem::take(&mut checker.superblocks.slots);
+    for (index, (address, slot)) in slots.iter().enumerate() {
+        check_slot(checker, index, *address, slot)?;
+    }
+    checker.superblocks.slots = slots;
+    checker.progress(PassId::Superblocks, 1, 1);
+    Ok(())
+}
+
+fn finding(severity: Severity, problem: impl Into<String>) -> Finding {
+    Finding::new(PassId::Superblocks, severity, Structure::Superblock, problem)
+}
+
+/// What contradicts itself in the superblock that counts.
+fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
+    let superblock = &checker.superblock;
+    let (total, present) = (superblock.geometry.total_blocks, checker.reader.blocks_present());
+    let allocatable = superblock.geometry.allocatable().blocks;
+    let checks = [
+        (present < total, format!("the volume has {total} blocks but the device only {present}")),
+        (superblock.generation.0 == 0, "generation 0".into()),
+        (superblock.root.generation > superblock.generation, format!("the root node's generation {} is newer", superblock.root.generation)),
+        (superblock.next_inode < INODE_FIRST, format!("next inode number {} is a reserved one", superblock.next_inode)),
+        (superblock.log_epoch == 0, "log epoch 0".into()),
+        (superblock.log_tail.sequence == 0, "the log's tail has sequence 0".into()),
+        (superblock.used_blocks > allocatable, format!("{} blocks used of {allocatable}", superblock.used_blocks)),
+    ];
+    checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()
+}
+
+fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slot: &Result<Superblock, String>) -> Result<(), FsckError> {
+    let newest = &checker.superblock;
+    let generation = newest.generation.0;
+    match slot {
+        Err(problem) => {
+            let may_be_torn = index == COPY || index as u64 != generation % 2;
+            let severity = if may_be_torn { Severity::Warning } else { Severity::Error };
+            rewrite(checker, finding(severity, problem).at(address.0), address)
+        }
+        Ok(other) if (other.volume, other.geometry, other.hash_seed) != (newest.volume, newest.geometry, newest.hash_seed) => {
+            let problem = format!("belongs to volume {}, the newest one to {}; or their sizes differ", other.volume, newest.volume);
+            checker.found(finding(Severity::Error, problem).at(address.0));
+            Ok(())
+        }
+        Ok(other) if other.generation == newest.generation && other != newest => {
+            checker.found(finding(Severity::Error, "differs from another superblock of the same generation").at(address.0));
+            Ok(())
+        }
+        Ok(other) if index == COPY && other.generation.0.saturating_add(1) < generation => {
+            let problem = format!("the copy has generation {}, the newest superblock {generation}", other.generation);
+            rewrite(checker, finding(Severity::Warning, problem).at(address.0), address)
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Repair: the newest superblock's content at `address`. It counts already, so nothing changes for a reader.
+fn rewrite(checker: &mut Checker<'_>, finding: Finding, address: BlockNumber) -> Result<(), FsckError> {
+    let obstacle = (address.0 >= checker.reader.blocks_present()).then_some("the device ends before that block");
+    checker.found_repairable(finding, obstacle, |checker| write_one(checker, &checker.superblock, address))
+}
+
+fn write_one(checker: &Checker<'_>, superblock: &Superblock, address: BlockNumber) -> Result<(), FsckError> {
+    write_block(checker.reader.device, address, &superblock.encode(address))?;
+    checker.reader.device.flush()?;
+    Ok(())
+}
+
+/// Repair: writes `superblock`, which differs from the newest one in counters only, to all three places.
+///
+/// One after the other, each flushed, so that a crash leaves at least two valid ones.
+pub(crate) fn write_all(checker: &Checker<'_>, superblock: &Superblock) -> Result<(), FsckError> {
+    for address in [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], superblock.geometry.superblock_copy()] {
+        write_one(checker, superblock, address)?;
+    }
+    Ok(())
+}

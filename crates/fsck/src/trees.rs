@@ -1,0 +1,223 @@
+//! Pass `Trees`: every node of every tree, and the blocks that the superblock's state refers to.
+//!
+//! A node is read only after its block has been claimed: within the volume, aligned, and referred to for the first time.
+//! Levels go down by one, so the walk ends whatever the nodes hold.
+use crate::FsckError;
+use crate::checker::Checker;
+use crate::reader::NODES_PER_READ;
+use crate::report::{Finding, PassId, Severity, Structure};
+use cairn_format::{
+    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, RootItem, TREE_FILES,
+    TREE_ROOTS, TreeId, node::LEVELS_MAX,
+};
+
+/// What the parent says about a node.
+#[derive(Clone, Copy)]
+struct Expected {
+    tree: TreeId,
+    pointer: NodePointer,
+    /// Generation of the parent node, or of the superblock.
+    parent_generation: Generation,
+    /// Smallest key.
+    lower: Key,
+    /// All keys are below it, if there is one.
+    upper: Option<Key>,
+    is_root: bool,
+}
+
+impl Expected {
+    fn root(tree: TreeId, pointer: NodePointer, parent_generation: Generation) -> Self {
+        Self { tree, pointer, parent_generation, lower: Key::MIN, upper: None, is_root: true }
+    }
+}
+
+/// Runs the pass.
+pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    let mut walk = Walk { checker, roots: Vec::new() };
+    let superblock = &walk.checker.superblock;
+    let root = Expected::root(TREE_ROOTS, superblock.root, superblock.generation);
+    walk.visit_all(&[root]);
+    let roots = std::mem::take(&mut walk.roots);
+    if !roots.iter().any(|root| root.tree == TREE_FILES) && !checker.has_errors(PassId::Trees) {
+        checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
+    }
+    let mut walk = Walk { checker, roots: Vec::new() };
+    walk.visit_all(&roots);
+    checker.report.statistics.referenced_blocks = checker.referenced.count();
+    let allocatable = checker.superblock.geometry.allocatable().blocks;
+    checker.report.statistics.free_blocks = allocatable.saturating_sub(checker.report.statistics.referenced_blocks);
+    Ok(())
+}
+
+fn finding(structure: Structure, problem: impl Into<String>) -> Finding {
+    Finding::new(PassId::Trees, Severity::Error, structure, problem)
+}
+
+struct Walk<'c, 'a> {
+    checker: &'c mut Checker<'a>,
+    /// Roots that leaves of the root tree name.
+    roots: Vec<Expected>,
+}
+
+impl Walk<'_, '_> {
+    /// Claims, reads and checks nodes, and everything below them.
+    fn visit_all(&mut self, expected: &[Expected]) {
+        for chunk in expected.chunks(NODES_PER_READ) {
+            let claimed: Vec<Expected> = chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
+            let addresses: Vec<BlockNumber> = claimed.iter().map(|expected| expected.pointer.block).collect();
+            let nodes = self.checker.reader.nodes(&addresses);
+            for (expected, node) in claimed.iter().zip(nodes) {
+                match node {
+                    Ok(node) => self.visit(expected, &node),
+                    Err(problem) => self.damaged(expected, problem),
+                }
+            }
+        }
+    }
+
+    fn damaged(&mut self, expected: &Expected, problem: impl Into<String>) {
+        self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
+    }
+
+    /// Checks a pointer before it is followed.
+    fn claim_node(&mut self, expected: &Expected) -> bool {
+        let NodePointer { block, generation, level } = expected.pointer;
+        let range = BlockRange::node(block);
+        let problem = if level >= LEVELS_MAX {
+            Some(format!("the pointer to it says level {level}"))
+        } else if block.0 % NODE_BLOCKS != 0 || !self.checker.reader.contains(range) {
+            Some("a pointer to it leads outside the volume, or between nodes".to_string())
+        } else if generation > expected.parent_generation || generation.0 == 0 {
+            Some(format!("generation {generation} below a parent of generation {}", expected.parent_generation))
+        } else {
+            self.checker.referenced.insert(range).map(|block| format!("block {block} is referred to twice"))
+        };
+        if let Some(problem) = problem {
+            self.damaged(expected, format!("tree {}: {problem}", expected.tree));
+            return false;
+        }
+        true
+    }
+
+    fn visit(&mut self, expected: &Expected, node: &Node) {
+        if let Some(problem) = contradiction(expected, node) {
+            self.damaged(expected, format!("tree {}: {problem}", expected.tree));
+            return;
+        }
+        let statistics = &mut self.checker.report.statistics;
+        statistics.nodes += 1;
+        if node.level() > 0 {
+            self.visit_all(&children(expected, node));
+            return;
+        }
+        statistics.leaves += 1;
+        statistics.leaf_bytes_used += node.used_bytes() as u64;
+        if node.count() == 0 && !expected.is_root {
+            let problem = format!("tree {}: a leaf without items", expected.tree);
+            let empty = Finding::new(PassId::Trees, Severity::Warning, Structure::Node, problem);
+            self.checker.found(empty.at(expected.pointer.block.0));
+        }
+        match expected.tree {
+            TREE_ROOTS => self.visit_root_items(node),
+            tree => {
+                if tree == TREE_FILES {
+                    self.checker.leaves.push(node.address());
+                }
+                self.claim_extents(node);
+            }
+        }
+        let (done, total) = (self.checker.report.statistics.nodes * NODE_BLOCKS, self.checker.superblock.used_blocks);
+        self.checker.progress(PassId::Trees, done, total);
+    }
+
+    fn visit_root_items(&mut self, node: &Node) {
+        for (key, value) in node.items() {
+            let tree = TreeId(key.inode);
+            let known = key == Key::root(TREE_FILES);
+            let problem = match RootItem::decode(value) {
+                Ok(item) => {
+                    self.roots.push(Expected::root(tree, item.root, node.generation()));
+                    (!known).then(|| format!("{key:?} in the root tree: this version knows only tree {TREE_FILES}"))
+                }
+                Err(error) => Some(format!("{key:?}: {}", error.problem)),
+            };
+            if let Some(problem) = problem {
+                self.checker.found(finding(Structure::Item, problem).at(node.address().0));
+            }
+        }
+    }
+
+    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass `Items`.
+    fn claim_extents(&mut self, node: &Node) {
+        for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
+            let Ok(extent) = Extent::decode(value) else { continue };
+            let problem = if !self.checker.reader.contains(extent.range()) {
+                Some(format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start))
+            } else {
+                self.checker.referenced.insert(extent.range()).map(|block| format!("block {block} is referred to twice"))
+            };
+            if let Some(problem) = problem {
+                let problem = format!("extent {key:?}: {problem}");
+                self.checker.found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
+            } else if self.checker.overlay.extent_inodes.contains(&key.inode) {
+                self.checker.earlier_extents.entry(key.inode).or_default().push((extent.start.0, extent.range().end().0));
+            }
+        }
+    }
+}
+
+/// What in `node` contradicts its parent, or the rules that the decoder doesn't check.
+fn contradiction(expected: &Expected, node: &Node) -> Option<String> {
+    let pointer = &expected.pointer;
+    if node.tree() != expected.tree {
+        return Some(format!("belongs to tree {}", node.tree()));
+    }
+    if node.generation() != pointer.generation {
+        return Some(format!("generation {} where the parent expects {}: a write was lost", node.generation(), pointer.generation));
+    }
+    if node.level() != pointer.level {
+        return Some(format!("level {} instead of {}", node.level(), pointer.level));
+    }
+    // The first key of an inner node is not compared: that child takes everything below the second.
+    let first = usize::from(node.level() > 0);
+    if let Some(index) = (first..node.count()).find(|&index| {
+        let key = node.key(index);
+        key < expected.lower || expected.upper.is_some_and(|upper| key >= upper)
+    }) {
+        return Some(format!("key {:?} lies outside {:?}..{:?}", node.key(index), expected.lower, expected.upper));
+    }
+    overlapping_values(node)
+}
+
+fn overlapping_values(node: &Node) -> Option<String> {
+    let page = node.page().as_ptr().addr();
+    let mut values: Vec<_> = (0..node.count())
+        .map(|index| {
+            let value = node.value(index);
+            let start = value.as_ptr().addr().wrapping_sub(page);
+            start..start + value.len()
+        })
+        .filter(|value| !value.is_empty())
+        .collect();
+    values.sort_unstable_by_key(|value| value.start);
+    let pair = values.windows(2).find(|pair| pair[0].end > pair[1].start)?;
+    Some(format!("values {:?} and {:?} overlap", pair[0], pair[1]))
+}
+
+/// What an inner node says about its children.
+fn children(expected: &Expected, node: &Node) -> Vec<Expected> {
+    (0..node.count())
+        .map(|index| {
+            let child = node.child(index);
+            Expected {
+                tree: expected.tree,
+                pointer: NodePointer { block: child.block, generation: child.generation, level: node.level() - 1 },
+                parent_generation: node.generation(),
+                lower: if index == 0 { expected.lower } else { node.key(index) },
+                upper: if index + 1 < node.count() { Some(node.key(index + 1)) } else { expected.upper },
+                is_root: false,
+            }
+        })
+        .collect()
+}
+

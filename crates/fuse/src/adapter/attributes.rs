@@ -1,0 +1,156 @@
+//! GETATTR, STATX, SETATTR, and attributes in every answer that has them.
+use super::{Answer, VolumeHandler};
+use crate::protocol::wire::{Attr, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr_flag as flag};
+use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
+
+/// Seconds for which names and attributes are valid: for ever, whether the kernel takes them as signed or not.
+const VALID_SECONDS: u64 = i64::MAX as u64;
+const BLOCK_BYTES: u32 = 4096;
+/// `STATX_BASIC_STATS | STATX_BTIME`.
+const STATX_MASK: u32 = 0x0fff;
+
+pub fn attr(attributes: &Attributes) -> Attr {
+    Attr {
+        inode: attributes.inode.0,
+        size: attributes.size_bytes,
+        blocks: attributes.blocks_512,
+        atime: attributes.accessed.seconds as u64,
+        mtime: attributes.modified.seconds as u64,
+        ctime: attributes.changed.seconds as u64,
+        atime_ns: attributes.accessed.nanoseconds,
+        mtime_ns: attributes.modified.nanoseconds,
+        ctime_ns: attributes.changed.nanoseconds,
+        mode: attributes.mode,
+        links: attributes.links,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        device: attributes.device as u32,
+        block_size: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+pub fn attr_out(attributes: &Attributes) -> AttrOut {
+    AttrOut { attr_valid_seconds: VALID_SECONDS, attr_valid_ns: 0, padding: 0, attr: attr(attributes) }
+}
+
+pub fn entry_out(attributes: &Attributes) -> EntryOut {
+    EntryOut {
+        node: attributes.inode.0,
+        // Numbers are never used twice, so they need no generation.
+        generation: 0,
+        entry_valid_seconds: VALID_SECONDS,
+        attr_valid_seconds: VALID_SECONDS,
+        entry_valid_ns: 0,
+        attr_valid_ns: 0,
+        attr: attr(attributes),
+    }
+}
+
+/// Says that a name does not exist, in a way that is cached.
+pub fn negative_entry() -> EntryOut {
+    EntryOut { entry_valid_seconds: VALID_SECONDS, ..EntryOut::default() }
+}
+
+fn statx_time(time: Timestamp) -> StatxTime {
+    StatxTime { seconds: time.seconds, nanoseconds: time.nanoseconds, padding: 0 }
+}
+
+fn statx(attributes: &Attributes) -> Statx {
+    let (major, minor) = (rustix::fs::major(attributes.device), rustix::fs::minor(attributes.device));
+    Statx {
+        mask: STATX_MASK,
+        block_size: BLOCK_BYTES,
+        links: attributes.links,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        mode: attributes.mode as u16,
+        inode: attributes.inode.0,
+        size: attributes.size_bytes,
+        blocks: attributes.blocks_512,
+        atime: statx_time(attributes.accessed),
+        btime: statx_time(attributes.created),
+        ctime: statx_time(attributes.changed),
+        mtime: statx_time(attributes.modified),
+        rdev_major: major,
+        rdev_minor: minor,
+        ..Statx::default()
+    }
+}
+
+fn time_change(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Option<TimeChange> {
+    match valid {
+        valid if valid & now != 0 => Some(TimeChange::Now),
+        valid if valid & set != 0 => Some(TimeChange::At(Timestamp { seconds: seconds as i64, nanoseconds: nanoseconds.min(999_999_999) })),
+        _ => None,
+    }
+}
+
+/// `is_directory`: a change of owner clears the set-id bits of all others, which the kernel leaves to us.
+fn attribute_change(set: &SetattrIn, is_directory: bool) -> AttributeChange {
+    let valid = set.valid;
+    let given = |bit: u32, value: u32| (valid & bit != 0).then_some(value);
+    let changes_owner = valid & (flag::UID | flag::GID) != 0 && valid & flag::MODE == 0;
+    AttributeChange {
+        mode: given(flag::MODE, set.mode & 0o7777),
+        uid: given(flag::UID, set.uid),
+        gid: given(flag::GID, set.gid),
+        size: (valid & flag::SIZE != 0).then_some(set.size),
+        accessed: time_change(valid, flag::ATIME, flag::ATIME_NOW, set.atime, set.atime_ns),
+        modified: time_change(valid, flag::MTIME, flag::MTIME_NOW, set.mtime, set.mtime_ns),
+        changed: time_change(valid, flag::CTIME, 0, set.ctime, set.ctime_ns),
+        clear_set_id: !is_directory && (changes_owner || valid & flag::KILL_SUIDGID != 0),
+    }
+}
+
+impl VolumeHandler {
+    pub(super) fn get_attributes(&self, node: InodeNumber) -> Answer<AttrOut> {
+        Ok(attr_out(&self.volume.attributes(node)?))
+    }
+
+    pub(super) fn statx(&self, node: InodeNumber) -> Answer<StatxOut> {
+        let attributes = self.volume.attributes(node)?;
+        Ok(StatxOut { attr_valid_seconds: VALID_SECONDS, stat: statx(&attributes), ..StatxOut::default() })
+    }
+
+    pub(super) fn set_attributes(&self, node: InodeNumber, set: &SetattrIn) -> Answer<AttrOut> {
+        let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0;
+        let is_directory = concerns_set_id && self.volume.attributes(node)?.file_type == FileType::Directory;
+        Ok(attr_out(&self.volume.set_attributes(node, &attribute_change(set, is_directory))?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_set_to_now_or_to_a_point_before_1970() {
+        let set = SetattrIn {
+            valid: flag::ATIME | flag::ATIME_NOW | flag::MTIME | flag::CTIME,
+            atime: 5,
+            mtime: (-7_i64) as u64,
+            mtime_ns: 8,
+            ctime_ns: u32::MAX,
+            ..SetattrIn::default()
+        };
+        let change = attribute_change(&set, false);
+        assert_eq!(change.accessed, Some(TimeChange::Now));
+        assert_eq!(change.modified, Some(TimeChange::At(Timestamp { seconds: -7, nanoseconds: 8 })));
+        assert_eq!(change.changed, Some(TimeChange::At(Timestamp { seconds: 0, nanoseconds: 999_999_999 })));
+        assert_eq!((change.mode, change.uid, change.size, change.clear_set_id), (None, None, None, false));
+    }
+
+    #[test]
+    fn a_new_owner_clears_set_id_bits_but_not_of_directories() {
+        let chown = SetattrIn { valid: flag::UID, uid: 3, ..SetattrIn::default() };
+        assert!(attribute_change(&chown, false).clear_set_id);
+        assert!(!attribute_change(&chown, true).clear_set_id);
+        let both = SetattrIn { valid: flag::UID | flag::MODE, mode: 0o104_755, ..SetattrIn::default() };
+        assert!(!attribute_change(&both, false).clear_set_id);
+        assert_eq!(attribute_change(&both, false).mode, Some(0o4755));
+        let truncate = SetattrIn { valid: flag::SIZE | flag::KILL_SUIDGID, size: 9, ..SetattrIn::default() };
+        let change = attribute_change(&truncate, false);
+        assert_eq!((change.size, change.clear_set_id), (Some(9), true));
+    }
+}

@@ -1,0 +1,109 @@
+//! READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE, FSYNC, FSYNCDIR.
+use super::{Answer, Failure, VolumeHandler, answer, answer_status, fail};
+use crate::protocol::Operation;
+use crate::protocol::wire::{CopyFileRangeOut, LseekOut, WRITE_KILL_SUIDGID, WriteOut};
+use crate::transport::{Reply, TRANSFER_BYTES_MAX};
+use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, InodeNumber, SeekTarget};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::cell::RefCell;
+
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+const SET_ID_BITS: u32 = 0o6000;
+
+thread_local! {
+    /// Where this thread reads file data to, again and again: new memory for each read would be cleared by the kernel.
+    static READ_DATA: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+fn allocate_mode(mode: u32) -> Answer<AllocateMode> {
+    let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
+    let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
+    match flags - FallocateFlags::KEEP_SIZE {
+        rest if rest.is_empty() => Ok(AllocateMode::Allocate { keep_size }),
+        FallocateFlags::PUNCH_HOLE if keep_size => Ok(AllocateMode::PunchHole),
+        FallocateFlags::ZERO_RANGE => Ok(AllocateMode::ZeroRange { keep_size }),
+        _ => Err(Errno::OPNOTSUPP.into()),
+    }
+}
+
+impl VolumeHandler {
+    pub(super) fn handle_data(&self, node: InodeNumber, operation: Operation<'_>, reply: Reply) {
+        match operation {
+            Operation::Read { offset_bytes, length_bytes } => self.read(node, offset_bytes, length_bytes, reply),
+            Operation::Write { offset_bytes, data, flags } => answer(reply, self.write(node, offset_bytes, data, flags)),
+            Operation::Fallocate { offset_bytes, length_bytes, mode } => {
+                let done = allocate_mode(mode).and_then(|mode| Ok(self.volume.allocate(node, offset_bytes, length_bytes, mode)?));
+                answer_status(reply, done);
+            }
+            Operation::Seek { offset_bytes, whence } => answer(reply, self.seek(node, offset_bytes, whence)),
+            Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags, wide } => {
+                let to = InodeNumber(to_node);
+                let length_bytes = if wide { length_bytes } else { length_bytes.min(u64::from(u32::MAX) & !0xfff) };
+                let copied = match flags {
+                    0 => self.volume.copy_range(node, from_offset_bytes, to, to_offset_bytes, length_bytes).map_err(Failure::from),
+                    _ => Err(Errno::INVAL.into()),
+                };
+                match wide {
+                    true => answer(reply, copied.map(|bytes_copied| CopyFileRangeOut { bytes_copied })),
+                    false => answer(reply, copied.map(|copied| WriteOut { size: copied as u32, padding: 0 })),
+                }
+            }
+            Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only } => self.fsync(node, data_only, reply),
+            _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    fn read(&self, node: InodeNumber, offset_bytes: u64, length_bytes: u32, reply: Reply) {
+        READ_DATA.with_borrow_mut(|data| {
+            data.clear();
+            match self.volume.read(node, offset_bytes, (length_bytes as usize).min(TRANSFER_BYTES_MAX), data) {
+                Ok(()) => drop(reply.bytes(data)),
+                Err(error) => fail(reply, &error.into()),
+            }
+        });
+    }
+
+    fn write(&self, node: InodeNumber, offset_bytes: u64, data: &[u8], flags: u32) -> Answer<WriteOut> {
+        self.volume.write(node, offset_bytes, data)?;
+        if flags & WRITE_KILL_SUIDGID != 0 && self.volume.attributes(node)?.mode & SET_ID_BITS != 0 {
+            self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, ..AttributeChange::default() })?;
+        }
+        Ok(WriteOut { size: data.len() as u32, padding: 0 })
+    }
+
+    fn seek(&self, node: InodeNumber, offset_bytes: u64, whence: u32) -> Answer<LseekOut> {
+        let target = match whence {
+            SEEK_DATA => SeekTarget::Data,
+            SEEK_HOLE => SeekTarget::Hole,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        Ok(LseekOut { offset: self.volume.seek(node, offset_bytes, target)? })
+    }
+
+    /// The answer goes out from wherever the data became durable.
+    fn fsync(&self, node: InodeNumber, data_only: bool, reply: Reply) {
+        let kind = if data_only { FsyncKind::DataOnly } else { FsyncKind::Full };
+        self.volume.fsync(node, kind, Box::new(move |result| answer_status(reply, result)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fallocate_modes_are_told_apart() {
+        let mode = |flags: FallocateFlags| allocate_mode(flags.bits()).ok();
+        let keep = FallocateFlags::KEEP_SIZE;
+        assert_eq!(mode(FallocateFlags::empty()), Some(AllocateMode::Allocate { keep_size: false }));
+        assert_eq!(mode(keep), Some(AllocateMode::Allocate { keep_size: true }));
+        assert_eq!(mode(FallocateFlags::PUNCH_HOLE | keep), Some(AllocateMode::PunchHole));
+        assert_eq!(mode(FallocateFlags::PUNCH_HOLE), None);
+        assert_eq!(mode(FallocateFlags::ZERO_RANGE), Some(AllocateMode::ZeroRange { keep_size: false }));
+        assert_eq!(mode(FallocateFlags::ZERO_RANGE | keep), Some(AllocateMode::ZeroRange { keep_size: true }));
+        assert_eq!(mode(FallocateFlags::COLLAPSE_RANGE), None);
+        assert_eq!(allocate_mode(1 << 30).unwrap_err().errno(), Errno::OPNOTSUPP);
+    }
+}

@@ -1,0 +1,115 @@
+//! Extended attributes, and those that the root directory makes up: [`XATTR_STATISTICS`] and [`XATTR_SERVER`].
+use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
+use crate::control::{XATTR_SERVER, XATTR_STATISTICS};
+use crate::protocol::wire::GetxattrOut;
+use crate::protocol::{Operation, ROOT_NODE, RequestHeader};
+use crate::transport::Reply;
+use cairn_engine::{InodeNumber, XattrMode};
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+/// Namespaces that the volume stores. `system.` holds access control lists, which would have to be obeyed.
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+const ROOT_USER: u32 = 0;
+
+fn check_namespace(name: &[u8]) -> Result<(), Errno> {
+    if NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+}
+
+fn is_made_up(node: u64, name: &[u8]) -> bool {
+    node == ROOT_NODE && (name == XATTR_STATISTICS.as_bytes() || name == XATTR_SERVER.as_bytes())
+}
+
+fn set_mode(flags: u32) -> Answer<XattrMode> {
+    match XattrFlags::from_bits(flags) {
+        Some(flags) if flags.is_empty() => Ok(XattrMode::Any),
+        Some(XattrFlags::CREATE) => Ok(XattrMode::Create),
+        Some(XattrFlags::REPLACE) => Ok(XattrMode::Replace),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
+/// Sends `value`, or its length if the caller asks for 0 bytes.
+fn answer_sized(reply: Reply, result: Answer<Vec<u8>>, length_bytes: u32) {
+    match result {
+        Ok(value) if length_bytes == 0 => answer(reply, Ok(GetxattrOut { size: value.len() as u32, padding: 0 })),
+        Ok(value) if value.len() > length_bytes as usize => fail(reply, &Errno::RANGE.into()),
+        result => answer_bytes(reply, result),
+    }
+}
+
+impl VolumeHandler {
+    pub(super) fn handle_xattr(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) {
+        let node = InodeNumber(header.node);
+        match *operation {
+            Operation::GetXattr { name, length_bytes } => answer_sized(reply, self.get_xattr(node, name), length_bytes),
+            Operation::ListXattrs { length_bytes } => answer_sized(reply, self.list_xattrs(header), length_bytes),
+            Operation::SetXattr { name, value, flags } => answer_status(reply, self.set_xattr(node, name, value, flags)),
+            Operation::RemoveXattr { name } => answer_status(reply, self.remove_xattr(node, name)),
+            _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    fn get_xattr(&self, node: InodeNumber, name: &[u8]) -> Answer<Vec<u8>> {
+        if is_made_up(node.0, name) {
+            return self.made_up_value(name);
+        }
+        check_namespace(name)?;
+        Ok(self.volume.get_xattr(node, name)?)
+    }
+
+    fn made_up_value(&self, name: &[u8]) -> Answer<Vec<u8>> {
+        if name == XATTR_SERVER.as_bytes() {
+            return Ok(std::process::id().to_string().into_bytes());
+        }
+        serde_json::to_vec(&self.volume.statistics()).map_err(|_| Errno::IO.into())
+    }
+
+    fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {
+        let names = self.volume.list_xattrs(InodeNumber(header.node))?;
+        // As in other file systems, the names of trusted attributes are root's to see.
+        let shown = names.iter().filter(|name| header.uid == ROOT_USER || !name.starts_with(b"trusted."));
+        Ok(shown.flat_map(|name| [name.as_slice(), b"\0"]).flatten().copied().collect())
+    }
+
+    fn set_xattr(&self, node: InodeNumber, name: &[u8], value: &[u8], flags: u32) -> Answer<()> {
+        if is_made_up(node.0, name) {
+            return Err(Errno::PERM.into());
+        }
+        check_namespace(name)?;
+        Ok(self.volume.set_xattr(node, name, value, set_mode(flags)?)?)
+    }
+
+    fn remove_xattr(&self, node: InodeNumber, name: &[u8]) -> Answer<()> {
+        if is_made_up(node.0, name) {
+            return Err(Errno::PERM.into());
+        }
+        check_namespace(name)?;
+        Ok(self.volume.remove_xattr(node, name)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_stored_namespaces_pass() {
+        for name in [&b"user.a"[..], b"trusted.b", b"security.capability"] {
+            assert_eq!(check_namespace(name), Ok(()));
+        }
+        for name in [&b"system.posix_acl_access"[..], b"", b"user", b"other.x"] {
+            assert_eq!(check_namespace(name), Err(Errno::OPNOTSUPP));
+        }
+        assert!(is_made_up(ROOT_NODE, b"user.cairn.statistics") && is_made_up(ROOT_NODE, b"user.cairn.server"));
+        assert!(!is_made_up(2, b"user.cairn.statistics") && !is_made_up(ROOT_NODE, b"user.cairn.other"));
+    }
+
+    #[test]
+    fn set_flags_are_told_apart() {
+        assert_eq!(set_mode(0).ok(), Some(XattrMode::Any));
+        assert_eq!(set_mode(1).ok(), Some(XattrMode::Create));
+        assert_eq!(set_mode(2).ok(), Some(XattrMode::Replace));
+        assert_eq!(set_mode(3).unwrap_err().errno(), Errno::INVAL);
+    }
+}

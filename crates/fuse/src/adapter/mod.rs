@@ -1,0 +1,269 @@
+//! Answers the kernel's requests with a [`Volume`].
+//!
+//! A node id is an inode number. The kernel owns names, attributes and pages that it has been given: they are valid
+//! for ever, because nobody else changes the volume. So OPEN, OPENDIR, FLUSH and ACCESS are refused once with ENOSYS
+//! and never come again, and a missing name is answered with an entry that is cached, too.
+//!
+//! Invariants:
+//! - every entry delivered in an answer (LOOKUP, CREATE, READDIRPLUS, …) takes one reference on its inode, and one whose
+//!   answer was lost gives it back; FORGET gives back the others;
+//! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it sets is stored as it is;
+//! - an operation that failed left the volume unchanged, or aborted it.
+//!
+//! Threads: all methods run on request threads, several at once. Only fsync waits as a continuation; the rest may block its
+//! thread while it waits for the device.
+//!
+//! Locks: `closing` (leaf) is never held while the volume is called. Whoever finds it open closes the volume, so that DESTROY
+//! and the end of the session close it once; the other waits for the outcome.
+
+mod attributes;
+mod data;
+mod directory;
+mod errno;
+mod extended;
+mod names;
+mod periodic;
+#[cfg(test)]
+mod volume_tests;
+
+pub use periodic::PeriodicCommit;
+
+use crate::protocol::wire::{IoctlOut, StatfsOut};
+use crate::protocol::{Operation, ROOT_NODE, Request};
+use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
+use crate::kernel;
+use cairn_engine::{Error, InodeNumber, Volume};
+use cairn_environment::atomic::{AtomicBool, Ordering};
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::Rank;
+use rustix::io::Errno;
+use zerocopy::{Immutable, IntoBytes};
+
+/// Longest name of a directory entry, in bytes.
+const NAME_BYTES_MAX: u32 = 255;
+
+/// Result of an operation whose failure goes to the caller.
+type Answer<T> = Result<T, Failure>;
+
+/// Why a request failed: in the volume, or already here.
+#[derive(Debug)]
+enum Failure {
+    Volume(Error),
+    Errno(Errno),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Volume(error)
+    }
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl Failure {
+    fn errno(&self) -> Errno {
+        match self {
+            Self::Volume(error) => errno::errno_of(error),
+            Self::Errno(errno) => *errno,
+        }
+    }
+}
+
+/// Answers with a volume.
+pub struct VolumeHandler {
+    volume: Volume,
+    /// Something may have changed since the last sync.
+    changed: AtomicBool,
+    closing: Mutex<Closing>,
+    closed: Condvar,
+}
+
+/// How far the volume's end has come.
+enum Closing {
+    Open,
+    Begun,
+    Done(Result<(), Error>),
+}
+
+impl VolumeHandler {
+    /// Answers with `volume` and closes it when the mount ends.
+    pub fn new(volume: Volume) -> Self {
+        Self { volume, changed: AtomicBool::new(false), closing: Mutex::new(Rank::LEAF, Closing::Open), closed: Condvar::new() }
+    }
+
+    fn note_change(&self) {
+        self.changed.store(true, Ordering::Release);
+    }
+
+    /// Makes everything durable that was received.
+    fn sync(&self) -> Result<(), Error> {
+        self.changed.store(false, Ordering::Release);
+        self.volume.sync()
+    }
+
+    /// Syncs if something was received since the last time.
+    fn sync_if_changed(&self) -> Result<(), Error> {
+        if self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
+    }
+
+    fn close(&self) -> Result<(), Error> {
+        let mut closing = self.closing.lock();
+        if matches!(*closing, Closing::Open) {
+            *closing = Closing::Begun;
+            drop(closing);
+            let result = self.volume.close();
+            *self.closing.lock() = Closing::Done(result.clone());
+            self.closed.notify_all();
+            return result;
+        }
+        loop {
+            if let Closing::Done(result) = &*closing {
+                return result.clone();
+            }
+            self.closed.wait(&mut closing);
+        }
+    }
+
+    fn statfs(&self) -> StatfsOut {
+        let space = self.volume.space();
+        StatfsOut {
+            blocks: space.total_blocks,
+            blocks_free: space.free_blocks,
+            blocks_available: space.available_blocks,
+            block_size: space.block_size,
+            fragment_size: space.block_size,
+            name_length_max: NAME_BYTES_MAX,
+            ..StatfsOut::default()
+        }
+    }
+
+    fn ioctl(&self, command: u32) -> Answer<IoctlOut> {
+        if command != kernel::IOCTL_SYNC {
+            return Err(Errno::NOTTY.into());
+        }
+        self.sync()?;
+        Ok(IoctlOut::default())
+    }
+
+    fn forget(&self, node: u64, count: u64) {
+        if node != ROOT_NODE && count > 0 {
+            self.volume.forget(InodeNumber(node), count);
+        }
+    }
+
+    /// Sends an answer that gives the kernel a reference on `node`; takes the reference back if it gets lost.
+    fn deliver_reference<T: IntoBytes + Immutable>(&self, reply: Reply, node: u64, value: &T) {
+        if reply.structure(value) == Delivery::Lost {
+            self.forget(node, 1);
+        }
+    }
+
+    fn note_operation(&self, operation: &Operation<'_>) {
+        use Operation as Op;
+        let reads = matches!(
+            operation,
+            Op::Lookup { .. }
+                | Op::GetAttributes
+                | Op::Statx { .. }
+                | Op::ReadLink
+                | Op::Read { .. }
+                | Op::Seek { .. }
+                | Op::ReadDirectory { .. }
+                | Op::ReadDirectoryPlus { .. }
+                | Op::StatFs
+                | Op::GetXattr { .. }
+                | Op::ListXattrs { .. }
+                | Op::SyncFs
+                | Op::Ioctl { .. }
+        );
+        if !reads {
+            self.note_change();
+        }
+    }
+}
+
+/// Sends a failure. What is wrong with the volume is also written to the log, since errno can't tell.
+fn fail(reply: Reply, failure: &Failure) {
+    if let Failure::Volume(error) = failure
+        && errno::is_volume_failure(error)
+    {
+        tracing::error!("{error}");
+    }
+    reply.error(failure.errno());
+}
+
+/// Sends a structure, or a failure.
+fn answer<T: IntoBytes + Immutable>(reply: Reply, result: Answer<T>) {
+    match result {
+        Ok(value) => drop(reply.structure(&value)),
+        Err(failure) => fail(reply, &failure),
+    }
+}
+
+/// Sends bytes, or a failure.
+fn answer_bytes(reply: Reply, result: Answer<impl AsRef<[u8]>>) {
+    match result {
+        Ok(value) => drop(reply.bytes(value.as_ref())),
+        Err(failure) => fail(reply, &failure),
+    }
+}
+
+/// Sends success without a result, or a failure.
+fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
+    match result {
+        Ok(()) => reply.status(Ok(())),
+        Err(error) => fail(reply, &error.into()),
+    }
+}
+
+impl Handler for VolumeHandler {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        use Operation as Op;
+        let Request { header, operation } = request;
+        let node = InodeNumber(header.node);
+        self.note_operation(&operation);
+        match operation {
+            // Refused once; the kernel then does without.
+            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access => reply.error(Errno::NOSYS),
+            Op::Release | Op::ReleaseDirectory => reply.status(Ok(())),
+            Op::Forget { count } => self.forget(header.node, count),
+            Op::BatchForget(list) => list.iter().for_each(|(node, count)| self.forget(node, count)),
+            // Nothing that can be interrupted waits for long.
+            Op::Interrupt { .. } | Op::NotifyReply => {}
+            Op::GetAttributes => answer(reply, self.get_attributes(node)),
+            Op::Statx { .. } => answer(reply, self.statx(node)),
+            Op::SetAttributes(change) => answer(reply, self.set_attributes(node, &change)),
+            Op::StatFs => answer(reply, Ok(self.statfs())),
+            Op::SyncFs => answer_status(reply, self.sync()),
+            Op::Destroy => answer_status(reply, self.close()),
+            Op::Ioctl { command, .. } => answer(reply, self.ioctl(command)),
+            Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Fallocate { .. }
+            | Op::Seek { .. }
+            | Op::CopyFileRange { .. }
+            | Op::Fsync { .. }
+            | Op::FsyncDirectory { .. } => self.handle_data(node, operation, reply),
+            Op::ReadDirectory { cookie, length_bytes } => answer_bytes(reply, self.read_directory(node, cookie, length_bytes)),
+            Op::ReadDirectoryPlus { cookie, length_bytes } => self.read_directory_plus(node, cookie, length_bytes, reply),
+            Op::SetXattr { .. } | Op::GetXattr { .. } | Op::ListXattrs { .. } | Op::RemoveXattr { .. } => {
+                self.handle_xattr(&header, &operation, reply);
+            }
+            _ => self.handle_names(&header, &operation, reply),
+        }
+    }
+
+    fn finish(&self) -> Result<(), HandlerFailure> {
+        self.close().map_err(Into::into)
+    }
+}
+
+impl std::fmt::Debug for VolumeHandler {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("VolumeHandler")
+    }
+}

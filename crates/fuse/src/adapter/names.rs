@@ -1,0 +1,108 @@
+//! LOOKUP and everything that makes, moves or removes names.
+use super::attributes::{entry_out, negative_entry};
+use super::{Answer, VolumeHandler, answer_bytes, answer_status, fail};
+use crate::protocol::wire::{CreateOut, OPEN_KEEP_CACHE, OpenOut};
+use crate::protocol::{Operation, RequestHeader};
+use crate::transport::Reply;
+use cairn_engine::{Attributes, Error, FileType, InodeNumber, NewInode, RenameMode};
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+
+/// Permission bits with set-id and sticky.
+const PERMISSION_BITS: u32 = 0o7777;
+
+fn new_inode<'a>(header: &RequestHeader, file_type: FileType, mode: u32) -> NewInode<'a> {
+    NewInode { file_type, mode: mode & PERMISSION_BITS, uid: header.uid, gid: header.gid, device: 0, target: None }
+}
+
+fn rename_mode(flags: u32) -> Answer<RenameMode> {
+    match RenameFlags::from_bits(flags) {
+        Some(flags) if flags.is_empty() => Ok(RenameMode::Replace),
+        Some(RenameFlags::NOREPLACE) => Ok(RenameMode::NoReplace),
+        Some(RenameFlags::EXCHANGE) => Ok(RenameMode::Exchange),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
+impl VolumeHandler {
+    pub(super) fn handle_names(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) {
+        let parent = InodeNumber(header.node);
+        match *operation {
+            Operation::Lookup { name } => self.lookup(parent, name, reply),
+            Operation::ReadLink => answer_bytes(reply, self.volume.read_link(parent).map_err(Into::into)),
+            Operation::Symlink { name, target } => {
+                let link = NewInode { target: Some(target), ..new_inode(header, FileType::Symlink, 0o777) };
+                self.answer_entry(reply, self.volume.create(parent, name, &link).map_err(Into::into));
+            }
+            Operation::MakeNode { name, mode, device } => self.answer_entry(reply, self.make_node(header, name, mode, device)),
+            Operation::MakeDirectory { name, mode } => {
+                let created = self.volume.create(parent, name, &new_inode(header, FileType::Directory, mode));
+                self.answer_entry(reply, created.map_err(Into::into));
+            }
+            Operation::Link { node, new_name } => {
+                self.answer_entry(reply, self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into));
+            }
+            Operation::Create { name, mode } => {
+                let created = self.volume.create(parent, name, &new_inode(header, FileType::Regular, mode));
+                self.answer_opened(reply, created.map_err(Into::into));
+            }
+            Operation::TemporaryFile { mode } => {
+                let created = self.volume.create_unnamed(parent, &new_inode(header, FileType::Regular, mode));
+                self.answer_opened(reply, created.map_err(Into::into));
+            }
+            Operation::Unlink { name } => answer_status(reply, self.volume.unlink(parent, name)),
+            Operation::RemoveDirectory { name } => answer_status(reply, self.volume.remove_directory(parent, name)),
+            Operation::Rename { old_name, new_parent, new_name, flags } => {
+                let renamed = rename_mode(flags)
+                    .and_then(|mode| Ok(self.volume.rename(parent, old_name, InodeNumber(new_parent), new_name, mode)?));
+                answer_status(reply, renamed);
+            }
+            _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    fn lookup(&self, parent: InodeNumber, name: &[u8], reply: Reply) {
+        match self.volume.lookup(parent, name) {
+            Err(Error::NotFound) => drop(reply.structure(&negative_entry())),
+            found => self.answer_entry(reply, found.map_err(Into::into)),
+        }
+    }
+
+    fn make_node(&self, header: &RequestHeader, name: &[u8], mode: u32, device: u32) -> Answer<Attributes> {
+        let file_type = FileType::from_mode(mode).filter(|&file_type| !matches!(file_type, FileType::Directory | FileType::Symlink));
+        let node = NewInode { device: u64::from(device), ..new_inode(header, file_type.ok_or(Errno::INVAL)?, mode) };
+        Ok(self.volume.create(InodeNumber(header.node), name, &node)?)
+    }
+
+    fn answer_entry(&self, reply: Reply, result: Answer<Attributes>) {
+        match result {
+            Ok(attributes) => self.deliver_reference(reply, attributes.inode.0, &entry_out(&attributes)),
+            Err(failure) => fail(reply, &failure),
+        }
+    }
+
+    fn answer_opened(&self, reply: Reply, result: Answer<Attributes>) {
+        match result {
+            Ok(attributes) => {
+                let open = OpenOut { handle: 0, open_flags: OPEN_KEEP_CACHE, backing_id: 0 };
+                self.deliver_reference(reply, attributes.inode.0, &CreateOut { entry: entry_out(&attributes), open });
+            }
+            Err(failure) => fail(reply, &failure),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rename_flags_are_told_apart() {
+        assert_eq!(rename_mode(0).ok(), Some(RenameMode::Replace));
+        assert_eq!(rename_mode(1).ok(), Some(RenameMode::NoReplace));
+        assert_eq!(rename_mode(2).ok(), Some(RenameMode::Exchange));
+        for refused in [3, 4, 1 << 20] {
+            assert_eq!(rename_mode(refused).unwrap_err().errno(), Errno::INVAL);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What a program does with somebody's mount: unmount it, make it durable, ask for its statistics.
+//!
+//! Two attributes that only the root directory of a mount has, and that no listing shows, answer questions:
+//! [`XATTR_STATISTICS`] and [`XATTR_SERVER`].
+use crate::error::MountError;
+use crate::kernel;
+use crate::mounting::{self, MountInfo, find_mount};
+use cairn_environment::clock;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Extended attribute of a mount's root directory: the volume's statistics as JSON.
+pub const XATTR_STATISTICS: &str = "user.cairn.statistics";
+/// Extended attribute of a mount's root directory: the process id of its server, in decimal.
+pub const XATTR_SERVER: &str = "user.cairn.server";
+
+/// How long a server may take to end after its mount is gone.
+const SERVER_END_SECONDS_MAX: u64 = 60;
+/// How long to wait until the kernel has sent the data that a sync started to write, in steps.
+const DRAIN_STEPS_MAX: u32 = 2000;
+const DRAIN_STEP: Duration = Duration::from_millis(5);
+const XATTR_BYTES_MAX: usize = 64 * 1024;
+
+/// Unmounts `mountpoint`. When this returns, all changes are durable and the server has let the volume go.
+///
+/// # Errors
+/// It is no mount of Cairn, or is in use, or its server does not end.
+pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
+    let mount = cairn_mount(mountpoint)?;
+    let server = server_process(&mount.mountpoint);
+    // umount(2) does not reach the server of a plain mount, so its error could not be told. A dead server is no obstacle.
+    if !mount.forwards_sync() && server.is_some() {
+        sync(&mount.mountpoint)?;
+    }
+    mounting::take_away(&mount.mountpoint, false)?;
+    match server {
+        Some((process_id, process)) => wait_for_end(&mount, process_id, &process),
+        None => Ok(()),
+    }
+}
+
+/// Makes everything durable that was written below `directory`, which is in a mount of Cairn.
+///
+/// # Errors
+/// It is not, or something could not be written.
+pub fn sync(directory: &Path) -> Result<(), MountError> {
+    let no_answer = |errno| match errno {
+        Errno::NOTTY => MountError::NotCairn { path: directory.to_owned(), file_system_type: "another".into() },
+        errno => MountError::NoAnswer { path: directory.to_owned(), errno },
+    };
+    let open = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(no_answer)?;
+    // The kernel sends what it has cached. For `fuseblk` it waits for the replies and asks the server to sync. Otherwise
+    // it does neither: the requests have to be waited for, and the ioctl asks.
+    rustix::fs::syncfs(&open).map_err(no_answer)?;
+    drain(&open).map_err(no_answer)?;
+    kernel::request_sync(&open).map_err(no_answer)
+}
+
+/// Waits until the kernel has no request outstanding, for a bounded time: others may go on using the mount.
+fn drain(directory: &OwnedFd) -> rustix::io::Result<()> {
+    let device = rustix::fs::fstat(directory)?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if major != 0 {
+        return Ok(());
+    }
+    let path = format!("/sys/fs/fuse/connections/{minor}/waiting");
+    for _ in 0..DRAIN_STEPS_MAX {
+        match std::fs::read_to_string(&path) {
+            Ok(waiting) if waiting.trim() != "0" => sleep(DRAIN_STEP),
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+fn sleep(duration: Duration) {
+    clock::sleep(duration);
+}
+
+/// Statistics of the volume mounted on `mountpoint`, as JSON.
+///
+/// # Errors
+/// It is no mount of Cairn, or does not answer.
+pub fn statistics(mountpoint: &Path) -> Result<String, MountError> {
+    let mount = cairn_mount(mountpoint)?;
+    let value = attribute(&mount.mountpoint, XATTR_STATISTICS).map_err(|errno| match errno {
+        Errno::NODATA | Errno::NOTSUP => {
+            MountError::NotCairn { path: mount.mountpoint.clone(), file_system_type: mount.file_system_type.clone() }
+        }
+        errno => MountError::NoAnswer { path: mount.mountpoint.clone(), errno },
+    })?;
+    Ok(String::from_utf8_lossy(&value).into_owned())
+}
+
+fn cairn_mount(mountpoint: &Path) -> Result<MountInfo, MountError> {
+    let mount = find_mount(mountpoint)?.ok_or_else(|| MountError::NotMounted(mountpoint.to_owned()))?;
+    if mount.may_be_cairn() {
+        return Ok(mount);
+    }
+    Err(MountError::NotCairn { path: mount.mountpoint, file_system_type: mount.file_system_type })
+}
+
+fn attribute(path: &Path, name: &str) -> rustix::io::Result<Vec<u8>> {
+    let mut value = vec![0; XATTR_BYTES_MAX];
+    let length_bytes = rustix::fs::getxattr(path, name, &mut value[..])?;
+    value.truncate(length_bytes);
+    Ok(value)
+}
+
+/// The server of a mount, if it answers and is another process.
+fn server_process(mountpoint: &PathBuf) -> Option<(u32, OwnedFd)> {
+    let value = attribute(mountpoint, XATTR_SERVER).ok()?;
+    let process_id: u32 = std::str::from_utf8(&value).ok()?.trim().parse().ok()?;
+    if process_id == std::process::id() {
+        return None;
+    }
+    let pid = Pid::from_raw(i32::try_from(process_id).ok()?)?;
+    Some((process_id, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?))
+}
+
+fn wait_for_end(mount: &MountInfo, process_id: u32, process: &OwnedFd) -> Result<(), MountError> {
+    let timeout = Timespec { tv_sec: SERVER_END_SECONDS_MAX as i64, tv_nsec: 0 };
+    let running = || MountError::ServerStillRunning { path: mount.mountpoint.clone(), process_id, seconds: SERVER_END_SECONDS_MAX };
+    match rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)) {
+        Ok(0) => Err(running()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(MountError::NoAnswer { path: mount.mountpoint.clone(), errno }),
+    }
+}

@@ -1,0 +1,110 @@
+//! The ioctls that have no safe wrapper: cloning a FUSE device, setting up loop devices, and Cairn's own request.
+//!
+//! The only module of the crate with `unsafe`.
+#![allow(unsafe_code)]
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io;
+use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+/// `_IO(0xCA, 1)` on a directory of a mount: make everything durable.
+pub const IOCTL_SYNC: u32 = 0xca01;
+
+const FUSE_DEV_IOC_CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
+const LOOP_CTL_GET_FREE: Opcode = 0x4c82;
+const LOOP_CONFIGURE: Opcode = 0x4c0a;
+
+/// `lo_flags`: nobody may write.
+pub const LOOP_READ_ONLY: u32 = 1;
+/// `lo_flags`: the device lets go of its file when nobody has it open any more.
+pub const LOOP_AUTOCLEAR: u32 = 4;
+
+/// `struct loop_info64`.
+#[derive(FromZeros, IntoBytes, Immutable)]
+#[repr(C)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// `struct loop_config`.
+#[derive(FromZeros, IntoBytes, Immutable)]
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+/// Makes `device`, a freshly opened `/dev/fuse`, another queue of the connection that `connection` belongs to.
+pub fn clone_fuse_device(device: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
+    let number = connection.as_raw_fd() as u32;
+    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, a descriptor number, through its argument, and writes nothing.
+    unsafe { ioctl::ioctl(device, Setter::<FUSE_DEV_IOC_CLONE, u32>::new(number)) }
+}
+
+struct LoopGetFree;
+
+// SAFETY: LOOP_CTL_GET_FREE takes no argument, touches no memory of the caller and returns the device number.
+unsafe impl Ioctl for LoopGetFree {
+    type Output = i32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        LOOP_CTL_GET_FREE
+    }
+    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+        std::ptr::null_mut()
+    }
+    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut std::ffi::c_void) -> io::Result<i32> {
+        Ok(output)
+    }
+}
+
+/// Number of a loop device that nobody uses at the moment.
+pub fn free_loop_device(control: &OwnedFd) -> io::Result<i32> {
+    // SAFETY: see `LoopGetFree`.
+    unsafe { ioctl::ioctl(control, LoopGetFree) }
+}
+
+/// Attaches `backing` to the loop device `device`. `EBUSY` if somebody else took the device meanwhile.
+pub fn configure_loop_device(device: &OwnedFd, backing: &OwnedFd, flags: u32, shown_name: &[u8]) -> io::Result<()> {
+    let mut config = LoopConfig::new_zeroed();
+    config.fd = backing.as_raw_fd() as u32;
+    config.info.flags = flags;
+    let length = shown_name.len().min(config.info.file_name.len() - 1);
+    config.info.file_name[..length].copy_from_slice(&shown_name[..length]);
+    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, whose layout `LoopConfig` has (checked by a test), and
+    // writes nothing.
+    unsafe { ioctl::ioctl(device, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
+}
+
+/// Asks the mount that `directory` belongs to, to make everything durable.
+pub fn request_sync(directory: impl AsFd) -> io::Result<()> {
+    // SAFETY: the request has no argument, by its number; a file system that does not know it answers ENOTTY.
+    unsafe { ioctl::ioctl(directory, NoArg::<{ IOCTL_SYNC as Opcode }>::new()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loop_structures_have_the_kernels_sizes() {
+        assert_eq!(size_of::<LoopInfo>(), 232);
+        assert_eq!(size_of::<LoopConfig>(), 304);
+        assert_eq!(FUSE_DEV_IOC_CLONE, 0x8004_e500);
+    }
+}

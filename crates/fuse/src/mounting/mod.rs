@@ -1,0 +1,56 @@
+//! Making, finding and taking away mounts.
+//!
+//! Root mounts with mount(2), as `fuseblk` where the volume is or can be made a block device (a loop device for an image
+//! file): only then do sync(2), syncfs(2) and umount(2) reach the server. Other users mount with `fusermount3`.
+//!
+//! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind: the loop device clears
+//! itself when the last who has it open closes it.
+
+mod helper;
+mod loop_device;
+mod mount_call;
+mod table;
+
+pub use mount_call::{MadeMount, make_mount};
+pub use table::{MountInfo, find_mount};
+
+use crate::error::MountError;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+
+/// How a volume is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Threads that read requests.
+    pub threads: usize,
+    /// Whether the kernel keeps written data for a while. Without it, write(2) reports a lack of space.
+    pub writeback: bool,
+    /// Whether other users may enter, subject to permissions. Root's mounts always allow it.
+    pub allow_other: bool,
+    /// No writing.
+    pub read_only: bool,
+    /// Mount as plain `fuse` also where a block device could be had; sync(2) and umount(2) do not reach the server then.
+    pub plain: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self { threads: 8, writeback: true, allow_other: false, read_only: false, plain: false }
+    }
+}
+
+/// Takes the mount at `mountpoint` away; it must not be in use, unless `detach`: then it vanishes from the tree now and
+/// ends with its last user.
+pub(crate) fn take_away(mountpoint: &Path, detach: bool) -> Result<(), MountError> {
+    let path = || PathBuf::from(mountpoint);
+    if !rustix::process::geteuid().is_root() {
+        return helper::unmount(mountpoint, detach);
+    }
+    let flags = UnmountFlags::NOFOLLOW | if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(mountpoint, flags).map_err(|errno| match errno {
+        Errno::BUSY => MountError::MountBusy(path()),
+        Errno::INVAL => MountError::NotMounted(path()),
+        errno => MountError::UnmountFailed { path: path(), errno },
+    })
+}

@@ -1,0 +1,111 @@
+//! One mount, from the checks to the connection's descriptor.
+use super::loop_device::LoopDevice;
+use super::table::{find_mount, real_path};
+use super::{MountOptions, helper};
+use crate::error::MountError;
+use crate::transport::{DEVICE_PATH, TRANSFER_BYTES_MAX};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+/// A mount that the kernel knows and that nobody serves yet.
+#[derive(Debug)]
+pub struct MadeMount {
+    /// The connection.
+    pub device: OwnedFd,
+    /// Where, without symbolic links.
+    pub mountpoint: PathBuf,
+    /// Whether sync(2), syncfs(2) and umount(2) reach the server.
+    pub forwards_sync: bool,
+}
+
+/// Mounts `source`, an image file or a block device, on `mountpoint`.
+///
+/// # Errors
+/// See [`MountError`]; nothing is mounted then.
+pub fn make_mount(source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<MadeMount, MountError> {
+    let mountpoint = check_mount_point(mountpoint)?;
+    let source = source
+        .canonicalize()
+        .map_err(|error| MountError::SourceUnusable { path: source.to_owned(), errno: Errno::from_io_error(&error).unwrap_or(Errno::IO) })?;
+    if !rustix::process::geteuid().is_root() {
+        // The helper opens the device; this user may not be allowed to.
+        rustix::fs::stat(DEVICE_PATH).map_err(|_| MountError::FuseMissing)?;
+        let device = helper::mount(&source, &mountpoint, options.allow_other, options.read_only)?;
+        return Ok(MadeMount { device, mountpoint, forwards_sync: false });
+    }
+    let device = open_device()?;
+    let forwards_sync = !options.plain && mount_as_block_device(&device, &source, &mountpoint, options)?;
+    if !forwards_sync {
+        mount_plain(&device, &source, &mountpoint, options)?;
+    }
+    Ok(MadeMount { device, mountpoint, forwards_sync })
+}
+
+fn check_mount_point(mountpoint: &Path) -> Result<PathBuf, MountError> {
+    let path = mountpoint.to_owned();
+    if let Some(mount) = find_mount(mountpoint)? {
+        return Err(MountError::AlreadyMounted { path, source_shown: mount.source.display().to_string() });
+    }
+    match rustix::fs::stat(mountpoint) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(real_path(mountpoint)),
+        Ok(_) => Err(MountError::MountPointNotDirectory(path)),
+        Err(Errno::NOENT) => Err(MountError::MountPointMissing(path)),
+        Err(Errno::NOTDIR) => Err(MountError::MountPointNotDirectory(path)),
+        Err(errno) => Err(MountError::MountPointUnusable { path, errno }),
+    }
+}
+
+fn open_device() -> Result<OwnedFd, MountError> {
+    rustix::fs::open(DEVICE_PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::FuseMissing,
+        errno => MountError::FuseUnusable(errno),
+    })
+}
+
+/// Mounts as `fuseblk`; false when there is no block device to be had for `source`.
+fn mount_as_block_device(device: &OwnedFd, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<bool, MountError> {
+    let stat = rustix::fs::stat(source).map_err(|errno| MountError::SourceUnusable { path: source.to_owned(), errno })?;
+    let is_block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    // Kept open until the mount has opened it too; otherwise it would clear itself.
+    let loop_device = match is_block_device {
+        true => None,
+        false => match LoopDevice::attach(source, options.read_only) {
+            Ok(loop_device) => Some(loop_device),
+            Err(error) => {
+                tracing::warn!("no loop device for {}: {error}; sync(2) and umount(2) will not reach the volume", source.display());
+                return Ok(false);
+            }
+        },
+    };
+    let block_device = loop_device.as_ref().map_or(source, |device| &device.path);
+    let data = format!("{},blksize=4096", mount_data(device));
+    match mount_call(block_device, mountpoint, "fuseblk", &data, options) {
+        Ok(()) => Ok(true),
+        Err(Errno::NODEV) => {
+            tracing::warn!("the kernel has no fuseblk; sync(2) and umount(2) will not reach the volume");
+            Ok(false)
+        }
+        Err(Errno::BUSY) => Err(MountError::SourceBusy(source.to_owned())),
+        Err(errno) => Err(MountError::MountFailed { path: mountpoint.to_owned(), errno }),
+    }
+}
+
+fn mount_plain(device: &OwnedFd, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<(), MountError> {
+    mount_call(source, mountpoint, "fuse.cairn", &mount_data(device), options)
+        .map_err(|errno| MountError::MountFailed { path: mountpoint.to_owned(), errno })
+}
+
+fn mount_data(device: &OwnedFd) -> String {
+    let descriptor = device.as_raw_fd();
+    format!("fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES_MAX}")
+}
+
+fn mount_call(source: &Path, mountpoint: &Path, file_system_type: &str, data: &str, options: &MountOptions) -> rustix::io::Result<()> {
+    let flags = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(source, mountpoint, file_system_type, flags, data.as_c_str())
+}

@@ -1,0 +1,154 @@
+//! The kernel's list of mounts.
+use crate::error::MountError;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// A mount, as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountInfo {
+    /// Where it is mounted, without symbolic links.
+    pub mountpoint: PathBuf,
+    /// The volume: for a loop device the file behind it.
+    pub source: PathBuf,
+    /// What the kernel lists as source.
+    pub device: PathBuf,
+    /// `fuseblk` or `fuse.cairn` for Cairn.
+    pub file_system_type: String,
+    /// Device number, as `major` and `minor`.
+    pub device_number: (u32, u32),
+    /// Mounted without writing.
+    pub read_only: bool,
+}
+
+impl MountInfo {
+    /// Whether sync(2), syncfs(2) and umount(2) reach the server.
+    pub fn forwards_sync(&self) -> bool {
+        self.file_system_type == "fuseblk"
+    }
+    /// Whether the type is one that Cairn mounts with. Other programs use `fuseblk` too.
+    pub fn may_be_cairn(&self) -> bool {
+        matches!(self.file_system_type.as_str(), "fuseblk" | "fuse.cairn")
+    }
+}
+
+/// The mount whose root is `mountpoint`; the topmost, if several are. Also finds mounts whose server is dead.
+///
+/// # Errors
+/// The list of mounts cannot be read.
+pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {
+    let table = std::fs::read("/proc/self/mountinfo").map_err(|error| MountError::MountTable(error.to_string()))?;
+    let wanted = real_path(mountpoint);
+    let found = table.split(|&byte| byte == b'\n').filter_map(parse_line).rfind(|mount| mount.mountpoint == wanted);
+    Ok(found.map(|mut mount| {
+        if let Some(backing) = loop_backing_file(&mount.device) {
+            mount.source = backing;
+        }
+        mount
+    }))
+}
+
+/// `path` without symbolic links, never touching what is mounted there: its server may be dead.
+pub(super) fn real_path(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            let in_real_parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name);
+            match std::fs::read_link(&in_real_parent) {
+                Ok(_) => in_real_parent.canonicalize().unwrap_or(in_real_parent),
+                Err(_) => in_real_parent,
+            }
+        }
+        // The root directory, or a path that ends in "..".
+        _ => absolute.canonicalize().unwrap_or(absolute),
+    }
+}
+
+/// One line of mountinfo: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`.
+fn parse_line(line: &[u8]) -> Option<MountInfo> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let device_number = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device_number.split_once(':')?;
+    let mountpoint = unescape(fields.nth(1)?);
+    let options = fields.next()?;
+    let mut after = fields.skip_while(|field| *field != b"-").skip(1);
+    let file_system_type = String::from_utf8_lossy(after.next()?).into_owned();
+    let device = PathBuf::from(unescape(after.next()?));
+    Some(MountInfo {
+        mountpoint: mountpoint.into(),
+        source: device.clone(),
+        device,
+        file_system_type,
+        device_number: (major.parse().ok()?, minor.parse().ok()?),
+        read_only: options.split(|&byte| byte == b',').any(|option| option == b"ro"),
+    })
+}
+
+/// Blanks and the like stand in the list as three octal digits after a backslash.
+fn unescape(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, tail)) = rest.split_first() {
+        let octal = if byte == b'\\' { tail.get(..3) } else { None };
+        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
+            Some(value) => {
+                bytes.push(value);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+/// The file behind `/dev/loopN`.
+fn loop_backing_file(device: &Path) -> Option<PathBuf> {
+    let name = device.strip_prefix("/dev").ok()?.to_str()?;
+    if !name.starts_with("loop") {
+        return None;
+    }
+    let shown = std::fs::read(format!("/sys/block/{name}/loop/backing_file")).ok()?;
+    let shown = shown.strip_suffix(b"\n").unwrap_or(&shown);
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(shown)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_parsed_with_blanks_and_optional_fields() {
+        let mount = parse_line(br"36 35 7:3 / /a\040b/c rw,noatime shared:1 master:2 - fuseblk /dev/loop3 rw,user_id=0").unwrap();
+        assert_eq!(mount.mountpoint, Path::new("/a b/c"));
+        assert_eq!(mount.device, Path::new("/dev/loop3"));
+        assert_eq!((mount.file_system_type.as_str(), mount.device_number, mount.read_only), ("fuseblk", (7, 3), false));
+        assert!(mount.forwards_sync() && mount.may_be_cairn());
+        let plain = parse_line(br"40 1 0:44 / /m ro - fuse.cairn /x/back\134slash ro").unwrap();
+        assert_eq!(plain.source, Path::new(r"/x/back\slash"));
+        assert!(plain.read_only && !plain.forwards_sync() && plain.may_be_cairn());
+    }
+
+    #[test]
+    fn a_damaged_line_is_skipped() {
+        for line in [&b""[..], b"36", b"36 35 x / /m rw - ext4 a rw", b"36 35 1:2 / /m rw ext4"] {
+            assert_eq!(parse_line(line), None);
+        }
+        assert_eq!(unescape(br"a\04"), r"a\04");
+        assert_eq!(unescape(br"a\999"), r"a\999");
+    }
+
+    #[test]
+    fn mounts_are_found_by_their_root_only() {
+        let proc = find_mount(Path::new("/proc/")).unwrap().expect("proc is mounted");
+        assert_eq!(proc.file_system_type, "proc");
+        assert!(!proc.may_be_cairn());
+        assert_eq!(find_mount(Path::new("/proc/self")).unwrap(), None);
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/proc", &link).unwrap();
+        assert_eq!(find_mount(&link).unwrap().map(|mount| mount.mountpoint), Some(PathBuf::from("/proc")));
+    }
+}

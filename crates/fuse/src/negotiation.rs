@@ -1,0 +1,108 @@
+//! INIT: what kernel and server agree on.
+use crate::error::MountError;
+use crate::protocol::wire::{InitIn, InitOut, init_flag};
+use crate::protocol::{MAJOR_VERSION, MINOR_VERSION, MINOR_VERSION_MIN};
+use crate::transport::TRANSFER_BYTES_MAX;
+
+/// Requests that the kernel may have outstanding without a caller that waits (read-ahead, writeback, asynchronous I/O).
+const BACKGROUND_REQUESTS_MAX: u16 = 128;
+/// From this number on the kernel calls the device congested.
+const CONGESTION_THRESHOLD: u16 = 96;
+/// Longest read-ahead that we would serve; the kernel takes the smaller of this and its own.
+const READAHEAD_BYTES_MAX: u32 = TRANSFER_BYTES_MAX as u32;
+const PAGE_BYTES: usize = 4096;
+
+/// What is asked for if the kernel has it. Left out on purpose: AUTO_INVAL_DATA (with the writeback cache every cached
+/// read would ask for attributes), ATOMIC_O_TRUNC (there are no opens to carry it), POSIX_LOCKS and FLOCK_LOCKS (one kernel
+/// uses the volume, its own locks suffice), the SPLICE flags, POSIX_ACL, OVER_IO_URING.
+const WANTED: u64 = init_flag::ASYNC_READ
+    | init_flag::BIG_WRITES
+    | init_flag::DO_READDIRPLUS
+    | init_flag::READDIRPLUS_AUTO
+    | init_flag::ASYNC_DIO
+    | init_flag::NO_OPEN_SUPPORT
+    | init_flag::PARALLEL_DIROPS
+    | init_flag::ABORT_ERROR
+    | init_flag::MAX_PAGES
+    | init_flag::CACHE_SYMLINKS
+    | init_flag::NO_OPENDIR_SUPPORT
+    | init_flag::EXPLICIT_INVAL_DATA
+    | init_flag::HANDLE_KILLPRIV_V2
+    | init_flag::INIT_EXT;
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Minor version of the protocol in use.
+    pub minor: u32,
+    /// Capabilities in use.
+    pub flags: u64,
+    /// Answer for the kernel.
+    pub answer: InitOut,
+}
+
+/// Answers `offer`. `None` when the kernel's major version is newer: it will ask again with ours.
+///
+/// # Errors
+/// A kernel that is too old.
+pub fn negotiate(offer: &InitIn, writeback: bool) -> Result<Option<Agreement>, MountError> {
+    if offer.major > MAJOR_VERSION {
+        return Ok(None);
+    }
+    if offer.major < MAJOR_VERSION || offer.minor < MINOR_VERSION_MIN {
+        return Err(MountError::ProtocolTooOld { major: offer.major, minor: offer.minor, minor_min: MINOR_VERSION_MIN });
+    }
+    let high = if u64::from(offer.flags) & init_flag::INIT_EXT != 0 { u64::from(offer.flags2) << 32 } else { 0 };
+    let offered = u64::from(offer.flags) | high;
+    let flags = offered & (WANTED | if writeback { init_flag::WRITEBACK_CACHE } else { 0 });
+    let minor = offer.minor.min(MINOR_VERSION);
+    let answer = InitOut {
+        major: MAJOR_VERSION,
+        minor,
+        max_readahead: offer.max_readahead.max(READAHEAD_BYTES_MAX),
+        flags: flags as u32,
+        max_background: BACKGROUND_REQUESTS_MAX,
+        congestion_threshold: CONGESTION_THRESHOLD,
+        max_write: TRANSFER_BYTES_MAX as u32,
+        time_granularity_ns: 1,
+        max_pages: (TRANSFER_BYTES_MAX / PAGE_BYTES) as u16,
+        flags2: (flags >> 32) as u32,
+        ..InitOut::default()
+    };
+    Ok(Some(Agreement { minor, flags, answer }))
+}
+
+/// The answer to a kernel whose major version is newer than ours.
+pub fn own_version() -> InitOut {
+    InitOut { major: MAJOR_VERSION, minor: MINOR_VERSION, ..InitOut::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(major: u32, minor: u32) -> InitIn {
+        InitIn { major, minor, max_readahead: 131_072, flags: u32::MAX, flags2: u32::MAX, unused: [0; 11] }
+    }
+
+    #[test]
+    fn only_what_is_wanted_and_offered_is_taken() {
+        let agreed = negotiate(&offer(7, 45), true).unwrap().unwrap();
+        assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE);
+        assert_eq!(agreed.flags & init_flag::AUTO_INVAL_DATA, 0);
+        assert_eq!((agreed.answer.minor, agreed.answer.flags2, agreed.answer.max_pages), (MINOR_VERSION, 0, 256));
+        let through = negotiate(&offer(7, 45), false).unwrap().unwrap();
+        assert_eq!(through.flags & init_flag::WRITEBACK_CACHE, 0);
+        let poor = InitIn { flags: init_flag::ASYNC_READ as u32, ..offer(7, 31) };
+        let agreed = negotiate(&poor, true).unwrap().unwrap();
+        assert_eq!((agreed.flags, agreed.minor), (init_flag::ASYNC_READ, 31));
+    }
+
+    #[test]
+    fn other_versions_are_recognised() {
+        assert_eq!(negotiate(&offer(8, 0), true), Ok(None));
+        assert!(matches!(negotiate(&offer(7, 12), true), Err(MountError::ProtocolTooOld { minor: 12, .. })));
+        assert!(matches!(negotiate(&offer(6, 99), true), Err(MountError::ProtocolTooOld { major: 6, .. })));
+        assert_eq!((own_version().major, own_version().minor), (7, MINOR_VERSION));
+    }
+}

@@ -1,0 +1,204 @@
+//! From the bytes of a request to a [`Request`].
+use super::request::{ForgetList, Operation, Request, RequestHeader};
+use super::wire::{self, InHeader, opcode};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A request that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("request {unique} with opcode {opcode} is malformed: {what}")]
+pub struct MalformedRequest {
+    /// Number of the request, 0 if not even the header could be read.
+    pub unique: u64,
+    /// Its opcode.
+    pub opcode: u32,
+    /// What is wrong with it.
+    pub what: &'static str,
+}
+
+/// Parses what one read of the FUSE device returned.
+///
+/// # Errors
+/// Bytes that are no request.
+pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
+    let malformed = |unique, opcode, what| MalformedRequest { unique, opcode, what };
+    let (header, body) = InHeader::read_from_prefix(bytes).map_err(|_| malformed(0, 0, "shorter than its header"))?;
+    if header.length as usize != bytes.len() {
+        return Err(malformed(header.unique, header.opcode, "length in the header is not the length read"));
+    }
+    // Extensions (supplementary groups, security contexts) stand at the end; none is negotiated.
+    let body_length = body.len().saturating_sub(usize::from(header.extension_words) * 8);
+    let operation = parse_operation(header.opcode, Body(&body[..body_length])).map_err(|what| malformed(header.unique, header.opcode, what))?;
+    let InHeader { unique, node, uid, gid, pid, .. } = header;
+    Ok(Request { header: RequestHeader { unique, node, uid, gid, pid }, operation })
+}
+
+type Parsed<T> = Result<T, &'static str>;
+
+/// What of a request has not been parsed yet.
+struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    fn structure<T: FromBytes>(&mut self) -> Parsed<T> {
+        let (value, rest) = T::read_from_prefix(self.0).map_err(|_| "shorter than its structure")?;
+        self.0 = rest;
+        Ok(value)
+    }
+
+    fn name(&mut self) -> Parsed<&'a [u8]> {
+        let end = self.0.iter().position(|&byte| byte == 0).ok_or("a name without its end")?;
+        let name = &self.0[..end];
+        self.0 = &self.0[end + 1..];
+        Ok(name)
+    }
+
+    fn bytes(&mut self, length_bytes: u32) -> Parsed<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(length_bytes as usize).ok_or("shorter than its data")?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    /// A structure that older kernels send shorter; what is missing is zero.
+    fn structure_padded<T: FromBytes + IntoBytes + Immutable + KnownLayout + Default>(&mut self, length_bytes_min: usize) -> Parsed<T> {
+        if self.0.len() < length_bytes_min {
+            return Err("shorter than its structure");
+        }
+        let mut value = T::default();
+        let present = self.0.len().min(size_of::<T>());
+        value.as_mut_bytes()[..present].copy_from_slice(&self.0[..present]);
+        self.0 = &self.0[present..];
+        Ok(value)
+    }
+}
+
+fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+    Ok(match number {
+        opcode::INIT => Operation::Init(body.structure_padded(size_of::<wire::InitInShort>())?),
+        opcode::DESTROY => Operation::Destroy,
+        opcode::FORGET => Operation::Forget { count: body.structure::<wire::ForgetIn>()?.count },
+        opcode::BATCH_FORGET => {
+            let count = body.structure::<wire::BatchForgetIn>()?.count;
+            let length_bytes = count.checked_mul(size_of::<wire::ForgetOne>() as u32).ok_or("a count that overflows")?;
+            Operation::BatchForget(ForgetList(body.bytes(length_bytes)?))
+        }
+        opcode::GETATTR => Operation::GetAttributes,
+        opcode::STATX => Operation::Statx { mask: body.structure::<wire::StatxIn>()?.mask },
+        opcode::SETATTR => Operation::SetAttributes(body.structure()?),
+        opcode::STATFS => Operation::StatFs,
+        opcode::OPEN => Operation::Open,
+        opcode::OPENDIR => Operation::OpenDirectory,
+        opcode::RELEASE => Operation::Release,
+        opcode::RELEASEDIR => Operation::ReleaseDirectory,
+        opcode::FLUSH => Operation::Flush,
+        opcode::ACCESS => Operation::Access,
+        opcode::SYNCFS => Operation::SyncFs,
+        opcode::FSYNC => Operation::Fsync { data_only: parse_data_only(&mut body)? },
+        opcode::FSYNCDIR => Operation::FsyncDirectory { data_only: parse_data_only(&mut body)? },
+        opcode::INTERRUPT => Operation::Interrupt { unique: body.structure::<wire::InterruptIn>()?.unique },
+        opcode::NOTIFY_REPLY => Operation::NotifyReply,
+        opcode::IOCTL => {
+            let ioctl: wire::IoctlIn = body.structure()?;
+            Operation::Ioctl { command: ioctl.command, out_length_bytes: ioctl.out_size }
+        }
+        opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR | opcode::REMOVEXATTR => parse_xattr(number, body)?,
+        opcode::READ
+        | opcode::WRITE
+        | opcode::READDIR
+        | opcode::READDIRPLUS
+        | opcode::FALLOCATE
+        | opcode::LSEEK
+        | opcode::COPY_FILE_RANGE
+        | opcode::COPY_FILE_RANGE_64 => parse_data(number, body)?,
+        _ => parse_names(number, body)?,
+    })
+}
+
+fn parse_data_only(body: &mut Body<'_>) -> Parsed<bool> {
+    Ok(body.structure::<wire::FsyncIn>()?.flags & wire::FSYNC_DATA_ONLY != 0)
+}
+
+fn parse_names(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+    Ok(match number {
+        opcode::LOOKUP => Operation::Lookup { name: body.name()? },
+        opcode::READLINK => Operation::ReadLink,
+        opcode::SYMLINK => Operation::Symlink { name: body.name()?, target: body.name()? },
+        opcode::MKNOD => {
+            let node: wire::MknodIn = body.structure()?;
+            Operation::MakeNode { name: body.name()?, mode: node.mode, device: node.device }
+        }
+        opcode::MKDIR => {
+            let directory: wire::MkdirIn = body.structure()?;
+            Operation::MakeDirectory { name: body.name()?, mode: directory.mode }
+        }
+        opcode::UNLINK => Operation::Unlink { name: body.name()? },
+        opcode::RMDIR => Operation::RemoveDirectory { name: body.name()? },
+        opcode::RENAME => {
+            let rename: wire::RenameIn = body.structure()?;
+            Operation::Rename { old_name: body.name()?, new_parent: rename.new_parent, new_name: body.name()?, flags: 0 }
+        }
+        opcode::RENAME2 => {
+            let rename: wire::Rename2In = body.structure()?;
+            Operation::Rename { old_name: body.name()?, new_parent: rename.new_parent, new_name: body.name()?, flags: rename.flags }
+        }
+        opcode::LINK => {
+            let link: wire::LinkIn = body.structure()?;
+            Operation::Link { node: link.node, new_name: body.name()? }
+        }
+        opcode::CREATE => {
+            let create: wire::CreateIn = body.structure()?;
+            Operation::Create { name: body.name()?, mode: create.mode }
+        }
+        opcode::TMPFILE => Operation::TemporaryFile { mode: body.structure::<wire::CreateIn>()?.mode },
+        opcode => Operation::Unknown { opcode },
+    })
+}
+
+fn parse_xattr(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+    Ok(match number {
+        opcode::SETXATTR => {
+            let set: wire::SetxattrIn = body.structure()?;
+            Operation::SetXattr { name: body.name()?, value: body.bytes(set.size)?, flags: set.flags }
+        }
+        opcode::GETXATTR => {
+            let get: wire::GetxattrIn = body.structure()?;
+            Operation::GetXattr { name: body.name()?, length_bytes: get.size }
+        }
+        opcode::LISTXATTR => Operation::ListXattrs { length_bytes: body.structure::<wire::GetxattrIn>()?.size },
+        _ => Operation::RemoveXattr { name: body.name()? },
+    })
+}
+
+fn parse_data(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+    Ok(match number {
+        opcode::READ | opcode::READDIR | opcode::READDIRPLUS => {
+            let wire::ReadIn { offset, size, .. } = body.structure()?;
+            match number {
+                opcode::READ => Operation::Read { offset_bytes: offset, length_bytes: size },
+                opcode::READDIR => Operation::ReadDirectory { cookie: offset, length_bytes: size },
+                _ => Operation::ReadDirectoryPlus { cookie: offset, length_bytes: size },
+            }
+        }
+        opcode::WRITE => {
+            let write: wire::WriteIn = body.structure()?;
+            Operation::Write { offset_bytes: write.offset, data: body.bytes(write.size)?, flags: write.write_flags }
+        }
+        opcode::FALLOCATE => {
+            let wire::FallocateIn { offset, length, mode, .. } = body.structure()?;
+            Operation::Fallocate { offset_bytes: offset, length_bytes: length, mode }
+        }
+        opcode::LSEEK => {
+            let wire::LseekIn { offset, whence, .. } = body.structure()?;
+            Operation::Seek { offset_bytes: offset, whence }
+        }
+        _ => {
+            let copy: wire::CopyFileRangeIn = body.structure()?;
+            Operation::CopyFileRange {
+                from_offset_bytes: copy.offset_in,
+                to_node: copy.node_out,
+                to_offset_bytes: copy.offset_out,
+                length_bytes: copy.length,
+                flags: copy.flags,
+                wide: number == opcode::COPY_FILE_RANGE_64,
+            }
+        }
+    })
+}

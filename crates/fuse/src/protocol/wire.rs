@@ -1,0 +1,174 @@
+//! Structures and numbers of `linux/fuse.h`. Names and layouts are the kernel's; the test `layout` checks the sizes.
+#![allow(missing_docs)]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+macro_rules! wire {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C)]
+            pub struct $name { $(pub $field: $type),* }
+        )*
+    };
+}
+
+wire! {
+    /// Before every request.
+    InHeader { length: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, extension_words: u16, padding: u16 }
+    /// Before every reply; `error` is 0 or a negative errno.
+    OutHeader { length: u32, error: i32, unique: u64 }
+    Attr {
+        inode: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64,
+        atime_ns: u32, mtime_ns: u32, ctime_ns: u32,
+        mode: u32, links: u32, uid: u32, gid: u32, device: u32, block_size: u32, flags: u32,
+    }
+    EntryOut {
+        node: u64, generation: u64, entry_valid_seconds: u64, attr_valid_seconds: u64,
+        entry_valid_ns: u32, attr_valid_ns: u32, attr: Attr,
+    }
+    AttrOut { attr_valid_seconds: u64, attr_valid_ns: u32, padding: u32, attr: Attr }
+    ForgetIn { count: u64 }
+    ForgetOne { node: u64, count: u64 }
+    BatchForgetIn { count: u32, padding: u32 }
+    MknodIn { mode: u32, device: u32, umask: u32, padding: u32 }
+    MkdirIn { mode: u32, umask: u32 }
+    RenameIn { new_parent: u64 }
+    Rename2In { new_parent: u64, flags: u32, padding: u32 }
+    LinkIn { node: u64 }
+    SetattrIn {
+        valid: u32, padding: u32, handle: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
+        atime_ns: u32, mtime_ns: u32, ctime_ns: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
+    }
+    CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    OpenOut { handle: u64, open_flags: u32, backing_id: i32 }
+    /// Answer to CREATE and TMPFILE.
+    CreateOut { entry: EntryOut, open: OpenOut }
+    ReadIn { handle: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    WriteIn { handle: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    WriteOut { size: u32, padding: u32 }
+    StatfsOut {
+        blocks: u64, blocks_free: u64, blocks_available: u64, files: u64, files_free: u64,
+        block_size: u32, name_length_max: u32, fragment_size: u32, padding: u32, spare: [u32; 6],
+    }
+    FsyncIn { handle: u64, flags: u32, padding: u32 }
+    SetxattrIn { size: u32, flags: u32 }
+    GetxattrIn { size: u32, padding: u32 }
+    GetxattrOut { size: u32, padding: u32 }
+    InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32, unused: [u32; 11] }
+    /// What a kernel before 7.36 sends.
+    InitInShort { major: u32, minor: u32, max_readahead: u32, flags: u32 }
+    InitOut {
+        major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,
+        max_write: u32, time_granularity_ns: u32, max_pages: u16, map_alignment: u16, flags2: u32,
+        max_stack_depth: u32, unused: [u32; 6],
+    }
+    InterruptIn { unique: u64 }
+    IoctlIn { handle: u64, flags: u32, command: u32, argument: u64, in_size: u32, out_size: u32 }
+    IoctlOut { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
+    FallocateIn { handle: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    LseekIn { handle: u64, offset: u64, whence: u32, padding: u32 }
+    LseekOut { offset: u64 }
+    CopyFileRangeIn { handle_in: u64, offset_in: u64, node_out: u64, handle_out: u64, offset_out: u64, length: u64, flags: u64 }
+    CopyFileRangeOut { bytes_copied: u64 }
+    /// Before each name of a READDIR reply.
+    Dirent { inode: u64, offset: u64, name_length: u32, file_type: u32 }
+    StatxIn { getattr_flags: u32, padding: u32, handle: u64, flags: u32, mask: u32 }
+    StatxTime { seconds: i64, nanoseconds: u32, padding: i32 }
+    Statx {
+        mask: u32, block_size: u32, attributes: u64, links: u32, uid: u32, gid: u32, mode: u16, spare0: u16,
+        inode: u64, size: u64, blocks: u64, attributes_mask: u64,
+        atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
+        rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
+    }
+    StatxOut { attr_valid_seconds: u64, attr_valid_ns: u32, flags: u32, spare: [u64; 2], stat: Statx }
+}
+
+/// Request numbers.
+pub mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const ACCESS: u32 = 34;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const IOCTL: u32 = 39;
+    pub const NOTIFY_REPLY: u32 = 41;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+    pub const SYNCFS: u32 = 50;
+    pub const TMPFILE: u32 = 51;
+    pub const STATX: u32 = 52;
+    pub const COPY_FILE_RANGE_64: u32 = 53;
+}
+
+/// Capabilities that INIT negotiates; bits from 32 travel in `flags2`.
+pub mod init_flag {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const WRITEBACK_CACHE: u64 = 1 << 16;
+    pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const ABORT_ERROR: u64 = 1 << 21;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const INIT_EXT: u64 = 1 << 30;
+}
+
+/// Which fields of [`SetattrIn`] count.
+pub mod setattr_flag {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const CTIME: u32 = 1 << 10;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// `write_flags`: the writer may not keep the set-id bits.
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// `fsync_flags`: data only.
+pub const FSYNC_DATA_ONLY: u32 = 1 << 0;
+/// `open_flags` of a reply: what is cached of the file stays valid.
+pub const OPEN_KEEP_CACHE: u32 = 1 << 1;

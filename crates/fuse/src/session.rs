@@ -1,0 +1,159 @@
+//! A mount that is served: from INIT until the kernel has unmounted it.
+//!
+//! States: *made* (the kernel knows the mount) → *agreed* (INIT answered) → *served* (request threads run) → *ended* (all of
+//! them have stopped, the handler has finished). [`Session`] exists from *served* on; on a failure before it, the mount is
+//! taken away again.
+use crate::error::MountError;
+use crate::mounting::{self, MadeMount, MountOptions, find_mount};
+use crate::negotiation::{self, Agreement};
+use crate::protocol::{self, Operation};
+use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a session did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The last changes may not be durable.
+    #[error("{0}")]
+    Finish(HandlerFailure),
+    /// Somebody cut the connection, although the file system was mounted. Everything received is durable.
+    #[error("the connection to the kernel was cut while mounted on {0}")]
+    Aborted(PathBuf),
+    /// The FUSE device failed. Everything received is durable.
+    #[error("/dev/fuse cannot be read: {0}")]
+    Device(Errno),
+}
+
+/// A served mount.
+pub struct Session {
+    threads: RequestThreads,
+    handler: Arc<dyn Handler>,
+    unmounter: Unmounter,
+    forwards_sync: bool,
+    agreement: Agreement,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Session").field("unmounter", &self.unmounter).field("agreement", &self.agreement).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Mounts `source` on `mountpoint` and lets `handler` answer. The mount answers when this returns.
+    ///
+    /// # Errors
+    /// See [`MountError`]; nothing is mounted then.
+    pub fn start(source: &Path, mountpoint: &Path, options: &MountOptions, handler: Arc<dyn Handler>) -> Result<Self, MountError> {
+        let MadeMount { device, mountpoint, forwards_sync } = mounting::make_mount(source, mountpoint, options)?;
+        let device_number = find_mount(&mountpoint)?.map(|mount| mount.device_number);
+        let unmounter = Unmounter { mountpoint, device_number };
+        let channel = Arc::new(Channel::new(device));
+        let agreement = agree(&channel, options.writeback && !options.read_only).inspect_err(|_| {
+            if let Err(error) = unmounter.detach() {
+                tracing::error!("{error}");
+            }
+        })?;
+        let threads = RequestThreads::start(&channel, options.threads, &handler);
+        Ok(Self { threads, handler, unmounter, forwards_sync, agreement })
+    }
+
+    /// A handle that unmounts, for another thread.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+    /// Whether sync(2), syncfs(2) and umount(2) reach the server.
+    pub fn forwards_sync(&self) -> bool {
+        self.forwards_sync
+    }
+    /// What kernel and server agreed on.
+    pub fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    /// Serves until the file system is unmounted; then everything is durable.
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn run(self) -> Result<(), SessionError> {
+        let end = self.threads.join();
+        if end != End::Unmounted {
+            // Otherwise a mount stays behind that answers everything with "transport endpoint is not connected".
+            if let Err(error) = self.unmounter.detach() {
+                tracing::warn!("{error}");
+            }
+        }
+        self.handler.finish().map_err(SessionError::Finish)?;
+        match end {
+            End::Unmounted => Ok(()),
+            End::Aborted => Err(SessionError::Aborted(self.unmounter.mountpoint)),
+            End::Failed(errno) => Err(SessionError::Device(errno)),
+        }
+    }
+}
+
+/// Unmounts one session's mount. Every copy stands for the same mount; never call it on a thread that answers requests.
+#[derive(Clone, Debug)]
+pub struct Unmounter {
+    mountpoint: PathBuf,
+    device_number: Option<(u32, u32)>,
+}
+
+impl Unmounter {
+    /// Where the session is mounted.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+    /// Unmounts; [`Session::run`] then returns. Nothing happens when the session's mount is gone already.
+    ///
+    /// # Errors
+    /// The mount is in use, or may not be unmounted.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        self.take_away(false)
+    }
+    /// Takes the mount out of the tree now; [`Session::run`] returns when its last user is gone.
+    ///
+    /// # Errors
+    /// The mount may not be unmounted.
+    pub fn detach(&self) -> Result<(), MountError> {
+        self.take_away(true)
+    }
+
+    fn take_away(&self, detach: bool) -> Result<(), MountError> {
+        let present = find_mount(&self.mountpoint)?;
+        match present {
+            Some(mount) if self.device_number.is_none_or(|number| number == mount.device_number) => {
+                mounting::take_away(&self.mountpoint, detach)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Answers INIT, which the kernel sends before anything else.
+fn agree(channel: &Arc<Channel>, writeback: bool) -> Result<Agreement, MountError> {
+    let mut buffer = RequestBuffer::new();
+    loop {
+        let length_bytes = channel.receive(&mut buffer).map_err(|_| MountError::NoConnection)?;
+        let request = protocol::parse(buffer.filled(length_bytes)).map_err(|_| MountError::NoConnection)?;
+        let reply = Reply::new(Arc::clone(channel), request.header.unique);
+        let Operation::Init(offer) = request.operation else {
+            reply.error(Errno::IO);
+            continue;
+        };
+        match negotiation::negotiate(&offer, writeback) {
+            Ok(Some(agreement)) => {
+                reply.structure(&agreement.answer);
+                tracing::debug!(minor = agreement.minor, flags = format_args!("{:#x}", agreement.flags), "FUSE connection agreed on");
+                return Ok(agreement);
+            }
+            Ok(None) => drop(reply.structure(&negotiation::own_version())),
+            Err(error) => {
+                reply.error(Errno::PROTO);
+                return Err(error);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `/dev/fuse`: request threads that read, and replies written from whichever thread has them.
+use super::{Handler, Reply, RequestBuffer};
+use crate::kernel;
+use crate::protocol;
+use cairn_environment::thread::{self, JoinHandle};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{self, Errno};
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// The FUSE device.
+pub const DEVICE_PATH: &str = "/dev/fuse";
+
+/// Why requests stopped coming.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The file system was unmounted.
+    Unmounted,
+    /// The connection was cut while it was mounted.
+    Aborted,
+    /// The device could not be read.
+    Failed(Errno),
+}
+
+/// One descriptor of a connection to the kernel.
+#[derive(Debug)]
+pub struct Channel {
+    device: OwnedFd,
+}
+
+impl Channel {
+    /// The channel of a descriptor that a mount was made with.
+    pub fn new(device: OwnedFd) -> Self {
+        Self { device }
+    }
+
+    /// Another descriptor of the same connection, with its own list of requests in work, so that threads do not contend.
+    ///
+    /// # Errors
+    /// The device cannot be opened or cloned.
+    pub fn clone_descriptor(&self) -> io::Result<Self> {
+        let device = rustix::fs::open(DEVICE_PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        kernel::clone_fuse_device(&device, &self.device)?;
+        Ok(Self { device })
+    }
+
+    /// Waits for a request and reads it. Returns its length.
+    ///
+    /// # Errors
+    /// There will be no more requests.
+    pub fn receive(&self, buffer: &mut RequestBuffer) -> Result<usize, End> {
+        loop {
+            return match io::read(&self.device, &mut *buffer.room()) {
+                Ok(length_bytes) => Ok(length_bytes),
+                // ENOENT: the caller was killed before the request could be read.
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+                Err(Errno::NODEV) => Err(End::Unmounted),
+                Err(Errno::CONNABORTED) => Err(End::Aborted),
+                Err(error) => Err(End::Failed(error)),
+            };
+        }
+    }
+
+    pub(super) fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        io::writev(&self.device, parts).map(drop)
+    }
+}
+
+/// Reads one request and hands it to `handler`.
+pub(crate) fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, handler: &dyn Handler) -> Result<(), End> {
+    let length_bytes = channel.receive(buffer)?;
+    match protocol::parse(buffer.filled(length_bytes)) {
+        Ok(request) => {
+            let unique = request.header.unique;
+            let reply =
+                if request.operation.expects_reply() { Reply::new(Arc::clone(channel), unique) } else { Reply::silent(unique) };
+            handler.handle(request, reply);
+        }
+        Err(malformed) => {
+            tracing::error!("{malformed}");
+            if malformed.unique != 0 {
+                Reply::new(Arc::clone(channel), malformed.unique).error(Errno::INVAL);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The threads that read requests. They end when the file system is unmounted.
+#[derive(Debug)]
+pub struct RequestThreads {
+    threads: Vec<JoinHandle<End>>,
+}
+
+impl RequestThreads {
+    /// Starts `count` threads. A channel that cannot be cloned is shared.
+    pub fn start(channel: &Arc<Channel>, count: usize, handler: &Arc<dyn Handler>) -> Self {
+        let threads = (0..count.max(1))
+            .map(|index| {
+                let own = if index == 0 { Arc::clone(channel) } else { clone_or_share(channel) };
+                let handler = Arc::clone(handler);
+                thread::spawn(&format!("cairn-fuse-{index}"), move || serve(&own, handler.as_ref()))
+            })
+            .collect();
+        Self { threads }
+    }
+
+    /// Waits until all have ended. Returns why the first one did.
+    pub fn join(self) -> End {
+        let ends: Vec<End> = self.threads.into_iter().map(|thread| thread.join().unwrap_or(End::Failed(Errno::IO))).collect();
+        ends.iter().copied().find(|end| *end != End::Unmounted).unwrap_or(End::Unmounted)
+    }
+}
+
+fn clone_or_share(channel: &Arc<Channel>) -> Arc<Channel> {
+    match channel.clone_descriptor() {
+        Ok(own) => Arc::new(own),
+        Err(error) => {
+            tracing::warn!("request threads share one descriptor of {DEVICE_PATH}: {error}");
+            Arc::clone(channel)
+        }
+    }
+}
+
+fn serve(channel: &Arc<Channel>, handler: &dyn Handler) -> End {
+    let mut buffer = RequestBuffer::new();
+    loop {
+        if let Err(end) = serve_one(channel, &mut buffer, handler) {
+            return end;
+        }
+    }
+}

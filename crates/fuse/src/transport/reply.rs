@@ -1,0 +1,80 @@
+//! The duty to answer one request.
+use super::device::Channel;
+use crate::protocol::wire::OutHeader;
+use rustix::io::Errno;
+use std::io::IoSlice;
+use std::sync::Arc;
+use zerocopy::{Immutable, IntoBytes};
+
+/// What became of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// The kernel has it.
+    Delivered,
+    /// The caller is gone (interrupted, or the mount is): references that the reply would have given do not count.
+    Lost,
+}
+
+/// Answers one request, exactly once. May be moved to another thread. Dropped without an answer it sends EIO.
+#[derive(Debug)]
+pub struct Reply {
+    /// `None` once answered, or when the request expects no reply.
+    channel: Option<Arc<Channel>>,
+    unique: u64,
+}
+
+impl Reply {
+    pub(crate) fn new(channel: Arc<Channel>, unique: u64) -> Self {
+        Self { channel: Some(channel), unique }
+    }
+    /// For a request that expects no reply: answering does nothing.
+    pub(crate) fn silent(unique: u64) -> Self {
+        Self { channel: None, unique }
+    }
+    /// Number of the request.
+    pub fn unique(&self) -> u64 {
+        self.unique
+    }
+    /// The request failed.
+    pub fn error(mut self, error: Errno) {
+        self.send(-error.raw_os_error(), &[]);
+    }
+    /// The request succeeded and has no result, or failed.
+    pub fn status(mut self, result: Result<(), Errno>) {
+        let error = result.err().map_or(0, |error| -error.raw_os_error());
+        self.send(error, &[]);
+    }
+    /// Result as bytes.
+    pub fn bytes(mut self, bytes: &[u8]) -> Delivery {
+        self.send(0, bytes)
+    }
+    /// Result as one structure.
+    pub fn structure<T: IntoBytes + Immutable>(self, value: &T) -> Delivery {
+        self.bytes(value.as_bytes())
+    }
+
+    fn send(&mut self, error: i32, payload: &[u8]) -> Delivery {
+        let Some(channel) = self.channel.take() else { return Delivery::Lost };
+        let length = (size_of::<OutHeader>() + payload.len()) as u32;
+        let header = OutHeader { length, error, unique: self.unique };
+        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(payload)];
+        match channel.write(&parts[..if payload.is_empty() { 1 } else { 2 }]) {
+            Ok(()) => Delivery::Delivered,
+            // ENOENT: the caller was killed. ENODEV: the mount is gone.
+            Err(Errno::NOENT | Errno::NODEV) => Delivery::Lost,
+            Err(failure) => {
+                tracing::warn!(unique = self.unique, error, length, "the kernel refused a reply: {failure}");
+                Delivery::Lost
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.channel.is_some() {
+            tracing::error!(unique = self.unique, "a request was dropped without an answer");
+            self.send(-Errno::IO.raw_os_error(), &[]);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A model of what must survive: random operations, fsyncs and commits are recorded, then the power fails after every
+//! event of the run, with random fates of the unflushed sectors.
+//!
+//! The state after replay (the superblock's items, and the checkpoints on top) must be the state after some prefix of
+//! the operations, which covers every operation that was acknowledged by then; and the data of every extent that replay
+//! brought must be there.
+use crate::testing::*;
+use crate::{Batch, replay};
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_environment::random::Seeded;
+use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ItemKind, LogSeq, Superblock, TREE_FILES, checksum};
+use proptest::prelude::*;
+
+const KEYS: u64 = 24;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Puts, removals and data of one operation.
+    Operation(Vec<(u64, Change)>),
+    Fsync,
+    /// A push without a flush.
+    Push,
+    Cut,
+    Commit,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Put(u16),
+    Delete,
+    Data(u8),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let change = prop_oneof![4 => (0u16..3500).prop_map(Change::Put), 3 => Just(Change::Delete), 2 => any::<u8>().prop_map(Change::Data)];
+    let operation = proptest::collection::vec((0..KEYS, change), 1..6).prop_map(Step::Operation);
+    let step = prop_oneof![8 => operation, 4 => Just(Step::Fsync), 2 => Just(Step::Push), 2 => Just(Step::Cut), 2 => Just(Step::Commit)];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// A superblock, the items in its trees, the operations in them, and from which event on it is the newest.
+struct Committed {
+    from_event: usize,
+    superblock: Superblock,
+    items: Items,
+    last: LogSeq,
+}
+
+struct Run {
+    volume: Volume,
+    /// After 0, 1, 2, … operations.
+    states: Vec<Items>,
+    committed: Vec<Committed>,
+    /// From which event on this operation is acknowledged.
+    acknowledged: Vec<(usize, LogSeq)>,
+    pending: Option<crate::Cut>,
+    next_block: u64,
+}
+
+impl Run {
+    fn new() -> Self {
+        let volume = Volume::new();
+        volume.device.start_recording();
+        let first = Committed { from_event: 0, superblock: volume.superblock.clone(), items: Items::new(), last: LogSeq(0) };
+        let next_block = geometry().data_start().0;
+        Self { volume, states: vec![Items::new()], committed: vec![first], acknowledged: Vec::new(), pending: None, next_block }
+    }
+
+    fn operate(&mut self, changes: &[(u64, Change)]) {
+        let mut items = self.states.last().unwrap().clone();
+        let mut batch = Batch::new();
+        for &(at, change) in changes {
+            let (key, value, flags) = match change {
+                Change::Put(length) => (key(at), vec![at as u8; length as usize], EntryFlags::default()),
+                Change::Delete => {
+                    batch.delete(TREE_FILES, key(at));
+                    items.remove(&key(at));
+                    continue;
+                }
+                Change::Data(fill) => {
+                    let block = BlockNumber(self.next_block);
+                    self.next_block += 1;
+                    let data = [fill | 1; BLOCK_SIZE];
+                    self.volume.device.write(block.offset_bytes(), &[&data]).unwrap();
+                    (extent_key(at), extent_of(block, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
+                }
+            };
+            if items.insert(key, value.clone()).is_none() {
+                batch.put_new(TREE_FILES, key, &value, flags);
+            } else {
+                batch.put(TREE_FILES, key, &value, flags);
+            }
+        }
+        let sequence = self.volume.log.insert(&mut batch);
+        self.states.push(items);
+        assert_eq!(sequence.0 as usize, self.states.len() - 1);
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Operation(changes) => self.operate(changes),
+            Step::Fsync => self.fsync(),
+            Step::Push => drop(self.volume.log.shared_for_tests().push().unwrap()),
+            Step::Cut => {
+                if self.pending.is_none() {
+                    self.pending = Some(self.volume.cut());
+                }
+            }
+            Step::Commit => {
+                if let Some(cut) = self.pending.take() {
+                    self.volume.commit(cut);
+                    let from_event = self.volume.device.history_len();
+                    let items = self.states[cut.last.0 as usize].clone();
+                    self.committed.push(Committed { from_event, superblock: self.volume.superblock.clone(), items, last: cut.last });
+                    self.acknowledged.push((from_event, self.volume.log.durable()));
+                }
+            }
+        }
+    }
+
+    fn fsync(&mut self) {
+        let last = self.volume.log.last();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        self.volume.log.on_durable(last, Box::new(move |outcome| sender.send(outcome).unwrap()));
+        if receiver.try_recv().is_ok() {
+            self.acknowledged.push((self.volume.device.history_len(), last));
+        }
+    }
+
+    fn check(&self, position: usize, survivor: &SimulatedDevice) {
+        let committed = self.committed.iter().rev().find(|committed| committed.from_event <= position).unwrap();
+        let acknowledged = self.acknowledged.iter().filter(|(event, _)| *event <= position).map(|(_, last)| *last).max();
+        let found = replay(survivor, &committed.superblock).unwrap();
+        let mut items = committed.items.clone();
+        let last = apply(&found, &mut items).unwrap().unwrap_or(committed.last);
+        assert!(last >= acknowledged.unwrap_or_default(), "event {position}: {acknowledged:?} lost, {last} found; {}", found.stopped);
+        assert!(items == self.states[last.0 as usize], "event {position}: not the state after {last}");
+        let extents = items.iter().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
+        for extent in extents.map(|(_, value)| Extent::decode(value).unwrap()) {
+            let mut data = vec![0; BLOCK_SIZE];
+            survivor.read(extent.start.offset_bytes(), &mut data).unwrap();
+            assert_eq!(checksum(&data), extent.checksums[0], "event {position}: data at {} is missing", extent.start);
+        }
+    }
+
+    fn crash_everywhere(&self, random: &mut Seeded) {
+        let mut explorer = self.volume.device.explorer();
+        loop {
+            for _ in 0..3 {
+                self.check(explorer.position(), &explorer.state(random));
+            }
+            if !explorer.advance() {
+                return;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_crash_state_is_a_prefix_with_all_that_was_acknowledged(steps in steps(), seed in any::<u64>()) {
+        let mut run = Run::new();
+        steps.iter().for_each(|step| run.step(step));
+        run.crash_everywhere(&mut Seeded::new(seed));
+    }
+}
+
+#[test]
+fn the_model_notices_a_lost_acknowledgement_and_missing_data() {
+    let mut run = Run::new();
+    run.operate(&[(1, Change::Put(10)), (2, Change::Data(4))]);
+    run.step(&Step::Fsync);
+    let position = run.volume.device.history_len();
+    run.check(position, &run.volume.durable_device());
+    let lost = run.volume.durable_device();
+    let tail = geometry().log().start.offset_bytes() + run.volume.superblock.log_tail.block * BLOCK_SIZE as u64;
+    lost.corrupt(tail, 1, 1);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.check(position, &lost))).is_err());
+    let lost = run.volume.durable_device();
+    lost.corrupt(geometry().data_start().offset_bytes(), 1, 1);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.check(position, &lost))).is_err());
+}
+
+/// A long run that goes round the ring several times, with commits when the log asks for them.
+#[test]
+fn crashes_around_a_wrapped_ring() {
+    let mut random = Seeded::new(11);
+    let mut run = Run::new();
+    for round in 0..260 {
+        let changes: Vec<_> = (0..8).map(|_| (random.below(KEYS), Change::Put(3000))).collect();
+        run.operate(&changes);
+        run.step(if round % 3 == 0 { &Step::Push } else { &Step::Fsync });
+        if round % 10 == 4 {
+            run.step(&Step::Cut);
+        } else if round % 10 == 7 {
+            run.step(&Step::Commit);
+        }
+    }
+    assert!(run.volume.log.statistics().blocks_written > 4 * LOG_BLOCKS);
+    let mut explorer = run.volume.device.explorer();
+    loop {
+        run.check(explorer.position(), &explorer.state(&mut random));
+        if !explorer.advance() {
+            return;
+        }
+    }
+}

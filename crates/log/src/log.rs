@@ -1,0 +1,310 @@
+//! [`Log`]: what operations, fsyncs and transaction commits call.
+use crate::batch::Batch;
+use crate::context::Context;
+use crate::error::{CommitReason, LogError};
+use crate::gathering::{FlushPolicy, Gathering};
+use crate::group::{Group, Registered, Slot, Waiter, Wake};
+use crate::ring::Ring;
+use crate::shared::{CacheAligned, ItemList, Shared};
+use crate::statistics::LogStatistics;
+use crate::worker::{self, WorkerSignal};
+use cairn_blockdev::BlockDevice;
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, assert_may_block, thread};
+use cairn_format::{BLOCK_SIZE, Generation, Geometry, LogPosition, LogSeq, VolumeId};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Called when an operation is durable, or never will be.
+pub type DurableCallback = Box<dyn FnOnce(Result<(), LogError>) + Send>;
+/// Asks for a transaction commit. Never blocks; the log holds no lock meanwhile.
+pub type CommitRequest = Box<dyn Fn(CommitReason) + Send + Sync>;
+
+/// How a log behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogOptions {
+    /// When a leader waits for others.
+    pub flush: FlushPolicy,
+    /// From this many bytes in the list on, the worker writes them to the ring.
+    pub background_push_bytes: u64,
+    /// From this many bytes in the list on, operations wait.
+    pub hard_limit_bytes: u64,
+}
+
+impl LogOptions {
+    /// The defaults for a volume: push at a quarter of the ring, at most 32 MiB; wait at twice that.
+    pub fn for_geometry(geometry: &Geometry) -> Self {
+        let background_push_bytes = (geometry.log_blocks * BLOCK_SIZE as u64 / 4).min(32 << 20);
+        Self { flush: FlushPolicy::Auto, background_push_bytes, hard_limit_bytes: 2 * background_push_bytes }
+    }
+}
+
+/// Where a log starts, as the superblock says that was committed for this mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogStart {
+    /// The superblock's `log_epoch`.
+    pub epoch: u64,
+    /// The superblock's `log_tail`; its sequence is above 0. [`crate::Replay::end`] is such a position.
+    pub position: LogPosition,
+    /// The running transaction.
+    pub generation: Generation,
+}
+
+/// Where the log stood when a transaction was cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Where replay starts after the transaction's superblock.
+    pub position: LogPosition,
+    /// The last operation of the transaction.
+    pub last: LogSeq,
+}
+
+/// The log of a mounted volume.
+///
+/// ```
+/// use cairn_blockdev::{BlockDevice, MemoryDevice};
+/// use cairn_environment::atomic::AtomicU64;
+/// use cairn_format::{EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId};
+/// use cairn_log::{Batch, Log, LogOptions, LogStart};
+/// use std::sync::Arc;
+///
+/// let geometry = Geometry::for_size(64 << 20, None).expect("large enough");
+/// let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
+/// let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(2) };
+/// let next_inode = Arc::new(AtomicU64::new(3));
+/// let log = Log::new(device, VolumeId([1; 16]), geometry, start, next_inode, Box::new(|_| {}), LogOptions::for_geometry(&geometry));
+///
+/// let mut batch = Batch::new();
+/// batch.put(TREE_FILES, Key::new(InodeNumber(7), ItemKind::Symlink, 0), b"target", EntryFlags::default());
+/// let sequence = log.insert(&mut batch);
+/// log.wait_durable(sequence)?;
+/// assert!(log.durable() >= sequence);
+/// log.stop();
+/// # Ok::<(), cairn_log::LogError>(())
+/// ```
+pub struct Log {
+    shared: Arc<Shared>,
+    worker: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+impl Log {
+    /// The log of a volume that is being mounted, and its worker thread.
+    ///
+    /// # Panics
+    /// When `start.position` is impossible.
+    pub fn new(
+        device: Arc<dyn BlockDevice>,
+        volume: VolumeId,
+        geometry: Geometry,
+        start: LogStart,
+        next_inode: Arc<AtomicU64>,
+        commit_request: CommitRequest,
+        options: LogOptions,
+    ) -> Arc<Self> {
+        let list = ItemList {
+            current: Context::with_capacity(0, start.generation),
+            closed: VecDeque::new(),
+            last: LogSeq(0),
+            push_requested: false,
+            throttle_waits: 0,
+        };
+        let shared = Arc::new(Shared {
+            device,
+            volume,
+            geometry,
+            epoch: start.epoch,
+            next_inode,
+            commit_request,
+            options,
+            list: CacheAligned(Mutex::new(Rank::CIL_CONTEXT, list)),
+            shrunk: Condvar::new(),
+            group: CacheAligned(Mutex::new(Rank::LOG_GROUP, Group::new(Gathering::new(options.flush)))),
+            joined: Condvar::new(),
+            ring: CacheAligned(Mutex::new(Rank::LOG_RING, Ring::new(geometry.log_blocks, start.position))),
+            worker: CacheAligned(WorkerSignal::new()),
+            last: CacheAligned(AtomicU64::new(0)),
+            durable: CacheAligned(AtomicU64::new(0)),
+            dead: AtomicBool::new(false),
+            counters: CacheAligned(Mutex::new(Rank::STATISTICS, LogStatistics::default())),
+        });
+        let worker_shared = Arc::clone(&shared);
+        let worker = thread::spawn("cairn-log", move || worker::run(&worker_shared));
+        Arc::new(Self { shared, worker: Mutex::new(Rank::LEAF, Some(worker)) })
+    }
+
+    /// Adds the changes of one operation to the list, all at once, and empties the batch. The operation's order among
+    /// others that change the same items is the order of these calls, so the caller holds what orders them (the inode's
+    /// lock). Never waits for the device. On a dead log the changes are dropped.
+    ///
+    /// An empty batch is no operation: the result is that of the call before.
+    pub fn insert(&self, batch: &mut Batch) -> LogSeq {
+        if batch.is_empty() {
+            return self.last();
+        }
+        let shared = &self.shared;
+        let (sequence, push) = {
+            let mut list = shared.list.lock();
+            let sequence = list.last.next();
+            list.last = sequence;
+            list.current.last = sequence;
+            if !shared.dead.load(Ordering::Acquire) {
+                batch.vectors.iter_mut().for_each(|vector| list.current.apply(vector));
+            }
+            shared.last.store(sequence.0, Ordering::Release);
+            let long = list.current.entry_bytes() as u64 > shared.options.background_push_bytes;
+            (sequence, long && !std::mem::replace(&mut list.push_requested, true))
+        };
+        // Frees what the context no longer needs.
+        batch.clear();
+        if push {
+            shared.worker.send(|signals| signals.push = true);
+        }
+        sequence
+    }
+
+    /// The last operation inserted; 0 if there was none.
+    pub fn last(&self) -> LogSeq {
+        LogSeq(self.shared.last.load(Ordering::Acquire))
+    }
+
+    /// The last operation that is durable, with all before it.
+    pub fn durable(&self) -> LogSeq {
+        LogSeq(self.shared.durable.load(Ordering::Acquire))
+    }
+
+    /// Waits while the list is too long. Operations call it before they reserve or join, holding no lock.
+    ///
+    /// # Errors
+    /// The log is dead.
+    pub fn throttle(&self) -> Result<(), LogError> {
+        assert_may_block(None);
+        let shared = &self.shared;
+        let too_long = |list: &ItemList| list.entry_bytes() > shared.options.hard_limit_bytes && !shared.dead.load(Ordering::Acquire);
+        let mut waited = false;
+        while too_long(&shared.list.lock()) {
+            // First wake the one who shortens it, then sleep.
+            shared.worker.send(|signals| signals.push = true);
+            let mut list = shared.list.lock();
+            if too_long(&list) {
+                list.throttle_waits += u64::from(!std::mem::replace(&mut waited, true));
+                shared.shrunk.wait(&mut list);
+            }
+        }
+        self.error().map_or(Ok(()), Err)
+    }
+
+    /// Calls `callback` when the operation `target` is durable: at once if it is, otherwise later, on whichever thread
+    /// makes it durable. If nobody is making anything durable, the calling thread does, and goes on while other
+    /// callbacks wait. Callbacks run one after the other, without a lock held: they must be short and must not wait.
+    pub fn on_durable(&self, target: LogSeq, callback: DurableCallback) {
+        assert_may_block(None);
+        match self.shared.register(target, Waiter::Callback(callback)) {
+            Registered::Finished(waiter, outcome) => waiter.finish(outcome),
+            Registered::Waiting => {}
+            Registered::Lead => self.shared.lead(None),
+        }
+    }
+
+    /// Waits until the operation `target` is durable.
+    ///
+    /// # Errors
+    /// The log died before.
+    pub fn wait_durable(&self, target: LogSeq) -> Result<(), LogError> {
+        assert_may_block(None);
+        if self.durable() >= target && !self.shared.dead.load(Ordering::Acquire) {
+            self.shared.count(|counters| counters.immediate += 1);
+            return Ok(());
+        }
+        let slot = Arc::new(Slot::new());
+        match self.shared.register(target, Waiter::Blocked(Arc::clone(&slot))) {
+            Registered::Finished(_, outcome) => return outcome,
+            Registered::Waiting => {}
+            Registered::Lead => self.shared.lead(Some(&slot)),
+        }
+        loop {
+            match slot.wait() {
+                Wake::Lead => self.shared.lead(Some(&slot)),
+                Wake::Done(outcome) => return outcome,
+            }
+        }
+    }
+
+    /// Cuts: operations inserted from now on belong to transaction `next`. The caller guarantees that no
+    /// [`Log::insert`] runs.
+    pub fn cut(&self, next: Generation) -> Cut {
+        let capacity = self.shared.list.lock().capacity();
+        let fresh = Context::with_capacity(capacity, next);
+        let mut list = self.shared.list.lock();
+        let mut ring = self.shared.ring.lock();
+        let context = std::mem::replace(&mut list.current, fresh);
+        debug_assert!(context.generation < next, "{next:?} follows {:?}", context.generation);
+        let position = ring.cut(context.generation, list.last);
+        list.push_requested = false;
+        if !context.is_empty() {
+            list.closed.push_back(context);
+        }
+        Cut { position, last: list.last }
+    }
+
+    /// The superblock of `generation`, which carries its [`Cut::position`], is durable. Drops the closed contexts that
+    /// it covers, finishes those who wait for them, and frees the ring before the cut. If a push waited for room, a
+    /// waiter or the worker tries again.
+    ///
+    /// Whoever was asked for a commit must either commit, so that this is called, or [abort](Log::abort).
+    pub fn super_committed(&self, generation: Generation) {
+        self.shared.super_committed(generation);
+    }
+
+    /// Nothing becomes durable any more: everybody who waits gets `error`, and so does every later call. The first
+    /// error stays.
+    pub fn abort(&self, error: LogError) {
+        self.shared.fail(error);
+    }
+
+    /// Why the log is dead, if it is.
+    pub fn error(&self) -> Option<LogError> {
+        if !self.shared.dead.load(Ordering::Acquire) {
+            return None;
+        }
+        self.shared.group.lock().error.clone()
+    }
+
+    /// Counters, and what is in the list and the ring now.
+    pub fn statistics(&self) -> LogStatistics {
+        let mut statistics = *self.shared.counters.lock();
+        {
+            let list = self.shared.list.lock();
+            statistics.operations = list.last.0;
+            statistics.throttle_waits = list.throttle_waits;
+            statistics.context_bytes = list.entry_bytes();
+            statistics.context_items = list.contexts().map(|context| context.items() as u64).sum();
+        }
+        statistics.immediate += self.shared.group.lock().immediate;
+        statistics.ring_blocks_used = self.shared.ring.lock().used();
+        statistics
+    }
+
+    /// For tests that look at steps which callers cannot tell apart.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub(crate) fn shared_for_tests(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Ends the worker thread. What is not durable yet never will be: whoever waits for it gets [`LogError::Stopped`].
+    pub fn stop(&self) {
+        self.shared.fail(LogError::Stopped);
+        self.shared.worker.send(|signals| signals.stop = true);
+        let worker = self.worker.lock().take();
+        if let Some(worker) = worker {
+            // A panic in the worker was a panic in a callback; it has been reported.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

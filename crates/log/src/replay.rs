@@ -1,0 +1,229 @@
+//! Finding out after a crash which checkpoints count.
+//!
+//! 1. Walk the chain from the superblock's `log_tail`: each checkpoint must be whole (checksum, volume, address), of the
+//!    superblock's epoch, the next in sequence, and of no older generation than the one before it. The first that is not
+//!    ends the chain: it was being written when the power failed, or never was.
+//! 2. The newest `flushed_sequence` in the chain says up to where a flush was seen to end; the superblock says the same for
+//!    checkpoints of its generation and older ones. The others may be whole although their data is not: the blocks of
+//!    every extent marked `NEW_DATA` are read and compared with the checksums in its item. The first checkpoint whose
+//!    data fails ends the chain.
+//! 3. The caller applies, in order, those of a generation above the superblock's.
+//!
+//! Nothing that was acknowledged is lost: it was acknowledged after a flush that began when its checkpoint, all before it,
+//! and their data were completely written, so all of these verify. A device error is never taken for the end of the
+//! chain, because what stands behind it may have been acknowledged.
+//!
+//! Reading needs no locks. One checkpoint is in memory at a time; the caller's pass reads them again.
+use crate::error::ReplayError;
+use cairn_blockdev::{AlignedBuffer, BlockDevice};
+use cairn_format::{
+    BLOCK_SIZE, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError, Generation, Geometry,
+    ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
+};
+
+/// One checkpoint of the chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplayedCheckpoint {
+    /// Block within the ring at which it starts.
+    pub ring_block: u64,
+    /// Its length.
+    pub blocks: u64,
+    /// Its fields.
+    pub header: CheckpointHeader,
+}
+
+/// What is to be replayed.
+pub struct Replay<'d> {
+    ring: RingReader<'d>,
+    superblock_generation: Generation,
+    /// The accepted checkpoints, also those that the superblock covers.
+    pub chain: Vec<ReplayedCheckpoint>,
+    /// Where the log goes on.
+    pub end: LogPosition,
+    /// The newest generation among superblock and chain.
+    pub last_generation: Generation,
+    /// The next inode number to give out.
+    pub next_inode: u64,
+    /// Why the chain ends where it ends; for messages.
+    pub stopped: String,
+}
+
+/// Reads checkpoints from the ring of one volume.
+#[derive(Clone, Copy)]
+struct RingReader<'d> {
+    device: &'d dyn BlockDevice,
+    volume: VolumeId,
+    geometry: Geometry,
+}
+
+/// A step of the walk: the next checkpoint, or why there is none.
+type Step<T> = Result<Result<T, String>, ReplayError>;
+
+impl RingReader<'_> {
+    /// Reads `blocks` blocks of the ring, around its end if need be.
+    fn read_blocks(&self, ring_block: u64, blocks: u64) -> Result<Vec<u8>, ReplayError> {
+        let ring = self.geometry.log();
+        let mut bytes = vec![0; blocks as usize * BLOCK_SIZE];
+        let before_end = blocks.min(ring.blocks - ring_block);
+        let (here, wrapped) = bytes.split_at_mut(before_end as usize * BLOCK_SIZE);
+        self.device.read(ring.start.offset_bytes() + ring_block * BLOCK_SIZE as u64, here)?;
+        if !wrapped.is_empty() {
+            self.device.read(ring.start.offset_bytes(), wrapped)?;
+        }
+        Ok(bytes)
+    }
+
+    fn read_checkpoint(&self, ring_block: u64, blocks: u64) -> Result<Result<Checkpoint, FormatError>, ReplayError> {
+        let bytes = self.read_blocks(ring_block, blocks)?;
+        Ok(Checkpoint::decode(bytes, self.volume, ring_block))
+    }
+
+    /// The checkpoint at `at`, of at most `blocks_max` blocks, if it continues the chain.
+    fn next(&self, at: LogPosition, blocks_max: u64, epoch: u64, generation_min: Generation) -> Step<(ReplayedCheckpoint, Checkpoint)> {
+        let place = format!("ring block {}", at.block);
+        if blocks_max == 0 {
+            return Ok(Err("the chain fills the ring".to_owned()));
+        }
+        let Some(blocks) = Checkpoint::blocks_announced(&self.read_blocks(at.block, 1)?) else {
+            return Ok(Err(format!("{place} does not start a checkpoint")));
+        };
+        if blocks > blocks_max {
+            return Ok(Err(format!("{place} announces {blocks} blocks, more than the {blocks_max} that are left of the ring")));
+        }
+        let checkpoint = match self.read_checkpoint(at.block, blocks)? {
+            Ok(checkpoint) => checkpoint,
+            Err(problem) => return Ok(Err(format!("{place}: {problem}"))),
+        };
+        let header = checkpoint.header;
+        let stop = if header.log_epoch != epoch {
+            format!("is of epoch {}, not {epoch}", header.log_epoch)
+        } else if header.sequence != at.sequence {
+            format!("has sequence {}, not {}", header.sequence, at.sequence)
+        } else if header.generation < generation_min {
+            format!("is of generation {}, older than {generation_min}", header.generation)
+        } else {
+            return Ok(Ok((ReplayedCheckpoint { ring_block: at.block, blocks, header }, checkpoint)));
+        };
+        Ok(Err(format!("the checkpoint at {place} {stop}")))
+    }
+}
+
+/// Finds the checkpoints that follow `superblock` in the log of the volume on `device`. Writes nothing.
+///
+/// # Errors
+/// The device fails, or a checkpoint of the chain holds an impossible extent.
+pub fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Result<Replay<'d>, ReplayError> {
+    let ring = RingReader { device, volume: superblock.volume, geometry: superblock.geometry };
+    let mut replay = Replay {
+        ring,
+        superblock_generation: superblock.generation,
+        chain: Vec::new(),
+        end: superblock.log_tail,
+        last_generation: superblock.generation,
+        next_inode: superblock.next_inode,
+        stopped: String::new(),
+    };
+    // 0 stands for "no checkpoint".
+    replay.end.sequence = replay.end.sequence.max(1);
+    replay.walk(superblock.log_epoch)?;
+    replay.verify_data()?;
+    for checkpoint in &replay.chain {
+        replay.last_generation = replay.last_generation.max(checkpoint.header.generation);
+        replay.next_inode = replay.next_inode.max(checkpoint.header.next_inode);
+    }
+    Ok(replay)
+}
+
+impl<'d> Replay<'d> {
+    /// Step 1. Looks at the extents, too, so that an impossible one is found before anything is changed.
+    fn walk(&mut self, epoch: u64) -> Result<(), ReplayError> {
+        let log_blocks = self.ring.geometry.log_blocks;
+        let (mut walked, mut generation) = (0, Generation(0));
+        loop {
+            let (found, checkpoint) = match self.ring.next(self.end, log_blocks - walked, epoch, generation)? {
+                Ok(next) => next,
+                Err(stopped) => {
+                    self.stopped = stopped;
+                    return Ok(());
+                }
+            };
+            if self.applies(&found) {
+                for entry in checkpoint.entries() {
+                    self.extent_of(&found, &entry)?;
+                }
+            }
+            walked += found.blocks;
+            generation = found.header.generation;
+            self.end = LogPosition { block: (found.ring_block + found.blocks) % log_blocks, sequence: found.header.sequence + 1 };
+            self.chain.push(found);
+        }
+    }
+
+    /// Step 2.
+    fn verify_data(&mut self) -> Result<(), ReplayError> {
+        let headers = self.chain.iter().map(|checkpoint| checkpoint.header);
+        // What a checkpoint says of itself or of later ones is no proof.
+        let proofs = headers.filter(|header| header.flushed_sequence < header.sequence);
+        let flushed = proofs.map(|header| header.flushed_sequence).max().unwrap_or(0);
+        let mut buffer = AlignedBuffer::zeroed(MAX_EXTENT_BLOCKS as usize * BLOCK_SIZE);
+        for index in 0..self.chain.len() {
+            let found = self.chain[index];
+            if found.header.sequence <= flushed || !self.applies(&found) {
+                continue;
+            }
+            if let Some(problem) = self.missing_data(&found, &mut buffer)? {
+                self.stopped = format!("data of the checkpoint at ring block {}: {problem}", found.ring_block);
+                self.end = LogPosition { block: found.ring_block, sequence: found.header.sequence };
+                self.chain.truncate(index);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the data of a checkpoint, if anything.
+    fn missing_data(&self, found: &ReplayedCheckpoint, buffer: &mut [u8]) -> Result<Option<String>, ReplayError> {
+        let checkpoint = self.read_again(found)?;
+        for entry in checkpoint.entries().filter(|entry| entry.flags.contains(EntryFlags::NEW_DATA)) {
+            let Some(extent) = self.extent_of(found, &entry)? else { continue };
+            if extent.kind != ExtentKind::Data {
+                continue;
+            }
+            let data = &mut buffer[..extent.blocks as usize * BLOCK_SIZE];
+            self.ring.device.read(extent.start.offset_bytes(), data)?;
+            let differs = data.chunks_exact(BLOCK_SIZE).zip(&extent.checksums).position(|(block, &sum)| checksum(block) != sum);
+            if let Some(at) = differs {
+                return Ok(Some(format!("block {} of item {:?} was not written", extent.start.0 + at as u64, entry.key)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The extent that an entry puts in place, if it does.
+    fn extent_of(&self, found: &ReplayedCheckpoint, entry: &CheckpointEntry<'_>) -> Result<Option<Extent>, ReplayError> {
+        if entry.flags.contains(EntryFlags::DELETE) || entry.key.kind != ItemKind::Extent as u8 {
+            return Ok(None);
+        }
+        let block = cairn_format::BlockNumber(found.ring_block);
+        let damaged = |problem: String| FormatError::new(Structure::Checkpoint, block, problem);
+        let extent = Extent::decode(entry.value).map_err(|error| damaged(format!("item {:?}: {}", entry.key, error.problem)))?;
+        if !self.ring.geometry.contains(extent.range()) {
+            let BlockRange { start, blocks } = extent.range();
+            return Err(damaged(format!("item {:?}: {blocks} blocks at {start} are outside the volume's data", entry.key)).into());
+        }
+        Ok(Some(extent))
+    }
+
+    fn applies(&self, checkpoint: &ReplayedCheckpoint) -> bool {
+        checkpoint.header.generation > self.superblock_generation
+    }
+
+    fn read_again(&self, found: &ReplayedCheckpoint) -> Result<Checkpoint, ReplayError> {
+        Ok(self.ring.read_checkpoint(found.ring_block, found.blocks)??)
+    }
+
+    /// The checkpoints to apply, in order; each is read when its turn comes. After an error, nothing more may be applied.
+    pub fn checkpoints(&self) -> impl Iterator<Item = Result<Checkpoint, ReplayError>> + '_ {
+        self.chain.iter().filter(|found| self.applies(found)).map(|found| self.read_again(found))
+    }
+}

@@ -1,0 +1,203 @@
+//! What callers, the leader and the worker share, and the paths that finish waiters.
+//!
+//! Each lock stands in cache lines of its own, so that inserting does not slow down waiting and the other way round.
+use crate::context::Context;
+use crate::error::{CommitReason, LogError};
+use crate::gathering::FlushPolicy;
+use crate::group::{Group, Registered, Successor, Waiter};
+use crate::log::{CommitRequest, LogOptions};
+use crate::ring::Ring;
+use crate::statistics::LogStatistics;
+use crate::worker::WorkerSignal;
+use cairn_blockdev::BlockDevice;
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_format::{Generation, Geometry, LogSeq, VolumeId};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A value in cache lines of its own; 128 bytes, because processors fetch lines in pairs.
+#[repr(align(128))]
+pub(crate) struct CacheAligned<T>(pub(crate) T);
+
+impl<T> Deref for CacheAligned<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// The committed item list. Lock: rank `CIL_CONTEXT`.
+pub(crate) struct ItemList {
+    pub(crate) current: Context,
+    /// Contexts of transactions that were cut, oldest first; none is empty.
+    pub(crate) closed: VecDeque<Context>,
+    /// The last operation.
+    pub(crate) last: LogSeq,
+    /// The worker knows that `current` is long.
+    pub(crate) push_requested: bool,
+    pub(crate) throttle_waits: u64,
+}
+
+impl ItemList {
+    pub(crate) fn entry_bytes(&self) -> u64 {
+        self.contexts().map(|context| context.entry_bytes() as u64).sum()
+    }
+
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
+        self.closed.iter().chain([&self.current])
+    }
+
+    /// Items for which the next context should have room; read before making it outside the lock.
+    pub(crate) fn capacity(&self) -> usize {
+        self.current.items()
+    }
+}
+
+pub(crate) struct Shared {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    pub(crate) volume: VolumeId,
+    pub(crate) geometry: Geometry,
+    pub(crate) epoch: u64,
+    pub(crate) next_inode: Arc<AtomicU64>,
+    pub(crate) commit_request: CommitRequest,
+    pub(crate) options: LogOptions,
+    pub(crate) list: CacheAligned<Mutex<ItemList>>,
+    /// The list became shorter, or the log died; with `list`.
+    pub(crate) shrunk: Condvar,
+    pub(crate) group: CacheAligned<Mutex<Group>>,
+    /// Enough others joined; with `group`.
+    pub(crate) joined: Condvar,
+    pub(crate) ring: CacheAligned<Mutex<Ring>>,
+    pub(crate) worker: CacheAligned<WorkerSignal>,
+    /// Copies for reading without a lock.
+    pub(crate) last: CacheAligned<AtomicU64>,
+    pub(crate) durable: CacheAligned<AtomicU64>,
+    pub(crate) dead: AtomicBool,
+    pub(crate) counters: CacheAligned<Mutex<LogStatistics>>,
+}
+
+impl Shared {
+    /// See [`Group::register`].
+    pub(crate) fn register(&self, target: LogSeq, waiter: Waiter) -> Registered {
+        let target = target.min(LogSeq(self.last.load(Ordering::Acquire)));
+        let mut group = self.group.lock();
+        let registered = group.register(target, waiter);
+        if group.gather_wanted.is_some_and(|wanted| group.waiting() >= wanted) {
+            group.gather_wanted = None;
+            self.joined.notify_one();
+        }
+        registered
+    }
+
+    fn advance_durable(&self, group: &mut Group, last: LogSeq) {
+        group.durable = group.durable.max(last);
+        self.durable.store(group.durable.0, Ordering::Release);
+    }
+
+    /// A flush made everything up to `last` durable: finishes those who waited for that.
+    pub(crate) fn complete(&self, last: LogSeq) {
+        let finished = {
+            let mut group = self.group.lock();
+            if group.error.is_some() {
+                return;
+            }
+            self.advance_durable(&mut group, last);
+            let limit = if group.gathering.policy() == FlushPolicy::Each { 1 } else { usize::MAX };
+            let finished = group.take_durable(limit);
+            let waiting = group.waiting();
+            group.gathering.completed(finished.len(), waiting);
+            finished
+        };
+        if finished.is_empty() {
+            return;
+        }
+        let size = finished.len() as u64;
+        self.count(|counters| {
+            counters.groups += 1;
+            counters.grouped += size;
+            counters.group_size_max = counters.group_size_max.max(size);
+        });
+        finished.into_iter().for_each(|waiter| waiter.finish(Ok(())));
+    }
+
+    /// The superblock of `generation` is durable. See [`crate::Log::super_committed`].
+    pub(crate) fn super_committed(&self, generation: Generation) {
+        let mut dropped = Vec::new();
+        let last = {
+            let mut list = self.list.lock();
+            while let Some(context) = list.closed.pop_front_if(|context| context.generation <= generation) {
+                dropped.push(context);
+            }
+            self.ring.lock().super_committed(generation)
+        };
+        // Also without a dropped context: those who are throttled ask for a push again, now that there is room.
+        self.shrunk.notify_all();
+        let (finished, successor, push) = {
+            let mut group = self.group.lock();
+            group.commits += 1;
+            group.fallback = false;
+            if group.error.is_some() {
+                (Vec::new(), None, false)
+            } else {
+                self.advance_durable(&mut group, last);
+                let finished = group.take_durable(usize::MAX);
+                let successor = (!group.leader && group.waiting() > 0).then(|| group.appoint());
+                let push = !group.leader && std::mem::take(&mut group.push_wanted);
+                (finished, successor, push)
+            }
+        };
+        self.inform(successor);
+        if push {
+            self.worker.send(|signals| signals.push = true);
+        }
+        let (contexts, waiters) = (dropped.len() as u64, finished.len() as u64);
+        self.count(|counters| {
+            counters.contexts_dropped += contexts;
+            counters.committed += waiters;
+        });
+        finished.into_iter().for_each(|waiter| waiter.finish(Ok(())));
+    }
+
+    pub(crate) fn inform(&self, successor: Option<Successor>) {
+        match successor {
+            Some(Successor::Blocked(slot)) => slot.notify(),
+            Some(Successor::Worker) => self.worker.send(|signals| signals.lead = true),
+            None => {}
+        }
+    }
+
+    /// The log is dead from now on, because of the first error. Finishes every waiter.
+    pub(crate) fn fail(&self, error: LogError) {
+        let waiters = {
+            let mut group = self.group.lock();
+            if group.error.is_some() {
+                return;
+            }
+            group.error = Some(error.clone());
+            group.fallback = false;
+            self.dead.store(true, Ordering::Release);
+            group.take_all()
+        };
+        // Whoever is throttled looks at `dead` under the list's lock, before or after this.
+        let forgotten = {
+            let mut list = self.list.lock();
+            let generation = list.current.generation;
+            let current = std::mem::replace(&mut list.current, Context::with_capacity(0, generation));
+            (std::mem::take(&mut list.closed), current)
+        };
+        self.shrunk.notify_all();
+        self.joined.notify_all();
+        drop(forgotten);
+        if !matches!(error, LogError::Stopped) {
+            tracing::error!(%error, "the log is dead");
+            (self.commit_request)(CommitReason::LogFailed);
+        }
+        waiters.into_iter().for_each(|waiter| waiter.finish(Err(error.clone())));
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut LogStatistics)) {
+        change(&mut self.counters.lock());
+    }
+}

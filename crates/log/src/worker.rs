@@ -1,0 +1,55 @@
+//! The log's own thread: it pushes when the list is long, and leads groups in which only callbacks wait.
+//!
+//! Signals are levels, not edges: each stays set until the worker saw it.
+use crate::shared::Shared;
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Signals {
+    /// The worker is the leader now.
+    pub(crate) lead: bool,
+    /// The list is long.
+    pub(crate) push: bool,
+    pub(crate) stop: bool,
+}
+
+pub(crate) struct WorkerSignal {
+    signals: Mutex<Signals>,
+    wake: Condvar,
+}
+
+impl WorkerSignal {
+    pub(crate) fn new() -> Self {
+        Self { signals: Mutex::new(Rank::LEAF, Signals::default()), wake: Condvar::new() }
+    }
+
+    pub(crate) fn send(&self, change: impl FnOnce(&mut Signals)) {
+        change(&mut self.signals.lock());
+        self.wake.notify_one();
+    }
+
+    fn receive(&self) -> Signals {
+        let mut signals = self.signals.lock();
+        while !(signals.lead || signals.push || signals.stop) {
+            self.wake.wait(&mut signals);
+        }
+        std::mem::take(&mut signals)
+    }
+}
+
+/// The worker's life.
+pub(crate) fn run(shared: &Shared) {
+    loop {
+        let signals = shared.worker.receive();
+        if signals.lead {
+            shared.lead(None);
+        }
+        if signals.stop {
+            return;
+        }
+        if signals.push {
+            shared.push_in_background();
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! The allocator against a naive model that knows the state of every block.
+use crate::{Request, Reservation, Space, SpaceError, Urgency};
+use cairn_format::{BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Fixed,
+    Free,
+    InFlight,
+    Referenced,
+    Pinned(u64),
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve { data_blocks: u64, nodes: u64, urgency: Urgency },
+    Drop(usize),
+    GiveBack(usize),
+    SplitAndMerge(usize, usize),
+    AllocateData { reservation: usize, blocks: u64, goal: Option<u64> },
+    AllocateNode(usize),
+    Reference(usize),
+    Cancel(usize),
+    Free { extent: usize, blocks: u64 },
+    FreeNode(usize),
+    Cut,
+    Unpin,
+}
+
+fn urgencies() -> impl Strategy<Value = Urgency> {
+    prop_oneof![Just(Urgency::Normal), Just(Urgency::Priority), Just(Urgency::Removal), Just(Urgency::Commit)]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let index = 0..1000_usize;
+    prop_oneof![
+        3 => (prop_oneof![0..8_u64, 0..600_u64], prop_oneof![0..4_u64, 0..80_u64], urgencies())
+            .prop_map(|(data_blocks, nodes, urgency)| Step::Reserve { data_blocks, nodes, urgency }),
+        1 => index.clone().prop_map(Step::Drop),
+        1 => index.clone().prop_map(Step::GiveBack),
+        1 => (index.clone(), index.clone()).prop_map(|(from, to)| Step::SplitAndMerge(from, to)),
+        6 => (index.clone(), prop_oneof![1..4_u64, 1..400_u64], prop::option::of(0..22_000_u64))
+            .prop_map(|(reservation, blocks, goal)| Step::AllocateData { reservation, blocks, goal }),
+        6 => index.clone().prop_map(Step::AllocateNode),
+        4 => index.clone().prop_map(Step::Reference),
+        1 => index.clone().prop_map(Step::Cancel),
+        3 => (index.clone(), 1..300_u64).prop_map(|(extent, blocks)| Step::Free { extent, blocks }),
+        3 => index.prop_map(Step::FreeNode),
+        1 => Just(Step::Cut),
+        1 => Just(Step::Unpin),
+    ]
+}
+
+struct Model {
+    space: Arc<Space>,
+    geometry: Geometry,
+    blocks: Vec<State>,
+    /// What the bitmaps on the device would say.
+    written: Vec<u8>,
+    reservations: Vec<Reservation>,
+    in_flight: Vec<BlockRange>,
+    extents: Vec<BlockRange>,
+    nodes: Vec<(BlockNumber, u64)>,
+    running: u64,
+    unpinned: u64,
+}
+
+impl Model {
+    fn new(volume_bytes: u64) -> Self {
+        let geometry = Geometry::for_size(volume_bytes, Some(1 << 20)).unwrap();
+        let fresh = Space::fresh_bitmaps(&geometry);
+        let written = fresh.iter().flat_map(|bytes| bytes.to_vec()).collect();
+        let allocatable = geometry.allocatable().range();
+        let block = |number: u64| if allocatable.contains(&number) { State::Free } else { State::Fixed };
+        Self {
+            space: Space::new(geometry, fresh),
+            geometry,
+            blocks: (0..geometry.groups() * Geometry::GROUP_BLOCKS).map(block).collect(),
+            written,
+            reservations: Vec::new(),
+            in_flight: Vec::new(),
+            extents: Vec::new(),
+            nodes: Vec::new(),
+            running: 2,
+            unpinned: 1,
+        }
+    }
+
+    /// Free blocks, free clusters, by counting.
+    fn free(&self) -> (u64, u64) {
+        let clusters = self.blocks.as_chunks::<4>().0;
+        let free = self.blocks.iter().filter(|&&state| state == State::Free).count();
+        (free as u64, clusters.iter().filter(|cluster| cluster.iter().all(|&state| state == State::Free)).count() as u64)
+    }
+
+    fn reserved(&self) -> (u64, u64) {
+        self.reservations.iter().fold((0, 0), |(data, nodes), held| (data + held.data_blocks(), nodes + held.nodes()))
+    }
+
+    fn fits(&self, request: Request, urgency: Urgency) -> bool {
+        let global = self.space.report().global_reserve_nodes;
+        let kept = match urgency {
+            Urgency::Normal => global,
+            Urgency::Priority => global / 2,
+            Urgency::Removal => global / 4,
+            Urgency::Commit => 0,
+        };
+        let (free, clusters) = self.free();
+        let (data, nodes) = self.reserved();
+        let nodes = nodes + request.nodes + kept;
+        request == Request::default() || (nodes <= clusters && data + request.data_blocks + 4 * nodes <= free)
+    }
+
+    fn change(&mut self, range: BlockRange, from: State, to: State) {
+        for number in range.range() {
+            assert_eq!(self.blocks[number as usize], from, "block {number} of {range:?} on its way to {to:?}");
+            self.blocks[number as usize] = to;
+        }
+    }
+
+    fn allocate_data(&mut self, index: usize, blocks: u64, goal: Option<u64>) {
+        let held = self.reservations[index].data_blocks();
+        let allocated = self.space.allocate_data(&self.reservations[index], blocks, goal.map(BlockNumber));
+        if held == 0 {
+            assert_eq!(allocated, Err(SpaceError::ReservationExhausted { kind: "data blocks" }));
+            return;
+        }
+        let range = allocated.unwrap();
+        assert!((1..=blocks.min(held)).contains(&range.blocks), "{range:?} for {blocks} of {held} blocks");
+        assert_eq!(self.reservations[index].data_blocks(), held - range.blocks);
+        self.change(range, State::Free, State::InFlight);
+        self.in_flight.push(range);
+    }
+
+    fn allocate_node(&mut self, index: usize) {
+        let held = self.reservations[index].nodes();
+        let allocated = self.space.allocate_node(&self.reservations[index]);
+        if held == 0 {
+            assert_eq!(allocated, Err(SpaceError::ReservationExhausted { kind: "nodes" }));
+            return;
+        }
+        let address = allocated.unwrap();
+        assert_eq!(address.0 % NODE_BLOCKS, 0);
+        self.change(BlockRange::node(address), State::Free, State::Referenced);
+        self.nodes.push((address, self.running));
+    }
+
+    fn free_extent(&mut self, index: usize, blocks: u64) {
+        let extent = self.extents.swap_remove(index);
+        let freed = BlockRange::new(extent.start, blocks.min(extent.blocks));
+        self.space.free(freed, Generation(self.running)).unwrap();
+        self.change(freed, State::Referenced, State::Pinned(self.running));
+        if freed.blocks < extent.blocks {
+            self.extents.push(BlockRange::new(freed.end(), extent.blocks - freed.blocks));
+        }
+        assert!(self.space.free(freed, Generation(self.running)).is_err(), "freed twice");
+    }
+
+    fn free_node(&mut self, index: usize) {
+        let (address, made_in) = self.nodes.swap_remove(index);
+        self.space.free_node(address, Generation(made_in), Generation(self.running)).unwrap();
+        let after = if made_in == self.running { State::Free } else { State::Pinned(self.running) };
+        self.change(BlockRange::node(address), State::Referenced, after);
+    }
+
+    fn cut(&mut self) {
+        let snapshot = self.space.snapshot(Generation(self.running));
+        for bitmap in snapshot.bitmaps {
+            assert_eq!(bitmap.generation, Generation(self.running));
+            let start = bitmap.group as usize * bitmap.bits.len();
+            assert_ne!(self.written[start..start + bitmap.bits.len()], bitmap.bits[..], "an unchanged bitmap may be left out");
+            self.written[start..start + bitmap.bits.len()].copy_from_slice(&bitmap.bits[..]);
+        }
+        let mut referenced = 0;
+        for (number, state) in self.blocks.iter().enumerate() {
+            let bit = self.written[number / 8] >> (number % 8) & 1 == 1;
+            assert_eq!(bit, matches!(state, State::Fixed | State::Referenced), "bit of block {number}, {state:?}");
+            referenced += u64::from(*state == State::Referenced);
+        }
+        assert_eq!(snapshot.used_blocks, referenced);
+        self.running += 1;
+    }
+
+    fn unpin(&mut self) {
+        if self.unpinned + 1 >= self.running {
+            return;
+        }
+        self.unpinned += 1;
+        let generation = self.unpinned;
+        for range in self.space.pinned(Generation(generation)) {
+            self.change(range, State::Pinned(generation), State::Free);
+        }
+        assert!(!self.blocks.contains(&State::Pinned(generation)), "not everything pinned was listed");
+        self.space.unpin(Generation(generation));
+    }
+
+    /// Runs one step; steps that need something that doesn't exist do nothing.
+    fn step(&mut self, step: Step) {
+        fn pick<T>(list: &[T], index: usize) -> Option<usize> {
+            (!list.is_empty()).then(|| index % list.len())
+        }
+        let picked = match step {
+            Step::Drop(index) | Step::GiveBack(index) | Step::AllocateNode(index) | Step::SplitAndMerge(index, _) => {
+                pick(&self.reservations, index)
+            }
+            Step::AllocateData { reservation, .. } => pick(&self.reservations, reservation),
+            Step::Reference(index) | Step::Cancel(index) => pick(&self.in_flight, index),
+            Step::Free { extent, .. } => pick(&self.extents, extent),
+            Step::FreeNode(index) => pick(&self.nodes, index),
+            Step::Reserve { .. } | Step::Cut | Step::Unpin => Some(0),
+        };
+        let Some(index) = picked else { return };
+        match step {
+            Step::Reserve { data_blocks, nodes, urgency } => {
+                let request = Request { data_blocks, nodes };
+                let expected = self.fits(request, urgency);
+                let reserved = self.space.reserve(request, urgency);
+                assert_eq!(reserved.is_ok(), expected, "{request:?} {urgency:?}");
+                self.reservations.extend(reserved);
+            }
+            Step::Drop(_) => drop(self.reservations.swap_remove(index)),
+            Step::GiveBack(_) => self.reservations[index].give_back(self.reservations[index].data_blocks() / 2, 0),
+            Step::SplitAndMerge(_, other) => {
+                let held = &self.reservations[index];
+                let part = held.split(held.data_blocks() / 3, held.nodes() / 2);
+                self.reservations[other % self.reservations.len()].merge(part);
+            }
+            Step::AllocateData { blocks, goal, .. } => self.allocate_data(index, blocks, goal),
+            Step::AllocateNode(_) => self.allocate_node(index),
+            Step::Reference(_) => {
+                let range = self.in_flight.swap_remove(index);
+                self.space.reference(range);
+                self.change(range, State::InFlight, State::Referenced);
+                self.extents.push(range);
+            }
+            Step::Cancel(_) => {
+                let range = self.in_flight.swap_remove(index);
+                self.space.cancel(range);
+                self.change(range, State::InFlight, State::Free);
+            }
+            Step::Free { blocks, .. } => self.free_extent(index, blocks),
+            Step::FreeNode(_) => self.free_node(index),
+            Step::Cut => self.cut(),
+            Step::Unpin => self.unpin(),
+        }
+    }
+
+    fn check(&self) {
+        let report = self.space.report();
+        let (free, clusters) = self.free();
+        let pinned = self.blocks.iter().filter(|state| matches!(state, State::Pinned(_))).count() as u64;
+        assert_eq!(report.total_blocks - report.used - report.pinned, free, "free blocks");
+        assert_eq!(report.free_clusters, clusters, "free clusters");
+        assert_eq!(report.pinned, pinned, "pinned blocks");
+        assert_eq!((report.reserved_data, report.reserved_nodes), self.reserved(), "reserved");
+        assert!(report.reserved_nodes <= clusters && report.reserved_data + 4 * report.reserved_nodes <= free);
+    }
+
+    /// Uses up all reservations: a granted one never fails.
+    fn exhaust_reservations(&mut self) {
+        while let Some(held) = self.reservations.pop() {
+            while held.data_blocks() > 0 {
+                let range = self.space.allocate_data(&held, held.data_blocks(), None).unwrap();
+                self.change(range, State::Free, State::InFlight);
+                self.in_flight.push(range);
+            }
+            while held.nodes() > 0 {
+                let address = self.space.allocate_node(&held).unwrap();
+                self.change(BlockRange::node(address), State::Free, State::Referenced);
+            }
+        }
+        self.check();
+    }
+
+    /// A volume opened from the written bitmaps agrees about what is free.
+    fn reopen(&mut self) {
+        while let Some(range) = self.in_flight.pop() {
+            self.space.cancel(range);
+            self.change(range, State::InFlight, State::Free);
+        }
+        self.cut();
+        while self.unpinned + 1 < self.running {
+            self.unpin();
+        }
+        self.check();
+        let bitmaps = self.written.as_chunks().0.iter().map(|bytes| Box::new(*bytes)).collect();
+        let reopened = Space::new(self.geometry, bitmaps);
+        let (before, after) = (self.space.report(), reopened.report());
+        assert_eq!((after.used, after.free_clusters), (before.used, before.free_clusters));
+        assert!(reopened.snapshot(Generation(9)).bitmaps.is_empty(), "nothing changed by opening");
+    }
+}
+
+fn run(volume_bytes: u64, steps: Vec<Step>) {
+    let mut model = Model::new(volume_bytes);
+    for step in steps {
+        model.step(step);
+        model.check();
+    }
+    model.exhaust_reservations();
+    model.reopen();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_small_group_behaves_like_the_model(steps in vec(steps(), 1..300)) {
+        run(16 << 20, steps);
+    }
+
+    #[test]
+    fn two_groups_behave_like_the_model(steps in vec(steps(), 1..120)) {
+        run(70 << 20, steps);
+    }
+}
+
+fn small() -> (Geometry, Arc<Space>) {
+    let geometry = Geometry::for_size(16 << 20, Some(1 << 20)).unwrap();
+    (geometry, Space::new(geometry, Space::fresh_bitmaps(&geometry)))
+}
+
+#[test]
+#[should_panic(expected = "unpinned after")]
+fn a_generation_is_unpinned_once() {
+    let (_, space) = small();
+    space.unpin(Generation(5));
+    space.unpin(Generation(5));
+}
+
+#[test]
+#[should_panic(expected = "unpinned already")]
+fn nothing_is_pinned_by_a_generation_that_is_over() {
+    let (_, space) = small();
+    let held = space.reserve(Request { data_blocks: 1, nodes: 0 }, Urgency::Normal).unwrap();
+    let range = space.allocate_data(&held, 1, None).unwrap();
+    space.reference(range);
+    space.unpin(Generation(5));
+    let _ = space.free(range, Generation(5));
+}
+
+#[test]
+fn replay_takes_free_blocks_only() {
+    let (geometry, space) = small();
+    let first = geometry.allocatable().start;
+    let extent = BlockRange::new(BlockNumber(first.0 + 10), 30);
+    space.reference_replayed(extent).unwrap();
+    let conflict = |range| matches!(space.reference_replayed(range), Err(SpaceError::Conflict { .. }));
+    assert!(conflict(extent), "twice");
+    assert!(conflict(BlockRange::new(BlockNumber(first.0 + 39), 2)), "overlap");
+    assert!(conflict(BlockRange::new(BlockNumber(0), 8)), "a fixed structure");
+    assert!(conflict(BlockRange::new(BlockNumber(geometry.total_blocks - 2), 4)), "beyond the end");
+    assert!(conflict(BlockRange::new(BlockNumber(u64::MAX - 1), u64::MAX)), "no such blocks");
+    assert!(conflict(BlockRange::new(first, 0)), "no blocks");
+    assert_eq!(space.report().used, 30);
+    // What is promised stays: all but the last 3 blocks are reserved, 4 can't be taken.
+    let free_blocks = space.report().total_blocks - 30;
+    let held = space.reserve(Request { data_blocks: free_blocks - 3, nodes: 0 }, Urgency::Commit).unwrap();
+    assert_eq!(space.reference_replayed(BlockRange::new(first, 4)), Err(SpaceError::NoSpace { data_blocks: 4, nodes: 0 }));
+    space.reference_replayed(BlockRange::new(first, 3)).unwrap();
+    assert_eq!(held.data_blocks(), free_blocks - 3);
+}
+
+#[test]
+fn wrong_addresses_from_the_device_are_errors() {
+    let (geometry, space) = small();
+    let held = space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Normal).unwrap();
+    let node = space.allocate_node(&held).unwrap();
+    let (two, three) = (Generation(2), Generation(3));
+    for address in [BlockNumber(node.0 + 1), BlockNumber(0), BlockNumber(geometry.total_blocks), BlockNumber(u64::MAX)] {
+        assert!(matches!(space.free_node(address, two, two), Err(SpaceError::Conflict { .. })), "{address}");
+        assert!(matches!(space.free_node(address, two, three), Err(SpaceError::Conflict { .. })), "{address}");
+    }
+    let in_flight = space.allocate_data(&held, 8, None).unwrap();
+    let error = space.free(in_flight, two).unwrap_err();
+    assert_eq!(error.to_string(), format!("blocks {}..{} are not all referenced", in_flight.start, in_flight.end()));
+    space.free_node(node, two, two).unwrap();
+    assert_eq!(space.report().used, 8);
+}

@@ -1,0 +1,323 @@
+//! Getting space back, on two threads of its own.
+//!
+//! Purpose: while tickets wait, ask the engine for space in stages: *write delayed data* (which turns worst-case
+//! reservations into exact use), then *commit* (which unpins). Each stage ends early in effect: whoever is satisfied leaves
+//! the queue, and a stage begins only for those who still wait.
+//!
+//! Two threads, because writing delayed data itself reserves space with priority and may have to wait for a commit:
+//! - `space-reclaim` serves ordinary tickets, and reclaims preemptively; its second stage asks the other thread to commit;
+//! - `space-commit` calls the commit, for tickets that may wait for nothing else and for the other thread.
+//!
+//! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row brought the first ticket
+//! no closer, it fails; those behind it that fit now are granted, otherwise the next one fails, and so on. A ticket
+//! that didn't see the whole of the last cycle doesn't fail in it.
+//!
+//! Lock discipline: the state is part of the ledger; the reclaimer is called, and its last reference dropped, with no lock
+//! held.
+use crate::Space;
+use crate::budget::Urgency;
+use crate::space::Ledger;
+use crate::tickets::{Outcome, Ticket};
+use cairn_environment::lock::{Condvar, MutexGuard};
+use cairn_environment::thread::{self, JoinHandle};
+use std::sync::{Arc, Weak};
+
+/// What reclaim asks of the engine. The functions are called from threads of this crate, with no lock held.
+pub trait Reclaimer: Send + Sync {
+    /// Writes delayed data, about `blocks` blocks of it, so that its reservations shrink to what was really needed. May
+    /// reserve with [`Urgency::Priority`] and wait.
+    fn write_delayed_data(&self, blocks: u64);
+
+    /// Commits the running transaction; returns when the blocks that it freed are unpinned, or at once when the volume can't
+    /// commit any more. May reserve with [`Urgency::Commit`] only.
+    fn commit(&self);
+}
+
+/// Cycles without progress after which the first ticket fails.
+const FRUITLESS_CYCLES_MAX: u32 = 2;
+/// Preemptive reclaim begins when so many percent of what is left are reserved or pinned.
+const PREEMPTIVE_PERCENT: u64 = 90;
+/// Preemptive reclaim needs this share of the volume to be gained, and to have been granted since its last run.
+const PREEMPTIVE_SHARE: u64 = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    #[default]
+    NotStarted,
+    Running,
+    Stopped,
+}
+
+/// One of the two threads.
+struct Worker {
+    handle: JoinHandle<()>,
+    role: Role,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Reclaim,
+    Commit,
+}
+
+/// State of reclaim, part of the ledger.
+#[derive(Default)]
+pub(crate) struct Reclaim {
+    phase: Phase,
+    workers: Vec<Worker>,
+    /// Threads that drop a reference to the reclaimer now, which may be its last: [`stop`] may run on them.
+    releasing: Vec<Role>,
+    wake: Arc<Wake>,
+    /// Commits asked for, begun and ended so far.
+    commits_wanted: u64,
+    commits_begun: u64,
+    commits_ended: u64,
+    preempt: bool,
+    /// Blocks granted so far, and when preemptive reclaim ran last.
+    pub(crate) granted_blocks: u64,
+    preempted_at: u64,
+    /// Preemptive runs so far.
+    pub(crate) preemptive_runs: u64,
+}
+
+/// The condition variables of the two threads, all with the ledger's mutex.
+#[derive(Default)]
+struct Wake {
+    reclaim: Condvar,
+    commit: Condvar,
+    commit_ended: Condvar,
+}
+
+impl Reclaim {
+    /// Whether requests may wait.
+    pub(crate) fn is_running(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
+    /// Wakes the thread that serves tickets of `urgency`.
+    pub(crate) fn kick(&self, urgency: Urgency) {
+        if urgency == Urgency::Normal { self.wake.reclaim.notify_one() } else { self.wake.commit.notify_one() }
+    }
+}
+
+/// Judges whether cycles bring the first ticket closer to what it needs.
+#[derive(Default)]
+struct Progress {
+    /// Sequence of the ticket that is first.
+    first: Option<u64>,
+    shortage_blocks: u64,
+    fruitless: u32,
+}
+
+impl Progress {
+    fn cycle_begins(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>) {
+        let sequence = first.map(|ticket| ticket.sequence);
+        if self.first != sequence {
+            let shortage_blocks = first.map_or(0, |ticket| ledger.budget.shortage_blocks(ticket.request, ticket.urgency));
+            *self = Progress { first: sequence, shortage_blocks, fruitless: 0 };
+        }
+    }
+
+    /// Whether the first ticket should give up.
+    fn cycle_ends(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>) -> bool {
+        let Some(ticket) = first.filter(|ticket| Some(ticket.sequence) == self.first) else { return false };
+        let shortage_blocks = ledger.budget.shortage_blocks(ticket.request, ticket.urgency);
+        if shortage_blocks < self.shortage_blocks {
+            self.shortage_blocks = shortage_blocks;
+            self.fruitless = 0;
+        } else if shortage_blocks > 0 {
+            self.fruitless += 1;
+        }
+        self.fruitless >= FRUITLESS_CYCLES_MAX
+    }
+}
+
+impl Ledger {
+    /// Asks for preemptive reclaim when little is left that isn't reserved or pinned, and enough could come back.
+    ///
+    /// Costs a few comparisons on a volume with room. On a full volume nothing worthwhile can be gained, and after a run
+    /// that gained nothing the next one waits for as many grants as would be worthwhile: it can't spin.
+    pub(crate) fn preempt_if_worthwhile(&mut self, pinned_blocks: u64) {
+        let worthwhile = self.budget.total_blocks / PREEMPTIVE_SHARE;
+        let recent = self.reclaim.granted_blocks - self.reclaim.preempted_at;
+        let due = self.reclaim.is_running() && !self.reclaim.preempt && recent >= worthwhile;
+        if due && self.is_nearly_promised(pinned_blocks) {
+            self.reclaim.preempt = true;
+            self.reclaim.kick(Urgency::Normal);
+        }
+    }
+
+    fn is_nearly_promised(&self, pinned_blocks: u64) -> bool {
+        let budget = &self.budget;
+        let kept_blocks = budget.global_nodes * cairn_format::NODE_BLOCKS;
+        let left = (budget.free_blocks + pinned_blocks).saturating_sub(kept_blocks);
+        let reclaimable = budget.reserved_blocks() + pinned_blocks;
+        reclaimable >= budget.total_blocks / PREEMPTIVE_SHARE && reclaimable * 100 > left * PREEMPTIVE_PERCENT
+    }
+
+    /// Fails tickets from the first one on, those that came before `sequence`, until one behind them is granted.
+    fn fail_from_first(&mut self, sequence: u64, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
+        let granted = self.tickets.granted;
+        while let Some(ticket) = first(self).filter(|ticket| ticket.sequence < sequence) {
+            self.tickets.finish(&ticket, Outcome::Failed);
+            self.satisfy();
+            if self.tickets.granted > granted {
+                break;
+            }
+        }
+    }
+
+    /// Ends waiting for good.
+    fn shut_down(&mut self) {
+        self.reclaim.phase = Phase::Stopped;
+        while let Some(ticket) = self.tickets.first().cloned() {
+            self.tickets.finish(&ticket, Outcome::Stopped);
+        }
+        let wake = &self.reclaim.wake;
+        wake.reclaim.notify_all();
+        wake.commit.notify_all();
+        wake.commit_ended.notify_all();
+    }
+}
+
+/// Starts both threads.
+pub(crate) fn start(space: &Arc<Space>, reclaimer: Weak<dyn Reclaimer>) {
+    let mut ledger = space.ledger.lock();
+    assert!(ledger.reclaim.phase == Phase::NotStarted, "reclaim is started twice");
+    ledger.reclaim.phase = Phase::Running;
+    for (name, role) in [("space-reclaim", Role::Reclaim), ("space-commit", Role::Commit)] {
+        let worker = Thread { space: Arc::clone(space), reclaimer: reclaimer.clone(), role };
+        let handle = thread::spawn(name, move || worker.run());
+        ledger.reclaim.workers.push(Worker { handle, role });
+    }
+}
+
+/// Ends both threads, except one that runs this very function because it dropped the last reference to the reclaimer.
+pub(crate) fn stop(space: &Space) {
+    let mut ledger = space.ledger.lock();
+    ledger.shut_down();
+    let workers = std::mem::take(&mut ledger.reclaim.workers);
+    let releasing = ledger.reclaim.releasing.clone();
+    drop(ledger);
+    for worker in workers.into_iter().filter(|worker| !releasing.contains(&worker.role)) {
+        // A thread that panicked has shut down on its way out; there is nothing more to do about it here.
+        drop(worker.handle.join());
+    }
+}
+
+struct Thread {
+    space: Arc<Space>,
+    reclaimer: Weak<dyn Reclaimer>,
+    role: Role,
+}
+
+impl Drop for Thread {
+    /// However the thread ends: nobody waits for it any longer.
+    fn drop(&mut self) {
+        self.space.ledger.lock().shut_down();
+    }
+}
+
+type Guard<'a> = MutexGuard<'a, Ledger>;
+
+impl Thread {
+    fn run(&self) {
+        let mut ledger = self.space.ledger.lock();
+        let mut progress = Progress::default();
+        while ledger.reclaim.is_running() {
+            ledger = match self.role {
+                Role::Reclaim => self.reclaim_once(ledger, &mut progress),
+                Role::Commit => self.commit_once(ledger, &mut progress),
+            };
+        }
+    }
+
+    /// Serves ordinary tickets with one cycle, or reclaims preemptively, or sleeps.
+    fn reclaim_once<'a>(&'a self, mut ledger: Guard<'a>, progress: &mut Progress) -> Guard<'a> {
+        let first = |ledger: &Ledger| ledger.tickets.first_normal().cloned();
+        if first(&ledger).is_some() {
+            progress.cycle_begins(&ledger, first(&ledger).as_ref());
+            let sequence = ledger.tickets.next_sequence;
+            let blocks = ledger.tickets.normal_blocks();
+            ledger = self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks));
+            self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
+            // While urgent tickets wait the ordinary ones could not be served, whatever came back.
+            let judged = ledger.tickets.first_urgent().is_none();
+            if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref()) {
+                ledger.fail_from_first(sequence, first);
+            }
+            ledger
+        } else if ledger.reclaim.preempt {
+            self.preempt(ledger)
+        } else {
+            let wake = Arc::clone(&ledger.reclaim.wake);
+            wake.reclaim.wait(&mut ledger);
+            ledger
+        }
+    }
+
+    /// One preemptive run: delayed data, then a commit if that is still worthwhile.
+    fn preempt<'a>(&'a self, mut ledger: Guard<'a>) -> Guard<'a> {
+        let space = &self.space;
+        ledger.reclaim.preempt = false;
+        if !ledger.is_nearly_promised(space.pinned_hint()) {
+            return ledger;
+        }
+        ledger.reclaim.preempted_at = ledger.reclaim.granted_blocks;
+        ledger.reclaim.preemptive_runs += 1;
+        let blocks = ledger.budget.data_reserved / 2;
+        if blocks > 0 {
+            ledger = self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks));
+        }
+        self.request_commit(&mut ledger, |ledger| space.pinned_hint() > 0 && ledger.is_nearly_promised(space.pinned_hint()));
+        ledger
+    }
+
+    /// Has the other thread begin a commit, and waits for its end, while `needed`.
+    fn request_commit(&self, ledger: &mut Guard<'_>, needed: impl Fn(&Ledger) -> bool) {
+        let target = ledger.reclaim.commits_begun + 1;
+        let wake = Arc::clone(&ledger.reclaim.wake);
+        while ledger.reclaim.is_running() && ledger.reclaim.commits_ended < target && needed(ledger) {
+            if ledger.reclaim.commits_wanted < target {
+                ledger.reclaim.commits_wanted = target;
+                wake.commit.notify_one();
+            }
+            wake.commit_ended.wait(ledger);
+        }
+    }
+
+    /// Commits once for urgent tickets or for the other thread, or sleeps.
+    fn commit_once<'a>(&'a self, mut ledger: Guard<'a>, progress: &mut Progress) -> Guard<'a> {
+        let first = |ledger: &Ledger| ledger.tickets.first_urgent().cloned();
+        let wake = Arc::clone(&ledger.reclaim.wake);
+        if first(&ledger).is_none() && ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun {
+            wake.commit.wait(&mut ledger);
+            return ledger;
+        }
+        progress.cycle_begins(&ledger, first(&ledger).as_ref());
+        let sequence = ledger.tickets.next_sequence;
+        ledger.reclaim.commits_begun += 1;
+        ledger = self.call(ledger, |reclaimer| reclaimer.commit());
+        ledger.reclaim.commits_ended += 1;
+        wake.commit_ended.notify_all();
+        if progress.cycle_ends(&ledger, first(&ledger).as_ref()) {
+            ledger.fail_from_first(sequence, first);
+        }
+        ledger
+    }
+
+    /// Calls the reclaimer with the ledger unlocked. Without a reclaimer waiting makes no sense any more.
+    fn call<'a>(&'a self, mut ledger: Guard<'a>, function: impl FnOnce(&dyn Reclaimer)) -> Guard<'a> {
+        let Some(reclaimer) = self.reclaimer.upgrade() else {
+            ledger.shut_down();
+            return ledger;
+        };
+        drop(ledger);
+        function(&*reclaimer);
+        self.space.ledger.lock().reclaim.releasing.push(self.role);
+        drop(reclaimer);
+        let mut ledger = self.space.ledger.lock();
+        ledger.reclaim.releasing.retain(|&role| role != self.role);
+        ledger
+    }
+}

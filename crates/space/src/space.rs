@@ -1,0 +1,413 @@
+//! The allocator of one volume: ledger, tickets and bitmaps together.
+//!
+//! See the crate's head for states, invariants and lock discipline.
+use crate::budget::{Budget, Request, Urgency};
+use crate::groups::{Groups, Snapshot};
+use crate::reclaim::Reclaim;
+use crate::reservation::Reservation;
+use crate::tickets::{Outcome, Ticket, Tickets};
+use crate::{Reclaimer, SpaceError};
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::clock::{Monotonic, now_monotonic};
+use cairn_environment::lock::{Mutex, MutexGuard};
+use cairn_environment::{Rank, assert_may_block};
+use cairn_format::{BITMAP_BYTES, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Pinned ranges that become free under one hold of the locks.
+const UNPIN_BATCH: usize = 256;
+
+/// What the ledger's mutex protects.
+pub(crate) struct Ledger {
+    pub(crate) budget: Budget,
+    pub(crate) tickets: Tickets,
+    pub(crate) reclaim: Reclaim,
+}
+
+impl Ledger {
+    /// Grants to the tickets in their order, until one doesn't fit.
+    pub(crate) fn satisfy(&mut self) {
+        while let Some(first) = self.tickets.first() {
+            if self.budget.shortage_blocks(first.request, first.urgency) > 0 {
+                break;
+            }
+            let ticket = Arc::clone(first);
+            self.grant(ticket.request);
+            self.tickets.finish(&ticket, Outcome::Granted);
+        }
+    }
+
+    fn grant(&mut self, request: Request) {
+        self.budget.grant(request);
+        self.reclaim.granted_blocks += request.blocks();
+    }
+}
+
+/// How the space of a volume is used, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SpaceReport {
+    /// Blocks that can be allocated at all.
+    pub total_blocks: u64,
+    /// Blocks that trees refer to or that are being written.
+    pub used: u64,
+    /// Blocks that become free when their transaction is durable.
+    pub pinned: u64,
+    /// Blocks reserved for data.
+    pub reserved_data: u64,
+    /// Nodes reserved.
+    pub reserved_nodes: u64,
+    /// Blocks that an ordinary writer of data would get without waiting.
+    pub available_blocks: u64,
+    /// Nodes that ordinary requests never get.
+    pub global_reserve_nodes: u64,
+    /// Free aligned clusters: room for nodes.
+    pub free_clusters: u64,
+    /// Tickets that wait.
+    pub tickets_waiting: u64,
+    /// Tickets granted since the volume was opened.
+    pub tickets_granted: u64,
+    /// Tickets failed since the volume was opened.
+    pub tickets_failed: u64,
+    /// The longest time that a ticket waited.
+    pub ticket_wait_max: Duration,
+    /// Times that reclaim began before anybody had to wait.
+    pub preemptive_runs: u64,
+}
+
+/// Allocator and reservations of one volume.
+pub struct Space {
+    pub(crate) ledger: Mutex<Ledger>,
+    groups: Mutex<Groups>,
+    /// Pinned blocks in all generations; changed under the groups' lock, read anywhere as a hint.
+    pinned_blocks: AtomicU64,
+}
+
+impl Space {
+    /// The space of a volume whose bitmaps, one per block group, say `referenced`.
+    ///
+    /// # Panics
+    /// If there is not exactly one bitmap per group.
+    pub fn new(geometry: Geometry, referenced: Vec<Box<[u8; BITMAP_BYTES]>>) -> Arc<Space> {
+        let groups = Groups::new(geometry, &referenced);
+        let (free_blocks, free_clusters) = groups.free();
+        let budget = Budget::new(geometry.total_blocks, geometry.allocatable().blocks, free_blocks, free_clusters);
+        let ledger = Ledger { budget, tickets: Tickets::default(), reclaim: Reclaim::default() };
+        Arc::new(Space {
+            ledger: Mutex::new(Rank::SPACE_LEDGER, ledger),
+            groups: Mutex::new(Rank::SPACE_GROUPS, groups),
+            pinned_blocks: AtomicU64::new(0),
+        })
+    }
+
+    /// The bitmaps of an empty volume: only what can't be allocated is set.
+    pub fn fresh_bitmaps(geometry: &Geometry) -> Vec<Box<[u8; BITMAP_BYTES]>> {
+        let empty = vec![Box::new([0; BITMAP_BYTES]); geometry.groups() as usize];
+        Groups::new(*geometry, &empty).referenced_bytes()
+    }
+
+    /// Starts reclaim: from now on a request that doesn't fit waits, if its urgency allows, while `reclaimer` is asked to
+    /// write delayed data and to commit. Before, it fails at once.
+    ///
+    /// # Panics
+    /// If it was started before.
+    pub fn start(self: &Arc<Self>, reclaimer: Weak<dyn Reclaimer>) {
+        crate::reclaim::start(self, reclaimer);
+    }
+
+    /// Ends reclaim and waits for its threads; waiting requests fail with [`SpaceError::Stopped`], later ones fail at once if
+    /// they don't fit. Must not be called from within the reclaimer's functions; its destructor may.
+    pub fn stop(&self) {
+        crate::reclaim::stop(self);
+    }
+
+    /// Reserves space; waits for it as `urgency` allows, with no lock held but an inode's extents mutex.
+    ///
+    /// # Errors
+    /// No space, after reclaim found none; or the volume stopped meanwhile.
+    pub fn reserve(self: &Arc<Self>, request: Request, urgency: Urgency) -> Result<Reservation, SpaceError> {
+        self.reserve_until(request, urgency, None)
+    }
+
+    /// Like [`Self::reserve`], but gives up after `timeout`.
+    ///
+    /// # Errors
+    /// Those of [`Self::reserve`], or the time ran out.
+    pub fn reserve_timeout(self: &Arc<Self>, request: Request, urgency: Urgency, timeout: Duration) -> Result<Reservation, SpaceError> {
+        self.reserve_until(request, urgency, Some(now_monotonic() + timeout))
+    }
+
+    /// Reserves space if it is there and nobody waits who comes first.
+    ///
+    /// # Errors
+    /// No space at this moment.
+    pub fn try_reserve(self: &Arc<Self>, request: Request, urgency: Urgency) -> Result<Reservation, SpaceError> {
+        let mut ledger = self.ledger.lock();
+        if self.grant_at_once(&mut ledger, request, urgency) { Ok(Reservation::new(self, request)) } else { Err(no_space(request)) }
+    }
+
+    fn reserve_until(self: &Arc<Self>, request: Request, urgency: Urgency, deadline: Option<Monotonic>) -> Result<Reservation, SpaceError> {
+        let mut ledger = self.ledger.lock();
+        if self.grant_at_once(&mut ledger, request, urgency) {
+            return Ok(Reservation::new(self, request));
+        }
+        let may_wait = urgency != Urgency::Commit && ledger.reclaim.is_running() && ledger.budget.is_possible(request, urgency);
+        if !may_wait {
+            return Err(no_space(request));
+        }
+        assert_may_block(Some(Rank::SPACE_LEDGER));
+        let ticket = ledger.tickets.enqueue(request, urgency);
+        ledger.reclaim.kick(urgency);
+        self.wait(&mut ledger, &ticket, deadline)
+    }
+
+    fn grant_at_once(&self, ledger: &mut Ledger, request: Request, urgency: Urgency) -> bool {
+        if request.blocks() == 0 {
+            return true;
+        }
+        let fits = ledger.tickets.none_before(urgency) && ledger.budget.shortage_blocks(request, urgency) == 0;
+        if fits {
+            ledger.grant(request);
+            ledger.preempt_if_worthwhile(self.pinned_hint());
+        }
+        fits
+    }
+
+    /// Sleeps until the ticket is decided, or withdraws it at `deadline`.
+    fn wait(
+        self: &Arc<Self>,
+        ledger: &mut MutexGuard<'_, Ledger>,
+        ticket: &Arc<Ticket>,
+        deadline: Option<Monotonic>,
+    ) -> Result<Reservation, SpaceError> {
+        let request = ticket.request;
+        loop {
+            match ticket.outcome() {
+                Outcome::Granted => return Ok(Reservation::new(self, request)),
+                Outcome::Failed => return Err(no_space(request)),
+                Outcome::Stopped => return Err(SpaceError::Stopped),
+                Outcome::Withdrawn => return Err(timed_out(request)),
+                Outcome::Waiting => {}
+            }
+            match deadline.map(|deadline| deadline - now_monotonic()) {
+                None => ticket.changed.wait(ledger),
+                Some(Duration::ZERO) => {
+                    ledger.tickets.finish(ticket, Outcome::Withdrawn);
+                    ledger.satisfy();
+                }
+                Some(rest) => drop(ticket.changed.wait_for(ledger, rest)),
+            }
+        }
+    }
+
+    /// Takes space back from a reservation and serves those who wait.
+    pub(crate) fn give_back(&self, data_blocks: u64, nodes: u64) {
+        let mut ledger = self.ledger.lock();
+        ledger.budget.give_back(data_blocks, nodes);
+        ledger.satisfy();
+    }
+
+    /// Hands out 1 to `blocks` contiguous blocks for data: at `goal` if that is free, otherwise where data is written now.
+    /// The blocks are in flight until [`Self::reference`] or [`Self::cancel`].
+    ///
+    /// # Errors
+    /// The reservation holds no data blocks.
+    ///
+    /// # Panics
+    /// If the reservation belongs to another volume, or `blocks` is 0.
+    pub fn allocate_data(&self, reservation: &Reservation, blocks: u64, goal: Option<BlockNumber>) -> Result<BlockRange, SpaceError> {
+        assert!(reservation.is_of(self) && blocks > 0, "data blocks are allocated from a reservation of the volume");
+        let mut ledger = self.ledger.lock();
+        let taken = reservation.take_data(blocks)?;
+        let mut groups = self.groups.lock();
+        let placed = groups.place_data(taken, goal, ledger.budget.breakable());
+        let range = placed.expect("the ledger keeps blocks for every reservation");
+        let clusters_broken = groups.occupy(range);
+        reservation.untake_data(taken - range.blocks);
+        ledger.budget.allocated(range.blocks, 0, clusters_broken);
+        Ok(range)
+    }
+
+    /// An extent item that refers to `range`, which is in flight, was inserted into the tree.
+    ///
+    /// # Panics
+    /// If `range` is not in flight.
+    pub fn reference(&self, range: BlockRange) {
+        self.groups.lock().reference(range);
+    }
+
+    /// Takes back `range`, which was handed out and never referenced.
+    ///
+    /// # Panics
+    /// If `range` is not in flight.
+    pub fn cancel(&self, range: BlockRange) {
+        let mut ledger = self.ledger.lock();
+        let clusters_formed = self.groups.lock().vacate(range);
+        ledger.budget.freed(range.blocks, clusters_formed);
+        ledger.satisfy();
+    }
+
+    /// No tree refers to `range` any more: it is pinned until `running`, the transaction that freed it, is durable.
+    ///
+    /// # Errors
+    /// `range` is not referenced: the tree that named it is wrong.
+    ///
+    /// # Panics
+    /// If `running` was unpinned already.
+    pub fn free(&self, range: BlockRange, running: Generation) -> Result<(), SpaceError> {
+        self.pin(&mut self.groups.lock(), range, running)
+    }
+
+    fn pin(&self, groups: &mut Groups, range: BlockRange, running: Generation) -> Result<(), SpaceError> {
+        groups.dereference(range)?;
+        groups.pin(range, running);
+        self.pinned_blocks.fetch_add(range.blocks, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Hands out a cluster for a node; it counts as referenced at once.
+    ///
+    /// # Errors
+    /// The reservation holds no nodes.
+    ///
+    /// # Panics
+    /// If the reservation belongs to another volume.
+    pub fn allocate_node(&self, reservation: &Reservation) -> Result<BlockNumber, SpaceError> {
+        assert!(reservation.is_of(self), "nodes are allocated from a reservation of the volume");
+        let mut ledger = self.ledger.lock();
+        reservation.take_node()?;
+        let mut groups = self.groups.lock();
+        let address = groups.place_node().expect("the ledger keeps a cluster for every reserved node");
+        let clusters_broken = groups.occupy(BlockRange::node(address));
+        groups.reference(BlockRange::node(address));
+        ledger.budget.allocated(0, 1, clusters_broken);
+        Ok(address)
+    }
+
+    /// The node at `address`, made by transaction `made_in`, is dead. If that is the running transaction, it was never
+    /// written and its blocks are free at once; otherwise they are pinned by `running`.
+    ///
+    /// # Errors
+    /// The blocks are not referenced: the tree that named the node is wrong.
+    pub fn free_node(&self, address: BlockNumber, made_in: Generation, running: Generation) -> Result<(), SpaceError> {
+        let range = BlockRange::node(address);
+        if made_in != running {
+            let mut groups = self.groups.lock();
+            groups.require_node(address)?;
+            return self.pin(&mut groups, range, running);
+        }
+        let mut ledger = self.ledger.lock();
+        let mut groups = self.groups.lock();
+        groups.require_node(address)?;
+        groups.dereference(range)?;
+        let clusters_formed = groups.vacate(range);
+        drop(groups);
+        ledger.budget.freed(NODE_BLOCKS, clusters_formed);
+        ledger.satisfy();
+        Ok(())
+    }
+
+    /// Log replay: `range` belongs to an extent that a checkpoint brings back. To be called for all checkpoints before the
+    /// first allocation of the mount, otherwise an allocation could take blocks that a later checkpoint refers to.
+    ///
+    /// # Errors
+    /// `range` is not all free, lies outside the volume, or a reservation needs it.
+    pub fn reference_replayed(&self, range: BlockRange) -> Result<(), SpaceError> {
+        let mut ledger = self.ledger.lock();
+        let mut groups = self.groups.lock();
+        groups.require(range, "free", |group, piece| group.allocated.none_set(piece))?;
+        let clusters_broken = groups.occupy(range);
+        if !ledger.budget.take_unreserved(range.blocks, clusters_broken) {
+            groups.vacate(range);
+            return Err(no_space(Request { data_blocks: range.blocks, nodes: 0 }));
+        }
+        groups.reference(range);
+        Ok(())
+    }
+
+    /// For log replay: as [`Self::reference_replayed`] for those blocks of `range` that are free. The others belong to the
+    /// file already: an extent was cut, or joined with one that was appended.
+    ///
+    /// # Errors
+    /// `range` lies outside the volume, or a reservation needs the blocks.
+    pub fn reference_missing(&self, range: BlockRange) -> Result<(), SpaceError> {
+        let runs = self.groups.lock().free_runs(range)?;
+        for run in runs {
+            self.reference_replayed(run)?;
+        }
+        Ok(())
+    }
+
+    /// The next snapshot has the bitmap of `group`, whether it changed or not.
+    pub fn mark_changed(&self, group: u64) {
+        self.groups.lock().mark_changed(group as usize);
+    }
+
+    /// The bitmaps that changed since the last snapshot. At the cut of `generation` they equal what its trees refer to.
+    pub fn snapshot(&self, generation: Generation) -> Snapshot {
+        self.groups.lock().snapshot(generation)
+    }
+
+    /// What `generation` pins, by ascending address and joined: what can be discarded before [`Self::unpin`].
+    pub fn pinned(&self, generation: Generation) -> Vec<BlockRange> {
+        self.groups.lock().pinned(generation)
+    }
+
+    /// The superblock of `generation` is durable: what it pinned becomes free. Once per generation, in ascending order.
+    ///
+    /// # Panics
+    /// If `generation` or a later one was unpinned before.
+    pub fn unpin(&self, generation: Generation) {
+        let ranges = self.groups.lock().take_pinned(generation);
+        for batch in ranges.chunks(UNPIN_BATCH) {
+            let mut ledger = self.ledger.lock();
+            let mut groups = self.groups.lock();
+            let (mut blocks, mut clusters_formed) = (0, 0);
+            for &range in batch {
+                clusters_formed += groups.vacate(range);
+                blocks += range.blocks;
+            }
+            self.pinned_blocks.fetch_sub(blocks, Ordering::Relaxed);
+            drop(groups);
+            ledger.budget.freed(blocks, clusters_formed);
+            ledger.satisfy();
+        }
+    }
+
+    /// How the space is used at this moment.
+    pub fn report(&self) -> SpaceReport {
+        let ledger = self.ledger.lock();
+        let groups = self.groups.lock();
+        let pinned = self.pinned_hint();
+        drop(groups);
+        let (budget, tickets) = (&ledger.budget, &ledger.tickets);
+        SpaceReport {
+            total_blocks: budget.total_blocks,
+            used: budget.total_blocks - budget.free_blocks - pinned,
+            pinned,
+            reserved_data: budget.data_reserved,
+            reserved_nodes: budget.nodes_reserved,
+            available_blocks: budget.available_blocks(),
+            global_reserve_nodes: budget.global_nodes,
+            free_clusters: budget.free_clusters,
+            tickets_waiting: tickets.waiting(),
+            tickets_granted: tickets.granted,
+            tickets_failed: tickets.failed,
+            ticket_wait_max: tickets.wait_max,
+            preemptive_runs: ledger.reclaim.preemptive_runs,
+        }
+    }
+
+    /// Pinned blocks; exact while the groups' lock is held.
+    pub(crate) fn pinned_hint(&self) -> u64 {
+        self.pinned_blocks.load(Ordering::Relaxed)
+    }
+}
+
+fn no_space(request: Request) -> SpaceError {
+    SpaceError::NoSpace { data_blocks: request.data_blocks, nodes: request.nodes }
+}
+
+fn timed_out(request: Request) -> SpaceError {
+    SpaceError::TimedOut { data_blocks: request.data_blocks, nodes: request.nodes }
+}

@@ -1,0 +1,336 @@
+//! The crash-state test: clients work on a recorded device; then the power fails at very many points of the record, each
+//! time with another choice of what the unflushed writes left behind, and every state must recover to something that the
+//! clients' histories permit.
+//!
+//! One run is one small volume. States of a run are taken where most is at stake: around every flush, and in between.
+use crate::generator::Profile;
+use crate::history::ClientHistory;
+use crate::runner::make_bases;
+use crate::verdict::judge;
+use crate::workload::{Client, session};
+use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::lock::Mutex;
+use cairn_environment::random::Seeded;
+use cairn_environment::{Rank, thread};
+use cairn_fsck::{CheckOptions, Severity, check};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How much to test.
+#[derive(Clone, Debug)]
+pub struct CrashOptions {
+    /// Seed of everything.
+    pub seed: u64,
+    /// Crash states to check, over all runs.
+    pub states: u64,
+    /// Only this run.
+    pub only_run: Option<u64>,
+    /// Threads that check.
+    pub threads: usize,
+    /// Where to keep the image of a state that fails.
+    pub keep_in: Option<PathBuf>,
+}
+
+/// What was tested.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CrashReport {
+    /// Runs of the workload.
+    pub runs: u64,
+    /// Operations of all clients.
+    pub operations: u64,
+    /// Crash states recovered and checked, those below included.
+    pub states: u64,
+    /// States of a crash during the recovery of another state.
+    pub during_recovery: u64,
+    /// States of a crash after the recovered volume had been used.
+    pub after_use: u64,
+    /// States that were checked by fsck before recovery as well.
+    pub checked_before_recovery: u64,
+    /// States whose log held something to replay.
+    pub replayed: u64,
+}
+
+impl CrashReport {
+    fn add(&mut self, other: &CrashReport) {
+        self.runs += other.runs;
+        self.operations += other.operations;
+        self.states += other.states;
+        self.during_recovery += other.during_recovery;
+        self.after_use += other.after_use;
+        self.checked_before_recovery += other.checked_before_recovery;
+        self.replayed += other.replayed;
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// The shape of one run.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    volume_bytes: u64,
+    log_bytes: u64,
+    clients: u8,
+    operations_each: usize,
+    sessions: usize,
+    background: bool,
+    commit_interval_ms: u64,
+    discard: bool,
+}
+
+impl Shape {
+    fn random(random: &mut Seeded) -> Self {
+        let clients = [1, 3, 3, 4][random.below(4) as usize];
+        // One client and no background work: such a run can be repeated exactly.
+        let background = clients > 1 && random.chance(3, 4);
+        Self {
+            volume_bytes: [24, 32, 48, 80][random.below(4) as usize] * MIB,
+            log_bytes: MIB << random.below(3),
+            clients,
+            operations_each: 60 + random.below(240) as usize,
+            sessions: 1 + random.below(2) as usize,
+            background,
+            commit_interval_ms: [5, 20, 100, 1000][random.below(4) as usize],
+            discard: random.chance(1, 2),
+        }
+    }
+
+    fn options(&self) -> VolumeOptions {
+        VolumeOptions {
+            commit_interval: Duration::from_millis(self.commit_interval_ms),
+            background: self.background,
+            discard: self.discard,
+            node_cache_bytes: 256 << 10,
+            ..VolumeOptions::default()
+        }
+    }
+}
+
+/// Options for opening a state: nothing happens but what is asked for.
+fn recovery_options() -> VolumeOptions {
+    VolumeOptions { background: false, node_cache_bytes: 1 << 20, ..VolumeOptions::default() }
+}
+
+/// A record of one run, ready to be crashed.
+struct Recorded {
+    device: Arc<SimulatedDevice>,
+    histories: Vec<ClientHistory>,
+}
+
+fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
+    let device = Arc::new(SimulatedDevice::new(shape.volume_bytes));
+    let options = MkfsOptions { log_bytes: Some(shape.log_bytes), ..MkfsOptions::default() };
+    mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
+    let open = || Volume::open(device.clone() as Arc<dyn BlockDevice>, shape.options()).map_err(|error| format!("open: {error}"));
+    let volume = open()?;
+    make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
+    volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
+    device.start_recording();
+    let order = Arc::new(AtomicU64::new(0));
+    let client = |client| Client::new(client, random.next_u64(), Profile::CRASH, order.clone());
+    let mut clients: Vec<Client> = (0..shape.clients).map(client).collect();
+    for _ in 0..shape.sessions {
+        session(&mut clients, open()?, &device, shape.operations_each)?;
+    }
+    Ok(Recorded { device, histories: clients.into_iter().map(|client| client.history).collect() })
+}
+
+/// Errors that fsck finds, in words.
+///
+/// # Errors
+/// It finds any, or can't check.
+pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
+    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
+    let errors: Vec<String> =
+        report.findings.iter().filter(|finding| finding.severity == Severity::Error).take(5).map(|finding| format!("{finding:?}")).collect();
+    if errors.is_empty() { Ok(report.statistics.checkpoints) } else { Err(format!("fsck finds:\n    {}", errors.join("\n    "))) }
+}
+
+/// Checks states of one record.
+struct Judge<'a> {
+    recorded: &'a Recorded,
+    random: Seeded,
+    report: CrashReport,
+}
+
+impl Judge<'_> {
+    /// Recovers `state`, judges it, and closes it cleanly.
+    fn recover(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
+        self.report.states += 1;
+        if self.random.chance(1, 4) {
+            self.report.checked_before_recovery += 1;
+            let replayable = expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
+            self.report.replayed += u64::from(replayable > 0);
+        }
+        state.start_recording();
+        let volume = open_state(state)?;
+        judge(&volume, &self.recorded.histories, position)?;
+        volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
+        expect_clean(&**state).map_err(|error| format!("after recovery: {error}"))?;
+        Ok(())
+    }
+
+    /// Judges a state of the record, and now and then what a second crash makes of it.
+    fn state(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
+        let original = state.snapshot();
+        self.recover(state, position).map_err(|error| keep(&original, error))?;
+        match self.random.below(6) {
+            0 | 1 => self.crash_during_recovery(state, position),
+            2 => self.crash_after_use(original, position),
+            _ => Ok(()),
+        }
+    }
+
+    fn crash_during_recovery(&mut self, recovered: &SimulatedDevice, position: usize) -> Result<(), String> {
+        let mut explorer = recovered.explorer();
+        let event = self.random.below(explorer.history_len() as u64 + 1) as usize;
+        explorer.advance_to(event);
+        let again = Arc::new(explorer.state(&mut self.random));
+        let original = again.snapshot();
+        self.report.during_recovery += 1;
+        let result = self.recover(&again, position);
+        result.map_err(|error| keep(&original, format!("after a crash in recovery, after {event} of its events: {error}")))
+    }
+
+    /// Uses the recovered volume, crashes it again: the old log must not come back, what was new must be there.
+    fn crash_after_use(&mut self, original: SimulatedDevice, position: usize) -> Result<(), String> {
+        let state = Arc::new(original);
+        state.start_recording();
+        let volume = open_state(&state)?;
+        let name = b"after the crash";
+        let new = NewInode { file_type: FileType::Regular, mode: 0o600, uid: 0, gid: 0, device: 0, target: None };
+        let data = vec![0xA5; 1 + self.random.below(100_000) as usize];
+        let use_it = || -> Result<(), cairn_engine::Error> {
+            let file = volume.create(volume.root(), name, &new)?.inode;
+            volume.write(file, 0, &data)?;
+            volume.fsync_blocking(file, FsyncKind::Full)?;
+            volume.forget(file, 1);
+            Ok(())
+        };
+        use_it().map_err(|error| format!("using the recovered volume: {error}"))?;
+        let again = Arc::new(state.crash_state(&mut self.random));
+        state.cut_power();
+        drop(volume);
+        let original = again.snapshot();
+        self.report.after_use += 1;
+        self.recover(&again, position).and_then(|()| expect_file(&again, name, &data)).map_err(|error| keep(&original, error))
+    }
+}
+
+fn open_state(state: &Arc<SimulatedDevice>) -> Result<Volume, String> {
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, recovery_options()).map_err(|error| format!("the state does not mount: {error}"))
+}
+
+fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result<(), String> {
+    let volume = open_state(state)?;
+    let mut found = Vec::new();
+    let result = volume.lookup(volume.root(), name).and_then(|file| volume.read(file.inode, 0, data.len() + 1, &mut found));
+    volume.close().map_err(|error| error.to_string())?;
+    match result {
+        Err(error) => Err(format!("the file made after the first crash: {error}")),
+        Ok(()) if found != data => Err("the file made after the first crash has other contents".into()),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Where to keep failing states; set once by [`run`].
+static KEEP_IN: Mutex<Option<PathBuf>> = Mutex::new(Rank::LEAF, None);
+
+fn keep(state: &SimulatedDevice, error: String) -> String {
+    let Some(directory) = KEEP_IN.lock().clone() else { return error };
+    let path = directory.join(format!("cairn-crash-{:08x}.img", cairn_environment::random::u64() as u32));
+    let kept = FileDevice::create(&path, state.length_bytes()).map_err(|e| e.to_string());
+    match kept.and_then(|file| state.copy_to(&file).map_err(|e| e.to_string())) {
+        Ok(()) => format!("{error}\n  the state before recovery is kept in {}", path.display()),
+        Err(problem) => format!("{error}\n  (the state could not be kept: {problem})"),
+    }
+}
+
+/// The positions of a run to crash at, each with the number of states to make there.
+fn positions(explorer: &cairn_blockdev::simulated::CrashExplorer, random: &mut Seeded, wanted: u64) -> BTreeMap<usize, u64> {
+    let mut positions = BTreeMap::new();
+    let flushes = explorer.flush_positions();
+    for count in 0..wanted {
+        let position = if count % 2 == 0 && !flushes.is_empty() {
+            flushes[random.below(flushes.len() as u64) as usize]
+        } else {
+            random.below(explorer.history_len() as u64 + 1) as usize
+        };
+        *positions.entry(position).or_insert(0) += 1;
+    }
+    positions
+}
+
+/// One run: records, then checks about `states` states.
+fn one_run(seed: u64, states: u64) -> Result<CrashReport, String> {
+    let mut random = Seeded::new(seed);
+    let shape = Shape::random(&mut random);
+    let recorded = record(&shape, &mut random).map_err(|error| format!("{shape:?}\n  {error}"))?;
+    let operations = recorded.histories.iter().map(|history| history.operations.len() as u64).sum();
+    let report = CrashReport { runs: 1, operations, ..CrashReport::default() };
+    let mut judge = Judge { recorded: &recorded, random: random.clone(), report };
+    let mut explorer = recorded.device.explorer();
+    for (position, count) in positions(&explorer, &mut random, states) {
+        explorer.advance_to(position);
+        for _ in 0..count {
+            let state_seed = random.next_u64();
+            let state = Arc::new(explorer.state(&mut Seeded::new(state_seed)));
+            judge.random = Seeded::new(state_seed ^ 1);
+            judge.state(&state, position).map_err(|error| {
+                let total = explorer.history_len();
+                format!("{shape:?}\n  crash after {position} of {total} events, state {state_seed:#x}: {error}")
+            })?;
+        }
+    }
+    Ok(judge.report)
+}
+
+/// States checked of each run.
+const STATES_PER_RUN: u64 = 250;
+
+/// Runs the test.
+///
+/// # Errors
+/// The first state that is not permitted: seed, run, crash point, client, what was expected and what was found.
+pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
+    KEEP_IN.lock().clone_from(&options.keep_in);
+    let next_run = Arc::new(AtomicU64::new(options.only_run.unwrap_or(0)));
+    let stop = Arc::new(AtomicBool::new(false));
+    let total = Arc::new(Mutex::new(Rank::LEAF, CrashReport::default()));
+    let threads = if options.only_run.is_some() { 1 } else { options.threads };
+    let workers: Vec<_> = (0..threads)
+        .map(|_| {
+            let (options, next_run, stop, total) = (options.clone(), next_run.clone(), stop.clone(), total.clone());
+            thread::spawn("crash states", move || -> Result<(), String> {
+                loop {
+                    let done = total.lock().states;
+                    if stop.load(Ordering::Relaxed) || (done >= options.states) {
+                        return Ok(());
+                    }
+                    let number = next_run.fetch_add(1, Ordering::Relaxed);
+                    let seed = Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64();
+                    let report = one_run(seed, STATES_PER_RUN.min(options.states)).map_err(|error| {
+                        stop.store(true, Ordering::Relaxed);
+                        format!("run {number} (repeat with CAIRN_SEED={} CAIRN_CRASH_RUN={number}): {error}", options.seed)
+                    })?;
+                    total.lock().add(&report);
+                    if options.only_run.is_some() {
+                        return Ok(());
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut outcome = Ok(());
+    for worker in workers {
+        let result = worker.join().map_err(|_| format!("a thread panicked (CAIRN_SEED={})", options.seed))?;
+        outcome = outcome.and(result);
+    }
+    outcome?;
+    let report = *total.lock();
+    Ok(report)
+}

@@ -1,0 +1,246 @@
+//! Makes random operations that are likely to meet: names come from a small set, and half of the paths are ones that
+//! exist in the model.
+use crate::contents::{BLOCK_BYTES, Tag};
+use crate::model::{Model, NodeId};
+use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet};
+use cairn_environment::random::Seeded;
+
+/// What the operations of a client are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Regular files are kept below this length, rare sparse ones aside.
+    pub file_bytes_max: u64,
+    /// Every so many operations, one makes something durable.
+    pub durability_interval: u64,
+    /// Extended attributes up to 64 KiB, files of a TiB.
+    pub extremes: bool,
+    /// Fsyncs that nobody waits for.
+    pub fsync_without_wait: bool,
+}
+
+impl Profile {
+    /// For tests without crashes.
+    pub const PLAIN: Profile =
+        Profile { file_bytes_max: 1 << 20, durability_interval: 40, extremes: true, fsync_without_wait: false };
+    /// For crash states: small, and with many points of durability.
+    pub const CRASH: Profile = Profile { file_bytes_max: 96 << 10, durability_interval: 8, extremes: false, fsync_without_wait: true };
+}
+
+/// A seeded source of operations.
+#[derive(Clone, Debug)]
+pub struct Generator {
+    random: Seeded,
+    profile: Profile,
+}
+
+enum Want {
+    Any,
+    Regular,
+    Directory,
+}
+
+impl Generator {
+    /// The source for `seed`.
+    pub fn new(seed: u64, profile: Profile) -> Self {
+        Self { random: Seeded::new(seed), profile }
+    }
+
+    fn name(&mut self) -> Name {
+        match self.random.below(40) {
+            0 => Name::TOO_LONG,
+            1 => Name::BINARY,
+            2..5 => Name(Name::SHORT + self.random.below(u64::from(Name::LONG_END - Name::SHORT)) as u8),
+            _ => Name(self.random.below(u64::from(Name::SHORT)) as u8),
+        }
+    }
+
+    fn existing(&mut self, model: &Model, want: &Want) -> Option<(Path, NodeId)> {
+        let mut paths = model.paths();
+        paths.retain(|(path, id)| {
+            let node = model.node(*id).expect("a path leads to a node");
+            match want {
+                Want::Any => !path.names.is_empty(),
+                Want::Regular => node.contents().is_some(),
+                Want::Directory => node.is_directory(),
+            }
+        });
+        if paths.is_empty() { None } else { Some(paths.swap_remove(self.random.below(paths.len() as u64) as usize)) }
+    }
+
+    /// A path for something new: a name in a directory that exists, mostly.
+    fn fresh(&mut self, model: &Model) -> Path {
+        let directory = self.existing(model, &Want::Directory).map(|(path, _)| path).filter(|path| path.names.len() < 4);
+        let name = self.name();
+        directory.unwrap_or(Path { base: Base::Own, names: Vec::new() }).join(name)
+    }
+
+    fn path(&mut self, model: &Model, want: Want) -> Path {
+        if self.random.chance(9, 10)
+            && let Some((path, _)) = self.existing(model, &want)
+        {
+            return path;
+        }
+        self.fresh(model)
+    }
+
+    fn target(&mut self, model: &Model, want: Want) -> Target {
+        let handles = model.handles();
+        if !handles.is_empty() && self.random.chance(1, 4) {
+            return Target::Handle(handles[self.random.below(handles.len() as u64) as usize]);
+        }
+        Target::Path(self.path(model, want))
+    }
+
+    fn size_of(model: &Model, target: &Target) -> u64 {
+        let node = model.target(target).ok().and_then(|id| model.node(id));
+        node.and_then(|node| node.contents()).map_or(0, |contents| contents.size_bytes())
+    }
+
+    /// A place in or just behind the file: at a block's edge, near one, at the end, or anywhere.
+    fn offset(&mut self, size: u64) -> u64 {
+        let limit = self.profile.file_bytes_max;
+        if self.profile.extremes && self.random.chance(1, 60) {
+            return 1 << (30 + self.random.below(11));
+        }
+        match self.random.below(6) {
+            0 => size.min(limit),
+            1 => 0,
+            2 => self.random.below(size.min(limit) + 1) / BLOCK_BYTES * BLOCK_BYTES,
+            3 => (self.random.below(limit / BLOCK_BYTES) * BLOCK_BYTES + self.random.below(7)).saturating_sub(3),
+            _ => self.random.below(size.min(limit) + BLOCK_BYTES),
+        }
+    }
+
+    fn length(&mut self) -> u64 {
+        let largest = self.profile.file_bytes_max;
+        match self.random.below(12) {
+            0 => 0,
+            1 => 1 + self.random.below(16),
+            2 => BLOCK_BYTES,
+            3 => BLOCK_BYTES * (1 + self.random.below(8)),
+            4 => self.random.below(largest / 2),
+            _ => 1 + self.random.below(3 * BLOCK_BYTES),
+        }
+    }
+
+    /// The client's operation number `index`.
+    pub fn next(&mut self, model: &Model, index: usize) -> Operation {
+        if self.random.chance(1, self.profile.durability_interval) {
+            return self.durability(model);
+        }
+        let tag = Tag { client: model.client(), operation: index as u32 };
+        match self.random.below(100) {
+            0..38 => self.on_data(model, tag),
+            38..76 => self.on_names(model),
+            76..88 => self.on_handles(model),
+            _ => self.on_attributes(model, tag),
+        }
+    }
+
+    fn durability(&mut self, model: &Model) -> Operation {
+        let wait = !self.profile.fsync_without_wait || self.random.chance(2, 3);
+        match self.random.below(12) {
+            0 => Operation::Sync,
+            1..3 => Operation::Fsync { target: Target::Path(self.path(model, Want::Directory)), data_only: false, wait },
+            3..6 => Operation::Fsync { target: self.target(model, Want::Regular), data_only: true, wait },
+            _ => Operation::Fsync { target: self.target(model, Want::Regular), data_only: false, wait },
+        }
+    }
+
+    fn on_data(&mut self, model: &Model, tag: Tag) -> Operation {
+        let target = self.target(model, Want::Regular);
+        let size = Self::size_of(model, &target);
+        let (offset_bytes, length_bytes) = (self.offset(size), self.length());
+        match self.random.below(20) {
+            0..11 => Operation::Write { target, offset_bytes, length_bytes: length_bytes.max(1), tag },
+            11..13 => Operation::Read { target, offset_bytes, length_bytes },
+            13..16 => Operation::Truncate { target, size_bytes: offset_bytes },
+            16..19 => {
+                let modes = [Allocate::Extend, Allocate::KeepSize, Allocate::Punch, Allocate::Zero, Allocate::ZeroKeepSize];
+                // Reserving blocks far away would fill the volume.
+                let offset_bytes = offset_bytes % (2 * self.profile.file_bytes_max);
+                Operation::Allocate { target, offset_bytes, length_bytes, mode: modes[self.random.below(5) as usize] }
+            }
+            _ => {
+                let to = self.target(model, Want::Regular);
+                let to_offset_bytes = self.offset(Self::size_of(model, &to));
+                Operation::CopyRange { from: target, from_offset_bytes: offset_bytes, to, to_offset_bytes, length_bytes }
+            }
+        }
+    }
+
+    fn on_names(&mut self, model: &Model) -> Operation {
+        match self.random.below(40) {
+            0..10 => {
+                let mode = self.random.below(0o1000) as u32;
+                Operation::Create { path: self.fresh(model), mode, uid: self.random.below(5) as u32 }
+            }
+            10..14 => {
+                let set_group_id = if self.random.chance(1, 6) { 0o2000 } else { 0 };
+                Operation::MakeDirectory { path: self.fresh(model), mode: 0o755 | set_group_id }
+            }
+            14..16 => {
+                let lengths = [1, 10, 100, 1000, 3800, 3801, 0];
+                let rare = if self.random.chance(1, 4) { 7 } else { 4 };
+                Operation::MakeSymlink { path: self.fresh(model), target_bytes: lengths[self.random.below(rare) as usize] }
+            }
+            16 => {
+                let kinds = [Special::Fifo, Special::Socket, Special::CharacterDevice, Special::BlockDevice];
+                let special = kinds[self.random.below(4) as usize];
+                Operation::MakeSpecial { path: self.fresh(model), special, device: self.random.below(1 << 20) as u32 }
+            }
+            17..20 => Operation::Link { from: self.path(model, Want::Any), to: self.fresh(model) },
+            20..24 => Operation::Unlink { path: self.path(model, Want::Any) },
+            24..27 => Operation::RemoveDirectory { path: self.path(model, Want::Directory) },
+            _ => self.rename(model),
+        }
+    }
+
+    fn rename(&mut self, model: &Model) -> Operation {
+        let (want_from, want_to) = match self.random.below(4) {
+            0 => (Want::Directory, Want::Directory),
+            1 => (Want::Any, Want::Any),
+            _ => (Want::Regular, Want::Regular),
+        };
+        let from = self.path(model, want_from);
+        let to = if self.random.chance(2, 3) { self.path(model, want_to) } else { self.fresh(model) };
+        let mode = match self.random.below(8) {
+            0 => Rename::NoReplace,
+            1 | 2 => Rename::Exchange,
+            _ => Rename::Replace,
+        };
+        Operation::Rename { from, to, mode }
+    }
+
+    fn on_handles(&mut self, model: &Model) -> Operation {
+        let handle = self.random.below(5) as u8;
+        match self.random.below(9) {
+            0..4 => Operation::Open { path: self.path(model, Want::Regular), handle },
+            4..6 => Operation::CreateUnnamed { directory: self.path(model, Want::Directory), handle, mode: 0o640 },
+            6 => Operation::LinkHandle { handle, to: self.fresh(model) },
+            _ => Operation::Close { handle },
+        }
+    }
+
+    fn on_attributes(&mut self, model: &Model, tag: Tag) -> Operation {
+        let target = self.target(model, Want::Any);
+        let name = self.random.below(8) as u8;
+        match self.random.below(12) {
+            0..3 => Operation::SetMode { target, mode: self.random.below(0o1000) as u32 },
+            3..5 => Operation::SetOwner { target, uid: self.random.below(9) as u32, gid: self.random.below(9) as u32 },
+            5 => Operation::SetModified { target, seconds: self.random.below(1 << 32) as i64 - (1 << 31) },
+            6 => Operation::GetXattr { target, name },
+            7 => Operation::RemoveXattr { target, name },
+            _ => {
+                let mode = [XattrSet::Any, XattrSet::Any, XattrSet::Create, XattrSet::Replace][self.random.below(4) as usize];
+                let length_bytes = match self.random.below(12) {
+                    0 => 0,
+                    1 if self.profile.extremes => 60_000 + self.random.below(5_600) as u32,
+                    2..5 => self.random.below(8192) as u32,
+                    _ => self.random.below(200) as u32,
+                };
+                Operation::SetXattr { target, name, length_bytes, tag, mode }
+            }
+        }
+    }
+}

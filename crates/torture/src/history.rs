@@ -1,0 +1,214 @@
+//! What one client did, in a form that answers: could this be found after a crash?
+//!
+//! *Prefix p* is the state after the client's first `p` operations. After a crash the namespace must be that of one
+//! prefix, not shorter than what was acknowledged, not longer than what had begun. File data may be older than the
+//! prefix, but not older than what was acknowledged for that file: each block is one of the versions that the block had
+//! since then.
+use crate::contents::Block;
+use crate::model::{Effects, Model, NodeId};
+use crate::operation::{Allocate, Operation};
+use crate::snapshot::{Snapshot, of_model};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// When an operation ran.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Events in the device's history when it began.
+    pub history_begin: usize,
+    /// Beginning and end in the order of all clients' beginnings and ends.
+    pub begin: u64,
+    /// See `begin`.
+    pub end: u64,
+}
+
+/// Consecutive prefixes with the same namespace.
+#[derive(Debug)]
+pub struct Run {
+    /// The first prefix.
+    pub first: usize,
+    /// Its namespace.
+    pub snapshot: Arc<Snapshot<NodeId>>,
+}
+
+/// How the contents of one file changed; every number is a prefix.
+#[derive(Debug, Default)]
+pub struct FileHistory {
+    /// Sizes, each from its prefix on.
+    pub sizes: Vec<(usize, u64)>,
+    /// Versions of each block, each from its prefix on; `None` is a block of zeros.
+    pub blocks: BTreeMap<u64, Vec<(usize, Option<Block>)>>,
+    /// Truncations.
+    pub truncations: Vec<usize>,
+    /// Renames that put the file in the place of another.
+    pub replacements: Vec<usize>,
+}
+
+/// What became durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Everything before the operation.
+    All,
+    /// The data of one node, and the operations up to the last one that changed it.
+    Node(NodeId),
+}
+
+/// Something durable: at device-history index `at` it was acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub struct Acknowledgement {
+    /// Events in the device's history when it was acknowledged.
+    pub at: usize,
+    /// The operation that was acknowledged.
+    pub operation: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    /// The namespace is at least this prefix.
+    namespace: usize,
+    /// The contents of the scope are at least these.
+    contents: usize,
+    scope: Scope,
+}
+
+/// History of a client.
+#[derive(Debug)]
+pub struct ClientHistory {
+    /// The client.
+    pub client: u8,
+    /// What it did.
+    pub operations: Vec<Operation>,
+    /// When.
+    pub spans: Vec<Span>,
+    /// Its namespaces.
+    pub runs: Vec<Run>,
+    /// Its files.
+    pub files: BTreeMap<NodeId, FileHistory>,
+    promises: BTreeMap<usize, Promise>,
+    acknowledged: Vec<Acknowledgement>,
+    previous: BTreeMap<NodeId, crate::contents::Contents>,
+    certain: BTreeMap<NodeId, Certain>,
+}
+
+/// Up to which prefix an fsync of a node certainly makes the namespace durable.
+#[derive(Clone, Copy, Debug, Default)]
+struct Certain {
+    metadata: usize,
+    data: usize,
+}
+
+impl ClientHistory {
+    /// A history that begins with `model`.
+    pub fn new(model: &Model) -> Self {
+        Self {
+            client: model.client(),
+            operations: Vec::new(),
+            spans: Vec::new(),
+            runs: vec![Run { first: 0, snapshot: Arc::new(of_model(model)) }],
+            files: BTreeMap::new(),
+            promises: BTreeMap::new(),
+            acknowledged: Vec::new(),
+            previous: BTreeMap::new(),
+            certain: BTreeMap::new(),
+        }
+    }
+
+    /// Adds an operation that has been applied to `model`.
+    pub fn push(&mut self, operation: Operation, span: Span, effects: &Effects, model: &Model) {
+        let index = self.operations.len();
+        let prefix = index + 1;
+        if let Some((node, data_only)) = effects.fsync {
+            let certain = self.certain.get(&node).copied().unwrap_or_default();
+            let namespace = if data_only { certain.data } else { certain.data.max(certain.metadata) };
+            self.promises.insert(index, Promise { namespace, contents: prefix, scope: Scope::Node(node) });
+        } else if operation == Operation::Sync {
+            self.promises.insert(index, Promise { namespace: prefix, contents: prefix, scope: Scope::All });
+        }
+        for node in &effects.metadata {
+            self.certain.entry(*node).or_default().metadata = prefix;
+        }
+        let adds_data = matches!(operation, Operation::Write { .. });
+        let may_undo = matches!(operation, Operation::Truncate { .. })
+            || matches!(operation, Operation::Allocate { mode: Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize, .. });
+        for node in &effects.data {
+            let certain = self.certain.entry(*node).or_default();
+            certain.data = if adds_data { prefix } else if may_undo { 0 } else { certain.data };
+            self.record_contents(*node, prefix, model);
+        }
+        if let Some(node) = effects.truncated {
+            self.files.entry(node).or_default().truncations.push(prefix);
+        }
+        if let Some(node) = effects.replacement {
+            self.files.entry(node).or_default().replacements.push(prefix);
+        }
+        if !effects.metadata.is_empty() {
+            let snapshot = of_model(model);
+            let last = self.runs.last().expect("there is a first run");
+            let same_names = last.snapshot.digest == snapshot.digest
+                && last.snapshot.names.values().map(|(_, id)| id).eq(snapshot.names.values().map(|(_, id)| id));
+            if !same_names {
+                self.runs.push(Run { first: prefix, snapshot: Arc::new(snapshot) });
+            }
+        }
+        self.operations.push(operation);
+        self.spans.push(span);
+    }
+
+    fn record_contents(&mut self, node: NodeId, prefix: usize, model: &Model) {
+        let Some(contents) = model.node(node).and_then(|node| node.contents()) else { return };
+        let before = self.previous.entry(node).or_default();
+        let file = self.files.entry(node).or_default();
+        if file.sizes.last().map_or(0, |(_, size)| *size) != contents.size_bytes() {
+            file.sizes.push((prefix, contents.size_bytes()));
+        }
+        for block in before.changed_blocks(contents) {
+            file.blocks.entry(block).or_default().push((prefix, contents.blocks().get(&block).cloned()));
+        }
+        *before = contents.clone();
+    }
+
+    /// Notes that what operation `operation` (an fsync or sync) promises had been acknowledged when the device had
+    /// recorded `at` events.
+    pub fn acknowledge(&mut self, acknowledgement: Acknowledgement) {
+        self.acknowledged.push(acknowledgement);
+    }
+
+    /// Notes that everything done so far was durable at `at`.
+    pub fn acknowledge_all(&mut self, at: usize) {
+        let prefix = self.operations.len();
+        if prefix > 0 {
+            // The last operation carries the promise; one that it has of its own is weaker.
+            self.promises.insert(prefix - 1, Promise { namespace: prefix, contents: prefix, scope: Scope::All });
+            self.acknowledged.push(Acknowledgement { at, operation: prefix - 1 });
+        }
+    }
+
+    fn promised(&self, position: usize) -> impl Iterator<Item = &Promise> {
+        self.acknowledged.iter().filter(move |ack| ack.at <= position).filter_map(|ack| self.promises.get(&ack.operation))
+    }
+
+    /// The shortest and the longest prefix that may be found after a crash at `position` of the device's history.
+    pub fn prefixes_at(&self, position: usize) -> (usize, usize) {
+        let least = self.promised(position).map(|promise| promise.namespace).max().unwrap_or(0);
+        let most = self.spans.partition_point(|span| span.history_begin < position);
+        (least, most.max(least))
+    }
+
+    /// The prefix whose contents of `node` are the oldest that may be found after a crash at `position`.
+    pub fn contents_floor(&self, node: NodeId, position: usize) -> usize {
+        let concerns = |promise: &&Promise| promise.scope == Scope::All || promise.scope == Scope::Node(node);
+        self.promised(position).filter(concerns).map(|promise| promise.contents).max().unwrap_or(0)
+    }
+
+    /// The last prefix of run number `run`.
+    pub fn last_of_run(&self, run: usize) -> usize {
+        self.runs.get(run + 1).map_or(self.operations.len(), |next| next.first - 1)
+    }
+}
+
+/// The value that a history of changes had at `prefix`, and those it took up to `last`.
+pub fn values_between<T>(changes: &[(usize, T)], prefix: usize, last: usize) -> (Option<&T>, impl Iterator<Item = &T>) {
+    let split = changes.partition_point(|(at, _)| *at <= prefix);
+    let current = split.checked_sub(1).map(|index| &changes[index].1);
+    (current, changes[split..].iter().take_while(move |(at, _)| *at <= last).map(|(_, value)| value))
+}

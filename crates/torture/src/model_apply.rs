@@ -1,0 +1,382 @@
+//! What each operation does to the [`Model`], and what it must return.
+use crate::contents::pattern;
+use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value};
+use crate::operation::{Allocate, Operation, Path, Rename, Target, XattrSet, symlink_target, xattr_name};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Set-group-id.
+const SET_GROUP_ID: u32 = 0o2000;
+/// Longest target of a symbolic link.
+const SYMLINK_BYTES_MAX: u16 = 3800;
+/// Longest value of an extended attribute.
+const XATTR_BYTES_MAX: u32 = 65536;
+
+impl Model {
+    /// Performs `operation`.
+    pub fn apply(&mut self, operation: &Operation) -> (Outcome, Effects) {
+        let mut effects = Effects::default();
+        let outcome = self.perform(operation, &mut effects);
+        (outcome, effects)
+    }
+
+    fn perform(&mut self, operation: &Operation, effects: &mut Effects) -> Outcome {
+        match operation {
+            Operation::Create { path, mode, uid } => {
+                self.make(path, Node::new(Body::Regular(Default::default()), *mode, *uid, 0), effects)
+            }
+            Operation::MakeDirectory { path, mode } => {
+                self.make(path, Node::new(Body::Directory(BTreeMap::new(), 0), *mode, 0, 0), effects)
+            }
+            Operation::MakeSymlink { path, target_bytes } => {
+                Self::expect_name(&self.place(path)?.1)?;
+                match *target_bytes {
+                    0 => return Err(Failure::NotFound),
+                    1..=SYMLINK_BYTES_MAX => {}
+                    _ => return Err(Failure::NameLength),
+                }
+                self.make(path, Node::new(Body::Symlink(symlink_target(*target_bytes)), 0o777, 0, 0), effects)
+            }
+            Operation::MakeSpecial { path, special, device } => {
+                self.make(path, Node::new(Body::Special(*special, *device), 0o644, 0, 0), effects)
+            }
+            Operation::Link { from, to } => {
+                let node = self.resolve(from)?;
+                self.link(node, to, effects)
+            }
+            Operation::Unlink { path } => self.unlink(path, effects),
+            Operation::RemoveDirectory { path } => self.remove_directory(path, effects),
+            Operation::Rename { from, to, mode } => self.rename(from, to, *mode, effects),
+            Operation::Open { path, handle } => {
+                // A base is always in use: opening it would show nothing.
+                if path.names.is_empty() {
+                    return Err(Failure::InvalidArgument);
+                }
+                let node = self.resolve(path)?;
+                self.open(*handle, node);
+                Ok(Value::Nothing)
+            }
+            Operation::CreateUnnamed { directory, handle, mode } => {
+                let parent = self.resolve(directory)?;
+                if !self.nodes[&parent].is_directory() {
+                    return Err(Failure::NotDirectory);
+                }
+                let mut node = Node::new(Body::Regular(Default::default()), *mode, 0, 0);
+                self.inherit_group(parent, &mut node);
+                node.links = 0;
+                let id = self.insert(node);
+                self.open(*handle, id);
+                effects.metadata.insert(id);
+                Ok(Value::Nothing)
+            }
+            Operation::LinkHandle { handle, to } => {
+                let node = self.target(&Target::Handle(*handle))?;
+                self.link(node, to, effects)
+            }
+            Operation::Close { handle } => {
+                self.target(&Target::Handle(*handle))?;
+                self.close(*handle);
+                Ok(Value::Nothing)
+            }
+            other => self.perform_on_inode(other, effects),
+        }
+    }
+
+    fn perform_on_inode(&mut self, operation: &Operation, effects: &mut Effects) -> Outcome {
+        match operation {
+            Operation::Write { target, offset_bytes, length_bytes, tag } => {
+                let (node, _) = self.regular(target)?;
+                let bytes = pattern(*tag, *offset_bytes, *length_bytes);
+                self.contents_mut(node, !bytes.is_empty(), effects).write(*offset_bytes, &bytes);
+                Ok(Value::Nothing)
+            }
+            Operation::Read { target, offset_bytes, length_bytes } => {
+                let (node, _) = self.regular(target)?;
+                let contents = self.nodes[&node].contents().expect("checked to be regular");
+                Ok(Value::Bytes(contents.read(*offset_bytes, *length_bytes)))
+            }
+            Operation::Truncate { target, size_bytes } => {
+                let (node, size) = self.regular(target)?;
+                self.contents_mut(node, size != *size_bytes, effects).truncate(*size_bytes);
+                effects.truncated = Some(node).filter(|_| size != *size_bytes);
+                Ok(Value::Nothing)
+            }
+            Operation::Allocate { target, offset_bytes, length_bytes, mode } => {
+                let (node, _) = self.regular(target)?;
+                if *length_bytes == 0 {
+                    return Err(Failure::InvalidArgument);
+                }
+                let contents = self.contents_mut(node, true, effects);
+                if matches!(mode, Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize) {
+                    contents.zero(*offset_bytes, *length_bytes);
+                }
+                if matches!(mode, Allocate::Extend | Allocate::Zero) {
+                    contents.extend(offset_bytes + length_bytes);
+                }
+                Ok(Value::Nothing)
+            }
+            Operation::CopyRange { from, from_offset_bytes, to, to_offset_bytes, length_bytes } => {
+                let source = self.target(from)?;
+                let target = self.target(to)?;
+                let (source, _) = self.regular_node(source)?;
+                let contents = self.nodes[&source].contents().expect("checked to be regular");
+                let bytes = contents.read(*from_offset_bytes, *length_bytes);
+                if !bytes.is_empty() {
+                    let (node, _) = self.regular_node(target)?;
+                    self.contents_mut(node, true, effects).write(*to_offset_bytes, &bytes);
+                }
+                Ok(Value::Count(bytes.len() as u64))
+            }
+            Operation::Fsync { target, data_only, .. } => {
+                effects.fsync = Some((self.target(target)?, *data_only));
+                Ok(Value::Nothing)
+            }
+            Operation::Sync => Ok(Value::Nothing),
+            other => self.perform_on_attributes(other, effects),
+        }
+    }
+
+    fn perform_on_attributes(&mut self, operation: &Operation, effects: &mut Effects) -> Outcome {
+        match operation {
+            Operation::SetMode { target, mode } => {
+                let node = self.target(target)?;
+                self.get(node).mode = *mode & 0o7777;
+                effects.metadata.insert(node);
+                Ok(Value::Nothing)
+            }
+            Operation::SetOwner { target, uid, gid } => {
+                let node = self.target(target)?;
+                (self.get(node).uid, self.get(node).gid) = (*uid, *gid);
+                effects.metadata.insert(node);
+                Ok(Value::Nothing)
+            }
+            Operation::SetModified { target, seconds } => {
+                let node = self.target(target)?;
+                self.get(node).modified_seconds = Some(*seconds);
+                Ok(Value::Nothing)
+            }
+            Operation::SetXattr { target, name, length_bytes, tag, mode } => {
+                let node = self.target(target)?;
+                if *length_bytes > XATTR_BYTES_MAX {
+                    return Err(Failure::XattrTooLarge);
+                }
+                let name = xattr_name(*name);
+                let exists = self.nodes[&node].xattrs.contains_key(&name);
+                match mode {
+                    XattrSet::Create if exists => return Err(Failure::Exists),
+                    XattrSet::Replace if !exists => return Err(Failure::NoAttribute),
+                    _ => {}
+                }
+                let value: Arc<[u8]> = pattern(*tag, 0, u64::from(*length_bytes)).into();
+                self.get(node).xattrs.insert(name, value);
+                effects.metadata.insert(node);
+                Ok(Value::Nothing)
+            }
+            Operation::GetXattr { target, name } => {
+                let node = self.target(target)?;
+                let value = self.nodes[&node].xattrs.get(&xattr_name(*name)).ok_or(Failure::NoAttribute)?;
+                Ok(Value::Bytes(value.to_vec()))
+            }
+            Operation::RemoveXattr { target, name } => {
+                let node = self.target(target)?;
+                self.get(node).xattrs.remove(&xattr_name(*name)).ok_or(Failure::NoAttribute)?;
+                effects.metadata.insert(node);
+                Ok(Value::Nothing)
+            }
+            other => unreachable!("{other:?} is performed elsewhere"),
+        }
+    }
+
+    fn regular(&self, target: &Target) -> Result<(NodeId, u64), Failure> {
+        self.regular_node(self.target(target)?)
+    }
+
+    /// The node and its size, if it is a regular file.
+    fn regular_node(&self, node: NodeId) -> Result<(NodeId, u64), Failure> {
+        match &self.nodes[&node].body {
+            Body::Regular(contents) => Ok((node, contents.size_bytes())),
+            Body::Directory(..) => Err(Failure::IsDirectory),
+            _ => Err(Failure::InvalidArgument),
+        }
+    }
+
+    fn contents_mut(&mut self, node: NodeId, changes: bool, effects: &mut Effects) -> &mut crate::contents::Contents {
+        if changes {
+            effects.data.insert(node);
+            self.get(node).modified_seconds = None;
+        }
+        match &mut self.get(node).body {
+            Body::Regular(contents) => contents,
+            other => unreachable!("the caller checked that {other:?} is regular"),
+        }
+    }
+
+    fn open(&mut self, handle: u8, node: NodeId) {
+        self.get(node).handles += 1;
+        self.close(handle);
+        self.handles.insert(handle, node);
+    }
+
+    fn close(&mut self, handle: u8) {
+        if let Some(node) = self.handles.remove(&handle) {
+            self.get(node).handles -= 1;
+            self.reap(node);
+        }
+    }
+
+    fn inherit_group(&self, parent: NodeId, node: &mut Node) {
+        let parent = &self.nodes[&parent];
+        if parent.mode & SET_GROUP_ID != 0 {
+            node.gid = parent.gid;
+            if node.is_directory() {
+                node.mode |= SET_GROUP_ID;
+            }
+        }
+    }
+
+    fn entry_changed(&mut self, directory: NodeId, effects: &mut Effects) {
+        self.get(directory).modified_seconds = None;
+        effects.metadata.insert(directory);
+    }
+
+    fn make(&mut self, path: &Path, mut node: Node, effects: &mut Effects) -> Outcome {
+        let (parent, name) = self.resolve_parent(path)?;
+        if self.entries(parent).contains_key(&name) {
+            return Err(Failure::Exists);
+        }
+        self.inherit_group(parent, &mut node);
+        if let Body::Directory(_, above) = &mut node.body {
+            *above = parent;
+            self.get(parent).links += 1;
+        }
+        let id = self.insert(node);
+        self.entries(parent).insert(name, id);
+        self.entry_changed(parent, effects);
+        effects.metadata.insert(id);
+        Ok(Value::Nothing)
+    }
+
+    fn link(&mut self, node: NodeId, to: &Path, effects: &mut Effects) -> Outcome {
+        let (parent, name) = self.resolve_parent(to)?;
+        if self.nodes[&node].is_directory() {
+            return Err(Failure::NotPermitted);
+        }
+        if self.entries(parent).contains_key(&name) {
+            return Err(Failure::Exists);
+        }
+        self.entries(parent).insert(name, node);
+        self.get(node).links += 1;
+        self.entry_changed(parent, effects);
+        effects.metadata.insert(node);
+        Ok(Value::Nothing)
+    }
+
+    fn unlink(&mut self, path: &Path, effects: &mut Effects) -> Outcome {
+        let (parent, name) = self.resolve_parent(path)?;
+        let node = *self.entries(parent).get(&name).ok_or(Failure::NotFound)?;
+        if self.nodes[&node].is_directory() {
+            return Err(Failure::IsDirectory);
+        }
+        self.entries(parent).remove(&name);
+        self.entry_changed(parent, effects);
+        effects.metadata.insert(node);
+        self.drop_name(node);
+        Ok(Value::Nothing)
+    }
+
+    /// A name of `node` has gone.
+    fn drop_name(&mut self, node: NodeId) {
+        if self.nodes[&node].is_directory() {
+            self.get(node).links = 0;
+        } else {
+            self.get(node).links -= 1;
+        }
+        self.reap(node);
+    }
+
+    fn remove_directory(&mut self, path: &Path, effects: &mut Effects) -> Outcome {
+        let (parent, name) = self.resolve_parent(path)?;
+        let node = *self.entries(parent).get(&name).ok_or(Failure::NotFound)?;
+        match self.nodes[&node].entries() {
+            None => return Err(Failure::NotDirectory),
+            Some(entries) if !entries.is_empty() => return Err(Failure::NotEmpty),
+            Some(_) => {}
+        }
+        self.entries(parent).remove(&name);
+        self.get(parent).links -= 1;
+        self.entry_changed(parent, effects);
+        effects.metadata.insert(node);
+        self.drop_name(node);
+        Ok(Value::Nothing)
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path, mode: Rename, effects: &mut Effects) -> Outcome {
+        let ((old_parent, old_name), (new_parent, new_name)) = (self.place(from)?, self.place(to)?);
+        Self::expect_name(&old_name)?;
+        Self::expect_name(&new_name)?;
+        self.expect_directory(old_parent)?;
+        let source = *self.entries(old_parent).get(&old_name).ok_or(Failure::NotFound)?;
+        self.expect_directory(new_parent)?;
+        let target = self.entries(new_parent).get(&new_name).copied();
+        if mode == Rename::NoReplace && target.is_some() {
+            return Err(Failure::Exists);
+        }
+        if mode == Rename::Exchange && target.is_none() {
+            return Err(Failure::NotFound);
+        }
+        if target == Some(source) {
+            return Ok(Value::Nothing);
+        }
+        let source_is_directory = self.nodes[&source].is_directory();
+        if source_is_directory && self.is_below(new_parent, source) {
+            return Err(Failure::InvalidArgument);
+        }
+        if let Some(target) = target {
+            let target_is_directory = self.nodes[&target].is_directory();
+            if target_is_directory && self.is_below(old_parent, target) {
+                return Err(if mode == Rename::Exchange { Failure::InvalidArgument } else { Failure::NotEmpty });
+            }
+            if mode != Rename::Exchange {
+                match (source_is_directory, target_is_directory) {
+                    (true, false) => return Err(Failure::NotDirectory),
+                    (false, true) => return Err(Failure::IsDirectory),
+                    (true, true) if !self.entries(target).is_empty() => return Err(Failure::NotEmpty),
+                    _ => {}
+                }
+            }
+        }
+        self.entries(old_parent).remove(&old_name);
+        self.entries(new_parent).insert(new_name, source);
+        self.moved(source, old_parent, new_parent);
+        effects.metadata.insert(source);
+        if let Some(target) = target {
+            effects.metadata.insert(target);
+            if mode == Rename::Exchange {
+                self.entries(old_parent).insert(old_name, target);
+                self.moved(target, new_parent, old_parent);
+            } else {
+                let regular = [source, target].iter().all(|id| self.nodes[id].contents().is_some());
+                effects.replacement = regular.then_some(source);
+                self.replaced(target, new_parent);
+            }
+        }
+        self.entry_changed(old_parent, effects);
+        self.entry_changed(new_parent, effects);
+        Ok(Value::Nothing)
+    }
+
+    fn moved(&mut self, node: NodeId, old_parent: NodeId, new_parent: NodeId) {
+        if let Body::Directory(_, above) = &mut self.get(node).body {
+            *above = new_parent;
+            self.get(old_parent).links -= 1;
+            self.get(new_parent).links += 1;
+        }
+    }
+
+    fn replaced(&mut self, node: NodeId, parent: NodeId) {
+        if self.nodes[&node].is_directory() {
+            self.get(parent).links -= 1;
+        }
+        self.drop_name(node);
+    }
+}

@@ -1,0 +1,198 @@
+//! Operations on a file system as data: each one complete in itself, printable, and replayable in any subset, so that
+//! a failing list can be made shorter by leaving operations out.
+use crate::contents::Tag;
+use std::fmt;
+
+/// One component of a path, from a small set, so that collisions are frequent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(pub u8);
+
+impl Name {
+    /// Names of two bytes.
+    pub const SHORT: u8 = 12;
+    /// Names up to here are of 255 bytes, the longest allowed.
+    pub const LONG_END: u8 = 15;
+    /// A name of 256 bytes.
+    pub const TOO_LONG: Name = Name(15);
+    /// A name that is not UTF-8.
+    pub const BINARY: Name = Name(16);
+
+    /// The bytes; each client's names are different from all others'.
+    pub fn bytes(self, client: u8) -> Vec<u8> {
+        let first = b'0' + client;
+        match self.0 {
+            0..Self::SHORT => vec![first, b'a' + self.0],
+            Self::SHORT..Self::LONG_END => [&[first, b'L'], &[b'p' + self.0 - Self::SHORT; 253][..]].concat(),
+            15 => [&[first, b'T'], &[b't'; 254][..]].concat(),
+            _ => vec![first, 0xFF, 0xFE, self.0, b'\n'],
+        }
+    }
+
+    /// Whether `name` is one of the client's.
+    pub fn belongs_to(name: &[u8], client: u8) -> bool {
+        name.first() == Some(&(b'0' + client))
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0..Self::SHORT => write!(f, "{}", (b'a' + self.0) as char),
+            Self::SHORT..Self::LONG_END => write!(f, "long{}", self.0 - Self::SHORT),
+            15 => write!(f, "too-long"),
+            _ => write!(f, "binary{}", self.0),
+        }
+    }
+}
+
+/// Where a path begins.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Base {
+    /// The client's own directory.
+    Own,
+    /// The directory that all clients use.
+    Shared,
+}
+
+/// A path below one of the two bases; without names, the base itself.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Path {
+    /// Where it begins.
+    pub base: Base,
+    /// The components.
+    pub names: Vec<Name>,
+}
+
+impl Path {
+    /// The path of `name` in the directory `self`.
+    #[must_use]
+    pub fn join(&self, name: Name) -> Path {
+        let mut names = self.names.clone();
+        names.push(name);
+        Path { base: self.base, names }
+    }
+    /// The directory and the last name; `None` for a base.
+    pub fn split(&self) -> Option<(Path, Name)> {
+        let (&name, names) = self.names.split_last()?;
+        Some((Path { base: self.base, names: names.to_vec() }, name))
+    }
+}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.base == Base::Own { "own" } else { "shared" })?;
+        self.names.iter().try_for_each(|name| write!(f, "/{name:?}"))
+    }
+}
+
+/// What an operation on an inode works on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Whatever the path refers to.
+    Path(Path),
+    /// What was opened under this number; it may have no name any more.
+    Handle(u8),
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Path(path) => write!(f, "{path:?}"),
+            Target::Handle(handle) => write!(f, "#{handle}"),
+        }
+    }
+}
+
+/// A file that is neither directory nor regular nor symbolic link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[allow(missing_docs)]
+pub enum Special {
+    Fifo,
+    Socket,
+    CharacterDevice,
+    BlockDevice,
+}
+
+/// How [`Operation::Rename`] treats an existing target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Rename {
+    /// It is replaced.
+    Replace,
+    /// The operation fails.
+    NoReplace,
+    /// The two change places.
+    Exchange,
+}
+
+/// What [`Operation::Allocate`] does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Allocate {
+    /// Reserves blocks; the file may grow.
+    Extend,
+    /// Reserves blocks; the size stays.
+    KeepSize,
+    /// Frees blocks, which read as zeros.
+    Punch,
+    /// Zeros; the file may grow.
+    Zero,
+    /// Zeros; the size stays.
+    ZeroKeepSize,
+}
+
+/// How [`Operation::SetXattr`] treats an existing attribute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[allow(missing_docs)]
+pub enum XattrSet {
+    Any,
+    Create,
+    Replace,
+}
+
+/// One operation of a client.
+#[derive(Clone, PartialEq, Eq, Debug, Hash)]
+#[allow(missing_docs)]
+pub enum Operation {
+    Create { path: Path, mode: u32, uid: u32 },
+    MakeDirectory { path: Path, mode: u32 },
+    MakeSymlink { path: Path, target_bytes: u16 },
+    MakeSpecial { path: Path, special: Special, device: u32 },
+    Link { from: Path, to: Path },
+    Unlink { path: Path },
+    RemoveDirectory { path: Path },
+    Rename { from: Path, to: Path, mode: Rename },
+    Open { path: Path, handle: u8 },
+    CreateUnnamed { directory: Path, handle: u8, mode: u32 },
+    LinkHandle { handle: u8, to: Path },
+    Close { handle: u8 },
+    Write { target: Target, offset_bytes: u64, length_bytes: u64, tag: Tag },
+    Read { target: Target, offset_bytes: u64, length_bytes: u64 },
+    Truncate { target: Target, size_bytes: u64 },
+    Allocate { target: Target, offset_bytes: u64, length_bytes: u64, mode: Allocate },
+    CopyRange { from: Target, from_offset_bytes: u64, to: Target, to_offset_bytes: u64, length_bytes: u64 },
+    SetMode { target: Target, mode: u32 },
+    SetOwner { target: Target, uid: u32, gid: u32 },
+    SetModified { target: Target, seconds: i64 },
+    SetXattr { target: Target, name: u8, length_bytes: u32, tag: Tag, mode: XattrSet },
+    GetXattr { target: Target, name: u8 },
+    RemoveXattr { target: Target, name: u8 },
+    Fsync { target: Target, data_only: bool, wait: bool },
+    Sync,
+}
+
+/// The name of extended attribute number `name`.
+pub fn xattr_name(name: u8) -> Vec<u8> {
+    match name {
+        0..6 => format!("user.x{name}").into_bytes(),
+        _ => format!("user.{}", "y".repeat(200 + usize::from(name))).into_bytes(),
+    }
+}
+
+/// The target of a symbolic link made with `target_bytes`.
+pub fn symlink_target(target_bytes: u16) -> Vec<u8> {
+    (0..target_bytes).map(|index| b"../target/of/link"[usize::from(index) % 17]).collect()
+}
+
+/// The operations one a line with their indices, for a report.
+pub fn listing(operations: &[Operation]) -> String {
+    operations.iter().enumerate().map(|(index, operation)| format!("{index:5}  {operation:?}\n")).collect()
+}

@@ -1,0 +1,215 @@
+//! One client and no crash: after every few operations, and after each remount, the volume must equal the model in
+//! everything, and fsck must find nothing.
+use crate::contents::{BLOCK_BYTES, describe};
+use crate::crash::expect_clean;
+use crate::generator::{Generator, Profile};
+use crate::model::{Layout, Model};
+use crate::operation::{Operation, listing};
+use crate::runner::{Runner, make_bases};
+use crate::snapshot::{differences, of_model, of_volume, show};
+use crate::workload::compare_outcome;
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{Error, InodeNumber, SeekTarget, Volume, VolumeOptions};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How one list of operations is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainOptions {
+    /// Length of the volume.
+    pub volume_bytes: u64,
+    /// Operations between two comparisons.
+    pub compare_interval: usize,
+    /// Operations between two remounts.
+    pub remount_interval: usize,
+    /// Periodic work of the volume in the background.
+    pub background: bool,
+}
+
+impl PlainOptions {
+    fn volume_options(&self) -> VolumeOptions {
+        VolumeOptions {
+            commit_interval: Duration::from_millis(20),
+            background: self.background,
+            node_cache_bytes: 512 << 10,
+            dirty_data_bytes_max: 4 << 20,
+            ..VolumeOptions::default()
+        }
+    }
+}
+
+/// Files up to this length are compared byte by byte, longer ones where they may hold data.
+const COMPARE_WHOLE_BYTES: u64 = 4 << 20;
+
+/// Compares contents, sizes and times with the model.
+fn compare_files(volume: &Volume, model: &Model) -> Result<(), String> {
+    let expected = of_model(model);
+    let batch = 1 + expected.names.len() % 13;
+    let found = of_volume(volume, batch).map_err(|error| format!("reading the namespace: {error}"))?;
+    if expected.digest != found.digest {
+        return Err(format!("the namespace differs:\n    {}", differences(&expected, &found).join("\n    ")));
+    }
+    for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
+        let node = model.node(*node).expect("a snapshot's nodes exist");
+        let attributes = volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
+        if let Some(seconds) = node.modified_seconds.filter(|seconds| *seconds != attributes.modified.seconds) {
+            return Err(format!("{} was modified at {}, expected {seconds}", show(path), attributes.modified.seconds));
+        }
+        if let Some(contents) = node.contents() {
+            if contents.size_bytes() != attributes.size_bytes {
+                return Err(format!("{} has {} bytes, expected {}", show(path), attributes.size_bytes, contents.size_bytes()));
+            }
+            compare_contents(volume, *inode, contents).map_err(|error| format!("{} (inode {inode}): {error}", show(path)))?;
+        }
+    }
+    Ok(())
+}
+
+fn compare_contents(volume: &Volume, inode: InodeNumber, contents: &crate::contents::Contents) -> Result<(), String> {
+    let size = contents.size_bytes();
+    let ranges: Vec<(u64, u64)> = if size <= COMPARE_WHOLE_BYTES {
+        vec![(0, size + 1)]
+    } else {
+        let around = contents.blocks().keys().map(|block| (block.saturating_sub(1) * BLOCK_BYTES, 3 * BLOCK_BYTES));
+        around.chain([(0, BLOCK_BYTES), (size - 5, 100)]).collect()
+    };
+    for (offset, length) in ranges {
+        let expected = contents.read(offset, length);
+        let mut found = Vec::new();
+        volume.read(inode, offset, length as usize, &mut found).map_err(|error| format!("reading at {offset}: {error}"))?;
+        if expected != found {
+            let at = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
+            let near = |bytes: &[u8]| describe(offset + at as u64, &bytes[at.min(bytes.len())..bytes.len().min(at + 8192)]);
+            return Err(format!("differs at {}: expected {}, found {}", offset + at as u64, near(&expected), near(&found)));
+        }
+    }
+    compare_holes(volume, inode, contents)
+}
+
+/// What `seek` calls a hole must be zeros, and it must come to an end.
+fn compare_holes(volume: &Volume, inode: InodeNumber, contents: &crate::contents::Contents) -> Result<(), String> {
+    let size = contents.size_bytes();
+    let mut at = 0;
+    while at < size {
+        let data = match volume.seek(inode, at, SeekTarget::Data) {
+            Ok(data) => data,
+            Err(Error::OutOfRange) => size,
+            Err(error) => return Err(format!("seeking data at {at}: {error}")),
+        };
+        let hidden = contents.blocks().range(at / BLOCK_BYTES..data / BLOCK_BYTES).find(|(_, block)| block.iter().any(|&byte| byte != 0));
+        if data < at || hidden.is_some_and(|(block, _)| (block + 1) * BLOCK_BYTES > at) {
+            return Err(format!("seek says that {at} to {data} is a hole, but there is data in it"));
+        }
+        if data >= size {
+            break;
+        }
+        let hole = volume.seek(inode, data, SeekTarget::Hole).map_err(|error| format!("seeking a hole at {data}: {error}"))?;
+        if hole <= data {
+            return Err(format!("seek finds data and a hole at {data}"));
+        }
+        at = hole;
+    }
+    Ok(())
+}
+
+/// `statfs` must make sense.
+fn compare_space(volume: &Volume, volume_bytes: u64) -> Result<(), String> {
+    let space = volume.space();
+    let sane = space.available_blocks <= space.free_blocks
+        && space.free_blocks <= space.total_blocks
+        && space.total_blocks <= volume_bytes / BLOCK_BYTES
+        && u64::from(space.block_size) == BLOCK_BYTES;
+    if sane { Ok(()) } else { Err(format!("statfs tells {space:?}")) }
+}
+
+/// Performs `operations` on a new volume.
+///
+/// # Errors
+/// The first difference from the model.
+pub fn replay(operations: &[Operation], options: &PlainOptions) -> Result<(), String> {
+    let mut list = operations.iter().cloned();
+    perform(options, &mut |_, _| list.next()).1
+}
+
+type NextOperation<'a> = dyn FnMut(&Model, usize) -> Option<Operation> + 'a;
+
+/// Performs what `next` gives until it gives nothing; returns what was performed.
+fn perform(options: &PlainOptions, next: &mut NextOperation<'_>) -> (Vec<Operation>, Result<(), String>) {
+    let mut done = Vec::new();
+    let result = try_perform(options, next, &mut done);
+    (done, result)
+}
+
+fn try_perform(options: &PlainOptions, next: &mut NextOperation<'_>, done: &mut Vec<Operation>) -> Result<(), String> {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(options.volume_bytes));
+    mkfs(&*device, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() }).map_err(|error| format!("mkfs: {error}"))?;
+    let open = || Volume::open(device.clone(), options.volume_options()).map_err(|error| format!("open: {error}"));
+    let mut volume = open()?;
+    make_bases(&volume, 0).map_err(|error| format!("making the bases: {error}"))?;
+    let mut model = Model::new(Layout::Alone);
+    let start = |volume: &Volume| Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"));
+    let mut runner = start(&volume)?;
+    while let Some(operation) = next(&model, done.len()) {
+        let index = done.len();
+        done.push(operation.clone());
+        let found = runner.perform(index, &operation);
+        let (expected, _) = model.apply(&operation);
+        compare_outcome(index, &operation, &found, &expected)?;
+        if done.len().is_multiple_of(options.compare_interval) {
+            compare_files(&volume, &model).map_err(|error| format!("after operation {index}: {error}"))?;
+            compare_space(&volume, options.volume_bytes)?;
+        }
+        if done.len().is_multiple_of(options.remount_interval) {
+            remount(&mut runner, &mut model, volume, &*device).map_err(|error| format!("after operation {index}: {error}"))?;
+            volume = open()?;
+            runner = start(&volume)?;
+            compare_files(&volume, &model).map_err(|error| format!("remounted after operation {index}: {error}"))?;
+        }
+    }
+    remount(&mut runner, &mut model, volume, &*device)?;
+    compare_files(&open()?, &model).map_err(|error| format!("remounted at the end: {error}"))
+}
+
+/// Closes everything; fsck must be content.
+fn remount(runner: &mut Runner, model: &mut Model, volume: Volume, device: &dyn BlockDevice) -> Result<(), String> {
+    runner.close_all();
+    for handle in model.handles() {
+        let _ = model.apply(&Operation::Close { handle });
+    }
+    volume.close().map_err(|error| format!("closing: {error}"))?;
+    expect_clean(device).map(|_| ())
+}
+
+/// Performs `count` random operations on a new volume; a list that fails is made shorter before it is reported.
+///
+/// # Errors
+/// The first difference, with a list of operations that shows it.
+pub fn run(seed: u64, count: usize, profile: Profile, options: &PlainOptions) -> Result<(), String> {
+    let mut generator = Generator::new(seed, profile);
+    let (done, result) = perform(options, &mut |model, index| (index < count).then(|| generator.next(model, index)));
+    let Err(error) = result else { return Ok(()) };
+    let (shorter, error) = shrink(done, error, options);
+    Err(format!("CAIRN_SEED={seed}: {error}\n  {options:?}\n  operations:\n{}", listing(&shorter)))
+}
+
+/// Leaves out what is not needed for the list to fail (delta debugging: Zeller, Hildebrandt, 2002, in its simple form).
+fn shrink(mut operations: Vec<Operation>, mut error: String, options: &PlainOptions) -> (Vec<Operation>, String) {
+    const TRIALS_MAX: usize = 600;
+    let mut trials = 0;
+    let options = PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };
+    let mut part = operations.len() / 2;
+    while part > 0 {
+        let mut at = 0;
+        while at < operations.len() && trials < TRIALS_MAX {
+            let shorter: Vec<Operation> = [&operations[..at], &operations[(at + part).min(operations.len())..]].concat();
+            trials += 1;
+            match replay(&shorter, &options) {
+                Err(problem) => (operations, error) = (shorter, problem),
+                Ok(()) => at += part,
+            }
+        }
+        part /= 2;
+    }
+    (operations, error)
+}

@@ -1,0 +1,208 @@
+//! Judges what is found on a volume after a crash.
+use crate::contents::{BLOCK_BYTES, describe};
+use crate::history::{ClientHistory, FileHistory, values_between};
+use crate::model::NodeId;
+use crate::snapshot::{Snapshot, differences, of_client, of_volume, show};
+use cairn_engine::{InodeNumber, Volume};
+use std::collections::BTreeSet;
+
+/// Entries of a directory that are read at once.
+const LISTING_BATCH: usize = 7;
+
+/// A run of prefixes that explains what was found of a client.
+#[derive(Clone, Copy, Debug)]
+struct Explanation {
+    /// The first prefix: all operations before it are there.
+    first: usize,
+    /// The last prefix: the operation with this index isn't.
+    last: usize,
+}
+
+/// The contents of a file that may be found.
+struct Window<'h> {
+    file: Option<&'h FileHistory>,
+    /// Contents may be those of this prefix…
+    from: usize,
+    /// …to this one.
+    to: usize,
+    /// The size may be that of this prefix at the oldest.
+    size_from: usize,
+}
+
+/// Checks the whole volume against all clients' histories, after a crash at `position` of the device's history.
+///
+/// # Errors
+/// The first difference, in words.
+pub fn judge(volume: &Volume, histories: &[ClientHistory], position: usize) -> Result<(), String> {
+    let whole = of_volume(volume, LISTING_BATCH).map_err(|error| format!("reading the namespace: {error}"))?;
+    let mut explanations = Vec::new();
+    for history in histories {
+        let found = of_client(&whole, history.client);
+        explanations.push(explain(volume, history, &found, position)?);
+    }
+    one_order(histories, &explanations)
+}
+
+/// All runs of prefixes that explain what was found of one client.
+fn explain(volume: &Volume, history: &ClientHistory, found: &Snapshot<InodeNumber>, position: usize) -> Result<Vec<Explanation>, String> {
+    let (least, most) = history.prefixes_at(position);
+    let mut explanations = Vec::new();
+    let mut problem = None;
+    for (index, run) in history.runs.iter().enumerate() {
+        let (first, last) = (run.first.max(least), history.last_of_run(index).min(most));
+        if first > last || run.snapshot.digest != found.digest {
+            continue;
+        }
+        match check_contents(volume, history, &run.snapshot, found, (first, last), position) {
+            Ok(()) => explanations.push(Explanation { first, last }),
+            Err(error) => problem = Some(format!("client {}, prefix {first} to {last}: {error}", history.client)),
+        }
+    }
+    match problem {
+        Some(problem) if explanations.is_empty() => Err(problem),
+        None if explanations.is_empty() => Err(unexplained(history, found, (least, most))),
+        _ => Ok(explanations),
+    }
+}
+
+fn unexplained(history: &ClientHistory, found: &Snapshot<InodeNumber>, (least, most): (usize, usize)) -> String {
+    let compare = |(index, run): (usize, &crate::history::Run)| (differences(&run.snapshot, found), run.first, history.last_of_run(index));
+    let all: Vec<_> = history.runs.iter().enumerate().map(compare).collect();
+    let outside = all.iter().filter(|(lines, ..)| lines.is_empty()).map(|(_, first, last)| format!("{first} to {last}"));
+    let elsewhere: Vec<String> = outside.collect();
+    let near = all.iter().filter(|(_, first, last)| *last >= least && *first <= most).min_by_key(|(lines, ..)| lines.len());
+    let mut text = format!(
+        "client {}: the namespace is that of no prefix between {least} (acknowledged) and {most} (begun)",
+        history.client
+    );
+    if !elsewhere.is_empty() {
+        text += &format!("; it is that of prefix {}", elsewhere.join(", "));
+    }
+    if let Some((lines, first, last)) = near {
+        text += &format!("; nearest are prefixes {first} to {last}:\n    {}", lines[..lines.len().min(6)].join("\n    "));
+        let around = first.saturating_sub(3)..(last + 4).min(history.operations.len());
+        let shown: Vec<String> = around.map(|index| format!("{index}: {:?}", history.operations[index])).take(40).collect();
+        text += &format!("\n  operations there:\n    {}", shown.join("\n    "));
+    }
+    text
+}
+
+fn check_contents(
+    volume: &Volume,
+    history: &ClientHistory,
+    expected: &Snapshot<NodeId>,
+    found: &Snapshot<InodeNumber>,
+    (first, last): (usize, usize),
+    position: usize,
+) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
+        let attributes = volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
+        if attributes.file_type != cairn_engine::FileType::Regular || !seen.insert(*node) {
+            continue;
+        }
+        let file = history.files.get(node);
+        let latest = |list: &[usize], limit: usize| list.iter().copied().filter(|at| *at <= limit).max().unwrap_or(0);
+        let replaced = file.map_or(0, |file| latest(&file.replacements, last));
+        let truncated = file.map_or(0, |file| latest(&file.truncations, first));
+        let from = history.contents_floor(*node, position).max(replaced).min(last);
+        let window = Window { file, from, to: last, size_from: from.max(truncated) };
+        check_file(volume, *inode, attributes.size_bytes, &window).map_err(|error| {
+            let about = operations_on(history, *node, window.from, window.to);
+            format!("{} (node {node}, inode {inode}): {error}\n  writes and truncations since prefix {from}: {about}", show(path))
+        })?;
+    }
+    Ok(())
+}
+
+fn operations_on(history: &ClientHistory, node: NodeId, from: usize, to: usize) -> String {
+    let Some(file) = history.files.get(&node) else { return "none".into() };
+    let mut prefixes: BTreeSet<usize> = file.blocks.values().flatten().map(|(at, _)| *at).collect();
+    prefixes.extend(file.sizes.iter().map(|(at, _)| *at));
+    prefixes.extend(&file.truncations);
+    let wanted = prefixes.into_iter().filter(|at| *at + 3 >= from && *at <= to + 3);
+    wanted.map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1])).collect()
+}
+
+fn check_file(volume: &Volume, inode: InodeNumber, size: u64, window: &Window<'_>) -> Result<(), String> {
+    let sizes = window.file.map_or(&[][..], |file| &file.sizes);
+    let (current, later) = values_between(sizes, window.size_from, window.to);
+    let possible: Vec<u64> = std::iter::once(current.copied().unwrap_or(0)).chain(later.copied()).collect();
+    let (smallest, largest) = (possible.iter().min().copied().unwrap_or(0), possible.iter().max().copied().unwrap_or(0));
+    if size < smallest || size > largest {
+        return Err(format!("size is {size}, expected {smallest} to {largest}"));
+    }
+    let mut bytes = Vec::new();
+    volume.read(inode, 0, size as usize, &mut bytes).map_err(|error| format!("reading it: {error}"))?;
+    if bytes.len() as u64 != size {
+        return Err(format!("{} bytes could be read of {size}", bytes.len()));
+    }
+    for (block, found) in (0..).zip(bytes.chunks(BLOCK_BYTES as usize)) {
+        check_block(block, found, window)?;
+    }
+    Ok(())
+}
+
+fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), String> {
+    let none = Vec::new();
+    let versions = window.file.and_then(|file| file.blocks.get(&block)).unwrap_or(&none);
+    let (current, later) = values_between(versions, window.from, window.to);
+    let is_version = |version: Option<&crate::contents::Block>| match version {
+        Some(bytes) => bytes[..found.len()] == *found,
+        None => found.iter().all(|&byte| byte == 0),
+    };
+    let first = current.and_then(Option::as_ref);
+    let later: Vec<_> = later.map(Option::as_ref).collect();
+    if is_version(first) || later.iter().any(|version| is_version(*version)) {
+        return Ok(());
+    }
+    let offset = block * BLOCK_BYTES;
+    let show = |version: Option<&crate::contents::Block>| version.map_or("zeros".into(), |bytes| describe(offset, &bytes[..found.len()]));
+    let expected: Vec<String> = std::iter::once(first).chain(later.iter().copied()).map(show).collect();
+    let stale = versions.iter().rfind(|(_, version)| is_version(version.as_ref())).map_or(String::new(), |(at, _)| {
+        format!(" (its version of prefix {at})")
+    });
+    Err(format!("block {block} holds {}{stale}; expected one of: {}", describe(offset, found), expected.join(" | ")))
+}
+
+/// What was found must be a prefix of the order in which the operations of *all* clients happened: an operation that is
+/// there cannot have begun after one had ended that is not.
+fn one_order(histories: &[ClientHistory], explanations: &[Vec<Explanation>]) -> Result<(), String> {
+    let mut chosen = vec![0; histories.len()];
+    let mut problem = None;
+    loop {
+        let picks: Vec<Explanation> = explanations.iter().zip(&chosen).map(|(list, &index)| list[index]).collect();
+        match contradiction(histories, &picks) {
+            None => return Ok(()),
+            Some(text) => problem = problem.or(Some(text)),
+        }
+        let Some(next) = (0..chosen.len()).find(|&client| chosen[client] + 1 < explanations[client].len()) else { break };
+        chosen[..next].fill(0);
+        chosen[next] += 1;
+    }
+    Err(problem.expect("the loop ran once"))
+}
+
+fn contradiction(histories: &[ClientHistory], picks: &[Explanation]) -> Option<String> {
+    for (absent_client, absent) in histories.iter().zip(picks) {
+        // An operation that changes nothing visible may be absent or not, so the end of a run is what counts.
+        let Some(missing) = absent_client.spans.get(absent.last) else { continue };
+        if !absent_client.runs.iter().any(|run| run.first == absent.last + 1) {
+            continue;
+        }
+        for (present_client, present) in histories.iter().zip(picks) {
+            let Some(index) = present.first.checked_sub(1) else { continue };
+            if present_client.client != absent_client.client && present_client.spans[index].begin > missing.end {
+                return Some(format!(
+                    "client {} lacks operation {} {:?}, which ended before client {} began operation {index} {:?}, which is there",
+                    absent_client.client,
+                    absent.last,
+                    absent_client.operations[absent.last],
+                    present_client.client,
+                    present_client.operations[index],
+                ));
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,137 @@
+//! Several clients at once on one volume, each with its own generator, model and history.
+use crate::generator::{Generator, Profile};
+use crate::history::{Acknowledgement, ClientHistory, Span};
+use crate::model::{Failure, Layout, Model, Outcome, Value};
+use crate::operation::{Operation, listing};
+use crate::runner::Runner;
+use cairn_blockdev::SimulatedDevice;
+use cairn_engine::Volume;
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, thread};
+use std::sync::Arc;
+
+/// One client: what it will do, what it should see, what it did.
+pub struct Client {
+    generator: Generator,
+    model: Model,
+    /// What it did.
+    pub history: ClientHistory,
+    order: Arc<AtomicU64>,
+}
+
+/// Explains an outcome in a report.
+fn show(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(Value::Bytes(bytes)) => format!("{} bytes, {}", bytes.len(), crate::contents::describe(0, bytes)),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Compares what a volume returned with what the model says.
+///
+/// # Errors
+/// They differ.
+pub fn compare_outcome(index: usize, operation: &Operation, found: &Outcome, expected: &Outcome) -> Result<(), String> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("operation {index} {operation:?} returned {}, expected {}", show(found), show(expected)))
+}
+
+impl Client {
+    /// Client number `client` of a volume that has its bases.
+    pub fn new(client: u8, seed: u64, profile: Profile, order: Arc<AtomicU64>) -> Self {
+        let model = Model::new(Layout::Among(client));
+        Self { generator: Generator::new(seed, profile), history: ClientHistory::new(&model), model, order }
+    }
+
+    /// Does `count` operations, then closes all handles.
+    fn work(&mut self, volume: &Volume, device: &SimulatedDevice, count: usize, ended: &EndedFsyncs) -> Result<(), String> {
+        let mut runner = Runner::new(volume, Layout::Among(self.model.client())).map_err(|error| format!("the bases: {error}"))?;
+        let ended = ended.clone();
+        runner.on_fsync_end(Arc::new(move |index, result| ended.note(index, result.map_err(|error| error.to_string()))));
+        for _ in 0..count {
+            let index = self.history.operations.len();
+            let operation = self.generator.next(&self.model, index);
+            self.step(&mut runner, device, index, operation).map_err(|error| {
+                let tail = self.history.operations.len().saturating_sub(12);
+                format!("client {}: {error}\n  before it:\n{}", self.history.client, listing(&self.history.operations[tail..]))
+            })?;
+        }
+        runner.close_all();
+        for handle in self.model.handles() {
+            let _ = self.model.apply(&Operation::Close { handle });
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, runner: &mut Runner, device: &SimulatedDevice, index: usize, operation: Operation) -> Result<(), String> {
+        let history_begin = device.history_len();
+        let begin = self.order.fetch_add(1, Ordering::SeqCst);
+        let found = runner.perform(index, &operation);
+        let end = self.order.fetch_add(1, Ordering::SeqCst);
+        let at = device.history_len();
+        let (expected, effects) = self.model.apply(&operation);
+        compare_outcome(index, &operation, &found, &expected)?;
+        let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
+        self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);
+        if waited && found != Err(Failure::NotOpen) && found.is_ok() {
+            self.history.acknowledge(Acknowledgement { at, operation: index });
+        }
+        Ok(())
+    }
+}
+
+/// Fsyncs of one client that ended without anybody waiting for them.
+#[derive(Clone)]
+struct EndedFsyncs {
+    device: Arc<SimulatedDevice>,
+    list: Arc<Mutex<Vec<(usize, usize, Result<(), String>)>>>,
+}
+
+impl EndedFsyncs {
+    fn note(&self, index: usize, result: Result<(), String>) {
+        let at = self.device.history_len();
+        self.list.lock().push((at, index, result));
+    }
+}
+
+/// Lets all clients work at the same time, and closes the volume.
+///
+/// # Errors
+/// An operation did not return what the model says, an fsync failed, or the volume could not be closed.
+pub fn session(clients: &mut Vec<Client>, volume: Volume, device: &Arc<SimulatedDevice>, operations_each: usize) -> Result<(), String> {
+    let threads: Vec<_> = clients
+        .drain(..)
+        .map(|mut client| {
+            let ended = EndedFsyncs { device: Arc::clone(device), list: Arc::new(Mutex::new(Rank::LEAF, Vec::new())) };
+            let (volume, device) = (volume.clone(), Arc::clone(device));
+            let worker = ended.clone();
+            let handle = thread::spawn("client", move || {
+                let result = client.work(&volume, &device, operations_each, &worker);
+                (client, result)
+            });
+            (handle, ended)
+        })
+        .collect();
+    let mut outcome = Ok(());
+    let mut ended_fsyncs = Vec::new();
+    for (handle, ended) in threads {
+        let (client, result) = handle.join().map_err(|_| "a client panicked".to_owned())?;
+        outcome = outcome.and(result);
+        clients.push(client);
+        ended_fsyncs.push(ended);
+    }
+    outcome?;
+    volume.close().map_err(|error| format!("closing the volume: {error}"))?;
+    let at = device.history_len();
+    for (client, ended) in clients.iter_mut().zip(ended_fsyncs) {
+        for (at, operation, result) in ended.list.lock().drain(..) {
+            result.map_err(|error| format!("client {}: fsync {operation} failed: {error}", client.history.client))?;
+            client.history.acknowledge(Acknowledgement { at, operation });
+        }
+        client.history.acknowledge_all(at);
+    }
+    Ok(())
+}

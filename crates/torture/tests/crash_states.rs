@@ -1,0 +1,27 @@
+//! Crash states of random work; see [`cairn_torture::crash`].
+//!
+//! `CAIRN_CRASH_STATES` says how many (1,000 by default), `CAIRN_SEED` which.
+use cairn_torture::crash::{CrashOptions, run};
+use cairn_torture::{number_from_environment, seed_from_environment};
+
+#[test]
+fn every_crash_state_recovers_to_a_prefix() {
+    let options = CrashOptions {
+        seed: seed_from_environment(),
+        states: number_from_environment("CAIRN_CRASH_STATES").unwrap_or(1000),
+        only_run: number_from_environment("CAIRN_CRASH_RUN"),
+        threads: 2,
+        keep_in: Some(std::env::temp_dir()),
+    };
+    match run(&options) {
+        Ok(report) => {
+            eprintln!("{report:?}");
+            assert!(report.states > 0 && report.operations > 0);
+            if options.only_run.is_none() && options.states >= 500 {
+                assert!(report.replayed > 0, "no state had anything to replay");
+                assert!(report.during_recovery > 0 && report.after_use > 0);
+            }
+        }
+        Err(error) => panic!("CAIRN_SEED={}: {error}", options.seed),
+    }
+}

@@ -1,0 +1,31 @@
+//! Random operations of one client, without crashes: the volume equals the model.
+use cairn_torture::generator::Profile;
+use cairn_torture::plain::{PlainOptions, run};
+use cairn_torture::seed_from_environment;
+
+fn check(lists: u64, count: usize, profile: Profile, options: &PlainOptions) {
+    let seed = seed_from_environment();
+    for list in 0..lists {
+        if let Err(error) = run(seed.wrapping_add(list), count, profile, options) {
+            panic!("{error}");
+        }
+    }
+}
+
+#[test]
+fn without_background_work() {
+    let options = PlainOptions { volume_bytes: 256 << 20, compare_interval: 100, remount_interval: 900, background: false };
+    check(3, 4000, Profile::PLAIN, &options);
+}
+
+#[test]
+fn with_background_work() {
+    let options = PlainOptions { volume_bytes: 256 << 20, compare_interval: 100, remount_interval: 700, background: true };
+    check(3, 4000, Profile::PLAIN, &options);
+}
+
+#[test]
+fn compared_after_every_operation() {
+    let options = PlainOptions { volume_bytes: 64 << 20, compare_interval: 1, remount_interval: 150, background: false };
+    check(4, 600, Profile::CRASH, &options);
+}
