@@ -37,7 +37,11 @@ pub use tree::Tree;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod cache_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
+mod concurrency_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod damage_tests;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
 #[cfg(test)]
 mod test_support;
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -59,11 +59,7 @@ pub fn content(image: &Path) -> anyhow::Result<Content> {
         Err(error) => return Err(error).with_context(cannot_read),
     };
     let file_type = metadata.file_type();
-    ensure!(
-        file_type.is_file() || file_type.is_block_device(),
-        "{} is neither a regular file nor a block device",
-        image.display()
-    );
+    ensure!(file_type.is_file() || file_type.is_block_device(), "{} is neither a regular file nor a block device", image.display());
     let file = File::open(image).with_context(cannot_read)?;
     if let Some(name) = signature::recognise(&file).with_context(cannot_read)? {
         return Ok(Content::Known(name));

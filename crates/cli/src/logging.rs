@@ -14,8 +14,12 @@ pub fn open(path: &Path) -> anyhow::Result<File> {
 
 /// Sends messages to standard error, which a daemon points at its log file.
 pub fn start() {
-    let subscriber =
-        tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_ansi(false).with_target(false).with_writer(std::io::stderr).finish();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::INFO)
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .finish();
     // There is one subscriber in a process; a second call keeps the first.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -14,24 +14,6 @@ pub enum Flush {
     Each,
 }
 
-/// What an fsync that became a transaction commit waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FsyncWait {
-    /// Until the superblock is durable.
-    Super,
-    /// Until the transaction is completed, freed blocks included.
-    Complete,
-}
-
-/// How requests arrive from the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transport {
-    /// The best that there is.
-    Auto,
-    /// Over `/dev/fuse`.
-    Device,
-}
-
 /// Everything that `-o` can say.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountSettings {
@@ -39,12 +21,8 @@ pub struct MountSettings {
     pub commit_interval: Option<Duration>,
     /// Flush policy.
     pub flush: Flush,
-    /// Extent of the fallback's wait.
-    pub fsync_wait: FsyncWait,
     /// Whether the kernel collects writes in its page cache.
     pub writeback: bool,
-    /// Transport of requests.
-    pub transport: Transport,
     /// Mount without writing.
     pub read_only: bool,
     /// Let other users in (a mount by root always does).
@@ -60,9 +38,7 @@ impl Default for MountSettings {
         Self {
             commit_interval: None,
             flush: Flush::Auto,
-            fsync_wait: FsyncWait::Super,
             writeback: true,
-            transport: Transport::Auto,
             read_only: false,
             allow_other: false,
             discard: false,
@@ -104,12 +80,9 @@ const OPTIONS: &[MountOption] = &[
     },
     MountOption {
         name: "fsync_wait",
-        values: "super|complete",
-        help: "how long an fsync waits for a transaction commit (default super)",
-        set: |settings, value| {
-            settings.fsync_wait = one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
-            Some(())
-        },
+        values: "super",
+        help: "an fsync that became a commit waits until the superblock is durable",
+        set: |_, value| one_of(value, &[("super", ())]),
     },
     MountOption {
         name: "writeback",
@@ -123,11 +96,8 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "transport",
         values: "auto|dev",
-        help: "how requests arrive from the kernel (default auto)",
-        set: |settings, value| {
-            settings.transport = one_of(value, &[("auto", Transport::Auto), ("dev", Transport::Device)])?;
-            Some(())
-        },
+        help: "requests arrive over /dev/fuse",
+        set: |_, value| one_of(value, &[("auto", ()), ("dev", ())]),
     },
     MountOption {
         name: "threads",
@@ -138,11 +108,46 @@ const OPTIONS: &[MountOption] = &[
             Some(())
         },
     },
-    MountOption { name: "ro", values: "", help: "mount without writing", set: |settings, _| Some(settings.read_only = true) },
-    MountOption { name: "rw", values: "", help: "mount for reading and writing (default)", set: |settings, _| Some(settings.read_only = false) },
-    MountOption { name: "allow_other", values: "", help: "let other users in", set: |settings, _| Some(settings.allow_other = true) },
-    MountOption { name: "discard", values: "", help: "tell the device which blocks became free", set: |settings, _| Some(settings.discard = true) },
+    MountOption {
+        name: "ro",
+        values: "",
+        help: "mount without writing",
+        set: |settings, _| {
+            settings.read_only = true;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "rw",
+        values: "",
+        help: "mount for reading and writing (default)",
+        set: |settings, _| {
+            settings.read_only = false;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "allow_other",
+        values: "",
+        help: "let other users in",
+        set: |settings, _| {
+            settings.allow_other = true;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "discard",
+        values: "",
+        help: "tell the device which blocks became free",
+        set: |settings, _| {
+            settings.discard = true;
+            Some(())
+        },
+    },
 ];
+
+/// Choices that later versions will have.
+const LATER: &[&str] = &["transport=uring", "fsync_wait=complete"];
 
 fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
     choices.iter().find(|(name, _)| *name == value).map(|&(_, choice)| choice)
@@ -160,8 +165,8 @@ impl MountSettings {
             let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
                 return Err(format!("unknown mount option \"{option}\"; the options are:\n{}", Self::help()));
             };
-            if (name, value) == ("transport", Some("uring")) {
-                return Err("mount option \"transport=uring\": FUSE over io_uring is not available in this version; use auto or dev".into());
+            if LATER.contains(&option) {
+                return Err(format!("mount option \"{option}\" is not available in this version; write {}", known.usage()));
             }
             let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
             if !valid || (known.set)(&mut settings, value.unwrap_or_default()).is_none() {
@@ -193,13 +198,11 @@ mod tests {
 
     #[test]
     fn every_option_is_understood() {
-        let list = "commit=7,flush=each,fsync_wait=complete,writeback=off,transport=dev,ro,allow_other,discard,threads=3";
+        let list = "commit=7,flush=each,fsync_wait=super,writeback=off,transport=dev,ro,allow_other,discard,threads=3";
         let expected = MountSettings {
             commit_interval: Some(Duration::from_secs(7)),
             flush: Flush::Each,
-            fsync_wait: FsyncWait::Complete,
             writeback: false,
-            transport: Transport::Device,
             read_only: true,
             allow_other: true,
             discard: true,
@@ -231,6 +234,8 @@ mod tests {
             let error = parse(option).unwrap_err();
             assert!(error.contains(option) && error.contains("write "), "{error}");
         }
-        assert!(parse("transport=uring").unwrap_err().contains("not available"));
+        for option in LATER {
+            assert!(parse(option).unwrap_err().contains("not available"), "{option}");
+        }
     }
 }

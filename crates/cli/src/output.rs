@@ -18,7 +18,8 @@ pub fn print<T: Serialize + Display>(value: &T, json: bool) -> anyhow::Result<()
 pub fn print_text(text: &dyn Display) -> anyhow::Result<()> {
     let text = text.to_string();
     let mut output = io::stdout().lock();
-    let written = output.write_all(text.trim_end_matches('\n').as_bytes()).and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush());
+    let written =
+        output.write_all(text.trim_end_matches('\n').as_bytes()).and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush());
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),

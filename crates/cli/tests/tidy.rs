@@ -119,7 +119,8 @@ fn files_are_short() {
 
 #[test]
 fn files_say_what_they_are_for() {
-    let silent = |file: &SourceFile| !file.text.is_empty() && !file.text.starts_with("//!") && !file.is_test() && file.path.contains("/src/");
+    let silent =
+        |file: &SourceFile| !file.text.is_empty() && !file.text.starts_with("//!") && !file.is_test() && file.path.contains("/src/");
     assert_none(rust_files().iter().filter(|file| silent(file)).map(|file| format!("{} has no //! head", file.path)).collect());
 }
 
@@ -130,7 +131,8 @@ fn threads_time_locks_and_randomness_have_one_door() {
         let file = SourceFile::new("crates/log/src/x.rs", format!("fn f() {{ {call}(); }}"));
         assert!(!banned_calls(&file).is_empty(), "{call}");
     }
-    let imported = ["use std::sync::{Arc, Mutex};", "use std::{\n sync::{Condvar}, fmt};", "use std::thread::{self}; fn f() { thread::spawn(g) }"];
+    let imported =
+        ["use std::sync::{Arc, Mutex};", "use std::{\n sync::{Condvar}, fmt};", "use std::thread::{self}; fn f() { thread::spawn(g) }"];
     for text in imported {
         assert!(!banned_calls(&SourceFile::new("crates/log/src/x.rs", text.to_owned())).is_empty(), "{text}");
     }

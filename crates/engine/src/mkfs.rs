@@ -37,7 +37,10 @@ pub struct MkfsOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum MkfsError {
     /// The device can't hold a volume with such a log.
-    #[error("a device of {length_bytes} bytes is too small for a volume with {log}; at least {} bytes and half of them for files are needed", Geometry::VOLUME_BYTES_MIN)]
+    #[error(
+        "a device of {length_bytes} bytes is too small for a volume with {log}; at least {} bytes and half of them for files are needed",
+        Geometry::VOLUME_BYTES_MIN
+    )]
     Geometry {
         /// The device's length.
         length_bytes: u64,

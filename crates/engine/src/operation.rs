@@ -28,10 +28,23 @@ impl VolumeInner {
     /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of data itself.
     pub(crate) fn begin(&self, items: u64, data_blocks: u64, urgency: Urgency) -> Result<Operation<'_>> {
         self.check_writable()?;
+        self.throttle_dirty_nodes()?;
         self.log.throttle()?;
         let request = Request { data_blocks, nodes: self.files.worst_case(items) };
         let reservation = self.space.reserve(request, urgency)?;
         self.join(reservation)
+    }
+
+    /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not enough does one.
+    fn throttle_dirty_nodes(&self) -> Result<()> {
+        let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
+        if dirty > 2 * limit {
+            return self.commit();
+        }
+        if dirty > limit {
+            self.signal.request();
+        }
+        Ok(())
     }
 
     /// Begins an operation with a reservation made before.

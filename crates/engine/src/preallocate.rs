@@ -112,9 +112,12 @@ impl VolumeInner {
         }
     }
 
-    /// Copies bytes from one file to another; returns how many, fewer at the end of the source.
+    /// Copies bytes from one file to another; returns how many, fewer at the end that the source has now: a file that
+    /// is copied behind itself grows, and the copy must not follow.
     pub(crate) fn copy_range(&self, from: InodeNumber, from_offset: u64, to: InodeNumber, to_offset: u64, length_bytes: u64) -> Result<u64> {
         let mut copied = 0;
+        let length_bytes = length_bytes.min(self.attributes(from)?.size_bytes.saturating_sub(from_offset));
+        self.read(from, from_offset, 0, &mut Vec::new())?;
         while copied < length_bytes {
             let mut buffer = Vec::new();
             let step = (length_bytes - copied).min(1 << 20) as usize;

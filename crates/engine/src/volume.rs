@@ -89,6 +89,9 @@ impl SharedSignal {
 
     /// Asks for a commit.
     pub(crate) fn request(&self) {
+        if self.flags.requested.load(Ordering::Relaxed) {
+            return;
+        }
         let _stop = self.lock.lock();
         self.flags.requested.store(true, Ordering::Relaxed);
         self.changed.notify_all();

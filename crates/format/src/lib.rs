@@ -24,13 +24,14 @@ mod units;
 pub use bitmap::{BITMAP_BYTES, Bitmap};
 pub use checkpoint::{
     CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointBuilder, CheckpointEntry, CheckpointHeader, ENTRY_HEADER_BYTES, EntryFlags,
+    RawCheckpoint, RawEntry,
 };
 pub use error::{FormatError, Structure};
 pub use geometry::Geometry;
 pub use header::{HEADER_BYTES, Header};
 pub use items::{
-    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind, RootItem, Timestamp, XATTR_INLINE_BYTES_MAX,
-    XattrItem, decode_orphan, encode_orphan,
+    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind, RawInode, RootItem, Timestamp,
+    XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan, encode_orphan,
 };
 pub use key::{INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name, name_slot_range};
 pub use node::{ChildPointer, Node};

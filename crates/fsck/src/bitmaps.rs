@@ -180,7 +180,6 @@ fn check_used_blocks(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let problem = format!("says {stored} used blocks, but there are {found}");
     let finding = Finding::new(PassId::Bitmaps, Severity::Error, Structure::Superblock, problem);
     let obstacle = checker.has_errors(PassId::Superblocks).then_some("the superblocks contradict each other");
-    checker.found_repairable(finding, obstacle, |checker| {
-        write_all(checker, &Superblock { used_blocks: found, ..checker.superblock.clone() })
-    })
+    checker
+        .found_repairable(finding, obstacle, |checker| write_all(checker, &Superblock { used_blocks: found, ..checker.superblock.clone() }))
 }

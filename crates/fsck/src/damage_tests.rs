@@ -20,7 +20,7 @@ fn a_volume_with_one_of_everything_is_clean() {
     volume.assert_clean();
     let statistics = volume.check().statistics;
     assert_eq!((statistics.directories, statistics.orphans, statistics.unwritten_blocks), (3, 1, 3));
-    assert!(statistics.nodes > 30 && statistics.leaves < statistics.nodes - 3, "several levels: {statistics:?}");
+    assert!(statistics.nodes > 20 && statistics.leaves < statistics.nodes - 3, "several levels: {statistics:?}");
     assert_eq!(statistics.data_blocks_verified, statistics.data_blocks);
     assert_eq!(statistics.referenced_blocks, volume.superblock.used_blocks);
 }
@@ -64,6 +64,7 @@ fn every_flipped_byte_of_a_bitmap_is_found_and_repaired() {
     for (slot, code) in [(0, 0), (1, 4)] {
         let address = volume.superblock.geometry.bitmap_block(0, slot);
         for position in positions(covered).step_by(3) {
+            volume.write_bitmaps();
             volume.flip(address, position, 0x04);
             let report = volume.check();
             assert!(report.findings.iter().any(|f| f.block.is_some() && f.severity >= Severity::Warning), "{position}: {report}");
@@ -72,9 +73,9 @@ fn every_flipped_byte_of_a_bitmap_is_found_and_repaired() {
             volume.assert_clean();
         }
         // What follows the covered bytes is padding.
+        volume.write_bitmaps();
         volume.flip(address, covered + 5, 0xff);
         volume.assert_clean();
-        volume.write_bitmaps();
     }
 }
 
@@ -236,7 +237,8 @@ proptest! {
             }).collect();
             device.write(block * BLOCK_SIZE as u64, &[&bytes]).unwrap();
         }
-        prop_assert!(matches!(check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {}), Err(FsckError::NoVolume { .. })));
+        let refused = matches!(check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {}), Err(FsckError::NoVolume { .. }));
+        prop_assert!(refused);
     }
 
     /// Damage under a valid checksum: what a bug, not a disk, would write.

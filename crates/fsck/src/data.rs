@@ -103,7 +103,11 @@ impl DataPass<'_, '_> {
 
     fn verify(&mut self, piece: &Piece, data: &[u8]) {
         let stored = &self.checksums[piece.checksums_at..][..piece.blocks as usize];
-        let wrong: Vec<u64> = (0..).zip(data.chunks_exact(BLOCK_SIZE).map(checksum).zip(stored)).filter(|(_, (sum, stored))| sum != *stored).map(|(index, _)| index).collect();
+        let wrong: Vec<u64> = (0..)
+            .zip(data.chunks_exact(BLOCK_SIZE).map(checksum).zip(stored))
+            .filter(|(_, (sum, stored))| sum != *stored)
+            .map(|(index, _)| index)
+            .collect();
         self.checker.report.statistics.data_blocks_verified += piece.blocks;
         if let Some(&first) = wrong.first() {
             let problem = format!("{} of {} blocks don't match their checksums", wrong.len(), piece.blocks);

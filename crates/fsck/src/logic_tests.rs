@@ -186,7 +186,8 @@ fn bitmaps_and_counters_must_equal_what_is_referred_to() {
     assert_eq!(volume.repair().exit_code(), 1);
     volume.assert_clean();
 
-    for (byte, bit, text) in [(2000, 3, "marked used that nothing refers to"), (volume.nodes[0].0 as usize / 8, 0, "in use are marked free")] {
+    for (byte, bit, text) in [(400, 3, "marked used that nothing refers to"), (volume.nodes[0].0 as usize / 8, 0, "in use are marked free")]
+    {
         let mut bits = volume.bits(0);
         bits[byte] ^= 1 << bit;
         volume.write_bitmap(1, &Bitmap { group: 0, generation: Generation(5), bits });

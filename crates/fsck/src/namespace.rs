@@ -25,7 +25,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         }
     }
     if find_inode(&inodes, INODE_ROOT.0).is_none() {
-        checker.found(Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, "there is no root directory").of(INODE_ROOT.0));
+        checker
+            .found(Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, "there is no root directory").of(INODE_ROOT.0));
     }
     check_reachability(checker, &inodes, &names);
     checker.inodes = inodes;
@@ -60,10 +61,13 @@ fn problems_of(facts: &InodeFacts, names: &[NameFacts]) -> Vec<String> {
     };
     let removed = facts.orphan == Some(OrphanKind::Remove);
     let is_root = facts.inode == INODE_ROOT.0;
-    require(removed == (facts.links == 0), match removed {
-        true => format!("is to be removed but has {} links", facts.links),
-        false => "has no links and no orphan item".into(),
-    });
+    require(
+        removed == (facts.links == 0),
+        match removed {
+            true => format!("is to be removed but has {} links", facts.links),
+            false => "has no links and no orphan item".into(),
+        },
+    );
     if facts.file_type != FileType::Directory {
         require(!is_root, "the root is not a directory".into());
         require(facts.links as usize == names.len(), format!("says {} links, but has {} names", facts.links, names.len()));

@@ -118,17 +118,7 @@ pub struct Finding {
 impl Finding {
     pub(crate) fn new(pass: PassId, severity: Severity, structure: Structure, problem: impl Into<String>) -> Self {
         let problem = problem.into();
-        Self {
-            pass,
-            severity,
-            structure,
-            block: None,
-            inode: None,
-            path: None,
-            problem,
-            repaired: false,
-            not_repaired_because: None,
-        }
+        Self { pass, severity, structure, block: None, inode: None, path: None, problem, repaired: false, not_repaired_because: None }
     }
     pub(crate) fn at(self, block: u64) -> Self {
         Self { block: Some(block), ..self }

@@ -3,10 +3,10 @@
 //! A crash may leave the slot that was being written, or the copy, torn; that is a warning. The slot with the newest
 //! generation's number, however, was flushed before the copy was written: if only the copy has that generation, the slot
 //! was damaged later.
+use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::{read_blocks, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
-use crate::FsckError;
 use cairn_blockdev::BlockDevice;
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, SUPERBLOCK_SLOTS, Superblock};
 

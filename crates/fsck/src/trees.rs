@@ -7,8 +7,8 @@ use crate::checker::Checker;
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
-    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, RootItem, TREE_FILES,
-    TREE_ROOTS, TreeId, node::LEVELS_MAX,
+    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, RootItem, TREE_FILES, TREE_ROOTS, TreeId,
+    node::LEVELS_MAX,
 };
 
 /// What the parent says about a node.
@@ -220,4 +220,3 @@ fn children(expected: &Expected, node: &Node) -> Vec<Expected> {
         })
         .collect()
 }
-

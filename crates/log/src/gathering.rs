@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn waits_in_vain_become_rare_and_come_back_when_they_pay() {
         let mut gathering = Gathering::new(FlushPolicy::Auto);
-        let mut round = |gathering: &mut Gathering, joined: bool| {
+        let round = |gathering: &mut Gathering, joined: bool| {
             gathering.completed(1, 1);
             let planned = gathering.plan(1, FLUSH).is_some();
             if planned {

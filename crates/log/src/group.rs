@@ -112,7 +112,6 @@ pub(crate) struct Group {
     pub(crate) gathering: Gathering,
     /// A leader waits for this many.
     pub(crate) gather_wanted: Option<usize>,
-    pub(crate) immediate: u64,
 }
 
 impl Group {
@@ -127,7 +126,6 @@ impl Group {
             error: None,
             gathering,
             gather_wanted: None,
-            immediate: 0,
         }
     }
 
@@ -146,7 +144,6 @@ impl Group {
             return Registered::Finished(waiter, Err(error.clone()));
         }
         if self.durable >= target {
-            self.immediate += 1;
             return Registered::Finished(waiter, Ok(()));
         }
         self.waiters.push((target, waiter));

@@ -1,7 +1,6 @@
 //! Many threads: how many share a flush, and whether everyone is finished exactly once.
 use crate::testing::*;
 use crate::{Batch, CommitReason, FlushPolicy, Log, LogError, LogOptions, LogStatistics};
-use cairn_blockdev::BlockDevice;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};

@@ -12,7 +12,7 @@ use crate::error::{CommitReason, LogError};
 use crate::gathering::FlushPolicy;
 use crate::group::Slot;
 use crate::log::LogOptions;
-use crate::push::NoRoom;
+use crate::push::{NoRoom, nanoseconds};
 use crate::shared::Shared;
 use cairn_environment::clock;
 
@@ -103,7 +103,7 @@ impl Shared {
         let joined = group.waiting() > waiting;
         group.gathering.gathered(joined);
         drop(group);
-        let spent_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let spent_ns = nanoseconds(begin.elapsed());
         self.count(|counters| {
             counters.gathers += 1;
             counters.gather_time_ns += spent_ns;
@@ -133,6 +133,9 @@ impl Shared {
         let mut push = false;
         let successor = if idle {
             group.leader = false;
+            if group.error.is_some() {
+                self.left.notify_all();
+            }
             push = !group.fallback && std::mem::take(&mut group.push_wanted);
             None
         } else {
@@ -149,6 +152,7 @@ impl Shared {
 
     fn fall_back(&self, request: Option<CommitReason>) {
         let Some(reason) = request else { return };
+        tracing::debug!(?reason, "the log falls back to a transaction commit");
         self.count(|counters| match reason {
             CommitReason::ContextTooLarge => counters.fallbacks_context_too_large += 1,
             _ => counters.fallbacks_ring_full += 1,
@@ -156,4 +160,3 @@ impl Shared {
         (self.commit_request)(reason);
     }
 }
-

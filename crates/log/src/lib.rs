@@ -23,7 +23,6 @@
 
 mod batch;
 mod context;
-mod shared;
 mod error;
 mod gathering;
 mod group;
@@ -32,6 +31,7 @@ mod log;
 mod push;
 mod replay;
 mod ring;
+mod shared;
 mod statistics;
 mod worker;
 

@@ -121,11 +121,13 @@ impl Log {
             shrunk: Condvar::new(),
             group: CacheAligned(Mutex::new(Rank::LOG_GROUP, Group::new(Gathering::new(options.flush)))),
             joined: Condvar::new(),
+            left: Condvar::new(),
             ring: CacheAligned(Mutex::new(Rank::LOG_RING, Ring::new(geometry.log_blocks, start.position))),
             worker: CacheAligned(WorkerSignal::new()),
             last: CacheAligned(AtomicU64::new(0)),
             durable: CacheAligned(AtomicU64::new(0)),
             dead: AtomicBool::new(false),
+            immediate: CacheAligned(AtomicU64::new(0)),
             counters: CacheAligned(Mutex::new(Rank::STATISTICS, LogStatistics::default())),
         });
         let worker_shared = Arc::clone(&shared);
@@ -212,8 +214,8 @@ impl Log {
     /// The log died before.
     pub fn wait_durable(&self, target: LogSeq) -> Result<(), LogError> {
         assert_may_block(None);
-        if self.durable() >= target && !self.shared.dead.load(Ordering::Acquire) {
-            self.shared.count(|counters| counters.immediate += 1);
+        if self.durable() >= target && self.error().is_none() {
+            self.shared.immediate.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
         let slot = Arc::new(Slot::new());
@@ -280,7 +282,7 @@ impl Log {
             statistics.context_bytes = list.entry_bytes();
             statistics.context_items = list.contexts().map(|context| context.items() as u64).sum();
         }
-        statistics.immediate += self.shared.group.lock().immediate;
+        statistics.immediate = self.shared.immediate.load(Ordering::Relaxed);
         statistics.ring_blocks_used = self.shared.ring.lock().used();
         statistics
     }
@@ -291,7 +293,8 @@ impl Log {
         &self.shared
     }
 
-    /// Ends the worker thread. What is not durable yet never will be: whoever waits for it gets [`LogError::Stopped`].
+    /// Ends the worker thread. What is not durable yet never will be: whoever waits for it gets [`LogError::Stopped`]. On
+    /// return the log doesn't use the device any more. Not for callbacks.
     pub fn stop(&self) {
         self.shared.fail(LogError::Stopped);
         self.shared.worker.send(|signals| signals.stop = true);
@@ -299,6 +302,10 @@ impl Log {
         if let Some(worker) = worker {
             // A panic in the worker was a panic in a callback; it has been reported.
             let _ = worker.join();
+        }
+        let mut group = self.shared.group.lock();
+        while group.leader {
+            self.shared.left.wait(&mut group);
         }
     }
 }

@@ -4,7 +4,9 @@ use crate::error::{CommitReason, LogError};
 use crate::ring::Place;
 use crate::shared::Shared;
 use cairn_environment::atomic::Ordering;
+use cairn_environment::clock;
 use cairn_format::{BLOCK_SIZE, CheckpointHeader, LogSeq};
+use std::time::Duration;
 
 /// A push found no room.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +24,10 @@ struct Taken {
     last: LogSeq,
     flushed_sequence: u64,
     relief: Option<CommitReason>,
+}
+
+pub(crate) fn nanoseconds(interval: Duration) -> u64 {
+    u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Shared {
@@ -47,8 +53,12 @@ impl Shared {
         if let (Some((_, first)), Some((_, newest))) = (taken.contexts.first(), taken.contexts.last()) {
             let (first_block, newest_sequence) = (first.ring_block, newest.sequence);
             let checkpoints = self.format(&taken);
+            let begin = clock::now_monotonic();
             self.write(first_block, &checkpoints)?;
+            let write_time_ns = nanoseconds(begin.elapsed());
             self.ring.lock().wrote(newest_sequence, taken.last);
+            self.count(|counters| counters.write_time_ns += write_time_ns);
+            tracing::trace!(sequence = newest_sequence, last = %taken.last, "checkpoints written");
         }
         if let Some(reason) = taken.relief {
             (self.commit_request)(reason);
@@ -141,9 +151,14 @@ impl Shared {
             (ring.written_sequence, ring.written_last, ring.needs_flush())
         };
         if needed || always {
+            let begin = clock::now_monotonic();
             self.device.flush()?;
+            let flush_time_ns = nanoseconds(begin.elapsed());
             self.ring.lock().flushed_sequence = sequence;
-            self.count(|counters| counters.flushes += 1);
+            self.count(|counters| {
+                counters.flushes += 1;
+                counters.flush_time_ns += flush_time_ns;
+            });
         }
         Ok(last)
     }

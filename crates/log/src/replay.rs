@@ -17,8 +17,8 @@
 use crate::error::ReplayError;
 use cairn_blockdev::{AlignedBuffer, BlockDevice};
 use cairn_format::{
-    BLOCK_SIZE, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError, Generation, Geometry,
-    ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
+    BLOCK_SIZE, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError, Generation,
+    Geometry, ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
 };
 
 /// One checkpoint of the chain.

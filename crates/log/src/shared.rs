@@ -69,19 +69,28 @@ pub(crate) struct Shared {
     pub(crate) group: CacheAligned<Mutex<Group>>,
     /// Enough others joined; with `group`.
     pub(crate) joined: Condvar,
+    /// The leader of a dead log left; with `group`.
+    pub(crate) left: Condvar,
     pub(crate) ring: CacheAligned<Mutex<Ring>>,
     pub(crate) worker: CacheAligned<WorkerSignal>,
     /// Copies for reading without a lock.
     pub(crate) last: CacheAligned<AtomicU64>,
     pub(crate) durable: CacheAligned<AtomicU64>,
     pub(crate) dead: AtomicBool,
+    /// Requests that found their operation durable.
+    pub(crate) immediate: CacheAligned<AtomicU64>,
     pub(crate) counters: CacheAligned<Mutex<LogStatistics>>,
 }
 
 impl Shared {
-    /// See [`Group::register`].
+    /// See [`Group::register`]; without a lock if the operation is durable.
     pub(crate) fn register(&self, target: LogSeq, waiter: Waiter) -> Registered {
         let target = target.min(LogSeq(self.last.load(Ordering::Acquire)));
+        if self.durable.load(Ordering::Acquire) >= target.0 && !self.dead.load(Ordering::Acquire) {
+            // Relaxed: a counter.
+            self.immediate.fetch_add(1, Ordering::Relaxed);
+            return Registered::Finished(waiter, Ok(()));
+        }
         let mut group = self.group.lock();
         let registered = group.register(target, waiter);
         if group.gather_wanted.is_some_and(|wanted| group.waiting() >= wanted) {
@@ -114,6 +123,7 @@ impl Shared {
             return;
         }
         let size = finished.len() as u64;
+        tracing::trace!(durable = %last, size, "group done");
         self.count(|counters| {
             counters.groups += 1;
             counters.grouped += size;
@@ -148,6 +158,7 @@ impl Shared {
                 (finished, successor, push)
             }
         };
+        tracing::debug!(%generation, durable = %last, waiters = finished.len(), contexts = dropped.len(), "superblock committed");
         self.inform(successor);
         if push {
             self.worker.send(|signals| signals.push = true);

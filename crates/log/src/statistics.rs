@@ -13,8 +13,12 @@ pub struct LogStatistics {
     pub bytes_logged: u64,
     /// Blocks written to the ring.
     pub blocks_written: u64,
+    /// Time spent writing them, in nanoseconds.
+    pub write_time_ns: u64,
     /// Flushes issued by the log.
     pub flushes: u64,
+    /// Time spent in them, in nanoseconds.
+    pub flush_time_ns: u64,
     /// Pushes of the worker, which nobody waited for.
     pub background_pushes: u64,
     /// Groups: rounds of a leader after which at least one waiter was done.

@@ -5,8 +5,8 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::Mutex;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ExtentKind, Features, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq,
-    NodePointer, Superblock, TREE_FILES, VolumeId, checksum,
+    BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ExtentKind, Features, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition,
+    LogSeq, NodePointer, Superblock, TREE_FILES, VolumeId, checksum,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -98,14 +98,16 @@ impl Model {
             Operation::Truncate { target, size_bytes } => {
                 let (node, size) = self.regular(target)?;
                 self.contents_mut(node, size != *size_bytes, effects).truncate(*size_bytes);
+                self.get(node).modified_seconds = None;
                 effects.truncated = Some(node).filter(|_| size != *size_bytes);
                 Ok(Value::Nothing)
             }
             Operation::Allocate { target, offset_bytes, length_bytes, mode } => {
-                let (node, _) = self.regular(target)?;
+                let node = self.target(target)?;
                 if *length_bytes == 0 {
                     return Err(Failure::InvalidArgument);
                 }
+                let (node, _) = self.regular_node(node)?;
                 let contents = self.contents_mut(node, true, effects);
                 if matches!(mode, Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize) {
                     contents.zero(*offset_bytes, *length_bytes);
@@ -333,10 +335,11 @@ impl Model {
         }
         if let Some(target) = target {
             let target_is_directory = self.nodes[&target].is_directory();
-            if target_is_directory && self.is_below(old_parent, target) {
-                return Err(if mode == Rename::Exchange { Failure::InvalidArgument } else { Failure::NotEmpty });
-            }
-            if mode != Rename::Exchange {
+            if mode == Rename::Exchange {
+                if target_is_directory && self.is_below(old_parent, target) {
+                    return Err(Failure::InvalidArgument);
+                }
+            } else {
                 match (source_is_directory, target_is_directory) {
                     (true, false) => return Err(Failure::NotDirectory),
                     (false, true) => return Err(Failure::IsDirectory),

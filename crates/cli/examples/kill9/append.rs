@@ -88,7 +88,10 @@ impl Worker for Append {
             if found != record {
                 if index < self.acknowledged {
                     let acknowledged = self.acknowledged;
-                    return fail(format!("record {index} at byte {end} is not there; {acknowledged} were acknowledged; length {}", bytes.len()));
+                    return fail(format!(
+                        "record {index} at byte {end} is not there; {acknowledged} were acknowledged; length {}",
+                        bytes.len()
+                    ));
                 }
                 // What was not acknowledged may be missing, but it is never somebody else's.
                 let foreign = found.iter().zip(&record).any(|(found, expected)| found != expected && *found != 0);

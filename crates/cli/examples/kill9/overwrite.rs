@@ -65,7 +65,11 @@ impl Worker for Overwrite {
                 let block = if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
                 self.write(&file, block)?;
             }
-            if self.random.chance(1, 2) { file.sync_all()? } else { file.sync_data()? }
+            if self.random.chance(1, 2) {
+                file.sync_all()?
+            } else {
+                file.sync_data()?
+            }
             self.blocks.iter_mut().for_each(|block| block.acknowledged = block.written);
         }
         Ok(())

@@ -30,7 +30,10 @@ pub fn version(identity: u64, bytes: &[u8]) -> Result<u64, String> {
         return Err(format!("only {} bytes", bytes.len()));
     };
     if owner != identity {
-        return Err(format!("holds {} instead of its own data", if owner == 0 { "zeros".to_owned() } else { format!("data of {owner:#x}") }));
+        return Err(format!(
+            "holds {} instead of its own data",
+            if owner == 0 { "zeros".to_owned() } else { format!("data of {owner:#x}") }
+        ));
     }
     if length != bytes.len() as u64 {
         return Err(format!("{} bytes long, but version {version} has {length}", bytes.len()));

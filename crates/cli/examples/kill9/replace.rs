@@ -58,7 +58,11 @@ impl Worker for Replace {
             let mut changed = Vec::new();
             for _ in 0..=self.random.below(3) {
                 let index = self.random.below(NAMES);
-                if self.random.chance(1, 6) { self.remove(folder, index)? } else { self.replace(folder, index)? }
+                if self.random.chance(1, 6) {
+                    self.remove(folder, index)?
+                } else {
+                    self.replace(folder, index)?
+                }
                 changed.push(index as usize);
             }
             directory.sync_all()?;
@@ -75,7 +79,9 @@ impl Worker for Replace {
         for (index, name) in self.names.iter_mut().enumerate() {
             let path = folder.join(format!("name-{index}"));
             let found = match fs::read(&path) {
-                Ok(bytes) => Some(pattern::version(pattern::identity(self.seed, index as u64), &bytes).map_err(|p| format!("{}: {p}", path.display()))?),
+                Ok(bytes) => Some(
+                    pattern::version(pattern::identity(self.seed, index as u64), &bytes).map_err(|p| format!("{}: {p}", path.display()))?,
+                ),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(format!("{}: {error}", path.display())),
             };

@@ -91,11 +91,13 @@ impl Server {
 
     /// Takes away the mount whose server is dead, and waits until the kernel has let go of the image.
     pub fn take_away_dead_mount(&self) -> Result<(), Problem> {
-        let is_mounted = || fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts.contains(&*self.mountpoint.to_string_lossy()));
+        let is_mounted =
+            || fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts.contains(&*self.mountpoint.to_string_lossy()));
         let begin = clock::now_monotonic();
         while is_mounted() {
             for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
-                let quiet = Command::new(program[0]).args(&program[1..]).arg(&self.mountpoint).stderr(Stdio::null()).stdout(Stdio::null()).status();
+                let quiet =
+                    Command::new(program[0]).args(&program[1..]).arg(&self.mountpoint).stderr(Stdio::null()).stdout(Stdio::null()).status();
                 if quiet.is_ok_and(|status| status.success()) {
                     break;
                 }

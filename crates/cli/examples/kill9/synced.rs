@@ -43,7 +43,9 @@ fn run_round(server: &Server, way: Sync, round: u64, seed: u64) -> Result<(), Pr
     write(&folder, round_seed).map_err(|error| format!("writing: {error}"))?;
     match way {
         Sync::System => rustix::fs::sync(),
-        Sync::FileSystem => File::open(server.mountpoint()).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(|error| error.to_string())?,
+        Sync::FileSystem => {
+            File::open(server.mountpoint()).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(|error| error.to_string())?
+        }
         Sync::Command => server.sync()?,
     }
     running.kill()?;

@@ -115,7 +115,8 @@ impl Tree {
         if new.starts_with(&old) {
             return Ok(());
         }
-        let mut renamed: State = state.iter().filter(|(path, _)| !path.starts_with(&old) && **path != new).map(|(p, e)| (p.clone(), *e)).collect();
+        let mut renamed: State =
+            state.iter().filter(|(path, _)| !path.starts_with(&old) && **path != new).map(|(p, e)| (p.clone(), *e)).collect();
         for (path, entry) in state.iter().filter(|(path, _)| path.starts_with(&old)) {
             let below = path.strip_prefix(&old).expect("it starts with it");
             renamed.insert(if below.as_os_str().is_empty() { new.clone() } else { new.join(below) }, *entry);
@@ -147,7 +148,8 @@ impl Tree {
                 _ => false,
             };
             if !fits {
-                let found = found.get(path).map(|content| content.as_ref().map_or("a directory".into(), |bytes| format!("{} bytes", bytes.len())));
+                let found =
+                    found.get(path).map(|content| content.as_ref().map_or("a directory".into(), |bytes| format!("{} bytes", bytes.len())));
                 return Err(format!("{}: expected {:?}, found {found:?}", path.display(), state.get(path)));
             }
         }

@@ -4,7 +4,7 @@
 //! server opens the volume, mounts it, announces the mount, serves requests until the mount ends, and closes the
 //! volume. SIGTERM and SIGINT end the mount, and with it the server, in the same orderly way as `cairn umount`.
 use crate::create::{self, Content, NewVolume};
-use crate::mount_options::{Flush, FsyncWait, MountSettings};
+use crate::mount_options::{Flush, MountSettings};
 use crate::size::Size;
 use crate::{daemon, logging, signature};
 use anyhow::{Context, bail, ensure};
@@ -125,7 +125,8 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
     let session = match cairn_fuse::mount(volume.clone(), &image, &arguments.dir, &mount_options(settings)) {
         Ok(session) => session,
         Err(error) => {
-            volume.close()?;
+            // The error that counts is the one at hand; nothing has changed.
+            let _ = volume.close();
             return Err(error.into());
         }
     };
@@ -135,13 +136,11 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
     }
     tracing::info!(image = %image.display(), mountpoint = %arguments.dir.display(), "mounted");
     let served = session.run();
-    let closed = volume.close();
-    tracing::info!(image = %image.display(), "unmounted");
-    if let Err(error) = &closed {
-        tracing::error!(%error, "the volume could not be closed");
+    match &served {
+        Ok(()) => tracing::info!("unmounted; everything is durable"),
+        Err(error) => tracing::error!("{error}"),
     }
-    closed.with_context(|| format!("{}: closing the volume", image.display()))?;
-    Ok(served?)
+    served.with_context(|| image.display().to_string())
 }
 
 /// The first signal unmounts; if the mount is in use, it vanishes from the tree, and the server ends with the last user.

@@ -180,9 +180,8 @@ fn literal_or_comment_length(rest: &[u8], before: Option<u8>) -> Option<usize> {
         // A character, not a lifetime: it ends with a quote after one character or an escape.
         [b'\'', b'\\', ..] => Some(quoted_length(rest, b'\'')),
         [b'\'', ..] => {
-            let character = std::str::from_utf8(&rest[1..rest.len().min(5)]).unwrap_or_else(|error| {
-                std::str::from_utf8(&rest[1..1 + error.valid_up_to()]).unwrap_or_default()
-            });
+            let character = std::str::from_utf8(&rest[1..rest.len().min(5)])
+                .unwrap_or_else(|error| std::str::from_utf8(&rest[1..1 + error.valid_up_to()]).unwrap_or_default());
             let length = character.chars().next()?.len_utf8();
             (rest.get(1 + length) == Some(&b'\'')).then_some(length + 2)
         }

@@ -52,7 +52,8 @@ pub struct ItemDump {
 pub fn dump_tree(device: &dyn BlockDevice, tree: TreeId, inodes: Option<RangeInclusive<u64>>) -> Result<TreeDump, FsckError> {
     let superblock = superblocks::read(device)?.newest;
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
-    let mut walk = Walk { reader, inodes: Some(tree.0..=tree.0).filter(|_| tree != TREE_ROOTS).or(inodes.clone()), nodes: Vec::new(), found: None };
+    let mut walk =
+        Walk { reader, inodes: Some(tree.0..=tree.0).filter(|_| tree != TREE_ROOTS).or(inodes.clone()), nodes: Vec::new(), found: None };
     walk.visit(superblock.root.block, superblock.root.level);
     if tree == TREE_ROOTS {
         return Ok(TreeDump { tree: tree.0, nodes: walk.nodes });
@@ -76,9 +77,8 @@ impl Walk<'_> {
     fn visit(&mut self, block: BlockNumber, level: u8) {
         let readable = level < LEVELS_MAX && block.0 % NODE_BLOCKS == 0 && self.reader.contains(BlockRange::node(block));
         let node = if readable { self.reader.node(block) } else { Err("a pointer leads outside the volume".into()) };
-        let node = node.and_then(|node| {
-            if node.level() == level { Ok(node) } else { Err(format!("level {} instead of {level}", node.level())) }
-        });
+        let node =
+            node.and_then(|node| if node.level() == level { Ok(node) } else { Err(format!("level {} instead of {level}", node.level())) });
         let node = match node {
             Ok(node) => node,
             Err(problem) => {
@@ -169,9 +169,11 @@ impl fmt::Display for TreeDump {
         for node in &self.nodes {
             match &node.problem {
                 Some(problem) => writeln!(f, "node at block {}: {problem}", node.block)?,
-                None => {
-                    writeln!(f, "node at block {}, level {}, generation {}, {} bytes free", node.block, node.level, node.generation, node.free_bytes)?
-                }
+                None => writeln!(
+                    f,
+                    "node at block {}, level {}, generation {}, {} bytes free",
+                    node.block, node.level, node.generation, node.free_bytes
+                )?,
             }
             for item in &node.items {
                 writeln!(f, "  {} {}", item.key, item.value)?;

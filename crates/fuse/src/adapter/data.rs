@@ -73,7 +73,13 @@ impl VolumeHandler {
         Ok(WriteOut { size: data.len() as u32, padding: 0 })
     }
 
+    /// With the writeback cache the kernel may hold data that the volume does not know, and it does not send it before it
+    /// asks: the volume would call it a hole, and a program that copies a file would leave it out. So the request is refused
+    /// once, and the kernel calls the whole file data.
     fn seek(&self, node: InodeNumber, offset_bytes: u64, whence: u32) -> Answer<LseekOut> {
+        if self.writeback {
+            return Err(Errno::NOSYS.into());
+        }
         let target = match whence {
             SEEK_DATA => SeekTarget::Data,
             SEEK_HOLE => SeekTarget::Hole,

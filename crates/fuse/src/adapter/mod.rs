@@ -76,6 +76,7 @@ impl Failure {
 /// Answers with a volume.
 pub struct VolumeHandler {
     volume: Volume,
+    writeback: bool,
     /// Something may have changed since the last sync.
     changed: AtomicBool,
     closing: Mutex<Closing>,
@@ -90,9 +91,9 @@ enum Closing {
 }
 
 impl VolumeHandler {
-    /// Answers with `volume` and closes it when the mount ends.
-    pub fn new(volume: Volume) -> Self {
-        Self { volume, changed: AtomicBool::new(false), closing: Mutex::new(Rank::LEAF, Closing::Open), closed: Condvar::new() }
+    /// Answers with `volume` and closes it when the mount ends. `writeback`: the kernel may keep written data for a while.
+    pub fn new(volume: Volume, writeback: bool) -> Self {
+        Self { volume, writeback, changed: AtomicBool::new(false), closing: Mutex::new(Rank::LEAF, Closing::Open), closed: Condvar::new() }
     }
 
     fn note_change(&self) {
@@ -105,9 +106,10 @@ impl VolumeHandler {
         self.volume.sync()
     }
 
-    /// Syncs if something was received since the last time.
+    /// Syncs if something was received since the last time, and the volume is still open.
     fn sync_if_changed(&self) -> Result<(), Error> {
-        if self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
+        let open = matches!(*self.closing.lock(), Closing::Open);
+        if open && self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
     }
 
     fn close(&self) -> Result<(), Error> {

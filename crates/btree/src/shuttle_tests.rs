@@ -1,0 +1,171 @@
+//! Models: a small tree, few threads, every lock and atomic a point at which the scheduler may switch.
+use crate::test_support::{TestVolume, key, value, version_of};
+use crate::{Change, Tree};
+use cairn_environment::thread;
+use cairn_format::{Generation, Key};
+use std::sync::Arc;
+
+const ITERATIONS: usize = 400;
+
+struct Shared {
+    volume: TestVolume,
+    tree: Tree,
+}
+
+impl Shared {
+    /// Keys 0, 2, 4, … with values so large that a leaf holds four.
+    fn new(keys: u64, frozen: bool) -> Arc<Shared> {
+        let mut volume = TestVolume::new(16 << 20, 1 << 20);
+        let tree = volume.create();
+        for index in 0..keys {
+            volume.insert(&tree, key(2 * index), &value(2 * index, 0, 3_000));
+        }
+        if frozen {
+            volume.commit();
+        }
+        Arc::new(Shared { volume, tree })
+    }
+
+    fn change<T>(&self, operation: impl FnOnce(&Change<'_>) -> T) -> T {
+        let reservation = self.volume.reserve(self.tree.worst_case(1));
+        operation(&self.volume.change(&reservation))
+    }
+
+    fn insert(&self, index: u64, version: u64) -> Option<Vec<u8>> {
+        self.change(|change| self.tree.insert(change, key(index), &value(index, version, 3_000)).expect("insertion works"))
+    }
+
+    fn remove(&self, index: u64) -> Option<Vec<u8>> {
+        self.change(|change| self.tree.remove(change, &key(index)).expect("removal works"))
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        self.tree.range(Key::MIN..=Key::MAX).map(|item| item.expect("readable").0).collect()
+    }
+
+    /// Commits, and checks what is on the device.
+    fn finish(self: Arc<Shared>, expected: &[u64]) {
+        let shared = Arc::into_inner(self).expect("all threads have ended");
+        let mut volume = shared.volume;
+        volume.commit();
+        let (items, blocks) = volume.check(shared.tree.root());
+        assert_eq!(items.keys().copied().collect::<Vec<_>>(), expected.iter().map(|index| key(*index)).collect::<Vec<_>>());
+        assert_eq!(volume.referenced_blocks(), 4 * blocks.len() as u64);
+    }
+}
+
+fn spawn(shared: &Arc<Shared>, task: impl FnOnce(&Shared) + Send + 'static) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn("model", move || task(&shared))
+}
+
+fn join_all(threads: Vec<thread::JoinHandle<()>>) {
+    for thread in threads {
+        thread.join().expect("no panic");
+    }
+}
+
+/// Two writers split and copy neighbouring leaves, a third takes the short way; a cursor runs through them.
+#[test]
+fn splits_beside_a_cursor() {
+    for frozen in [false, true] {
+        let model = move || {
+            let shared = Shared::new(5, frozen);
+            let threads = vec![
+                spawn(&shared, |shared| assert_eq!(shared.insert(1, 1), None)),
+                spawn(&shared, |shared| assert_eq!(shared.insert(7, 1), None)),
+                spawn(&shared, |shared| assert_eq!(version_of(4, &shared.insert(4, 9).expect("there")), 0)),
+                spawn(&shared, |shared| {
+                    let seen = shared.keys();
+                    assert!(seen.is_sorted_by(|left, right| left < right));
+                    assert!([0, 2, 4, 6, 8].iter().all(|index| seen.contains(&key(*index))), "{seen:?}");
+                }),
+            ];
+            join_all(threads);
+            shared.finish(&[0, 1, 2, 4, 6, 7, 8]);
+        };
+        shuttle::check_random(model, ITERATIONS);
+        shuttle::check_pct(model, ITERATIONS, 3);
+    }
+}
+
+/// Removals merge leaves and collapse the root, while a reader looks for what stays and a writer inserts.
+#[test]
+fn merges_beside_a_reader() {
+    for frozen in [false, true] {
+        let model = move || {
+            let shared = Shared::new(5, frozen);
+            let threads = vec![
+                spawn(&shared, |shared| {
+                    assert!(shared.remove(0).is_some());
+                    assert!(shared.remove(2).is_some());
+                    assert!(shared.remove(4).is_some());
+                }),
+                spawn(&shared, |shared| {
+                    assert!(shared.remove(8).is_some());
+                    assert_eq!(shared.remove(8), None);
+                }),
+                spawn(&shared, |shared| assert_eq!(shared.insert(9, 1), None)),
+                spawn(&shared, |shared| {
+                    version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("stays"));
+                    let (last, _) = shared.tree.last(Key::MIN..=key(6)).expect("readable").expect("stays");
+                    assert_eq!(last, key(6));
+                }),
+            ];
+            join_all(threads);
+            shared.finish(&[6, 9]);
+        };
+        shuttle::check_random(model, ITERATIONS);
+        shuttle::check_pct(model, ITERATIONS, 3);
+    }
+}
+
+/// The commit writes the nodes of the cut while the next transaction changes and frees them.
+#[test]
+fn a_write_beside_the_next_transaction() {
+    let model = || {
+        let mut shared = Shared::new(5, false);
+        let cut = shared.volume.running;
+        let root = shared.tree.root();
+        let nodes = shared.volume.cache.take_dirty(cut);
+        Arc::get_mut(&mut shared).expect("not shared yet").volume.running = Generation(cut.0 + 1);
+        let threads = vec![
+            spawn(&shared, |shared| {
+                assert!(shared.remove(2).is_some());
+                assert_eq!(shared.insert(3, 1), None);
+            }),
+            spawn(&shared, |shared| assert!(shared.remove(8).is_some())),
+            spawn(&shared, move |shared| {
+                shared.volume.cache.write(&nodes).expect("the device works");
+                let (items, _) = shared.volume.check(root);
+                assert!(items.keys().copied().eq([0, 2, 4, 6, 8].map(key)), "the cut's state");
+            }),
+        ];
+        join_all(threads);
+        shared.volume.space.unpin(cut);
+        shared.finish(&[0, 3, 4, 6]);
+    };
+    shuttle::check_random(model, ITERATIONS);
+    shuttle::check_pct(model, ITERATIONS, 3);
+}
+
+/// A cold cache: many want the same nodes, which are read once, and a removal misses a sibling.
+#[test]
+fn misses_beside_changes() {
+    let model = || {
+        let shared = Shared::new(9, true);
+        let Some(Shared { mut volume, tree }) = Arc::into_inner(shared) else { panic!("not shared yet") };
+        let tree = volume.reopen(tree.root());
+        let shared = Arc::new(Shared { volume, tree });
+        let threads = vec![
+            spawn(&shared, |shared| assert!(shared.remove(0).is_some())),
+            spawn(&shared, |shared| assert_eq!(shared.insert(5, 1), None)),
+            spawn(&shared, |shared| assert!(shared.tree.get(&key(16)).expect("readable").is_some())),
+            spawn(&shared, |shared| assert!(shared.keys().len() >= 8)),
+        ];
+        join_all(threads);
+        shared.finish(&[2, 4, 5, 6, 8, 10, 12, 14, 16]);
+    };
+    shuttle::check_random(model, ITERATIONS);
+    shuttle::check_pct(model, ITERATIONS, 3);
+}
