@@ -9,12 +9,12 @@
 //! Lock discipline: shards have the rank `NODE_CACHE`, one at a time; the dirty lists `NODE_DIRTY`. Neither is held while the
 //! device works. [`NodeCache::fetch`] may read from the device: its caller holds at most shared node locks, which also
 //! keeps the pointer valid that it came from.
+use crate::TreeError;
 use crate::dirty::DirtyLists;
 use crate::expected::Expected;
 use crate::handle::{NodeHandle, WriteNode};
 use crate::shard::{Lookup, Shard};
 use crate::statistics::{CacheStatistics, LockWaits};
-use crate::TreeError;
 use cairn_blockdev::BlockDevice;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -123,13 +123,14 @@ impl NodeCache {
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {
         let Expected { tree, block, .. } = *expected;
-        if block.0 % NODE_BLOCKS != 0 || block.0.checked_add(NODE_BLOCKS).is_none() || !self.geometry.contains(BlockRange::node(block)) {
+        if !block.0.is_multiple_of(NODE_BLOCKS)
+            || block.0.checked_add(NODE_BLOCKS).is_none()
+            || !self.geometry.contains(BlockRange::node(block))
+        {
             return Err(expected.damaged("the pointer leads out of the space for nodes".into()));
         }
         let mut page: Box<[u8; NODE_SIZE]> = vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
-        self.device
-            .read(block.offset_bytes(), &mut page[..])
-            .map_err(|source| TreeError::Device { tree, block, source })?;
+        self.device.read(block.offset_bytes(), &mut page[..]).map_err(|source| TreeError::Device { tree, block, source })?;
         let node = Node::decode(page, self.volume, block).map_err(|source| TreeError::Damaged { tree, source })?;
         expected.check_identity(node.tree(), node.level(), node.generation())?;
         expected.check_keys(&node)?;

@@ -178,7 +178,7 @@ fn a_cursor_sees_every_lasting_key_once_and_in_order() {
             for step in 0..60 {
                 let first = random.below(3_000);
                 for index in (first..first + 120).filter(|index| !lasting(*index)) {
-                    if (step + number) % 2 == 0 {
+                    if (step + number).is_multiple_of(2) {
                         shared.insert(index, &value(index, 1, 700));
                     } else {
                         shared.remove(index);
@@ -199,8 +199,7 @@ fn a_cursor_sees_every_lasting_key_once_and_in_order() {
                 rounds += 1;
                 let first = random.below(1_000);
                 let last = first + random.below(1_900);
-                let seen: Vec<(Key, Vec<u8>)> =
-                    shared.tree.range(key(first)..=key(last)).collect::<Result<_, _>>().expect("readable");
+                let seen: Vec<(Key, Vec<u8>)> = shared.tree.range(key(first)..=key(last)).collect::<Result<_, _>>().expect("readable");
                 assert!(seen.is_sorted_by(|left, right| left.0 < right.0), "keys ascend");
                 let seen: BTreeMap<Key, Vec<u8>> = seen.into_iter().collect();
                 for index in (first..=last).filter(|index| lasting(*index)) {
@@ -233,4 +232,29 @@ fn the_root_grows_and_collapses_under_load() {
     let (shared, items) = Shared::new(64 << 20).run((0..8).map(worker).collect(), Vec::new());
     assert!(items.is_empty());
     assert_eq!(shared.tree.root().level, 0);
+}
+
+/// A writer waits for a leaf that is being read, and the cache counts it; then it goes on.
+#[test]
+fn waits_for_locks_are_counted() {
+    let shared = Arc::new(Shared::new(1 << 20));
+    shared.insert(1, &value(1, 1, 50));
+    let waits = || shared.volume.cache.statistics().leaf_lock_waits;
+    let before = waits();
+    let writer = shared
+        .tree
+        .get_with(&key(1), |bytes| {
+            assert_eq!(version_of(1, bytes), 1);
+            let (writer, seen) = (Arc::clone(&shared), waits());
+            assert_eq!(seen, before);
+            let writer = thread::spawn("writer", move || writer.insert(1, &value(1, 2, 50)).is_some());
+            while waits() == seen {
+                thread::yield_now();
+            }
+            writer
+        })
+        .expect("readable")
+        .expect("there");
+    assert!(writer.join().expect("no panic"));
+    assert_eq!(version_of(1, &shared.tree.get(&key(1)).expect("readable").expect("there")), 2);
 }

@@ -1,7 +1,9 @@
 use crate::test_support::{TestVolume, VOLUME, key, value};
 use crate::{Tree, TreeError};
 use cairn_format::node::VALUE_BYTES_MAX;
-use cairn_format::{BlockNumber, ChildPointer, Generation, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer, TREE_FILES, TREE_ROOTS, VolumeId};
+use cairn_format::{
+    BlockNumber, ChildPointer, Generation, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer, TREE_FILES, TREE_ROOTS, VolumeId,
+};
 
 /// A committed tree with one inner node above many leaves.
 fn volume() -> (TestVolume, NodePointer) {
@@ -107,7 +109,8 @@ fn bad_pointers_are_found() {
     let index = middle(&parent);
     let good = parent.child(index);
     let end = volume.geometry.allocatable().end();
-    for block in [BlockNumber(0), BlockNumber(good.block.0 + 1), BlockNumber(end.0 & !3), BlockNumber(u64::MAX - 3), BlockNumber(u64::MAX)] {
+    for block in [BlockNumber(0), BlockNumber(good.block.0 + 1), BlockNumber(end.0 & !3), BlockNumber(u64::MAX - 3), BlockNumber(u64::MAX)]
+    {
         let mut damaged = parent.clone();
         damaged.replace(index, &ChildPointer { block, ..good }.encode()).expect("same length");
         write(&volume, root.block, damaged.seal());

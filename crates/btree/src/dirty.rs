@@ -136,9 +136,11 @@ impl NodeCache {
             Header::seal(page);
         }
         let first = &run[0].node;
-        self.device
-            .write(first.block.offset_bytes(), &[buffer])
-            .map_err(|source| TreeError::Device { tree: first.tree, block: first.block, source })?;
+        self.device.write(first.block.offset_bytes(), &[buffer]).map_err(|source| TreeError::Device {
+            tree: first.tree,
+            block: first.block,
+            source,
+        })?;
         for dirty in run {
             if !dirty.written.swap(true, Ordering::Relaxed) {
                 self.dirty.count.fetch_sub(1, Ordering::Relaxed);

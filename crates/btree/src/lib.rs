@@ -10,6 +10,39 @@
 //!
 //! Lock discipline: `TREE_ROOT`, then `NODE` from the root down, then `NODE_CACHE`, `NODE_DIRTY` and the allocator's locks.
 //! No exclusive lock is held while the device works.
+//!
+//! ```
+//! use cairn_blockdev::{BlockDevice, MemoryDevice};
+//! use cairn_btree::{Change, NodeCache, Tree};
+//! use cairn_format::{Generation, Geometry, INODE_ROOT, ItemKind, Key, TREE_FILES, VolumeId};
+//! use cairn_space::{Request, Space, Urgency};
+//! use std::sync::Arc;
+//!
+//! let geometry = Geometry::for_size(64 << 20, None).unwrap();
+//! let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
+//! let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
+//! let cache = NodeCache::new(Arc::clone(&device), VolumeId([1; 16]), geometry, 16 << 20);
+//!
+//! // A transaction changes a tree.
+//! let nodes = 1 + Tree::worst_case_nodes(1, 0);
+//! let reservation = space.reserve(Request { data_blocks: 0, nodes }, Urgency::Normal)?;
+//! let change = Change { generation: Generation(1), reservation: &reservation };
+//! let tree = Tree::create(Arc::clone(&cache), Arc::clone(&space), TREE_FILES, &change)?;
+//! let key = Key::new(INODE_ROOT, ItemKind::Extent, 7);
+//! assert_eq!(tree.insert(&change, key, b"value")?, None);
+//!
+//! // Its commit: cut, write, flush; the superblock then says where the root is.
+//! let dirty = cache.take_dirty(Generation(1));
+//! assert_eq!(cache.write(&dirty)?.nodes, 1);
+//! device.flush()?;
+//! let root = tree.root();
+//!
+//! // The next mount.
+//! let cache = NodeCache::new(device, VolumeId([1; 16]), geometry, 16 << 20);
+//! let tree = Tree::open(cache, space, TREE_FILES, root);
+//! assert_eq!(tree.last(Key::all(INODE_ROOT, ItemKind::Extent))?, Some((key, b"value".to_vec())));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod bound;

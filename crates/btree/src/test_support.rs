@@ -1,7 +1,10 @@
 //! A small volume for tests: a device, its space, a cache, and commits; and a checker that trusts none of them.
+#![cfg_attr(feature = "shuttle", allow(dead_code))] // the models use a part of it
 use crate::{Change, NodeCache, Tree, TreeError, WriteReport};
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_format::{BlockNumber, Generation, Geometry, InodeNumber, ItemKind, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer, TREE_FILES, VolumeId};
+use cairn_format::{
+    BlockNumber, Generation, Geometry, InodeNumber, ItemKind, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer, TREE_FILES, VolumeId,
+};
 use cairn_space::{Request, Reservation, Space, Urgency};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

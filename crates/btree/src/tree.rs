@@ -5,12 +5,12 @@
 //!
 //! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down. A descent with shared locks may
 //! read from the device; the locks that it holds then are shared ones.
+use crate::TreeError;
 use crate::cache::NodeCache;
 use crate::change::Change;
 use crate::expected::{Bounds, Expected};
 use crate::handle::{NodeHandle, ReadNode, WriteNode};
 use crate::range::Range;
-use crate::TreeError;
 use cairn_environment::Rank;
 use cairn_environment::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cairn_format::{Generation, Key, Node, NodePointer, TreeId};

@@ -53,7 +53,30 @@ fn main() -> ExitCode {
 /// The exit code of a command; an error is told on standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("cairn: {error:#}");
+        eprintln!("cairn: {}", message(&error));
         ExitCode::from(failure)
     })
+}
+
+/// The error and its causes, each told once: some errors name their cause themselves.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |told, cause| {
+        let cause = cause.to_string();
+        match told.as_str() {
+            "" => cause,
+            told if told.contains(&cause) => told.to_owned(),
+            told => format!("{told}: {cause}"),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = anyhow::anyhow!("no space").context("image: no space").context("mkfs");
+        assert_eq!(message(&error), "mkfs: image: no space");
+    }
 }

@@ -198,7 +198,7 @@ impl Superblock {
             level: u8::try_from(raw.root_level.get()).unwrap_or(u8::MAX),
         };
         if !geometry.contains(crate::BlockRange::node(root.block))
-            || root.block.0 % NODE_BLOCKS != 0
+            || !root.block.0.is_multiple_of(NODE_BLOCKS)
             || root.level >= crate::node::LEVELS_MAX
         {
             return fail(format!("impossible root {root:?}"));

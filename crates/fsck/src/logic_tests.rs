@@ -320,7 +320,7 @@ fn superblocks_that_contradict_each_other() {
     volume.superblock.generation = Generation(3);
     volume.write_block(copy, &volume.superblock.encode(copy));
     let report = volume.check();
-    assert!(report.to_string().contains("the copy has generation 3") && report.exit_code() == 0, "{report}");
+    assert!(report.to_string().contains("the copy has generation 3, older than both slots") && report.exit_code() == 0, "{report}");
     assert_eq!(volume.repair().exit_code(), 1);
 
     let mut volume = TestVolume::unwritten();

@@ -8,19 +8,22 @@ use crate::checker::Checker;
 use crate::reader::{read_blocks, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, SUPERBLOCK_SLOTS, Superblock};
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, Geometry, SUPERBLOCK_SLOTS, Superblock};
 
 /// Index of the copy at the end of the volume.
 const COPY: usize = 2;
 /// The first inode number that files get.
 pub(crate) const INODE_FIRST: u64 = 16;
 
+/// A superblock, or what is wrong with it.
+type Slot = Result<Superblock, String>;
+
 /// The three superblocks as they were found.
 pub(crate) struct Superblocks {
     /// The one that counts.
     pub(crate) newest: Superblock,
     /// Slot 0, slot 1, the copy: where each stands, and what was read there.
-    pub(crate) slots: Vec<(BlockNumber, Result<Superblock, String>)>,
+    pub(crate) slots: Vec<(BlockNumber, Slot)>,
 }
 
 /// Reads all three, and chooses the newest.
@@ -40,11 +43,11 @@ pub(crate) fn read(device: &dyn BlockDevice) -> Result<Superblocks, FsckError> {
     }
 }
 
-fn problem_of(address: BlockNumber, slot: &Result<Superblock, String>) -> String {
+fn problem_of(address: BlockNumber, slot: &Slot) -> String {
     format!("block {address}: {}", slot.as_ref().err().map_or("valid", String::as_str))
 }
 
-fn read_one(device: &dyn BlockDevice, address: BlockNumber, blocks_present: u64) -> Result<Superblock, String> {
+fn read_one(device: &dyn BlockDevice, address: BlockNumber, blocks_present: u64) -> Slot {
     if address.0 >= blocks_present {
         return Err(format!("the device ends at block {blocks_present}"));
     }
@@ -58,8 +61,10 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         checker.found(finding(Severity::Error, problem));
     }
     let slots = std::mem::take(&mut checker.superblocks.slots);
+    // The copy of a superblock is flushed before the next one is written.
+    let older_slot = slots[..COPY].iter().filter_map(|(_, slot)| Some(slot.as_ref().ok()?.generation)).min().unwrap_or_default();
     for (index, (address, slot)) in slots.iter().enumerate() {
-        check_slot(checker, index, *address, slot)?;
+        check_slot(checker, index, *address, slot, older_slot)?;
     }
     checker.superblocks.slots = slots;
     checker.progress(PassId::Superblocks, 1, 1);
@@ -87,7 +92,7 @@ fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
     checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()
 }
 
-fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slot: &Result<Superblock, String>) -> Result<(), FsckError> {
+fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slot: &Slot, older_slot: Generation) -> Result<(), FsckError> {
     let newest = &checker.superblock;
     let generation = newest.generation.0;
     match slot {
@@ -105,8 +110,8 @@ fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slo
             checker.found(finding(Severity::Error, "differs from another superblock of the same generation").at(address.0));
             Ok(())
         }
-        Ok(other) if index == COPY && other.generation.0.saturating_add(1) < generation => {
-            let problem = format!("the copy has generation {}, the newest superblock {generation}", other.generation);
+        Ok(other) if index == COPY && other.generation < older_slot => {
+            let problem = format!("the copy has generation {}, older than both slots", other.generation);
             rewrite(checker, finding(Severity::Warning, problem).at(address.0), address)
         }
         Ok(_) => Ok(()),

@@ -11,7 +11,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Extended attribute of a mount's root directory: the volume's statistics as JSON.
@@ -32,13 +32,14 @@ const XATTR_BYTES_MAX: usize = 64 * 1024;
 /// It is no mount of Cairn, or is in use, or its server does not end.
 pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
     let mount = cairn_mount(mountpoint)?;
-    let server = server_process(&mount.mountpoint);
+    let server = server_of(&mount.mountpoint);
     // umount(2) does not reach the server of a plain mount, so its error could not be told. A dead server is no obstacle.
     if !mount.forwards_sync() && server.is_some() {
         sync(&mount.mountpoint)?;
     }
+    let process = server.and_then(open_other_process);
     mounting::take_away(&mount.mountpoint, false)?;
-    match server {
+    match process {
         Some((process_id, process)) => wait_for_end(&mount, process_id, &process),
         None => Ok(()),
     }
@@ -71,15 +72,11 @@ fn drain(directory: &OwnedFd) -> rustix::io::Result<()> {
     let path = format!("/sys/fs/fuse/connections/{minor}/waiting");
     for _ in 0..DRAIN_STEPS_MAX {
         match std::fs::read_to_string(&path) {
-            Ok(waiting) if waiting.trim() != "0" => sleep(DRAIN_STEP),
+            Ok(waiting) if waiting.trim() != "0" => clock::sleep(DRAIN_STEP),
             _ => break,
         }
     }
     Ok(())
-}
-
-fn sleep(duration: Duration) {
-    clock::sleep(duration);
 }
 
 /// Statistics of the volume mounted on `mountpoint`, as JSON.
@@ -112,10 +109,14 @@ fn attribute(path: &Path, name: &str) -> rustix::io::Result<Vec<u8>> {
     Ok(value)
 }
 
-/// The server of a mount, if it answers and is another process.
-fn server_process(mountpoint: &PathBuf) -> Option<(u32, OwnedFd)> {
+/// Process id of a mount's server, if it answers.
+fn server_of(mountpoint: &Path) -> Option<u32> {
     let value = attribute(mountpoint, XATTR_SERVER).ok()?;
-    let process_id: u32 = std::str::from_utf8(&value).ok()?.trim().parse().ok()?;
+    std::str::from_utf8(&value).ok()?.trim().parse().ok()
+}
+
+/// A descriptor of a running process other than this one.
+fn open_other_process(process_id: u32) -> Option<(u32, OwnedFd)> {
     if process_id == std::process::id() {
         return None;
     }

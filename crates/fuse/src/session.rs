@@ -47,15 +47,23 @@ impl Session {
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
     pub fn start(source: &Path, mountpoint: &Path, options: &MountOptions, handler: Arc<dyn Handler>) -> Result<Self, MountError> {
-        let MadeMount { device, mountpoint, forwards_sync } = mounting::make_mount(source, mountpoint, options)?;
-        let device_number = find_mount(&mountpoint)?.map(|mount| mount.device_number);
-        let unmounter = Unmounter { mountpoint, device_number };
+        Self::serve(mounting::make_mount(source, mountpoint, options)?, options, handler)
+    }
+
+    /// Lets `handler` answer for a mount that has been made.
+    pub(crate) fn serve(made: MadeMount, options: &MountOptions, handler: Arc<dyn Handler>) -> Result<Self, MountError> {
+        let MadeMount { device, mountpoint, forwards_sync } = made;
+        let mount = find_mount(&mountpoint)?;
+        let unmounter = Unmounter { mountpoint, device_number: mount.as_ref().map(|mount| mount.device_number) };
         let channel = Arc::new(Channel::new(device));
         let agreement = agree(&channel, options.writeback && !options.read_only).inspect_err(|_| {
             if let Err(error) = unmounter.detach() {
                 tracing::error!("{error}");
             }
         })?;
+        if let Some(mount) = mount.filter(|_| rustix::process::geteuid().is_root()) {
+            mounting::lengthen_read_ahead(&mount);
+        }
         let threads = RequestThreads::start(&channel, options.threads, &handler);
         Ok(Self { threads, handler, unmounter, forwards_sync, agreement })
     }

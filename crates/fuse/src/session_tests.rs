@@ -1,4 +1,5 @@
 //! Real mounts of the tiny file system: they need root and `/dev/fuse`, and are skipped without.
+use crate::mounting::{MadeMount, helper};
 use crate::tiny_file_system::TinyFileSystem;
 use crate::transport::Handler;
 use crate::{MountError, MountOptions, Session, Unmounter, find_mount};
@@ -29,13 +30,15 @@ struct Mounted {
 
 impl Mounted {
     fn new(options: &MountOptions) -> Self {
+        Self::made_by(|image, mountpoint, handler| Session::start(image, mountpoint, options, handler))
+    }
+    fn made_by(start: impl FnOnce(&Path, &Path, Arc<dyn Handler>) -> Result<Session, MountError>) -> Self {
         let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         let (image, mountpoint) = (directory.path().join("image"), directory.path().join("mnt"));
         fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
         fs::create_dir(&mountpoint).unwrap();
         let file_system = Arc::new(TinyFileSystem::new());
-        let handler: Arc<dyn Handler> = file_system.clone();
-        let session = Session::start(&image, &mountpoint, options, handler).unwrap();
+        let session = start(&image, &mountpoint, file_system.clone()).unwrap();
         let (unmounter, forwards_sync) = (session.unmounter(), session.forwards_sync());
         let server = Some(thread::spawn("session", move || session.run().unwrap()));
         Self { file_system, unmounter, server, directory, forwards_sync }
@@ -116,6 +119,27 @@ fn a_plain_mount_without_the_writeback_cache_works_on_one_thread() {
     assert_eq!((info.file_system_type.as_str(), info.source), ("fuse.cairn", mounted.image()));
     crate::sync(&mounted.path()).unwrap();
     assert_eq!(mounted.unmount().seen().ioctls, 1);
+}
+
+#[test]
+fn the_helper_mounts_and_hands_the_connection_over() {
+    if !can_mount() || std::process::Command::new("fusermount3").arg("--version").output().is_err() {
+        return;
+    }
+    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    let mounted = Mounted::made_by(|image, mountpoint, handler| {
+        let device = helper::mount(image, mountpoint, true, true)?;
+        Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false }, &options, handler)
+    });
+    assert_eq!(fs::write(mounted.path().join("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    let info = find_mount(&mounted.path()).unwrap().unwrap();
+    assert_eq!((info.file_system_type.as_str(), info.source, info.read_only), ("fuse.cairn", mounted.image(), true));
+    let inside = fs::File::open(mounted.path()).unwrap();
+    assert_eq!(helper::unmount(&mounted.path(), false), Err(MountError::MountBusy(mounted.path())));
+    drop(inside);
+    helper::unmount(&mounted.path(), false).unwrap();
+    assert!(matches!(helper::mount(Path::new("/x"), Path::new("/nowhere"), false, false), Err(MountError::HelperFailed(_))));
+    mounted.unmount();
 }
 
 #[test]

@@ -59,6 +59,8 @@ pub use reservation::Reservation;
 pub use space::{Space, SpaceReport};
 
 #[cfg(all(test, not(feature = "shuttle")))]
+mod bits_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod model_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod placement_tests;

@@ -193,6 +193,7 @@ impl Space {
                 None => ticket.changed.wait(ledger),
                 Some(Duration::ZERO) => {
                     ledger.tickets.finish(ticket, Outcome::Withdrawn);
+                    ledger.satisfy();
                 }
                 Some(rest) => drop(ticket.changed.wait_for(ledger, rest)),
             }

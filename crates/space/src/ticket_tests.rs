@@ -158,7 +158,7 @@ fn urgent_tickets_come_first() {
     let priority = waiting(&space, data(global_blocks / 2 + 10), Urgency::Priority);
     let removal = waiting(&space, data(global_blocks * 3 / 4 + 10), Urgency::Removal);
     assert!(space.try_reserve(data(1), Urgency::Removal).is_err(), "barged");
-    space.try_reserve(data(1), Urgency::Commit).expect("a commit overtakes everybody");
+    let _overtaking = space.try_reserve(data(1), Urgency::Commit).expect("a commit overtakes everybody");
     held.give_back(10, 0);
     let removal = removal.join().unwrap().unwrap();
     assert_eq!(space.report().tickets_waiting, 2);
@@ -166,7 +166,7 @@ fn urgent_tickets_come_first() {
     let priority = priority.join().unwrap().unwrap();
     assert_eq!(space.report().tickets_waiting, 1);
     drop(priority);
-    normal.join().unwrap().unwrap();
+    drop(normal.join().unwrap().unwrap());
     gate.set_open(true);
     space.stop();
 }
@@ -243,7 +243,7 @@ fn a_commit_unpins_for_the_waiter() {
     let gate = Gate::new(|_| {}, move || committer.upgrade().unwrap().unpin(Generation(generation.fetch_add(1, SeqCst))));
     started(&space, &gate);
     for urgency in [Urgency::Normal, Urgency::Priority] {
-        space.reserve(data(space.report().total_blocks / 2), urgency).unwrap();
+        drop(space.reserve(data(space.report().total_blocks / 2), urgency).unwrap());
     }
     assert_eq!(space.report().pinned, 0);
     space.stop();
@@ -279,7 +279,7 @@ fn writing_delayed_data_may_itself_wait_for_a_commit() {
     );
     started(&space, &gate);
     *delayed.lock() = Some(fill(&space, 0));
-    space.reserve(data(300), Urgency::Normal).unwrap();
+    drop(space.reserve(data(300), Urgency::Normal).unwrap());
     space.stop();
 }
 
@@ -321,7 +321,7 @@ fn stopping_wakes_all_who_wait() {
     late.join().unwrap();
     assert!(matches!(space.reserve(data(2000), Urgency::Normal), Err(SpaceError::NoSpace { .. })));
     drop(held);
-    space.reserve(data(2000), Urgency::Normal).expect("what fits is granted after the stop, too");
+    let _fits = space.reserve(data(2000), Urgency::Normal).expect("what fits is granted after the stop, too");
     space.stop();
 }
 
@@ -351,7 +351,9 @@ fn the_last_reference_may_die_on_a_reclaim_thread() {
         let weak = Arc::downgrade(&owner);
         space.start(weak);
         let _held = fill(&space, 0);
-        let waiter = waiting(&space, data(10), Urgency::Normal);
+        let other = Arc::clone(&space);
+        let waiter = thread::spawn("waiter", move || other.reserve(data(10), Urgency::Normal));
+        until(|| space.report().tickets_waiting > 0 || waiter.is_finished());
         sleep(Duration::from_millis(delay_ms));
         drop(owner);
         assert!(waiter.join().unwrap().is_err());
@@ -393,6 +395,7 @@ fn preemptive_reclaim_neither_spins_nor_runs_without_need() {
             space.reference(space.allocate_data(&held, held.data_blocks(), None).unwrap());
         }
     });
+    let few = space.reserve(data(space.report().available_blocks - 8), Urgency::Normal);
     sleep(Duration::from_millis(20));
     let before = gate.calls();
     for _ in 0..20_000 {
@@ -400,6 +403,7 @@ fn preemptive_reclaim_neither_spins_nor_runs_without_need() {
     }
     sleep(Duration::from_millis(20));
     assert_eq!(gate.calls(), before, "a full volume is left alone");
+    drop(few);
     space.stop();
 }
 

@@ -19,11 +19,13 @@ pub struct Append {
     acknowledged: usize,
     /// Whether the file's name is acknowledged.
     named: bool,
+    /// Acknowledgements so far.
+    syncs: u64,
 }
 
 impl Append {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), file: 0, lengths: Vec::new(), acknowledged: 0, named: false }
+        Self { seed, random: Seeded::new(seed), file: 0, lengths: Vec::new(), acknowledged: 0, named: false, syncs: 0 }
     }
 
     fn path(&self, folder: &Path) -> PathBuf {
@@ -64,9 +66,14 @@ impl Worker for Append {
                 file.write_all(&self.record(self.lengths.len() - 1))?;
             }
             file.sync_data()?;
+            self.syncs += 1;
             self.acknowledged = self.lengths.len();
         }
         Ok(())
+    }
+
+    fn acknowledgements(&self) -> u64 {
+        self.syncs
     }
 
     fn check(&mut self, folder: &Path) -> Result<(), Problem> {

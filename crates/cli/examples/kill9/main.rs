@@ -36,6 +36,8 @@ pub type Problem = String;
 trait Worker: Send {
     /// Works below `folder` until an error comes, or `stop` is set.
     fn work(&mut self, folder: &Path, stop: &AtomicBool) -> std::io::Result<()>;
+    /// How often something was acknowledged, in all rounds.
+    fn acknowledgements(&self) -> u64;
     /// Compares the folder with what is remembered, takes what it finds as the new state, and tidies up for the next
     /// round.
     fn check(&mut self, folder: &Path) -> Result<(), Problem>;
@@ -116,8 +118,9 @@ fn run_load(arguments: &Arguments, seed: u64) -> Result<(), Problem> {
         workers = load_and_kill(&server, workers, Duration::from_millis(load_ms)).map_err(|problem| in_round(round, problem))?;
         let checked = recover_and_check(&server, &mut workers, recovery_kills, &mut random);
         checked.map_err(|problem| in_round(round, problem))?;
+        let acknowledged: u64 = workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
         println!(
-            "round {round}: killed after {load_ms} ms{}, {:.1} s",
+            "round {round}: killed after {load_ms} ms{}; {acknowledged} acknowledgements so far; {:.1} s",
             if recovery_kills > 0 { format!(", {recovery_kills} times during recovery") } else { String::new() },
             begin.elapsed().as_secs_f64()
         );

@@ -24,11 +24,13 @@ pub struct Overwrite {
     exists: bool,
     version: u64,
     blocks: Vec<Block>,
+    /// Acknowledgements so far.
+    syncs: u64,
 }
 
 impl Overwrite {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), exists: false, version: 0, blocks: vec![Block::default(); BLOCKS as usize] }
+        Self { seed, random: Seeded::new(seed), exists: false, version: 0, blocks: vec![Block::default(); BLOCKS as usize], syncs: 0 }
     }
 
     fn write(&mut self, file: &File, block: u64) -> io::Result<()> {
@@ -71,8 +73,13 @@ impl Worker for Overwrite {
                 file.sync_data()?
             }
             self.blocks.iter_mut().for_each(|block| block.acknowledged = block.written);
+            self.syncs += 1;
         }
         Ok(())
+    }
+
+    fn acknowledgements(&self) -> u64 {
+        self.syncs
     }
 
     fn check(&mut self, folder: &Path) -> Result<(), Problem> {

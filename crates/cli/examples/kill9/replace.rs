@@ -23,11 +23,13 @@ pub struct Replace {
     random: Seeded,
     version: u64,
     names: Vec<Name>,
+    /// Acknowledgements so far.
+    syncs: u64,
 }
 
 impl Replace {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), version: 0, names: vec![Name::default(); NAMES as usize] }
+        Self { seed, random: Seeded::new(seed), version: 0, names: vec![Name::default(); NAMES as usize], syncs: 0 }
     }
 
     fn replace(&mut self, folder: &Path, index: u64) -> io::Result<()> {
@@ -66,6 +68,7 @@ impl Worker for Replace {
                 changed.push(index as usize);
             }
             directory.sync_all()?;
+            self.syncs += 1;
             for index in changed {
                 let name = &mut self.names[index];
                 name.acknowledged = name.begun.last().copied().unwrap_or(name.acknowledged);
@@ -73,6 +76,10 @@ impl Worker for Replace {
             }
         }
         Ok(())
+    }
+
+    fn acknowledgements(&self) -> u64 {
+        self.syncs
     }
 
     fn check(&mut self, folder: &Path) -> Result<(), Problem> {

@@ -31,12 +31,14 @@ pub struct Tree {
     version: u64,
     /// The acknowledged state, then the state after each operation since. Never empty.
     states: Vec<State>,
+    /// Acknowledgements so far.
+    syncs: u64,
 }
 
 impl Tree {
     pub fn new(seed: u64) -> Self {
         let identity = pattern::identity(seed, 0);
-        Self { identity, random: Seeded::new(seed), version: 0, states: vec![State::new()] }
+        Self { identity, random: Seeded::new(seed), version: 0, states: vec![State::new()], syncs: 0 }
     }
 
     fn now(&self) -> State {
@@ -184,8 +186,13 @@ impl Worker for Tree {
                 self.step(folder)?;
             }
             self.sync(folder)?;
+            self.syncs += 1;
         }
         Ok(())
+    }
+
+    fn acknowledgements(&self) -> u64 {
+        self.syncs
     }
 
     fn check(&mut self, folder: &Path) -> Result<(), Problem> {

@@ -28,14 +28,14 @@ mod volume_tests;
 
 pub use periodic::PeriodicCommit;
 
+use crate::kernel;
 use crate::protocol::wire::{IoctlOut, StatfsOut};
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
-use crate::kernel;
 use cairn_engine::{Error, InodeNumber, Volume};
+use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
-use cairn_environment::Rank;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -94,10 +94,6 @@ impl VolumeHandler {
     /// Answers with `volume` and closes it when the mount ends. `writeback`: the kernel may keep written data for a while.
     pub fn new(volume: Volume, writeback: bool) -> Self {
         Self { volume, writeback, changed: AtomicBool::new(false), closing: Mutex::new(Rank::LEAF, Closing::Open), closed: Condvar::new() }
-    }
-
-    fn note_change(&self) {
-        self.changed.store(true, Ordering::Release);
     }
 
     /// Makes everything durable that was received.
@@ -163,29 +159,6 @@ impl VolumeHandler {
             self.forget(node, 1);
         }
     }
-
-    fn note_operation(&self, operation: &Operation<'_>) {
-        use Operation as Op;
-        let reads = matches!(
-            operation,
-            Op::Lookup { .. }
-                | Op::GetAttributes
-                | Op::Statx { .. }
-                | Op::ReadLink
-                | Op::Read { .. }
-                | Op::Seek { .. }
-                | Op::ReadDirectory { .. }
-                | Op::ReadDirectoryPlus { .. }
-                | Op::StatFs
-                | Op::GetXattr { .. }
-                | Op::ListXattrs { .. }
-                | Op::SyncFs
-                | Op::Ioctl { .. }
-        );
-        if !reads {
-            self.note_change();
-        }
-    }
 }
 
 /// Sends a failure. What is wrong with the volume is also written to the log, since errno can't tell.
@@ -224,10 +197,24 @@ fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
 
 impl Handler for VolumeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
+        let changes = request.operation.changes_volume();
+        self.dispatch(request, reply);
+        // Afterwards: a sync that runs meanwhile may miss the change.
+        if changes {
+            self.changed.store(true, Ordering::Release);
+        }
+    }
+
+    fn finish(&self) -> Result<(), HandlerFailure> {
+        self.close().map_err(Into::into)
+    }
+}
+
+impl VolumeHandler {
+    fn dispatch(&self, request: Request<'_>, reply: Reply) {
         use Operation as Op;
         let Request { header, operation } = request;
         let node = InodeNumber(header.node);
-        self.note_operation(&operation);
         match operation {
             // Refused once; the kernel then does without.
             Op::Open | Op::OpenDirectory | Op::Flush | Op::Access => reply.error(Errno::NOSYS),
@@ -257,10 +244,6 @@ impl Handler for VolumeHandler {
             }
             _ => self.handle_names(&header, &operation, reply),
         }
-    }
-
-    fn finish(&self) -> Result<(), HandlerFailure> {
-        self.close().map_err(Into::into)
     }
 }
 

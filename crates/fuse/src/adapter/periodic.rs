@@ -2,9 +2,9 @@
 //!
 //! Locks: `stopped` is held for checking and waiting only, never while the volume commits.
 use super::VolumeHandler;
+use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::thread::{self, JoinHandle};
-use cairn_environment::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 

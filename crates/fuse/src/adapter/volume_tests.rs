@@ -70,6 +70,11 @@ impl Mounted {
     fn remount(self, options: &MountOptions) -> Self {
         Self::mount(self.unmount(), options)
     }
+    /// The content of a file of the root directory, after somebody else unmounted.
+    fn after_unmount(mut self, name: &str) -> Option<Vec<u8>> {
+        self.server.take().unwrap().join().unwrap();
+        self.after_crash(name)
+    }
     /// The content of a file of the root directory, as it would be after a crash now.
     fn after_crash(&self, name: &str) -> Option<Vec<u8>> {
         let copy = self.directory.path().join("copy");
@@ -109,6 +114,7 @@ fn files_and_names_survive_a_remount() {
         fs::create_dir_all(mounted.path("a/b")).unwrap();
         fs::write(mounted.path("a/b/big"), &big).unwrap();
         assert!(fs::read(mounted.path("a/b/big")).unwrap() == big);
+        assert!(fs::metadata(mounted.path("a/b/big")).unwrap().blocks() >= 5_000_001 / 512);
         fs::rename(mounted.path("a/b/big"), mounted.path("a/moved")).unwrap();
         fs::hard_link(mounted.path("a/moved"), mounted.path("linked")).unwrap();
         symlink("a/moved", mounted.path("symbolic")).unwrap();
@@ -204,6 +210,7 @@ fn syncs_of_the_whole_volume_reach_it() {
     fs::write(through.path("four"), "4").unwrap();
     // Finds the server in its own process and does not wait for its end.
     crate::unmount(&through.root()).unwrap();
+    assert_eq!(through.after_unmount("four").as_deref(), Some(&b"4"[..]));
 }
 
 #[test]

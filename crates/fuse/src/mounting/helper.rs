@@ -22,8 +22,7 @@ pub fn mount(source: &Path, mountpoint: &Path, allow_other: bool, read_only: boo
         options.push_str(",ro");
     }
     let failed = |errno: rustix::io::Errno| MountError::HelperFailed(errno.to_string());
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
+    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
     let mut command = Command::new(PROGRAM);
     command.arg("-o").arg(options).arg("--").arg(mountpoint).env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());

@@ -6,13 +6,15 @@
 //! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind: the loop device clears
 //! itself when the last who has it open closes it.
 
-mod helper;
+pub(crate) mod helper;
 mod loop_device;
 mod mount_call;
 mod table;
+mod tuning;
 
 pub use mount_call::{MadeMount, make_mount};
 pub use table::{MountInfo, find_mount};
+pub use tuning::lengthen_read_ahead;
 
 use crate::error::MountError;
 use rustix::io::Errno;

@@ -28,11 +28,12 @@ pub struct MadeMount {
 /// See [`MountError`]; nothing is mounted then.
 pub fn make_mount(source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<MadeMount, MountError> {
     let mountpoint = check_mount_point(mountpoint)?;
-    let source = source
-        .canonicalize()
-        .map_err(|error| MountError::SourceUnusable { path: source.to_owned(), errno: Errno::from_io_error(&error).unwrap_or(Errno::IO) })?;
+    let source = source.canonicalize().map_err(|error| MountError::SourceUnusable {
+        path: source.to_owned(),
+        errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+    })?;
     if !rustix::process::geteuid().is_root() {
-        // The helper opens the device; this user may not be allowed to.
+        // The helper opens the device; this only gives a clear error.
         rustix::fs::stat(DEVICE_PATH).map_err(|_| MountError::FuseMissing)?;
         let device = helper::mount(&source, &mountpoint, options.allow_other, options.read_only)?;
         return Ok(MadeMount { device, mountpoint, forwards_sync: false });

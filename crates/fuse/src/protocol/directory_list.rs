@@ -21,12 +21,8 @@ pub struct ListedName<'a> {
 }
 
 fn append(bytes: &mut Vec<u8>, entry: &ListedName<'_>) {
-    let head = Dirent {
-        inode: entry.inode,
-        offset: entry.cookie,
-        name_length: entry.name.len() as u32,
-        file_type: u32::from(entry.file_type),
-    };
+    let head =
+        Dirent { inode: entry.inode, offset: entry.cookie, name_length: entry.name.len() as u32, file_type: u32::from(entry.file_type) };
     bytes.extend_from_slice(head.as_bytes());
     bytes.extend_from_slice(entry.name);
     bytes.resize(padded(bytes.len()), 0);

@@ -27,7 +27,8 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
     }
     // Extensions (supplementary groups, security contexts) stand at the end; none is negotiated.
     let body_length = body.len().saturating_sub(usize::from(header.extension_words) * 8);
-    let operation = parse_operation(header.opcode, Body(&body[..body_length])).map_err(|what| malformed(header.unique, header.opcode, what))?;
+    let operation =
+        parse_operation(header.opcode, Body(&body[..body_length])).map_err(|what| malformed(header.unique, header.opcode, what))?;
     let InHeader { unique, node, uid, gid, pid, .. } = header;
     Ok(Request { header: RequestHeader { unique, node, uid, gid, pid }, operation })
 }

@@ -32,55 +32,158 @@ pub struct Request<'a> {
 pub enum Operation<'a> {
     Init(InitIn),
     Destroy,
-    Lookup { name: &'a [u8] },
-    Forget { count: u64 },
+    Lookup {
+        name: &'a [u8],
+    },
+    Forget {
+        count: u64,
+    },
     BatchForget(ForgetList<'a>),
     GetAttributes,
-    Statx { mask: u32 },
+    Statx {
+        mask: u32,
+    },
     SetAttributes(SetattrIn),
     ReadLink,
-    Symlink { name: &'a [u8], target: &'a [u8] },
-    MakeNode { name: &'a [u8], mode: u32, device: u32 },
-    MakeDirectory { name: &'a [u8], mode: u32 },
-    Unlink { name: &'a [u8] },
-    RemoveDirectory { name: &'a [u8] },
-    Rename { old_name: &'a [u8], new_parent: u64, new_name: &'a [u8], flags: u32 },
-    Link { node: u64, new_name: &'a [u8] },
-    Create { name: &'a [u8], mode: u32 },
-    TemporaryFile { mode: u32 },
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    MakeNode {
+        name: &'a [u8],
+        mode: u32,
+        device: u32,
+    },
+    MakeDirectory {
+        name: &'a [u8],
+        mode: u32,
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    RemoveDirectory {
+        name: &'a [u8],
+    },
+    Rename {
+        old_name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        new_name: &'a [u8],
+    },
+    Create {
+        name: &'a [u8],
+        mode: u32,
+    },
+    TemporaryFile {
+        mode: u32,
+    },
     Open,
     OpenDirectory,
     Release,
     ReleaseDirectory,
     Flush,
     Access,
-    Read { offset_bytes: u64, length_bytes: u32 },
-    Write { offset_bytes: u64, data: &'a [u8], flags: u32 },
-    Fallocate { offset_bytes: u64, length_bytes: u64, mode: u32 },
-    Seek { offset_bytes: u64, whence: u32 },
+    Read {
+        offset_bytes: u64,
+        length_bytes: u32,
+    },
+    Write {
+        offset_bytes: u64,
+        data: &'a [u8],
+        flags: u32,
+    },
+    Fallocate {
+        offset_bytes: u64,
+        length_bytes: u64,
+        mode: u32,
+    },
+    Seek {
+        offset_bytes: u64,
+        whence: u32,
+    },
     /// `wide`: the reply has room for 64 bits.
-    CopyFileRange { from_offset_bytes: u64, to_node: u64, to_offset_bytes: u64, length_bytes: u64, flags: u64, wide: bool },
-    Fsync { data_only: bool },
-    FsyncDirectory { data_only: bool },
+    CopyFileRange {
+        from_offset_bytes: u64,
+        to_node: u64,
+        to_offset_bytes: u64,
+        length_bytes: u64,
+        flags: u64,
+        wide: bool,
+    },
+    Fsync {
+        data_only: bool,
+    },
+    FsyncDirectory {
+        data_only: bool,
+    },
     SyncFs,
-    ReadDirectory { cookie: u64, length_bytes: u32 },
-    ReadDirectoryPlus { cookie: u64, length_bytes: u32 },
+    ReadDirectory {
+        cookie: u64,
+        length_bytes: u32,
+    },
+    ReadDirectoryPlus {
+        cookie: u64,
+        length_bytes: u32,
+    },
     StatFs,
-    SetXattr { name: &'a [u8], value: &'a [u8], flags: u32 },
-    GetXattr { name: &'a [u8], length_bytes: u32 },
-    ListXattrs { length_bytes: u32 },
-    RemoveXattr { name: &'a [u8] },
-    Ioctl { command: u32, out_length_bytes: u32 },
-    Interrupt { unique: u64 },
+    SetXattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: u32,
+    },
+    GetXattr {
+        name: &'a [u8],
+        length_bytes: u32,
+    },
+    ListXattrs {
+        length_bytes: u32,
+    },
+    RemoveXattr {
+        name: &'a [u8],
+    },
+    Ioctl {
+        command: u32,
+        out_length_bytes: u32,
+    },
+    Interrupt {
+        unique: u64,
+    },
     NotifyReply,
     /// An opcode that is not served.
-    Unknown { opcode: u32 },
+    Unknown {
+        opcode: u32,
+    },
 }
 
 impl Operation<'_> {
     /// Whether the kernel waits for a reply.
     pub fn expects_reply(&self) -> bool {
         !matches!(self, Self::Forget { .. } | Self::BatchForget(_) | Self::Interrupt { .. } | Self::NotifyReply)
+    }
+    /// Whether data or metadata may be different afterwards.
+    pub fn changes_volume(&self) -> bool {
+        matches!(
+            self,
+            Self::SetAttributes(_)
+                | Self::Symlink { .. }
+                | Self::MakeNode { .. }
+                | Self::MakeDirectory { .. }
+                | Self::Unlink { .. }
+                | Self::RemoveDirectory { .. }
+                | Self::Rename { .. }
+                | Self::Link { .. }
+                | Self::Create { .. }
+                | Self::TemporaryFile { .. }
+                | Self::Write { .. }
+                | Self::Fallocate { .. }
+                | Self::CopyFileRange { .. }
+                | Self::SetXattr { .. }
+                | Self::RemoveXattr { .. }
+        )
     }
 }
 

@@ -117,11 +117,10 @@ fn malformed_requests_are_errors_with_their_number() {
     assert_eq!(parse(&[1, 2, 3]).unwrap_err().unique, 0);
     let mut wrong_length = request(opcode::GETATTR, &[]);
     wrong_length.push(0);
-    assert_eq!(parse(&wrong_length).unwrap_err(), MalformedRequest {
-        unique: 77,
-        opcode: opcode::GETATTR,
-        what: "length in the header is not the length read"
-    });
+    assert_eq!(
+        parse(&wrong_length).unwrap_err(),
+        MalformedRequest { unique: 77, opcode: opcode::GETATTR, what: "length in the header is not the length read" }
+    );
     assert_eq!(parse(&request(opcode::LOOKUP, &[b"no end"])).unwrap_err().what, "a name without its end");
     assert_eq!(parse(&request(opcode::WRITE, &[b"short"])).unwrap_err().what, "shorter than its structure");
     let write = wire::WriteIn { size: 100, ..Default::default() };

@@ -73,8 +73,7 @@ pub(crate) fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, hand
     match protocol::parse(buffer.filled(length_bytes)) {
         Ok(request) => {
             let unique = request.header.unique;
-            let reply =
-                if request.operation.expects_reply() { Reply::new(Arc::clone(channel), unique) } else { Reply::silent(unique) };
+            let reply = if request.operation.expects_reply() { Reply::new(Arc::clone(channel), unique) } else { Reply::silent(unique) };
             handler.handle(request, reply);
         }
         Err(malformed) => {
