@@ -73,6 +73,8 @@ mod cache_tests;
 mod concurrency_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod damage_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod page_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(test)]

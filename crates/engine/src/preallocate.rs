@@ -97,6 +97,10 @@ impl VolumeInner {
             let mut finished = true;
             if first < last {
                 self.drop_pages(&mut state, first, last);
+                if state.pages.is_empty() {
+                    // What held the size back is gone: the rest of the file is a hole.
+                    state.disk_size = state.item.size;
+                }
                 let gone = self.extents_in(inode.number, first, last, BATCH_EXTENTS)?;
                 finished = gone.len() < BATCH_EXTENTS;
                 self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;

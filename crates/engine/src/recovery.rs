@@ -133,7 +133,7 @@ impl VolumeInner {
         let files = Tree::open(cache.clone(), space.clone(), TREE_FILES, file_tree_root(&roots, geometry)?.root);
         let counters = Counters::default();
         let replay = cairn_log::replay(&*device, &superblock)?;
-        let generation = replay.last_generation.max(superblock.generation).next();
+        let generation = first_generation(&superblock, replay.last_generation);
         Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;
         let next_inode = Arc::new(AtomicU64::new(replay.next_inode.max(superblock.next_inode)));
         let log_epoch = superblock.log_epoch + 1;
@@ -174,6 +174,13 @@ impl VolumeInner {
             failed: AtomicBool::new(false),
         })
     }
+}
+
+/// The generation of the transaction that recovery runs: new, and of the other parity than the superblock's, since it
+/// decides the slot. The first commit must not write over the superblock that it may still have to fall back to.
+fn first_generation(superblock: &Superblock, last_generation: Generation) -> Generation {
+    let next = last_generation.max(superblock.generation).next();
+    if next.0 % 2 == superblock.generation.0 % 2 { next.next() } else { next }
 }
 
 /// Applies checkpoints.

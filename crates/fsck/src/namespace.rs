@@ -16,7 +16,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     names.sort_unstable();
     check_entries(checker, &inodes, &names);
     for (index, facts) in inodes.iter().enumerate() {
-        if index % PROGRESS_INODES == 0 {
+        if index.is_multiple_of(PROGRESS_INODES) {
             checker.progress(PassId::Namespace, index as u64, inodes.len() as u64);
         }
         for problem in problems_of(facts, names_of(&names, facts.inode)) {

@@ -85,7 +85,7 @@ impl Walk<'_, '_> {
         let range = BlockRange::node(block);
         let problem = if level >= LEVELS_MAX {
             Some(format!("the pointer to it says level {level}"))
-        } else if block.0 % NODE_BLOCKS != 0 || !self.checker.reader.contains(range) {
+        } else if !block.0.is_multiple_of(NODE_BLOCKS) || !self.checker.reader.contains(range) {
             Some("a pointer to it leads outside the volume, or between nodes".to_string())
         } else if generation > expected.parent_generation || generation.0 == 0 {
             Some(format!("generation {generation} below a parent of generation {}", expected.parent_generation))

@@ -5,14 +5,12 @@
 use crate::error::MountError;
 use crate::kernel;
 use crate::mounting::{self, MountInfo, find_mount};
-use cairn_environment::clock;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use std::path::Path;
-use std::time::Duration;
 
 /// Extended attribute of a mount's root directory: the volume's statistics as JSON.
 pub const XATTR_STATISTICS: &str = "user.cairn.statistics";
@@ -21,9 +19,10 @@ pub const XATTR_SERVER: &str = "user.cairn.server";
 
 /// How long a server may take to end after its mount is gone.
 const SERVER_END_SECONDS_MAX: u64 = 60;
-/// How long to wait until the kernel has sent the data that a sync started to write, in steps.
-const DRAIN_STEPS_MAX: u32 = 2000;
-const DRAIN_STEP: Duration = Duration::from_millis(5);
+/// Type that statfs(2) gives for `fuse` and `fuseblk`.
+const FUSE_MAGIC: u64 = 0x6573_5546;
+/// Major device number of mounts without a block device.
+const ANONYMOUS_MAJOR: u32 = 0;
 const XATTR_BYTES_MAX: usize = 64 * 1024;
 
 /// Unmounts `mountpoint`. When this returns, all changes are durable and the server has let the volume go.
@@ -55,28 +54,18 @@ pub fn sync(directory: &Path) -> Result<(), MountError> {
         errno => MountError::NoAnswer { path: directory.to_owned(), errno },
     };
     let open = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(no_answer)?;
-    // The kernel sends what it has cached. For `fuseblk` it waits for the replies and asks the server to sync. Otherwise
-    // it does neither: the requests have to be waited for, and the ioctl asks.
+    let file_system = rustix::fs::fstatfs(&open).map_err(no_answer)?;
+    if file_system.f_type as u64 != FUSE_MAGIC {
+        return Err(no_answer(Errno::NOTTY));
+    }
     rustix::fs::syncfs(&open).map_err(no_answer)?;
-    drain(&open).map_err(no_answer)?;
-    kernel::request_sync(&open).map_err(no_answer)
-}
-
-/// Waits until the kernel has no request outstanding, for a bounded time: others may go on using the mount.
-fn drain(directory: &OwnedFd) -> rustix::io::Result<()> {
-    let device = rustix::fs::fstat(directory)?.st_dev;
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    if major != 0 {
+    // For `fuseblk` the kernel has waited until all it had cached was written, and then told the server to sync. For plain
+    // `fuse` it has only begun to write; the server waits for the rest.
+    let device = rustix::fs::fstat(&open).map_err(no_answer)?.st_dev;
+    if rustix::fs::major(device) != ANONYMOUS_MAJOR {
         return Ok(());
     }
-    let path = format!("/sys/fs/fuse/connections/{minor}/waiting");
-    for _ in 0..DRAIN_STEPS_MAX {
-        match std::fs::read_to_string(&path) {
-            Ok(waiting) if waiting.trim() != "0" => clock::sleep(DRAIN_STEP),
-            _ => break,
-        }
-    }
-    Ok(())
+    kernel::request_sync(&open).map_err(no_answer)
 }
 
 /// Statistics of the volume mounted on `mountpoint`, as JSON.

@@ -1,4 +1,25 @@
 //! Cairn's own FUSE transport, and the mount that answers with a volume.
+//!
+//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`statistics`],
+//! [`find_mount`]); the adapter that answers requests with a volume ([`VolumeHandler`]); the session (INIT to unmount);
+//! making mounts; [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in one module, which
+//! wraps ioctls.
+//!
+//! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes everything durable;
+//! the root directory's attributes [`XATTR_STATISTICS`] and [`XATTR_SERVER`] tell statistics and server.
+//!
+//! ```no_run
+//! use cairn_blockdev::{FileDevice, OpenMode};
+//! use cairn_engine::{Volume, VolumeOptions};
+//! use cairn_fuse::MountOptions;
+//! use std::{path::Path, sync::Arc};
+//! let image = Path::new("volume.cairn");
+//! let device = Arc::new(FileDevice::open(image, OpenMode::ReadWrite)?);
+//! let volume = Volume::open(device, VolumeOptions::default())?;
+//! let mounted = cairn_fuse::mount(volume, image, Path::new("/mnt"), &MountOptions::default())?;
+//! mounted.run()?; // until somebody unmounts
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 
 mod adapter;

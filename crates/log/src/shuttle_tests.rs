@@ -22,7 +22,8 @@ fn log_of(requests: &Arc<Requests>) -> Arc<Log> {
     let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(2) };
     let requested = Arc::clone(requests);
     let request = move |reason: CommitReason| {
-        if reason != CommitReason::LogFailed {
+        // Pressure is not answered, so that the ring gets full.
+        if !matches!(reason, CommitReason::LogFailed | CommitReason::LogPressure) {
             requested.pending.lock().0 += 1;
             requested.wake.notify_one();
         }
@@ -99,7 +100,7 @@ fn a_full_ring_and_a_commit_meet_in_any_order() {
                 .map(|_| {
                     let log = Arc::clone(&log);
                     thread::spawn("client", move || {
-                        for _ in 0..3 {
+                        for _ in 0..4 {
                             log.throttle().unwrap();
                             let sequence = insert(&log, 100);
                             log.wait_durable(sequence).unwrap();
@@ -113,13 +114,23 @@ fn a_full_ring_and_a_commit_meet_in_any_order() {
             committer.join().unwrap();
             log.stop();
         },
-        ITERATIONS / 10,
+        ITERATIONS / 3,
     );
 }
 
-/// Commits whenever asked.
+/// Commits a few times at any moment, then whenever asked.
 fn commits(log: &Log, requests: &Requests) {
     let mut generation = Generation(2);
+    let mut commit = || {
+        log.cut(generation.next());
+        yield_sometimes(20);
+        log.super_committed(generation);
+        generation = generation.next();
+    };
+    for _ in 0..3 {
+        yield_sometimes(60);
+        commit();
+    }
     loop {
         {
             let mut pending = requests.pending.lock();
@@ -131,10 +142,12 @@ fn commits(log: &Log, requests: &Requests) {
             }
             pending.0 = 0;
         }
-        log.cut(generation.next());
-        log.super_committed(generation);
-        generation = generation.next();
+        commit();
     }
+}
+
+fn yield_sometimes(times_max: u64) {
+    (0..cairn_environment::random::u64() % times_max).for_each(|_| shuttle::thread::yield_now());
 }
 
 #[test]
@@ -148,6 +161,7 @@ fn an_abort_wakes_everybody_whoever_leads() {
                     thread::spawn("client", move || while log.wait_durable(insert(&log, 1)).is_ok() {})
                 })
                 .collect();
+            yield_sometimes(200);
             log.abort(LogError::Aborted("test".into()));
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             log.stop();

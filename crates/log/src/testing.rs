@@ -116,11 +116,16 @@ impl Volume {
     }
 
     /// The superblock of the transaction before the running one becomes durable.
-    pub(crate) fn commit(&mut self, cut: Cut) {
+    pub(crate) fn write_superblock(&mut self, cut: Cut) {
         self.device.flush().unwrap();
         let generation = Generation(self.running.0 - 1);
         self.superblock = Superblock { generation, log_tail: cut.position, ..self.superblock.clone() };
-        self.log.super_committed(generation);
+    }
+
+    /// It is durable, and the log is told so.
+    pub(crate) fn commit(&mut self, cut: Cut) {
+        self.write_superblock(cut);
+        self.log.super_committed(self.superblock.generation);
     }
 
     pub(crate) fn requests(&self) -> Vec<CommitReason> {

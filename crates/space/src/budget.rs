@@ -81,7 +81,7 @@ impl Budget {
     /// The budget of a volume of `volume_blocks` blocks, of which `total_blocks` can be allocated.
     pub(crate) fn new(volume_blocks: u64, total_blocks: u64, free_blocks: u64, free_clusters: u64) -> Self {
         let volume_bytes = volume_blocks * BLOCK_SIZE as u64;
-        let global_bytes = (volume_bytes / 256).max(GLOBAL_RESERVE_BYTES_MIN).min(GLOBAL_RESERVE_BYTES_MAX).min(volume_bytes / 16);
+        let global_bytes = (volume_bytes / 256).clamp(GLOBAL_RESERVE_BYTES_MIN, GLOBAL_RESERVE_BYTES_MAX).min(volume_bytes / 16);
         let global_nodes = global_bytes / NODE_SIZE as u64;
         Self { total_blocks, free_blocks, free_clusters, data_reserved: 0, nodes_reserved: 0, global_nodes }
     }

@@ -242,8 +242,8 @@ impl Groups {
     }
 
     /// All bitmaps of referenced blocks, as they stand on the device.
-    pub(crate) fn referenced_bytes(&self) -> Vec<Box<[u8; BITMAP_BYTES]>> {
-        self.groups.iter().map(|group| group.referenced.to_bytes()).collect()
+    pub(crate) fn referenced_bytes(&self) -> impl Iterator<Item = Box<[u8; BITMAP_BYTES]>> {
+        self.groups.iter().map(|group| group.referenced.to_bytes())
     }
 
     /// The bitmaps that changed since the last snapshot.

@@ -103,7 +103,7 @@ impl Space {
     /// The bitmaps of an empty volume: only what can't be allocated is set.
     pub fn fresh_bitmaps(geometry: &Geometry) -> Vec<Box<[u8; BITMAP_BYTES]>> {
         let empty = vec![Box::new([0; BITMAP_BYTES]); geometry.groups() as usize];
-        Groups::new(*geometry, &empty).referenced_bytes()
+        Groups::new(*geometry, &empty).referenced_bytes().collect()
     }
 
     /// Starts reclaim: from now on a request that doesn't fit waits, if its urgency allows, while `reclaimer` is asked to

@@ -85,7 +85,7 @@ pub struct ClientHistory {
     /// Its files.
     pub files: BTreeMap<NodeId, FileHistory>,
     promises: BTreeMap<usize, Promise>,
-    acknowledged: Vec<Acknowledgement>,
+    acknowledged: Vec<(usize, Promise)>,
     previous: BTreeMap<NodeId, crate::contents::Contents>,
     certain: BTreeMap<NodeId, Certain>,
 }
@@ -170,21 +170,19 @@ impl ClientHistory {
     /// Notes that what operation `operation` (an fsync or sync) promises had been acknowledged when the device had
     /// recorded `at` events.
     pub fn acknowledge(&mut self, acknowledgement: Acknowledgement) {
-        self.acknowledged.push(acknowledgement);
+        if let Some(promise) = self.promises.get(&acknowledgement.operation) {
+            self.acknowledged.push((acknowledgement.at, *promise));
+        }
     }
 
     /// Notes that everything done so far was durable at `at`.
     pub fn acknowledge_all(&mut self, at: usize) {
         let prefix = self.operations.len();
-        if prefix > 0 {
-            // The last operation carries the promise; one that it has of its own is weaker.
-            self.promises.insert(prefix - 1, Promise { namespace: prefix, contents: prefix, scope: Scope::All });
-            self.acknowledged.push(Acknowledgement { at, operation: prefix - 1 });
-        }
+        self.acknowledged.push((at, Promise { namespace: prefix, contents: prefix, scope: Scope::All }));
     }
 
     fn promised(&self, position: usize) -> impl Iterator<Item = &Promise> {
-        self.acknowledged.iter().filter(move |ack| ack.at <= position).filter_map(|ack| self.promises.get(&ack.operation))
+        self.acknowledged.iter().filter(move |(at, _)| *at <= position).map(|(_, promise)| promise)
     }
 
     /// The shortest and the longest prefix that may be found after a crash at `position` of the device's history.

@@ -190,20 +190,24 @@ pub fn run(seed: u64, count: usize, profile: Profile, options: &PlainOptions) ->
     let (done, result) = perform(options, &mut |model, index| (index < count).then(|| generator.next(model, index)));
     let Err(error) = result else { return Ok(()) };
     let (shorter, error) = shrink(done, error, options);
-    Err(format!("CAIRN_SEED={seed}: {error}\n  {options:?}\n  operations:\n{}", listing(&shorter)))
+    let shown = &shorter[shorter.len().saturating_sub(LISTED_MAX)..];
+    let left_out = shorter.len() - shown.len();
+    Err(format!("CAIRN_SEED={seed}: {error}\n  {options:?}\n  operations, without the first {left_out}:\n{}", listing(shown)))
 }
+
+/// Operations that a report lists.
+const LISTED_MAX: usize = 80;
 
 /// Leaves out what is not needed for the list to fail (delta debugging: Zeller, Hildebrandt, 2002, in its simple form).
 fn shrink(mut operations: Vec<Operation>, mut error: String, options: &PlainOptions) -> (Vec<Operation>, String) {
-    const TRIALS_MAX: usize = 600;
-    let mut trials = 0;
+    const TIME_MAX: Duration = Duration::from_secs(60);
+    let begin = cairn_environment::clock::now_monotonic();
     let options = PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };
     let mut part = operations.len() / 2;
     while part > 0 {
         let mut at = 0;
-        while at < operations.len() && trials < TRIALS_MAX {
+        while at < operations.len() && begin.elapsed() < TIME_MAX {
             let shorter: Vec<Operation> = [&operations[..at], &operations[(at + part).min(operations.len())..]].concat();
-            trials += 1;
             match replay(&shorter, &options) {
                 Err(problem) => (operations, error) = (shorter, problem),
                 Ok(()) => at += part,

@@ -75,7 +75,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Dumps a node and what is below it. Levels go down by one, so the walk ends whatever the nodes hold.
     fn visit(&mut self, block: BlockNumber, level: u8) {
-        let readable = level < LEVELS_MAX && block.0 % NODE_BLOCKS == 0 && self.reader.contains(BlockRange::node(block));
+        let readable = level < LEVELS_MAX && block.0.is_multiple_of(NODE_BLOCKS) && self.reader.contains(BlockRange::node(block));
         let node = if readable { self.reader.node(block) } else { Err("a pointer leads outside the volume".into()) };
         let node =
             node.and_then(|node| if node.level() == level { Ok(node) } else { Err(format!("level {} instead of {level}", node.level())) });

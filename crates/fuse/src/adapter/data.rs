@@ -66,6 +66,7 @@ impl VolumeHandler {
     }
 
     fn write(&self, node: InodeNumber, offset_bytes: u64, data: &[u8], flags: u32) -> Answer<WriteOut> {
+        let _in_work = self.writes.begin();
         self.volume.write(node, offset_bytes, data)?;
         if flags & WRITE_KILL_SUIDGID != 0 && self.volume.attributes(node)?.mode & SET_ID_BITS != 0 {
             self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, ..AttributeChange::default() })?;

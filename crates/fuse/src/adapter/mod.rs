@@ -10,8 +10,8 @@
 //! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it sets is stored as it is;
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
-//! Threads: all methods run on request threads, several at once. Only fsync waits as a continuation; the rest may block its
-//! thread while it waits for the device.
+//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation, the ioctl that syncs on a
+//! thread of its own; the rest may block its thread while it waits for the device.
 //!
 //! Locks: `closing` (leaf) is never held while the volume is called. Whoever finds it open closes the volume, so that DESTROY
 //! and the end of the session close it once; the other waits for the outcome.
@@ -23,19 +23,21 @@ mod errno;
 mod extended;
 mod names;
 mod periodic;
+mod settle;
 #[cfg(test)]
 mod volume_tests;
 
 pub use periodic::PeriodicCommit;
 
+use self::settle::WritesInWork;
 use crate::kernel;
 use crate::protocol::wire::{IoctlOut, StatfsOut};
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
 use cairn_engine::{Error, InodeNumber, Volume};
-use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, thread};
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -79,6 +81,7 @@ pub struct VolumeHandler {
     writeback: bool,
     /// Something may have changed since the last sync.
     changed: AtomicBool,
+    writes: WritesInWork,
     closing: Mutex<Closing>,
     closed: Condvar,
 }
@@ -93,7 +96,14 @@ enum Closing {
 impl VolumeHandler {
     /// Answers with `volume` and closes it when the mount ends. `writeback`: the kernel may keep written data for a while.
     pub fn new(volume: Volume, writeback: bool) -> Self {
-        Self { volume, writeback, changed: AtomicBool::new(false), closing: Mutex::new(Rank::LEAF, Closing::Open), closed: Condvar::new() }
+        Self {
+            volume,
+            writeback,
+            changed: AtomicBool::new(false),
+            writes: WritesInWork::default(),
+            closing: Mutex::new(Rank::LEAF, Closing::Open),
+            closed: Condvar::new(),
+        }
     }
 
     /// Makes everything durable that was received.
@@ -139,12 +149,15 @@ impl VolumeHandler {
         }
     }
 
-    fn ioctl(&self, command: u32) -> Answer<IoctlOut> {
+    fn ioctl(&self, command: u32, reply: Reply) {
         if command != kernel::IOCTL_SYNC {
-            return Err(Errno::NOTTY.into());
+            return reply.error(Errno::NOTTY);
         }
-        self.sync()?;
-        Ok(IoctlOut::default())
+        let (volume, writes) = (self.volume.clone(), self.writes.clone());
+        thread::spawn("cairn-sync", move || {
+            writes.wait_for_quiet(&reply);
+            answer(reply, volume.sync().map(|()| IoctlOut::default()).map_err(Into::into));
+        });
     }
 
     fn forget(&self, node: u64, count: u64) {
@@ -229,7 +242,7 @@ impl VolumeHandler {
             Op::StatFs => answer(reply, Ok(self.statfs())),
             Op::SyncFs => answer_status(reply, self.sync()),
             Op::Destroy => answer_status(reply, self.close()),
-            Op::Ioctl { command, .. } => answer(reply, self.ioctl(command)),
+            Op::Ioctl { command, .. } => self.ioctl(command, reply),
             Op::Read { .. }
             | Op::Write { .. }
             | Op::Fallocate { .. }

@@ -195,12 +195,14 @@ fn syncs_of_the_whole_volume_reach_it() {
     }
     mounted.unmount();
 
-    let plain = Mounted::new(&MountOptions { plain: true, ..MountOptions::default() });
-    let content = pattern(3_000_000);
-    fs::write(plain.path("two"), &content).unwrap();
-    crate::sync(&plain.root()).unwrap();
-    assert!(plain.after_crash("two") == Some(content));
-    plain.unmount();
+    for threads in [1, 8] {
+        let plain = Mounted::new(&MountOptions { plain: true, threads, ..MountOptions::default() });
+        let content = pattern(24 << 20);
+        fs::write(plain.path("two"), &content).unwrap();
+        crate::sync(&plain.root()).unwrap();
+        assert!(plain.after_crash("two") == Some(content));
+        plain.unmount();
+    }
 
     // Nobody asks for anything here.
     let through = Mounted::new(&MountOptions { plain: true, writeback: false, ..MountOptions::default() });
@@ -211,6 +213,20 @@ fn syncs_of_the_whole_volume_reach_it() {
     // Finds the server in its own process and does not wait for its end.
     crate::unmount(&through.root()).unwrap();
     assert_eq!(through.after_unmount("four").as_deref(), Some(&b"4"[..]));
+}
+
+#[test]
+fn all_is_durable_when_umount_returns() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::new(&MountOptions::default());
+    if mounted.forwards_sync {
+        let content = pattern(24 << 20);
+        fs::write(mounted.path("unsynced"), &content).unwrap();
+        rustix::mount::unmount(mounted.root(), rustix::mount::UnmountFlags::empty()).unwrap();
+        assert!(mounted.after_crash("unsynced") == Some(content));
+    }
 }
 
 #[test]

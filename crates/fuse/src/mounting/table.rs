@@ -34,6 +34,12 @@ impl MountInfo {
 
 /// The mount whose root is `mountpoint`; the topmost, if several are. Also finds mounts whose server is dead.
 ///
+/// ```
+/// let root = cairn_fuse::find_mount(std::path::Path::new("/proc"))?.expect("proc is mounted");
+/// assert_eq!(root.file_system_type, "proc");
+/// # Ok::<(), cairn_fuse::MountError>(())
+/// ```
+///
 /// # Errors
 /// The list of mounts cannot be read.
 pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {

@@ -17,6 +17,16 @@ pub struct MalformedRequest {
 
 /// Parses what one read of the FUSE device returned.
 ///
+/// ```
+/// use cairn_fuse::protocol::{Operation, parse, wire::{InHeader, opcode}};
+/// use zerocopy::IntoBytes;
+/// let header = InHeader { length: 40, opcode: opcode::GETATTR, unique: 2, node: 1, ..InHeader::default() };
+/// let request = parse(header.as_bytes())?;
+/// assert!(matches!(request.operation, Operation::GetAttributes));
+/// assert!(parse(b"nonsense").is_err());
+/// # Ok::<(), cairn_fuse::protocol::MalformedRequest>(())
+/// ```
+///
 /// # Errors
 /// Bytes that are no request.
 pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {

@@ -3,6 +3,7 @@ use super::{Handler, Reply, RequestBuffer};
 use crate::kernel;
 use crate::protocol;
 use cairn_environment::thread::{self, JoinHandle};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{self, Errno};
@@ -60,6 +61,11 @@ impl Channel {
                 Err(error) => Err(End::Failed(error)),
             };
         }
+    }
+
+    pub(super) fn is_readable(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     pub(super) fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {

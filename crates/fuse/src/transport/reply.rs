@@ -35,6 +35,10 @@ impl Reply {
     pub fn unique(&self) -> u64 {
         self.unique
     }
+    /// Whether other requests of the same connection wait to be read.
+    pub fn requests_wait(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.is_readable())
+    }
     /// The request failed.
     pub fn error(mut self, error: Errno) {
         self.send(-error.raw_os_error(), &[]);
