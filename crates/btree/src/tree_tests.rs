@@ -275,3 +275,44 @@ fn empty_and_extreme_ranges() {
     assert_eq!(tree.last(key(0)..=Key::MAX).expect("readable"), Some((Key::MAX, b"extreme".to_vec())));
     assert_eq!(tree.last(Key::MAX..=Key::MIN).expect("readable"), None);
 }
+
+/// A first leaf that becomes empty although merging and balancing don't help: its keys pass to the next one.
+#[test]
+fn an_empty_first_leaf_leaves_its_keys_to_the_next() {
+    let mut volume = TestVolume::new(64 << 20, 1 << 20);
+    let (tree, mut model) = (volume.create(), Model::new());
+    // Ascending: leaves of the items 0 to 2, 3 to 6, 7 and 8.
+    for index in 0..9 {
+        let value = value(index, 0, if (4..7).contains(&index) { 2_850 } else { VALUE_BYTES_MAX });
+        volume.insert(&tree, key(index), &value);
+        model.insert(key(index), value);
+    }
+    for index in [3, 0, 1, 2] {
+        assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)));
+    }
+    volume.commit();
+    volume.check_holds(tree.root(), &model);
+    assert_eq!((tree.root().level, volume.referenced_blocks()), (1, 3 * NODE_BLOCKS), "a root and two leaves are left");
+    for index in 0..3 {
+        assert_eq!(volume.insert(&tree, key(index), &value(index, 1, 100)), None);
+        model.insert(key(index), value(index, 1, 100));
+    }
+    volume.commit();
+    volume.check_holds(tree.root(), &model);
+}
+
+/// Nothing is in memory, and the sibling isn't on the way.
+#[test]
+fn a_removal_reads_the_sibling_that_it_merges_with() {
+    let mut volume = TestVolume::new(64 << 20, 1 << 20);
+    let order: Vec<u64> = (0..12).collect();
+    let (mut tree, mut model) = filled(&mut volume, &order, 3_000);
+    assert_eq!(volume.referenced_blocks(), 4 * NODE_BLOCKS, "a root and three leaves of four items");
+    for index in [0, 1, 2, 4, 5, 3] {
+        tree = volume.reopen(tree.root());
+        assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)));
+        volume.commit();
+        volume.check_holds(tree.root(), &model);
+    }
+    assert_eq!(volume.referenced_blocks(), 3 * NODE_BLOCKS, "the first leaf was merged");
+}

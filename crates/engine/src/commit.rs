@@ -83,7 +83,8 @@ impl VolumeInner {
         // 5. The copy at the end of the device; the next flush covers it.
         let copy = self.superblock.geometry.superblock_copy();
         self.device.write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;
-        // 6. The blocks that this transaction freed; only now nothing durable refers to them.
+        // 6. The blocks that this transaction freed; only now nothing durable refers to them. `commit` is still held:
+        //    another one overtaking this would unpin a later generation first.
         if self.options.background {
             self.work.lock().unpin.push_back(frozen.generation);
             self.work_changed.notify_all();

@@ -88,12 +88,13 @@ impl Commit<'_> {
         self.transactions.changed.notify_all();
     }
 
-    /// The superblock is durable.
-    pub(crate) fn super_committed(self) {
+    /// The superblock is durable. The right to commit stays: what follows a commit happens in the order of commits.
+    pub(crate) fn super_committed(&mut self) {
         assert!(self.unblocked, "a superblock is written after the cut");
         let mut state = self.transactions.state.lock();
         assert!(state.super_committed < self.generation);
         state.super_committed = self.generation;
+        self.transactions.changed.notify_all();
     }
 }
 

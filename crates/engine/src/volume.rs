@@ -153,7 +153,7 @@ impl VolumeInner {
             tracing::error!("the volume is read-only from now on: {message}");
             self.failed.store(true, Ordering::Release);
             self.log.abort(LogError::Aborted(message.into()));
-            self.space.stop();
+            self.space.shut_down();
             self.orphans.stop();
         }
     }
@@ -363,7 +363,12 @@ impl Volume {
         let mut threads = Vec::new();
         let spawn = |name: &str, body: fn(&VolumeInner)| {
             let inner = inner.clone();
-            thread::spawn(name, move || body(&inner))
+            thread::spawn(name, move || {
+                let run = std::panic::AssertUnwindSafe(|| body(&inner));
+                if std::panic::catch_unwind(run).is_err() {
+                    inner.fail(&Error::Aborted("a background thread ended with a panic".into()));
+                }
+            })
         };
         threads.push(spawn("cairn-unpin", VolumeInner::run_unpinner));
         inner.commit_first()?;

@@ -60,7 +60,7 @@ pub fn sync(directory: &Path) -> Result<(), MountError> {
     }
     rustix::fs::syncfs(&open).map_err(no_answer)?;
     // For `fuseblk` the kernel has waited until all it had cached was written, and then told the server to sync. For plain
-    // `fuse` it has only begun to write; the server waits for the rest.
+    // `fuse` an older kernel has only begun to write, and tells nothing; the server waits for the rest.
     let device = rustix::fs::fstat(&open).map_err(no_answer)?.st_dev;
     if rustix::fs::major(device) != ANONYMOUS_MAJOR {
         return Ok(());

@@ -93,6 +93,9 @@ impl Shared {
         }
         let mut group = self.group.lock();
         let registered = group.register(target, waiter);
+        if matches!(registered, Registered::Finished(_, Ok(()))) {
+            self.immediate.fetch_add(1, Ordering::Relaxed);
+        }
         if group.gather_wanted.is_some_and(|wanted| group.waiting() >= wanted) {
             group.gather_wanted = None;
             self.joined.notify_one();

@@ -364,6 +364,30 @@ fn replay_takes_free_blocks_only() {
 }
 
 #[test]
+fn replay_fills_the_gaps_of_an_extent() {
+    let (geometry, space) = small();
+    let first = geometry.allocatable().start.0;
+    let range = |start: u64, blocks| BlockRange::new(BlockNumber(first + start), blocks);
+    space.reference_replayed(range(10, 5)).unwrap();
+    space.reference_replayed(range(20, 5)).unwrap();
+    space.reference_missing(range(5, 30)).unwrap();
+    assert_eq!(space.report().used, 30);
+    space.free(range(5, 30), Generation(2)).unwrap();
+    for wrong in [BlockRange::new(BlockNumber(0), 8), BlockRange::new(BlockNumber(u64::MAX - 1), u64::MAX), range(0, 0)] {
+        assert!(matches!(space.reference_missing(wrong), Err(SpaceError::Conflict { .. })), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_bitmap_can_be_written_without_a_change() {
+    let geometry = Geometry::for_size(70 << 20, None).unwrap();
+    let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
+    space.mark_changed(1);
+    let groups = |generation| space.snapshot(Generation(generation)).bitmaps.iter().map(|bitmap| bitmap.group).collect::<Vec<_>>();
+    assert_eq!((groups(2), groups(3)), (vec![1], vec![]));
+}
+
+#[test]
 fn wrong_addresses_from_the_device_are_errors() {
     let (geometry, space) = small();
     let held = space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Normal).unwrap();

@@ -121,6 +121,11 @@ impl Space {
         crate::reclaim::stop(self);
     }
 
+    /// As [`Self::stop`], without waiting for the threads: may be called from anywhere.
+    pub fn shut_down(&self) {
+        self.ledger.lock().shut_down();
+    }
+
     /// Reserves space; waits for it as `urgency` allows, with no lock held but an inode's extents mutex.
     ///
     /// # Errors

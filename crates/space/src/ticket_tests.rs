@@ -158,7 +158,7 @@ fn urgent_tickets_come_first() {
     let priority = waiting(&space, data(global_blocks / 2 + 10), Urgency::Priority);
     let removal = waiting(&space, data(global_blocks * 3 / 4 + 10), Urgency::Removal);
     assert!(space.try_reserve(data(1), Urgency::Removal).is_err(), "barged");
-    let _overtaking = space.try_reserve(data(1), Urgency::Commit).expect("a commit overtakes everybody");
+    drop(space.try_reserve(data(1), Urgency::Commit).expect("a commit overtakes everybody"));
     held.give_back(10, 0);
     let removal = removal.join().unwrap().unwrap();
     assert_eq!(space.report().tickets_waiting, 2);
@@ -326,37 +326,45 @@ fn stopping_wakes_all_who_wait() {
 }
 
 /// An engine that stops the space when it is dropped, on whatever thread that happens.
-struct Owner(Arc<Space>);
+struct Owner {
+    space: Arc<Space>,
+    /// Called, may go on, stopped.
+    steps: Arc<[AtomicBool; 3]>,
+}
 
 impl Reclaimer for Owner {
     fn write_delayed_data(&self, _: u64) {
-        sleep(Duration::from_millis(5));
+        self.steps[0].store(true, SeqCst);
+        until(|| self.steps[1].load(SeqCst));
     }
     fn commit(&self) {
-        sleep(Duration::from_millis(5));
+        self.write_delayed_data(0);
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.stop();
+        self.space.stop();
+        self.steps[2].store(true, SeqCst);
     }
 }
 
 #[test]
 fn the_last_reference_may_die_on_a_reclaim_thread() {
-    for delay_ms in 0..12 {
+    for urgency in [Urgency::Normal, Urgency::Removal] {
         let space = volume(16 << 20);
-        let owner = Arc::new(Owner(Arc::clone(&space)));
+        let steps = Arc::new([false; 3].map(AtomicBool::new));
+        let owner = Arc::new(Owner { space: Arc::clone(&space), steps: Arc::clone(&steps) });
         let weak = Arc::downgrade(&owner);
         space.start(weak);
         let _held = fill(&space, 0);
-        let other = Arc::clone(&space);
-        let waiter = thread::spawn("waiter", move || other.reserve(data(10), Urgency::Normal));
-        until(|| space.report().tickets_waiting > 0 || waiter.is_finished());
-        sleep(Duration::from_millis(delay_ms));
+        let waiter = waiting(&space, data(1000), urgency);
+        until(|| steps[0].load(SeqCst));
         drop(owner);
+        steps[1].store(true, SeqCst);
+        // Stopped, unless fruitless cycles were quicker.
         assert!(waiter.join().unwrap().is_err());
+        until(|| steps[2].load(SeqCst));
     }
 }
 

@@ -14,7 +14,7 @@ use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
-use cairn_environment::{Rank, thread};
+use cairn_environment::{Rank, clock, thread};
 use cairn_fsck::{CheckOptions, Severity, check};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -291,6 +291,24 @@ fn one_run(seed: u64, states: u64) -> Result<CrashReport, String> {
 
 /// States checked of each run.
 const STATES_PER_RUN: u64 = 250;
+/// Without a finished run for so long, the volume hangs.
+const HANG_TIME: Duration = Duration::from_secs(240);
+
+/// Waits until all workers have ended, or none makes progress.
+fn wait_for<T>(workers: &[thread::JoinHandle<T>], total: &Mutex<CrashReport>, seed: &u64) -> Result<(), String> {
+    let mut progress = (0, clock::now_monotonic());
+    while workers.iter().any(|worker| !worker.is_finished()) {
+        clock::sleep(Duration::from_millis(20));
+        let runs = total.lock().runs;
+        if runs != progress.0 {
+            progress = (runs, clock::now_monotonic());
+        }
+        if progress.1.elapsed() > HANG_TIME {
+            return Err(format!("no run ended for {HANG_TIME:?}: the volume hangs (CAIRN_SEED={seed}, after {runs} runs)"));
+        }
+    }
+    Ok(())
+}
 
 /// Runs the test.
 ///
@@ -325,6 +343,7 @@ pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
             })
         })
         .collect();
+    wait_for(&workers, &total, &options.seed)?;
     let mut outcome = Ok(());
     for worker in workers {
         let result = worker.join().map_err(|_| format!("a thread panicked (CAIRN_SEED={})", options.seed))?;

@@ -1,10 +1,11 @@
 //! Waiting until all data has arrived that the kernel had begun to send.
 //!
-//! syncfs(2) on a plain `fuse` mount starts the writeback of everything dirty and does not wait for it, so a request to
-//! sync that follows can overtake the data. The kernel keeps at most a fixed number of such WRITEs with the server and sends
-//! the next when one is answered. So once no request waits on the device and no WRITE is in work, all have been
-//! answered. Between the moment a thread has read a request and the one it counts it, neither shows; therefore the quiet
-//! must last for a while.
+//! syncfs(2) on a plain `fuse` mount writes back everything dirty. Linux 6.18 waits until that is done (measured with slow
+//! WRITEs); before 6.16 it only began, since a page counted as written as soon as it was copied into a request, and a
+//! request to sync that followed could overtake the data. The kernel keeps at most a fixed number of such WRITEs with the
+//! server and sends the next when one is answered. So once no request waits on the device and no WRITE is in work, all
+//! have been answered. Between the moment a thread has read a request and the one it counts it, neither shows; therefore
+//! the quiet must last for a while.
 use crate::transport::Reply;
 use cairn_environment::atomic::{AtomicUsize, Ordering};
 use cairn_environment::clock;
@@ -48,5 +49,28 @@ impl WritesInWork {
 impl Drop for WriteInWork<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_environment::thread;
+
+    #[test]
+    fn quiet_begins_when_the_last_write_is_done() {
+        let (writes, held) = (WritesInWork::default(), WritesInWork::default());
+        let reply = Reply::silent(1);
+        held.wait_for_quiet(&reply);
+        let begun = writes.begin();
+        let waiting = writes.clone();
+        let waiter = thread::spawn("waiter", move || {
+            waiting.wait_for_quiet(&reply);
+            waiting.0.load(Ordering::Acquire)
+        });
+        clock::sleep(STEP * 4 * QUIET_STEPS);
+        assert!(!waiter.is_finished());
+        drop(begun);
+        assert_eq!(waiter.join().unwrap(), 0);
     }
 }

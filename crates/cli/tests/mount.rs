@@ -1,0 +1,172 @@
+//! The command on a real mount.
+//!
+//! `CAIRN_MOUNT_TESTS=required` makes a missing `/dev/fuse` a failure, `off` leaves these tests out; without the variable they
+//! run where `/dev/fuse` can be opened.
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// A folder with room for an image and a mount point; nothing stays mounted after it.
+struct Mounted {
+    folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// `None` where mounts are not possible.
+    fn new() -> Option<Self> {
+        let mode = std::env::var("CAIRN_MOUNT_TESTS").unwrap_or_default();
+        let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+        assert!(usable || mode != "required", "/dev/fuse cannot be opened");
+        if !usable || mode == "off" {
+            eprintln!("left out: no mount without /dev/fuse");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("dir")).unwrap();
+        Some(Self { folder })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_cairn")).args(arguments).current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap()
+    }
+
+    #[track_caller]
+    fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "cairn {}: {told}", arguments.join(" "));
+        told
+    }
+
+    #[track_caller]
+    fn succeeds(&self, arguments: &[&str]) -> String {
+        self.exits_with(0, arguments)
+    }
+
+    fn is_mounted(&self) -> bool {
+        fs::metadata(self.path("dir")).unwrap().dev() != fs::metadata(self.folder.path()).unwrap().dev()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let directory = self.path("dir");
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        if table.contains(&*directory.to_string_lossy()) {
+            let _ = self.run(&["umount", "dir"]);
+            let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
+            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+#[test]
+fn a_volume_is_created_used_and_found_again() {
+    let Some(mounted) = Mounted::new() else { return };
+    let create = ["mount", "image", "dir", "--create", "64M"];
+    mounted.succeeds(&create);
+    assert!(mounted.is_mounted(), "the mount answers when the command returns");
+    fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
+    fs::set_permissions(mounted.path("dir/letter"), fs::Permissions::from_mode(0o640)).unwrap();
+    mounted.succeeds(&["sync", "dir"]);
+    let statistics: serde_json::Value = serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
+    assert_eq!(statistics["total_bytes"].as_u64().map(|bytes| bytes > 32 << 20), Some(true), "{statistics}");
+    assert!(mounted.succeeds(&["stats", "dir"]).contains("total_bytes: "));
+    mounted.succeeds(&["umount", "dir"]);
+    assert!(!mounted.is_mounted());
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    // The same command line mounts what is there.
+    mounted.succeeds(&create);
+    assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
+    assert_eq!(fs::metadata(mounted.path("dir/letter")).unwrap().mode() & 0o777, 0o640);
+    mounted.succeeds(&["umount", "dir"]);
+}
+
+#[test]
+fn an_image_in_use_is_left_alone() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    fs::create_dir(mounted.path("second")).unwrap();
+    for arguments in [&["mount", "image", "second"][..], &["mkfs", "image", "--force"], &["dump", "image", "super"]] {
+        assert!(mounted.exits_with(1, arguments).contains("in use"), "{arguments:?}");
+    }
+    assert!(mounted.exits_with(8, &["fsck", "image"]).contains("in use"));
+    assert!(mounted.exits_with(1, &["mount", "image", "dir"]).contains("in use"));
+    mounted.succeeds(&["umount", "dir"]);
+}
+
+#[test]
+fn a_busy_mount_stays_and_says_so() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    let held = fs::File::create(mounted.path("dir/held")).unwrap();
+    let told = mounted.exits_with(1, &["umount", "dir"]);
+    assert!(told.contains("busy"), "{told}");
+    assert!(mounted.is_mounted());
+    drop(held);
+    mounted.succeeds(&["umount", "dir"]);
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
+    mounted.succeeds(&["umount", "dir"]);
+    let before = fs::read(mounted.path("image")).unwrap();
+    mounted.succeeds(&["mount", "image", "dir", "-o", "ro"]);
+    assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
+    assert_eq!(fs::write(mounted.path("dir/other"), "x").unwrap_err().kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    mounted.succeeds(&["umount", "dir"]);
+    assert!(fs::read(mounted.path("image")).unwrap() == before, "the image has changed");
+}
+
+#[test]
+fn a_signal_ends_the_mount_with_everything_durable() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    let mut server = Command::new(env!("CARGO_BIN_EXE_cairn"))
+        .args(["mount", "--foreground", "image", "dir", "--log", "log"])
+        .current_dir(mounted.folder.path())
+        .spawn()
+        .unwrap();
+    while !mounted.is_mounted() {
+        assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", fs::read_to_string(mounted.path("log")).unwrap());
+        cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
+    }
+    fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    assert!(!mounted.is_mounted());
+    assert!(fs::read_to_string(mounted.path("log")).unwrap().contains("unmounted"));
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
+    mounted.succeeds(&["umount", "dir"]);
+}
+
+#[test]
+fn a_dead_server_is_reported_and_its_mount_taken_away() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    let mut server = Command::new(env!("CARGO_BIN_EXE_cairn"))
+        .args(["mount", "--foreground", "image", "dir"])
+        .current_dir(mounted.folder.path())
+        .spawn()
+        .unwrap();
+    while !mounted.is_mounted() {
+        assert!(server.try_wait().unwrap().is_none(), "the server ended");
+        cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(mounted.exits_with(1, &["umount", "dir"]).contains("unmounted now"));
+    assert!(!mounted.is_mounted());
+    mounted.succeeds(&["fsck", "image"]);
+}

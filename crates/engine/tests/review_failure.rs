@@ -1,0 +1,186 @@
+//! Review: after a failure, and between two commits.
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice};
+use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, clock, thread};
+use cairn_format::BLOCK_SIZE;
+use std::sync::Arc;
+use std::time::Duration;
+
+const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const OPTIONS: fn() -> VolumeOptions = || VolumeOptions { background: false, ..VolumeOptions::default() };
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// Runs a function before the next write into a range.
+struct Hooked {
+    device: MemoryDevice,
+    hook: Mutex<Option<(std::ops::Range<u64>, Hook)>>,
+}
+
+impl BlockDevice for Hooked {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let hook = self.hook.lock().take_if(|(range, _)| range.contains(&offset_bytes));
+        if let Some((_, hook)) = hook {
+            hook();
+        }
+        self.device.write(offset_bytes, buffers)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+    fn flush_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+fn hooked() -> (Arc<Hooked>, Volume) {
+    let device = Arc::new(Hooked { device: MemoryDevice::new(64 << 20), hook: Mutex::new(Rank::LEAF, None) });
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let volume = Volume::open(device.clone(), OPTIONS()).unwrap();
+    (device, volume)
+}
+
+fn simulated() -> (Arc<SimulatedDevice>, Volume) {
+    let device = Arc::new(SimulatedDevice::new(64 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let volume = Volume::open(device.clone(), OPTIONS()).unwrap();
+    (device, volume)
+}
+
+/// The nodes of T could not be written; the commit of T+1, which refers to them, must not write a superblock.
+#[test]
+fn no_superblock_after_a_failed_commit() {
+    for round in 0..20 {
+        let (device, volume) = simulated();
+        for i in 0..1500 {
+            volume.create(volume.root(), format!("file {i}").as_bytes(), &FILE).unwrap();
+        }
+        device.set_delay(Operation::Write, Duration::from_millis(40));
+        device.fail_next(Operation::Write, 1);
+        let first = volume.clone();
+        let first = thread::spawn("first", move || first.commit());
+        clock::sleep(Duration::from_millis(10));
+        let _ = volume.create(volume.root(), b"of the next transaction", &FILE);
+        let others: Vec<_> = (0..3)
+            .map(|_| {
+                let volume = volume.clone();
+                thread::spawn("other", move || volume.commit())
+            })
+            .collect();
+        assert!(first.join().unwrap().is_err());
+        let others: Vec<_> = others.into_iter().map(|other| other.join().unwrap()).collect();
+        drop(volume);
+        device.clear_failures();
+        device.set_delay(Operation::Write, Duration::ZERO);
+        let mut count = 0;
+        let read = Volume::open(device, OPTIONS()).and_then(|volume| {
+            volume.read_directory_plus(volume.root(), 0, &mut |_, _| {
+                count += 1;
+                true
+            })
+        });
+        assert!(read.is_ok() && others.iter().all(Result::is_err), "round {round}: later commits {others:?}; then reading: {read:?}");
+    }
+}
+
+/// T's last step is slow; T+1 overtakes it.
+#[test]
+fn transactions_complete_in_order() {
+    let (device, volume) = hooked();
+    let copy = (64 << 20) - BLOCK_SIZE as u64;
+    *device.hook.lock() = Some((copy..copy + 1, Box::new(|| clock::sleep(Duration::from_millis(300)))));
+    volume.create(volume.root(), b"1", &FILE).unwrap();
+    let first = volume.clone();
+    let first = thread::spawn("first", move || first.commit());
+    clock::sleep(Duration::from_millis(100));
+    volume.create(volume.root(), b"2", &FILE).unwrap();
+    volume.commit().unwrap();
+    assert!(first.join().is_ok(), "the first commit's thread panicked");
+    volume.close().unwrap();
+}
+
+/// The thread of the space crate that commits meets a device error.
+#[test]
+fn a_commit_that_fails_on_the_reclaim_thread_does_not_panic() {
+    static PANICS: Mutex<Vec<String>> = Mutex::new(Rank::LEAF, Vec::new());
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| match std::thread::current().name() {
+        Some(name) if name.starts_with("space-") => PANICS.lock().push(format!("{name}: {info}")),
+        _ => before(info),
+    }));
+    let (device, volume) = simulated();
+    let file = volume.create(volume.root(), b"f", &FILE).unwrap().inode;
+    let mut end = 0;
+    while volume.space().available_blocks > 300 {
+        volume.allocate(file, end, 1 << 20, AllocateMode::Allocate { keep_size: false }).unwrap();
+        end += 1 << 20;
+    }
+    volume.set_attributes(file, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() }).unwrap();
+    device.fail_when(|request| request.operation == Operation::Write);
+    let result = volume.allocate(file, end, 4 << 20, AllocateMode::Allocate { keep_size: false });
+    assert!(result.is_err());
+    clock::sleep(Duration::from_millis(300));
+    drop(volume);
+    let _ = std::panic::take_hook();
+    let panics = PANICS.lock();
+    assert!(panics.is_empty(), "{panics:?}");
+}
+
+/// The length that is logged must not reach past the data that was written.
+#[test]
+fn an_append_during_writeback_does_not_leave_zeros_after_a_crash() {
+    let (device, volume) = hooked();
+    let file = volume.create(volume.root(), b"log", &FILE).unwrap().inode;
+    volume.write(file, 0, &[7; 10_000]).unwrap();
+    let appending = volume.clone();
+    let data = volume.superblock().geometry.allocatable();
+    let range = data.start.offset_bytes()..data.end().offset_bytes();
+    *device.hook.lock() = Some((range, Box::new(move || appending.write(file, 10_000, &[7; 2000]).unwrap())));
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    assert_eq!(volume.attributes(file).unwrap().size_bytes, 12_000);
+    drop(volume);
+    device.hook.lock().take();
+    let volume = Volume::open(device, OPTIONS()).unwrap();
+    let mut content = Vec::new();
+    volume.read(file, 0, 1 << 20, &mut content).unwrap();
+    assert!(content.len() >= 10_000);
+    let zeros = content.iter().filter(|&&byte| byte == 0).count();
+    assert_eq!(zeros, 0, "{} bytes, {zeros} of them zeros that nobody wrote", content.len());
+}
+
+/// A truncation that fails must leave the file as it was.
+#[test]
+fn a_failed_truncation_loses_no_data() {
+    let (device, volume) = simulated();
+    let file = volume.create(volume.root(), b"f", &FILE).unwrap().inode;
+    volume.write(file, 0, &[1; 4096]).unwrap();
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    let needle = [1; 4096];
+    let mut block = vec![0; 4096];
+    let at = (0..device.length_bytes() / 4096)
+        .find(|&at| {
+            device.read(at * 4096, &mut block).unwrap();
+            block == needle
+        })
+        .unwrap();
+    device.corrupt(at * 4096, 1, 0xff);
+    volume.write(file, 40_960, &[2; 4096]).unwrap();
+    let cut = volume.set_attributes(file, &AttributeChange { size: Some(100), ..AttributeChange::default() });
+    assert!(matches!(cut, Err(Error::DataChecksum { .. })), "{cut:?}");
+    let attributes = volume.attributes(file).unwrap();
+    let mut content = Vec::new();
+    volume.read(file, 40_960, 4096, &mut content).unwrap();
+    assert_eq!(attributes.size_bytes, 45_056);
+    assert!(content.iter().all(|&byte| byte == 2), "written data became {} after a truncation that failed", content[0]);
+}
