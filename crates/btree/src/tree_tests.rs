@@ -305,14 +305,17 @@ fn an_empty_first_leaf_leaves_its_keys_to_the_next() {
 #[test]
 fn a_removal_reads_the_sibling_that_it_merges_with() {
     let mut volume = TestVolume::new(64 << 20, 1 << 20);
-    let order: Vec<u64> = (0..12).collect();
-    let (mut tree, mut model) = filled(&mut volume, &order, 3_000);
-    assert_eq!(volume.referenced_blocks(), 4 * NODE_BLOCKS, "a root and three leaves of four items");
-    for index in [0, 1, 2, 4, 5, 3] {
-        tree = volume.reopen(tree.root());
+    let order: Vec<u64> = (0..42).collect();
+    let (tree, mut model) = filled(&mut volume, &order, 1_000);
+    assert_eq!(volume.referenced_blocks(), 4 * NODE_BLOCKS, "a root and three leaves of fourteen items");
+    for index in (0..11).chain(14..20) {
         assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)));
-        volume.commit();
-        volume.check_holds(tree.root(), &model);
     }
-    assert_eq!(volume.referenced_blocks(), 3 * NODE_BLOCKS, "the first leaf was merged");
+    volume.commit();
+    assert_eq!(volume.referenced_blocks(), 4 * NODE_BLOCKS, "three items in the first leaf, eight in the next");
+    let tree = volume.reopen(tree.root());
+    assert_eq!(volume.remove(&tree, key(11)), model.remove(&key(11)));
+    volume.commit();
+    volume.check_holds(tree.root(), &model);
+    assert_eq!(volume.referenced_blocks(), 3 * NODE_BLOCKS, "the two were merged");
 }

@@ -98,11 +98,16 @@ fn no_superblock_after_a_failed_commit() {
 fn transactions_complete_in_order() {
     let (device, volume) = hooked();
     let copy = (64 << 20) - BLOCK_SIZE as u64;
-    *device.hook.lock() = Some((copy..copy + 1, Box::new(|| clock::sleep(Duration::from_millis(300)))));
+    let (send, entered) = std::sync::mpsc::channel();
+    let slow: Hook = Box::new(move || {
+        send.send(()).unwrap();
+        clock::sleep(Duration::from_millis(300));
+    });
+    *device.hook.lock() = Some((copy..copy + 1, slow));
     volume.create(volume.root(), b"1", &FILE).unwrap();
     let first = volume.clone();
     let first = thread::spawn("first", move || first.commit());
-    clock::sleep(Duration::from_millis(100));
+    entered.recv().unwrap();
     volume.create(volume.root(), b"2", &FILE).unwrap();
     volume.commit().unwrap();
     assert!(first.join().is_ok(), "the first commit's thread panicked");

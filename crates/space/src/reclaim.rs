@@ -168,7 +168,7 @@ impl Ledger {
     }
 
     /// Ends waiting for good.
-    fn shut_down(&mut self) {
+    pub(crate) fn shut_down(&mut self) {
         self.reclaim.phase = Phase::Stopped;
         while let Some(ticket) = self.tickets.first().cloned() {
             self.tickets.finish(&ticket, Outcome::Stopped);

@@ -10,6 +10,7 @@
 
 pub mod contents;
 pub mod crash;
+pub mod files;
 pub mod generator;
 pub mod history;
 pub mod model;

@@ -1,0 +1,66 @@
+//! Small helpers on files of a volume, for tests that need no model.
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume};
+use std::collections::BTreeMap;
+
+/// What a new regular file is like.
+pub const NEW_FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+
+/// Makes a volume with a log of `log_bytes`.
+///
+/// # Errors
+/// Those of mkfs, in words.
+pub fn format(device: &dyn cairn_blockdev::BlockDevice, log_bytes: u64) -> Result<(), String> {
+    let options = MkfsOptions { log_bytes: Some(log_bytes), ..MkfsOptions::default() };
+    mkfs(device, &options).map(drop).map_err(|error| format!("mkfs: {error}"))
+}
+
+/// Creates a file in the root directory and writes `data`; the reference is the caller's.
+///
+/// # Errors
+/// Those of the volume.
+pub fn create(volume: &Volume, name: &[u8], data: &[u8]) -> Result<InodeNumber, Error> {
+    let inode = volume.create(volume.root(), name, &NEW_FILE)?.inode;
+    volume.write(inode, 0, data).map(|()| inode).inspect_err(|_| volume.forget(inode, 1))
+}
+
+/// All bytes of a file.
+///
+/// # Errors
+/// Those of the volume.
+pub fn read_all(volume: &Volume, inode: InodeNumber) -> Result<Vec<u8>, Error> {
+    let size = volume.attributes(inode)?.size_bytes;
+    let mut bytes = Vec::new();
+    volume.read(inode, 0, size as usize, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The file called `name` in the root directory.
+///
+/// # Errors
+/// Those of the volume.
+pub fn read_named(volume: &Volume, name: &[u8]) -> Result<Vec<u8>, Error> {
+    let inode = volume.lookup(volume.root(), name)?.inode;
+    let bytes = read_all(volume, inode);
+    volume.forget(inode, 1);
+    bytes
+}
+
+/// Compares files in the root directory with what they must hold.
+///
+/// # Errors
+/// The first that is missing, can't be read or differs.
+pub fn expect_files(volume: &Volume, expected: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<(), String> {
+    for (name, data) in expected {
+        let shown = String::from_utf8_lossy(name);
+        match read_named(volume, name) {
+            Err(error) => return Err(format!("{shown}: {error}")),
+            Ok(found) if found != *data => {
+                return Err(format!("{shown} holds {} bytes, not the {} that were written", found.len(), data.len()));
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(())
+}
