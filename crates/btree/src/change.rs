@@ -30,7 +30,8 @@ impl Tree {
     /// Puts `value` under `key`, and returns the value that stood there.
     ///
     /// # Errors
-    /// When a node can't be read or allocated. The tree is then as it was, but for the places of its nodes.
+    /// When a node can't be read or allocated; the items are then as they were. When the allocator refuses to take a node
+    /// back, the bitmaps contradict the trees; the change may then have happened, and the transaction must not commit.
     ///
     /// # Panics
     /// When the value is longer than [`VALUE_BYTES_MAX`].
@@ -63,7 +64,8 @@ impl Tree {
     /// Removes the item under `key`, and returns its value.
     ///
     /// # Errors
-    /// When a node can't be read or allocated. The tree is then as it was, but for the places of its nodes.
+    /// When a node can't be read or allocated; the items are then as they were. When the allocator refuses to take a node
+    /// back, the bitmaps contradict the trees; the change may then have happened, and the transaction must not commit.
     pub fn remove(&self, change: &Change<'_>, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
         let mut safe_level = None;
         let safe = |node: &Node| node.generation() == change.generation && !underfull(node);

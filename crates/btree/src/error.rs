@@ -24,7 +24,8 @@ pub enum TreeError {
         /// What is wrong, and in which block.
         source: FormatError,
     },
-    /// A node couldn't be allocated: the reservation was too small, or the volume is shutting down.
+    /// A node couldn't be allocated, because the reservation was too small, or given back, because the bitmaps contradict
+    /// the trees.
     #[error("tree {tree}: {source}")]
     Space {
         /// Tree that was being changed.

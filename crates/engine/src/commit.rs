@@ -48,18 +48,19 @@ impl VolumeInner {
     }
 
     fn commit_as(&self, kind: Kind) -> Result<()> {
-        let Some(commit) = self.transactions.begin_commit(self.transactions.generation())? else { return Ok(()) };
+        let Some(mut commit) = self.transactions.begin_commit(self.transactions.generation())? else { return Ok(()) };
         if kind == Kind::Ordinary && self.files.root().generation != commit.generation() {
             return Ok(());
         }
-        let result = self.run_commit(commit, kind);
+        let result = self.run_commit(&mut commit, kind);
         if let Err(error) = &result {
+            // The right to commit is still held: a later transaction refers to what this one could not write.
             self.fail(error);
         }
         result
     }
 
-    fn run_commit(&self, mut commit: Commit<'_>, kind: Kind) -> Result<()> {
+    fn run_commit(&self, commit: &mut Commit<'_>, kind: Kind) -> Result<()> {
         let frozen = self.cut(commit.generation())?;
         commit.unblock();
         // 1. Nodes and bitmaps. The old superblock's trees are untouched; the log follows it.

@@ -115,11 +115,6 @@ impl Inode {
         Arc::new(Self { number, extents: Mutex::new(Rank::EXTENTS, ()), state: RwLock::new(Rank::INODE, None) })
     }
 
-    fn loaded(number: InodeNumber, state: InodeState) -> Arc<Self> {
-        let state = RwLock::new(Rank::INODE, Some(Box::new(state)));
-        Arc::new(Self { number, extents: Mutex::new(Rank::EXTENTS, ()), state })
-    }
-
     /// Nobody else has it, and it can be loaded again without loss.
     fn evictable(self: &Arc<Self>) -> bool {
         Arc::strong_count(self) == 1 && self.state.try_read().is_some_and(|state| state.as_ref().is_none_or(|state| !state.is_dirty()))
@@ -203,14 +198,10 @@ impl InodeTable {
         shard.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
     }
 
-    /// Enters a newly made inode.
-    pub(crate) fn insert_new(&self, number: InodeNumber, state: InodeState) -> Arc<Inode> {
-        let inode = Inode::loaded(number, state);
-        let mut shard = Self::shard(&self.shards, number).lock();
-        self.make_room(&mut shard);
-        let old = shard.insert(number.0, inode.clone());
-        debug_assert!(old.is_none(), "inode {number} was made twice");
-        inode
+    /// Enters a newly made inode. Its directory may be locked: the new number is above every other.
+    pub(crate) fn insert_new(&self, number: InodeNumber, state: InodeState) {
+        let inode = self.get(number);
+        *inode.state.write() = Some(Box::new(state));
     }
 
     fn make_room(&self, shard: &mut HashMap<u64, Arc<Inode>>) {

@@ -11,7 +11,7 @@ use crate::transaction::Handle;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_btree::Change;
-use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES};
+use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, NODE_BLOCKS, TREE_FILES};
 use cairn_log::Batch;
 use cairn_space::{Request, Reservation, Urgency};
 
@@ -45,6 +45,16 @@ impl VolumeInner {
             self.signal.request();
         }
         Ok(())
+    }
+
+    /// How many parts, of `items_per_part` changed items each, an operation should have: `parts_max`, or 1 when space is so
+    /// short that the worst case of many parts might never fit into the reserve.
+    pub(crate) fn parts_now(&self, parts_max: usize, items_per_part: usize) -> usize {
+        let worst = self.files.worst_case((parts_max * items_per_part) as u64);
+        let space = self.space.report();
+        let clusters_enough = space.free_clusters >= space.reserved_nodes + space.global_reserve_nodes + 2 * worst;
+        let blocks_enough = space.available_blocks >= 2 * worst * NODE_BLOCKS;
+        if clusters_enough && blocks_enough { parts_max } else { 1 }
     }
 
     /// Begins an operation with a reservation made before.

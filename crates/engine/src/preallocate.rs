@@ -44,9 +44,10 @@ impl VolumeInner {
         let reservation = self.space.reserve(Request { data_blocks: wanted, nodes: 0 }, Urgency::Normal)?;
         missing.reverse();
         loop {
-            let mut operation = self.begin(BATCH_EXTENTS as u64 + 1, 0, Urgency::Priority)?;
+            let batch = self.parts_now(BATCH_EXTENTS, 1);
+            let mut operation = self.begin(batch as u64 + 1, 0, Urgency::Priority)?;
             let mut state = self.write_inode(inode)?;
-            for _ in 0..BATCH_EXTENTS {
+            for _ in 0..batch {
                 let Some((from, to)) = missing.pop() else { break };
                 let wanted = (to - from).min(Extent::UNWRITTEN_BLOCKS_MAX);
                 let range = self.space.allocate_data(&reservation, wanted, None)?;
@@ -92,7 +93,7 @@ impl VolumeInner {
         }
         let _extents = inode.extents.lock();
         loop {
-            let mut operation = self.begin(BATCH_EXTENTS as u64 + 3, 0, Urgency::Removal)?;
+            let (mut operation, batch) = self.begin_removal(3, 0, Urgency::Removal)?;
             let mut state = self.write_inode(inode)?;
             let mut finished = true;
             if first < last {
@@ -101,8 +102,8 @@ impl VolumeInner {
                     // What held the size back is gone: the rest of the file is a hole.
                     state.disk_size = state.item.size;
                 }
-                let gone = self.extents_in(inode.number, first, last, BATCH_EXTENTS)?;
-                finished = gone.len() < BATCH_EXTENTS;
+                let gone = self.extents_in(inode.number, first, last, batch)?;
+                finished = gone.len() < batch;
                 self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
             }
             self.touch(&mut state);

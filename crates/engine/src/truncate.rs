@@ -22,7 +22,7 @@ use cairn_format::{
 use cairn_space::Urgency;
 use std::sync::Arc;
 
-/// Extents removed in one operation.
+/// Extents removed in one operation, when space allows.
 pub(crate) const BATCH_EXTENTS: usize = 32;
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
@@ -94,21 +94,35 @@ impl VolumeInner {
         if finished { Ok(()) } else { self.finish_truncation(inode) }
     }
 
+    /// Begins an operation that removes some extents and changes `fixed_items` other items; says how many extents. On a
+    /// full volume that may be only one.
+    pub(crate) fn begin_removal(&self, fixed_items: u64, data_blocks: u64, urgency: Urgency) -> Result<(Operation<'_>, usize)> {
+        let mut batch = BATCH_EXTENTS;
+        loop {
+            match self.begin(batch as u64 + fixed_items, data_blocks, urgency) {
+                Err(Error::NoSpace) if batch > 1 => batch /= 4,
+                Err(error) => return Err(error),
+                Ok(operation) => return Ok((operation, batch.max(1))),
+            }
+        }
+    }
+
     /// Step 1; whether nothing remains to be done.
     fn cut_to_size(&self, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         let number = inode.number;
         let first_gone = blocks_for_bytes(size);
         // The items changed: inode, orphan, boundary (drop 2, insert 1), removed extents.
-        let mut operation = self.begin(BATCH_EXTENTS as u64 + 6, 1, Urgency::Removal)?;
+        let (mut operation, batch) = self.begin_removal(6, 1, Urgency::Removal)?;
         let mut state = self.write_inode(inode)?;
         state.expect_regular()?;
         let shrinks = size < state.item.size;
         let mut remaining = false;
         if shrinks {
-            self.drop_pages(&mut state, first_gone, u64::MAX);
+            // What may fail comes before what can't be taken back.
+            let gone = self.extents_in(number, first_gone, u64::MAX, batch + 1)?;
             self.rewrite_boundary(&mut operation, number, &mut state, size)?;
-            let gone = self.extents_in(number, first_gone, u64::MAX, BATCH_EXTENTS + 1)?;
-            remaining = gone.len() > BATCH_EXTENTS;
+            self.drop_pages(&mut state, first_gone, u64::MAX);
+            remaining = gone.len() > batch;
             if remaining && state.item.links > 0 {
                 operation.put(orphan_key(number), &encode_orphan(OrphanKind::Truncate))?;
             }
@@ -165,11 +179,11 @@ impl VolumeInner {
     /// Step 2, for a file whose orphan item says `Truncate`. The extents mutex is held.
     pub(crate) fn finish_truncation(&self, inode: &Arc<Inode>) -> Result<()> {
         loop {
-            let mut operation = self.begin(BATCH_EXTENTS as u64 + 4, 0, Urgency::Removal)?;
+            let (mut operation, batch) = self.begin_removal(4, 0, Urgency::Removal)?;
             let mut state = self.write_inode(inode)?;
             let first_gone = blocks_for_bytes(state.disk_size);
-            let gone = self.extents_in(inode.number, first_gone, u64::MAX, BATCH_EXTENTS)?;
-            let finished = gone.len() < BATCH_EXTENTS;
+            let gone = self.extents_in(inode.number, first_gone, u64::MAX, batch)?;
+            let finished = gone.len() < batch;
             self.drop_extents(&mut operation, inode.number, &mut state, (first_gone, u64::MAX), &gone)?;
             if finished && state.item.links > 0 {
                 operation.delete(orphan_key(inode.number))?;
@@ -187,7 +201,7 @@ impl VolumeInner {
     pub(crate) fn remove_inode(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
         let _extents = inode.extents.lock();
         loop {
-            let mut operation = self.begin(BATCH_EXTENTS as u64 + 3, 0, urgency)?;
+            let (mut operation, batch) = self.begin_removal(3, 0, urgency)?;
             let mut state = match self.write_inode(inode) {
                 Err(Error::NotFound) => return Ok(()),
                 other => other?,
@@ -196,7 +210,7 @@ impl VolumeInner {
                 return Ok(());
             }
             self.drop_pages(&mut state, 0, u64::MAX);
-            let finished = self.remove_items(&mut operation, inode.number, &mut state)?;
+            let finished = self.remove_items(&mut operation, inode.number, &mut state, batch)?;
             if finished {
                 operation.delete(Key::new(inode.number, ItemKind::Inode, 0))?;
                 operation.delete(orphan_key(inode.number))?;
@@ -215,16 +229,16 @@ impl VolumeInner {
         }
     }
 
-    /// Removes up to a batch of an inode's other items; whether none is left.
-    fn remove_items(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState) -> Result<bool> {
+    /// Removes up to `batch` of an inode's other items; whether none is left.
+    fn remove_items(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState, batch: usize) -> Result<bool> {
         if state.file_type() == FileType::Directory && state.item.entries > 0 {
             return Err(Error::NotEmpty);
         }
         let mut removed = 0;
-        let items: Vec<_> = self.files.range(Key::all_of_inode(number)).take(BATCH_EXTENTS + 1).collect::<std::result::Result<_, _>>()?;
-        let finished = items.len() <= BATCH_EXTENTS;
+        let items: Vec<_> = self.files.range(Key::all_of_inode(number)).take(batch + 1).collect::<std::result::Result<_, _>>()?;
+        let finished = items.len() <= batch;
         for (key, value) in items {
-            if key.kind == ItemKind::Inode as u8 || removed == BATCH_EXTENTS {
+            if key.kind == ItemKind::Inode as u8 || removed == batch {
                 continue;
             }
             removed += 1;

@@ -2,8 +2,8 @@
 //!
 //! [`Volume`] is what users hold; [`VolumeInner`] is what the operations in the other modules are methods of.
 //!
-//! Threads: `cairn-commit` writes dirty data and commits every `commit_interval` and on request; `cairn-unpin` frees the
-//! blocks of committed transactions; `cairn-reaper` removes orphans; log and space have one each.
+//! Threads: `cairn-commit` commits every `commit_interval` and on request; `cairn-writeback` writes dirty data as often;
+//! `cairn-unpin` frees the blocks of committed transactions; `cairn-reaper` removes orphans; log and space have their own.
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
@@ -216,7 +216,7 @@ impl VolumeInner {
 
     fn run_committer(&self) {
         let interval = self.options.background.then_some(self.options.commit_interval);
-        while let Some(requested) = self.signal.wait(interval) {
+        while self.signal.wait(interval).is_some() {
             if self.signal.flags.log_failed.load(Ordering::Acquire) {
                 let reason = self.log.error().map_or_else(|| "the log failed".into(), |error| error.to_string());
                 self.fail(&Error::Aborted(reason));
@@ -224,12 +224,31 @@ impl VolumeInner {
             if self.failed.load(Ordering::Acquire) {
                 continue;
             }
-            if !requested && let Err(error) = self.write_back_all() {
-                tracing::warn!("dirty data could not be written yet: {error}");
-            }
             if let Err(error) = self.commit() {
                 tracing::error!("commit failed: {error}");
             }
+        }
+    }
+
+    /// Not the commit thread's work: logging what was written may have to wait for a commit.
+    fn run_writeback(&self) {
+        let mut work = self.work.lock();
+        loop {
+            let start = clock::now_monotonic();
+            while start.elapsed() < self.options.commit_interval && !work.stop {
+                let left = self.options.commit_interval.saturating_sub(start.elapsed());
+                self.work_changed.wait_for(&mut work, left);
+            }
+            if work.stop {
+                return;
+            }
+            drop(work);
+            if !self.failed.load(Ordering::Acquire)
+                && let Err(error) = self.write_back_all()
+            {
+                tracing::warn!("dirty data could not be written yet: {error}");
+            }
+            work = self.work.lock();
         }
     }
 
@@ -375,6 +394,7 @@ impl Volume {
         threads.push(spawn("cairn-commit", VolumeInner::run_committer));
         if inner.options.background {
             threads.push(spawn("cairn-reaper", VolumeInner::run_reaper));
+            threads.push(spawn("cairn-writeback", VolumeInner::run_writeback));
         }
         *volume.shared.threads.lock() = threads;
         let weak = Arc::downgrade(&inner);

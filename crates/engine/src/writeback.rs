@@ -23,7 +23,9 @@ use std::sync::atomic::Ordering;
 /// Pages that are written in one operation.
 const BATCH_PAGES: usize = 1024;
 /// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its reservation.
-const BATCH_PIECES: usize = 32;
+const BATCH_PIECES: usize = 16;
+/// Longest piece when space is short.
+const SHORT_PIECE_BLOCKS: u64 = 4;
 
 type Content = Arc<[u8; BLOCK_SIZE]>;
 
@@ -36,10 +38,19 @@ struct Piece {
     checksums: Vec<u32>,
 }
 
+/// How much one operation tries, and what space it may use.
+#[derive(Clone, Copy)]
+struct Effort {
+    urgency: Urgency,
+    pieces_max: usize,
+}
+
 /// Dirty pages on their way to the device.
 struct Batch {
     pages: Vec<(u64, Content)>,
     reservation: Option<Reservation>,
+    /// Length of the file when the pages were taken: what they hold past it was written later.
+    size: u64,
 }
 
 impl VolumeInner {
@@ -71,7 +82,7 @@ impl VolumeInner {
         let mut runs = 0;
         for (&block, page) in state.pages.range_mut(from..).filter(|(_, page)| page.dirty) {
             let new_run = pages.last().is_none_or(|(before, _)| before + 1 != block);
-            if pages.len() == BATCH_PAGES || (new_run && runs == BATCH_PIECES / 2) {
+            if pages.len() == BATCH_PAGES || (new_run && runs == BATCH_PIECES) {
                 break;
             }
             runs += usize::from(new_run);
@@ -88,15 +99,21 @@ impl VolumeInner {
             let all = state.dirty_pages == 0;
             kept.split(count.min(kept.data_blocks()), if all { kept.nodes() } else { 0 })
         });
-        Ok(Some(Batch { pages, reservation }))
+        Ok(Some(Batch { pages, reservation, size: state.item.size }))
     }
 
     fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, urgency: Urgency) -> Result<()> {
         let mut pages = &batch.pages[..];
         let mut result = Ok(());
+        let mut effort = Effort { urgency, pieces_max: BATCH_PIECES };
         while !pages.is_empty() {
-            match self.write_pieces(inode, pages, batch.reservation.as_ref(), urgency) {
+            match self.write_pieces(inode, pages, &batch, effort) {
                 Ok(written) => pages = &pages[written..],
+                // The data was accepted, so there is space for it: piece by piece, and with the help of the reserve.
+                Err(Error::NoSpace) if effort.pieces_max > 1 => {
+                    let urgency = if urgency == Urgency::Commit { urgency } else { Urgency::Removal };
+                    effort = Effort { urgency, pieces_max: 1 };
+                }
                 Err(error) => {
                     result = Err(error);
                     break;
@@ -110,13 +127,13 @@ impl VolumeInner {
     }
 
     /// Writes the first of `pages`, as many as make up one operation; returns how many.
-    fn write_pieces(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], kept: Option<&Reservation>, urgency: Urgency) -> Result<usize> {
+    fn write_pieces(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], batch: &Batch, effort: Effort) -> Result<usize> {
         let (first, last) = (pages[0].0, pages[pages.len() - 1].0);
         let existing = self.extents_in(inode.number, first, last + 1, usize::MAX)?;
         let mut pieces = Vec::new();
-        let result = self.allocate_pieces(pages, &existing, kept, urgency, &mut pieces).and_then(|count| {
+        let result = self.allocate_pieces(pages, &existing, batch.reservation.as_ref(), effort, &mut pieces).and_then(|count| {
             self.write_data(&pages[..count], &mut pieces)?;
-            self.insert_pieces(inode, &pages[..count], &pieces, &existing, urgency)?;
+            self.insert_pieces(inode, (&pages[..count], batch.size), &pieces, &existing, effort.urgency)?;
             Ok(count)
         });
         if result.is_err() && self.transactions.failure().is_none() {
@@ -132,20 +149,21 @@ impl VolumeInner {
         pages: &[(u64, Content)],
         existing: &[(u64, Extent)],
         kept: Option<&Reservation>,
-        urgency: Urgency,
+        effort: Effort,
         pieces: &mut Vec<Piece>,
     ) -> Result<usize> {
         let mut index = 0;
-        while index < pages.len() && pieces.len() < BATCH_PIECES {
+        while index < pages.len() && pieces.len() < effort.pieces_max {
             let file_block = pages[index].0;
             let run = pages[index..].iter().zip(file_block..).take_while(|((block, _), expected)| block == expected).count() as u64;
-            let run = run.min(MAX_EXTENT_BLOCKS);
+            // A single piece is for when space is short: it should not overlap many extents either.
+            let run = run.min(if effort.pieces_max > 1 { MAX_EXTENT_BLOCKS } else { SHORT_PIECE_BLOCKS });
             let (range, in_place) = match unwritten_run(existing, file_block, run) {
                 Some(range) => (range, true),
                 None => {
                     let next_unwritten =
                         existing.iter().find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block).map_or(u64::MAX, |(s, _)| *s);
-                    (self.allocate_blocks(run.min(next_unwritten - file_block), kept, urgency)?, false)
+                    (self.allocate_blocks(run.min(next_unwritten - file_block), kept, effort.urgency)?, false)
                 }
             };
             index += range.blocks as usize;
@@ -197,7 +215,7 @@ impl VolumeInner {
     fn insert_pieces(
         &self,
         inode: &Arc<Inode>,
-        pages: &[(u64, Content)],
+        (pages, size): (&[(u64, Content)], u64),
         pieces: &[Piece],
         existing: &[(u64, Extent)],
         urgency: Urgency,
@@ -224,7 +242,7 @@ impl VolumeInner {
                 self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
             }
         }
-        self.finish_batch(inode, &mut state, pages);
+        self.finish_batch(&mut state, pages, size);
         operation.put_inode(inode.number, &state.loggable())?;
         let sequence = operation.log();
         state.logged(sequence);
@@ -254,16 +272,15 @@ impl VolumeInner {
         Ok(())
     }
 
-    fn finish_batch(&self, inode: &Inode, state: &mut InodeState, pages: &[(u64, Content)]) {
+    fn finish_batch(&self, state: &mut InodeState, pages: &[(u64, Content)], size: u64) {
         for (block, _) in pages {
             if state.pages.get(block).is_some_and(|page| !page.dirty) {
                 state.pages.remove(block);
             }
         }
-        debug_assert!(!pages.is_empty(), "inode {}", inode.number);
         let written_end = (pages[pages.len() - 1].0 + 1) * BLOCK_SIZE as u64;
         state.disk_size =
-            if state.pages.is_empty() { state.item.size } else { state.disk_size.max(written_end.min(state.item.size)) };
+            if state.pages.is_empty() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
         self.trim_reservation(state);
     }
 

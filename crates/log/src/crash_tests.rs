@@ -7,9 +7,11 @@
 use crate::testing::*;
 use crate::{Batch, LogOptions, replay};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_environment::clock;
 use cairn_environment::random::Seeded;
 use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ItemKind, LogSeq, Superblock, TREE_FILES, checksum};
 use proptest::prelude::*;
+use std::time::Duration;
 
 const KEYS: u64 = 24;
 
@@ -115,6 +117,10 @@ impl Run {
                     let items = self.states[cut.last.0 as usize].clone();
                     self.committed.push(Committed { from_event, superblock: self.volume.superblock.clone(), items, last: cut.last });
                     self.volume.log.super_committed(self.volume.superblock.generation);
+                    // The worker leads for those who still wait; let it finish, so that the run is the same each time.
+                    while self.volume.log.shared_for_tests().group.lock().leader {
+                        clock::sleep(Duration::from_micros(50));
+                    }
                     let durable = self.volume.log.durable();
                     self.acknowledged.push((self.volume.device.history_len(), durable));
                 }

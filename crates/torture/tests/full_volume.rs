@@ -25,9 +25,9 @@ fn open(device: &Arc<MemoryDevice>, background: bool) -> Volume {
 
 /// Fills the volume until even small files don't fit; the files that were written whole.
 fn fill(volume: &Volume, client: u8, random: &mut Seeded, files: &mut Files) {
-    let (mut largest, mut operation) = (400_000, files.len() as u32);
+    let mut largest = 400_000;
     while largest > 1000 {
-        operation += 1;
+        let operation = random.next_u64() as u32;
         let name = format!("{client}-{operation}").into_bytes();
         let data = pattern(Tag { client, operation }, 0, 1 + random.below(largest));
         match create(volume, &name, &data) {

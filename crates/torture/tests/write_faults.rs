@@ -111,7 +111,7 @@ fn survive(fault: Fault, seed: u64) {
     let before = create(&volume, b"before", b"safe").expect("it is healthy");
     volume.fsync_blocking(before, FsyncKind::Full).expect("it is healthy");
     let failed = Arc::new(AtomicBool::new(false));
-    let left = AtomicU64::new(random.below(60));
+    let left = AtomicU64::new(random.below(if fault == Fault::LogWrite || fault == Fault::Flush { 60 } else { 6 }));
     let flag = failed.clone();
     device.fail_when(move |request| {
         if !fault.concerns(request) || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
