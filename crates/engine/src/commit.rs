@@ -1,10 +1,10 @@
 //! Committing a transaction. `ARCHITECTURE.md` has the steps and what a crash between them leaves.
+use crate::Result;
 use crate::transaction::Commit;
 use crate::volume::VolumeInner;
-use crate::Result;
 use cairn_blockdev::AlignedBuffer;
 use cairn_btree::{Change, DirtyNodes};
-use cairn_format::{Bitmap, Geometry, Generation, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES};
+use cairn_format::{Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES};
 use cairn_space::{Request, Urgency};
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ struct Frozen {
 enum Kind {
     /// Only if something changed.
     Ordinary,
-    /// In any case: makes this mount's log epoch durable.
+    /// In any case: makes this mount's log epoch durable, or what could be written at its end.
     First,
     /// In any case: marks the volume clean.
     Last,
@@ -41,9 +41,9 @@ impl VolumeInner {
         self.commit_as(Kind::First)
     }
 
-    /// The commit that ends a mount; waits until it is completed.
-    pub(crate) fn commit_last(&self) -> Result<()> {
-        self.commit_as(Kind::Last)?;
+    /// The commit that ends a mount, and whether everything could be written before; waits until it is completed.
+    pub(crate) fn commit_last(&self, clean: bool) -> Result<()> {
+        self.commit_as(if clean { Kind::Last } else { Kind::First })?;
         self.transactions.wait_completed(self.transactions.super_committed())
     }
 
@@ -81,6 +81,7 @@ impl VolumeInner {
         commit.super_committed();
         self.log.super_committed(frozen.generation);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.retry_orphans();
         // 5. The copy at the end of the device; the next flush covers it.
         let copy = self.superblock.geometry.superblock_copy();
         self.device.write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;

@@ -4,22 +4,31 @@
 //! logs everything in one step; a crash shows all of it or nothing.
 use crate::entries::{FoundEntry, check_name};
 use crate::inode::InodeState;
-use crate::operation::Operation;
+use crate::operation::{Effort, Operation};
 use crate::types::{Attributes, NewInode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
-use cairn_format::{DirectoryEntry, FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, encode_orphan};
-use cairn_space::Urgency;
+use cairn_format::{
+    BlockNumber, DirectoryEntry, FileType, FormatError, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Structure,
+    encode_orphan,
+};
 use std::sync::atomic::Ordering;
 
 /// Most names of one inode.
 const LINKS_MAX: u32 = 1_000_000_000;
 /// Longest target of a symbolic link.
-const TARGET_BYTES_MAX: usize = 3800;
+const TARGET_BYTES_MAX: usize = 4095;
 const SET_GROUP_ID: u32 = 0o2000;
 
 impl VolumeInner {
-    fn new_item(&self, parent: &InodeState, parent_number: InodeNumber, new: &NewInode<'_>, links: u32, operation: &Operation<'_>) -> InodeItem {
+    fn new_item(
+        &self,
+        parent: &InodeState,
+        parent_number: InodeNumber,
+        new: &NewInode<'_>,
+        links: u32,
+        operation: &Operation<'_>,
+    ) -> InodeItem {
         let now = now();
         let inherits_group = parent.item.mode & SET_GROUP_ID != 0;
         let directory = new.file_type == FileType::Directory;
@@ -49,7 +58,7 @@ impl VolumeInner {
 
     fn check_new(new: &NewInode<'_>) -> Result<()> {
         match (new.file_type, new.target) {
-            (FileType::Symlink, Some(target)) if target.is_empty() => Err(Error::NotFound),
+            (FileType::Symlink, Some([])) => Err(Error::NotFound),
             (FileType::Symlink, Some(target)) if target.len() > TARGET_BYTES_MAX => Err(Error::NameLength(target.len())),
             (FileType::Symlink, None) => Err(Error::InvalidArgument("a symbolic link needs a target")),
             _ => Ok(()),
@@ -60,7 +69,7 @@ impl VolumeInner {
     pub(crate) fn create(&self, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
         check_name(name)?;
         Self::check_new(new)?;
-        let mut operation = self.begin(4, 0, Urgency::Normal)?;
+        let mut operation = self.begin(5, 0, Effort::Ordinary)?;
         let directory = self.inodes.get(parent);
         let mut state = self.write_inode(&directory)?;
         state.expect_directory()?;
@@ -77,7 +86,9 @@ impl VolumeInner {
         let item = self.new_item(&state, parent, new, links, &operation);
         operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
         if let Some(target) = new.target.filter(|_| new.file_type == FileType::Symlink) {
-            operation.put_new(Key::new(number, ItemKind::Symlink, 0), target)?;
+            for (part, bytes) in target.chunks(SYMLINK_PART_BYTES).enumerate() {
+                operation.put_new(Key::new(number, ItemKind::Symlink, part as u64), bytes)?;
+            }
         }
         let entry = DirectoryEntry { inode: number, file_type: new.file_type, name: name.to_vec() };
         operation.put_new(Key::new(parent, ItemKind::DirectoryEntry, slot), &entry.encode())?;
@@ -96,7 +107,7 @@ impl VolumeInner {
         if new.file_type != FileType::Regular {
             return Err(Error::InvalidArgument("only a regular file can be without a name"));
         }
-        let mut operation = self.begin(2, 0, Urgency::Normal)?;
+        let mut operation = self.begin(2, 0, Effort::Ordinary)?;
         let directory = self.inodes.get(parent);
         let state = self.read_inode(&directory)?;
         state.expect_directory()?;
@@ -114,7 +125,7 @@ impl VolumeInner {
     /// Gives `inode` a further name; takes a reference on it.
     pub(crate) fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
-        let mut operation = self.begin(4, 0, Urgency::Normal)?;
+        let mut operation = self.begin(4, 0, Effort::Ordinary)?;
         let (directory, target) = (self.inodes.get(parent), self.inodes.get(inode));
         let mut locked = self.lock_inodes(&[&directory, &target])?;
         locked.get(parent).expect_directory()?;
@@ -136,7 +147,10 @@ impl VolumeInner {
             if self.files.get(&orphan_key(inode))?.is_none() {
                 return Err(Error::NotFound);
             }
-            operation.delete(orphan_key(inode))?;
+            match state.truncated_from {
+                Some(_) => operation.put(orphan_key(inode), &encode_orphan(OrphanKind::Truncate))?,
+                None => operation.delete(orphan_key(inode))?,
+            }
             self.note_linked(inode);
         }
         state.item.links += 1;
@@ -178,10 +192,10 @@ impl VolumeInner {
 
     /// Removes the entry if it is still the one that was seen; whether that was the inode's last name.
     fn try_remove_name(&self, parent: InodeNumber, name: &[u8], seen: FoundEntry, directory_wanted: bool) -> Result<Option<bool>> {
-        let mut operation = self.begin(4, 0, Urgency::Removal)?;
+        let mut operation = self.begin(4, 0, Effort::Removal)?;
         let (directory, target) = (self.inodes.get(parent), self.inodes.get(seen.inode));
         let mut locked = match self.lock_inodes(&[&directory, &target]) {
-            Err(Error::NotFound) => return if self.peek_entry(parent, name)?.is_none() { Err(Error::NotFound) } else { Ok(None) },
+            Err(Error::NotFound) => return self.entry_changed(parent, name, seen.inode).map(|()| None),
             other => other?,
         };
         locked.get(parent).expect_directory()?;
@@ -207,6 +221,17 @@ impl VolumeInner {
         Ok(Some(last_name_gone))
     }
 
+    /// An inode that an entry named could not be loaded: fine if the entry has changed meanwhile, damage otherwise.
+    pub(crate) fn entry_changed(&self, parent: InodeNumber, name: &[u8], seen: InodeNumber) -> Result<()> {
+        match self.peek_entry(parent, name)? {
+            Some(entry) if entry.inode == seen => {
+                let problem = format!("an entry of directory {parent} names inode {seen}, which does not exist");
+                Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Takes one name from an inode; without any it becomes an orphan. Up to two items.
     pub(crate) fn drop_link(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState) -> Result<bool> {
         state.item.links = if state.file_type() == FileType::Directory { 0 } else { state.item.links.saturating_sub(1) };
@@ -225,7 +250,11 @@ impl VolumeInner {
         if self.read_inode(&inode)?.file_type() != FileType::Symlink {
             return Err(Error::InvalidArgument("not a symbolic link"));
         }
-        self.files.get(&Key::new(number, ItemKind::Symlink, 0))?.ok_or(Error::NotFound)
+        let mut target = Vec::new();
+        for item in self.files.range(Key::all(number, ItemKind::Symlink)) {
+            target.extend(item?.1);
+        }
+        if target.is_empty() { Err(Error::NotFound) } else { Ok(target) }
     }
 
     /// The directory that contains `directory`.

@@ -31,7 +31,8 @@ impl VolumeInner {
     /// Looks a name up; the second value is the first free slot for it. The directory's state lock is held.
     pub(crate) fn find_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<(Option<FoundEntry>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.superblock.hash_seed, name));
-        let keys = Key::new(directory, ItemKind::DirectoryEntry, *slots.start())..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
+        let keys =
+            Key::new(directory, ItemKind::DirectoryEntry, *slots.start())..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
         let mut free = Some(*slots.start());
         for item in self.files.range(keys) {
             let (key, value) = item?;
@@ -74,7 +75,7 @@ impl VolumeInner {
             found
         };
         self.attributes(found.inode).inspect_err(|_| {
-            self.inodes.release(found.inode, 1);
+            self.forget(found.inode, 1);
         })
     }
 
@@ -129,18 +130,20 @@ impl VolumeInner {
                 batch.len() < 64
             })?;
             let Some(&(_, _, _, last)) = batch.last() else { return Ok(()) };
-            let mut taking = true;
+            let (mut taking, mut taken_before) = (true, false);
             let mut failure = None;
             for (name, inode, file_type, cookie) in batch {
                 let taken = taking
                     && match self.attributes(inode) {
                         Ok(attributes) => take(DirectoryItem { name: &name, inode, file_type, cookie }, &attributes),
                         Err(error) => {
-                            failure.get_or_insert(error);
+                            // What was taken before is a listing; the next one begins here and reports it.
+                            failure = failure.or((!taken_before).then_some(error));
                             false
                         }
                     };
                 taking &= taken;
+                taken_before |= taken;
                 if !taken {
                     self.forget(inode, 1);
                 }

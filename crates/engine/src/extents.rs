@@ -6,7 +6,7 @@ use crate::inode::InodeState;
 use crate::operation::Operation;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
-use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, InodeNumber, ItemKind, Key, checksum};
+use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, FormatError, InodeNumber, ItemKind, Key, Structure, checksum};
 
 /// Appends within one transaction grow an extent up to this many blocks; a longer item would make each append log too
 /// many checksums again.
@@ -48,6 +48,9 @@ impl VolumeInner {
         (from, to): (u64, u64),
         overlapping: &[(u64, Extent)],
     ) -> Result<()> {
+        for (_, extent) in overlapping {
+            self.expect_referenced(extent)?;
+        }
         for (start, extent) in overlapping {
             let end = start + extent.blocks;
             let (cut_from, cut_to) = (from.max(*start), to.min(end));
@@ -79,13 +82,30 @@ impl VolumeInner {
         file_block: u64,
         extent: Extent,
     ) -> Result<()> {
-        self.space.reference(extent.range());
+        let (start, merged) = self.merge(inode, file_block, &extent)?;
+        operation.reference(extent.range());
         state.item.blocks += extent.blocks;
-        self.put_merged(operation, inode, file_block, extent)
+        operation.put_extent(inode, start, &merged)
+    }
+
+    /// An extent whose blocks the allocator knows as free is damage; found before anything is changed, it is no more than
+    /// that operation's failure.
+    pub(crate) fn expect_referenced(&self, extent: &Extent) -> Result<()> {
+        if self.space.is_referenced(extent.range()) {
+            return Ok(());
+        }
+        let problem = format!("{} blocks belong to an extent but are not marked in use", extent.blocks);
+        Err(FormatError::new(Structure::Bitmap, extent.start, problem).into())
     }
 
     /// Makes data of unwritten blocks that an extent held already. The place is empty; the blocks stay the file's.
     pub(crate) fn put_merged(&self, operation: &mut Operation<'_>, inode: InodeNumber, file_block: u64, extent: Extent) -> Result<()> {
+        let (start, merged) = self.merge(inode, file_block, &extent)?;
+        operation.put_extent(inode, start, &merged)
+    }
+
+    /// Where the extent's item goes and what it holds: joined with its predecessor where that is cheap.
+    fn merge(&self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<(u64, Extent)> {
         if file_block > 0
             && let Some((start, mut before)) = self.extents_in(inode, file_block - 1, file_block, 1)?.pop()
             && before.kind == ExtentKind::Data
@@ -97,9 +117,9 @@ impl VolumeInner {
         {
             before.blocks += extent.blocks;
             before.checksums.extend_from_slice(&extent.checksums);
-            return operation.put_extent(inode, start, &before);
+            return Ok((start, before));
         }
-        operation.put_extent(inode, file_block, &extent)
+        Ok((file_block, extent.clone()))
     }
 
     /// Reads file blocks from the device into `buffer` (whole blocks), verifying checksums; holes and unwritten extents

@@ -4,12 +4,13 @@
 //! Bytes of a page past the end of the file are zero, always: extending a file then shows zeros.
 use crate::extents::gaps;
 use crate::inode::{Inode, InodeState, Page};
+use crate::operation::Effort;
 use crate::types::SeekTarget;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
-use cairn_space::{Request, Reservation, Urgency};
+use cairn_space::{Request, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -63,7 +64,8 @@ impl VolumeInner {
             in_memory += 1;
         }
         if in_memory < end_block - first_block {
-            self.read_mapped(number, first_block, buffer, &|block| !state.pages.contains_key(&block))?;
+            let kept = state.truncated_from.unwrap_or(u64::MAX);
+            self.read_mapped(number, first_block, buffer, &|block| block < kept && !state.pages.contains_key(&block))?;
         }
         Ok(())
     }
@@ -97,10 +99,15 @@ impl VolumeInner {
         let reservation = self.reserve_for_write(inode, &blocks)?;
         let mut state = self.write_inode(inode)?;
         state.expect_regular()?;
+        // What may fail first: only the blocks at both ends can be partial.
+        let last = blocks.end - 1;
+        let mut head = self.content_for(inode, &state, blocks.start, &bytes)?;
+        let mut tail = if last == blocks.start { None } else { self.content_for(inode, &state, last, &bytes)? };
         for block in blocks {
             let part = part_of_block(block, &bytes);
             let source = (block * BLOCK + part.start as u64 - offset_bytes) as usize;
-            self.write_page(inode, &mut state, block, part.clone(), &data[source..source + part.len()])?;
+            let old = head.take().or_else(|| if block == last { tail.take() } else { None });
+            self.write_page(&mut state, block, part.clone(), &data[source..source + part.len()], old);
             self.take_for_page(&mut state, &reservation);
         }
         state.item.size = state.item.size.max(bytes.end);
@@ -115,37 +122,37 @@ impl VolumeInner {
     fn reserve_for_write(&self, inode: &Arc<Inode>, blocks: &Range<u64>) -> Result<Reservation> {
         let count = blocks.end - blocks.start;
         let request = Request { data_blocks: count, nodes: 1 + count / 64 };
-        match self.space.reserve(request, Urgency::Normal) {
+        match self.reserve(request, Effort::Ordinary) {
             Ok(reservation) => Ok(reservation),
             Err(error) => {
                 let extents = self.extents_in(inode.number, blocks.start, blocks.end, usize::MAX)?;
-                let preallocated =
-                    gaps(blocks.start, blocks.end, &extents).is_empty() && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
+                let preallocated = gaps(blocks.start, blocks.end, &extents).is_empty()
+                    && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
                 if !preallocated {
-                    return Err(error.into());
+                    return Err(error);
                 }
-                Ok(self.space.reserve(Request { data_blocks: 0, nodes: 1 }, Urgency::Priority)?)
+                Ok(self.reserve(Request { data_blocks: 0, nodes: 1 }, Effort::Writeback)?)
             }
         }
     }
 
-    fn write_page(&self, inode: &Inode, state: &mut InodeState, block: u64, part: Range<usize>, data: &[u8]) -> Result<()> {
-        if !state.pages.contains_key(&block) {
-            let content = if part.len() == BLOCK_SIZE || block * BLOCK >= state.item.size {
-                Box::new([0; BLOCK_SIZE])
-            } else {
-                self.read_block(inode.number, state, block)?
-            };
-            state.pages.insert(block, Page { data: Arc::from(content), dirty: false });
-        }
-        let page = state.pages.get_mut(&block).expect("inserted above");
+    /// What a block holds before a part of it is written, if that matters and is not in memory.
+    fn content_for(&self, inode: &Inode, state: &InodeState, block: u64, bytes: &Range<u64>) -> Result<Option<Box<[u8; BLOCK_SIZE]>>> {
+        let needed = part_of_block(block, bytes).len() < BLOCK_SIZE && block * BLOCK < state.item.size && !state.pages.contains_key(&block);
+        if needed { Ok(Some(self.read_block(inode.number, state, block)?)) } else { Ok(None) }
+    }
+
+    fn write_page(&self, state: &mut InodeState, block: u64, part: Range<usize>, data: &[u8], old: Option<Box<[u8; BLOCK_SIZE]>>) {
+        let page = state.pages.entry(block).or_insert_with(|| {
+            let content = old.unwrap_or_else(|| Box::new([0; BLOCK_SIZE]));
+            Page { data: Arc::from(content), dirty: false }
+        });
         Arc::make_mut(&mut page.data)[part].copy_from_slice(data);
         if !page.dirty {
             page.dirty = true;
             state.dirty_pages += 1;
             self.dirty_pages.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
     }
 
     /// Keeps, of `reservation`, what the dirty pages of the file need.
@@ -189,7 +196,7 @@ impl VolumeInner {
     pub(crate) fn zero_part(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
         let block = bytes.start / BLOCK;
         let part = part_of_block(block, &bytes);
-        let reservation = self.reserve_for_write(inode, &(block..block + 1))?;
+        let reservation = self.reserve(Request { data_blocks: 1, nodes: 1 }, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
         let hole = !state.pages.contains_key(&block)
             && !self.extents_in(inode.number, block, block + 1, 1)?.iter().any(|(_, extent)| extent.kind == ExtentKind::Data);
@@ -197,7 +204,8 @@ impl VolumeInner {
             return Ok(());
         }
         let zeros = vec![0; part.len()];
-        self.write_page(inode, &mut state, block, part, &zeros)?;
+        let old = self.content_for(inode, &state, block, &bytes)?;
+        self.write_page(&mut state, block, part, &zeros, old);
         self.take_for_page(&mut state, &reservation);
         self.list_dirty(inode);
         Ok(())
@@ -212,36 +220,42 @@ impl VolumeInner {
         if offset_bytes >= size {
             return Err(Error::OutOfRange);
         }
-        let end = blocks_for_bytes(size);
-        let mut block = offset_bytes / BLOCK;
-        while block < end {
-            let window_end = (block + 4096).min(end);
-            let extents = self.extents_in(number, block, window_end, usize::MAX)?;
-            let is_data = |block: u64| {
-                state.pages.contains_key(&block)
-                    || extents.iter().any(|(start, extent)| extent.kind == ExtentKind::Data && (*start..start + extent.blocks).contains(&block))
-            };
-            let wanted = target == SeekTarget::Data;
-            let mut at = block;
-            while at < window_end {
-                if is_data(at) == wanted {
-                    return Ok((at * BLOCK).max(offset_bytes));
+        let end = blocks_for_bytes(size).min(state.truncated_from.unwrap_or(u64::MAX));
+        let mut at = offset_bytes / BLOCK;
+        match target {
+            SeekTarget::Data => match self.next_data(number, &state, at, end)? {
+                Some(block) => Ok((block * BLOCK).max(offset_bytes)),
+                None => Err(Error::OutOfRange),
+            },
+            SeekTarget::Hole => {
+                while self.next_data(number, &state, at, end)? == Some(at) {
+                    at = match self.data_extent_at(number, at)? {
+                        Some(extent_end) => extent_end,
+                        None => at + 1,
+                    };
                 }
-                at = next_boundary(&extents, &state, at, window_end);
+                Ok((at * BLOCK).max(offset_bytes).min(size))
             }
-            block = window_end;
         }
-        if target == SeekTarget::Hole { Ok(size) } else { Err(Error::OutOfRange) }
     }
-}
 
-/// The next block after `at` at which the answer to "data or hole" may change.
-fn next_boundary(extents: &[(u64, cairn_format::Extent)], state: &InodeState, at: u64, end: u64) -> u64 {
-    if state.pages.contains_key(&at) {
-        return at + 1;
+    /// The first block of `from..end` that holds data.
+    fn next_data(&self, number: InodeNumber, state: &InodeState, from: u64, end: u64) -> Result<Option<u64>> {
+        let page = state.pages.range(from..end.max(from)).next().map(|(block, _)| *block);
+        let mut at = from;
+        while at < page.unwrap_or(end) {
+            let Some((start, extent)) = self.extents_in(number, at, end, 1)?.into_iter().next() else { break };
+            if extent.kind == ExtentKind::Data {
+                return Ok(Some(page.unwrap_or(u64::MAX).min(start.max(at))));
+            }
+            at = start + extent.blocks;
+        }
+        Ok(page)
     }
-    let next_page = state.pages.range(at..end).next().map_or(end, |(block, _)| *block);
-    let next_extent =
-        extents.iter().flat_map(|(start, extent)| [*start, start + extent.blocks]).filter(|&edge| edge > at).min().unwrap_or(end);
-    next_page.min(next_extent).min(end).max(at + 1)
+
+    /// Where the data extent that covers a block ends.
+    fn data_extent_at(&self, number: InodeNumber, block: u64) -> Result<Option<u64>> {
+        let extent = self.extents_in(number, block, block + 1, 1)?.pop();
+        Ok(extent.filter(|(_, extent)| extent.kind == ExtentKind::Data).map(|(start, extent)| start + extent.blocks))
+    }
 }

@@ -31,6 +31,8 @@ pub(crate) struct InodeState {
     pub(crate) item: InodeItem,
     /// Length that the data in the tree supports; logged instead of `item.size` while later data is unwritten.
     pub(crate) disk_size: u64,
+    /// A truncation is under way: extents from this file block on are gone for readers, though items may remain.
+    pub(crate) truncated_from: Option<u64>,
     /// `item` has times that the tree doesn't have.
     pub(crate) times_dirty: bool,
     /// `item` has a size that the tree doesn't have.
@@ -51,6 +53,7 @@ impl InodeState {
         Self {
             item,
             disk_size: item.size,
+            truncated_from: None,
             times_dirty: false,
             size_dirty: false,
             pages: BTreeMap::new(),
@@ -80,7 +83,7 @@ impl InodeState {
 
     /// Whether memory has something that neither tree nor log has.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.times_dirty || self.size_dirty || !self.pages.is_empty()
+        self.times_dirty || self.size_dirty || !self.pages.is_empty() || self.truncated_from.is_some()
     }
 
     /// Fails unless this is a directory that still exists.

@@ -35,8 +35,8 @@ pub use error::Error;
 pub use options::VolumeOptions;
 pub use statistics::Statistics;
 pub use types::{
-    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange,
-    XattrMode,
+    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,
+    TimeChange, XattrMode,
 };
 pub use volume::Volume;
 

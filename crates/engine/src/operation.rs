@@ -11,9 +11,25 @@ use crate::transaction::Handle;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_btree::Change;
-use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, NODE_BLOCKS, TREE_FILES};
+use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES};
 use cairn_log::Batch;
 use cairn_space::{Request, Reservation, Urgency};
+
+/// Items that an operation on many of them changes at a time.
+pub(crate) const BATCH_ITEMS: usize = 32;
+
+/// What an operation may wait for and what space it may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effort {
+    /// Waits for everything; leaves the global reserve alone.
+    Ordinary,
+    /// Writes data that was accepted: waits for commits, may use half of the global reserve.
+    Writeback,
+    /// Gives more back than it takes: waits for commits, may use the global reserve but for the commit's part.
+    Removal,
+    /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for nothing.
+    Reclaim,
+}
 
 /// A joined operation.
 pub(crate) struct Operation<'v> {
@@ -26,13 +42,38 @@ pub(crate) struct Operation<'v> {
 
 impl VolumeInner {
     /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of data itself.
-    pub(crate) fn begin(&self, items: u64, data_blocks: u64, urgency: Urgency) -> Result<Operation<'_>> {
+    pub(crate) fn begin(&self, items: u64, data_blocks: u64, effort: Effort) -> Result<Operation<'_>> {
         self.check_writable()?;
-        self.throttle_dirty_nodes()?;
-        self.log.throttle()?;
-        let request = Request { data_blocks, nodes: self.files.worst_case(items) };
-        let reservation = self.space.reserve(request, urgency)?;
-        self.join(reservation)
+        if effort != Effort::Reclaim {
+            self.throttle_dirty_nodes()?;
+            self.log.throttle()?;
+        }
+        let reservation = self.reserve(Request { data_blocks, nodes: self.files.worst_case(items) }, effort)?;
+        let handle = self.transactions.join()?;
+        Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, handle })
+    }
+
+    /// Begins an operation that changes `fixed_items` items and up to some number of others, which is returned: on a full
+    /// volume it may be only one.
+    pub(crate) fn begin_batch(&self, fixed_items: u64, data_blocks: u64, effort: Effort) -> Result<(Operation<'_>, usize)> {
+        let mut batch = BATCH_ITEMS;
+        loop {
+            match self.begin(fixed_items + batch as u64, data_blocks, effort) {
+                Err(Error::NoSpace) if batch > 1 => batch = (batch / 4).max(1),
+                Err(error) => return Err(error),
+                Ok(operation) => return Ok((operation, batch)),
+            }
+        }
+    }
+
+    /// Reserves space with the patience of `effort`.
+    pub(crate) fn reserve(&self, request: Request, effort: Effort) -> Result<Reservation> {
+        Ok(match effort {
+            Effort::Ordinary => self.space.reserve(request, Urgency::Normal)?,
+            Effort::Writeback => self.space.reserve(request, Urgency::Priority)?,
+            Effort::Removal => self.space.reserve(request, Urgency::Removal)?,
+            Effort::Reclaim => self.space.try_reserve(request, Urgency::Removal)?,
+        })
     }
 
     /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not enough does one.
@@ -45,22 +86,6 @@ impl VolumeInner {
             self.signal.request();
         }
         Ok(())
-    }
-
-    /// How many parts, of `items_per_part` changed items each, an operation should have: `parts_max`, or 1 when space is so
-    /// short that the worst case of many parts might never fit into the reserve.
-    pub(crate) fn parts_now(&self, parts_max: usize, items_per_part: usize) -> usize {
-        let worst = self.files.worst_case((parts_max * items_per_part) as u64);
-        let space = self.space.report();
-        let clusters_enough = space.free_clusters >= space.reserved_nodes + space.global_reserve_nodes + 2 * worst;
-        let blocks_enough = space.available_blocks >= 2 * worst * NODE_BLOCKS;
-        if clusters_enough && blocks_enough { parts_max } else { 1 }
-    }
-
-    /// Begins an operation with a reservation made before.
-    pub(crate) fn join(&self, reservation: Reservation) -> Result<Operation<'_>> {
-        let handle = self.transactions.join()?;
-        Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, handle })
     }
 }
 
@@ -121,8 +146,15 @@ impl Operation<'_> {
         Ok(())
     }
 
+    /// Allocated blocks that an item of this operation refers to.
+    pub(crate) fn reference(&mut self, range: BlockRange) {
+        self.changed = true;
+        self.volume.space.reference(range);
+    }
+
     /// Blocks of the file that no item refers to any more.
     pub(crate) fn free(&mut self, range: BlockRange) -> Result<()> {
+        self.changed = true;
         Ok(self.volume.space.free(range, self.handle.generation())?)
     }
 
@@ -135,7 +167,7 @@ impl Operation<'_> {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        if self.changed {
+        if self.changed && self.volume.transactions.failure().is_none() {
             self.volume.fail(&Error::Aborted("an operation failed halfway".into()));
         }
     }

@@ -2,17 +2,19 @@
 //!
 //! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back queues it. The queue
 //! is worked off by a thread of its own when the volume has background threads, otherwise at once.
+use crate::operation::Effort;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
-use cairn_space::Urgency;
 use std::collections::{HashSet, VecDeque};
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<InodeNumber>,
+    /// Could not be removed for lack of space; tried again after the next commit.
+    postponed: Vec<InodeNumber>,
     working: bool,
     stop: bool,
 }
@@ -27,11 +29,7 @@ pub(crate) struct Orphans {
 
 impl Orphans {
     pub(crate) fn new() -> Self {
-        Self {
-            queue: Mutex::new(Rank::LEAF, Queue::default()),
-            changed: Condvar::new(),
-            unlinked: Mutex::new(Rank::LEAF, HashSet::new()),
-        }
+        Self { queue: Mutex::new(Rank::LEAF, Queue::default()), changed: Condvar::new(), unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
     }
 
     /// Ends the thread; what is queued stays an orphan on the volume.
@@ -76,16 +74,36 @@ impl VolumeInner {
             self.orphans.queue.lock().waiting.push_back(number);
             self.orphans.changed.notify_one();
         } else {
-            self.reap(number, Urgency::Removal);
+            self.reap(number, Effort::Removal);
         }
     }
 
-    fn reap(&self, number: InodeNumber, urgency: Urgency) {
+    fn reap(&self, number: InodeNumber, effort: Effort) {
         let inode = self.inodes.get(number);
-        match self.remove_inode(&inode, urgency) {
+        let extents = match effort {
+            // Whoever holds the mutex may wait for this very thread.
+            Effort::Reclaim => inode.extents.try_lock(),
+            _ => Some(inode.extents.lock()),
+        };
+        let result = match extents {
+            Some(_extents) => self.remove_inode(&inode, effort),
+            None => Err(Error::NoSpace),
+        };
+        match result {
             Ok(()) | Err(Error::Aborted(_)) => {}
+            Err(Error::NoSpace) => self.orphans.queue.lock().postponed.push(number),
             // It stays an orphan on the volume; the next mount tries again.
             Err(error) => tracing::warn!("inode {number} could not be removed: {error}"),
+        }
+    }
+
+    /// After a commit there may be space for what had to be postponed.
+    pub(crate) fn retry_orphans(&self) {
+        let mut queue = self.orphans.queue.lock();
+        if !queue.postponed.is_empty() {
+            let postponed = std::mem::take(&mut queue.postponed);
+            queue.waiting.extend(postponed);
+            self.orphans.changed.notify_all();
         }
     }
 
@@ -105,7 +123,7 @@ impl VolumeInner {
                 queue.working = true;
                 queue.waiting.pop_front().expect("not empty")
             };
-            self.reap(number, Urgency::Removal);
+            self.reap(number, Effort::Removal);
         }
     }
 
@@ -121,28 +139,26 @@ impl VolumeInner {
     pub(crate) fn reap_queued(&self) {
         loop {
             let Some(number) = self.orphans.queue.lock().waiting.pop_front() else { return };
-            let inode = self.inodes.get(number);
-            if self.remove_inode(&inode, Urgency::Commit).is_err() {
-                return;
+            self.reap(number, Effort::Reclaim);
+        }
+    }
+
+    /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays for the next mount.
+    pub(crate) fn finish_orphans(&self) {
+        for item in self.files.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)) {
+            let done = item.map_err(Error::from).and_then(|(key, value)| self.finish_orphan(InodeNumber(key.offset), &value));
+            if let Err(error) = done {
+                tracing::warn!("an unfinished removal has to wait: {error}");
             }
         }
     }
 
-    /// At mount: does what the orphan items say.
-    pub(crate) fn finish_orphans(&self) -> Result<u64> {
-        let keys = Key::all(INODE_ORPHANS, ItemKind::Orphan);
-        let items: Vec<_> = self.files.range(keys).collect::<std::result::Result<_, _>>()?;
-        let count = items.len() as u64;
-        for (key, value) in items {
-            let inode = self.inodes.get(InodeNumber(key.offset));
-            match decode_orphan(&value)? {
-                OrphanKind::Remove => self.remove_inode(&inode, Urgency::Removal)?,
-                OrphanKind::Truncate => {
-                    let _extents = inode.extents.lock();
-                    self.finish_truncation(&inode)?;
-                }
-            }
+    fn finish_orphan(&self, number: InodeNumber, value: &[u8]) -> Result<()> {
+        let inode = self.inodes.get(number);
+        let _extents = inode.extents.lock();
+        match decode_orphan(value)? {
+            OrphanKind::Remove => self.remove_inode(&inode, Effort::Removal),
+            OrphanKind::Truncate => self.finish_truncation(&inode),
         }
-        Ok(count)
     }
 }

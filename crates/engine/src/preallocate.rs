@@ -5,12 +5,12 @@
 use crate::extents::gaps;
 use crate::file::checked_end;
 use crate::inode::Inode;
-use crate::truncate::BATCH_EXTENTS;
+use crate::operation::Effort;
 use crate::types::AllocateMode;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, InodeNumber, blocks_for_bytes};
-use cairn_space::{Request, Urgency};
+use cairn_space::Request;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -39,13 +39,13 @@ impl VolumeInner {
     fn fill(&self, inode: &Arc<Inode>, offset_bytes: u64, end_bytes: u64, keep_size: bool) -> Result<()> {
         let (first, last) = (offset_bytes / BLOCK, blocks_for_bytes(end_bytes));
         let _extents = inode.extents.lock();
+        self.settle_truncation(inode)?;
         let mut missing = gaps(first, last, &self.extents_in(inode.number, first, last, usize::MAX)?);
         let wanted = missing.iter().map(|(from, to)| to - from).sum();
-        let reservation = self.space.reserve(Request { data_blocks: wanted, nodes: 0 }, Urgency::Normal)?;
+        let reservation = self.reserve(Request { data_blocks: wanted, nodes: 0 }, Effort::Ordinary)?;
         missing.reverse();
         loop {
-            let batch = self.parts_now(BATCH_EXTENTS, 1);
-            let mut operation = self.begin(batch as u64 + 1, 0, Urgency::Priority)?;
+            let (mut operation, batch) = self.begin_batch(1, 0, Effort::Writeback)?;
             let mut state = self.write_inode(inode)?;
             for _ in 0..batch {
                 let Some((from, to)) = missing.pop() else { break };
@@ -92,19 +92,20 @@ impl VolumeInner {
             }
         }
         let _extents = inode.extents.lock();
+        self.settle_truncation(inode)?;
         loop {
-            let (mut operation, batch) = self.begin_removal(3, 0, Urgency::Removal)?;
+            let (mut operation, batch) = self.begin_batch(3, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
             let mut finished = true;
             if first < last {
+                let gone = self.extents_in(inode.number, first, last, batch)?;
+                finished = gone.len() < batch;
+                self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
                 self.drop_pages(&mut state, first, last);
                 if state.pages.is_empty() {
                     // What held the size back is gone: the rest of the file is a hole.
                     state.disk_size = state.item.size;
                 }
-                let gone = self.extents_in(inode.number, first, last, batch)?;
-                finished = gone.len() < batch;
-                self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
             }
             self.touch(&mut state);
             operation.put_inode(inode.number, &state.loggable())?;
@@ -119,7 +120,14 @@ impl VolumeInner {
 
     /// Copies bytes from one file to another; returns how many, fewer at the end that the source has now: a file that
     /// is copied behind itself grows, and the copy must not follow.
-    pub(crate) fn copy_range(&self, from: InodeNumber, from_offset: u64, to: InodeNumber, to_offset: u64, length_bytes: u64) -> Result<u64> {
+    pub(crate) fn copy_range(
+        &self,
+        from: InodeNumber,
+        from_offset: u64,
+        to: InodeNumber,
+        to_offset: u64,
+        length_bytes: u64,
+    ) -> Result<u64> {
         let mut copied = 0;
         let length_bytes = length_bytes.min(self.attributes(from)?.size_bytes.saturating_sub(from_offset));
         self.read(from, from_offset, 0, &mut Vec::new())?;

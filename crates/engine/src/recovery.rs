@@ -18,8 +18,8 @@ use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation, Geometry,
-    ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation,
+    Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
 };
 use cairn_log::{CommitReason, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
@@ -34,7 +34,10 @@ fn read_block(device: &dyn BlockDevice, block: BlockNumber) -> Result<AlignedBuf
 }
 
 /// Finds the superblock that counts.
-pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
+///
+/// A slot that can't be *read* may hold the newest one, and the blocks of an older one may have been used again: then
+/// only `read_only` goes on.
+pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Result<Superblock> {
     let length_blocks = device.length_bytes() / BLOCK_SIZE as u64;
     if device.length_bytes() < Geometry::VOLUME_BYTES_MIN {
         return Err(Error::NotAVolume(format!("{} bytes is smaller than any volume", device.length_bytes())));
@@ -50,6 +53,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
                     best = Some(superblock);
                 }
             }
+            Err(error @ Error::Device(_)) if !read_only => return Err(error),
             Err(error) => problems.push(error.to_string()),
         }
     }
@@ -60,13 +64,17 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
         tracing::warn!("{problem}");
     }
     if best.geometry.total_blocks > length_blocks {
-        return Err(Error::NotAVolume(format!("the volume has {} blocks, the image only {length_blocks}: it was truncated", best.geometry.total_blocks)));
+        return Err(Error::NotAVolume(format!(
+            "the volume has {} blocks, the image only {length_blocks}: it was truncated",
+            best.geometry.total_blocks
+        )));
     }
     Ok(best)
 }
 
 /// Bitmaps as the superblock sees them.
 struct Bitmaps {
+    #[allow(clippy::vec_box)] // handed on as it is
     bits: Vec<Box<[u8; BITMAP_BYTES]>>,
     slots: Vec<u8>,
     /// Groups with a slot that is newer than the superblock.
@@ -89,7 +97,9 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bit
             let at = (block.0 - table.start.0) as usize * BLOCK_SIZE;
             match Bitmap::decode(&buffer[at..at + BLOCK_SIZE], superblock.volume, block, group) {
                 Ok(bitmap) if bitmap.generation > superblock.generation => bitmaps.stale.push(group),
-                Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => best = Some((bitmap, slot as u8)),
+                Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => {
+                    best = Some((bitmap, slot as u8))
+                }
                 Ok(_) => {}
                 Err(error) => problem = error.to_string(),
             }
@@ -117,7 +127,7 @@ fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
 impl VolumeInner {
     /// Steps 1 to 4; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
-        let superblock = read_superblock(&*device)?;
+        let superblock = read_superblock(&*device, options.read_only)?;
         if superblock.features.read_only_compatible != 0 && !options.read_only {
             let word = superblock.features.read_only_compatible;
             return Err(Error::NotAVolume(format!("it uses features {word:#x} that this version can only read; mount it read-only")));

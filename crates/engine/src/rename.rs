@@ -8,13 +8,15 @@
 //! 4. Change and log everything in one step.
 use crate::entries::{FoundEntry, check_name};
 use crate::inode::LockedInodes;
-use crate::operation::Operation;
+use crate::operation::{Effort, Operation};
 use crate::types::RenameMode;
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
-use cairn_format::{DirectoryEntry, FileType, INODE_ROOT, InodeNumber, ItemKind, Key};
-use cairn_space::Urgency;
+use cairn_format::{BlockNumber, DirectoryEntry, FileType, FormatError, INODE_ROOT, InodeNumber, ItemKind, Key, Structure};
 use std::sync::Arc;
+
+/// Deeper than any path can be made in practice: a longer chain of parents is a cycle.
+const DEPTH_MAX: u32 = 1 << 20;
 
 /// One side of a rename.
 #[derive(Clone, Copy)]
@@ -48,7 +50,7 @@ impl VolumeInner {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
                 (RenameMode::Replace, Some(target)) if target.file_type == FileType::Regular && source.file_type == FileType::Regular => {
-                    self.write_back(&self.inodes.get(source.inode), Urgency::Priority)?;
+                    self.write_back(&self.inodes.get(source.inode), Effort::Writeback)?;
                 }
                 _ => {}
             }
@@ -72,7 +74,7 @@ impl VolumeInner {
         target: Option<FoundEntry>,
         mode: RenameMode,
     ) -> Result<Outcome> {
-        let mut operation = self.begin(8, 0, Urgency::Normal)?;
+        let mut operation = self.begin(8, 0, Effort::Ordinary)?;
         let moves = |entry: &FoundEntry| entry.file_type == FileType::Directory && old.directory != new.directory;
         let directory_moves = moves(&source) || (mode == RenameMode::Exchange && target.as_ref().is_some_and(moves));
         let _rename = directory_moves.then(|| self.rename_lock.lock());
@@ -91,7 +93,13 @@ impl VolumeInner {
         numbers.extend(target.map(|target| target.inode));
         let inodes: Vec<_> = numbers.iter().map(|&number| self.inodes.get(number)).collect();
         let mut locked = match self.lock_inodes(&inodes.iter().collect::<Vec<&Arc<_>>>()) {
-            Err(Error::NotFound) => return self.changed_meanwhile(old, new),
+            Err(Error::NotFound) => {
+                self.entry_changed(old.directory, old.name, source.inode)?;
+                if let Some(target) = target {
+                    self.entry_changed(new.directory, new.name, target.inode)?;
+                }
+                return Ok(Outcome::Changed);
+            }
             other => other?,
         };
         locked.get(old.directory).expect_directory()?;
@@ -116,16 +124,10 @@ impl VolumeInner {
         Ok(Outcome::Done { orphan })
     }
 
-    fn changed_meanwhile(&self, old: Place<'_>, new: Place<'_>) -> Result<Outcome> {
-        self.peek_entry(old.directory, old.name)?.ok_or(Error::NotFound)?;
-        self.peek_entry(new.directory, new.name)?;
-        Ok(Outcome::Changed)
-    }
-
     /// Whether `candidate` is `directory` or one of its ancestors.
     fn is_ancestor(&self, candidate: InodeNumber, directory: InodeNumber) -> Result<bool> {
         let mut at = directory;
-        loop {
+        for _ in 0..DEPTH_MAX {
             if at == candidate {
                 return Ok(true);
             }
@@ -134,6 +136,8 @@ impl VolumeInner {
             }
             at = self.parent(at)?;
         }
+        let problem = format!("directory {directory} has more than {DEPTH_MAX} ancestors");
+        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
     }
 
     fn replace(

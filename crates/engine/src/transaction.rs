@@ -70,6 +70,7 @@ pub(crate) struct Commit<'a> {
     transactions: &'a Transactions,
     generation: Generation,
     unblocked: bool,
+    finished: bool,
 }
 
 impl Commit<'_> {
@@ -94,6 +95,7 @@ impl Commit<'_> {
         let mut state = self.transactions.state.lock();
         assert!(state.super_committed < self.generation);
         state.super_committed = self.generation;
+        self.finished = true;
         self.transactions.changed.notify_all();
     }
 }
@@ -103,6 +105,9 @@ impl Drop for Commit<'_> {
         let mut state = self.transactions.state.lock();
         if !self.unblocked {
             state.phase = Phase::Running;
+        } else if !self.finished {
+            // The next transaction refers to what this one did not write: it must never get a superblock.
+            state.failure.get_or_insert_with(|| "a commit was not finished".into());
         }
         state.committing = false;
         self.transactions.changed.notify_all();
@@ -163,7 +168,7 @@ impl Transactions {
         }
         state.committing = true;
         state.phase = Phase::CommitStart;
-        let commit = Commit { transactions: self, generation: state.generation, unblocked: false };
+        let commit = Commit { transactions: self, generation: state.generation, unblocked: false, finished: false };
         while state.joined > 0 && state.failure.is_none() {
             self.changed.wait(&mut state);
         }

@@ -10,20 +10,16 @@
 use crate::directory::orphan_key;
 use crate::file::checked_end;
 use crate::inode::{Inode, InodeState};
-use crate::operation::Operation;
+use crate::operation::{Effort, Operation};
 use crate::types::{AttributeChange, Attributes, TimeChange};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_format::{
-    BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, MAX_EXTENT_BLOCKS, OrphanKind, Timestamp, blocks_for_bytes, checksum,
-    encode_orphan,
+    BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, OrphanKind, Timestamp, blocks_for_bytes, checksum, encode_orphan,
 };
-use cairn_space::Urgency;
 use std::sync::Arc;
 
-/// Extents removed in one operation, when space allows.
-pub(crate) const BATCH_EXTENTS: usize = 32;
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
@@ -76,7 +72,7 @@ impl VolumeInner {
         if only_size {
             return self.attributes(number);
         }
-        let mut operation = self.begin(1, 0, Urgency::Priority)?;
+        let mut operation = self.begin(1, 0, Effort::Writeback)?;
         let mut state = self.write_inode(&inode)?;
         apply(&mut state, &rest);
         operation.put_inode(number, &state.loggable())?;
@@ -90,21 +86,9 @@ impl VolumeInner {
         checked_end(size, 0)?;
         let _extents = inode.extents.lock();
         self.read_inode(inode)?.expect_regular()?;
+        self.settle_truncation(inode)?;
         let finished = self.cut_to_size(inode, size)?;
         if finished { Ok(()) } else { self.finish_truncation(inode) }
-    }
-
-    /// Begins an operation that removes some extents and changes `fixed_items` other items; says how many extents. On a
-    /// full volume that may be only one.
-    pub(crate) fn begin_removal(&self, fixed_items: u64, data_blocks: u64, urgency: Urgency) -> Result<(Operation<'_>, usize)> {
-        let mut batch = BATCH_EXTENTS;
-        loop {
-            match self.begin(batch as u64 + fixed_items, data_blocks, urgency) {
-                Err(Error::NoSpace) if batch > 1 => batch /= 4,
-                Err(error) => return Err(error),
-                Ok(operation) => return Ok((operation, batch.max(1))),
-            }
-        }
     }
 
     /// Step 1; whether nothing remains to be done.
@@ -112,17 +96,20 @@ impl VolumeInner {
         let number = inode.number;
         let first_gone = blocks_for_bytes(size);
         // The items changed: inode, orphan, boundary (drop 2, insert 1), removed extents.
-        let (mut operation, batch) = self.begin_removal(6, 1, Urgency::Removal)?;
+        let (mut operation, batch) = self.begin_batch(6, 1, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
         state.expect_regular()?;
         let shrinks = size < state.item.size;
         let mut remaining = false;
         if shrinks {
             // What may fail comes before what can't be taken back.
-            let gone = self.extents_in(number, first_gone, u64::MAX, batch + 1)?;
+            self.extents_in(number, first_gone, u64::MAX, batch + 1)?;
             self.rewrite_boundary(&mut operation, number, &mut state, size)?;
+            // Read again: the boundary may have been cut out of the first of them.
+            let gone = self.extents_in(number, first_gone, u64::MAX, batch + 1)?;
             self.drop_pages(&mut state, first_gone, u64::MAX);
             remaining = gone.len() > batch;
+            state.truncated_from = remaining.then_some(first_gone);
             if remaining && state.item.links > 0 {
                 operation.put(orphan_key(number), &encode_orphan(OrphanKind::Truncate))?;
             }
@@ -176,17 +163,26 @@ impl VolumeInner {
         Ok(())
     }
 
+    /// Finishes a truncation that an error interrupted. The extents mutex is held; without this nothing may enter the file.
+    pub(crate) fn settle_truncation(&self, inode: &Arc<Inode>) -> Result<()> {
+        let unfinished = self.read_inode(inode)?.truncated_from.is_some();
+        if unfinished { self.finish_truncation(inode) } else { Ok(()) }
+    }
+
     /// Step 2, for a file whose orphan item says `Truncate`. The extents mutex is held.
     pub(crate) fn finish_truncation(&self, inode: &Arc<Inode>) -> Result<()> {
         loop {
-            let (mut operation, batch) = self.begin_removal(4, 0, Urgency::Removal)?;
+            let (mut operation, batch) = self.begin_batch(4, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
-            let first_gone = blocks_for_bytes(state.disk_size);
+            let first_gone = state.truncated_from.unwrap_or_else(|| blocks_for_bytes(state.disk_size));
             let gone = self.extents_in(inode.number, first_gone, u64::MAX, batch)?;
             let finished = gone.len() < batch;
             self.drop_extents(&mut operation, inode.number, &mut state, (first_gone, u64::MAX), &gone)?;
-            if finished && state.item.links > 0 {
-                operation.delete(orphan_key(inode.number))?;
+            if finished {
+                state.truncated_from = None;
+                if state.item.links > 0 {
+                    operation.delete(orphan_key(inode.number))?;
+                }
             }
             operation.put_inode(inode.number, &state.loggable())?;
             let sequence = operation.log();
@@ -198,10 +194,10 @@ impl VolumeInner {
     }
 
     /// Removes an inode without names: its items some at a time, then itself. A crash on the way leaves its orphan item.
-    pub(crate) fn remove_inode(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
-        let _extents = inode.extents.lock();
+    /// The extents mutex is held.
+    pub(crate) fn remove_inode(&self, inode: &Arc<Inode>, effort: Effort) -> Result<()> {
         loop {
-            let (mut operation, batch) = self.begin_removal(3, 0, urgency)?;
+            let (mut operation, batch) = self.begin_batch(3, 0, effort)?;
             let mut state = match self.write_inode(inode) {
                 Err(Error::NotFound) => return Ok(()),
                 other => other?,
@@ -242,12 +238,14 @@ impl VolumeInner {
                 continue;
             }
             removed += 1;
+            let extent = if key.kind == ItemKind::Extent as u8 { Some(Extent::decode(&value)?) } else { None };
+            if let Some(extent) = &extent {
+                self.expect_referenced(extent)?;
+            }
             operation.delete(key)?;
-            if key.kind == ItemKind::Extent as u8 {
-                let extent = Extent::decode(&value)?;
+            if let Some(extent) = extent {
                 operation.free(extent.range())?;
                 state.item.blocks = state.item.blocks.saturating_sub(extent.blocks);
-                debug_assert!(extent.blocks <= MAX_EXTENT_BLOCKS.max(Extent::UNWRITTEN_BLOCKS_MAX));
             }
         }
         Ok(finished)

@@ -8,6 +8,7 @@
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
 use crate::inode::{Inode, InodeState, InodeTable};
+use crate::operation::Effort;
 use crate::orphans::Orphans;
 use crate::statistics::{Counters, Statistics};
 use crate::transaction::Transactions;
@@ -19,9 +20,9 @@ use cairn_blockdev::BlockDevice;
 use cairn_btree::{NodeCache, Tree};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
-use cairn_format::{BLOCK_SIZE, Generation, InodeNumber, INODE_ROOT, Superblock, Timestamp};
+use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, Superblock, Timestamp};
 use cairn_log::{Log, LogError};
-use cairn_space::{Reclaimer, Space, Urgency};
+use cairn_space::{Reclaimer, Space};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -134,11 +135,11 @@ impl VolumeInner {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        self.check_writable_or_clean()
+        self.check_alive()
     }
 
     /// Fails if the volume has failed; a read-only one has nothing to make durable.
-    pub(crate) fn check_writable_or_clean(&self) -> Result<()> {
+    pub(crate) fn check_alive(&self) -> Result<()> {
         if self.failed.load(Ordering::Acquire) || self.signal.flags.log_failed.load(Ordering::Acquire) {
             let reason = self.transactions.failure().or_else(|| self.log.error().map(|e| e.to_string()));
             return Err(Error::Aborted(reason.unwrap_or_default()));
@@ -149,13 +150,19 @@ impl VolumeInner {
     /// Stops all changes after a failure; every waiter gets an error.
     pub(crate) fn fail(&self, error: &Error) {
         let message = error.to_string();
-        if self.transactions.fail(&message) {
+        if self.halt(&message) {
             tracing::error!("the volume is read-only from now on: {message}");
-            self.failed.store(true, Ordering::Release);
-            self.log.abort(LogError::Aborted(message.into()));
-            self.space.shut_down();
-            self.orphans.stop();
         }
+    }
+
+    /// Ends every wait and every later change with an error; whether this was the first reason to.
+    fn halt(&self, message: &str) -> bool {
+        let first = self.transactions.fail(message);
+        self.failed.store(true, Ordering::Release);
+        self.log.abort(LogError::Aborted(message.into()));
+        self.space.shut_down();
+        self.orphans.stop();
+        first
     }
 
     /// Remembers that the inode has something to write. Its state lock is held.
@@ -176,14 +183,14 @@ impl VolumeInner {
         if self.dirty_pages.load(Ordering::Relaxed) <= limit {
             return Ok(());
         }
-        self.write_back(inode, Urgency::Priority)?;
+        self.write_back(inode, Effort::Writeback)?;
         let others: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
         for other in others {
             if self.dirty_pages.load(Ordering::Relaxed) <= limit {
                 break;
             }
             // Another file's failure is that file's, reported to its fsync.
-            let _ = self.write_back(&other, Urgency::Priority);
+            let _ = self.write_back(&other, Effort::Writeback);
         }
         Ok(())
     }
@@ -193,7 +200,7 @@ impl VolumeInner {
         let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
         let mut result = Ok(());
         for inode in inodes {
-            let one = match self.write_back(&inode, Urgency::Priority) {
+            let one = match self.write_back(&inode, Effort::Writeback) {
                 Ok(()) => self.log_attributes(&inode).map(drop),
                 error => error,
             };
@@ -206,7 +213,7 @@ impl VolumeInner {
     }
 
     fn sync(&self) -> Result<()> {
-        self.check_writable_or_clean()?;
+        self.check_alive()?;
         if self.options.read_only {
             return Ok(());
         }
@@ -296,7 +303,7 @@ impl Reclaimer for VolumeInner {
             }
             // Whoever holds the mutex may wait for this very thread.
             if let Some(_extents) = inode.extents.try_lock()
-                && let Err(error) = self.write_back_locked(&inode, Urgency::Commit)
+                && let Err(error) = self.write_back_locked(&inode, Effort::Reclaim)
             {
                 tracing::debug!("reclaim could not write inode {}: {error}", inode.number);
             }
@@ -318,7 +325,9 @@ struct Shared {
 }
 
 impl Shared {
+    /// Nobody waits for a thread that has ended already: all waits end first.
     fn stop_threads(&self) {
+        self.inner.halt("the volume is closed");
         self.inner.signal.stop();
         self.inner.orphans.stop();
         self.inner.stop_unpinner();
@@ -399,7 +408,7 @@ impl Volume {
         *volume.shared.threads.lock() = threads;
         let weak = Arc::downgrade(&inner);
         inner.space.start(weak);
-        inner.finish_orphans()?;
+        inner.finish_orphans();
         Ok(volume)
     }
 
@@ -412,17 +421,16 @@ impl Volume {
         let result = if inner.options.read_only {
             Ok(())
         } else {
-            inner.check_writable_or_clean().and_then(|()| {
+            inner.check_alive().and_then(|()| {
                 let written = inner.write_back_all();
                 if inner.options.background {
                     inner.drain_orphans();
                 }
-                written.and(inner.commit_last())
+                let committed = inner.commit_last(written.is_ok());
+                written.and(committed)
             })
         };
         self.shared.stop_threads();
-        inner.transactions.fail("the volume is closed");
-        inner.failed.store(true, Ordering::Release);
         result
     }
 

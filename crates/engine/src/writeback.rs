@@ -10,13 +10,13 @@
 //! If step 2 or 3 fails, the pages are dirty again and nothing is lost; an fsync reports the error.
 use crate::extents::unwritten_run;
 use crate::inode::{Inode, InodeState};
-use crate::operation::Operation;
+use crate::operation::{Effort, Operation};
 use crate::types::{Completion, FsyncKind};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum};
-use cairn_space::{Request, Reservation, Urgency};
+use cairn_space::{Request, Reservation};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -40,8 +40,8 @@ struct Piece {
 
 /// How much one operation tries, and what space it may use.
 #[derive(Clone, Copy)]
-struct Effort {
-    urgency: Urgency,
+struct Step {
+    effort: Effort,
     pieces_max: usize,
 }
 
@@ -55,13 +55,14 @@ struct Batch {
 
 impl VolumeInner {
     /// Writes all data of the file that is dirty now, and logs it. On return the data is written but not flushed.
-    pub(crate) fn write_back(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
+    pub(crate) fn write_back(&self, inode: &Arc<Inode>, effort: Effort) -> Result<()> {
         let _extents = inode.extents.lock();
-        self.write_back_locked(inode, urgency)
+        self.write_back_locked(inode, effort)
     }
 
     /// As [`VolumeInner::write_back`], with the extents mutex held by the caller.
-    pub(crate) fn write_back_locked(&self, inode: &Arc<Inode>, urgency: Urgency) -> Result<()> {
+    pub(crate) fn write_back_locked(&self, inode: &Arc<Inode>, effort: Effort) -> Result<()> {
+        self.settle_truncation(inode)?;
         // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to the next time.
         let mut from = 0;
         let last = match self.read_inode(inode)?.pages.last_key_value() {
@@ -71,7 +72,7 @@ impl VolumeInner {
         while from <= last {
             let Some(batch) = self.take_batch(inode, from)? else { break };
             from = batch.pages.last().expect("a batch has pages").0 + 1;
-            self.write_batch(inode, batch, urgency)?;
+            self.write_batch(inode, batch, effort)?;
         }
         Ok(())
     }
@@ -102,17 +103,17 @@ impl VolumeInner {
         Ok(Some(Batch { pages, reservation, size: state.item.size }))
     }
 
-    fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, urgency: Urgency) -> Result<()> {
+    fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, effort: Effort) -> Result<()> {
         let mut pages = &batch.pages[..];
         let mut result = Ok(());
-        let mut effort = Effort { urgency, pieces_max: BATCH_PIECES };
+        let mut step = Step { effort, pieces_max: BATCH_PIECES };
         while !pages.is_empty() {
-            match self.write_pieces(inode, pages, &batch, effort) {
+            match self.write_pieces(inode, pages, &batch, step) {
                 Ok(written) => pages = &pages[written..],
                 // The data was accepted, so there is space for it: piece by piece, and with the help of the reserve.
-                Err(Error::NoSpace) if effort.pieces_max > 1 => {
-                    let urgency = if urgency == Urgency::Commit { urgency } else { Urgency::Removal };
-                    effort = Effort { urgency, pieces_max: 1 };
+                Err(Error::NoSpace) if step.pieces_max > 1 => {
+                    let effort = if effort == Effort::Reclaim { effort } else { Effort::Removal };
+                    step = Step { effort, pieces_max: 1 };
                 }
                 Err(error) => {
                     result = Err(error);
@@ -127,18 +128,21 @@ impl VolumeInner {
     }
 
     /// Writes the first of `pages`, as many as make up one operation; returns how many.
-    fn write_pieces(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], batch: &Batch, effort: Effort) -> Result<usize> {
+    fn write_pieces(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], batch: &Batch, step: Step) -> Result<usize> {
         let (first, last) = (pages[0].0, pages[pages.len() - 1].0);
         let existing = self.extents_in(inode.number, first, last + 1, usize::MAX)?;
         let mut pieces = Vec::new();
-        let result = self.allocate_pieces(pages, &existing, batch.reservation.as_ref(), effort, &mut pieces).and_then(|count| {
+        let result = self.allocate_pieces(pages, &existing, batch.reservation.as_ref(), step, &mut pieces).and_then(|count| {
             self.write_data(&pages[..count], &mut pieces)?;
-            self.insert_pieces(inode, (&pages[..count], batch.size), &pieces, &existing, effort.urgency)?;
+            self.insert_pieces(inode, (&pages[..count], batch.size), &pieces, &existing, step.effort)?;
             Ok(count)
         });
         if result.is_err() && self.transactions.failure().is_none() {
             for piece in pieces.iter().filter(|piece| !piece.in_place) {
-                self.space.cancel(piece.range);
+                match &batch.reservation {
+                    Some(kept) => self.space.cancel_into(piece.range, kept),
+                    None => self.space.cancel(piece.range),
+                }
             }
         }
         result
@@ -149,21 +153,23 @@ impl VolumeInner {
         pages: &[(u64, Content)],
         existing: &[(u64, Extent)],
         kept: Option<&Reservation>,
-        effort: Effort,
+        step: Step,
         pieces: &mut Vec<Piece>,
     ) -> Result<usize> {
         let mut index = 0;
-        while index < pages.len() && pieces.len() < effort.pieces_max {
+        while index < pages.len() && pieces.len() < step.pieces_max {
             let file_block = pages[index].0;
             let run = pages[index..].iter().zip(file_block..).take_while(|((block, _), expected)| block == expected).count() as u64;
             // A single piece is for when space is short: it should not overlap many extents either.
-            let run = run.min(if effort.pieces_max > 1 { MAX_EXTENT_BLOCKS } else { SHORT_PIECE_BLOCKS });
+            let run = run.min(if step.pieces_max > 1 { MAX_EXTENT_BLOCKS } else { SHORT_PIECE_BLOCKS });
             let (range, in_place) = match unwritten_run(existing, file_block, run) {
                 Some(range) => (range, true),
                 None => {
-                    let next_unwritten =
-                        existing.iter().find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block).map_or(u64::MAX, |(s, _)| *s);
-                    (self.allocate_blocks(run.min(next_unwritten - file_block), kept, effort.urgency)?, false)
+                    let next_unwritten = existing
+                        .iter()
+                        .find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block)
+                        .map_or(u64::MAX, |(s, _)| *s);
+                    (self.allocate_blocks(run.min(next_unwritten - file_block), kept, step.effort)?, false)
                 }
             };
             index += range.blocks as usize;
@@ -172,12 +178,12 @@ impl VolumeInner {
         Ok(index)
     }
 
-    fn allocate_blocks(&self, blocks: u64, kept: Option<&Reservation>, urgency: Urgency) -> Result<BlockRange> {
+    fn allocate_blocks(&self, blocks: u64, kept: Option<&Reservation>, effort: Effort) -> Result<BlockRange> {
         if let Some(kept) = kept.filter(|kept| kept.data_blocks() > 0) {
             return Ok(self.space.allocate_data(kept, blocks.min(kept.data_blocks()), None)?);
         }
         // Written over preallocated blocks that were given back since: the space was not kept, ask for it now.
-        let extra = self.space.reserve(Request { data_blocks: 1, nodes: 0 }, urgency)?;
+        let extra = self.reserve(Request { data_blocks: 1, nodes: 0 }, effort)?;
         Ok(self.space.allocate_data(&extra, 1, None)?)
     }
 
@@ -218,10 +224,10 @@ impl VolumeInner {
         (pages, size): (&[(u64, Content)], u64),
         pieces: &[Piece],
         existing: &[(u64, Extent)],
-        urgency: Urgency,
+        effort: Effort,
     ) -> Result<()> {
         let overlaps: u64 = pieces.iter().map(|piece| overlapping(existing, piece).count() as u64 + 3).sum();
-        let mut operation = self.begin(overlaps + 1, 0, urgency)?;
+        let mut operation = self.begin(overlaps + 1, 0, effort)?;
         let mut state = self.write_inode(inode)?;
         for piece in pieces {
             // What is there was read before, but earlier pieces of this operation may have cut it: look again.
@@ -279,8 +285,7 @@ impl VolumeInner {
             }
         }
         let written_end = (pages[pages.len() - 1].0 + 1) * BLOCK_SIZE as u64;
-        state.disk_size =
-            if state.pages.is_empty() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
+        state.disk_size = if state.pages.is_empty() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
         self.trim_reservation(state);
     }
 
@@ -306,7 +311,7 @@ impl VolumeInner {
 
     /// Writes and logs what fsync must make durable; returns the operation to wait for.
     fn prepare_fsync(&self, number: InodeNumber, kind: FsyncKind) -> Result<LogSeq> {
-        self.check_writable_or_clean()?;
+        self.check_alive()?;
         let inode = self.inodes.get(number);
         let (regular, last) = {
             let state = self.read_inode(&inode)?;
@@ -315,7 +320,7 @@ impl VolumeInner {
         if !regular {
             return Ok(last);
         }
-        self.write_back(&inode, Urgency::Priority)?;
+        self.write_back(&inode, Effort::Writeback)?;
         let (last, needs_item) = {
             let state = self.read_inode(&inode)?;
             (state.last, state.size_dirty || (kind == FsyncKind::Full && state.times_dirty))
@@ -325,14 +330,14 @@ impl VolumeInner {
 
     /// Logs the inode's attributes if memory has newer ones.
     pub(crate) fn log_attributes(&self, inode: &Arc<Inode>) -> Result<LogSeq> {
-        let mut operation = self.begin(1, 0, Urgency::Priority)?;
+        let mut operation = self.begin(1, 0, Effort::Writeback)?;
         let mut state = self.write_inode(inode)?;
         if state.size_dirty || state.times_dirty {
             operation.put_inode(inode.number, &state.loggable())?;
             let sequence = operation.log();
             state.logged(sequence);
-            self.unlist_clean(inode, &state);
         }
+        self.unlist_clean(inode, &state);
         Ok(state.last)
     }
 

@@ -1,14 +1,16 @@
 //! Extended attributes. A value of up to 3 KiB stands in one item, a larger one goes on in further parts; replacing a
 //! value is one operation whatever its size.
 use crate::inode::InodeState;
-use crate::operation::Operation;
+use crate::operation::{Effort, Operation};
 use crate::types::XattrMode;
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_format::{InodeNumber, ItemKind, Key, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range};
-use cairn_space::Urgency;
 
 const NAME_BYTES_MAX: usize = 255;
+
+/// Slot and first item of an attribute.
+type FoundXattr = (u64, XattrItem);
 
 fn part_key(inode: InodeNumber, slot: u64, part: usize) -> Key {
     Key::new(inode, ItemKind::XattrPart, slot * 256 + part as u64)
@@ -20,7 +22,7 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 
 impl VolumeInner {
     /// The attribute's slot and first item, and the first free slot for its name. The inode is locked.
-    fn find_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<(Option<(u64, XattrItem)>, Option<u64>)> {
+    fn find_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<(Option<FoundXattr>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.superblock.hash_seed, name));
         let mut free = Some(*slots.start());
         for item in self.files.range(Key::new(inode, ItemKind::Xattr, *slots.start())..=Key::new(inode, ItemKind::Xattr, *slots.end())) {
@@ -69,7 +71,7 @@ impl VolumeInner {
             _ => 0,
         };
         let new_parts = XattrItem::parts(value.len()) as u64;
-        let mut operation = self.begin(2 + old_parts + new_parts, 0, Urgency::Normal)?;
+        let mut operation = self.begin(2 + old_parts + new_parts, 0, Effort::Ordinary)?;
         let mut state = self.write_inode(&inode)?;
         let (found, free) = self.find_xattr(number, name)?;
         let slot = match (&found, mode) {
@@ -101,7 +103,7 @@ impl VolumeInner {
     pub(crate) fn remove_xattr(&self, number: InodeNumber, name: &[u8]) -> Result<()> {
         let inode = self.inodes.get(number);
         let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
-        let mut operation = self.begin(2 + parts_max, 0, Urgency::Removal)?;
+        let mut operation = self.begin(2 + parts_max, 0, Effort::Removal)?;
         let mut state = self.write_inode(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         operation.delete(Key::new(number, ItemKind::Xattr, slot))?;

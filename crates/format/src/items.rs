@@ -9,6 +9,9 @@ pub const MAX_EXTENT_BLOCKS: u64 = 256;
 /// Bytes of an xattr value that stand in its first item; the rest goes to parts of up to this size.
 pub const XATTR_INLINE_BYTES_MAX: usize = 3072;
 
+/// Bytes of a symbolic link's target in its first item; the rest of a longer one stands in a second, with offset 1.
+pub const SYMLINK_PART_BYTES: usize = 3072;
+
 fn damaged(what: &str) -> FormatError {
     FormatError::new(Structure::Item, BlockNumber(0), what)
 }

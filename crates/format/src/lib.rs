@@ -30,8 +30,8 @@ pub use error::{FormatError, Structure};
 pub use geometry::Geometry;
 pub use header::{HEADER_BYTES, Header};
 pub use items::{
-    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind, RawInode, RootItem, Timestamp,
-    XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan, encode_orphan,
+    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind, RawInode, RootItem, SYMLINK_PART_BYTES,
+    Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan, encode_orphan,
 };
 pub use key::{INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name, name_slot_range};
 pub use node::{ChildPointer, Node};

@@ -4,8 +4,8 @@
 //! inode as a whole. No I/O, no findings: those are `items`' business.
 use crate::names::{InodeFacts, NameFacts};
 use cairn_format::{
-    DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind, XATTR_INLINE_BYTES_MAX, XattrItem,
-    blocks_for_bytes, hash_name, name_slot_range,
+    DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind, SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX,
+    XattrItem, blocks_for_bytes, hash_name, name_slot_range,
 };
 use std::collections::BTreeMap;
 
@@ -149,9 +149,11 @@ impl FileGroup {
 
     /// The target of a symbolic link.
     pub(crate) fn symlink(&mut self, key: Key, value: &[u8]) -> Checked {
-        self.symlink_bytes = Some(value.len() as u64);
+        let before = self.symlink_bytes.unwrap_or(0);
+        self.symlink_bytes = Some(before + value.len() as u64);
         self.file_type_is(FileType::Symlink, "the target of a symbolic link")?;
-        require(key.offset == 0, || "the target of a symbolic link doesn't have offset 0".into())?;
+        let in_order = key.offset * SYMLINK_PART_BYTES as u64 == before;
+        require(in_order, || format!("part {} of the target of a symbolic link follows {before} bytes", key.offset))?;
         let valid = !value.is_empty() && !value.contains(&0);
         require(valid, || format!("an impossible target of {} bytes for a symbolic link", value.len()))
     }

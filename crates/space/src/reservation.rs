@@ -58,6 +58,11 @@ impl Reservation {
         self.space.give_back(data_blocks, nodes);
     }
 
+    /// Adds data blocks that the ledger has just reserved for it.
+    pub(crate) fn add_data(&self, blocks: u64) {
+        self.data_blocks.fetch_add(blocks, Ordering::Relaxed);
+    }
+
     /// Takes up to `blocks` data blocks out, at least one.
     pub(crate) fn take_data(&self, blocks: u64) -> Result<u64, SpaceError> {
         take(&self.data_blocks, blocks, "data blocks")

@@ -252,6 +252,24 @@ impl Space {
         ledger.satisfy();
     }
 
+    /// As [`Self::cancel`], and the blocks are reserved for `reservation` again at once.
+    ///
+    /// # Panics
+    /// If `range` is not in flight.
+    pub fn cancel_into(&self, range: BlockRange, reservation: &Reservation) {
+        let mut ledger = self.ledger.lock();
+        let clusters_formed = self.groups.lock().vacate(range);
+        ledger.budget.freed(range.blocks, clusters_formed);
+        ledger.budget.grant(Request { data_blocks: range.blocks, nodes: 0 });
+        reservation.add_data(range.blocks);
+        ledger.satisfy();
+    }
+
+    /// Whether a tree refers to each block of `range`, as far as the allocator knows.
+    pub fn is_referenced(&self, range: BlockRange) -> bool {
+        self.groups.lock().require(range, "referenced", |group, piece| group.referenced.all_set(piece)).is_ok()
+    }
+
     /// No tree refers to `range` any more: it is pinned until `running`, the transaction that freed it, is durable.
     ///
     /// # Errors

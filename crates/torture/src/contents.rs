@@ -156,8 +156,7 @@ pub fn describe(offset_bytes: u64, bytes: &[u8]) -> String {
             _ => origins.push((origin, 1)),
         }
     }
-    let shown: Vec<String> =
-        origins.iter().take(4).map(|(origin, count)| format!("{} bytes of {origin}", count * GRANULE_BYTES)).collect();
+    let shown: Vec<String> = origins.iter().take(4).map(|(origin, count)| format!("{} bytes of {origin}", count * GRANULE_BYTES)).collect();
     format!("{} bytes: {}{}", bytes.len(), shown.join(", "), if origins.len() > 4 { ", …" } else { "" })
 }
 

@@ -145,8 +145,13 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
 /// It finds any, or can't check.
 pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
     let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
-    let errors: Vec<String> =
-        report.findings.iter().filter(|finding| finding.severity == Severity::Error).take(5).map(|finding| format!("{finding:?}")).collect();
+    let errors: Vec<String> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Error)
+        .take(5)
+        .map(|finding| format!("{finding:?}"))
+        .collect();
     if errors.is_empty() { Ok(report.statistics.checkpoints) } else { Err(format!("fsck finds:\n    {}", errors.join("\n    "))) }
 }
 

@@ -4,8 +4,7 @@ use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume};
 use std::collections::BTreeMap;
 
 /// What a new regular file is like.
-pub const NEW_FILE: NewInode<'static> =
-    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+pub const NEW_FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 /// Makes a volume with a log of `log_bytes`.
 ///

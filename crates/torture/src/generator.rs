@@ -20,8 +20,7 @@ pub struct Profile {
 
 impl Profile {
     /// For tests without crashes.
-    pub const PLAIN: Profile =
-        Profile { file_bytes_max: 1 << 20, durability_interval: 40, extremes: true, fsync_without_wait: false };
+    pub const PLAIN: Profile = Profile { file_bytes_max: 1 << 20, durability_interval: 40, extremes: true, fsync_without_wait: false };
     /// For crash states: small, and with many points of durability.
     pub const CRASH: Profile = Profile { file_bytes_max: 96 << 10, durability_interval: 8, extremes: false, fsync_without_wait: true };
 }

@@ -132,7 +132,13 @@ impl ClientHistory {
             || matches!(operation, Operation::Allocate { mode: Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize, .. });
         for node in &effects.data {
             let certain = self.certain.entry(*node).or_default();
-            certain.data = if adds_data { prefix } else if may_undo { 0 } else { certain.data };
+            certain.data = if adds_data {
+                prefix
+            } else if may_undo {
+                0
+            } else {
+                certain.data
+            };
             self.record_contents(*node, prefix, model);
         }
         if let Some(node) = effects.truncated {

@@ -22,9 +22,7 @@ impl Model {
 
     fn perform(&mut self, operation: &Operation, effects: &mut Effects) -> Outcome {
         match operation {
-            Operation::Create { path, mode, uid } => {
-                self.make(path, Node::new(Body::Regular(Default::default()), *mode, *uid, 0), effects)
-            }
+            Operation::Create { path, mode, uid } => self.make(path, Node::new(Body::Regular(Default::default()), *mode, *uid, 0), effects),
             Operation::MakeDirectory { path, mode } => {
                 self.make(path, Node::new(Body::Directory(BTreeMap::new(), 0), *mode, 0, 0), effects)
             }

@@ -6,8 +6,8 @@ use crate::contents::pattern;
 use crate::model::{Failure, Layout, Outcome, SHARED_NAME, Value, own_name};
 use crate::operation::{self, Allocate, Base, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, TimeChange, Timestamp, Volume,
-    XattrMode,
+    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, TimeChange, Timestamp,
+    Volume, XattrMode,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -300,9 +300,7 @@ impl Runner {
             Operation::Truncate { target, size_bytes } => {
                 self.change(target, AttributeChange { size: Some(*size_bytes), ..AttributeChange::default() })
             }
-            Operation::SetMode { target, mode } => {
-                self.change(target, AttributeChange { mode: Some(*mode), ..AttributeChange::default() })
-            }
+            Operation::SetMode { target, mode } => self.change(target, AttributeChange { mode: Some(*mode), ..AttributeChange::default() }),
             Operation::SetOwner { target, uid, gid } => {
                 self.change(target, AttributeChange { uid: Some(*uid), gid: Some(*gid), ..AttributeChange::default() })
             }

@@ -71,10 +71,8 @@ fn unexplained(history: &ClientHistory, found: &Snapshot<InodeNumber>, (least, m
     let outside = all.iter().filter(|(lines, ..)| lines.is_empty()).map(|(_, first, last)| format!("{first} to {last}"));
     let elsewhere: Vec<String> = outside.collect();
     let near = all.iter().filter(|(_, first, last)| *last >= least && *first <= most).min_by_key(|(lines, ..)| lines.len());
-    let mut text = format!(
-        "client {}: the namespace is that of no prefix between {least} (acknowledged) and {most} (begun)",
-        history.client
-    );
+    let mut text =
+        format!("client {}: the namespace is that of no prefix between {least} (acknowledged) and {most} (begun)", history.client);
     if !elsewhere.is_empty() {
         text += &format!("; it is that of prefix {}", elsewhere.join(", "));
     }
@@ -159,9 +157,10 @@ fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), Stri
     let offset = block * BLOCK_BYTES;
     let show = |version: Option<&crate::contents::Block>| version.map_or("zeros".into(), |bytes| describe(offset, &bytes[..found.len()]));
     let expected: Vec<String> = std::iter::once(first).chain(later.iter().copied()).map(show).collect();
-    let stale = versions.iter().rfind(|(_, version)| is_version(version.as_ref())).map_or(String::new(), |(at, _)| {
-        format!(" (its version of prefix {at})")
-    });
+    let stale = versions
+        .iter()
+        .rfind(|(_, version)| is_version(version.as_ref()))
+        .map_or(String::new(), |(at, _)| format!(" (its version of prefix {at})"));
     Err(format!("block {block} holds {}{stale}; expected one of: {}", describe(offset, found), expected.join(" | ")))
 }
 

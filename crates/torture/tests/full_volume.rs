@@ -14,12 +14,8 @@ use std::time::Duration;
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn open(device: &Arc<MemoryDevice>, background: bool) -> Volume {
-    let options = VolumeOptions {
-        background,
-        commit_interval: Duration::from_millis(50),
-        dirty_data_bytes_max: 4 << 20,
-        ..VolumeOptions::default()
-    };
+    let options =
+        VolumeOptions { background, commit_interval: Duration::from_millis(50), dirty_data_bytes_max: 4 << 20, ..VolumeOptions::default() };
     Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens")
 }
 

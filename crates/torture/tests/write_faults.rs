@@ -139,7 +139,8 @@ fn reopen(device: &SimulatedDevice, files: &Files, random: &mut Seeded, what: &s
     for round in 0..3 {
         let state = Arc::new(device.crash_state(random));
         let what = format!("{what}, crash {round}");
-        let volume = Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let volume =
+            Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
         expect_files(&volume, files).unwrap_or_else(|error| panic!("{what}: {error}"));
         volume.close().unwrap_or_else(|error| panic!("{what}: {error}"));
         expect_clean(&*state).unwrap_or_else(|error| panic!("{what}: {error}"));
