@@ -1,4 +1,4 @@
-//! Review: what a full volume must still do.
+//! What a full volume must still do.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Review: what programs expect.
+//! What programs expect.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
 use std::sync::Arc;

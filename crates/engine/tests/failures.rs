@@ -1,4 +1,4 @@
-//! Review: after a failure, and between two commits.
+//! After a failure, and between two commits.
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice};
 use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::lock::Mutex;

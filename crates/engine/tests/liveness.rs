@@ -1,4 +1,4 @@
-//! Review: things that must come to an end.
+//! Things that must come to an end.
 use cairn_blockdev::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FileType, NewInode, Volume, VolumeOptions, XattrMode, mkfs};
 use cairn_environment::{clock, thread};
