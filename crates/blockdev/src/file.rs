@@ -6,13 +6,15 @@
 //! Invariants: the file is locked against other processes while the device lives (exclusively, or shared among
 //! readers); the file never grows or shrinks; with direct I/O only aligned memory reaches the kernel.
 //!
-//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; none during a system call.
+//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; during a write to an image file with holes that
+//! of `holes`.
 
 use crate::aligned::{AlignedBuffer, BufferPool, is_aligned};
 use crate::counters::{CounterCells, DeviceCounters};
 use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use crate::flush_time::FlushTime;
+use crate::holes::Holes;
 use crate::kernel::{self, Storage};
 use cairn_environment::clock;
 use std::fs::{File, Metadata, OpenOptions};
@@ -57,6 +59,8 @@ pub struct FileDevice {
     mode: OpenMode,
     direct: bool,
     length_bytes: u64,
+    /// Of an image file with direct I/O.
+    holes: Option<Holes>,
     bounce: BufferPool,
     flush_time: FlushTime,
     counters: CounterCells,
@@ -113,6 +117,7 @@ impl FileDevice {
             mode,
             direct,
             length_bytes,
+            holes: (direct && storage == Storage::RegularFile).then(|| Holes::new(length_bytes)),
             bounce: BufferPool::new(BOUNCE_BYTES, BOUNCE_BUFFERS_KEPT),
             flush_time: FlushTime::default(),
             counters: CounterCells::default(),
@@ -273,6 +278,7 @@ impl BlockDevice for FileDevice {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         self.writable(range)?;
+        let _large_write = self.holes.as_ref().and_then(|holes| holes.before_write(&self.file, offset_bytes, range.length_bytes));
         let result = if self.direct && !buffers.iter().all(|buffer| is_aligned(buffer)) {
             self.write_bounced(offset_bytes, buffers)
         } else {

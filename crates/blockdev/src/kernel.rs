@@ -6,6 +6,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 
 /// The most parts that one system call takes (`IOV_MAX`).
@@ -34,6 +35,20 @@ pub(crate) fn storage(metadata: &Metadata) -> Option<Storage> {
 pub(crate) fn length_bytes(file: &File) -> io::Result<u64> {
     let mut file = file;
     io::Seek::seek(&mut file, SeekFrom::End(0))
+}
+
+/// The first hole in `range`, cut to it; unwritten allocated blocks count as holes.
+pub(crate) fn next_hole(file: &File, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+    let start = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(range.start))?;
+    if start >= range.end {
+        return Ok(None);
+    }
+    let end = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(start)) {
+        Ok(end) => end.min(range.end),
+        Err(Errno::NXIO) => range.end,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Some(start..end))
 }
 
 /// Locks the file against other processes without waiting. Fails with `WouldBlock` when another holds it.

@@ -13,6 +13,7 @@ mod device;
 mod error;
 mod file;
 mod flush_time;
+mod holes;
 mod kernel;
 mod memory;
 pub mod simulated;

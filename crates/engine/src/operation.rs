@@ -56,7 +56,7 @@ impl VolumeInner {
     /// Begins an operation that changes `fixed_items` items and up to some number of others, which is returned: on a full
     /// volume it may be only one.
     pub(crate) fn begin_batch(&self, fixed_items: u64, data_blocks: u64, effort: Effort) -> Result<(Operation<'_>, usize)> {
-        let mut batch = BATCH_ITEMS;
+        let mut batch = self.batch_now(fixed_items);
         loop {
             match self.begin(fixed_items + batch as u64, data_blocks, effort) {
                 Err(Error::NoSpace) if batch > 1 => batch = (batch / 4).max(1),
@@ -64,6 +64,19 @@ impl VolumeInner {
                 Ok(operation) => return Ok((operation, batch)),
             }
         }
+    }
+
+    /// How many items beside `fixed_items` an operation may ask for at once. When space is short, few: the worst case of
+    /// many would keep most of the reserve from everybody else for as long as the operation lasts.
+    fn batch_now(&self, fixed_items: u64) -> usize {
+        let worst = |batch: usize| self.files.worst_case(fixed_items + batch as u64);
+        let space = self.space.report();
+        let spare = space.free_clusters.saturating_sub(space.reserved_nodes + space.global_reserve_nodes);
+        if spare >= 2 * worst(BATCH_ITEMS) && space.available_blocks > 0 {
+            return BATCH_ITEMS;
+        }
+        let share = space.global_reserve_nodes / 8;
+        [BATCH_ITEMS, 8, 2].into_iter().find(|batch| worst(*batch) <= share).unwrap_or(1)
     }
 
     /// Reserves space with the patience of `effort`.

@@ -179,7 +179,7 @@ impl Generator {
                 Operation::MakeDirectory { path: self.fresh(model), mode: 0o755 | set_group_id }
             }
             14..16 => {
-                let lengths = [1, 10, 100, 1000, 3800, 3801, 0];
+                let lengths = [1, 10, 100, 1000, 4095, 4096, 0];
                 let rare = if self.random.chance(1, 4) { 7 } else { 4 };
                 Operation::MakeSymlink { path: self.fresh(model), target_bytes: lengths[self.random.below(rare) as usize] }
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Set-group-id.
 const SET_GROUP_ID: u32 = 0o2000;
 /// Longest target of a symbolic link.
-const SYMLINK_BYTES_MAX: u16 = 3800;
+const SYMLINK_BYTES_MAX: u16 = 4095;
 /// Longest value of an extended attribute.
 const XATTR_BYTES_MAX: u32 = 65536;
 

@@ -121,7 +121,7 @@ fn clients_that_fill_and_delete_at_once_are_never_stuck() {
     format(&*device, 1 << 20).expect("a new volume");
     let volume = open(&device, true);
     let seed = seed_from_environment();
-    let handles: Vec<_> = (0..4)
+    let handles: Vec<_> = (0..16)
         .map(|client| {
             let volume = volume.clone();
             thread::spawn("fill", move || {

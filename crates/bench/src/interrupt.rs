@@ -1,0 +1,33 @@
+//! Whether the user wants the run to end.
+use anyhow::bail;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A flag that a signal handler may set; every loop of a run looks at it.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt {
+    flag: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// The flag itself, for a signal handler.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.flag.clone()
+    }
+
+    /// Whether the run should end.
+    pub fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+
+    /// Fails when the run should end.
+    ///
+    /// # Errors
+    /// When the flag is set.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.is_set() {
+            bail!("interrupted; everything that was set up has been removed");
+        }
+        Ok(())
+    }
+}

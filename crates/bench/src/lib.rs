@@ -1,0 +1,31 @@
+//! Load generators, written once and run against a directory or against the engine in this process.
+//!
+//! Layers, imports pointing down: `peers` and `ab` compare runs; `workloads` are the generators; `client` runs their
+//! threads, `recorder` keeps latencies, `report` is what comes out; `target` is what they run against, named by `spec`.
+//!
+//! Every generator works below one directory of its own inside the target and removes it when it ends, also after an
+//! interruption ([`Interrupt`]) or an error.
+#![forbid(unsafe_code)]
+
+pub mod ab;
+mod client;
+mod engine_target;
+mod interrupt;
+pub mod peers;
+mod posix_target;
+mod progress;
+mod recorder;
+mod report;
+mod resources;
+mod spec;
+mod table;
+mod target;
+mod workloads;
+
+pub use engine_target::EngineTarget;
+pub use interrupt::Interrupt;
+pub use posix_target::PosixTarget;
+pub use report::{Figure, OperationSummary, Report};
+pub use spec::{DeviceSpec, FlushMode, TargetSpec, parse_size_bytes};
+pub use target::{Entry, Open, Status, Target, TargetFile};
+pub use workloads::{Settings, SyncMethod, Workload};

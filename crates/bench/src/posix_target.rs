@@ -1,0 +1,137 @@
+//! A directory of any mounted file system, through the system calls that programs use.
+use crate::target::{Entry, Open, Status, Target, TargetFile};
+use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A directory.
+pub struct PosixTarget {
+    root: PathBuf,
+}
+
+impl PosixTarget {
+    /// The directory at `root`.
+    ///
+    /// # Errors
+    /// When it is no directory.
+    pub fn new(root: &Path) -> io::Result<Self> {
+        if !fs::metadata(root)?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        Ok(Self { root: fs::canonicalize(root)? })
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+}
+
+fn status_of(metadata: &fs::Metadata) -> Status {
+    Status {
+        is_directory: metadata.is_dir(),
+        size_bytes: metadata.len(),
+        accessed_seconds: metadata.atime(),
+        modified_seconds: metadata.mtime(),
+    }
+}
+
+impl Target for PosixTarget {
+    fn name(&self) -> String {
+        self.root.display().to_string()
+    }
+
+    fn make_directory(&self, path: &str) -> io::Result<()> {
+        Ok(rustix::fs::mkdir(self.at(path), Mode::from_raw_mode(0o700))?)
+    }
+
+    fn remove_directory(&self, path: &str) -> io::Result<()> {
+        fs::remove_dir(self.at(path))
+    }
+
+    fn unlink(&self, path: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlink(self.at(path))?)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.at(from), self.at(to))
+    }
+
+    fn open(&self, path: &str, how: Open) -> io::Result<Box<dyn TargetFile>> {
+        let flags = match how {
+            Open::Existing => OFlags::RDWR,
+            Open::Create => OFlags::RDWR | OFlags::CREATE,
+            Open::Truncate => OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
+            Open::Directory => OFlags::RDONLY | OFlags::DIRECTORY,
+        };
+        let descriptor = rustix::fs::open(self.at(path), flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))?;
+        Ok(Box::new(PosixFile { file: File::from(descriptor) }))
+    }
+
+    fn status(&self, path: &str) -> io::Result<Status> {
+        Ok(status_of(&fs::metadata(self.at(path))?))
+    }
+
+    fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64) -> io::Result<()> {
+        let time = |seconds| Timespec { tv_sec: seconds, tv_nsec: 0 };
+        let times = Timestamps { last_access: time(accessed_seconds), last_modification: time(modified_seconds) };
+        Ok(rustix::fs::utimensat(rustix::fs::CWD, self.at(path), &times, rustix::fs::AtFlags::empty())?)
+    }
+
+    fn list(&self, path: &str, take: &mut dyn FnMut(Entry<'_>) -> bool) -> io::Result<()> {
+        for entry in fs::read_dir(self.at(path))? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if !take(Entry { name: name.as_bytes(), is_directory: entry.file_type()?.is_dir() }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn space_bytes(&self) -> io::Result<u64> {
+        let space = rustix::fs::statvfs(&self.root)?;
+        Ok(space.f_bavail * space.f_frsize)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(File::open(&self.root)?)?)
+    }
+
+    fn statistics(&self) -> Option<serde_json::Value> {
+        None
+    }
+
+    fn close(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct PosixFile {
+    file: File,
+}
+
+impl TargetFile for PosixFile {
+    fn write_at(&self, data: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.file.write_all_at(data, offset_bytes)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset_bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    fn status(&self) -> io::Result<Status> {
+        Ok(status_of(&self.file.metadata()?))
+    }
+
+    fn set_lock(&self, locked: bool) -> io::Result<()> {
+        let operation = if locked { FlockOperation::LockExclusive } else { FlockOperation::Unlock };
+        Ok(rustix::fs::fcntl_lock(&self.file, operation)?)
+    }
+}

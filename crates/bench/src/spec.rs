@@ -1,0 +1,233 @@
+//! What `--target` says, and how it becomes a target.
+//!
+//! `DIR` is a directory; `engine:IMAGE`, `engine:memory` and `engine:simulated` run the engine in this process on an image
+//! file or block device, on memory, and on memory whose flushes take a given time. Options follow a second colon:
+//! `engine:simulated:flush_ms=10,size=4G`.
+use crate::engine_target::EngineTarget;
+use crate::posix_target::PosixTarget;
+use crate::target::Target;
+use anyhow::{Context, bail, ensure};
+use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SIZE_BYTES_DEFAULT: u64 = 4 << 30;
+
+/// The device under an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum DeviceSpec {
+    /// An image file, made with this size when missing, or a block device with a volume.
+    Image { path: PathBuf, size_bytes: u64 },
+    /// Memory.
+    Memory { size_bytes: u64 },
+    /// Memory whose flush takes a time.
+    Simulated { size_bytes: u64, flush_time: Duration },
+}
+
+/// What a load runs against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetSpec {
+    /// A directory.
+    Directory(PathBuf),
+    /// The engine in this process.
+    Engine(DeviceSpec),
+}
+
+/// Whether flushes reach the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushMode {
+    /// They do.
+    Real,
+    /// They return at once: nothing is safe, for measuring what flushes cost.
+    None,
+}
+
+/// A number of bytes, with an optional unit `K`, `M`, `G` or `T` (powers of 1024).
+pub fn parse_size_bytes(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+impl FromStr for TargetSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(rest) = text.strip_prefix("engine:") else {
+            return Ok(TargetSpec::Directory(text.into()));
+        };
+        let (name, options) = rest.split_once(':').unwrap_or((rest, ""));
+        let (mut size_bytes, mut flush_time) = (SIZE_BYTES_DEFAULT, None);
+        for option in options.split(',').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("size", value)) => {
+                    size_bytes = parse_size_bytes(value).ok_or_else(|| format!("\"{value}\" is not a size; write for example size=4G"))?;
+                }
+                Some(("flush_ms", value)) if name == "simulated" => {
+                    let milliseconds: f64 = value.parse().map_err(|_| format!("\"{value}\" is not a time; write for example flush_ms=10"))?;
+                    flush_time = Some(Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| format!("flush_ms={value}: {error}"))?);
+                }
+                _ => return Err(format!("\"{option}\" is not an option of engine:{name}; there are size=4G and, for engine:simulated, flush_ms=10")),
+            }
+        }
+        size_bytes -= size_bytes % cairn_blockdev::BLOCK_BYTES as u64;
+        Ok(TargetSpec::Engine(match name {
+            "" => return Err("engine: lacks the name of an image; write engine:IMAGE, engine:memory or engine:simulated:flush_ms=10".into()),
+            "memory" => DeviceSpec::Memory { size_bytes },
+            "simulated" => DeviceSpec::Simulated { size_bytes, flush_time: flush_time.unwrap_or_default() },
+            path => DeviceSpec::Image { path: path.into(), size_bytes },
+        }))
+    }
+}
+
+impl DeviceSpec {
+    /// Opens the device, and says whether it is new, without a volume.
+    ///
+    /// # Errors
+    /// When it can't be opened or made.
+    pub fn open(&self) -> anyhow::Result<(Arc<dyn BlockDevice>, bool)> {
+        Ok(match self {
+            DeviceSpec::Memory { size_bytes } => (Arc::new(MemoryDevice::new(*size_bytes)), true),
+            DeviceSpec::Simulated { size_bytes, flush_time } => {
+                let device = SimulatedDevice::new(*size_bytes);
+                device.set_delay(Operation::Flush, *flush_time);
+                device.set_flush_time(*flush_time);
+                (Arc::new(device), true)
+            }
+            DeviceSpec::Image { path, .. } if path.exists() => (Arc::new(FileDevice::open(path, OpenMode::ReadWrite)?), false),
+            DeviceSpec::Image { path, size_bytes } => (Arc::new(FileDevice::create(path, *size_bytes)?), true),
+        })
+    }
+}
+
+impl TargetSpec {
+    /// The name that reports give to it.
+    pub fn name(&self) -> String {
+        match self {
+            TargetSpec::Directory(path) => path.display().to_string(),
+            TargetSpec::Engine(DeviceSpec::Memory { .. }) => "engine on memory".into(),
+            TargetSpec::Engine(DeviceSpec::Simulated { flush_time, .. }) => format!("engine on memory, flush {flush_time:?}"),
+            TargetSpec::Engine(DeviceSpec::Image { path, .. }) => format!("engine on {}", path.display()),
+        }
+    }
+
+    /// Opens the target; a missing image is made.
+    ///
+    /// # Errors
+    /// When it is no directory or no volume, or can't be made.
+    pub fn open(&self, policy: FlushPolicy, flushes: FlushMode) -> anyhow::Result<Arc<dyn Target>> {
+        match self {
+            TargetSpec::Directory(path) => {
+                ensure!(flushes == FlushMode::Real, "the flushes of a mounted file system cannot be turned off here");
+                let opened = PosixTarget::new(path);
+                Ok(Arc::new(opened.with_context(|| format!("target {}: name a directory, or engine:IMAGE", path.display()))?))
+            }
+            TargetSpec::Engine(spec) => self.open_engine(spec, policy, flushes),
+        }
+    }
+
+    fn open_engine(&self, spec: &DeviceSpec, policy: FlushPolicy, flushes: FlushMode) -> anyhow::Result<Arc<dyn Target>> {
+        let (device, is_new) = spec.open()?;
+        if is_new && let Err(error) = mkfs(&*device, &MkfsOptions::default()) {
+            remove_unusable(spec);
+            return Err(error).with_context(|| format!("target {}", self.name()));
+        }
+        let device: Arc<dyn BlockDevice> = match flushes {
+            FlushMode::Real => device,
+            FlushMode::None => Arc::new(WithoutFlush { device }),
+        };
+        let options = VolumeOptions { flush: policy, ..VolumeOptions::default() };
+        let volume = Volume::open(device, options).with_context(|| format!("target {}", self.name()))?;
+        Ok(Arc::new(EngineTarget::new(volume, self.name())))
+    }
+
+    /// A scratch device that shows what is under the target: beside the image, in the directory, or a new one in memory.
+    ///
+    /// # Errors
+    /// When there is no place for a scratch file.
+    pub fn scratch_device(&self, size_bytes: u64) -> anyhow::Result<ScratchDevice> {
+        let folder = match self {
+            TargetSpec::Directory(path) => path.clone(),
+            TargetSpec::Engine(DeviceSpec::Image { path, .. }) => {
+                if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+                    bail!("{} is a device with a volume, which this would overwrite; name a directory on it", path.display());
+                }
+                path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+            }
+            TargetSpec::Engine(spec) => return Ok(ScratchDevice { device: spec.open()?.0, path: None }),
+        };
+        let path = folder.join(format!("cairn-bench-{:016x}.scratch", cairn_environment::random::u64()));
+        let made = FileDevice::create(&path, size_bytes).with_context(|| format!("target {}", self.name()))?;
+        let device = Arc::new(made);
+        let scratch = ScratchDevice { device: device.clone(), path: Some(path) };
+        device.preallocate_and_zero(0, size_bytes)?;
+        Ok(scratch)
+    }
+}
+
+/// The error that counts is mkfs's; a file without a volume helps nobody.
+fn remove_unusable(spec: &DeviceSpec) {
+    if let DeviceSpec::Image { path, .. } = spec {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// A device for a moment; its file goes away with it.
+pub struct ScratchDevice {
+    /// The device.
+    pub device: Arc<dyn BlockDevice>,
+    path: Option<PathBuf>,
+}
+
+impl Drop for ScratchDevice {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // Somebody else may have removed it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Another device, whose flushes return at once.
+struct WithoutFlush {
+    device: Arc<dyn BlockDevice>,
+}
+
+impl BlockDevice for WithoutFlush {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.device.write(offset_bytes, buffers)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+
+    fn flush_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}

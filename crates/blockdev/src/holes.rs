@@ -1,0 +1,138 @@
+//! Holes of an image file, filled ahead of small writes.
+//!
+//! A first write into a hole changes the host's metadata, and the next flush waits for the host's journal: 3.5 ms instead of
+//! 0.05 ms for a small fsync on ext4. So before a small write goes into a chunk of 4 MiB that has holes, zeros are
+//! written over them; a thousand small fsyncs then share one wait. A large write is worth its wait, and filling ahead of
+//! it would only write everything twice.
+//!
+//! States of a chunk: unknown → filled, never back.
+//!
+//! Invariants: zeros go only into what the host calls a hole, and only while nobody else writes to a chunk that is not
+//! filled; a failure to fill is no failure of the write that it was for.
+//!
+//! Lock discipline: `filling` (rank `DEVICE`) is held shared during a large write to a chunk that is not filled, and
+//! exclusively during the filling; a write to filled chunks takes no lock.
+
+use crate::aligned::AlignedBuffer;
+use crate::device::BLOCK_BYTES;
+use crate::kernel;
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, Ordering};
+use cairn_environment::lock::{RwLock, RwLockReadGuard};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+/// What is filled at once.
+const CHUNK_BYTES: u64 = 4 << 20;
+/// Writes from this length on are large.
+const LARGE_BYTES: u64 = 256 << 10;
+/// Zeros written at once.
+const ZEROS_BYTES: u64 = 1 << 20;
+
+/// The chunks of one file.
+pub(crate) struct Holes {
+    length_bytes: u64,
+    filled: Vec<AtomicBool>,
+    filling: RwLock<()>,
+}
+
+impl Holes {
+    /// For a file of `length_bytes` of which nothing is known.
+    pub(crate) fn new(length_bytes: u64) -> Self {
+        let chunks = length_bytes.div_ceil(CHUNK_BYTES);
+        Self { length_bytes, filled: (0..chunks).map(|_| AtomicBool::new(false)).collect(), filling: RwLock::new(Rank::DEVICE, ()) }
+    }
+
+    /// Prepares a write; what it returns is held until the write has completed.
+    pub(crate) fn before_write(&self, file: &File, offset_bytes: u64, length_bytes: u64) -> Option<RwLockReadGuard<'_, ()>> {
+        let chunks = offset_bytes / CHUNK_BYTES..(offset_bytes + length_bytes).div_ceil(CHUNK_BYTES);
+        let is_filled = |chunk: u64| self.filled[chunk as usize].load(Ordering::Acquire);
+        if chunks.clone().all(is_filled) {
+            return None;
+        }
+        if length_bytes >= LARGE_BYTES {
+            return Some(self.filling.read());
+        }
+        let _filling = self.filling.write();
+        for chunk in chunks.filter(|&chunk| !is_filled(chunk)) {
+            let start = chunk * CHUNK_BYTES;
+            if let Err(error) = fill(file, start..(start + CHUNK_BYTES).min(self.length_bytes)) {
+                tracing::debug!("holes at {start} could not be filled: {error}");
+            }
+            self.filled[chunk as usize].store(true, Ordering::Release);
+        }
+        None
+    }
+}
+
+/// Writes zeros over the holes in `range`.
+fn fill(file: &File, range: Range<u64>) -> io::Result<()> {
+    let mut at = range.start;
+    while let Some(hole) = kernel::next_hole(file, at..range.end)? {
+        let block = BLOCK_BYTES as u64;
+        let (mut from, to) = (hole.start.next_multiple_of(block), hole.end - hole.end % block);
+        if from < to {
+            let zeros = AlignedBuffer::zeroed(ZEROS_BYTES.min(to - from) as usize);
+            while from < to {
+                let part = (to - from).min(ZEROS_BYTES);
+                kernel::write_all(file, from, &[&zeros[..part as usize]])?;
+                from += part;
+            }
+        }
+        at = hole.end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{BlockDevice, FileDevice, MemoryDevice};
+    use cairn_environment::random::Seeded;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_small_write_allocates_its_chunk_and_a_large_one_only_itself() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let path = directory.path().join("image");
+        let device = FileDevice::create(&path, 64 << 20).expect("a file");
+        if !device.is_direct() {
+            return;
+        }
+        let allocated = || std::fs::metadata(&path).expect("it exists").blocks() * 512;
+        device.write(32 << 20, &[&vec![1; 1 << 20]]).expect("written");
+        device.flush().expect("flushed");
+        assert!(allocated() < 2 << 20, "{}", allocated());
+        device.write(8 << 20, &[&[2; 4096]]).expect("written");
+        device.flush().expect("flushed");
+        assert!(allocated() >= 5 << 20, "{}", allocated());
+    }
+
+    #[test]
+    fn filling_never_overwrites_data() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let device = FileDevice::create(&directory.path().join("image"), 32 << 20).expect("a file");
+        let model = MemoryDevice::new(32 << 20);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (device, model) = (&device, &model);
+                scope.spawn(move || {
+                    let mut random = Seeded::new(thread);
+                    for round in 0..60u64 {
+                        // Each thread has its own stripes of 512 KiB in every chunk.
+                        let length = if random.chance(1, 3) { 512 << 10 } else { 4096 };
+                        let stripe = (random.below(16) * 4 + thread) * (512 << 10);
+                        let offset = stripe + if length == 4096 { random.below(128) * 4096 } else { 0 };
+                        let data = vec![(thread * 60 + round) as u8 | 1; length];
+                        device.write(offset, &[&data]).expect("written");
+                        model.write(offset, &[&data]).expect("written");
+                    }
+                });
+            }
+        });
+        let (mut found, mut expected) = (vec![0; 32 << 20], vec![0; 32 << 20]);
+        device.read(0, &mut found).expect("read");
+        model.read(0, &mut expected).expect("read");
+        assert!(found == expected);
+    }
+}
