@@ -11,7 +11,7 @@ pub mod ab;
 mod client;
 mod engine_target;
 mod interrupt;
-pub mod peers;
+//PEERS
 mod posix_target;
 mod progress;
 mod recorder;

@@ -7,7 +7,7 @@ use crate::engine_target::EngineTarget;
 use crate::posix_target::PosixTarget;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
-use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
 use std::path::{Path, PathBuf};
@@ -103,7 +103,6 @@ impl DeviceSpec {
             DeviceSpec::Memory { size_bytes } => (Arc::new(MemoryDevice::new(*size_bytes)), true),
             DeviceSpec::Simulated { size_bytes, flush_time } => {
                 let device = SimulatedDevice::new(*size_bytes);
-                device.set_delay(Operation::Flush, *flush_time);
                 device.set_flush_time(*flush_time);
                 (Arc::new(device), true)
             }
@@ -229,5 +228,31 @@ impl BlockDevice for WithoutFlush {
 
     fn flush_time(&self) -> Duration {
         Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_understood() {
+        let parse = |text: &str| text.parse::<TargetSpec>().unwrap();
+        assert_eq!(parse("/mnt/x"), TargetSpec::Directory("/mnt/x".into()));
+        assert_eq!(parse("engine:memory"), TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 4 << 30 }));
+        let simulated = DeviceSpec::Simulated { size_bytes: 1 << 30, flush_time: Duration::from_millis(10) };
+        assert_eq!(parse("engine:simulated:flush_ms=10,size=1G"), TargetSpec::Engine(simulated));
+        let image = DeviceSpec::Image { path: "a/b".into(), size_bytes: 64 << 20 };
+        assert_eq!(parse("engine:a/b:size=64M"), TargetSpec::Engine(image));
+    }
+
+    #[test]
+    fn bad_targets_say_what_is_possible() {
+        for text in ["engine:", "engine:memory:flush_ms=1", "engine:simulated:flush_ms=-1", "engine:memory:size=4X", "engine:memory:speed=9"] {
+            let error = text.parse::<TargetSpec>().unwrap_err();
+            assert!(error.contains("size=4G") || error.contains("flush_ms") || error.contains("IMAGE"), "{error}");
+        }
+        assert_eq!(parse_size_bytes("99999999T"), None);
+        assert_eq!(parse_size_bytes("512M"), Some(512 << 20));
     }
 }

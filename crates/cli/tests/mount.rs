@@ -2,14 +2,21 @@
 //!
 //! `CAIRN_MOUNT_TESTS=required` makes a missing `/dev/fuse` a failure, `off` leaves these tests out; without the variable they
 //! run where `/dev/fuse` can be opened.
+use cairn_environment::Rank;
+use cairn_environment::lock::{Mutex, MutexGuard};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+/// One test at a time: a command that one test starts holds, between fork and exec, the files that another test has open,
+/// and whoever unmounts in that moment finds the mount busy.
+static ALONE: Mutex<()> = Mutex::new(Rank::LEAF, ());
+
 /// A folder with room for an image and a mount point; nothing stays mounted after it.
 struct Mounted {
     folder: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Mounted {
@@ -22,9 +29,10 @@ impl Mounted {
             eprintln!("left out: no mount without /dev/fuse");
             return None;
         }
+        let alone = ALONE.lock();
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("dir")).unwrap();
-        Some(Self { folder })
+        Some(Self { folder, _alone: alone })
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,0 +1,45 @@
+//! A bar on standard error while a load runs, when that is a terminal; otherwise nothing.
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::time::Duration;
+
+/// Shows how much of a time or of a number of operations is over; disappears when dropped.
+pub struct Progress {
+    bar: ProgressBar,
+    over_time: bool,
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Progress {
+    /// A bar over a time.
+    pub fn over_time(task: &str, duration: Duration) -> Self {
+        Self::new(task, milliseconds(duration), true)
+    }
+
+    /// A bar over a number of operations.
+    pub fn over_operations(task: &str, total: u64) -> Self {
+        Self::new(task, total, false)
+    }
+
+    fn new(task: &str, total: u64, over_time: bool) -> Self {
+        // This target draws on a terminal only.
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template("{prefix:<22} {wide_bar} {msg}").expect("the template is valid"));
+        bar.set_prefix(task.to_owned());
+        Self { bar, over_time }
+    }
+
+    /// Moves on: so much time is over, so many operations are done.
+    pub fn set(&self, elapsed: Duration, operations: u64) {
+        self.bar.set_position(if self.over_time { milliseconds(elapsed) } else { operations });
+        self.bar.set_message(format!("{operations} operations, {:.0} s", elapsed.as_secs_f64()));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,77 @@
+//! Text tables: the first column to the left, numbers to the right.
+use std::fmt;
+
+/// Rows of cells under headings.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub fn new<S: Into<String>>(headings: impl IntoIterator<Item = S>) -> Self {
+        Self { rows: vec![headings.into_iter().map(Into::into).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for (index, row) in self.rows.iter().enumerate() {
+            let cells = row.iter().zip(&widths).enumerate();
+            let shown: Vec<String> = cells
+                .map(|(column, (cell, &width))| if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+                .collect();
+            writeln!(formatter, "{}", shown.join("  ").trim_end())?;
+            if index == 0 {
+                writeln!(formatter, "{}", "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number with about three significant digits, without an exponent.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        0.0 => "0".into(),
+        size if size >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// A time with its unit.
+pub fn microseconds(value_us: f64) -> String {
+    match value_us {
+        value if value >= 1e6 => format!("{} s", number(value / 1e6)),
+        value if value >= 1e3 => format!("{} ms", number(value / 1e3)),
+        value => format!("{} µs", number(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(["name", "count"]);
+        table.row(["a", "1"]);
+        table.row(["longer", "12345"]);
+        assert_eq!(table.to_string(), "name    count\n-------------\na           1\nlonger  12345\n");
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!([0.0, 0.01234, 0.5, 12.34, 1234.5].map(number), ["0", "0.0123", "0.50", "12.3", "1234"]);
+        assert_eq!([12.0, 1500.0, 2_500_000.0].map(microseconds), ["12.0 µs", "1.50 ms", "2.50 s"]);
+    }
+}

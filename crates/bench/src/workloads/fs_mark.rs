@@ -1,0 +1,106 @@
+//! Files as fs_mark makes them: each client creates files of one size, in one of some directories, and makes them durable
+//! by one of fs_mark's methods. It ends when each client has made its files, or when the time is over.
+//!
+//! Where fs_mark calls sync(2), which concerns every file system of the machine, this asks the target alone.
+use super::{Findings, Place, Settings, SyncMethod};
+use crate::client;
+use crate::recorder::Recorder;
+use crate::report::Figure;
+use crate::target::{Open, Target};
+use std::io;
+
+/// fs_mark's default for `-w`.
+const WRITE_BYTES: usize = 16 << 10;
+
+pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    for directory in 0..settings.directories {
+        place.target.make_directory(&place.path(&directory.to_string()))?;
+    }
+    let in_clients = place.clone();
+    let (files, directories, file_bytes, method) =
+        (settings.files.unwrap_or(u64::MAX), settings.directories, settings.file_bytes, settings.sync_method);
+    let measured = client::run(&settings.timed_plan("fs_mark"), move |client, recorder| {
+        let target = &*in_clients.target;
+        let folder = in_clients.path(&(client.index as u64 % directories).to_string());
+        let content = vec![0x46; WRITE_BYTES];
+        let mut made = Vec::new();
+        while (made.len() as u64) < files && client.goes_on() {
+            let path = format!("{folder}/{:04x}-{:08x}", client.index, made.len());
+            make_file(target, &path, file_bytes, &content, method == SyncMethod::FsyncEach, recorder)?;
+            made.push(path);
+            client.completed();
+        }
+        sync_afterwards(target, &mut made, method, recorder)?;
+        Ok(())
+    })?;
+    let rates = interval_figures(&measured.interval_rates);
+    let mut findings = Findings::of_rate(measured, "files/s");
+    findings.figures = rates;
+    Ok(findings)
+}
+
+fn make_file(
+    target: &dyn Target,
+    path: &str,
+    file_bytes: usize,
+    content: &[u8],
+    fsync: bool,
+    recorder: &mut Recorder,
+) -> io::Result<()> {
+    let file = recorder.time("create", || target.open(path, Open::Create))?;
+    let mut offset_bytes = 0;
+    while offset_bytes < file_bytes {
+        let part = content.len().min(file_bytes - offset_bytes);
+        recorder.time("write", || file.write_at(&content[..part], offset_bytes as u64))?;
+        offset_bytes += part;
+    }
+    if fsync {
+        recorder.time("fsync", || file.sync())?;
+    }
+    recorder.time("close", || {
+        drop(file);
+        Ok(())
+    })
+}
+
+/// What comes after all files of a client.
+fn sync_afterwards(target: &dyn Target, made: &mut [String], method: SyncMethod, recorder: &mut Recorder) -> io::Result<()> {
+    use SyncMethod::*;
+    if matches!(method, SyncAll | SyncAllThenFsync | SyncAllThenFsyncReversed) {
+        recorder.time("sync", || target.sync_all())?;
+    }
+    if matches!(method, FsyncReversed | SyncAllThenFsyncReversed) {
+        made.reverse();
+    }
+    if matches!(method, FsyncReversed | SyncAllThenFsyncReversed | FsyncAfterwards | SyncAllThenFsync) {
+        for path in made {
+            let file = target.open(path, Open::Existing)?;
+            recorder.time("fsync", || file.sync())?;
+        }
+    }
+    Ok(())
+}
+
+/// The distribution of the rates in tenths of a second.
+fn interval_figures(rates: &[f64]) -> Vec<Figure> {
+    let mut sorted = rates.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else { return Vec::new() };
+    let quantile = |percent: usize| sorted[last * percent / 100];
+    [("p50", 50), ("p90", 90), ("p99", 99)]
+        .map(|(name, percent)| Figure::new(format!("{name} of the intervals"), quantile(percent), "files/s"))
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_of_intervals_are_sorted() {
+        let rates: Vec<f64> = (0..=100).rev().map(f64::from).collect();
+        let values: Vec<f64> = interval_figures(&rates).iter().map(|figure| figure.value).collect();
+        assert_eq!(values, [50.0, 90.0, 99.0]);
+        assert_eq!(interval_figures(&[]), []);
+    }
+}

@@ -1,0 +1,263 @@
+//! The load generators, and what they have in common: settings, a folder of their own, the report.
+mod create_walk_unlink;
+mod dbench;
+mod device_limit;
+mod fs_mark;
+mod fsync_happy;
+mod fsync_write;
+mod small_durable_files;
+#[cfg(test)]
+mod workload_tests;
+
+use crate::client::{Limit, Measured, Plan};
+use crate::interrupt::Interrupt;
+use crate::report::{Figure, Report};
+use crate::resources::Resources;
+use crate::spec::{FlushMode, TargetSpec};
+use crate::target::{Target, remove_tree};
+use anyhow::{Context, ensure};
+use cairn_engine::FlushPolicy;
+use cairn_environment::random;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A load generator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Each client writes its file in blocks of 64 KiB, with an fsync after each.
+    FsyncWrite,
+    /// Mail delivery: create, write 4 KiB, fsync, rename, fsync of the directory.
+    SmallDurableFiles,
+    /// Creates files as fs_mark does.
+    FsMark,
+    /// Creates, walks and removes a tree.
+    CreateWalkUnlink,
+    /// A write and a flush of the device, for sizes from 4 KiB to 4 MiB.
+    DeviceLimit,
+    /// Replays a load file of dbench.
+    Dbench,
+    /// Reads and writes with a periodic fsync, and the same without the cost of flushes.
+    FsyncHappy,
+}
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Workload; 7] = [
+        Workload::FsyncWrite,
+        Workload::SmallDurableFiles,
+        Workload::FsMark,
+        Workload::CreateWalkUnlink,
+        Workload::DeviceLimit,
+        Workload::Dbench,
+        Workload::FsyncHappy,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::FsyncWrite => "fsync-write",
+            Workload::SmallDurableFiles => "small-durable-files",
+            Workload::FsMark => "fs_mark",
+            Workload::CreateWalkUnlink => "create-walk-unlink",
+            Workload::DeviceLimit => "device-limit",
+            Workload::Dbench => "dbench",
+            Workload::FsyncHappy => "fsync-happy",
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// When the target can't be used, an operation fails, or the run is interrupted; the target is cleaned up all the same.
+    pub fn run(self, spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
+        settings.check()?;
+        if self == Workload::DeviceLimit {
+            return device_limit::run(spec, settings);
+        }
+        let report = run_on_target(self, spec, settings, FlushMode::Real)?;
+        if self == Workload::FsyncHappy { fsync_happy::with_loss(report, spec, settings) } else { Ok(report) }
+    }
+}
+
+impl FromStr for Workload {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Workload::ALL.into_iter().find(|workload| workload.name() == text);
+        known.ok_or_else(|| format!("unknown workload \"{text}\"; there are: {}", Workload::ALL.map(Workload::name).join(", ")))
+    }
+}
+
+/// When a file of `fs_mark` is made durable: the numbers of its option `-S`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum SyncMethod {
+    None = 0,
+    FsyncEach = 1,
+    SyncAll = 2,
+    FsyncReversed = 3,
+    SyncAllThenFsyncReversed = 4,
+    FsyncAfterwards = 5,
+    SyncAllThenFsync = 6,
+}
+
+impl SyncMethod {
+    /// The method with a number of fs_mark's.
+    pub fn from_number(number: u8) -> Option<Self> {
+        use SyncMethod::*;
+        let all = [None, FsyncEach, SyncAll, FsyncReversed, SyncAllThenFsyncReversed, FsyncAfterwards, SyncAllThenFsync];
+        all.get(usize::from(number)).copied()
+    }
+}
+
+/// How a load is run; what a load doesn't know it ignores.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads.
+    pub clients: usize,
+    /// Measured time of loads that go on until it is over.
+    pub duration: Duration,
+    /// Files for each client; `None` for the load's own number.
+    pub files: Option<u64>,
+    /// Size of the files that `fs_mark` makes.
+    pub file_bytes: usize,
+    /// Directories in which `fs_mark` makes them.
+    pub directories: u64,
+    /// When `fs_mark` makes them durable.
+    pub sync_method: SyncMethod,
+    /// Load file of `dbench`; `None` for the one that its package installs.
+    pub loadfile: Option<PathBuf>,
+    /// How the engine shares flushes.
+    pub policy: FlushPolicy,
+    /// Whether the user wants the run to end.
+    pub interrupt: Interrupt,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            clients: 8,
+            duration: Duration::from_secs(10),
+            files: None,
+            file_bytes: 4096,
+            directories: 8,
+            sync_method: SyncMethod::FsyncEach,
+            loadfile: None,
+            policy: FlushPolicy::Auto,
+            interrupt: Interrupt::default(),
+        }
+    }
+}
+
+const CLIENTS_MAX: usize = 4096;
+const FILE_BYTES_MAX: usize = 1 << 30;
+
+impl Settings {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!((1..=CLIENTS_MAX).contains(&self.clients), "{} clients; 1 to {CLIENTS_MAX} are possible", self.clients);
+        ensure!(self.duration > Duration::ZERO, "a load needs some time; write for example --seconds 10");
+        ensure!(self.directories > 0, "at least one directory is needed");
+        ensure!(self.file_bytes <= FILE_BYTES_MAX, "files of up to {FILE_BYTES_MAX} bytes are possible");
+        Ok(())
+    }
+
+    fn plan(&self, task: &str, limit: Limit) -> Plan {
+        Plan { task: task.to_owned(), clients: self.clients, warmup: Duration::ZERO, limit, interrupt: self.interrupt.clone() }
+    }
+
+    fn timed_plan(&self, task: &str) -> Plan {
+        self.plan(task, Limit::Time(self.duration))
+    }
+}
+
+/// A target with a folder in which a load may do what it likes.
+#[derive(Clone)]
+struct Place {
+    target: Arc<dyn Target>,
+    folder: String,
+}
+
+impl Place {
+    /// A path below the folder.
+    fn path(&self, below: &str) -> String {
+        format!("{}/{below}", self.folder)
+    }
+}
+
+/// What a load found out.
+struct Findings {
+    measured: Measured,
+    completed: u64,
+    throughput: Figure,
+    figures: Vec<Figure>,
+}
+
+impl Findings {
+    /// The throughput is the number of completed operations per second.
+    fn of_rate(measured: Measured, unit: &str) -> Self {
+        let throughput = Figure::new("throughput", measured.per_second(measured.completed), unit);
+        Self { completed: measured.completed, measured, throughput, figures: Vec::new() }
+    }
+
+    fn into_report(self, workload: Workload, target: String, clients: usize) -> Report {
+        let Resources { cpu_seconds, system_cpu_seconds, context_switches } = self.measured.process;
+        Report {
+            workload: workload.name().into(),
+            target,
+            version: env!("CARGO_PKG_VERSION").into(),
+            clients: clients as u64,
+            seconds: self.measured.seconds,
+            completed: self.completed,
+            throughput: self.throughput,
+            figures: self.figures,
+            operations: self.measured.recorder.summaries(),
+            cpu_seconds,
+            system_cpu_seconds,
+            context_switches,
+            machine_cpu_seconds: self.measured.machine.cpu_seconds,
+            statistics: None,
+        }
+    }
+}
+
+fn run_on_target(workload: Workload, spec: &TargetSpec, settings: &Settings, flushes: FlushMode) -> anyhow::Result<Report> {
+    run_in_folder(workload, spec, settings, flushes, |place| generate(workload, place, settings))
+}
+
+/// Opens the target, runs `load` in a new folder of it, removes the folder, closes the target.
+fn run_in_folder(
+    workload: Workload,
+    spec: &TargetSpec,
+    settings: &Settings,
+    flushes: FlushMode,
+    load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
+) -> anyhow::Result<Report> {
+    let target = spec.open(settings.policy, flushes)?;
+    let folder = format!("cairn-bench-{:016x}", random::u64());
+    let place = Place { target: target.clone(), folder };
+    let ran = target
+        .make_directory(&place.folder)
+        .with_context(|| format!("target {}: cannot make a directory in it", spec.name()))
+        .and_then(|()| load(&place));
+    let statistics = target.statistics();
+    let cleaned = remove_tree(&*target, &place.folder).with_context(|| format!("{} in {} is left behind", place.folder, spec.name()));
+    let closed = target.close().context("the target could not be closed");
+    let mut report = ran?.into_report(workload, spec.name(), settings.clients);
+    cleaned.and(closed)?;
+    report.statistics = statistics;
+    Ok(report)
+}
+
+fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    match workload {
+        Workload::FsyncWrite => fsync_write::run(place, settings),
+        Workload::SmallDurableFiles => small_durable_files::run(place, settings),
+        Workload::FsMark => fs_mark::run(place, settings),
+        Workload::CreateWalkUnlink => create_walk_unlink::run(place, settings),
+        Workload::Dbench => dbench::run(place, settings),
+        Workload::FsyncHappy => fsync_happy::run(place, settings),
+        Workload::DeviceLimit => unreachable!("it needs a device, not a target"),
+    }
+}

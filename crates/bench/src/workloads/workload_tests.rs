@@ -1,0 +1,161 @@
+//! Every load on every kind of target: it does what it says, counts it, and leaves nothing behind.
+use super::*;
+use crate::spec::DeviceSpec;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+const LOAD: &str = r#"Deltree "\clients\client1" NT_STATUS_OK
+Mkdir "\clients" NT_STATUS_OK
+NTCreateX "\clients\client1" 0x1 0x2 1 NT_STATUS_OK
+Close 1 NT_STATUS_OK
+NTCreateX "\clients\client1\A.DOC" 0x40 0x1 2 NT_STATUS_OBJECT_NAME_NOT_FOUND
+NTCreateX "\clients\client1\A.DOC" 0x40 0x2 3 NT_STATUS_OK
+WriteX 3 0 65536 65536 NT_STATUS_OK
+LockX 3 2147483538 1 NT_STATUS_OK
+QUERY_FILE_INFORMATION 3 258 NT_STATUS_OK
+SET_FILE_INFORMATION 3 1004 NT_STATUS_OK
+ReadX 3 61440 8192 4096 NT_STATUS_OK
+UnlockX 3 2147483538 1 NT_STATUS_OK
+Flush 3 NT_STATUS_OK
+Close 3 NT_STATUS_OK
+NTCreateX "\clients\client1" 0x40 0x1 4 NT_STATUS_OK
+Close 4 NT_STATUS_OK
+QUERY_FS_INFORMATION 1 NT_STATUS_OK
+QUERY_PATH_INFORMATION "\clients\client1\a.doc" 1004 NT_STATUS_OK
+FIND_FIRST "\clients\client1\*" 260 1366 1 NT_STATUS_OK
+Rename "\clients\client1\A.DOC" "\clients\client1\B.DOC" NT_STATUS_OK
+NTCreateX "\clients\client1\B.DOC" 0x40 0x5 5 NT_STATUS_OK
+ReadX 5 0 10 0 NT_STATUS_OK
+Close 5 NT_STATUS_OK
+Unlink "\clients\client1\B.DOC" 0x6 NT_STATUS_OK
+Rmdir "\clients\client1" NT_STATUS_OK
+"#;
+
+fn settings(folder: &Path) -> Settings {
+    let loadfile = folder.join("load.txt");
+    fs::write(&loadfile, LOAD).unwrap();
+    Settings {
+        clients: 2,
+        duration: Duration::from_millis(60),
+        files: Some(20),
+        file_bytes: 20_000,
+        directories: 3,
+        loadfile: Some(loadfile),
+        ..Settings::default()
+    }
+}
+
+fn count(report: &Report, name: &str) -> u64 {
+    report.operations.iter().find(|operation| operation.name == name).map_or(0, |operation| operation.count)
+}
+
+fn targets(folder: &Path) -> Vec<TargetSpec> {
+    let directory = folder.join("directory");
+    fs::create_dir(&directory).unwrap();
+    let image = DeviceSpec::Image { path: folder.join("image"), size_bytes: 128 << 20 };
+    let simulated = DeviceSpec::Simulated { size_bytes: 128 << 20, flush_time: Duration::from_micros(200) };
+    vec![TargetSpec::Directory(directory), TargetSpec::Engine(image), TargetSpec::Engine(simulated)]
+}
+
+#[test]
+fn every_load_runs_on_every_target_and_cleans_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path());
+    for spec in targets(folder.path()) {
+        for workload in Workload::ALL {
+            let report = workload.run(&spec, &settings).unwrap_or_else(|error| panic!("{} on {}: {error:#}", workload.name(), spec.name()));
+            assert_eq!(report.workload, workload.name());
+            assert!(report.completed > 0 && report.throughput.value > 0.0, "{report}");
+            assert!(report.operations.iter().all(|operation| operation.count > 0 && operation.p50_us <= operation.max_us), "{report}");
+        }
+        if let TargetSpec::Directory(directory) = &spec {
+            assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+        } else if let Ok(target) = spec.open(FlushPolicy::Auto, FlushMode::Real) {
+            let mut left = 0;
+            target.list("", &mut |_| {
+                left += 1;
+                true
+            })
+            .unwrap();
+            target.close().unwrap();
+            assert_eq!(left, 0, "{}", spec.name());
+        }
+    }
+    let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["directory", "image", "load.txt"], "no scratch file is left");
+}
+
+#[test]
+fn loads_count_what_they_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { duration: Duration::from_secs(60), ..settings(folder.path()) };
+    let spec = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 128 << 20 });
+    for (method, fsyncs, syncs) in [(0, 0, 0), (1, 40, 0), (2, 0, 2), (3, 40, 0), (4, 40, 2), (5, 40, 0), (6, 40, 2)] {
+        let sync_method = SyncMethod::from_number(method).unwrap();
+        let report = Workload::FsMark.run(&spec, &Settings { sync_method, ..settings.clone() }).unwrap();
+        let counts = ["create", "write", "close", "fsync", "sync"].map(|name| count(&report, name));
+        assert_eq!(counts, [40, 80, 40, fsyncs, syncs], "method {method}");
+        assert_eq!(report.completed, 40);
+    }
+    let report = Workload::CreateWalkUnlink.run(&spec, &settings).unwrap();
+    assert_eq!(["create", "status", "unlink", "list"].map(|name| count(&report, name)), [40, 40, 40, 2]);
+    assert_eq!(SyncMethod::from_number(7), None);
+}
+
+#[test]
+fn a_replay_runs_each_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path());
+    let directory = folder.path().join("directory");
+    fs::create_dir(&directory).unwrap();
+    for spec in [TargetSpec::Directory(directory), TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 128 << 20 })] {
+        let report = Workload::Dbench.run(&spec, &settings).unwrap();
+        for name in ["NTCreateX", "Close", "Rename", "Unlink", "Flush", "Find", "Qpathinfo", "Sfileinfo", "LockX", "Rmdir", "Deltree"] {
+            assert!(count(&report, name) > 0, "{name}: {report}");
+        }
+    }
+    fs::write(settings.loadfile.as_ref().unwrap(), "Deltree \"\\clients\" NT_STATUS_OK\nUnlink \"\\missing\" 0x6 NT_STATUS_OK\n").unwrap();
+    let spec = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 64 << 20 });
+    let error = format!("{:#}", Workload::Dbench.run(&spec, &settings).unwrap_err());
+    assert!(error.contains("Unlink, line 2"), "{error}");
+}
+
+#[test]
+fn an_interrupted_load_cleans_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path());
+    settings.interrupt.flag().store(true, Ordering::Relaxed);
+    let directory = folder.path().join("directory");
+    fs::create_dir(&directory).unwrap();
+    for workload in Workload::ALL {
+        let error = workload.run(&TargetSpec::Directory(directory.clone()), &settings).unwrap_err();
+        assert!(error.to_string().contains("interrupted"), "{}: {error:#}", workload.name());
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "{}", workload.name());
+    }
+}
+
+#[test]
+fn mistakes_get_clear_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path());
+    let run = |target: &str, settings: &Settings| {
+        let spec: TargetSpec = target.parse().unwrap();
+        format!("{:#}", Workload::FsyncWrite.run(&spec, settings).unwrap_err())
+    };
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    assert!(run(&path("missing"), &settings).contains("name a directory"));
+    assert!(run(&path("load.txt"), &settings).contains("name a directory"));
+    assert!(run(&format!("engine:{}", path("load.txt")), &settings).contains("not a"));
+    assert!(run("engine:memory:size=1M", &settings).contains("too small"));
+    assert!(run("engine:memory", &Settings { clients: 0, ..settings.clone() }).contains("0 clients"));
+    let tiny = format!("engine:{}:size=1M", path("tiny"));
+    assert!(run(&tiny, &settings).contains("too small"));
+    assert!(!folder.path().join("tiny").exists());
+    assert!("fsync-wride".parse::<Workload>().unwrap_err().contains("fsync-write"));
+    let missing = Settings { loadfile: Some(folder.path().join("none")), ..settings };
+    let memory = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 64 << 20 });
+    let error = format!("{:#}", Workload::Dbench.run(&memory, &missing).unwrap_err());
+    assert!(error.contains("--loadfile"), "{error}");
+}
