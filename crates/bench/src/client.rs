@@ -61,7 +61,9 @@ pub struct Client {
 impl Client {
     /// Whether there is time for another operation.
     pub fn goes_on(&self) -> bool {
-        !self.shared.stop.load(Ordering::Relaxed) && !self.shared.interrupt.is_set() && self.end.is_none_or(|end| clock::now_monotonic() < end)
+        !self.shared.stop.load(Ordering::Relaxed)
+            && !self.shared.interrupt.is_set()
+            && self.end.is_none_or(|end| clock::now_monotonic() < end)
     }
 
     /// Counts one of the operations that the throughput is about.
@@ -146,12 +148,7 @@ where
     result.map(|()| measured)
 }
 
-fn run_client(
-    index: usize,
-    shared: &Arc<Shared>,
-    plan: &Plan,
-    body: &dyn Fn(&Client, &mut Recorder) -> anyhow::Result<()>,
-) -> Outcome {
+fn run_client(index: usize, shared: &Arc<Shared>, plan: &Plan, body: &dyn Fn(&Client, &mut Recorder) -> anyhow::Result<()>) -> Outcome {
     let begin = {
         let mut begin = shared.begin.lock();
         loop {

@@ -165,9 +165,8 @@ impl Target for EngineTarget {
 
     fn list(&self, path: &str, take: &mut dyn FnMut(Entry<'_>) -> bool) -> io::Result<()> {
         let directory = self.walk(path)?;
-        let mut pass = |item: cairn_engine::DirectoryItem<'_>| {
-            take(Entry { name: item.name, is_directory: item.file_type == FileType::Directory })
-        };
+        let mut pass =
+            |item: cairn_engine::DirectoryItem<'_>| take(Entry { name: item.name, is_directory: item.file_type == FileType::Directory });
         self.volume.read_directory(directory.inode, 0, &mut pass).map_err(error_of)
     }
 

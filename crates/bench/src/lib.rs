@@ -11,7 +11,7 @@ pub mod ab;
 mod client;
 mod engine_target;
 mod interrupt;
-//PEERS
+pub mod peers;
 mod posix_target;
 mod progress;
 mod recorder;

@@ -72,14 +72,7 @@ impl Report {
     fn operations_table(&self) -> Table {
         let mut table = Table::new(["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"]);
         for operation in &self.operations {
-            let times = [
-                operation.average_us,
-                operation.p50_us,
-                operation.p90_us,
-                operation.p99_us,
-                operation.p999_us,
-                operation.max_us,
-            ];
+            let times = [operation.average_us, operation.p50_us, operation.p90_us, operation.p99_us, operation.p999_us, operation.max_us];
             table.row([operation.name.clone(), operation.count.to_string()].into_iter().chain(times.map(microseconds)));
         }
         table

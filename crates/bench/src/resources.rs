@@ -99,6 +99,8 @@ impl Resources {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_environment::clock;
+    use std::time::Duration;
 
     #[test]
     fn the_files_of_proc_are_understood() {
@@ -115,6 +117,7 @@ mod tests {
 
     #[test]
     fn this_process_and_machine_have_figures() {
+        clock::sleep(Duration::from_millis(2));
         assert!(Resources::of_process("self").context_switches > 0);
         assert!(Resources::of_machine().cpu_seconds > 0.0);
         assert!(switches_of_this_thread() > 0);

@@ -77,15 +77,23 @@ impl FromStr for TargetSpec {
                     size_bytes = parse_size_bytes(value).ok_or_else(|| format!("\"{value}\" is not a size; write for example size=4G"))?;
                 }
                 Some(("flush_ms", value)) if name == "simulated" => {
-                    let milliseconds: f64 = value.parse().map_err(|_| format!("\"{value}\" is not a time; write for example flush_ms=10"))?;
-                    flush_time = Some(Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| format!("flush_ms={value}: {error}"))?);
+                    let milliseconds: f64 =
+                        value.parse().map_err(|_| format!("\"{value}\" is not a time; write for example flush_ms=10"))?;
+                    flush_time =
+                        Some(Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| format!("flush_ms={value}: {error}"))?);
                 }
-                _ => return Err(format!("\"{option}\" is not an option of engine:{name}; there are size=4G and, for engine:simulated, flush_ms=10")),
+                _ => {
+                    return Err(format!(
+                        "\"{option}\" is not an option of engine:{name}; there are size=4G and, for engine:simulated, flush_ms=10"
+                    ));
+                }
             }
         }
         size_bytes -= size_bytes % cairn_blockdev::BLOCK_BYTES as u64;
         Ok(TargetSpec::Engine(match name {
-            "" => return Err("engine: lacks the name of an image; write engine:IMAGE, engine:memory or engine:simulated:flush_ms=10".into()),
+            "" => {
+                return Err("engine: lacks the name of an image; write engine:IMAGE, engine:memory or engine:simulated:flush_ms=10".into());
+            }
             "memory" => DeviceSpec::Memory { size_bytes },
             "simulated" => DeviceSpec::Simulated { size_bytes, flush_time: flush_time.unwrap_or_default() },
             path => DeviceSpec::Image { path: path.into(), size_bytes },
@@ -248,7 +256,9 @@ mod tests {
 
     #[test]
     fn bad_targets_say_what_is_possible() {
-        for text in ["engine:", "engine:memory:flush_ms=1", "engine:simulated:flush_ms=-1", "engine:memory:size=4X", "engine:memory:speed=9"] {
+        for text in
+            ["engine:", "engine:memory:flush_ms=1", "engine:simulated:flush_ms=-1", "engine:memory:size=4X", "engine:memory:speed=9"]
+        {
             let error = text.parse::<TargetSpec>().unwrap_err();
             assert!(error.contains("size=4G") || error.contains("flush_ms") || error.contains("IMAGE"), "{error}");
         }

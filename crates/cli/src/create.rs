@@ -8,7 +8,7 @@ use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_format::{BLOCK_SIZE, BlockNumber, Geometry, Superblock};
+use cairn_format::{BLOCK_SIZE, BlockNumber, Geometry, LABEL_BYTES, Superblock};
 use rustix::fs::{OFlags, SeekFrom};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -81,6 +81,7 @@ pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
         Content::Unknown if !wanted.force => bail!("{image} is not empty; use --force to overwrite it"),
         _ => {}
     }
+    check(wanted).with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
     let device = if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
     let result = write_volume(&device, wanted);
     if result.is_err() && content == Content::Missing {
@@ -88,6 +89,33 @@ pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
         let _ = fs::remove_file(wanted.image);
     }
     result.with_context(|| format!("{image}: no volume was made"))
+}
+
+/// What can be known to be impossible before anything is touched.
+fn check(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
+    let label_bytes = wanted.label.len();
+    ensure!(
+        label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
+        "the label has {label_bytes} bytes, but {LABEL_BYTES} are possible"
+    );
+    let existing_bytes = fs::metadata(wanted.image).map_or(0, |metadata| if metadata.is_file() { metadata.len() } else { 0 });
+    let bytes = wanted.size.map_or(existing_bytes, whole_blocks_bytes);
+    if bytes > 0 && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none() {
+        let (smallest, log_smallest) = (Geometry::VOLUME_BYTES_MIN >> 20, (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20);
+        match wanted.log_size {
+            Some(log) if bytes >= Geometry::VOLUME_BYTES_MIN => {
+                bail!("a log of {log} does not fit: it needs at least {log_smallest}M, and half of the volume must be left for files")
+            }
+            _ => bail!("{bytes} bytes are too small: a volume has at least {smallest}M"),
+        }
+    }
+    if wanted.preallocate && bytes > 0 {
+        let parent = wanted.image.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let host = rustix::fs::statvfs(parent)?;
+        let free_bytes = host.f_bavail * host.f_frsize + existing_bytes;
+        ensure!(bytes <= free_bytes, "{} has only {free_bytes} bytes free, {bytes} are to be written", parent.display());
+    }
+    Ok(())
 }
 
 fn whole_blocks_bytes(size: Size) -> u64 {

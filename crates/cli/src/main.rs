@@ -9,13 +9,16 @@ mod commands;
 mod create;
 mod daemon;
 mod logging;
+mod mount_error;
 mod mount_options;
 mod output;
 mod progress;
 mod signature;
 mod size;
 
+use cairn_blockdev::DeviceError;
 use clap::{Parser, Subcommand};
+use std::io;
 use std::process::ExitCode;
 
 /// A crash-safe, checksummed, copy-on-write file system in user space.
@@ -35,6 +38,7 @@ enum Command {
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
+    Bench(commands::bench::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Command::Fsck(arguments) => return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE),
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Stats(arguments) => commands::stats::run(&arguments),
+        Command::Bench(arguments) => commands::bench::run(&arguments),
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }
@@ -58,16 +63,20 @@ fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     })
 }
 
-/// The error and its causes, each told once: some errors name their cause themselves.
+/// The error and its causes, each told once: some errors name their cause themselves. Of a lock, the way out is told
+/// instead of the system's "temporarily unavailable".
 fn message(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |told, cause| {
+    let in_use = error.chain().any(|cause| cause.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_in_use));
+    let causes = error.chain().filter(|cause| !(in_use && cause.is::<io::Error>()));
+    let told = causes.fold(String::new(), |told, cause| {
         let cause = cause.to_string();
         match told.as_str() {
             "" => cause,
             told if told.contains(&cause) => told.to_owned(),
             told => format!("{told}: {cause}"),
         }
-    })
+    });
+    if in_use { format!("{told}; if it is mounted, `cairn umount DIR` frees it") } else { told }
 }
 
 #[cfg(test)]

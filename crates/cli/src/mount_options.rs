@@ -62,7 +62,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "commit",
         values: "SECONDS",
-        help: "longest time between two commits (default 5)",
+        help: "longest time between two commits, 1 to 3600 (default 5)",
         set: |settings, value| {
             let seconds = value.parse().ok().filter(|seconds| (1..=COMMIT_SECONDS_MAX).contains(seconds))?;
             settings.commit_interval = Some(Duration::from_secs(seconds));
@@ -102,7 +102,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "threads",
         values: "N",
-        help: "threads that serve requests",
+        help: "threads that serve requests, 1 to 1024",
         set: |settings, value| {
             settings.threads = Some(value.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads))?);
             Some(())
@@ -170,7 +170,7 @@ impl MountSettings {
             }
             let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
             if !valid || (known.set)(&mut settings, value.unwrap_or_default()).is_none() {
-                return Err(format!("mount option \"{option}\" is not valid; write {}", known.usage()));
+                return Err(format!("mount option \"{option}\" is not valid; write {}: {}", known.usage(), known.help));
             }
         }
         Ok(settings)

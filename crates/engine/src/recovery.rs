@@ -3,7 +3,7 @@
 //! 1. Take the valid superblock with the highest generation out of three.
 //! 2. Per group take the newest valid bitmap that is not newer than the superblock. A newer one was written by a commit
 //!    that a crash cut short; such a group is written again by the first commit, or the stale slot could be taken for
-//!    that commit's.
+//!    that commit's. Their sum must be the superblock's, or an older one stands in for one that is damaged.
 //! 3. Mark the blocks that the log's extents use, before any node is allocated.
 //! 4. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
 //! 5. The first commit makes that durable together with a new log epoch. *A crash before: all of this again.*
@@ -79,6 +79,31 @@ struct Bitmaps {
     slots: Vec<u8>,
     /// Groups with a slot that is newer than the superblock.
     stale: Vec<u64>,
+    /// The first slot that holds something, but no bitmap.
+    damaged: Option<FormatError>,
+}
+
+impl Bitmaps {
+    /// The older bitmap of a group is valid too, but calls free what was used since: it must not stand in for a newest one
+    /// that is damaged or was never written. The superblock's sum tells.
+    fn check_sum(&self, superblock: &Superblock) -> Result<()> {
+        let geometry = superblock.geometry;
+        let set: u64 = self.bits.iter().flat_map(|bits| bits.iter()).map(|byte| u64::from(byte.count_ones())).sum();
+        let fixed = geometry.groups() * (BITMAP_BYTES as u64 * 8) - geometry.allocatable().blocks;
+        if set == superblock.used_blocks + fixed {
+            return Ok(());
+        }
+        let (block, cause) = match &self.damaged {
+            Some(error) => (error.block, format!(" ({error})")),
+            None => (geometry.bitmap_table().start, String::new()),
+        };
+        let used = superblock.used_blocks;
+        let text = format!(
+            "{used} blocks are in use, the bitmaps have {}{cause}; `cairn fsck --repair` makes them anew",
+            set.saturating_sub(fixed)
+        );
+        Err(FormatError::new(Structure::Bitmap, block, text).into())
+    }
 }
 
 fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bitmaps> {
@@ -88,7 +113,7 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bit
     for (index, chunk) in buffer.chunks_mut(1 << 20).enumerate() {
         device.read(table.start.offset_bytes() + ((index as u64) << 20), chunk)?;
     }
-    let mut bitmaps = Bitmaps { bits: Vec::new(), slots: Vec::new(), stale: Vec::new() };
+    let mut bitmaps = Bitmaps { bits: Vec::new(), slots: Vec::new(), stale: Vec::new(), damaged: None };
     for group in 0..geometry.groups() {
         let mut best: Option<(Bitmap, u8)> = None;
         let mut problem = String::new();
@@ -101,7 +126,12 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bit
                     best = Some((bitmap, slot as u8))
                 }
                 Ok(_) => {}
-                Err(error) => problem = error.to_string(),
+                Err(error) => {
+                    problem = error.to_string();
+                    if buffer[at..at + BLOCK_SIZE].iter().any(|&byte| byte != 0) {
+                        bitmaps.damaged.get_or_insert(error);
+                    }
+                }
             }
         }
         let Some((bitmap, slot)) = best else {
@@ -133,6 +163,11 @@ impl VolumeInner {
             return Err(Error::NotAVolume(format!("it uses features {word:#x} that this version can only read; mount it read-only")));
         }
         let bitmaps = read_bitmaps(&*device, &superblock)?;
+        match bitmaps.check_sum(&superblock) {
+            // Nothing is allocated, so everything can be read.
+            Err(error) if options.read_only => tracing::warn!("{error}"),
+            checked => checked?,
+        }
         let geometry = superblock.geometry;
         let space = Space::new(geometry, bitmaps.bits);
         for group in bitmaps.stale {
@@ -143,6 +178,13 @@ impl VolumeInner {
         let files = Tree::open(cache.clone(), space.clone(), TREE_FILES, file_tree_root(&roots, geometry)?.root);
         let counters = Counters::default();
         let replay = cairn_log::replay(&*device, &superblock)?;
+        if let Some(lost) = &replay.lost {
+            tracing::error!("{lost}");
+            if !options.read_only {
+                let advice = "mount it read-only to save what is there";
+                return Err(FormatError::new(Structure::Checkpoint, BlockNumber(replay.end.block), format!("{lost}; {advice}")).into());
+            }
+        }
         let generation = first_generation(&superblock, replay.last_generation);
         Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;
         let next_inode = Arc::new(AtomicU64::new(replay.next_inode.max(superblock.next_inode)));

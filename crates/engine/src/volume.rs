@@ -150,16 +150,16 @@ impl VolumeInner {
     /// Stops all changes after a failure; every waiter gets an error.
     pub(crate) fn fail(&self, error: &Error) {
         let message = error.to_string();
-        if self.halt(&message) {
+        if self.halt(&message, LogError::Aborted(message.as_str().into())) {
             tracing::error!("the volume is read-only from now on: {message}");
         }
     }
 
     /// Ends every wait and every later change with an error; whether this was the first reason to.
-    fn halt(&self, message: &str) -> bool {
+    fn halt(&self, message: &str, reason: LogError) -> bool {
         let first = self.transactions.fail(message);
         self.failed.store(true, Ordering::Release);
-        self.log.abort(LogError::Aborted(message.into()));
+        self.log.abort(reason);
         self.space.shut_down();
         self.orphans.stop();
         first
@@ -327,7 +327,7 @@ struct Shared {
 impl Shared {
     /// Nobody waits for a thread that has ended already: all waits end first.
     fn stop_threads(&self) {
-        self.inner.halt("the volume is closed");
+        self.inner.halt("the volume is closed", LogError::Stopped);
         self.inner.signal.stop();
         self.inner.orphans.stop();
         self.inner.stop_unpinner();

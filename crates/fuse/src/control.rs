@@ -58,14 +58,15 @@ pub fn sync(directory: &Path) -> Result<(), MountError> {
     if file_system.f_type as u64 != FUSE_MAGIC {
         return Err(no_answer(Errno::NOTTY));
     }
-    rustix::fs::syncfs(&open).map_err(no_answer)?;
+    let synced = rustix::fs::syncfs(&open).map_err(no_answer);
     // For `fuseblk` the kernel has waited until all it had cached was written, and then told the server to sync. For plain
     // `fuse` an older kernel has only begun to write, and tells nothing; the server waits for the rest.
     let device = rustix::fs::fstat(&open).map_err(no_answer)?.st_dev;
     if rustix::fs::major(device) != ANONYMOUS_MAJOR {
-        return Ok(());
+        return synced;
     }
-    kernel::request_sync(&open).map_err(no_answer)
+    // Also when the kernel reports an error of one file: the others have a right to be written.
+    kernel::request_sync(&open).map_err(no_answer).and(synced)
 }
 
 /// Statistics of the volume mounted on `mountpoint`, as JSON.

@@ -18,7 +18,7 @@ use crate::error::ReplayError;
 use cairn_blockdev::{AlignedBuffer, BlockDevice};
 use cairn_format::{
     BLOCK_SIZE, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError, Generation,
-    Geometry, ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
+    Geometry, HEADER_BYTES, ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
 };
 
 /// One checkpoint of the chain.
@@ -46,6 +46,9 @@ pub struct Replay<'d> {
     pub next_inode: u64,
     /// Why the chain ends where it ends; for messages.
     pub stopped: String,
+    /// A checkpoint behind the end proves that what is missing there had been flushed: the log is damaged, and what was
+    /// acknowledged is lost. Says so in words.
+    pub lost: Option<String>,
 }
 
 /// Reads checkpoints from the ring of one volume.
@@ -55,6 +58,9 @@ struct RingReader<'d> {
     volume: VolumeId,
     geometry: Geometry,
 }
+
+/// Blocks read at once in search of checkpoints.
+const SEARCH_BLOCKS: u64 = 256;
 
 /// A step of the walk: the next checkpoint, or why there is none.
 type Step<T> = Result<Result<T, String>, ReplayError>;
@@ -76,6 +82,15 @@ impl RingReader<'_> {
     fn read_checkpoint(&self, ring_block: u64, blocks: u64) -> Result<Result<Checkpoint, FormatError>, ReplayError> {
         let bytes = self.read_blocks(ring_block, blocks)?;
         Ok(Checkpoint::decode(bytes, self.volume, ring_block))
+    }
+
+    /// Blocks of the checkpoint of this mount that `block` may begin; a look at the few fields that tell most others apart.
+    fn announced(&self, block: &[u8], ring_block: u64, epoch: u64) -> Option<u64> {
+        let epoch_at = HEADER_BYTES + 8;
+        let ours = block[16..32] == self.volume.0
+            && block[32..40] == ring_block.to_le_bytes()
+            && block[epoch_at..epoch_at + 8] == epoch.to_le_bytes();
+        Checkpoint::blocks_announced(block).filter(|_| ours)
     }
 
     /// The checkpoint at `at`, of at most `blocks_max` blocks, if it continues the chain.
@@ -122,10 +137,14 @@ pub fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Resul
         last_generation: superblock.generation,
         next_inode: superblock.next_inode,
         stopped: String::new(),
+        lost: None,
     };
     // 0 stands for "no checkpoint".
     replay.end.sequence = replay.end.sequence.max(1);
     replay.walk(superblock.log_epoch)?;
+    if !superblock.clean {
+        replay.search_behind_end(superblock.log_epoch)?;
+    }
     replay.verify_data()?;
     for checkpoint in &replay.chain {
         replay.last_generation = replay.last_generation.max(checkpoint.header.generation);
@@ -157,6 +176,36 @@ impl<'d> Replay<'d> {
             self.end = LogPosition { block: (found.ring_block + found.blocks) % log_blocks, sequence: found.header.sequence + 1 };
             self.chain.push(found);
         }
+    }
+
+    /// Looks for a valid checkpoint behind the chain's end which says that the missing one had been flushed. A crash leaves
+    /// none, since the missing one was not.
+    fn search_behind_end(&mut self, epoch: u64) -> Result<(), ReplayError> {
+        let log_blocks = self.ring.geometry.log_blocks;
+        let mut left = log_blocks - self.chain.iter().map(|checkpoint| checkpoint.blocks).sum::<u64>();
+        let mut block = self.end.block;
+        while left > 0 {
+            let blocks = left.min(SEARCH_BLOCKS).min(log_blocks - block);
+            let bytes = self.ring.read_blocks(block, blocks)?;
+            for (bytes, index) in bytes.chunks_exact(BLOCK_SIZE).zip(0..) {
+                let Some(announced) = self.ring.announced(bytes, block + index, epoch).filter(|&announced| announced <= left - index)
+                else {
+                    continue;
+                };
+                if let Ok(checkpoint) = self.ring.read_checkpoint(block + index, announced)?
+                    && checkpoint.header.sequence > self.end.sequence
+                    && (self.end.sequence..checkpoint.header.sequence).contains(&checkpoint.header.flushed_sequence)
+                {
+                    let (missing, proof) = (self.end.sequence, checkpoint.header.sequence);
+                    self.lost =
+                        Some(format!("checkpoint {missing} was flushed, as checkpoint {proof} says, but is lost: {}", self.stopped));
+                    return Ok(());
+                }
+            }
+            left -= blocks;
+            block = (block + blocks) % log_blocks;
+        }
+        Ok(())
     }
 
     /// Step 2.

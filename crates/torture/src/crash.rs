@@ -8,7 +8,7 @@ use crate::history::ClientHistory;
 use crate::runner::make_bases;
 use crate::verdict::judge;
 use crate::workload::{Client, session};
-use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, FileDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
 use cairn_fsck::{CheckOptions, Severity, check};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,10 @@ pub struct CrashReport {
     pub checked_before_recovery: u64,
     /// States whose log held something to replay.
     pub replayed: u64,
+    /// Runs that wrote more to the log than its ring holds.
+    pub wrapped: u64,
+    /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took over.
+    pub fallbacks: u64,
 }
 
 impl CrashReport {
@@ -64,6 +68,8 @@ impl CrashReport {
         self.after_use += other.after_use;
         self.checked_before_recovery += other.checked_before_recovery;
         self.replayed += other.replayed;
+        self.wrapped += other.wrapped;
+        self.fallbacks += other.fallbacks;
     }
 }
 
@@ -80,6 +86,10 @@ struct Shape {
     background: bool,
     commit_interval_ms: u64,
     discard: bool,
+    /// How long a flush takes, so that clients work while commits and groups are under way.
+    flush_time_us: u64,
+    /// Much is logged: the ring wraps around and is full now and then.
+    full_log: bool,
 }
 
 impl Shape {
@@ -87,15 +97,24 @@ impl Shape {
         let clients = [1, 3, 3, 4][random.below(4) as usize];
         // One client and no background work: such a run can be repeated exactly.
         let background = clients > 1 && random.chance(3, 4);
+        let full_log = random.chance(1, 3);
+        let volume_mib = if full_log { 96 } else { [24, 32, 48, 80][random.below(4) as usize] };
         Self {
-            volume_bytes: [24, 32, 48, 80][random.below(4) as usize] * MIB,
-            log_bytes: MIB << random.below(3),
+            volume_bytes: volume_mib * MIB,
+            log_bytes: if full_log { MIB } else { MIB << random.below(3) },
             clients,
             operations_each: 60 + random.below(240) as usize,
             sessions: 1 + random.below(2) as usize,
             background,
-            commit_interval_ms: [5, 20, 100, 1000][random.below(4) as usize],
+            commit_interval_ms: if full_log { 60_000 } else { [5, 20, 100, 1000][random.below(4) as usize] },
             discard: random.chance(1, 2),
+            full_log,
+            flush_time_us: match (background, full_log) {
+                (false, _) => 0,
+                // A slow commit lets the clients fill the other half of the ring.
+                (true, true) => [400, 10_000][random.below(2) as usize],
+                (true, false) => [0, 100, 400, 2500][random.below(4) as usize],
+            },
         }
     }
 
@@ -104,7 +123,8 @@ impl Shape {
             commit_interval: Duration::from_millis(self.commit_interval_ms),
             background: self.background,
             discard: self.discard,
-            node_cache_bytes: 256 << 10,
+            // A small cache makes commits frequent, which keeps the log short.
+            node_cache_bytes: if self.full_log { 64 << 20 } else { 256 << 10 },
             ..VolumeOptions::default()
         }
     }
@@ -119,6 +139,8 @@ fn recovery_options() -> VolumeOptions {
 struct Recorded {
     device: Arc<SimulatedDevice>,
     histories: Vec<ClientHistory>,
+    log_blocks_written: u64,
+    fallbacks: u64,
 }
 
 fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
@@ -130,13 +152,21 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
     make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
     volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
     device.start_recording();
+    device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
     let order = Arc::new(AtomicU64::new(0));
-    let client = |client| Client::new(client, random.next_u64(), Profile::CRASH, order.clone());
+    let profile = if shape.full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
+    let client = |client| Client::new(client, random.next_u64(), profile, order.clone());
     let mut clients: Vec<Client> = (0..shape.clients).map(client).collect();
+    let (mut log_blocks_written, mut fallbacks) = (0, 0);
     for _ in 0..shape.sessions {
-        session(&mut clients, open()?, &device, shape.operations_each)?;
+        let volume = open()?;
+        session(&mut clients, volume.clone(), &device, shape.operations_each)?;
+        let statistics = volume.statistics();
+        log_blocks_written += statistics.log_blocks_written;
+        fallbacks += statistics.fallbacks_ring_full + statistics.fallbacks_context_too_large;
     }
-    Ok(Recorded { device, histories: clients.into_iter().map(|client| client.history).collect() })
+    let histories = clients.into_iter().map(|client| client.history).collect();
+    Ok(Recorded { device, histories, log_blocks_written, fallbacks })
 }
 
 /// Errors that fsck finds, in words.
@@ -158,6 +188,7 @@ pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
 /// Checks states of one record.
 struct Judge<'a> {
     recorded: &'a Recorded,
+    keep_in: Option<&'a Path>,
     random: Seeded,
     report: CrashReport,
 }
@@ -182,7 +213,7 @@ impl Judge<'_> {
     /// Judges a state of the record, and now and then what a second crash makes of it.
     fn state(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
         let original = state.snapshot();
-        self.recover(state, position).map_err(|error| keep(&original, error))?;
+        self.recover(state, position).map_err(|error| keep(self.keep_in, &original, error))?;
         match self.random.below(6) {
             0 | 1 => self.crash_during_recovery(state, position),
             2 => self.crash_after_use(original, position),
@@ -198,7 +229,7 @@ impl Judge<'_> {
         let original = again.snapshot();
         self.report.during_recovery += 1;
         let result = self.recover(&again, position);
-        result.map_err(|error| keep(&original, format!("after a crash in recovery, after {event} of its events: {error}")))
+        result.map_err(|error| keep(self.keep_in, &original, format!("after a crash in recovery, after {event} of its events: {error}")))
     }
 
     /// Uses the recovered volume, crashes it again: the old log must not come back, what was new must be there.
@@ -222,7 +253,7 @@ impl Judge<'_> {
         drop(volume);
         let original = again.snapshot();
         self.report.after_use += 1;
-        self.recover(&again, position).and_then(|()| expect_file(&again, name, &data)).map_err(|error| keep(&original, error))
+        self.recover(&again, position).and_then(|()| expect_file(&again, name, &data)).map_err(|error| keep(self.keep_in, &original, error))
     }
 }
 
@@ -242,11 +273,9 @@ fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result
     }
 }
 
-/// Where to keep failing states; set once by [`run`].
-static KEEP_IN: Mutex<Option<PathBuf>> = Mutex::new(Rank::LEAF, None);
-
-fn keep(state: &SimulatedDevice, error: String) -> String {
-    let Some(directory) = KEEP_IN.lock().clone() else { return error };
+/// Keeps an image of a failing state; says where.
+fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: String) -> String {
+    let Some(directory) = directory else { return error };
     let path = directory.join(format!("cairn-crash-{:08x}.img", cairn_environment::random::u64() as u32));
     let kept = FileDevice::create(&path, state.length_bytes()).map_err(|e| e.to_string());
     match kept.and_then(|file| state.copy_to(&file).map_err(|e| e.to_string())) {
@@ -271,13 +300,14 @@ fn positions(explorer: &cairn_blockdev::simulated::CrashExplorer, random: &mut S
 }
 
 /// One run: records, then checks about `states` states.
-fn one_run(seed: u64, states: u64) -> Result<CrashReport, String> {
+fn one_run(seed: u64, states: u64, keep_in: Option<&Path>) -> Result<CrashReport, String> {
     let mut random = Seeded::new(seed);
     let shape = Shape::random(&mut random);
     let recorded = record(&shape, &mut random).map_err(|error| format!("{shape:?}\n  {error}"))?;
     let operations = recorded.histories.iter().map(|history| history.operations.len() as u64).sum();
-    let report = CrashReport { runs: 1, operations, ..CrashReport::default() };
-    let mut judge = Judge { recorded: &recorded, random: random.clone(), report };
+    let wrapped = u64::from(recorded.log_blocks_written * 4096 > shape.log_bytes);
+    let report = CrashReport { runs: 1, operations, wrapped, fallbacks: recorded.fallbacks, ..CrashReport::default() };
+    let mut judge = Judge { recorded: &recorded, keep_in, random: random.clone(), report };
     let mut explorer = recorded.device.explorer();
     for (position, count) in positions(&explorer, &mut random, states) {
         explorer.advance_to(position);
@@ -320,7 +350,6 @@ fn wait_for<T>(workers: &[thread::JoinHandle<T>], total: &Mutex<CrashReport>, se
 /// # Errors
 /// The first state that is not permitted: seed, run, crash point, client, what was expected and what was found.
 pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
-    KEEP_IN.lock().clone_from(&options.keep_in);
     let next_run = Arc::new(AtomicU64::new(options.only_run.unwrap_or(0)));
     let stop = Arc::new(AtomicBool::new(false));
     let total = Arc::new(Mutex::new(Rank::LEAF, CrashReport::default()));
@@ -336,7 +365,7 @@ pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
                     }
                     let number = next_run.fetch_add(1, Ordering::Relaxed);
                     let seed = Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64();
-                    let report = one_run(seed, STATES_PER_RUN.min(options.states)).map_err(|error| {
+                    let report = one_run(seed, STATES_PER_RUN.min(options.states), options.keep_in.as_deref()).map_err(|error| {
                         stop.store(true, Ordering::Relaxed);
                         format!("run {number} (repeat with CAIRN_SEED={} CAIRN_CRASH_RUN={number}): {error}", options.seed)
                     })?;

@@ -16,13 +16,19 @@ pub struct Profile {
     pub extremes: bool,
     /// Fsyncs that nobody waits for.
     pub fsync_without_wait: bool,
+    /// So many percent of the operations put an extended attribute of about 60 KiB into the log.
+    pub log_pressure_percent: u64,
 }
 
 impl Profile {
     /// For tests without crashes.
-    pub const PLAIN: Profile = Profile { file_bytes_max: 1 << 20, durability_interval: 40, extremes: true, fsync_without_wait: false };
+    pub const PLAIN: Profile =
+        Profile { file_bytes_max: 1 << 20, durability_interval: 40, extremes: true, fsync_without_wait: false, log_pressure_percent: 0 };
     /// For crash states: small, and with many points of durability.
-    pub const CRASH: Profile = Profile { file_bytes_max: 96 << 10, durability_interval: 8, extremes: false, fsync_without_wait: true };
+    pub const CRASH: Profile =
+        Profile { file_bytes_max: 96 << 10, durability_interval: 8, extremes: false, fsync_without_wait: true, log_pressure_percent: 0 };
+    /// For crash states in which a small log wraps around and is full.
+    pub const CRASH_FULL_LOG: Profile = Profile { durability_interval: 12, log_pressure_percent: 30, ..Profile::CRASH };
 }
 
 /// A seeded source of operations.
@@ -128,6 +134,11 @@ impl Generator {
             return self.durability(model);
         }
         let tag = Tag { client: model.client(), operation: index as u32 };
+        if self.random.chance(self.profile.log_pressure_percent, 100) {
+            let target = Target::Path(self.path(model, Want::Any));
+            let length_bytes = 50_000 + self.random.below(15_000) as u32;
+            return Operation::SetXattr { target, name: 0, length_bytes, tag, mode: XattrSet::Any };
+        }
         match self.random.below(100) {
             0..38 => self.on_data(model, tag),
             38..76 => self.on_names(model),

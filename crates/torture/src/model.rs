@@ -59,6 +59,15 @@ pub enum Body {
     Special(Special, u32),
 }
 
+/// Value of an extended attribute. The hash is computed once, since every snapshot needs it.
+#[derive(Clone, Debug)]
+pub struct XattrValue {
+    /// The value.
+    pub bytes: Arc<[u8]>,
+    /// Its hash, as in a snapshot.
+    pub hash: u64,
+}
+
 /// A file, directory, link or special file.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
@@ -69,7 +78,7 @@ pub struct Node {
     pub uid: u32,
     pub gid: u32,
     pub links: u32,
-    pub xattrs: BTreeMap<Vec<u8>, Arc<[u8]>>,
+    pub xattrs: BTreeMap<Vec<u8>, XattrValue>,
     /// Seconds of the modification time, while known.
     pub modified_seconds: Option<i64>,
     /// Handles that are open.

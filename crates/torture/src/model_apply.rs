@@ -1,7 +1,8 @@
 //! What each operation does to the [`Model`], and what it must return.
 use crate::contents::pattern;
-use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value};
+use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value, XattrValue};
 use crate::operation::{Allocate, Operation, Path, Rename, Target, XattrSet, symlink_target, xattr_name};
+use crate::snapshot::hash;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -167,15 +168,15 @@ impl Model {
                     XattrSet::Replace if !exists => return Err(Failure::NoAttribute),
                     _ => {}
                 }
-                let value: Arc<[u8]> = pattern(*tag, 0, u64::from(*length_bytes)).into();
-                self.get(node).xattrs.insert(name, value);
+                let bytes: Arc<[u8]> = pattern(*tag, 0, u64::from(*length_bytes)).into();
+                self.get(node).xattrs.insert(name, XattrValue { hash: hash(&bytes[..]), bytes });
                 effects.metadata.insert(node);
                 Ok(Value::Nothing)
             }
             Operation::GetXattr { target, name } => {
                 let node = self.target(target)?;
                 let value = self.nodes[&node].xattrs.get(&xattr_name(*name)).ok_or(Failure::NoAttribute)?;
-                Ok(Value::Bytes(value.to_vec()))
+                Ok(Value::Bytes(value.bytes.to_vec()))
             }
             Operation::RemoveXattr { target, name } => {
                 let node = self.target(target)?;

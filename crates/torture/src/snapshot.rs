@@ -45,7 +45,7 @@ pub struct Snapshot<Id> {
     pub digest: u64,
 }
 
-fn hash(value: impl Hash) -> u64 {
+pub(crate) fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
@@ -112,7 +112,7 @@ fn model_facts(model: &Model, id: NodeId) -> Facts {
         links: node.links,
         device,
         target: if let Body::Symlink(target) = &node.body { Some(target.clone()) } else { None },
-        xattrs: node.xattrs.iter().map(|(name, value)| (name.clone(), value.len(), hash(&value[..]))).collect(),
+        xattrs: node.xattrs.iter().map(|(name, value)| (name.clone(), value.bytes.len(), value.hash)).collect(),
         first_name: FullPath::new(),
     }
 }

@@ -87,13 +87,19 @@ impl Client {
 #[derive(Clone)]
 struct EndedFsyncs {
     device: Arc<SimulatedDevice>,
-    list: Arc<Mutex<Vec<(usize, usize, Result<(), String>)>>>,
+    list: Arc<Mutex<Vec<EndedFsync>>>,
+}
+
+/// When one of them ended, and how.
+struct EndedFsync {
+    acknowledgement: Acknowledgement,
+    result: Result<(), String>,
 }
 
 impl EndedFsyncs {
-    fn note(&self, index: usize, result: Result<(), String>) {
-        let at = self.device.history_len();
-        self.list.lock().push((at, index, result));
+    fn note(&self, operation: usize, result: Result<(), String>) {
+        let acknowledgement = Acknowledgement { at: self.device.history_len(), operation };
+        self.list.lock().push(EndedFsync { acknowledgement, result });
     }
 }
 
@@ -127,9 +133,10 @@ pub fn session(clients: &mut Vec<Client>, volume: Volume, device: &Arc<Simulated
     volume.close().map_err(|error| format!("closing the volume: {error}"))?;
     let at = device.history_len();
     for (client, ended) in clients.iter_mut().zip(ended_fsyncs) {
-        for (at, operation, result) in ended.list.lock().drain(..) {
+        for EndedFsync { acknowledgement, result } in ended.list.lock().drain(..) {
+            let operation = acknowledgement.operation;
             result.map_err(|error| format!("client {}: fsync {operation} failed: {error}", client.history.client))?;
-            client.history.acknowledge(Acknowledgement { at, operation });
+            client.history.acknowledge(acknowledgement);
         }
         client.history.acknowledge_all(at);
     }

@@ -21,6 +21,10 @@ fn every_crash_state_recovers_to_a_prefix() {
                 assert!(report.replayed > 0, "no state had anything to replay");
                 assert!(report.during_recovery > 0 && report.after_use > 0);
             }
+            if options.only_run.is_none() && options.states >= 5000 {
+                assert!(report.wrapped > 0, "the log never wrapped around");
+                assert!(report.fallbacks > 0, "no fsync fell back to a commit");
+            }
         }
         Err(error) => panic!("CAIRN_SEED={}: {error}", options.seed),
     }

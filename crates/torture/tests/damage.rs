@@ -176,6 +176,30 @@ fn each_superblock_alone_is_enough() {
     assert!(matches!(open(&state), Err(Error::NotAVolume(_))));
 }
 
+/// The older bitmap of a group calls free what was used since: writing with it would overwrite files.
+#[test]
+fn an_old_bitmap_does_not_stand_in_for_a_damaged_one() {
+    let device = populated(&mut Seeded::new(seed_from_environment()));
+    let expected = everything_of(&device);
+    let geometry = Geometry { total_blocks: VOLUME_BYTES / 4096, log_blocks: LOG_BYTES / 4096 };
+    let mut refused = 0;
+    for slot in 0..2 {
+        let block = geometry.bitmap_block(0, slot);
+        let state = Arc::new(device.snapshot());
+        state.corrupt(block.offset_bytes() + 200, 1, 0x10);
+        let Err(error) = open(&state) else { continue };
+        refused += 1;
+        assert!(matches!(error, Error::Damaged(_)) && error.to_string().contains(&block.to_string()), "{error}");
+        let reader = Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions { read_only: true, ..options() });
+        let (found, errors) = walk(&reader.expect("nothing is allocated by a reader")).expect("the trees are whole");
+        assert!(found == expected && errors.is_empty());
+        let repaired = check(&*state, &CheckOptions { data: true, repair: true }, &mut |_| {}).expect("it can be read");
+        assert_eq!(repaired.errors, 0);
+        assert!(!stumbles(&state, &expected, "a repaired bitmap"));
+    }
+    assert_eq!(refused, 1, "one of the two is in use");
+}
+
 #[test]
 fn garbage_is_not_a_volume() {
     let mut random = Seeded::new(seed_from_environment());

@@ -32,13 +32,15 @@ pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
             let buffer = AlignedBuffer::zeroed(write_bytes);
             let ring_bytes = RING_BYTES.min(device.length_bytes()) / write_bytes as u64 * write_bytes as u64;
             let mut offset_bytes = 0;
-            while client.goes_on() {
+            loop {
                 recorder.time(name, || device.write(offset_bytes % ring_bytes, &[&buffer]).and_then(|()| device.flush()))?;
                 recorder.add_bytes(write_bytes as u64);
                 client.completed();
                 offset_bytes += write_bytes as u64;
+                if !client.goes_on() {
+                    return Ok(());
+                }
             }
-            Ok(())
         })?;
         figures.push(Figure::new(name, measured.per_second(measured.completed), "commits/s"));
         figures.push(Figure::new(format!("{name}, data"), measured.per_second(measured.recorder.bytes()) / 1e6, "MB/s"));

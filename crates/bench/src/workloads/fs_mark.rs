@@ -39,14 +39,7 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     Ok(findings)
 }
 
-fn make_file(
-    target: &dyn Target,
-    path: &str,
-    file_bytes: usize,
-    content: &[u8],
-    fsync: bool,
-    recorder: &mut Recorder,
-) -> io::Result<()> {
+fn make_file(target: &dyn Target, path: &str, file_bytes: usize, content: &[u8], fsync: bool, recorder: &mut Recorder) -> io::Result<()> {
     let file = recorder.time("create", || target.open(path, Open::Create))?;
     let mut offset_bytes = 0;
     while offset_bytes < file_bytes {

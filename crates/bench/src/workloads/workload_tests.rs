@@ -73,11 +73,12 @@ fn every_load_runs_on_every_target_and_cleans_up() {
             assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
         } else if let Ok(target) = spec.open(FlushPolicy::Auto, FlushMode::Real) {
             let mut left = 0;
-            target.list("", &mut |_| {
-                left += 1;
-                true
-            })
-            .unwrap();
+            target
+                .list("", &mut |_| {
+                    left += 1;
+                    true
+                })
+                .unwrap();
             target.close().unwrap();
             assert_eq!(left, 0, "{}", spec.name());
         }

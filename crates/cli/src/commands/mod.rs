@@ -1,4 +1,5 @@
 //! One file per command.
+pub mod bench;
 pub mod dump;
 pub mod fsck;
 pub mod mkfs;

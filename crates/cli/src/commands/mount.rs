@@ -6,12 +6,13 @@
 use crate::create::{self, Content, NewVolume};
 use crate::mount_options::{Flush, MountSettings};
 use crate::size::Size;
-use crate::{daemon, logging, signature};
+use crate::{daemon, logging, mount_error, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
 use cairn_environment::thread;
 use cairn_fuse::{MountOptions, Unmounter};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -67,7 +68,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn check_mountpoint(directory: &Path) -> anyhow::Result<()> {
-    let metadata = fs::metadata(directory).with_context(|| format!("mount point {}", directory.display()))?;
+    let metadata = match fs::metadata(directory) {
+        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => return Err(mount_error::server_has_ended(directory)),
+        other => other.with_context(|| format!("mount point {}", directory.display()))?,
+    };
     ensure!(metadata.is_dir(), "mount point {} is not a directory", directory.display());
     Ok(())
 }
@@ -127,7 +131,7 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
         Err(error) => {
             // The error that counts is the one at hand; nothing has changed.
             let _ = volume.close();
-            return Err(error.into());
+            return Err(mount_error::explain(error));
         }
     };
     end_on_signal(signals, session.unmounter(), volume.clone());

@@ -1,5 +1,5 @@
 //! `cairn stats`: what a mounted volume has done, or what a volume is.
-use crate::output;
+use crate::{mount_error, output};
 use anyhow::Context;
 use cairn_blockdev::{FileDevice, OpenMode};
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let is_directory = std::fs::metadata(target).map(|metadata| metadata.is_dir()).with_context(|| target.display().to_string());
     // A mount whose server is dead can't even be asked what it is; let `statistics` say so.
     if is_mount || is_directory? {
-        let text = cairn_fuse::statistics(target)?;
+        let text = cairn_fuse::statistics(target).map_err(mount_error::explain)?;
         if arguments.json {
             return output::print_text(&text);
         }

@@ -1,4 +1,5 @@
 //! `cairn sync`: makes everything on a mount durable.
+use crate::mount_error;
 use std::path::PathBuf;
 
 /// Make everything durable that was written to a mounted volume.
@@ -13,5 +14,5 @@ pub struct Arguments {
 /// # Errors
 /// When nothing is mounted there, or when not everything became durable.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    Ok(cairn_fuse::sync(&arguments.dir)?)
+    cairn_fuse::sync(&arguments.dir).map_err(mount_error::explain)
 }

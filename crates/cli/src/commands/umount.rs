@@ -1,4 +1,5 @@
 //! `cairn umount`: ends a mount.
+use crate::mount_error;
 use anyhow::Context;
 use std::path::PathBuf;
 
@@ -17,7 +18,7 @@ pub struct Arguments {
 /// When nothing is mounted, when it is busy, or when not everything became durable.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let directory = &arguments.dir;
-    let synced = cairn_fuse::sync(directory);
+    let synced = cairn_fuse::sync(directory).map_err(mount_error::after_unmount);
     cairn_fuse::unmount(directory)?;
-    synced.with_context(|| format!("{} is unmounted now, but what was not synced before is lost", directory.display()))
+    synced.with_context(|| format!("{} is unmounted now, but some of what was not synced before is lost", directory.display()))
 }

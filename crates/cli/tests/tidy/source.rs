@@ -75,6 +75,12 @@ impl SourceFile {
         self.path.ends_with("_tests.rs") || self.path.contains("/tests/")
     }
 
+    /// Whether `line` belongs to a test: of a test file, or of the test module that ends a file.
+    pub fn is_test_at(&self, line: usize) -> bool {
+        let module_at = self.text.lines().position(|text| text == "#[cfg(test)]");
+        self.is_test() || module_at.is_some_and(|start| line > start)
+    }
+
     /// The line in which the code mentions `call` or imports it; paths may be broken up by braces.
     pub fn mentions(&self, call: &str) -> Option<usize> {
         self.at(call, |_, _| true).or_else(|| {

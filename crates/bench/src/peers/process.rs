@@ -1,0 +1,133 @@
+//! Other programs: started in a process group of their own, so that a Ctrl-C reaches this program alone, which then ends
+//! them in order.
+use crate::interrupt::Interrupt;
+use anyhow::{Context, bail};
+use cairn_environment::clock;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Where system commands are when the user's PATH lacks them.
+const SYSTEM_FOLDERS: &str = "/usr/local/sbin:/usr/sbin:/sbin";
+const MESSAGE_LINES_MAX: usize = 8;
+
+fn search_path() -> String {
+    format!("{}:{SYSTEM_FOLDERS}", std::env::var("PATH").unwrap_or_default())
+}
+
+/// Whether a command can be found.
+pub fn is_installed(command: &str) -> bool {
+    search_path().split(':').any(|folder| Path::new(folder).join(command).is_file())
+}
+
+/// A command with these arguments.
+pub fn command<S: AsRef<std::ffi::OsStr>>(program: S, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
+/// Starts a program whose output goes to files in `folder`.
+pub fn start(command: &mut Command, folder: &Path, name: &str) -> anyhow::Result<Child> {
+    let output = |kind: &str| File::create(folder.join(format!("{name}.{kind}")));
+    command.env("PATH", search_path()).stdin(Stdio::null()).stdout(output("out")?).stderr(output("err")?).process_group(0);
+    command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))
+}
+
+/// Waits until the program has ended, for at most `patience`; `None` when it has not.
+pub fn wait(child: &mut Child, patience: Duration) -> anyhow::Result<Option<ExitStatus>> {
+    let start = clock::now_monotonic();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if start.elapsed() > patience {
+            return Ok(None);
+        }
+        clock::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Runs a program, and returns what it wrote to standard output.
+///
+/// # Errors
+/// When it fails, with the end of what it said; when it was interrupted, and then it has ended.
+pub fn run_to_end(mut command: Command, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<String> {
+    let mut child = start(&mut command, folder, "command")?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if interrupt.is_set() {
+            end(&mut child);
+            interrupt.check()?;
+        }
+        clock::sleep(POLL_INTERVAL);
+    };
+    let output = fs::read(folder.join("command.out")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
+    if !status.success() {
+        let errors = fs::read(folder.join("command.err")).unwrap_or_default();
+        let said = if errors.is_empty() { last_lines(&output) } else { first_lines(&String::from_utf8_lossy(&errors)) };
+        bail!("{} failed ({status}): {said}", command.get_program().display());
+    }
+    Ok(output)
+}
+
+/// Ends a program: asks it first, then makes it.
+pub fn end(child: &mut Child) {
+    if let Some(process) = rustix::process::Pid::from_raw(child.id() as i32) {
+        // It may have ended meanwhile, here and below.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+    }
+    if !matches!(wait(child, Duration::from_secs(10)), Ok(Some(_))) {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn lines_of(text: &str) -> Vec<&str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
+}
+
+/// Of standard error: what is wrong comes first, help on usage after it.
+fn first_lines(text: &str) -> String {
+    let lines = lines_of(text);
+    lines[..lines.len().min(MESSAGE_LINES_MAX)].join("; ")
+}
+
+/// Of standard output, where tools tell their errors after everything else.
+fn last_lines(text: &str) -> String {
+    let lines = lines_of(text);
+    lines[lines.len().saturating_sub(MESSAGE_LINES_MAX)..].join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn output_and_failures_are_returned() {
+        let folder = tempfile::tempdir().unwrap();
+        let shell = |script: &str| run_to_end(command("sh", &["-c", script]), folder.path(), &Interrupt::default());
+        assert_eq!(shell("echo yes").unwrap(), "yes\n");
+        let error = shell("echo out; echo because >&2; exit 3").unwrap_err().to_string();
+        assert!(error.contains("because") && error.contains('3'), "{error}");
+        assert!(shell("echo one; echo two; exit 3").unwrap_err().to_string().contains("one; two"));
+        assert!(is_installed("sh") && !is_installed("no-such-command"));
+        let missing = run_to_end(command("no-such-command", &[]), folder.path(), &Interrupt::default());
+        assert!(missing.unwrap_err().to_string().contains("no-such-command"));
+    }
+
+    #[test]
+    fn an_interruption_ends_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let interrupt = Interrupt::default();
+        interrupt.flag().store(true, Ordering::Relaxed);
+        let ended = run_to_end(command("sleep", &["3600"]), folder.path(), &interrupt);
+        assert!(ended.unwrap_err().to_string().contains("interrupted"));
+    }
+}

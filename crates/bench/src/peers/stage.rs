@@ -1,0 +1,214 @@
+//! What a comparison sets up, and takes down whatever happens: a folder, images, loop devices, mounts.
+//!
+//! Invariant: the folder is removed only when nothing is mounted in it any more.
+use super::process::{self, command};
+use super::{PeersSettings, System, is_mounted_below};
+use crate::resources::Resources;
+use anyhow::{Context, bail};
+use cairn_blockdev::FileDevice;
+use cairn_environment::{clock, random};
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+const MOUNT_PATIENCE: Duration = Duration::from_secs(30);
+const UNMOUNT_PATIENCE: Duration = Duration::from_secs(120);
+const IMAGE_STEP_BYTES: u64 = 64 << 20;
+
+/// A system's place: its image, and the loop device on it.
+struct Place {
+    system: System,
+    image: PathBuf,
+    loop_device: Option<LoopDevice>,
+}
+
+/// The folder with the images; the loop devices go before it.
+pub struct Stage {
+    places: Vec<Place>,
+    folder: Folder,
+}
+
+struct Folder {
+    path: PathBuf,
+}
+
+/// Tells what could not be taken down; a standard error that is gone changes nothing about that.
+fn warn(message: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "cairn: {message}");
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if is_mounted_below(&self.path) {
+            warn(format_args!("{} is left behind, because something is still mounted in it", self.path.display()));
+        } else if let Err(error) = fs::remove_dir_all(&self.path) {
+            warn(format_args!("{} is left behind: {error}", self.path.display()));
+        }
+    }
+}
+
+struct LoopDevice {
+    path: PathBuf,
+    folder: PathBuf,
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let mut detach = command("losetup", &["--detach"]);
+        detach.arg(&self.path);
+        // An interruption must not keep it from being detached.
+        if let Err(error) = process::run_to_end(detach, &self.folder, &Default::default()) {
+            warn(format_args!("{} is left behind: {error}", self.path.display()));
+        }
+    }
+}
+
+impl Stage {
+    /// A stage in a new folder below `parent`.
+    pub fn new(parent: &Path) -> anyhow::Result<Self> {
+        let parent = fs::canonicalize(parent).with_context(|| format!("folder {}", parent.display()))?;
+        let path = parent.join(format!("cairn-bench-peers-{:016x}", random::u64()));
+        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let stage = Self { places: Vec::new(), folder: Folder { path } };
+        fs::create_dir(stage.mount_point())?;
+        Ok(stage)
+    }
+
+    /// Where outputs of programs go.
+    pub fn folder(&self) -> &Path {
+        &self.folder.path
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        self.folder.path.join("mnt")
+    }
+
+    /// Writes the image of a system, and puts a loop device on it.
+    pub fn add_image(&mut self, system: System, settings: &PeersSettings) -> anyhow::Result<()> {
+        let image = self.folder.path.join(format!("{}.image", system.name()));
+        let device = FileDevice::create(&image, settings.size_bytes)?;
+        let mut offset_bytes = 0;
+        while offset_bytes < settings.size_bytes {
+            settings.interrupt.check()?;
+            let step_bytes = IMAGE_STEP_BYTES.min(settings.size_bytes - offset_bytes);
+            device.preallocate_and_zero(offset_bytes, step_bytes)?;
+            offset_bytes += step_bytes;
+        }
+        drop(device);
+        let loop_device = if system.needs_loop() { Some(self.attach(&image, settings)?) } else { None };
+        self.places.push(Place { system, image, loop_device });
+        Ok(())
+    }
+
+    fn attach(&self, image: &Path, settings: &PeersSettings) -> anyhow::Result<LoopDevice> {
+        let direct = if settings.direct_io { "--direct-io=on" } else { "--direct-io=off" };
+        let mut attach = command("losetup", &["--find", "--show", direct]);
+        attach.arg(image);
+        // Short, and what it makes would be lost if it were interrupted.
+        let device = process::run_to_end(attach, self.folder(), &Default::default())?;
+        Ok(LoopDevice { path: device.trim().into(), folder: self.folder.path.clone() })
+    }
+
+    /// What a system is made and mounted on.
+    pub fn device_of(&self, system: System) -> anyhow::Result<&Path> {
+        let place = self.places.iter().find(|place| place.system == system).context("the system has no image")?;
+        Ok(place.loop_device.as_ref().map_or(place.image.as_path(), |device| device.path.as_path()))
+    }
+}
+
+/// A mounted file system.
+pub struct Mounted<'a> {
+    system: System,
+    path: PathBuf,
+    stage: &'a Stage,
+    settings: &'a PeersSettings,
+    server: Option<Child>,
+}
+
+impl<'a> Mounted<'a> {
+    /// Mounts what is on `device`.
+    pub fn new(system: System, device: &Path, stage: &'a Stage, settings: &'a PeersSettings) -> anyhow::Result<Self> {
+        let path = stage.mount_point();
+        let mut mounted = Self { system, path, stage, settings, server: None };
+        if system.is_cairn() {
+            let mut serve = command(&settings.program, &["mount", "--foreground"]);
+            serve.arg(device).arg(&mounted.path);
+            mounted.server = Some(process::start(&mut serve, stage.folder(), "server")?);
+            mounted.wait_for_mount()?;
+        } else {
+            let mut mount = command("mount", &[]);
+            mount.arg(device).arg(&mounted.path);
+            process::run_to_end(mount, stage.folder(), &Default::default())?;
+        }
+        Ok(mounted)
+    }
+
+    /// Where it shows.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What its server has used; nothing for a file system of the kernel.
+    pub fn server_resources(&self) -> Resources {
+        self.server.as_ref().map_or_else(Resources::default, |server| Resources::of_process(&server.id().to_string()))
+    }
+
+    fn wait_for_mount(&mut self) -> anyhow::Result<()> {
+        let start = clock::now_monotonic();
+        while !is_mounted_below(&self.path) {
+            self.settings.interrupt.check()?;
+            let ended = self.server.as_mut().map(Child::try_wait).transpose()?.flatten();
+            if ended.is_some() || start.elapsed() > MOUNT_PATIENCE {
+                let said = fs::read_to_string(self.stage.folder().join("server.err")).unwrap_or_default();
+                bail!("the server did not mount: {}", said.trim());
+            }
+            clock::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn unmount(&mut self) -> anyhow::Result<()> {
+        if !is_mounted_below(&self.path) {
+            return Ok(());
+        }
+        let mut unmount = if self.system.is_cairn() { command(&self.settings.program, &["umount"]) } else { command("umount", &[]) };
+        unmount.arg(&self.path);
+        process::run_to_end(unmount, self.stage.folder(), &Default::default()).map(drop)
+    }
+
+    /// Unmounts, and waits for the server.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        self.unmount()?;
+        if let Some(mut server) = self.server.take() {
+            match process::wait(&mut server, UNMOUNT_PATIENCE)? {
+                Some(status) if status.success() => {}
+                Some(status) => bail!("the server ended badly: {status}"),
+                None => {
+                    process::end(&mut server);
+                    bail!("the server went on after the unmount");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mounted<'_> {
+    /// After an error: in order when possible, otherwise out of the tree.
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount() {
+            warn(format_args!("unmounting {} by force: {error}", self.path.display()));
+            let mut detach = command("umount", &["--lazy"]);
+            detach.arg(&self.path);
+            if let Err(error) = process::run_to_end(detach, self.stage.folder(), &Default::default()) {
+                warn(format_args!("{} is left mounted: {error}", self.path.display()));
+            }
+        }
+        if let Some(mut server) = self.server.take() {
+            process::end(&mut server);
+        }
+    }
+}

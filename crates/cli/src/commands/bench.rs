@@ -1,0 +1,196 @@
+//! `cairn bench`: measures a directory or the engine, compares file systems, switches a mechanism off and on.
+//!
+//! Ctrl-C or SIGTERM ends the run in order, so that nothing is left behind. A second one ends the program at once, unless it
+//! has mounted something.
+use crate::output;
+use crate::size::Size;
+use anyhow::{Context, bail};
+use cairn_bench::ab::{self, Mechanism};
+use cairn_bench::peers::{self, PeerWorkload, PeersSettings, System};
+use cairn_bench::{DeviceSpec, Interrupt, Settings, SyncMethod, TargetSpec, Workload};
+use clap::{Parser, Subcommand};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Measure: a load on a directory or on the engine, file systems beside each other, a mechanism off and on.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(Run),
+    Peers(Peers),
+    Ab(Ab),
+}
+
+/// Run one load against a directory or the engine.
+///
+/// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench, fsync-happy. Each works in a
+/// directory of its own inside the target, and removes it.
+#[derive(Parser)]
+struct Run {
+    /// Name of the load.
+    workload: Workload,
+    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G] or engine:simulated[:flush_ms=10,size=4G].
+    #[arg(long)]
+    target: TargetSpec,
+    #[command(flatten)]
+    load: Load,
+    /// Files for each client (fs_mark, create-walk-unlink).
+    #[arg(long, value_name = "N")]
+    files: Option<u64>,
+    /// Size of a file (fs_mark).
+    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    file_size: Size,
+    /// Directories for the files (fs_mark).
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    directories: u64,
+    /// When files are made durable (fs_mark's -S: 0 never, 1 each, 2 sync, 3 fsync reversed, 4 both, 5 fsync, 6 both).
+    #[arg(short = 'S', long, value_name = "0-6", default_value_t = 1)]
+    sync_method: u8,
+}
+
+#[derive(clap::Args)]
+struct Load {
+    /// Threads.
+    #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 8)]
+    clients: usize,
+    /// Time of a measurement; a fraction is possible.
+    #[arg(long, value_name = "S", default_value_t = 10.0)]
+    seconds: f64,
+    /// Load file for dbench [default: the one of Debian's package].
+    #[arg(long, value_name = "FILE")]
+    loadfile: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compare file systems on loop devices, in turns; needs root.
+///
+/// The images are written beforehand, the file systems made with their default options (without discarding). CPU time and
+/// context switches are those of the whole machine, so nothing else should run.
+#[derive(Parser)]
+struct Peers {
+    /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two.
+    #[arg(long, default_value = "ext4,xfs,btrfs,cairn", value_name = "LIST")]
+    fs: String,
+    /// Loads of `cairn bench run`, or the programs tool:dbench, tool:fs_mark, tool:fio.
+    #[arg(long, value_delimiter = ',', default_value = "fsync-write,small-durable-files,fs_mark,dbench", value_name = "LIST")]
+    workload: Vec<PeerWorkload>,
+    /// Rounds; each figure is their median.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repeat: usize,
+    /// Size of each file system.
+    #[arg(long, default_value = "3G", value_name = "SIZE")]
+    size: Size,
+    /// Folder for the images: the disk below it is what is measured.
+    #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
+    dir: PathBuf,
+    /// Whether loop devices bypass the host's page cache.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false")]
+    direct_io: bool,
+    /// Two rounds of 2 seconds on small images, for a first look.
+    #[arg(long, conflicts_with_all = ["repeat", "seconds", "size"])]
+    quick: bool,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// Measure one mechanism off and on, in turns.
+#[derive(Parser)]
+struct Ab {
+    /// M1 to M5; today only M3 (coordination of flushes) can be turned off.
+    mechanism: Mechanism,
+    /// memory, simulated[:flush_ms=10,size=4G] or IMAGE[:size=4G].
+    #[arg(long, default_value = "simulated:flush_ms=10,size=1G")]
+    device: String,
+    /// Rounds; each figure is their median.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    repeat: usize,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When something is missing or fails, or the user interrupts it.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let interrupt = Interrupt::default();
+    for signal in [SIGINT, SIGTERM] {
+        if !matches!(arguments.command, Command::Peers(_)) {
+            // Before the flag is set, so that the first signal finds it unset.
+            signal_hook::flag::register_conditional_shutdown(signal, 130, interrupt.flag()).context("cannot listen to signals")?;
+        }
+        signal_hook::flag::register(signal, interrupt.flag()).context("cannot listen to signals")?;
+    }
+    match &arguments.command {
+        Command::Run(run) => run_load(run, interrupt),
+        Command::Peers(peers) => run_peers(peers, interrupt),
+        Command::Ab(ab) => run_ab(ab, interrupt),
+    }
+}
+
+impl Load {
+    fn duration(&self) -> anyhow::Result<Duration> {
+        Duration::try_from_secs_f64(self.seconds).with_context(|| format!("--seconds {}", self.seconds))
+    }
+
+    fn settings(&self, interrupt: Interrupt) -> anyhow::Result<Settings> {
+        let (duration, loadfile) = (self.duration()?, self.loadfile.clone());
+        Ok(Settings { clients: self.clients, duration, loadfile, interrupt, ..Settings::default() })
+    }
+}
+
+fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
+    let Some(sync_method) = SyncMethod::from_number(run.sync_method) else {
+        bail!("there is no sync method {}; 0 to 6 are possible", run.sync_method);
+    };
+    let settings = Settings {
+        files: run.files,
+        file_bytes: usize::try_from(run.file_size.bytes).unwrap_or(usize::MAX),
+        directories: run.directories,
+        sync_method,
+        ..run.load.settings(interrupt)?
+    };
+    output::print(&run.workload.run(&run.target, &settings)?, run.load.json)
+}
+
+fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
+    let (mut repeat, mut duration, mut size_bytes) = (arguments.repeat, arguments.load.duration()?, arguments.size.bytes);
+    if arguments.quick {
+        (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 1 << 30);
+    }
+    let settings = PeersSettings {
+        systems: System::parse_list(&arguments.fs).map_err(anyhow::Error::msg)?,
+        workloads: arguments.workload.clone(),
+        repeat,
+        clients: arguments.load.clients,
+        duration,
+        size_bytes: size_bytes - size_bytes % cairn_format::BLOCK_SIZE as u64,
+        direct_io: arguments.direct_io,
+        folder: arguments.dir.clone(),
+        program: std::env::current_exe().context("cannot find the program's own file")?,
+        loadfile: arguments.load.loadfile.clone(),
+        interrupt,
+    };
+    let summary = peers::run(&settings, &mut |step| {
+        // Whoever closed standard error doesn't want to know.
+        let _ = writeln!(std::io::stderr(), "{step}");
+    })?;
+    output::print(&summary, arguments.load.json)
+}
+
+fn run_ab(arguments: &Ab, interrupt: Interrupt) -> anyhow::Result<()> {
+    let spec: TargetSpec = format!("engine:{}", arguments.device).parse().map_err(anyhow::Error::msg)?;
+    let TargetSpec::Engine(device) = spec else { bail!("{} is not a device", arguments.device) };
+    let device: DeviceSpec = device;
+    let comparison = ab::run(arguments.mechanism, &device, &arguments.load.settings(interrupt)?, arguments.repeat)?;
+    output::print(&comparison, arguments.load.json)
+}

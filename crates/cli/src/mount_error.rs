@@ -1,0 +1,31 @@
+//! What an error of a mount means to its user, and what to do about it.
+use cairn_fuse::MountError;
+use rustix::io::Errno;
+use std::path::Path;
+
+/// The error of a mount that is to stay.
+pub fn explain(error: MountError) -> anyhow::Error {
+    match error {
+        MountError::NoAnswer { path, errno: Errno::NOTCONN } => server_has_ended(&path),
+        error @ MountError::AlreadyMounted { .. } => anyhow::anyhow!("{error}; unmount it first, or take another directory"),
+        error => after_unmount(error),
+    }
+}
+
+/// The same for a mount that is gone, so that no advice is needed.
+pub fn after_unmount(error: MountError) -> anyhow::Error {
+    match error {
+        // syncfs(2) reports once, to whoever asks first, that the kernel could not write something from its page cache.
+        MountError::NoAnswer { path, errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO) } => {
+            anyhow::anyhow!("{}: data of some file could not be written, now or earlier: {errno}", path.display())
+        }
+        MountError::NoAnswer { path, errno: Errno::NOTCONN } => anyhow::anyhow!("the server of {} had ended", path.display()),
+        error => error.into(),
+    }
+}
+
+/// What a mount point is whose server was killed.
+pub fn server_has_ended(path: &Path) -> anyhow::Error {
+    let path = path.display();
+    anyhow::anyhow!("the server of the mount {path} has ended; take the mount away with `cairn umount {path}`, then mount the image again")
+}
