@@ -55,6 +55,8 @@ pub enum OpenMode {
 pub struct FileDevice {
     name: Arc<str>,
     file: File,
+    /// The file behind a loop device, locked as well: the same volume must not be in use by its other name.
+    _backing: Option<File>,
     storage: Storage,
     mode: OpenMode,
     direct: bool,
@@ -103,7 +105,12 @@ impl FileDevice {
     fn from_file(name: Arc<str>, file: File, mode: OpenMode) -> Result<FileDevice, DeviceError> {
         let failed = |error| DeviceError::new(Operation::Open, 0, 0, &name, error);
         let storage = file.metadata().and_then(|metadata| usable(&metadata)).map_err(failed)?;
-        lock(&file, storage, mode).map_err(|error| DeviceError::new(Operation::Lock, 0, 0, &name, error))?;
+        let not_locked = |error| DeviceError::new(Operation::Lock, 0, 0, &name, error);
+        lock(&file, storage, mode).map_err(not_locked)?;
+        let backing = kernel::backing_file(&file).map_err(failed)?;
+        if let Some(backing) = &backing {
+            kernel::lock(backing, mode == OpenMode::ReadWrite).map_err(not_locked)?;
+        }
         let end_bytes = kernel::length_bytes(&file).map_err(failed)?;
         let length_bytes = end_bytes - end_bytes % BLOCK_BYTES as u64;
         let direct = use_direct(&file, length_bytes).map_err(failed)?;
@@ -113,6 +120,7 @@ impl FileDevice {
         Ok(FileDevice {
             name,
             file,
+            _backing: backing,
             storage,
             mode,
             direct,

@@ -89,7 +89,9 @@ fn fill(file: &File, range: Range<u64>) -> io::Result<()> {
 mod tests {
     use crate::{BlockDevice, FileDevice, MemoryDevice};
     use cairn_environment::random::Seeded;
+    use cairn_environment::thread;
     use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
 
     #[test]
     fn a_small_write_allocates_its_chunk_and_a_large_one_only_itself() {
@@ -111,12 +113,12 @@ mod tests {
     #[test]
     fn filling_never_overwrites_data() {
         let directory = tempfile::tempdir().expect("a folder");
-        let device = FileDevice::create(&directory.path().join("image"), 32 << 20).expect("a file");
-        let model = MemoryDevice::new(32 << 20);
-        std::thread::scope(|scope| {
-            for thread in 0..4u64 {
-                let (device, model) = (&device, &model);
-                scope.spawn(move || {
+        let device = Arc::new(FileDevice::create(&directory.path().join("image"), 32 << 20).expect("a file"));
+        let model = Arc::new(MemoryDevice::new(32 << 20));
+        let threads: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let (device, model) = (Arc::clone(&device), Arc::clone(&model));
+                thread::spawn("writer", move || {
                     let mut random = Seeded::new(thread);
                     for round in 0..60u64 {
                         // Each thread has its own stripes of 512 KiB in every chunk.
@@ -127,9 +129,12 @@ mod tests {
                         device.write(offset, &[&data]).expect("written");
                         model.write(offset, &[&data]).expect("written");
                     }
-                });
-            }
-        });
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
         let (mut found, mut expected) = (vec![0; 32 << 20], vec![0; 32 << 20]);
         device.read(0, &mut found).expect("read");
         model.read(0, &mut expected).expect("read");

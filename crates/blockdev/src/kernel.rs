@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// The most parts that one system call takes (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
@@ -55,6 +55,19 @@ pub(crate) fn next_hole(file: &File, range: Range<u64>) -> io::Result<Option<Ran
 pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
     let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
     Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))?)
+}
+
+/// The file behind a loop device, if it is one and the file can still be opened by its name.
+pub(crate) fn backing_file(device: &File) -> io::Result<Option<File>> {
+    let metadata = device.metadata()?;
+    if storage(&metadata) != Some(Storage::BlockDevice) {
+        return Ok(None);
+    }
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    match std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/backing_file")) {
+        Ok(name) => Ok(File::open(name.trim_end_matches('\n')).ok()),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Turns direct I/O on; returns whether the file's system takes it.

@@ -6,6 +6,7 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Mutex, MutexGuard};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -105,6 +106,49 @@ fn an_image_in_use_is_left_alone() {
     }
     assert!(mounted.exits_with(8, &["fsck", "image"]).contains("in use"));
     assert!(mounted.exits_with(1, &["mount", "image", "dir"]).contains("in use"));
+    mounted.succeeds(&["umount", "dir"]);
+}
+
+/// A loop device is another name of the file behind it.
+#[test]
+fn an_image_in_use_is_left_alone_by_its_loop_device_too() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    fs::create_dir(mounted.path("second")).unwrap();
+    let attached = Command::new("losetup").args(["--find", "--show"]).arg(mounted.path("image")).output();
+    let Some(attached) = attached.ok().filter(|output| output.status.success()) else {
+        eprintln!("left out: no loop device");
+        return;
+    };
+    let device = String::from_utf8(attached.stdout).unwrap().trim().to_owned();
+    let refused = mounted.run(&["mount", &device, "second"]);
+    mounted.succeeds(&["umount", "dir"]);
+    let other_way_round = mounted.run(&["mount", &device, "second"]);
+    let image_refused = mounted.run(&["mount", "image", "dir"]);
+    mounted.run(&["umount", "second"]);
+    assert!(Command::new("losetup").args(["--detach", &device]).status().unwrap().success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("in use"), "{refused:?}");
+    assert!(other_way_round.status.success(), "{other_way_round:?}");
+    assert!(String::from_utf8_lossy(&image_refused.stderr).contains("in use"), "{image_refused:?}");
+}
+
+/// Attributes live in the kernel for ever, so it has to be told.
+#[test]
+fn set_id_bits_go_when_another_user_changes_the_content() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    let path = mounted.path("dir/program");
+    if rustix::process::getuid().is_root() {
+        fs::File::create(&path).unwrap().set_len(100).unwrap();
+        for command in ["echo more", "fallocate -l 8192 /proc/self/fd/1"] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o6777);
+            let file = fs::File::options().append(true).open(&path).unwrap();
+            let mut shell = Command::new("sh");
+            assert!(shell.arg("-c").arg(command).current_dir("/").uid(65_534).stdout(file).status().unwrap().success());
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777, "{command}");
+        }
+    }
     mounted.succeeds(&["umount", "dir"]);
 }
 

@@ -47,7 +47,7 @@ impl<'a> Checker<'a> {
             volume: superblock.volume.to_string(),
             label: superblock.label.clone(),
             generation: superblock.generation.0,
-            clean: superblock.clean,
+            unmounted: superblock.clean,
             passes: Vec::new(),
             findings: Vec::new(),
             findings_dropped: 0,

@@ -196,8 +196,8 @@ pub struct Report {
     pub label: String,
     /// Newest committed transaction.
     pub generation: u64,
-    /// Whether the volume was unmounted.
-    pub clean: bool,
+    /// Whether the volume was unmounted in order, so that its log is empty.
+    pub unmounted: bool,
     /// Passes that ran to their end.
     pub passes: Vec<PassId>,
     /// What was found, in the order of the passes; at most 10,000.

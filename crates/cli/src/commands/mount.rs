@@ -181,7 +181,10 @@ fn open_volume(image: &Path, settings: &MountSettings) -> anyhow::Result<Volume>
         Flush::Coordinate => FlushPolicy::Coordinate,
         Flush::Each => FlushPolicy::Each,
     };
-    Volume::open(Arc::new(device), options).with_context(|| image.display().to_string())
+    let volume = Volume::open(Arc::new(device), options).with_context(|| image.display().to_string())?;
+    // A volume whose root directory can't be read would be a mount that doesn't answer.
+    volume.attributes(volume.root()).with_context(|| format!("{}: the root directory", image.display()))?;
+    Ok(volume)
 }
 
 fn mount_options(settings: &MountSettings) -> MountOptions {

@@ -1,7 +1,7 @@
 //! READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE, FSYNC, FSYNCDIR.
-use super::{Answer, Failure, VolumeHandler, answer, answer_status, fail};
-use crate::protocol::Operation;
+use super::{Answer, VolumeHandler, answer, answer_status, fail};
 use crate::protocol::wire::{CopyFileRangeOut, LseekOut, WRITE_KILL_SUIDGID, WriteOut};
+use crate::protocol::{Operation, RequestHeader};
 use crate::transport::{Reply, TRANSFER_BYTES_MAX};
 use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, InodeNumber, SeekTarget};
 use rustix::fs::FallocateFlags;
@@ -29,12 +29,19 @@ fn allocate_mode(mode: u32) -> Answer<AllocateMode> {
 }
 
 impl VolumeHandler {
-    pub(super) fn handle_data(&self, node: InodeNumber, operation: Operation<'_>, reply: Reply) {
+    pub(super) fn handle_data(&self, header: &RequestHeader, operation: Operation<'_>, reply: Reply) {
+        let (node, by_root) = (InodeNumber(header.node), header.uid == 0);
         match operation {
             Operation::Read { offset_bytes, length_bytes } => self.read(node, offset_bytes, length_bytes, reply),
-            Operation::Write { offset_bytes, data, flags } => answer(reply, self.write(node, offset_bytes, data, flags)),
+            Operation::Write { offset_bytes, data, flags } => {
+                let written = self.write(node, offset_bytes, data, flags, &reply);
+                answer(reply, written);
+            }
             Operation::Fallocate { offset_bytes, length_bytes, mode } => {
-                let done = allocate_mode(mode).and_then(|mode| Ok(self.volume.allocate(node, offset_bytes, length_bytes, mode)?));
+                let done = allocate_mode(mode).and_then(|mode| {
+                    self.volume.allocate(node, offset_bytes, length_bytes, mode)?;
+                    if by_root { Ok(()) } else { self.clear_set_id(node, &reply) }
+                });
                 answer_status(reply, done);
             }
             Operation::Seek { offset_bytes, whence } => answer(reply, self.seek(node, offset_bytes, whence)),
@@ -42,7 +49,7 @@ impl VolumeHandler {
                 let to = InodeNumber(to_node);
                 let length_bytes = if wide { length_bytes } else { length_bytes.min(u64::from(u32::MAX) & !0xfff) };
                 let copied = match flags {
-                    0 => self.volume.copy_range(node, from_offset_bytes, to, to_offset_bytes, length_bytes).map_err(Failure::from),
+                    0 => self.copy_range((node, from_offset_bytes), (to, to_offset_bytes), length_bytes, by_root, &reply),
                     _ => Err(Errno::INVAL.into()),
                 };
                 match wide {
@@ -65,13 +72,38 @@ impl VolumeHandler {
         });
     }
 
-    fn write(&self, node: InodeNumber, offset_bytes: u64, data: &[u8], flags: u32) -> Answer<WriteOut> {
+    fn write(&self, node: InodeNumber, offset_bytes: u64, data: &[u8], flags: u32, reply: &Reply) -> Answer<WriteOut> {
         let _in_work = self.writes.begin();
         self.volume.write(node, offset_bytes, data)?;
-        if flags & WRITE_KILL_SUIDGID != 0 && self.volume.attributes(node)?.mode & SET_ID_BITS != 0 {
-            self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, ..AttributeChange::default() })?;
+        if flags & WRITE_KILL_SUIDGID != 0 {
+            self.clear_set_id(node, reply)?;
         }
         Ok(WriteOut { size: data.len() as u32, padding: 0 })
+    }
+
+    fn copy_range(
+        &self,
+        (from, from_offset_bytes): (InodeNumber, u64),
+        (to, to_offset_bytes): (InodeNumber, u64),
+        length_bytes: u64,
+        by_root: bool,
+        reply: &Reply,
+    ) -> Answer<u64> {
+        let copied = self.volume.copy_range(from, from_offset_bytes, to, to_offset_bytes, length_bytes)?;
+        if copied > 0 && !by_root {
+            self.clear_set_id(to, reply)?;
+        }
+        Ok(copied)
+    }
+
+    /// Whoever changes a program's content does not hand on its owner's rights. The kernel keeps attributes for ever, so it
+    /// is told before it hears that the change is done.
+    fn clear_set_id(&self, node: InodeNumber, reply: &Reply) -> Answer<()> {
+        if self.volume.attributes(node)?.mode & SET_ID_BITS != 0 {
+            self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, ..AttributeChange::default() })?;
+            reply.invalidate_attributes(node.0);
+        }
+        Ok(())
     }
 
     /// With the writeback cache the kernel may hold data that the volume does not know, and it does not send it before it

@@ -249,7 +249,7 @@ impl VolumeHandler {
             | Op::Seek { .. }
             | Op::CopyFileRange { .. }
             | Op::Fsync { .. }
-            | Op::FsyncDirectory { .. } => self.handle_data(node, operation, reply),
+            | Op::FsyncDirectory { .. } => self.handle_data(&header, operation, reply),
             Op::ReadDirectory { cookie, length_bytes } => answer_bytes(reply, self.read_directory(node, cookie, length_bytes)),
             Op::ReadDirectoryPlus { cookie, length_bytes } => self.read_directory_plus(node, cookie, length_bytes, reply),
             Op::SetXattr { .. } | Op::GetXattr { .. } | Op::ListXattrs { .. } | Op::RemoveXattr { .. } => {

@@ -18,6 +18,8 @@ wire! {
     InHeader { length: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, extension_words: u16, padding: u16 }
     /// Before every reply; `error` is 0 or a negative errno.
     OutHeader { length: u32, error: i32, unique: u64 }
+    /// A notification: its header has this number in place of an error, and no request's number.
+    InvalidateInode { node: u64, offset_bytes: i64, length_bytes: i64 }
     Attr {
         inode: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64,
         atime_ns: u32, mtime_ns: u32, ctime_ns: u32,
@@ -166,6 +168,8 @@ pub mod setattr_flag {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// Code of the notification [`InvalidateInode`].
+pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 /// `write_flags`: the writer may not keep the set-id bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `fsync_flags`: data only.

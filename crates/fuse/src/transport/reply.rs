@@ -1,6 +1,6 @@
 //! The duty to answer one request.
 use super::device::Channel;
-use crate::protocol::wire::OutHeader;
+use crate::protocol::wire::{InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -38,6 +38,19 @@ impl Reply {
     /// Whether other requests of the same connection wait to be read.
     pub fn requests_wait(&self) -> bool {
         self.channel.as_ref().is_some_and(|channel| channel.is_readable())
+    }
+    /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the answer.
+    pub fn invalidate_attributes(&self, node: u64) {
+        let Some(channel) = &self.channel else { return };
+        // A negative offset means: no data.
+        let what = InvalidateInode { node, offset_bytes: -1, length_bytes: 0 };
+        let length = (size_of::<OutHeader>() + size_of::<InvalidateInode>()) as u32;
+        let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
+        match channel.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]) {
+            // ENOENT: the kernel does not know the inode any more.
+            Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(failure) => tracing::warn!(node, "the kernel refused to forget attributes: {failure}"),
+        }
     }
     /// The request failed.
     pub fn error(mut self, error: Errno) {
