@@ -1,10 +1,12 @@
 //! Committing a transaction. `ARCHITECTURE.md` has the steps and what a crash between them leaves.
 use crate::Result;
 use crate::transaction::Commit;
-use crate::volume::VolumeInner;
+use crate::volume::{BitmapSlot, VolumeInner};
 use cairn_blockdev::AlignedBuffer;
 use cairn_btree::{Change, DirtyNodes};
-use cairn_format::{Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES};
+use cairn_format::{
+    Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES, bitmap_generations_checksum,
+};
 use cairn_space::{Request, Urgency};
 use std::sync::atomic::Ordering;
 
@@ -70,14 +72,12 @@ impl VolumeInner {
         // 2. They must be durable before a superblock refers to them.
         self.device.flush()?;
         // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that one.
-        let superblock = self.next_superblock(&frozen, kind);
+        let superblock = self.next_superblock(&frozen, &slots, kind);
         let slot = Geometry::SUPERBLOCKS[(frozen.generation.0 % 2) as usize];
         self.device.write(slot.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(slot))])?;
         // 4. Now it counts.
         self.device.flush()?;
-        for (group, slot) in slots {
-            self.bitmap_slots.lock()[group as usize] = slot;
-        }
+        *self.bitmap_slots.lock() = slots;
         commit.super_committed();
         self.log.super_committed(frozen.generation);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl VolumeInner {
         })
     }
 
-    fn next_superblock(&self, frozen: &Frozen, kind: Kind) -> Superblock {
+    fn next_superblock(&self, frozen: &Frozen, slots: &[BitmapSlot], kind: Kind) -> Superblock {
         Superblock {
             generation: frozen.generation,
             root: frozen.root,
@@ -127,20 +127,21 @@ impl VolumeInner {
             log_epoch: self.log_epoch,
             log_tail: frozen.log_tail,
             used_blocks: frozen.used_blocks,
+            bitmaps_checksum: bitmap_generations_checksum(slots.iter().map(|slot| slot.generation)),
             clean: kind == Kind::Last,
             ..self.superblock.clone()
         }
     }
 
-    /// Writes each bitmap into the slot that is not in use; says which became the newer ones.
-    fn write_bitmaps(&self, bitmaps: &[Bitmap]) -> Result<Vec<(u64, u8)>> {
-        let mut slots = Vec::with_capacity(bitmaps.len());
+    /// Writes each bitmap into the slot that is not in use; returns what counts once the superblock is durable.
+    fn write_bitmaps(&self, bitmaps: &[Bitmap]) -> Result<Vec<BitmapSlot>> {
+        let mut slots = self.bitmap_slots.lock().clone();
         for bitmap in bitmaps {
-            let slot = 1 - self.bitmap_slots.lock()[bitmap.group as usize];
+            let slot = 1 - slots[bitmap.group as usize].slot;
             let block = self.superblock.geometry.bitmap_block(bitmap.group, slot as usize);
             let bytes = AlignedBuffer::copy_of(&bitmap.encode(self.superblock.volume, block));
             self.device.write(block.offset_bytes(), &[&bytes])?;
-            slots.push((bitmap.group, slot));
+            slots[bitmap.group as usize] = BitmapSlot { slot, generation: bitmap.generation };
         }
         Ok(slots)
     }

@@ -10,6 +10,7 @@ use cairn_environment::{clock, random};
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, Generation, Geometry, INODE_ROOT, InodeItem, ItemKind, Key,
     LABEL_BYTES, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock, TREE_FILES, TREE_ROOTS, Timestamp, TreeId, VolumeId,
+    bitmap_generations_checksum,
 };
 
 /// The first inode number that files get; smaller ones are reserved.
@@ -82,6 +83,7 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
         log_epoch: 1,
         log_tail: LogPosition { block: 0, sequence: 1 },
         used_blocks: 2 * NODE_BLOCKS,
+        bitmaps_checksum: bitmap_generations_checksum((0..geometry.groups()).map(|_| GENERATION_FIRST)),
         hash_seed: random::bytes16(),
         created_ns: created.seconds.unsigned_abs() * 1_000_000_000 + u64::from(created.nanoseconds),
         clean: true,

@@ -11,7 +11,7 @@ use crate::inode::InodeTable;
 use crate::orphans::Orphans;
 use crate::statistics::Counters;
 use crate::transaction::Transactions;
-use crate::volume::{SharedSignal, VolumeInner};
+use crate::volume::{BitmapSlot, SharedSignal, VolumeInner};
 use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::{AlignedBuffer, BlockDevice};
 use cairn_btree::{Change, NodeCache, Tree};
@@ -19,7 +19,7 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation,
-    Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
+    Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS, bitmap_generations_checksum,
 };
 use cairn_log::{CommitReason, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
@@ -76,7 +76,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
 struct Bitmaps {
     #[allow(clippy::vec_box)] // handed on as it is
     bits: Vec<Box<[u8; BITMAP_BYTES]>>,
-    slots: Vec<u8>,
+    slots: Vec<BitmapSlot>,
     /// Groups with a slot that is newer than the superblock.
     stale: Vec<u64>,
     /// The first slot that holds something, but no bitmap.
@@ -85,12 +85,14 @@ struct Bitmaps {
 
 impl Bitmaps {
     /// The older bitmap of a group is valid too, but calls free what was used since: it must not stand in for a newest one
-    /// that is damaged or was never written. The superblock's sum tells.
+    /// that is damaged or was never written. The superblock tells: which generations belong to it, and the sum of the bits.
     fn check_sum(&self, superblock: &Superblock) -> Result<()> {
         let geometry = superblock.geometry;
         let set: u64 = self.bits.iter().flat_map(|bits| bits.iter()).map(|byte| u64::from(byte.count_ones())).sum();
         let fixed = geometry.groups() * (BITMAP_BYTES as u64 * 8) - geometry.allocatable().blocks;
-        if set == superblock.used_blocks + fixed {
+        let recorded = superblock.bitmaps_checksum;
+        let right_ones = recorded == 0 || recorded == bitmap_generations_checksum(self.slots.iter().map(|slot| slot.generation));
+        if right_ones && set == superblock.used_blocks + fixed {
             return Ok(());
         }
         let (block, cause) = match &self.damaged {
@@ -98,10 +100,12 @@ impl Bitmaps {
             None => (geometry.bitmap_table().start, String::new()),
         };
         let used = superblock.used_blocks;
-        let text = format!(
-            "{used} blocks are in use, the bitmaps have {}{cause}; `cairn fsck --repair` makes them anew",
-            set.saturating_sub(fixed)
-        );
+        let found = if right_ones {
+            format!("{used} blocks are in use, the bitmaps have {}", set.saturating_sub(fixed))
+        } else {
+            "an older bitmap stands in for the one that belongs to the superblock".to_owned()
+        };
+        let text = format!("{found}{cause}; `cairn fsck --repair` makes them anew");
         Err(FormatError::new(Structure::Bitmap, block, text).into())
     }
 }
@@ -138,8 +142,8 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bit
             let block = geometry.bitmap_block(group, 0);
             return Err(FormatError::new(Structure::Bitmap, block, format!("group {group} has no usable bitmap: {problem}")).into());
         };
+        bitmaps.slots.push(BitmapSlot { slot, generation: bitmap.generation });
         bitmaps.bits.push(bitmap.bits);
-        bitmaps.slots.push(slot);
     }
     Ok(bitmaps)
 }

@@ -41,6 +41,13 @@ pub(crate) struct CommitSignal {
     pub(crate) log_failed: AtomicBool,
 }
 
+/// The slot of a group's bitmap that counts.
+#[derive(Clone, Copy)]
+pub(crate) struct BitmapSlot {
+    pub(crate) slot: u8,
+    pub(crate) generation: Generation,
+}
+
 /// State of the background threads.
 pub(crate) struct Work {
     pub(crate) unpin: VecDeque<Generation>,
@@ -65,7 +72,7 @@ pub(crate) struct VolumeInner {
     pub(crate) orphans: Orphans,
     pub(crate) next_inode: Arc<AtomicU64>,
     /// Which slot of each group's bitmap the newest superblock refers to.
-    pub(crate) bitmap_slots: Mutex<Vec<u8>>,
+    pub(crate) bitmap_slots: Mutex<Vec<BitmapSlot>>,
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) dirty_inodes: Mutex<BTreeMap<InodeNumber, Arc<Inode>>>,
     pub(crate) dirty_pages: AtomicU64,

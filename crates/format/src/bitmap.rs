@@ -20,6 +20,15 @@ pub struct Bitmap {
     pub bits: Box<[u8; BITMAP_BYTES]>,
 }
 
+/// Tells a set of bitmaps from every other: CRC-32C over their generations, in the order of groups. Never 0.
+///
+/// An older bitmap of a group is valid too, but calls free what was used since; with this a reader notices when one stands
+/// in for a newer one that is damaged.
+pub fn bitmap_generations_checksum(generations: impl IntoIterator<Item = Generation>) -> u32 {
+    let sum = generations.into_iter().fold(0, |sum, generation| crc32c::crc32c_append(sum, &generation.0.to_le_bytes()));
+    sum.max(1)
+}
+
 impl Bitmap {
     /// The sealed block for the slot at `address`.
     pub fn encode(&self, volume: VolumeId, address: BlockNumber) -> Vec<u8> {

@@ -21,7 +21,7 @@ pub mod node;
 mod superblock;
 mod units;
 
-pub use bitmap::{BITMAP_BYTES, Bitmap};
+pub use bitmap::{BITMAP_BYTES, Bitmap, bitmap_generations_checksum};
 pub use checkpoint::{
     CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointBuilder, CheckpointEntry, CheckpointHeader, ENTRY_HEADER_BYTES, EntryFlags,
     RawCheckpoint, RawEntry,

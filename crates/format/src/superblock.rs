@@ -67,6 +67,9 @@ pub struct Superblock {
     pub log_tail: LogPosition,
     /// Allocated blocks among the allocatable ones.
     pub used_blocks: u64,
+    /// [`bitmap_generations_checksum`](crate::bitmap_generations_checksum) of the bitmaps that belong to this superblock; 0 if
+    /// it was not recorded.
+    pub bitmaps_checksum: u32,
     /// Key of the name hash.
     pub hash_seed: [u8; 16],
     /// When mkfs ran, in nanoseconds since 1970.
@@ -123,8 +126,10 @@ pub struct RawSuperblock {
     pub hash_seed: [u8; 16],
     /// Label, UTF-8, zero-padded.
     pub label: [u8; LABEL_BYTES],
+    /// CRC-32C over the generations of all groups' bitmaps, 0 if not recorded.
+    pub bitmaps_checksum: U32,
     /// Zero; room for devices, quotas, encryption.
-    pub reserved: [u8; 256],
+    pub reserved: [u8; 252],
 }
 
 const FLAG_CLEAN: u32 = 1;
@@ -157,7 +162,8 @@ impl Superblock {
             created_ns: U64::new(self.created_ns),
             hash_seed: self.hash_seed,
             label,
-            reserved: [0; 256],
+            bitmaps_checksum: U32::new(self.bitmaps_checksum),
+            reserved: [0; 252],
         };
         let mut bytes = vec![0; BLOCK_SIZE];
         bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
@@ -222,6 +228,7 @@ impl Superblock {
             log_epoch: raw.log_epoch.get(),
             log_tail,
             used_blocks: raw.used_blocks.get(),
+            bitmaps_checksum: raw.bitmaps_checksum.get(),
             hash_seed: raw.hash_seed,
             created_ns: raw.created_ns.get(),
             clean: raw.flags.get() & FLAG_CLEAN != 0,

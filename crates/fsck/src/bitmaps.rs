@@ -7,7 +7,9 @@ use crate::checker::Checker;
 use crate::reader::{read_blocks, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::superblocks::write_all;
-use cairn_format::{BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Geometry, Superblock};
+use cairn_format::{
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Generation, Geometry, Superblock, bitmap_generations_checksum,
+};
 
 /// Groups whose bitmaps are read at once.
 const GROUPS_PER_READ: u64 = 256;
@@ -27,16 +29,17 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let geometry = checker.superblock.geometry;
     let groups = checker.reader.blocks_present().div_ceil(Geometry::GROUP_BLOCKS);
     let mut first = 0;
+    let mut generations = Vec::new();
     while first < groups {
         let count = GROUPS_PER_READ.min(groups - first);
         let slots = [0, 1].map(|slot| read_slots(checker, first, count, slot));
         for (group, (slot_0, slot_1)) in (first..).zip(slots[0].iter().zip(&slots[1])) {
-            check_group(checker, &geometry, group, [slot_0, slot_1])?;
+            generations.push(check_group(checker, &geometry, group, [slot_0, slot_1])?);
         }
         first += count;
         checker.progress(PassId::Bitmaps, first, groups);
     }
-    check_used_blocks(checker)
+    check_superblock(checker, generations)
 }
 
 fn finding(severity: Severity, block: BlockNumber, problem: impl Into<String>) -> Finding {
@@ -68,7 +71,8 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
     (first..first + count).map(decode).collect()
 }
 
-fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots: [&Slot; 2]) -> Result<(), FsckError> {
+/// Returns the generation of the bitmap that counts, after a repair if there was one.
+fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots: [&Slot; 2]) -> Result<Generation, FsckError> {
     let superblock_generation = checker.superblock.generation;
     let generation_of = |slot: &Slot| match slot {
         Slot::Valid(bitmap) if bitmap.generation <= superblock_generation => Some(bitmap.generation),
@@ -89,12 +93,18 @@ fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots
         });
         let problem = format!("group {group} has no valid bitmap: {}; {}", state[0], state[1]);
         rewrite(checker, finding(Severity::Error, addresses[0], problem), group, addresses[0], expected)?;
-        return check_unused(checker, group, addresses[1], slots[1]);
+        check_unused(checker, group, addresses[1], slots[1])?;
+        return Ok(superblock_generation);
     };
+    let mut generation = bitmap.generation;
     if let Some(problem) = difference(group, &bitmap.bits, &expected) {
         rewrite(checker, finding(Severity::Error, addresses[active], problem), group, addresses[active], expected)?;
+        if checker.options.repair {
+            generation = superblock_generation;
+        }
     }
-    check_unused(checker, group, addresses[1 - active], slots[1 - active])
+    check_unused(checker, group, addresses[1 - active], slots[1 - active])?;
+    Ok(generation)
 }
 
 /// The slot that doesn't count: only what could be mistaken for something later is worth a word.
@@ -171,15 +181,24 @@ fn clear(checker: &mut Checker<'_>, finding: Finding, address: BlockNumber) -> R
     })
 }
 
-/// The superblock's count. Repair: the right number in all superblocks.
-fn check_used_blocks(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+/// What the superblock says of the bitmaps: how many blocks are used, and which bitmaps belong to it. Repair: the right
+/// numbers in all superblocks.
+fn check_superblock(checker: &mut Checker<'_>, generations: Vec<Generation>) -> Result<(), FsckError> {
     let (stored, found) = (checker.superblock.used_blocks, checker.report.statistics.referenced_blocks);
-    if stored == found {
-        return Ok(());
+    let recorded = checker.superblock.bitmaps_checksum;
+    let present = if recorded == 0 { 0 } else { bitmap_generations_checksum(generations) };
+    let mut problems = Vec::new();
+    if stored != found {
+        problems.push(format!("says {stored} used blocks, but there are {found}"));
     }
-    let problem = format!("says {stored} used blocks, but there are {found}");
-    let finding = Finding::new(PassId::Bitmaps, Severity::Error, Structure::Superblock, problem);
-    let obstacle = checker.has_errors(PassId::Superblocks).then_some("the superblocks contradict each other");
-    checker
-        .found_repairable(finding, obstacle, |checker| write_all(checker, &Superblock { used_blocks: found, ..checker.superblock.clone() }))
+    if recorded != present {
+        problems.push("belongs to other bitmaps than those present: an older one stands in for a damaged one".to_owned());
+    }
+    let right = Superblock { used_blocks: found, bitmaps_checksum: present, ..checker.superblock.clone() };
+    for problem in problems {
+        let finding = Finding::new(PassId::Bitmaps, Severity::Error, Structure::Superblock, problem);
+        let obstacle = checker.has_errors(PassId::Superblocks).then_some("the superblocks contradict each other");
+        checker.found_repairable(finding, obstacle, |checker| write_all(checker, &right))?;
+    }
+    Ok(())
 }

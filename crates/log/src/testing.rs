@@ -40,6 +40,7 @@ pub(crate) fn superblock() -> Superblock {
         log_epoch: 2,
         log_tail: LogPosition { block: LOG_BLOCKS - 3, sequence: 7 },
         used_blocks: 0,
+        bitmaps_checksum: 0,
         hash_seed: [1; 16],
         created_ns: 0,
         clean: false,

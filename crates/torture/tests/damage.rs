@@ -1,7 +1,7 @@
 //! Damaged blocks, and reads that fail: an error that says where, never wrong bytes, never a panic; and fsck finds what
 //! the engine stumbles over.
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice};
-use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions, XattrMode};
+use cairn_engine::{AttributeChange, Error, FsyncKind, Volume, VolumeOptions, XattrMode};
 use cairn_environment::random::Seeded;
 use cairn_format::{BlockNumber, Geometry};
 use cairn_fsck::{CheckOptions, Report, Severity, check};
@@ -198,6 +198,33 @@ fn an_old_bitmap_does_not_stand_in_for_a_damaged_one() {
         assert!(!stumbles(&state, &expected, "a repaired bitmap"));
     }
     assert_eq!(refused, 1, "one of the two is in use");
+}
+
+/// Both bitmaps of the group have as many bits set: only their generations tell them apart.
+#[test]
+fn an_old_bitmap_with_the_same_sum_is_noticed_too() {
+    let device = populated(&mut Seeded::new(seed_from_environment()));
+    let volume = open(&device).expect("it is whole");
+    let mode = AttributeChange { mode: Some(0o750), ..AttributeChange::default() };
+    // Each commit copies the same nodes: as many blocks come as go.
+    for _ in 0..3 {
+        volume.set_attributes(volume.root(), &mode).expect("there is space");
+        volume.commit().expect("it is healthy");
+    }
+    drop(volume);
+    let geometry = Geometry { total_blocks: VOLUME_BYTES / 4096, log_blocks: LOG_BYTES / 4096 };
+    let bits_set = |slot: usize| {
+        let mut block = vec![0; 4096];
+        device.read(geometry.bitmap_block(0, slot).offset_bytes(), &mut block).expect("it is healthy");
+        block[64..64 + 2048].iter().map(|byte| byte.count_ones()).sum::<u32>()
+    };
+    assert_eq!(bits_set(0), bits_set(1));
+    let refused = (0..2).filter(|&slot| {
+        let state = Arc::new(device.snapshot());
+        state.corrupt(geometry.bitmap_block(0, slot).offset_bytes() + 200, 1, 0x10);
+        open(&state).is_err()
+    });
+    assert_eq!(refused.count(), 1, "one of the two is in use");
 }
 
 #[test]
