@@ -1,6 +1,6 @@
 //! How requests come from the kernel and replies go back.
 //!
-//! Today there is one way: `/dev/fuse` ([`device`]), with one cloned descriptor per request thread. A second way
+//! Today there is one way: `/dev/fuse` (`device.rs`), with one cloned descriptor per request thread. A second way
 //! (FUSE over io_uring) adds a module beside it and a variant to [`Reply`]'s route; handlers and protocol stay.
 //!
 //! Invariants:
