@@ -32,6 +32,8 @@ mod xattr;
 pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
 pub use cairn_log::FlushPolicy;
 pub use error::Error;
+#[cfg(feature = "baselines")]
+pub use options::Baselines;
 pub use options::VolumeOptions;
 pub use statistics::Statistics;
 pub use types::{

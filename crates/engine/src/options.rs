@@ -2,6 +2,20 @@
 use cairn_log::FlushPolicy;
 use std::time::Duration;
 
+/// Which mechanisms are replaced by what came before them. Exists only with the feature `baselines`, for measurements.
+#[cfg(feature = "baselines")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Baselines {
+    /// M1 off: an fsync that became a commit waits until the freed blocks are unpinned.
+    pub whole_commits: bool,
+    /// M2 off: node locks spin, block, and wake everybody.
+    pub waking_locks: bool,
+    /// M4 off: who finds no space waits for the flusher, together with all others, and tries again.
+    pub shared_flusher: bool,
+    /// M5 off: items enter the list in two passes, with two allocations each.
+    pub two_pass_insertion: bool,
+}
+
 /// Options of [`Volume::open`](crate::Volume::open).
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -22,6 +36,9 @@ pub struct VolumeOptions {
     pub inode_cache_entries: usize,
     /// Dirty file data above this makes writers write it out themselves, in bytes.
     pub dirty_data_bytes_max: u64,
+    /// What came before the mechanisms, in their place.
+    #[cfg(feature = "baselines")]
+    pub baselines: Baselines,
 }
 
 impl Default for VolumeOptions {
@@ -35,6 +52,8 @@ impl Default for VolumeOptions {
             node_cache_bytes: 256 << 20,
             inode_cache_entries: 128 * 1024,
             dirty_data_bytes_max: 256 << 20,
+            #[cfg(feature = "baselines")]
+            baselines: Baselines::default(),
         }
     }
 }
