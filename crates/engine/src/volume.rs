@@ -289,6 +289,17 @@ impl VolumeInner {
         self.work_changed.notify_all();
     }
 
+    /// From now on, who finds no space may wait for it.
+    fn start_reclaim(self: &Arc<Self>) {
+        let weak = Arc::downgrade(self);
+        #[cfg(feature = "baselines")]
+        if self.options.baselines.shared_flusher {
+            self.space.start_with_shared_flusher(weak);
+            return;
+        }
+        self.space.start(weak);
+    }
+
     fn space_info(&self) -> SpaceInfo {
         let report = self.space.report();
         SpaceInfo {
@@ -413,8 +424,7 @@ impl Volume {
             threads.push(spawn("cairn-writeback", VolumeInner::run_writeback));
         }
         *volume.shared.threads.lock() = threads;
-        let weak = Arc::downgrade(&inner);
-        inner.space.start(weak);
+        inner.start_reclaim();
         inner.finish_orphans();
         Ok(volume)
     }

@@ -48,6 +48,8 @@ mod groups;
 mod placement;
 mod reclaim;
 mod reservation;
+#[cfg(feature = "baselines")]
+mod shared_flusher;
 mod space;
 mod tickets;
 
@@ -64,6 +66,8 @@ mod bits_tests;
 mod model_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod placement_tests;
+#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
+mod shared_flusher_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

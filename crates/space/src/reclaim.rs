@@ -72,6 +72,10 @@ pub(crate) struct Reclaim {
     commits_wanted: u64,
     commits_begun: u64,
     commits_ended: u64,
+    /// Times that delayed data was written.
+    pub(crate) writes: u64,
+    /// Commits that were asked of the reclaimer.
+    pub(crate) commits: u64,
     preempt: bool,
     /// Blocks granted so far, and when preemptive reclaim ran last.
     pub(crate) granted_blocks: u64,
@@ -177,6 +181,10 @@ impl Ledger {
         wake.reclaim.notify_all();
         wake.commit.notify_all();
         wake.commit_ended.notify_all();
+        #[cfg(feature = "baselines")]
+        if let Some(flusher) = &self.shared_flusher {
+            flusher.wake_all();
+        }
     }
 }
 
@@ -239,7 +247,7 @@ impl Thread {
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
             let blocks = ledger.tickets.normal_blocks();
-            ledger = self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks));
+            ledger = self.write_delayed_data(ledger, blocks);
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.
             let judged = ledger.tickets.first_urgent().is_none();
@@ -267,7 +275,7 @@ impl Thread {
         ledger.reclaim.preemptive_runs += 1;
         let blocks = ledger.budget.data_reserved / 2;
         if blocks > 0 {
-            ledger = self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks));
+            ledger = self.write_delayed_data(ledger, blocks);
         }
         self.request_commit(&mut ledger, |ledger| space.pinned_hint() > 0 && ledger.is_nearly_promised(space.pinned_hint()));
         ledger
@@ -297,6 +305,7 @@ impl Thread {
         progress.cycle_begins(&ledger, first(&ledger).as_ref());
         let sequence = ledger.tickets.next_sequence;
         ledger.reclaim.commits_begun += 1;
+        ledger.reclaim.commits += 1;
         ledger = self.call(ledger, |reclaimer| reclaimer.commit());
         ledger.reclaim.commits_ended += 1;
         wake.commit_ended.notify_all();
@@ -304,6 +313,11 @@ impl Thread {
             ledger.fail_from_first(sequence, first);
         }
         ledger
+    }
+
+    fn write_delayed_data<'a>(&'a self, mut ledger: Guard<'a>, blocks: u64) -> Guard<'a> {
+        ledger.reclaim.writes += 1;
+        self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks))
     }
 
     /// Calls the reclaimer with the ledger unlocked. Without a reclaimer waiting makes no sense any more.

@@ -23,6 +23,9 @@ pub(crate) struct Ledger {
     pub(crate) budget: Budget,
     pub(crate) tickets: Tickets,
     pub(crate) reclaim: Reclaim,
+    /// In the place of tickets, if it is there.
+    #[cfg(feature = "baselines")]
+    pub(crate) shared_flusher: Option<crate::shared_flusher::SharedFlusher>,
 }
 
 impl Ledger {
@@ -38,7 +41,7 @@ impl Ledger {
         }
     }
 
-    fn grant(&mut self, request: Request) {
+    pub(crate) fn grant(&mut self, request: Request) {
         self.budget.grant(request);
         self.reclaim.granted_blocks += request.blocks();
     }
@@ -65,6 +68,8 @@ pub struct SpaceReport {
     pub free_clusters: u64,
     /// Tickets that wait.
     pub tickets_waiting: u64,
+    /// Tickets whose owner had to sleep, since the volume was opened.
+    pub tickets_waited: u64,
     /// Tickets granted since the volume was opened.
     pub tickets_granted: u64,
     /// Tickets failed since the volume was opened.
@@ -73,6 +78,10 @@ pub struct SpaceReport {
     pub ticket_wait_max: Duration,
     /// Times that reclaim began before anybody had to wait.
     pub preemptive_runs: u64,
+    /// Times that reclaim asked for delayed data to be written.
+    pub reclaim_writes: u64,
+    /// Times that reclaim asked for a commit.
+    pub reclaim_commits: u64,
 }
 
 /// Allocator and reservations of one volume.
@@ -92,7 +101,13 @@ impl Space {
         let groups = Groups::new(geometry, &referenced);
         let (free_blocks, free_clusters) = groups.free();
         let budget = Budget::new(geometry.total_blocks, geometry.allocatable().blocks, free_blocks, free_clusters);
-        let ledger = Ledger { budget, tickets: Tickets::default(), reclaim: Reclaim::default() };
+        let ledger = Ledger {
+            budget,
+            tickets: Tickets::default(),
+            reclaim: Reclaim::default(),
+            #[cfg(feature = "baselines")]
+            shared_flusher: None,
+        };
         Arc::new(Space {
             ledger: Mutex::new(Rank::SPACE_LEDGER, ledger),
             groups: Mutex::new(Rank::SPACE_GROUPS, groups),
@@ -153,6 +168,11 @@ impl Space {
 
     fn reserve_until(self: &Arc<Self>, request: Request, urgency: Urgency, deadline: Option<Monotonic>) -> Result<Reservation, SpaceError> {
         let mut ledger = self.ledger.lock();
+        #[cfg(feature = "baselines")]
+        if ledger.shared_flusher.is_some() {
+            drop(ledger);
+            return self.reserve_by_flushing(request, urgency, deadline);
+        }
         if self.grant_at_once(&mut ledger, request, urgency) {
             return Ok(Reservation::new(self, request));
         }
@@ -414,10 +434,13 @@ impl Space {
             global_reserve_nodes: budget.global_nodes,
             free_clusters: budget.free_clusters,
             tickets_waiting: tickets.waiting(),
+            tickets_waited: tickets.waited,
             tickets_granted: tickets.granted,
             tickets_failed: tickets.failed,
             ticket_wait_max: tickets.wait_max,
             preemptive_runs: ledger.reclaim.preemptive_runs,
+            reclaim_writes: ledger.reclaim.writes,
+            reclaim_commits: ledger.reclaim.commits,
         }
     }
 
@@ -427,10 +450,10 @@ impl Space {
     }
 }
 
-fn no_space(request: Request) -> SpaceError {
+pub(crate) fn no_space(request: Request) -> SpaceError {
     SpaceError::NoSpace { data_blocks: request.data_blocks, nodes: request.nodes }
 }
 
-fn timed_out(request: Request) -> SpaceError {
+pub(crate) fn timed_out(request: Request) -> SpaceError {
     SpaceError::TimedOut { data_blocks: request.data_blocks, nodes: request.nodes }
 }

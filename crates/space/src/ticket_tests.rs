@@ -1,5 +1,5 @@
 //! Tickets and reclaim: who is served, in which order, and who fails.
-use crate::{Reclaimer, Request, Reservation, Space, SpaceError, Urgency};
+use crate::{Reclaimer, Request, Reservation, Space, SpaceError, SpaceReport, Urgency};
 use cairn_environment::Rank;
 use cairn_environment::clock::{now_monotonic, sleep};
 use cairn_environment::lock::{Condvar, Mutex};
@@ -12,17 +12,17 @@ use std::time::Duration;
 
 type Outcome = Result<Reservation, SpaceError>;
 
-fn volume(bytes: u64) -> Arc<Space> {
+pub(crate) fn volume(bytes: u64) -> Arc<Space> {
     let geometry = Geometry::for_size(bytes, Some(1 << 20)).unwrap();
     Space::new(geometry, Space::fresh_bitmaps(&geometry))
 }
 
-fn data(data_blocks: u64) -> Request {
+pub(crate) fn data(data_blocks: u64) -> Request {
     Request { data_blocks, nodes: 0 }
 }
 
 /// A reclaimer whose stages wait at a gate and then do what the test says.
-struct Gate {
+pub(crate) struct Gate {
     open: Mutex<(bool, u64)>,
     opened: Condvar,
     writes: AtomicU64,
@@ -32,7 +32,7 @@ struct Gate {
 }
 
 impl Gate {
-    fn new(on_write: impl Fn(u64) + Send + Sync + 'static, on_commit: impl Fn() + Send + Sync + 'static) -> Arc<Gate> {
+    pub(crate) fn new(on_write: impl Fn(u64) + Send + Sync + 'static, on_commit: impl Fn() + Send + Sync + 'static) -> Arc<Gate> {
         Arc::new(Gate {
             open: Mutex::new(Rank::LEAF, (true, 0)),
             opened: Condvar::new(),
@@ -43,17 +43,17 @@ impl Gate {
         })
     }
 
-    fn idle() -> Arc<Gate> {
+    pub(crate) fn idle() -> Arc<Gate> {
         Gate::new(|_| {}, || {})
     }
 
-    fn closed() -> Arc<Gate> {
+    pub(crate) fn closed() -> Arc<Gate> {
         let gate = Gate::idle();
         gate.open.lock().0 = false;
         gate
     }
 
-    fn set_open(&self, open: bool) {
+    pub(crate) fn set_open(&self, open: bool) {
         self.open.lock().0 = open;
         self.opened.notify_all();
     }
@@ -66,7 +66,7 @@ impl Gate {
         open.1 += 1;
     }
 
-    fn calls(&self) -> (u64, u64) {
+    pub(crate) fn calls(&self) -> (u64, u64) {
         (self.writes.load(SeqCst), self.commits.load(SeqCst))
     }
 }
@@ -91,7 +91,7 @@ fn started(space: &Arc<Space>, gate: &Arc<Gate>) {
 }
 
 /// Holds all that an ordinary request could get but `left` blocks.
-fn fill(space: &Arc<Space>, left: u64) -> Reservation {
+pub(crate) fn fill(space: &Arc<Space>, left: u64) -> Reservation {
     space.try_reserve(data(space.report().available_blocks - left), Urgency::Normal).unwrap()
 }
 
@@ -104,7 +104,7 @@ fn waiting(space: &Arc<Space>, request: Request, urgency: Urgency) -> JoinHandle
     handle
 }
 
-fn until(condition: impl Fn() -> bool) {
+pub(crate) fn until(condition: impl Fn() -> bool) {
     let begin = now_monotonic();
     while !condition() {
         assert!(begin.elapsed() < Duration::from_secs(20), "waited in vain");
@@ -481,9 +481,15 @@ fn sixteen_threads_leave_nothing_behind() {
         },
     );
     started(&space, &gate);
+    let report = stress_with(&space, &generation, &cut);
+    assert!(report.tickets_granted > 0, "nobody ever had to wait: {report:?}");
+}
+
+/// Sixteen threads at once; then the volume stops and must be as new.
+pub(crate) fn stress_with(space: &Arc<Space>, generation: &Arc<AtomicU64>, cut: &Arc<Mutex<()>>) -> SpaceReport {
     let threads: Vec<_> = (0..16)
         .map(|seed| {
-            let (space, generation, cut) = (Arc::clone(&space), Arc::clone(&generation), Arc::clone(&cut));
+            let (space, generation, cut) = (Arc::clone(space), Arc::clone(generation), Arc::clone(cut));
             thread::spawn("stress", move || stress(&space, &generation, &cut, seed))
         })
         .collect();
@@ -492,9 +498,9 @@ fn sixteen_threads_leave_nothing_behind() {
     space.unpin(Generation(generation.load(SeqCst)));
     let report = space.report();
     assert_eq!(granted + refused, 16 * 400);
-    assert!(report.tickets_granted > 0, "nobody ever had to wait: {report:?}");
     assert_eq!((report.used, report.pinned, report.reserved_data, report.reserved_nodes), (0, 0, 0, 0), "{report:?}");
     assert_eq!(report.tickets_waiting, 0);
     let fresh = volume(16 << 20).report();
     assert_eq!((report.free_clusters, report.available_blocks), (fresh.free_clusters, fresh.available_blocks));
+    report
 }

@@ -54,6 +54,8 @@ pub(crate) struct Tickets {
     queues: [VecDeque<Arc<Ticket>>; QUEUES],
     /// Sequence of the next ticket.
     pub(crate) next_sequence: u64,
+    /// Tickets that had to wait so far and do so no more.
+    pub(crate) waited: u64,
     /// Tickets that were granted so far.
     pub(crate) granted: u64,
     /// Tickets that failed so far.
@@ -111,6 +113,12 @@ impl Tickets {
         self.queues.iter().map(|queue| queue.len() as u64).sum()
     }
 
+    /// Somebody waited from `began` until now.
+    pub(crate) fn count_waited(&mut self, began: Monotonic) {
+        self.waited += 1;
+        self.wait_max = self.wait_max.max(began.elapsed());
+    }
+
     /// Takes a waiting ticket off its queue, sets what became of it, and wakes its owner.
     pub(crate) fn finish(&mut self, ticket: &Arc<Ticket>, outcome: Outcome) {
         let previous = std::mem::replace(&mut *ticket.outcome.lock(), outcome);
@@ -118,7 +126,7 @@ impl Tickets {
         let queue = &mut self.queues[queue_of(ticket.urgency)];
         let position = queue.iter().position(|other| Arc::ptr_eq(other, ticket)).expect("a waiting ticket stands in its queue");
         queue.remove(position);
-        self.wait_max = self.wait_max.max(ticket.began.elapsed());
+        self.count_waited(ticket.began);
         match outcome {
             Outcome::Granted => self.granted += 1,
             Outcome::Failed => self.failed += 1,
