@@ -41,6 +41,9 @@ pub struct NodeCache {
     volume: VolumeId,
     geometry: Geometry,
     sections: Vec<Section>,
+    /// Nodes get the locks that came before.
+    #[cfg(feature = "baselines")]
+    waking_locks: bool,
 }
 
 impl NodeCache {
@@ -51,7 +54,43 @@ impl NodeCache {
         let clean_max = usize::try_from(limit_nodes / shards).unwrap_or(usize::MAX);
         let section = |_| Section { shard: Mutex::new(Rank::NODE_CACHE, Shard::new(clean_max)), loaded: Condvar::new() };
         let sections = (0..shards).map(section).collect();
-        Arc::new(NodeCache { device, dirty: DirtyLists::new(), waits: LockWaits::default(), volume, geometry, sections })
+        Arc::new(NodeCache {
+            device,
+            dirty: DirtyLists::new(),
+            waits: LockWaits::default(),
+            volume,
+            geometry,
+            sections,
+            #[cfg(feature = "baselines")]
+            waking_locks: false,
+        })
+    }
+
+    /// The same cache, its nodes with the locks that came before, if `waking`. Nobody shares it yet.
+    ///
+    /// # Panics
+    /// When somebody does.
+    #[cfg(feature = "baselines")]
+    pub fn with_waking_locks(mut self: Arc<Self>, waking: bool) -> Arc<NodeCache> {
+        Arc::get_mut(&mut self).expect("a new cache").waking_locks = waking;
+        self
+    }
+
+    fn handle(&self, node: Node) -> NodeHandle {
+        #[cfg(feature = "baselines")]
+        if self.waking_locks {
+            return NodeHandle::with_lock(node, |node| cairn_environment::lock::RwLock::waking(Rank::NODE, node));
+        }
+        NodeHandle::new(node)
+    }
+
+    /// The caller is about to sleep or to work for long: locks of the kind that came before stop to spin.
+    #[inline]
+    pub(crate) fn before_sleep(&self) {
+        #[cfg(feature = "baselines")]
+        if self.waking_locks {
+            cairn_environment::lock::block_held();
+        }
     }
 
     /// The volume whose nodes these are.
@@ -108,13 +147,17 @@ impl NodeCache {
                     expected.check_identity(node.tree, node.level, node.generation)?;
                     return Ok(node);
                 }
-                Lookup::Loading => section.loaded.wait(&mut shard),
+                Lookup::Loading => {
+                    self.before_sleep();
+                    section.loaded.wait(&mut shard);
+                }
                 Lookup::Absent => break,
             }
         }
         shard.begin_load(expected.block);
         drop(shard);
-        let result = self.read(expected).map(NodeHandle::new);
+        self.before_sleep();
+        let result = self.read(expected).map(|node| self.handle(node));
         let evicted = section.shard.lock().end_load(expected.block, result.as_ref().ok().cloned());
         section.loaded.notify_all();
         drop(evicted);
@@ -142,7 +185,7 @@ impl NodeCache {
 
     /// Takes a node that the running transaction made, and returns it locked: nobody can have seen it before.
     pub(crate) fn insert_new(&self, node: Node) -> WriteNode {
-        let handle = NodeHandle::new(node);
+        let handle = self.handle(node);
         let locked = handle.clone().write(&self.waits);
         self.dirty.insert(handle.clone());
         self.section(handle.block).shard.lock().insert(handle, true);

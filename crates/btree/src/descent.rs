@@ -140,6 +140,7 @@ impl<'a> Descent<'a> {
     /// Splits a full child, and returns the half that `key` belongs to.
     fn split(&mut self, child: Child, key: &Key) -> Result<Child, Stop> {
         let Child { node: mut left, index, bounds } = child;
+        self.tree.cache.before_sleep();
         let mut right = self.tree.new_node(self.change, left.level())?;
         let index_right = split_index(&left, key);
         left.split_off(index_right, &mut right);
@@ -179,6 +180,7 @@ impl<'a> Descent<'a> {
             child = self.lock_child(index)?;
             (left, child)
         };
+        self.tree.cache.before_sleep();
         match remedy(&left.node, &right.node) {
             Remedy::Merge => self.merge(left, right),
             Remedy::Leave => self.own(if pair.child_is_left { left } else { right }),
@@ -271,6 +273,7 @@ impl Tree {
             let problem = format!("made in generation {}, but {} is running", node.generation(), change.generation);
             return Err(TreeError::Damaged { tree: self.id(), source: FormatError::new(Structure::Node, node.handle.block, problem) });
         }
+        self.cache.before_sleep();
         let mut copy = Node::clone(node);
         copy.relocate(self.allocate(change)?, change.generation);
         Ok(self.cache.insert_new(copy))

@@ -26,12 +26,17 @@ pub(crate) struct NodeHandle {
 impl NodeHandle {
     /// Gives `node` a lock.
     pub(crate) fn new(node: Node) -> NodeHandle {
+        NodeHandle::with_lock(node, |node| RwLock::new(Rank::NODE, node))
+    }
+
+    /// Puts `node` behind the lock that `lock` makes.
+    pub(crate) fn with_lock(node: Node, lock: impl FnOnce(Node) -> RwLock<Node>) -> NodeHandle {
         NodeHandle {
             block: node.address(),
             tree: node.tree(),
             generation: node.generation(),
             level: node.level(),
-            lock: Arc::new(RwLock::new(Rank::NODE, node)),
+            lock: Arc::new(lock(node)),
         }
     }
 

@@ -12,6 +12,14 @@ use std::sync::Arc;
 pub(crate) const VOLUME: VolumeId = VolumeId(*b"btree test bytes");
 pub(crate) type Model = BTreeMap<Key, Vec<u8>>;
 
+/// A cache. With the feature `baselines` its nodes have the locks that came before: so the tests run over both.
+fn new_cache(device: &Arc<dyn BlockDevice>, geometry: Geometry, cache_bytes: u64) -> Arc<NodeCache> {
+    let cache = NodeCache::new(Arc::clone(device), VOLUME, geometry, cache_bytes);
+    #[cfg(feature = "baselines")]
+    let cache = cache.with_waking_locks(true);
+    cache
+}
+
 /// Everything a tree needs, and the running transaction.
 pub(crate) struct TestVolume {
     pub(crate) device: Arc<dyn BlockDevice>,
@@ -30,7 +38,7 @@ impl TestVolume {
     pub(crate) fn on(device: Arc<dyn BlockDevice>, cache_bytes: u64) -> TestVolume {
         let geometry = Geometry::for_size(device.length_bytes(), None).expect("the volume is large enough");
         let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
-        let cache = NodeCache::new(Arc::clone(&device), VOLUME, geometry, cache_bytes);
+        let cache = new_cache(&device, geometry, cache_bytes);
         TestVolume { device, geometry, space, cache, running: Generation(7), cache_bytes }
     }
 
@@ -79,7 +87,7 @@ impl TestVolume {
     }
 
     fn fresh_cache(&self) -> Arc<NodeCache> {
-        NodeCache::new(Arc::clone(&self.device), VOLUME, self.geometry, self.cache_bytes)
+        new_cache(&self.device, self.geometry, self.cache_bytes)
     }
 
     /// Blocks that the allocator believes to be referenced.

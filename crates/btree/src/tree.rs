@@ -165,6 +165,7 @@ impl Tree {
             // The assignment drops the parent's lock, after the child's was taken.
             node = self.read_node(self.cache.fetch(&expected)?, &expected)?;
         }
+        self.cache.before_sleep();
         Ok(Leaf { node, bounds: expected.bounds })
     }
 

@@ -151,3 +151,29 @@ pub(crate) fn wait_for<T: ?Sized>(condvar: &Condvar, guard: &mut MutexGuard<'_, 
     MutexGuard::unlocked(guard, shuttle::thread::yield_now);
     *locked(&condvar.notifications) == before
 }
+
+/// Threads that wait for a condition of which they are told all at once.
+#[cfg(feature = "baselines")]
+pub(crate) struct WaitQueue {
+    queue: model::Mutex<()>,
+    changed: model::Condvar,
+}
+
+#[cfg(feature = "baselines")]
+impl WaitQueue {
+    pub(crate) const fn new() -> WaitQueue {
+        WaitQueue { queue: model::Mutex::new(()), changed: model::Condvar::new() }
+    }
+
+    pub(crate) fn wait_while(&self, condition: impl Fn() -> bool) {
+        let mut queue = locked(&self.queue);
+        while condition() {
+            queue = waited(&self.changed, queue);
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        drop(locked(&self.queue));
+        self.changed.notify_all();
+    }
+}

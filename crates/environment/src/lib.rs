@@ -21,6 +21,8 @@ pub mod lock;
 pub mod random;
 pub mod rank;
 pub mod thread;
+#[cfg(feature = "baselines")]
+mod waking;
 
 pub use held::assert_may_block;
 pub use rank::Rank;
@@ -31,3 +33,5 @@ mod lock_tests;
 mod rank_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
+#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
+mod waking_tests;

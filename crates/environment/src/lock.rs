@@ -11,16 +11,23 @@
 //! the cache drops the node.
 
 use crate::backend;
+#[cfg(not(feature = "baselines"))]
+use crate::backend::RawRwLock;
 use crate::held::{Held, RankTag};
 use crate::rank::Rank;
+#[cfg(feature = "baselines")]
+use crate::waking::{self, RawRwLock};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "baselines")]
+pub use waking::block_held;
+
 type InnerMutex<T> = lock_api::Mutex<backend::RawMutex, T>;
-type InnerRwLock<T> = lock_api::RwLock<backend::RawRwLock, T>;
+type InnerRwLock<T> = lock_api::RwLock<RawRwLock, T>;
 
 fn address<T: ?Sized>(lock: &T) -> usize {
     std::ptr::from_ref(lock).cast::<()>().addr()
@@ -201,14 +208,14 @@ pub struct RwLock<T: ?Sized> {
 /// Shared access to an [`RwLock`]'s value.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct RwLockReadGuard<'a, T: ?Sized> {
-    inner: lock_api::RwLockReadGuard<'a, backend::RawRwLock, T>,
+    inner: lock_api::RwLockReadGuard<'a, RawRwLock, T>,
     _held: Held,
 }
 
 /// Exclusive access to an [`RwLock`]'s value.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct RwLockWriteGuard<'a, T: ?Sized> {
-    inner: lock_api::RwLockWriteGuard<'a, backend::RawRwLock, T>,
+    inner: lock_api::RwLockWriteGuard<'a, RawRwLock, T>,
     _held: Held,
 }
 
@@ -216,6 +223,13 @@ impl<T> RwLock<T> {
     /// A free lock.
     pub const fn new(rank: Rank, value: T) -> RwLock<T> {
         RwLock { rank: RankTag::new(rank), inner: InnerRwLock::new(value) }
+    }
+
+    /// A free lock of the kind that came before: it spins, blocks, and wakes everybody.
+    #[cfg(feature = "baselines")]
+    pub const fn waking(rank: Rank, value: T) -> RwLock<T> {
+        let raw = RawRwLock::Waking(waking::WakingLock::new());
+        RwLock { rank: RankTag::new(rank), inner: InnerRwLock::from_raw(raw, value) }
     }
 
     /// The value of a lock that nobody shares any more.
