@@ -47,7 +47,7 @@ impl Shared {
             shared.count(|counters| counters.background_pushes += 1);
             let no_room = shared.push()?;
             if no_room.is_some() {
-                shared.flush_and_complete(RoundTimes::default())?;
+                shared.flush_and_complete(RoundTimes::new())?;
             }
             Ok(no_room)
         });
@@ -67,7 +67,7 @@ impl Shared {
         self.gather();
         let Some(target) = self.group.lock().highest_target() else { return Ok(None) };
         let written_last = self.ring.lock().written_last;
-        let mut times = RoundTimes::default();
+        let mut times = RoundTimes::new();
         let no_room = if target > written_last {
             times.writing();
             self.push()?

@@ -40,10 +40,13 @@ impl Ending {
     }
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct RoundTimes;
 
 impl RoundTimes {
+    pub(crate) fn new() -> Self {
+        Self
+    }
     pub(crate) fn writing(&mut self) {}
     pub(crate) fn flushed(&mut self, _began: Option<Monotonic>) {}
 }
