@@ -1,7 +1,8 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
 use crate::volume::VolumeInner;
 use cairn_format::BLOCK_SIZE;
-use serde::Serialize;
+use cairn_log::StageTime;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters that no other part keeps.
@@ -13,8 +14,37 @@ pub(crate) struct Counters {
     pub(crate) replayed_items: AtomicU64,
 }
 
+/// How long one stage of the fsyncs took, since the volume was opened. A stage counts once for each fsync that went through
+/// it: `data write`, `group wait`, `checkpoint write`, `flush` (or `commit`, for those that a transaction commit completed),
+/// `wake-up`; `total` is all of them together.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct FsyncStage {
+    pub stage: String,
+    pub count: u64,
+    pub mean_us: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+}
+
+impl From<StageTime> for FsyncStage {
+    fn from(time: StageTime) -> Self {
+        let us = |ns: u64| ns as f64 / 1e3;
+        Self {
+            stage: time.stage.to_owned(),
+            count: time.count,
+            mean_us: time.mean_ns / 1e3,
+            p50_us: us(time.p50_ns),
+            p99_us: us(time.p99_ns),
+            max_us: us(time.max_ns),
+        }
+    }
+}
+
 /// Counters since the volume was opened, and sizes now. Times in nanoseconds where the name says so.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[allow(missing_docs)]
 pub struct Statistics {
     pub volume: String,
@@ -49,6 +79,7 @@ pub struct Statistics {
     pub fallbacks_ring_full: u64,
     pub fallbacks_context_too_large: u64,
     pub log_throttle_waits: u64,
+    pub log_wraps: u64,
     pub tickets_waited: u64,
     pub tickets_granted: u64,
     pub tickets_failed: u64,
@@ -61,6 +92,15 @@ pub struct Statistics {
     pub replayed_checkpoints: u64,
     pub replayed_items: u64,
     pub device_flush_time_ns: u64,
+    /// In the order of their course; empty when the program was built without the feature `stage-times`.
+    pub fsync_stages: Vec<FsyncStage>,
+}
+
+impl Statistics {
+    /// Fsyncs that ended well, and syncs.
+    pub fn fsyncs(&self) -> u64 {
+        self.fsyncs_grouped + self.fsyncs_committed + self.fsyncs_immediate
+    }
 }
 
 impl VolumeInner {
@@ -102,6 +142,7 @@ impl VolumeInner {
             fallbacks_ring_full: log.fallbacks_ring_full,
             fallbacks_context_too_large: log.fallbacks_context_too_large,
             log_throttle_waits: log.throttle_waits,
+            log_wraps: log.wraps,
             tickets_waited: space.tickets_waited,
             tickets_granted: space.tickets_granted,
             tickets_failed: space.tickets_failed,
@@ -114,6 +155,7 @@ impl VolumeInner {
             replayed_checkpoints: count(&self.counters.replayed_checkpoints),
             replayed_items: count(&self.counters.replayed_items),
             device_flush_time_ns: self.device.flush_time().as_nanos() as u64,
+            fsync_stages: self.log.stage_times().into_iter().map(FsyncStage::from).collect(),
         }
     }
 }

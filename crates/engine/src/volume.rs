@@ -21,7 +21,7 @@ use cairn_btree::{NodeCache, Tree};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, Superblock, Timestamp};
-use cairn_log::{Log, LogError};
+use cairn_log::{Log, LogError, RequestTimer};
 use cairn_space::{Reclaimer, Space};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -224,8 +224,9 @@ impl VolumeInner {
         if self.options.read_only {
             return Ok(());
         }
+        let timer = RequestTimer::begin();
         self.write_back_all()?;
-        Ok(self.log.wait_durable(self.log.last())?)
+        Ok(self.log.wait_durable_since(timer, self.log.last())?)
     }
 
     fn run_committer(&self) {

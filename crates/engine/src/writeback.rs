@@ -16,6 +16,7 @@ use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum};
+use cairn_log::RequestTimer;
 use cairn_space::{Request, Reservation};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -343,16 +344,18 @@ impl VolumeInner {
 
     /// Makes the file durable; `completion` runs when it is, on this thread or another.
     pub(crate) fn fsync(&self, number: InodeNumber, kind: FsyncKind, completion: Completion) {
+        let timer = RequestTimer::begin();
         match self.prepare_fsync(number, kind) {
-            Ok(target) => self.log.on_durable(target, Box::new(move |result| completion(result.map_err(Error::from)))),
+            Ok(target) => self.log.on_durable_since(timer, target, Box::new(move |result| completion(result.map_err(Error::from)))),
             Err(error) => completion(Err(error)),
         }
     }
 
     /// Makes the file durable.
     pub(crate) fn fsync_blocking(&self, number: InodeNumber, kind: FsyncKind) -> Result<()> {
+        let timer = RequestTimer::begin();
         let target = self.prepare_fsync(number, kind)?;
-        Ok(self.log.wait_durable(target)?)
+        Ok(self.log.wait_durable_since(timer, target)?)
     }
 }
 

@@ -202,3 +202,22 @@ fn many_entries_keep_their_cookies() {
     assert!(names(&volume, root).is_empty());
     volume.close().unwrap();
 }
+
+#[cfg(feature = "stage-times")]
+#[test]
+fn each_fsync_counts_in_the_stages_that_it_went_through() {
+    let device = device(64 << 20);
+    let volume = open(&device);
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    for round in 0..10 {
+        volume.write(file, round * 4096, &[1; 4096]).unwrap();
+        volume.fsync_blocking(file, FsyncKind::DataOnly).unwrap();
+    }
+    volume.fsync_blocking(file, FsyncKind::DataOnly).unwrap();
+    let statistics = volume.statistics();
+    let counts: Vec<_> = statistics.fsync_stages.iter().map(|stage| (stage.stage.as_str(), stage.count)).collect();
+    let expected = [("data write", 11), ("group wait", 10), ("checkpoint write", 10), ("flush", 10), ("wake-up", 10), ("total", 11)];
+    assert_eq!(counts, expected);
+    assert_eq!(statistics.fsyncs(), 11);
+    volume.close().unwrap();
+}

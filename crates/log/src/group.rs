@@ -8,6 +8,7 @@
 use crate::error::LogError;
 use crate::gathering::Gathering;
 use crate::log::DurableCallback;
+use crate::stages::{Ending, Registration, Stages};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::LogSeq;
@@ -21,7 +22,7 @@ pub(crate) struct Slot {
 
 #[derive(Default)]
 struct SlotState {
-    outcome: Option<Result<(), LogError>>,
+    outcome: Option<Result<Ending, LogError>>,
     leads: bool,
 }
 
@@ -30,7 +31,7 @@ pub(crate) enum Wake {
     /// It is the leader now.
     Lead,
     /// Its operation is durable, or never will be.
-    Done(Result<(), LogError>),
+    Done(Result<Ending, LogError>),
 }
 
 impl Slot {
@@ -56,7 +57,7 @@ impl Slot {
         self.state.lock().outcome.is_some()
     }
 
-    fn finish(&self, outcome: Result<(), LogError>) {
+    fn finish(&self, outcome: Result<Ending, LogError>) {
         self.state.lock().outcome = Some(outcome);
         self.wake.notify_one();
     }
@@ -68,15 +69,17 @@ impl Slot {
 
 /// What happens when the operation is durable.
 pub(crate) enum Waiter {
-    Callback(DurableCallback),
+    Callback(DurableCallback, Registration),
     Blocked(Arc<Slot>),
 }
 
 impl Waiter {
-    /// Tells the waiter; no lock may be held.
-    pub(crate) fn finish(self, outcome: Result<(), LogError>) {
+    /// Tells the waiter; no lock may be held. A blocked thread looks at the clock itself when it runs again.
+    pub(crate) fn finish(self, outcome: Result<Ending, LogError>, stages: &Stages) {
         match self {
-            Waiter::Callback(callback) => callback(outcome),
+            Waiter::Callback(callback, registration) => {
+                callback(outcome.map(|ending| stages.finish(&registration, ending)));
+            }
             Waiter::Blocked(slot) => slot.finish(outcome),
         }
     }
@@ -172,7 +175,7 @@ impl Group {
     }
 
     pub(crate) fn callback_waits(&self) -> bool {
-        self.waiters.iter().any(|(_, waiter)| matches!(waiter, Waiter::Callback(_)))
+        self.waiters.iter().any(|(_, waiter)| matches!(waiter, Waiter::Callback(..)))
     }
 
     /// Appoints the next leader: a blocked thread, which wakes up for this anyway, or else the worker.
@@ -180,7 +183,7 @@ impl Group {
         self.leader = true;
         let blocked = self.waiters.iter().find_map(|(_, waiter)| match waiter {
             Waiter::Blocked(slot) => Some(slot),
-            Waiter::Callback(_) => None,
+            Waiter::Callback(..) => None,
         });
         match blocked {
             Some(slot) => {

@@ -14,6 +14,7 @@ use crate::group::Slot;
 use crate::log::LogOptions;
 use crate::push::{NoRoom, nanoseconds};
 use crate::shared::Shared;
+use crate::stages::RoundTimes;
 use cairn_environment::clock;
 
 impl Shared {
@@ -46,7 +47,7 @@ impl Shared {
             shared.count(|counters| counters.background_pushes += 1);
             let no_room = shared.push()?;
             if no_room.is_some() {
-                shared.flush_and_complete()?;
+                shared.flush_and_complete(RoundTimes::new())?;
             }
             Ok(no_room)
         });
@@ -66,15 +67,21 @@ impl Shared {
         self.gather();
         let Some(target) = self.group.lock().highest_target() else { return Ok(None) };
         let written_last = self.ring.lock().written_last;
-        let no_room = if target > written_last { self.push()? } else { None };
-        self.flush_and_complete()?;
+        let mut times = RoundTimes::new();
+        let no_room = if target > written_last {
+            times.writing();
+            self.push()?
+        } else {
+            None
+        };
+        self.flush_and_complete(times)?;
         Ok(no_room)
     }
 
-    fn flush_and_complete(&self) -> Result<(), LogError> {
+    fn flush_and_complete(&self, mut times: RoundTimes) -> Result<(), LogError> {
         let each = self.options.flush == FlushPolicy::Each;
-        let last = self.flush(each)?;
-        self.complete(last);
+        let last = self.flush(each, &mut times)?;
+        self.complete(last, times);
         Ok(())
     }
 

@@ -26,12 +26,16 @@ mod context;
 mod error;
 mod gathering;
 mod group;
+#[cfg(feature = "stage-times")]
+mod histogram;
 mod lead;
 mod log;
 mod push;
 mod replay;
 mod ring;
 mod shared;
+#[cfg_attr(not(feature = "stage-times"), path = "stages_off.rs")]
+mod stages;
 mod statistics;
 mod worker;
 
@@ -45,6 +49,8 @@ mod log_tests;
 mod replay_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
+#[cfg(all(test, feature = "stage-times", not(feature = "shuttle")))]
+mod stages_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod testing;
 
@@ -53,4 +59,5 @@ pub use crate::error::{CommitReason, LogError, ReplayError};
 pub use crate::gathering::FlushPolicy;
 pub use crate::log::{CommitRequest, Cut, DurableCallback, Log, LogOptions, LogStart};
 pub use crate::replay::{Replay, ReplayedCheckpoint, replay};
+pub use crate::stages::{RequestTimer, StageTime};
 pub use crate::statistics::LogStatistics;

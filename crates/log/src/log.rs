@@ -6,6 +6,7 @@ use crate::gathering::{FlushPolicy, Gathering};
 use crate::group::{Group, Registered, Slot, Waiter, Wake};
 use crate::ring::Ring;
 use crate::shared::{CacheAligned, ItemList, Shared};
+use crate::stages::{Ending, RequestTimer, StageTime, Stages};
 use crate::statistics::LogStatistics;
 use crate::worker::{self, WorkerSignal};
 use cairn_blockdev::BlockDevice;
@@ -129,6 +130,7 @@ impl Log {
             dead: AtomicBool::new(false),
             immediate: CacheAligned(AtomicU64::new(0)),
             counters: CacheAligned(Mutex::new(Rank::STATISTICS, LogStatistics::default())),
+            stages: Stages::new(),
         });
         let worker_shared = Arc::clone(&shared);
         let worker = thread::spawn("cairn-log", move || worker::run(&worker_shared));
@@ -200,9 +202,15 @@ impl Log {
     /// makes it durable. If nobody is making anything durable, the calling thread does, and goes on while other
     /// callbacks wait. Callbacks run one after the other, without a lock held: they must be short and must not wait.
     pub fn on_durable(&self, target: LogSeq, callback: DurableCallback) {
+        self.on_durable_since(RequestTimer::begin(), target, callback);
+    }
+
+    /// As [`Log::on_durable`], for a request that began earlier: its stages are measured from then on.
+    pub fn on_durable_since(&self, timer: RequestTimer, target: LogSeq, callback: DurableCallback) {
         assert_may_block(None);
-        match self.shared.register(target, Waiter::Callback(callback)) {
-            Registered::Finished(waiter, outcome) => waiter.finish(outcome),
+        let registration = self.shared.stages.register(timer);
+        match self.shared.register(target, Waiter::Callback(callback, registration)) {
+            Registered::Finished(waiter, outcome) => waiter.finish(outcome.map(|()| Ending::Immediate), &self.shared.stages),
             Registered::Waiting => {}
             Registered::Lead => self.shared.lead(None),
         }
@@ -213,14 +221,29 @@ impl Log {
     /// # Errors
     /// The log died before.
     pub fn wait_durable(&self, target: LogSeq) -> Result<(), LogError> {
+        self.wait_durable_since(RequestTimer::begin(), target)
+    }
+
+    /// As [`Log::wait_durable`], for a request that began earlier: its stages are measured from then on.
+    ///
+    /// # Errors
+    /// The log died before.
+    pub fn wait_durable_since(&self, timer: RequestTimer, target: LogSeq) -> Result<(), LogError> {
         assert_may_block(None);
+        let registration = self.shared.stages.register(timer);
+        let ending = self.wait_for_ending(target)?;
+        self.shared.stages.finish(&registration, ending);
+        Ok(())
+    }
+
+    fn wait_for_ending(&self, target: LogSeq) -> Result<Ending, LogError> {
         if self.durable() >= target && self.error().is_none() {
             self.shared.immediate.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
+            return Ok(Ending::Immediate);
         }
         let slot = Arc::new(Slot::new());
         match self.shared.register(target, Waiter::Blocked(Arc::clone(&slot))) {
-            Registered::Finished(_, outcome) => return outcome,
+            Registered::Finished(_, outcome) => return outcome.map(|()| Ending::Immediate),
             Registered::Waiting => {}
             Registered::Lead => self.shared.lead(Some(&slot)),
         }
@@ -272,6 +295,11 @@ impl Log {
         self.shared.group.lock().error.clone()
     }
 
+    /// How long the stages of all requests took so far. Empty without the feature `stage-times`.
+    pub fn stage_times(&self) -> Vec<StageTime> {
+        self.shared.stages.report()
+    }
+
     /// Counters, and what is in the list and the ring now.
     pub fn statistics(&self) -> LogStatistics {
         let mut statistics = *self.shared.counters.lock();
@@ -283,7 +311,11 @@ impl Log {
             statistics.context_items = list.contexts().map(|context| context.items() as u64).sum();
         }
         statistics.immediate = self.shared.immediate.load(Ordering::Relaxed);
-        statistics.ring_blocks_used = self.shared.ring.lock().used();
+        {
+            let ring = self.shared.ring.lock();
+            statistics.ring_blocks_used = ring.used();
+            statistics.wraps = ring.wraps;
+        }
         statistics
     }
 

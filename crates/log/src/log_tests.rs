@@ -179,6 +179,8 @@ fn the_ring_goes_round_many_times() {
     }
     let statistics = volume.log.statistics();
     assert!(statistics.blocks_written > 8 * LOG_BLOCKS && statistics.fallbacks_ring_full == 0, "{statistics:?}");
+    // The ring begins three blocks before its end.
+    assert_eq!(statistics.wraps, (statistics.blocks_written + LOG_BLOCKS - 3) / LOG_BLOCKS);
 }
 
 #[test]

@@ -3,6 +3,7 @@ use crate::context::Context;
 use crate::error::{CommitReason, LogError};
 use crate::ring::Place;
 use crate::shared::Shared;
+use crate::stages::RoundTimes;
 use cairn_environment::atomic::Ordering;
 use cairn_environment::clock;
 use cairn_format::{BLOCK_SIZE, CheckpointHeader, LogSeq};
@@ -145,13 +146,13 @@ impl Shared {
 
     /// Flushes if anything was written since the last flush. Returns the last operation that is durable then. `always`
     /// asks for a flush in any case.
-    pub(crate) fn flush(&self, always: bool) -> Result<LogSeq, LogError> {
+    pub(crate) fn flush(&self, always: bool, times: &mut RoundTimes) -> Result<LogSeq, LogError> {
         let (sequence, last, needed) = {
             let ring = self.ring.lock();
             (ring.written_sequence, ring.written_last, ring.needs_flush())
         };
-        if needed || always {
-            let begin = clock::now_monotonic();
+        let began = (needed || always).then(clock::now_monotonic);
+        if let Some(begin) = began {
             self.device.flush()?;
             let flush_time_ns = nanoseconds(begin.elapsed());
             self.ring.lock().flushed_sequence = sequence;
@@ -160,6 +161,7 @@ impl Shared {
                 counters.flush_time_ns += flush_time_ns;
             });
         }
+        times.flushed(began);
         Ok(last)
     }
 }

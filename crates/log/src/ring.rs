@@ -39,6 +39,8 @@ pub(crate) struct Ring {
     pending: VecDeque<PendingCut>,
     /// Calls of `super_committed` so far.
     pub(crate) commits: u64,
+    /// Times that the head passed the ring's end.
+    pub(crate) wraps: u64,
     pressure_requested: bool,
     room_requested: bool,
 }
@@ -57,6 +59,7 @@ impl Ring {
             written_last: LogSeq(0),
             pending: VecDeque::new(),
             commits: 0,
+            wraps: 0,
             pressure_requested: false,
             room_requested: false,
         }
@@ -84,6 +87,7 @@ impl Ring {
     pub(crate) fn allocate(&mut self, blocks: u64) -> Place {
         assert!(blocks <= self.free(), "the log ring has no room for {blocks} blocks");
         let LogPosition { block, sequence } = self.position();
+        self.wraps += u64::from(block + blocks >= self.log_blocks);
         self.head += blocks;
         self.next_sequence += 1;
         Place { ring_block: block, sequence }

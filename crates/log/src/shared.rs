@@ -7,6 +7,7 @@ use crate::gathering::FlushPolicy;
 use crate::group::{Group, Registered, Successor, Waiter};
 use crate::log::{CommitRequest, LogOptions};
 use crate::ring::Ring;
+use crate::stages::{Ending, RoundTimes, Stages};
 use crate::statistics::LogStatistics;
 use crate::worker::WorkerSignal;
 use cairn_blockdev::BlockDevice;
@@ -80,6 +81,7 @@ pub(crate) struct Shared {
     /// Requests that found their operation durable.
     pub(crate) immediate: CacheAligned<AtomicU64>,
     pub(crate) counters: CacheAligned<Mutex<LogStatistics>>,
+    pub(crate) stages: Stages,
 }
 
 impl Shared {
@@ -109,7 +111,7 @@ impl Shared {
     }
 
     /// A flush made everything up to `last` durable: finishes those who waited for that.
-    pub(crate) fn complete(&self, last: LogSeq) {
+    pub(crate) fn complete(&self, last: LogSeq, times: RoundTimes) {
         let finished = {
             let mut group = self.group.lock();
             if group.error.is_some() {
@@ -132,11 +134,13 @@ impl Shared {
             counters.grouped += size;
             counters.group_size_max = counters.group_size_max.max(size);
         });
-        finished.into_iter().for_each(|waiter| waiter.finish(Ok(())));
+        self.stages.round(&times, size);
+        finished.into_iter().for_each(|waiter| waiter.finish(Ok(Ending::Round(times)), &self.stages));
     }
 
     /// The superblock of `generation` is durable. See [`crate::Log::super_committed`].
     pub(crate) fn super_committed(&self, generation: Generation) {
+        let ending = Ending::commit_now();
         let mut dropped = Vec::new();
         let last = {
             let mut list = self.list.lock();
@@ -171,7 +175,7 @@ impl Shared {
             counters.contexts_dropped += contexts;
             counters.committed += waiters;
         });
-        finished.into_iter().for_each(|waiter| waiter.finish(Ok(())));
+        finished.into_iter().for_each(|waiter| waiter.finish(Ok(ending), &self.stages));
     }
 
     pub(crate) fn inform(&self, successor: Option<Successor>) {
@@ -208,7 +212,7 @@ impl Shared {
             tracing::error!(%error, "the log is dead");
             (self.commit_request)(CommitReason::LogFailed);
         }
-        waiters.into_iter().for_each(|waiter| waiter.finish(Err(error.clone())));
+        waiters.into_iter().for_each(|waiter| waiter.finish(Err(error.clone()), &self.stages));
     }
 
     pub(crate) fn count(&self, change: impl FnOnce(&mut LogStatistics)) {

@@ -47,6 +47,8 @@ pub struct LogStatistics {
     pub context_bytes: u64,
     /// Items in the list now.
     pub context_items: u64,
+    /// Times that the head of the ring passed its end.
+    pub wraps: u64,
     /// Blocks of the ring in use now.
     pub ring_blocks_used: u64,
 }
@@ -55,6 +57,10 @@ impl LogStatistics {
     /// Waiters completed in any way.
     pub fn completed(&self) -> u64 {
         self.grouped + self.committed + self.immediate
+    }
+    /// Average bytes of entries in a checkpoint; 0 before the first.
+    pub fn checkpoint_bytes_average(&self) -> f64 {
+        if self.checkpoints == 0 { 0.0 } else { self.bytes_logged as f64 / self.checkpoints as f64 }
     }
     /// Average number of waiters that shared a flush; 0 before the first group.
     pub fn group_size_average(&self) -> f64 {
