@@ -11,6 +11,7 @@ pub mod ab;
 mod client;
 mod engine_target;
 mod interrupt;
+mod machine;
 pub mod peers;
 mod posix_target;
 mod progress;
@@ -24,6 +25,7 @@ mod workloads;
 
 pub use engine_target::EngineTarget;
 pub use interrupt::Interrupt;
+pub use machine::{Machine, utc_now};
 pub use posix_target::PosixTarget;
 pub use report::{Figure, OperationSummary, Report};
 pub use spec::{DeviceSpec, FlushMode, TargetSpec, parse_size_bytes};
