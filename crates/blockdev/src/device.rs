@@ -8,6 +8,15 @@ use std::time::Duration;
 /// The unit of every offset and length: 4 KiB.
 pub const BLOCK_BYTES: usize = 4096;
 
+/// One write of a set, see [`BlockDevice::write_set`].
+#[derive(Clone, Debug)]
+pub struct SetWrite<'a> {
+    /// Where.
+    pub offset_bytes: u64,
+    /// What, one behind the other; each in whole blocks.
+    pub buffers: Vec<&'a [u8]>,
+}
+
 /// Storage in blocks of 4 KiB, used by many threads at once.
 ///
 /// `docs/media.md` is the contract: a flush makes durable exactly the writes that completed before it was issued;
@@ -39,6 +48,20 @@ pub trait BlockDevice: Send + Sync {
     /// past its end.
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError>;
 
+    /// Writes a set of ranges that don't overlap, side by side where the device can; in which order they reach it is open.
+    /// On return each of them is completed or failed: one result each, as of [`BlockDevice::write`].
+    ///
+    /// ```
+    /// use cairn_blockdev::{BlockDevice, MemoryDevice, SetWrite};
+    /// let device = MemoryDevice::new(1 << 20);
+    /// let (first, second) = ([1; 4096], [2; 8192]);
+    /// let set = [SetWrite { offset_bytes: 0, buffers: vec![&first] }, SetWrite { offset_bytes: 8192, buffers: vec![&second] }];
+    /// assert!(device.write_set(&set).iter().all(Result::is_ok));
+    /// ```
+    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
+    }
+
     /// Makes durable every write that completed before the call.
     ///
     /// # Errors
@@ -68,6 +91,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         (**self).write(offset_bytes, buffers)
+    }
+
+    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        (**self).write_set(writes)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -11,14 +11,15 @@
 
 use crate::aligned::{AlignedBuffer, BufferPool, is_aligned};
 use crate::counters::{CounterCells, DeviceCounters};
-use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, Range, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use crate::flush_time::FlushTime;
 use crate::holes::Holes;
-use crate::kernel::{self, Storage};
+use crate::kernel::{self, PARTS_MAX, Storage};
+use crate::ring::{RingWrite, Rings};
 use cairn_environment::clock;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +64,8 @@ pub struct FileDevice {
     length_bytes: u64,
     /// Of an image file with direct I/O.
     holes: Option<Holes>,
+    /// For sets of writes, with direct I/O; where there are none, the writes of a set go one after the other.
+    rings: Option<Rings>,
     bounce: BufferPool,
     flush_time: FlushTime,
     counters: CounterCells,
@@ -126,10 +129,22 @@ impl FileDevice {
             direct,
             length_bytes,
             holes: (direct && storage == Storage::RegularFile).then(|| Holes::new(length_bytes)),
+            rings: if direct && mode == OpenMode::ReadWrite { Rings::new() } else { None },
             bounce: BufferPool::new(BOUNCE_BYTES, BOUNCE_BUFFERS_KEPT),
             flush_time: FlushTime::default(),
             counters: CounterCells::default(),
         })
+    }
+
+    /// The same device, which writes the members of a set one after the other, as where the kernel has no io_uring.
+    pub fn without_rings(mut self) -> FileDevice {
+        self.rings = None;
+        self
+    }
+
+    /// Whether the writes of a set are under way side by side.
+    pub fn has_rings(&self) -> bool {
+        self.rings.is_some()
     }
 
     /// The path it was opened by.
@@ -189,6 +204,52 @@ impl FileDevice {
             OpenMode::ReadWrite => Ok(()),
             OpenMode::ReadOnly => Err(range.error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only"))),
         }
+    }
+
+    /// Whether a ring can take the write as it is. A small one into a hole gets the hole filled first.
+    fn ready_for_ring(&self, write: &SetWrite<'_>) -> bool {
+        let (offset_bytes, length_bytes) = (write.offset_bytes, gathered_bytes(&write.buffers));
+        let fits = write.buffers.len() <= PARTS_MAX && write.buffers.iter().all(|buffer| is_aligned(buffer));
+        let range = self.checked(Operation::Write, offset_bytes, length_bytes);
+        if !fits || length_bytes == 0 || range.and_then(|range| self.writable(range)).is_err() {
+            return false;
+        }
+        self.holes.as_ref().is_none_or(|holes| {
+            holes.is_filled(offset_bytes, length_bytes) || holes.before_write(&self.file, offset_bytes, length_bytes).is_none()
+        })
+    }
+
+    /// Puts those of `writes` that a ring can take through one, and says for each what became of it: `None` if it is still
+    /// to be written.
+    fn write_through_ring(&self, rings: &Rings, writes: &[SetWrite<'_>]) -> Vec<Option<Result<(), DeviceError>>> {
+        let mut results: Vec<_> = writes.iter().map(|_| None).collect();
+        let ready: Vec<usize> = (0..writes.len()).filter(|&index| self.ready_for_ring(&writes[index])).collect();
+        if ready.len() < 2 {
+            return results;
+        }
+        let requests: Vec<RingWrite<'_>> = ready
+            .iter()
+            .map(|&index| RingWrite {
+                offset_bytes: writes[index].offset_bytes,
+                parts: writes[index].buffers.iter().map(|buffer| IoSlice::new(buffer)).collect(),
+            })
+            .collect();
+        let Some(written) = rings.write(&self.file, &requests) else { return results };
+        for (index, result) in ready.into_iter().zip(written) {
+            let length_bytes = gathered_bytes(&writes[index].buffers);
+            let range = Range { operation: Operation::Write, offset_bytes: writes[index].offset_bytes, length_bytes, device: &self.name };
+            results[index] = match result {
+                Ok(count) if count as u64 == length_bytes => {
+                    self.counters.count_write(length_bytes);
+                    Some(Ok(()))
+                }
+                // Cut short, or the kernel would not do it this way now: all of it again, by a plain call.
+                Ok(_) => None,
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
+                Err(error) => Some(Err(range.error(error))),
+            };
+        }
+        results
     }
 
     fn read_bounced(&self, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -295,6 +356,15 @@ impl BlockDevice for FileDevice {
         result.map_err(|error| range.error(error))?;
         self.counters.count_write(range.length_bytes);
         Ok(())
+    }
+
+    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        let written = match &self.rings {
+            Some(rings) if writes.len() > 1 => self.write_through_ring(rings, writes),
+            _ => writes.iter().map(|_| None).collect(),
+        };
+        let rest = |(write, done): (&SetWrite<'_>, Option<_>)| done.unwrap_or_else(|| self.write(write.offset_bytes, &write.buffers));
+        writes.iter().zip(written).map(rest).collect()
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -1,6 +1,6 @@
 //! Image files: direct I/O, unaligned memory, the lock, the end, discards.
 
-use crate::{AlignedBuffer, BlockDevice, DeviceError, FileDevice, OpenMode, Operation, is_aligned};
+use crate::{AlignedBuffer, BlockDevice, DeviceError, FileDevice, OpenMode, Operation, SetWrite, is_aligned};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -174,4 +174,56 @@ fn a_block_device_is_a_device() {
     device.read(1 << 20, &mut back).unwrap();
     assert!(back[..1 << 20].iter().all(|byte| *byte == 0));
     assert!(device.read(device.length_bytes(), &mut [0; 4096]).is_err());
+}
+
+/// The device with rings, where the kernel has them, and without.
+fn with_and_without_rings(test: impl Fn(FileDevice)) {
+    let (_directory, _, device) = image();
+    test(device);
+    let (_directory, _, device) = image();
+    let device = device.without_rings();
+    assert!(!device.has_rings());
+    test(device);
+}
+
+/// More writes than a ring has entries, aligned and not, of one part, of many, of none.
+#[test]
+fn a_set_of_writes_is_like_its_members_one_by_one() {
+    with_and_without_rings(|device| {
+        let data = AlignedBuffer::copy_of(&pattern(2000 * 4096));
+        let unaligned = &data[100..100 + 8192];
+        let mut expected = vec![0; LENGTH_BYTES as usize];
+        let mut set: Vec<SetWrite<'_>> = (0..300_usize)
+            .map(|index| SetWrite { offset_bytes: index as u64 * 8192, buffers: vec![&data[index * 4096..(index + 1) * 4096]] })
+            .collect();
+        set.push(SetWrite { offset_bytes: 4 << 20, buffers: vec![unaligned, &data[..4096], &[]] });
+        set.push(SetWrite { offset_bytes: 5 << 20, buffers: data[..600 * 4096].chunks(4096).collect() });
+        set.push(SetWrite { offset_bytes: 3 << 20, buffers: Vec::new() });
+        for write in &set {
+            let bytes = write.buffers.concat();
+            let at = write.offset_bytes as usize;
+            expected[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        assert!(device.write_set(&set).iter().all(Result::is_ok));
+        device.flush().unwrap();
+        let mut back = AlignedBuffer::zeroed(expected.len());
+        device.read(0, &mut back).unwrap();
+        assert!(back[..] == expected[..]);
+        assert_eq!(device.counters().writes, 303);
+        assert!(device.write_set(&[]).is_empty());
+    });
+}
+
+#[test]
+fn of_a_set_only_what_is_wrong_fails() {
+    with_and_without_rings(|device| {
+        let data = AlignedBuffer::copy_of(&pattern(8192));
+        let write = |offset_bytes| SetWrite { offset_bytes, buffers: vec![&data[..]] };
+        let results = device.write_set(&[write(0), write(LENGTH_BYTES - 4096), write(1 << 20), write(2 << 20)]);
+        let outcomes: Vec<bool> = results.iter().map(Result::is_ok).collect();
+        assert_eq!(outcomes, [true, false, true, true]);
+        let mut back = AlignedBuffer::zeroed(8192);
+        device.read(2 << 20, &mut back).unwrap();
+        assert!(back[..] == data[..]);
+    });
 }

@@ -44,6 +44,12 @@ impl Holes {
         Self { length_bytes, filled: (0..chunks).map(|_| AtomicBool::new(false)).collect(), filling: RwLock::new(Rank::DEVICE, ()) }
     }
 
+    /// Whether a write there needs no preparation.
+    pub(crate) fn is_filled(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        let mut chunks = offset_bytes / CHUNK_BYTES..(offset_bytes + length_bytes).div_ceil(CHUNK_BYTES);
+        chunks.all(|chunk| self.filled[chunk as usize].load(Ordering::Acquire))
+    }
+
     /// Prepares a write; what it returns is held until the write has completed.
     pub(crate) fn before_write(&self, file: &File, offset_bytes: u64, length_bytes: u64) -> Option<RwLockReadGuard<'_, ()>> {
         let chunks = offset_bytes / CHUNK_BYTES..(offset_bytes + length_bytes).div_ceil(CHUNK_BYTES);

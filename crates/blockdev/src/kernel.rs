@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// The most parts that one system call takes (`IOV_MAX`).
-const PARTS_MAX: usize = 1024;
+pub(crate) const PARTS_MAX: usize = 1024;
 
 /// What a device can be made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

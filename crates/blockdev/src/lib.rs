@@ -16,11 +16,12 @@ mod flush_time;
 mod holes;
 mod kernel;
 mod memory;
+mod ring;
 pub mod simulated;
 
 pub use aligned::{AlignedBuffer, BufferPool, PooledBuffer, is_aligned};
 pub use counters::DeviceCounters;
-pub use device::{BLOCK_BYTES, BlockDevice};
+pub use device::{BLOCK_BYTES, BlockDevice, SetWrite};
 pub use error::{DeviceError, Operation};
 pub use file::{FileDevice, OpenMode};
 pub use flush_time::FlushTime;

@@ -8,7 +8,7 @@ use super::faults::{Faults, Request};
 use super::image::{Block, SparseImage};
 use super::media::{Content, Event, Media, WriteId, WriteInfo, WriteRecord, damage};
 use crate::counters::{CounterCells, DeviceCounters};
-use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, Range, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -344,6 +344,48 @@ impl BlockDevice for SimulatedDevice {
         self.change(range, |_| Some(Content::Blocks(blocks)))?;
         self.counters.count_write(range.length_bytes);
         Ok(())
+    }
+
+    /// Issues the whole set in one step, then completes its members one by one, in an order of its own: whatever other
+    /// threads do meanwhile, a flush among it, may fall between any two of them.
+    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        let mut results: Vec<Result<(), DeviceError>> = writes.iter().map(|_| Ok(())).collect();
+        let mut issued = Vec::new();
+        let mut state = self.state.lock();
+        for (index, write) in writes.iter().enumerate() {
+            let range = match self.checked(Operation::Write, write.offset_bytes, gathered_bytes(&write.buffers)) {
+                Ok(range) if state.powered => range,
+                Ok(range) => {
+                    results[index] = Err(range.error(input_output_error()));
+                    continue;
+                }
+                Err(error) => {
+                    results[index] = Err(error);
+                    continue;
+                }
+            };
+            let failed = state.faults.fails(&request(range));
+            let record = state.issue(range.offset_bytes, Content::Blocks(blocks_of(&write.buffers)));
+            issued.push((index, range, record, failed));
+        }
+        let delay = state.delays.write;
+        let mut order = Seeded::new(state.next_write.0);
+        drop(state);
+        pass(delay);
+        while !issued.is_empty() {
+            let (index, range, record, failed) = issued.swap_remove(order.below(issued.len() as u64) as usize);
+            let mut state = self.state.lock();
+            if let Err(error) = powered(&state, range) {
+                results[index] = Err(error);
+            } else if failed {
+                state.record(Event::Failed(record.id));
+                results[index] = Err(range.error(input_output_error()));
+            } else {
+                state.complete(&record);
+                self.counters.count_write(range.length_bytes);
+            }
+        }
+        results
     }
 
     /// Covers what has completed *now*, before the delay; what completes during the delay stays unflushed.

@@ -1,7 +1,7 @@
 //! The simulated device as a device: contents, coverage of flushes, faults, delays.
 
 use super::{DiscardContent, Fate};
-use crate::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
+use crate::{BlockDevice, MemoryDevice, Operation, SetWrite, SimulatedDevice};
 use cairn_environment::atomic::{AtomicU8, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -254,4 +254,20 @@ fn a_state_can_be_copied_to_another_device() {
     device.copy_to(&target).unwrap();
     assert_eq!([0, 3, 1000].map(|block| byte(&target, block)), [0, 1, 2]);
     assert_eq!(target.counters().writes, 2);
+}
+
+#[test]
+fn a_set_may_fail_in_part_and_completes_in_any_order() {
+    let device = SimulatedDevice::new(1 << 20);
+    let bytes = [7; 4096];
+    device.fail_range(Operation::Write, 8192..12288);
+    let set: Vec<SetWrite<'_>> = (0..8).map(|index| SetWrite { offset_bytes: index * 4096, buffers: vec![&bytes] }).collect();
+    let failed: Vec<usize> =
+        device.write_set(&set).iter().enumerate().filter(|(_, result)| result.is_err()).map(|(index, _)| index).collect();
+    assert_eq!(failed, [2]);
+    device.flush().expect("healthy");
+    let left = device.unflushed();
+    assert!(left.len() == 1 && left[0].is_abandoned && left[0].offset_bytes == 8192, "{left:?}");
+    device.cut_power();
+    assert!(device.write_set(&set).iter().all(Result::is_err));
 }
