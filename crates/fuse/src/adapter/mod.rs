@@ -1,11 +1,11 @@
 //! Answers the kernel's requests with a [`Volume`].
 //!
 //! A node id is an inode number. The kernel owns names, attributes and pages that it has been given: they are valid
-//! for ever, because nobody else changes the volume. So OPEN, OPENDIR, FLUSH and ACCESS are refused once with ENOSYS
-//! and never come again, and a missing name is answered with an entry that is cached, too.
+//! for ever, because nobody else changes the volume. So OPEN, OPENDIR, FLUSH, ACCESS and CREATE are refused once with
+//! ENOSYS and never come again, and a missing name is answered with an entry that is cached, too.
 //!
 //! Invariants:
-//! - every entry delivered in an answer (LOOKUP, CREATE, READDIRPLUS, …) takes one reference on its inode, and one whose
+//! - every entry delivered in an answer (LOOKUP, MKNOD, READDIRPLUS, …) takes one reference on its inode, and one whose
 //!   answer was lost gives it back; FORGET gives back the others;
 //! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it sets is stored as it is;
 //! - an operation that failed left the volume unchanged, or aborted it.
@@ -229,8 +229,9 @@ impl VolumeHandler {
         let Request { header, operation } = request;
         let node = InodeNumber(header.node);
         match operation {
-            // Refused once; the kernel then does without.
-            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access => reply.error(Errno::NOSYS),
+            // Refused once; the kernel then does without. For CREATE it sends MKNOD, and since it opens nothing, it has no
+            // RELEASE to send when the file is closed.
+            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access | Op::Create { .. } => reply.error(Errno::NOSYS),
             Op::Release | Op::ReleaseDirectory => reply.status(Ok(())),
             Op::Forget { count } => self.forget(header.node, count),
             Op::BatchForget(list) => list.iter().for_each(|(node, count)| self.forget(node, count)),

@@ -42,10 +42,6 @@ impl VolumeHandler {
             Operation::Link { node, new_name } => {
                 self.answer_entry(reply, self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into));
             }
-            Operation::Create { name, mode } => {
-                let created = self.volume.create(parent, name, &new_inode(header, FileType::Regular, mode));
-                self.answer_opened(reply, created.map_err(Into::into));
-            }
             Operation::TemporaryFile { mode } => {
                 let created = self.volume.create_unnamed(parent, &new_inode(header, FileType::Regular, mode));
                 self.answer_opened(reply, created.map_err(Into::into));
