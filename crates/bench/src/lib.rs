@@ -9,6 +9,7 @@
 
 pub mod ab;
 mod client;
+mod engine_settings;
 mod engine_target;
 mod interrupt;
 pub mod peers;
@@ -22,6 +23,7 @@ mod table;
 mod target;
 mod workloads;
 
+pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
 pub use interrupt::Interrupt;
 pub use posix_target::PosixTarget;
