@@ -10,15 +10,16 @@ mod summary;
 mod system;
 mod tools;
 
-pub use summary::{Summary, SummaryRow};
+pub use summary::{Summary, SummaryRow, THROUGHPUT, ToolVersion};
 pub use system::System;
 pub use tools::PeerWorkload;
 
 use crate::interrupt::Interrupt;
+use crate::report::OperationSummary;
 use crate::resources::Resources;
 use anyhow::{Context, bail, ensure};
 use process::run_to_end;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use stage::{Mounted, Stage};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,23 +47,34 @@ pub struct PeersSettings {
     pub program: PathBuf,
     /// Load file of `dbench`.
     pub loadfile: Option<PathBuf>,
+    /// The exact command, for the summary.
+    pub command: Vec<String>,
     /// Whether the user wants the comparison to end.
     pub interrupt: Interrupt,
 }
 
-/// One measurement.
-#[derive(Clone, Debug, Serialize)]
+/// One measurement: one load on one file system in one round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sample {
     /// From 1.
     pub round: usize,
     /// Which file system.
     pub system: String,
-    /// Which load.
+    /// Which load, and with how many clients: `tool:fio@16`.
     pub workload: String,
+    /// Threads, processes or jobs of the load.
+    #[serde(default)]
+    pub clients: usize,
     /// The main figure.
     pub value: f64,
     /// Its unit.
     pub unit: String,
+    /// Other figures.
+    #[serde(default)]
+    pub figures: Vec<PeerFigure>,
+    /// Latencies by operation, as far as a tool tells them; 0 where it does not. Those of an own load, too.
+    #[serde(default)]
+    pub latencies: Vec<OperationSummary>,
     /// Operations done.
     pub completed: u64,
     /// Busy CPU time of the whole machine, in seconds: load, server and kernel threads.
@@ -73,6 +85,25 @@ pub struct Sample {
     pub server_cpu_seconds: f64,
     /// The load's own report; `None` for a tool.
     pub report: Option<crate::Report>,
+    /// Cairn's counters before the load; `None` for the others.
+    #[serde(default)]
+    pub statistics_before: Option<serde_json::Value>,
+    /// Cairn's counters after it.
+    #[serde(default)]
+    pub statistics_after: Option<serde_json::Value>,
+}
+
+/// A figure beside the main one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerFigure {
+    /// What it tells.
+    pub name: String,
+    /// How much.
+    pub value: f64,
+    /// Of what.
+    pub unit: String,
+    /// Whether a smaller one is the better one.
+    pub less_is_better: bool,
 }
 
 impl PeersSettings {

@@ -1,17 +1,32 @@
 //! Medians over the rounds, and the ratio of each file system to the best of the kernel's.
 use super::{PeersSettings, Sample, System};
 use crate::ab::median;
+use crate::machine::{Machine, utc_now};
 use crate::table::{Table, number};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One file system under one load. Resources are those of the whole machine, per operation.
-#[derive(Clone, Debug, Serialize)]
+/// The name of the main figure of each load.
+pub const THROUGHPUT: &str = "throughput";
+
+fn throughput() -> String {
+    THROUGHPUT.into()
+}
+
+/// One figure of one file system under one load. Resources are those of the whole machine, per operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct SummaryRow {
     pub workload: String,
+    #[serde(default)]
+    pub clients: usize,
+    /// [`THROUGHPUT`] for the load's main figure.
+    #[serde(default = "throughput")]
+    pub figure: String,
     pub system: String,
     pub unit: String,
+    #[serde(default)]
+    pub less_is_better: bool,
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -22,9 +37,20 @@ pub struct SummaryRow {
 }
 
 /// A whole comparison.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Summary {
+    /// When it began, in UTC: `2026-01-31T12:00:00Z`.
+    #[serde(default)]
+    pub date: String,
+    /// The exact command.
+    #[serde(default)]
+    pub command: Vec<String>,
+    #[serde(default)]
+    pub machine: Machine,
+    /// Of the programs that made the file systems and the loads.
+    #[serde(default)]
+    pub tools: Vec<ToolVersion>,
     pub rounds: usize,
     pub clients: usize,
     pub seconds: f64,
@@ -37,12 +63,23 @@ pub struct Summary {
     pub samples: Vec<Sample>,
 }
 
+/// A program that took part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct ToolVersion {
+    pub name: String,
+    pub version: String,
+}
+
 fn row(workload: &str, system: System, samples: &[Sample]) -> Option<SummaryRow> {
     let own: Vec<&Sample> = samples.iter().filter(|sample| sample.workload == workload && sample.system == system.name()).collect();
     let values = || own.iter().map(|sample| sample.value);
     let per_operation = |of: fn(&Sample) -> f64| median(own.iter().map(|sample| of(sample) / sample.completed.max(1) as f64));
     Some(SummaryRow {
         workload: workload.into(),
+        clients: own.first()?.clients,
+        figure: throughput(),
+        less_is_better: false,
         system: system.name().into(),
         unit: own.first()?.unit.clone(),
         median: median(values()),
@@ -72,6 +109,10 @@ impl Summary {
         let rows = workloads.flat_map(|workload| rows_of(&workload, &settings.systems, &samples)).collect();
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         Self {
+            date: utc_now(),
+            command: settings.command.clone(),
+            machine: Machine::here(Some(&settings.folder)),
+            tools: Vec::new(),
             rounds: settings.repeat,
             clients: settings.clients,
             seconds: settings.duration.as_secs_f64(),
@@ -132,6 +173,11 @@ mod tests {
             round: 1,
             system: system.name().into(),
             workload: "fsync-write".into(),
+            clients: 8,
+            figures: Vec::new(),
+            latencies: Vec::new(),
+            statistics_before: None,
+            statistics_after: None,
             value,
             unit: "fsyncs/s".into(),
             completed: 100,

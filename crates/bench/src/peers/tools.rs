@@ -44,6 +44,11 @@ fn sample(workload: PeerWorkload, value: f64, unit: &str, completed: u64) -> Sam
         round: 0,
         system: String::new(),
         workload: workload.name(),
+        clients: 0,
+        figures: Vec::new(),
+        latencies: Vec::new(),
+        statistics_before: None,
+        statistics_after: None,
         value,
         unit: unit.into(),
         completed,
@@ -211,6 +216,7 @@ mod tests {
             folder: "/".into(),
             program: "/bin/false".into(),
             loadfile: None,
+            command: Vec::new(),
             interrupt: Default::default(),
         };
         let nothing = " Operation\n ----\n Close 5 0.1 0.2\n\nThroughput 0 MB/sec  1 clients\n";

@@ -178,6 +178,7 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         folder: arguments.dir.clone(),
         program: std::env::current_exe().context("cannot find the program's own file")?,
         loadfile: arguments.load.loadfile.clone(),
+        command: std::env::args().collect(),
         interrupt,
     };
     let summary = peers::run(&settings, &mut |step| {
