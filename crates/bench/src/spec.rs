@@ -103,6 +103,15 @@ impl FromStr for TargetSpec {
 }
 
 impl DeviceSpec {
+    /// Size of a new device.
+    pub fn size_bytes(&self) -> u64 {
+        match self {
+            DeviceSpec::Image { size_bytes, .. } | DeviceSpec::Memory { size_bytes } | DeviceSpec::Simulated { size_bytes, .. } => {
+                *size_bytes
+            }
+        }
+    }
+
     /// Opens the device, and says whether it is new, without a volume.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ mod fs_mark;
 mod fsync_happy;
 mod fsync_write;
 mod small_durable_files;
+pub(crate) mod tight_volume;
 #[cfg(test)]
 mod workload_tests;
 
@@ -222,6 +223,7 @@ impl Findings {
             context_switches,
             machine_cpu_seconds: self.measured.machine.cpu_seconds,
             statistics: None,
+            origin: None,
         }
     }
 }
