@@ -1,6 +1,6 @@
 //! Load generators, written once and run against a directory or against the engine in this process.
 //!
-//! Layers, imports pointing down: `peers` and `ab` compare runs; `workloads` are the generators; `client` runs their
+//! Layers, imports pointing down: `report_page` shows results; `peers` and `ab` compare runs; `workloads` are the generators; `client` runs their
 //! threads, `recorder` keeps latencies, `report` is what comes out; `target` is what they run against, named by `spec`.
 //!
 //! Every generator works below one directory of its own inside the target and removes it when it ends, also after an
@@ -9,6 +9,8 @@
 
 pub mod ab;
 mod client;
+pub mod engine_figures;
+mod engine_settings;
 mod engine_target;
 mod interrupt;
 mod machine;
@@ -17,17 +19,19 @@ mod posix_target;
 mod progress;
 mod recorder;
 mod report;
+pub mod report_page;
 mod resources;
 mod spec;
 mod table;
 mod target;
 mod workloads;
 
+pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
 pub use interrupt::Interrupt;
 pub use machine::{Machine, utc_now};
 pub use posix_target::PosixTarget;
-pub use report::{Figure, OperationSummary, Report};
+pub use report::{Figure, OperationSummary, Origin, Report};
 pub use spec::{DeviceSpec, FlushMode, TargetSpec, parse_size_bytes};
 pub use target::{Entry, Open, Status, Target, TargetFile};
 pub use workloads::{Settings, SyncMethod, Workload};

@@ -1,7 +1,10 @@
 //! What a run gives: figures, latencies by operation, resources. Printed as text, or as JSON that can be read back.
+use crate::engine_figures;
+use crate::machine::{Machine, utc_now};
 use crate::table::{Table, microseconds, number};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::Path;
 
 /// A number with its unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +38,24 @@ pub struct OperationSummary {
     pub max_us: f64,
 }
 
+/// When, where and how a result came about.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// When it began, in UTC: `2026-01-31T12:00:00Z`.
+    pub date: String,
+    /// The exact command.
+    pub command: Vec<String>,
+    /// On what.
+    pub machine: Machine,
+}
+
+impl Origin {
+    /// Now, here; `folder` is what a device lies in, where there is one.
+    pub fn here(command: Vec<String>, folder: Option<&Path>) -> Self {
+        Self { date: utc_now(), command, machine: Machine::here(folder) }
+    }
+}
+
 /// The outcome of a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -66,6 +87,9 @@ pub struct Report {
     pub machine_cpu_seconds: f64,
     /// The engine's counters, of the whole time in which the volume was open.
     pub statistics: Option<serde_json::Value>,
+    /// Where it came from; `None` for a part of something that says so itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
 }
 
 impl Report {
@@ -82,19 +106,14 @@ impl Report {
         value / self.completed.max(1) as f64
     }
 
-    /// Fsyncs, flushes and commits of the engine, in one line.
-    fn engine_line(&self) -> Option<String> {
+    /// What the engine's counters say: the stages of an fsync where they were recorded, and figures in one line.
+    fn engine_text(&self) -> Option<String> {
         let statistics = self.statistics.as_ref()?;
-        let count = |name: &str| statistics.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
-        let fsyncs = count("fsyncs_grouped") + count("fsyncs_committed") + count("fsyncs_immediate");
-        let flushes = count("log_flushes");
-        Some(format!(
-            "engine: {fsyncs} fsyncs, {flushes} log flushes ({} fsyncs each), {} checkpoints, {} commits, {} fallbacks to a commit",
-            number(fsyncs as f64 / flushes.max(1) as f64),
-            count("checkpoints"),
-            count("commits"),
-            count("fallbacks_ring_full") + count("fallbacks_context_too_large"),
-        ))
+        let figures = engine_figures::derived(statistics);
+        let shown = figures.iter().map(|figure| format!("{} {}", number(figure.value), figure.name)).collect::<Vec<_>>().join(", ");
+        let stages = engine_figures::stages(statistics);
+        let table = if stages.is_empty() { String::new() } else { format!("\n{}", engine_figures::stage_table(&stages)) };
+        Some(format!("engine: {shown}\n{table}"))
     }
 }
 
@@ -117,10 +136,7 @@ impl fmt::Display for Report {
             number(self.per_operation(self.context_switches as f64)),
             number(self.machine_cpu_seconds),
         )?;
-        match self.engine_line() {
-            Some(line) => writeln!(formatter, "{line}"),
-            None => Ok(()),
-        }
+        formatter.write_str(&self.engine_text().unwrap_or_default())
     }
 }
 
@@ -153,12 +169,19 @@ mod tests {
             system_cpu_seconds: 0.25,
             context_switches: 20,
             machine_cpu_seconds: 1.0,
-            statistics: Some(serde_json::json!({"fsyncs_grouped": 10, "log_flushes": 5})),
+            statistics: Some(serde_json::json!({
+                "fsyncs_grouped": 10,
+                "log_flushes": 5,
+                "fsync_stages": [{"stage": "wake-up", "count": 10, "mean_us": 1.0, "p50_us": 1.0, "p99_us": 2.0, "max_us": 3.0}],
+            })),
+            origin: None,
         };
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
         let shown = report.to_string();
-        for part in ["fsync-write", "fsyncs/s", "1.50 ms", "4.00 ms", "(2.00 fsyncs each)", "2.00 context switches per operation"] {
+        for part in
+            ["fsync-write", "fsyncs/s", "1.50 ms", "4.00 ms", "2.00 fsyncs per log flush", "wake-up", "2.00 context switches per operation"]
+        {
             assert!(shown.contains(part), "\"{part}\" is not in: {shown}");
         }
     }

@@ -3,13 +3,14 @@
 //! `DIR` is a directory; `engine:IMAGE`, `engine:memory` and `engine:simulated` run the engine in this process on an image
 //! file or block device, on memory, and on memory whose flushes take a given time. Options follow a second colon:
 //! `engine:simulated:flush_ms=10,size=4G`.
+use crate::engine_settings::EngineSettings;
 use crate::engine_target::EngineTarget;
 use crate::posix_target::PosixTarget;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
+use cairn_engine::mkfs::mkfs;
+use cairn_engine::{FlushPolicy, Volume};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -102,6 +103,15 @@ impl FromStr for TargetSpec {
 }
 
 impl DeviceSpec {
+    /// Size of a new device.
+    pub fn size_bytes(&self) -> u64 {
+        match self {
+            DeviceSpec::Image { size_bytes, .. } | DeviceSpec::Memory { size_bytes } | DeviceSpec::Simulated { size_bytes, .. } => {
+                *size_bytes
+            }
+        }
+    }
+
     /// Opens the device, and says whether it is new, without a volume.
     ///
     /// # Errors
@@ -136,19 +146,33 @@ impl TargetSpec {
     /// # Errors
     /// When it is no directory or no volume, or can't be made.
     pub fn open(&self, policy: FlushPolicy, flushes: FlushMode) -> anyhow::Result<Arc<dyn Target>> {
+        self.open_with(policy, flushes, &EngineSettings::default())
+    }
+
+    /// The same, with an engine that isn't as usual.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_with(&self, policy: FlushPolicy, flushes: FlushMode, engine: &EngineSettings) -> anyhow::Result<Arc<dyn Target>> {
         match self {
             TargetSpec::Directory(path) => {
                 ensure!(flushes == FlushMode::Real, "the flushes of a mounted file system cannot be turned off here");
                 let opened = PosixTarget::new(path);
                 Ok(Arc::new(opened.with_context(|| format!("target {}: name a directory, or engine:IMAGE", path.display()))?))
             }
-            TargetSpec::Engine(spec) => self.open_engine(spec, policy, flushes),
+            TargetSpec::Engine(spec) => self.open_engine(spec, policy, flushes, engine),
         }
     }
 
-    fn open_engine(&self, spec: &DeviceSpec, policy: FlushPolicy, flushes: FlushMode) -> anyhow::Result<Arc<dyn Target>> {
+    fn open_engine(
+        &self,
+        spec: &DeviceSpec,
+        policy: FlushPolicy,
+        flushes: FlushMode,
+        engine: &EngineSettings,
+    ) -> anyhow::Result<Arc<dyn Target>> {
         let (device, is_new) = spec.open()?;
-        if is_new && let Err(error) = mkfs(&*device, &MkfsOptions::default()) {
+        if is_new && let Err(error) = mkfs(&*device, &engine.mkfs_options()) {
             remove_unusable(spec);
             return Err(error).with_context(|| format!("target {}", self.name()));
         }
@@ -156,8 +180,7 @@ impl TargetSpec {
             FlushMode::Real => device,
             FlushMode::None => Arc::new(WithoutFlush { device }),
         };
-        let options = VolumeOptions { flush: policy, ..VolumeOptions::default() };
-        let volume = Volume::open(device, options).with_context(|| format!("target {}", self.name()))?;
+        let volume = Volume::open(device, engine.volume_options(policy)).with_context(|| format!("target {}", self.name()))?;
         Ok(Arc::new(EngineTarget::new(volume, self.name())))
     }
 

@@ -6,10 +6,12 @@ mod fs_mark;
 mod fsync_happy;
 mod fsync_write;
 mod small_durable_files;
+pub(crate) mod tight_volume;
 #[cfg(test)]
 mod workload_tests;
 
 use crate::client::{Limit, Measured, Plan};
+use crate::engine_settings::EngineSettings;
 use crate::interrupt::Interrupt;
 use crate::report::{Figure, Report};
 use crate::resources::Resources;
@@ -131,6 +133,8 @@ pub struct Settings {
     pub loadfile: Option<PathBuf>,
     /// How the engine shares flushes.
     pub policy: FlushPolicy,
+    /// How the engine differs from its defaults.
+    pub engine: EngineSettings,
     /// Whether the user wants the run to end.
     pub interrupt: Interrupt,
 }
@@ -146,6 +150,7 @@ impl Default for Settings {
             sync_method: SyncMethod::FsyncEach,
             loadfile: None,
             policy: FlushPolicy::Auto,
+            engine: EngineSettings::default(),
             interrupt: Interrupt::default(),
         }
     }
@@ -218,6 +223,7 @@ impl Findings {
             context_switches,
             machine_cpu_seconds: self.measured.machine.cpu_seconds,
             statistics: None,
+            origin: None,
         }
     }
 }
@@ -234,7 +240,7 @@ fn run_in_folder(
     flushes: FlushMode,
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
 ) -> anyhow::Result<Report> {
-    let target = spec.open(settings.policy, flushes)?;
+    let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
     let folder = format!("cairn-bench-{:016x}", random::u64());
     let place = Place { target: target.clone(), folder };
     let ran = target

@@ -2,12 +2,12 @@
 //!
 //! Ctrl-C or SIGTERM ends the run in order, so that nothing is left behind. A second one ends the program at once, unless it
 //! has mounted something.
+use super::{bench_ab, bench_report};
 use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail};
-use cairn_bench::ab::{self, Mechanism};
 use cairn_bench::peers::{self, PeerWorkload, PeersSettings, System};
-use cairn_bench::{DeviceSpec, Interrupt, Settings, SyncMethod, TargetSpec, Workload};
+use cairn_bench::{DeviceSpec, Interrupt, Origin, Report, Settings, SyncMethod, TargetSpec, Workload, engine_figures};
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Write;
@@ -25,7 +25,8 @@ pub struct Arguments {
 enum Command {
     Run(Run),
     Peers(Peers),
-    Ab(Ab),
+    Ab(bench_ab::Arguments),
+    Report(bench_report::Arguments),
 }
 
 /// Run one load against a directory or the engine.
@@ -102,21 +103,6 @@ struct Peers {
     load: Load,
 }
 
-/// Measure one mechanism off and on, in turns.
-#[derive(Parser)]
-struct Ab {
-    /// M1 to M5; today only M3 (coordination of flushes) can be turned off.
-    mechanism: Mechanism,
-    /// memory, simulated[:flush_ms=10,size=4G] or IMAGE[:size=4G].
-    #[arg(long, default_value = "simulated:flush_ms=10,size=1G")]
-    device: String,
-    /// Rounds; each figure is their median.
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    repeat: usize,
-    #[command(flatten)]
-    load: Load,
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -133,7 +119,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.command {
         Command::Run(run) => run_load(run, interrupt),
         Command::Peers(peers) => run_peers(peers, interrupt),
-        Command::Ab(ab) => run_ab(ab, interrupt),
+        Command::Ab(ab) => bench_ab::run(ab, interrupt),
+        Command::Report(report) => bench_report::run(report),
     }
 }
 
@@ -159,7 +146,25 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         sync_method,
         ..run.load.settings(interrupt)?
     };
-    output::print(&run.workload.run(&run.target, &settings)?, run.load.json)
+    let folder = match &run.target {
+        TargetSpec::Directory(path) => Some(path.as_path()),
+        TargetSpec::Engine(DeviceSpec::Image { path, .. }) => path.parent(),
+        TargetSpec::Engine(_) => None,
+    };
+    let origin = Origin::here(std::env::args().collect(), folder);
+    let before = mount_statistics(&run.target);
+    let report = run.workload.run(&run.target, &settings)?;
+    let counted = before.and_then(|before| Some(engine_figures::between(&before, mount_statistics(&run.target)?)));
+    let statistics = report.statistics.clone().or(counted);
+    output::print(&Report { statistics, origin: Some(origin), ..report }, run.load.json)
+}
+
+/// What the server of the mount says that a target lies in; `None` when it is no mount of Cairn's.
+fn mount_statistics(target: &TargetSpec) -> Option<serde_json::Value> {
+    let TargetSpec::Directory(directory) = target else { return None };
+    let directory = directory.canonicalize().ok()?;
+    let mount = directory.ancestors().find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
+    serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()
 }
 
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
@@ -186,12 +191,4 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         let _ = writeln!(std::io::stderr(), "{step}");
     })?;
     output::print(&summary, arguments.load.json)
-}
-
-fn run_ab(arguments: &Ab, interrupt: Interrupt) -> anyhow::Result<()> {
-    let spec: TargetSpec = format!("engine:{}", arguments.device).parse().map_err(anyhow::Error::msg)?;
-    let TargetSpec::Engine(device) = spec else { bail!("{} is not a device", arguments.device) };
-    let device: DeviceSpec = device;
-    let comparison = ab::run(arguments.mechanism, &device, &arguments.load.settings(interrupt)?, arguments.repeat)?;
-    output::print(&comparison, arguments.load.json)
 }

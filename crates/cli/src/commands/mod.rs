@@ -1,5 +1,7 @@
 //! One file per command.
 pub mod bench;
+mod bench_ab;
+mod bench_report;
 pub mod dump;
 pub mod fsck;
 pub mod mkfs;

@@ -1,0 +1,76 @@
+//! Every measurement of every mechanism that this program has both sides of: both run, and every figure is found.
+use super::*;
+use crate::engine_figures;
+use std::path::Path;
+
+const LOAD: &str = r#"Mkdir "\clients" NT_STATUS_OK
+Mkdir "\clients\client1" NT_STATUS_OK
+NTCreateX "\clients\client1\A" 0x40 0x2 3 NT_STATUS_OK
+WriteX 3 0 65536 65536 NT_STATUS_OK
+Flush 3 NT_STATUS_OK
+Close 3 NT_STATUS_OK
+Unlink "\clients\client1\A" 0x6 NT_STATUS_OK
+Rmdir "\clients\client1" NT_STATUS_OK
+"#;
+
+fn settings(mechanism: Mechanism, folder: &Path) -> AbSettings {
+    let loadfile = folder.join("load.txt");
+    fs::write(&loadfile, LOAD).unwrap();
+    AbSettings {
+        mechanism,
+        device: None,
+        clients: Some(3),
+        duration: Duration::from_millis(50),
+        repeat: 2,
+        quick: true,
+        loadfile: Some(loadfile),
+        command: vec!["cairn".into(), "bench".into(), "ab".into()],
+        interrupt: Interrupt::default(),
+    }
+}
+
+#[test]
+fn every_measurement_has_all_its_figures_on_both_sides() {
+    let folder = tempfile::tempdir().unwrap();
+    for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.check_built().is_ok()) {
+        let mut settings = settings(mechanism, folder.path());
+        // As much memory as a volume's size is not wanted in a test.
+        settings.device = Some(DeviceSpec::Simulated { size_bytes: 256 << 20, flush_time: Duration::from_micros(100) });
+        let wanted = measurements::of(mechanism, &settings);
+        let comparison = run(&settings, &mut |_| {}).unwrap_or_else(|error| panic!("{}: {error:#}", mechanism.name()));
+        assert_eq!(comparison.measurements.len(), wanted.len());
+        for (measured, wanted) in comparison.measurements.iter().zip(&wanted) {
+            assert_eq!((measured.off.len(), measured.on.len()), (2, 2), "{}", measured.name);
+            let names: Vec<&str> = measured.rows.iter().map(|row| row.figure.as_str()).collect();
+            let missing: Vec<&str> = wanted.wanted.iter().map(|wanted| wanted.name).filter(|name| !names.contains(name)).collect();
+            // A full volume may leave no time for an operation in a run as short as this.
+            assert!(missing.is_empty() || mechanism == Mechanism::Tickets, "{}: {missing:?} of {comparison}", measured.name);
+        }
+        let shown = comparison.to_string();
+        assert!(shown.contains("published") && shown.contains(mechanism.title()), "{shown}");
+        let json = serde_json::to_string(&comparison).unwrap();
+        assert!(serde_json::from_str::<Comparison>(&json).unwrap().to_string() == shown, "{json}");
+    }
+}
+
+#[test]
+fn a_missing_image_is_made_for_each_run_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    let mut settings = settings(Mechanism::FlushCoordination, folder.path());
+    settings.device = Some(DeviceSpec::Image { path: image.clone(), size_bytes: 64 << 20 });
+    let comparison = run(&settings, &mut |_| {}).unwrap();
+    assert!(!image.exists());
+    assert_eq!(comparison.measurements.len(), 1, "the device's own flush time takes the place of three");
+    let fsyncs = |report: &Report| report.statistics.as_ref().map(engine_figures::fsyncs);
+    assert!(comparison.measurements[0].on.iter().all(|report| fsyncs(report).is_some_and(|count| count > 0)), "{comparison}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let usual = settings(Mechanism::FlushCoordination, folder.path());
+    assert!(run(&AbSettings { repeat: 0, ..usual.clone() }, &mut |_| {}).unwrap_err().to_string().contains("--repeat"));
+    usual.interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(format!("{:#}", run(&usual, &mut |_| {}).unwrap_err()).contains("interrupted"));
+}

@@ -1,0 +1,246 @@
+//! What is measured of each mechanism: loads that need it, and where it could be in the way.
+//!
+//! A measurement has a device of its own unless the user names one; its settings hold what differs from a load's defaults.
+use super::AbSettings;
+use super::figures::{Quantile, RESOURCES, Source, Wanted};
+use super::mechanism::Mechanism;
+use crate::engine_settings::EngineSettings;
+use crate::report::Report;
+use crate::spec::{DeviceSpec, TargetSpec};
+use crate::workloads::{Settings, SyncMethod, Workload, tight_volume};
+use std::time::Duration;
+
+const VOLUME_BYTES: u64 = 4 << 30;
+/// Full after some ten thousands of empty files.
+const TIGHT_VOLUME_BYTES: u64 = 32 << 20;
+/// Runs full several times in a second under dbench, so that fsyncs become commits.
+const SMALL_LOG_BYTES: u64 = 1 << 20;
+const QUICK_FILES: u64 = 500;
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Load {
+    /// A load of `cairn bench run`.
+    Known(Workload),
+    /// Empty files on a volume that is always about full.
+    TightVolume,
+}
+
+impl Load {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Load::Known(workload) => workload.name(),
+            Load::TightVolume => "fs_mark on a full volume",
+        }
+    }
+
+    pub(super) fn run(self, target: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
+        match self {
+            Load::Known(workload) => workload.run(target, settings),
+            Load::TightVolume => tight_volume::run(target, settings),
+        }
+    }
+}
+
+/// One thing that is measured on both sides.
+#[derive(Clone, Debug)]
+pub(super) struct Measurement {
+    pub name: String,
+    pub load: Load,
+    pub device: DeviceSpec,
+    /// Whether the device's size is part of what is measured.
+    pub own_size: bool,
+    pub settings: Settings,
+    pub wanted: Vec<Wanted>,
+}
+
+fn memory() -> DeviceSpec {
+    DeviceSpec::Memory { size_bytes: VOLUME_BYTES }
+}
+
+fn simulated(flush_us: u64) -> DeviceSpec {
+    DeviceSpec::Simulated { size_bytes: VOLUME_BYTES, flush_time: Duration::from_micros(flush_us) }
+}
+
+/// The settings that all measurements share.
+fn settings_of(ab: &AbSettings, clients: usize) -> Settings {
+    Settings {
+        clients: ab.clients.unwrap_or(clients),
+        duration: ab.duration,
+        loadfile: ab.loadfile.clone(),
+        interrupt: ab.interrupt.clone(),
+        ..Settings::default()
+    }
+}
+
+fn measurement(name: String, load: Workload, device: DeviceSpec, settings: Settings, wanted: &[Wanted]) -> Measurement {
+    let wanted = wanted.iter().chain(&RESOURCES).copied().collect();
+    Measurement { name, load: Load::Known(load), device, own_size: false, settings, wanted }
+}
+
+fn clients_text(settings: &Settings) -> String {
+    format!("{} {}", settings.clients, if settings.clients == 1 { "thread" } else { "threads" })
+}
+
+/// All measurements of a mechanism.
+pub(super) fn of(mechanism: Mechanism, ab: &AbSettings) -> Vec<Measurement> {
+    let mut all = match mechanism {
+        Mechanism::EarlyWakeUp => early_wake_up(ab),
+        Mechanism::TreeLocks => tree_locks(ab),
+        Mechanism::FlushCoordination => flush_coordination(ab),
+        Mechanism::Tickets => vec![tickets(ab)],
+        Mechanism::CommittedItemList => committed_item_list(ab),
+    };
+    if let Some(device) = &ab.device {
+        all.iter_mut().for_each(|measurement| use_device(measurement, device));
+    }
+    // Where only the device differed, nothing differs any more.
+    all.dedup_by(|later, earlier| later.name == earlier.name);
+    all
+}
+
+/// Puts the user's device in the place of the measurement's own.
+fn use_device(measurement: &mut Measurement, device: &DeviceSpec) {
+    let (own_bytes, mut device) = (measurement.device.size_bytes(), device.clone());
+    match &mut device {
+        DeviceSpec::Image { size_bytes, .. } | DeviceSpec::Memory { size_bytes } | DeviceSpec::Simulated { size_bytes, .. } => {
+            if measurement.own_size {
+                *size_bytes = own_bytes;
+            }
+        }
+    }
+    if let Some((before, _)) = measurement.name.split_once(", flush ") {
+        measurement.name = before.to_owned();
+    }
+    measurement.device = device;
+}
+
+fn early_wake_up(ab: &AbSettings) -> Vec<Measurement> {
+    const FLUSH: [Wanted; 4] = [
+        Wanted::less("Flush, mean", "µs", Source::Latency("Flush", Quantile::Average)),
+        Wanted::less("Flush, p99", "µs", Source::Latency("Flush", Quantile::P99)),
+        Wanted::neutral("fsyncs", "", Source::Fsyncs),
+        Wanted::neutral("fallbacks to a commit", "", Source::Fallbacks),
+    ];
+    let published = |clients: usize, small_log: bool| match (clients, small_log) {
+        (32, true) => ["+4.1 %", "-39.6 %", "+25.8 %"],
+        (64, true) => ["+6.8 %", "-18.1 %", ""],
+        _ => ["", "", ""],
+    };
+    let of = |small_log: bool, clients: usize| {
+        let [throughput, longest, mean] = published(clients, small_log);
+        let mut wanted = vec![
+            Wanted::more("throughput", "MB/s", Source::Throughput).published(throughput),
+            Wanted::less("maximum latency", "ms", Source::Longest).published(longest),
+        ];
+        wanted.extend(FLUSH);
+        wanted[2] = wanted[2].published(mean);
+        let engine = EngineSettings { discard: true, log_bytes: small_log.then_some(SMALL_LOG_BYTES), ..EngineSettings::default() };
+        let settings = Settings { engine, ..settings_of(ab, clients) };
+        let log = if small_log { "log of 1 MiB" } else { "default log" };
+        let name = format!("dbench, {} clients, discard, {log}", settings.clients);
+        measurement(name, Workload::Dbench, simulated(2000), settings, &wanted)
+    };
+    [(true, 32), (true, 64), (false, 32), (false, 64)].map(|(small_log, clients)| of(small_log, clients)).into()
+}
+
+fn tree_locks(ab: &AbSettings) -> Vec<Measurement> {
+    let dbench = |clients: usize| {
+        let published = if clients == 200 { ["+227 %", "1/2 to 1/3"] } else { ["", ""] };
+        let settings = settings_of(ab, clients);
+        let wanted = [
+            Wanted::more("throughput", "MB/s", Source::Throughput).published(published[0]),
+            Wanted::less("maximum latency", "ms", Source::Longest),
+            Wanted::neutral("lock waits", "", Source::LockWaits),
+        ];
+        let mut made = measurement(format!("dbench, {} clients", settings.clients), Workload::Dbench, memory(), settings, &wanted);
+        if let Some(switches) = made.wanted.last_mut() {
+            *switches = switches.published(published[1]);
+        }
+        made
+    };
+    let fsync_write = |clients: usize| {
+        let published = match clients {
+            64 => "-9.9 %",
+            160 => "+2.95 %",
+            _ => "",
+        };
+        let settings = settings_of(ab, clients);
+        let wanted = [
+            Wanted::more("fsyncs", "1/s", Source::Throughput).published(published),
+            Wanted::less("fsync, p50", "µs", Source::Latency("fsync", Quantile::P50)),
+            Wanted::less("fsync, p99", "µs", Source::Latency("fsync", Quantile::P99)),
+        ];
+        measurement(format!("fsync-write, {}", clients_text(&settings)), Workload::FsyncWrite, memory(), settings, &wanted)
+    };
+    let mut all: Vec<Measurement> = [200, 8].map(dbench).into();
+    all.extend([1, 2, 8, 64, 160].map(fsync_write));
+    all.push(empty_files(ab));
+    all
+}
+
+fn empty_files(ab: &AbSettings) -> Measurement {
+    let settings = Settings { file_bytes: 0, directories: 16, sync_method: SyncMethod::None, ..settings_of(ab, 16) };
+    let wanted = [
+        Wanted::more("files", "1/s", Source::Throughput).published("-11.65 %"),
+        Wanted::less("create, p50", "µs", Source::Latency("create", Quantile::P50)),
+        Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
+        Wanted::less("create, max", "µs", Source::Latency("create", Quantile::Max)),
+    ];
+    measurement(format!("fs_mark, empty files, {}", clients_text(&settings)), Workload::FsMark, memory(), settings, &wanted)
+}
+
+fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
+    const WANTED: [Wanted; 6] = [
+        Wanted::more("reads and writes", "1/s", Source::Throughput),
+        Wanted::less("loss to flushes", "%", Source::Percent).published("80 -> 25-30 -> 5-14 %"),
+        Wanted::less("fsync, p50", "µs", Source::Latency("fsync", Quantile::P50)),
+        Wanted::less("fsync, p99", "µs", Source::Latency("fsync", Quantile::P99)),
+        Wanted::less("fsync, max", "µs", Source::Latency("fsync", Quantile::Max)),
+        Wanted::neutral("fsyncs per log flush", "", Source::FsyncsPerFlush),
+    ];
+    let of = |(flush_us, shown, clients): (u64, &str, usize)| {
+        let settings = settings_of(ab, clients);
+        let name = format!("fsync-happy, {}, flush {shown}", clients_text(&settings));
+        measurement(name, Workload::FsyncHappy, simulated(flush_us), settings, &WANTED)
+    };
+    let single = [(200, "0.2 ms", 1), (10_000, "10 ms", 1), (30_000, "30 ms", 1)];
+    let many = [(200, "0.2 ms", 64), (10_000, "10 ms", 64), (30_000, "30 ms", 64)];
+    single.into_iter().chain(many).map(of).collect()
+}
+
+fn tickets(ab: &AbSettings) -> Measurement {
+    let settings = settings_of(ab, 16);
+    let longest = |name, figure, published| Wanted::less(name, "µs", Source::Figure(figure)).published(published);
+    let mut wanted = vec![
+        Wanted::more("files", "1/s", Source::Throughput).published("+12.1 % (212,897 -> 238,613)"),
+        Wanted::more("files, in 99 % of the intervals", "1/s", Source::Figure(tight_volume::SLOW_INTERVALS))
+            .published("+14.0 % (189,682 -> 216,291)"),
+        longest("longest creation, p50 of the intervals", tight_volume::LONGEST_P50, "-21.9 % (264,665 -> 206,772)"),
+        longest("longest creation, p90 of the intervals", tight_volume::LONGEST_P90, "-22.1 % (456,347 -> 355,431)"),
+        longest("longest creation, p99 of the intervals", tight_volume::LONGEST_P99, "-28.8 % (659,490 -> 469,635)"),
+        longest("longest creation of all", tight_volume::LONGEST_MAX, "-48.8 % (1,001,413 -> 512,389)"),
+        Wanted::less("create, p50", "µs", Source::Latency("create", Quantile::P50)),
+        Wanted::less("create, p90", "µs", Source::Latency("create", Quantile::P90)),
+        Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
+        Wanted::neutral("creations refused", "", Source::Figure(tight_volume::REFUSED)),
+        Wanted::less("removals refused", "", Source::Figure(tight_volume::NOT_REMOVED)),
+        Wanted::neutral("tickets waited", "", Source::TicketsWaited),
+    ];
+    wanted.extend(RESOURCES);
+    let name = format!("fs_mark, empty files, {}, volume of {} MiB", clients_text(&settings), TIGHT_VOLUME_BYTES >> 20);
+    let device = DeviceSpec::Simulated { size_bytes: TIGHT_VOLUME_BYTES, flush_time: Duration::from_millis(1) };
+    Measurement { name, load: Load::TightVolume, device, own_size: true, settings, wanted }
+}
+
+fn committed_item_list(ab: &AbSettings) -> Vec<Measurement> {
+    let settings = Settings { files: ab.quick.then_some(QUICK_FILES), ..settings_of(ab, 8) };
+    let wanted = [
+        Wanted::more("create", "files/s", Source::Figure("create, rate")).published("+11.9 % (with checksums +11.4 %)"),
+        Wanted::less("unlink", "s", Source::Figure("unlink, time")).published("-6.8 % (with checksums -7.3 %)"),
+        Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
+        Wanted::less("unlink, p99", "µs", Source::Latency("unlink", Quantile::P99)),
+    ];
+    let name = format!("create-walk-unlink, {}", clients_text(&settings));
+    vec![measurement(name, Workload::CreateWalkUnlink, memory(), settings, &wanted)]
+}

@@ -1,0 +1,125 @@
+//! One mechanism on and off, in turns, beside what was published about it.
+//!
+//! "Off" is an honest implementation of what came before the mechanism. These live behind the feature `baselines`, but for the
+//! coordination of flushes (M3), whose policy [`FlushPolicy::Each`](cairn_engine::FlushPolicy::Each) is part of the product.
+//!
+//! Each measurement runs on both sides `repeat` times; which side comes first alternates, so that a machine that gets slower or
+//! faster meanwhile favours none. What is compared are medians; every run is kept in the result.
+//!
+//! Layers: `comparison` is the result, `measurements` says what is measured, `figures` what is shown of it, `mechanism` how a
+//! mechanism is turned off.
+mod comparison;
+mod figures;
+mod measurements;
+mod mechanism;
+
+pub use comparison::{Comparison, Measured, Row, Spread, median};
+pub use mechanism::Mechanism;
+
+use crate::interrupt::Interrupt;
+use crate::report::{Origin, Report};
+use crate::spec::{DeviceSpec, TargetSpec};
+use anyhow::{Context, ensure};
+use measurements::Measurement;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What is measured, and how.
+#[derive(Clone, Debug)]
+pub struct AbSettings {
+    /// Which mechanism.
+    pub mechanism: Mechanism,
+    /// The device; `None` for the measurements' own. An image that does not exist is made for each run, and removed.
+    pub device: Option<DeviceSpec>,
+    /// Threads; `None` for the measurements' own.
+    pub clients: Option<usize>,
+    /// Time of a run.
+    pub duration: Duration,
+    /// Runs on each side.
+    pub repeat: usize,
+    /// Less work, where a load's work isn't a time.
+    pub quick: bool,
+    /// Load file of `dbench`.
+    pub loadfile: Option<PathBuf>,
+    /// The exact command, for the result.
+    pub command: Vec<String>,
+    /// Whether the user wants the comparison to end.
+    pub interrupt: Interrupt,
+}
+
+/// Measures a mechanism; `tell` hears what is going on.
+///
+/// # Errors
+/// When this program was built without the mechanism's predecessor, a run fails, or on interruption.
+pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<Comparison> {
+    let mechanism = settings.mechanism;
+    mechanism.check_built()?;
+    ensure!(settings.repeat > 0, "at least one round is needed; write for example --repeat 5");
+    let folder = match &settings.device {
+        Some(DeviceSpec::Image { path, .. }) => path.parent(),
+        _ => None,
+    };
+    let origin = Origin::here(settings.command.clone(), folder);
+    let measurements = measurements::of(mechanism, settings);
+    let runs = measurements.len() * settings.repeat * 2;
+    tell(&format!("{}, {}: {runs} runs of about {} s", mechanism.name(), mechanism.title(), settings.duration.as_secs_f64()));
+    let mut measured = Vec::new();
+    for measurement in &measurements {
+        tell(&measurement.name);
+        measured.push(measure(mechanism, measurement, settings.repeat).with_context(|| measurement.name.clone())?);
+    }
+    Ok(Comparison {
+        mechanism: mechanism.name().into(),
+        title: mechanism.title().into(),
+        off: mechanism.predecessor().into(),
+        published: mechanism.published().into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        rounds: settings.repeat,
+        seconds: settings.duration.as_secs_f64(),
+        origin,
+        measurements: measured,
+    })
+}
+
+fn measure(mechanism: Mechanism, measurement: &Measurement, repeat: usize) -> anyhow::Result<Measured> {
+    let mut without = measurement.settings.clone();
+    mechanism.turn_off(&mut without);
+    let (mut off, mut on) = (Vec::new(), Vec::new());
+    for round in 0..repeat {
+        let mut sides = [(&without, &mut off), (&measurement.settings, &mut on)];
+        // Neither side always comes first.
+        sides.rotate_left(round % 2);
+        for (settings, reports) in sides {
+            settings.interrupt.check()?;
+            reports.push(run_once(measurement, settings)?);
+        }
+    }
+    let rows = measurement.wanted.iter().filter_map(|wanted| Row::of(wanted, &off, &on)).collect();
+    let target = TargetSpec::Engine(measurement.device.clone()).name();
+    let load = measurement.load.name().into();
+    Ok(Measured { name: measurement.name.clone(), load, target, clients: measurement.settings.clients, rows, off, on })
+}
+
+/// A new image that goes away again.
+struct ScratchImage {
+    path: PathBuf,
+}
+
+impl Drop for ScratchImage {
+    fn drop(&mut self) {
+        // Without it nothing can be done.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn run_once(measurement: &Measurement, settings: &crate::Settings) -> anyhow::Result<Report> {
+    let _scratch = match &measurement.device {
+        DeviceSpec::Image { path, .. } if !path.exists() => Some(ScratchImage { path: path.clone() }),
+        _ => None,
+    };
+    measurement.load.run(&TargetSpec::Engine(measurement.device.clone()), settings)
+}
+
+#[cfg(test)]
+mod ab_tests;

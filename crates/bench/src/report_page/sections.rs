@@ -1,0 +1,207 @@
+//! The sections of the page: a comparison of file systems, a mechanism off and on, a single run.
+use super::html::{Html, table};
+use super::latency_chart::{self, Curve};
+use super::palette::Palette;
+use super::ratio_chart::{self, Bar, Group};
+use super::stage_chart;
+use crate::ab::{Comparison, Measured, Row};
+use crate::machine::Machine;
+use crate::peers::{Sample, Summary, SummaryRow};
+use crate::report::{OperationSummary, Report};
+use crate::table::number;
+
+/// Operations that make something durable, whose latency is what counts.
+const DURABLE: [&str; 3] = ["fsync", "Flush", "sync"];
+const CURVES_MAX: usize = 5;
+
+fn pair(name: &str, value: String) -> Vec<String> {
+    vec![name.into(), value]
+}
+
+/// The command, the machine and the versions behind figures.
+fn origin(html: &mut Html, command: &[String], date: &str, machine: &Machine, more: Vec<Vec<String>>) {
+    if !command.is_empty() {
+        html.element("pre", &[("tabindex", "0")], |html| html.leaf("code", &[], &command.join(" ")));
+    }
+    let known = |name: &str, value: &str| (!value.is_empty()).then(|| pair(name, value.to_owned()));
+    let mut rows: Vec<Vec<String>> = [known("date", date), known("processor", &machine.cpu_model)].into_iter().flatten().collect();
+    if machine.cpus > 0 {
+        rows.push(pair("processors", machine.cpus.to_string()));
+        rows.push(pair("memory", format!("{} GiB", number(machine.memory_bytes as f64 / f64::from(1 << 30)))));
+    }
+    rows.extend([known("kernel", &machine.kernel), known("disk", &machine.device)].into_iter().flatten());
+    rows.extend(more);
+    html.element("details", &[], |html| {
+        html.leaf("summary", &[], "Machine and versions");
+        table(html, &["", ""], &rows);
+    });
+}
+
+/// The parts of a list that have the same key, in the order in which the keys appear.
+fn grouped<'a, T, K: PartialEq>(items: &'a [T], key: impl Fn(&'a T) -> K) -> Vec<(K, Vec<&'a T>)> {
+    let mut groups: Vec<(K, Vec<&'a T>)> = Vec::new();
+    for item in items {
+        let own = key(item);
+        match groups.iter_mut().find(|(known, _)| *known == own) {
+            Some((_, group)) => group.push(item),
+            None => groups.push((own, vec![item])),
+        }
+    }
+    groups
+}
+
+/// File systems beside each other.
+pub fn peers(html: &mut Html, palette: &mut Palette, summary: &Summary) {
+    html.leaf("h2", &[], "File systems beside each other");
+    let note = format!(
+        "Medians of {} rounds of {} s in turns, {} threads unless the load's name says otherwise, images of {} MiB, {} direct I/O on loop \
+         devices. A bar shows how many times as good a file system is as the best of the kernel's, the thin line the range of all rounds.",
+        summary.rounds,
+        summary.seconds,
+        summary.clients,
+        summary.size_bytes >> 20,
+        if summary.direct_io { "with" } else { "without" },
+    );
+    html.leaf("p", &[], &note);
+    let groups: Vec<Group> = grouped(&summary.rows, |row| (&row.workload, &row.figure))
+        .iter()
+        .map(|((workload, figure), rows)| peer_group(palette, workload, figure, rows))
+        .collect();
+    html.leaf("h3", &[], "Ratio to the best kernel file system");
+    ratio_chart::draw(html, &groups);
+    peer_numbers(html, summary);
+    html.leaf("h3", &[], "Latencies");
+    for (workload, samples) in grouped(&summary.samples, |sample| &sample.workload) {
+        peer_latencies(html, palette, workload, &samples);
+    }
+    html.leaf("h3", &[], "Where the time of an fsync goes");
+    for ((workload, system), samples) in grouped(&summary.samples, |sample| (&sample.workload, &sample.system)) {
+        // Of all rounds the last one: counters of several mounts don't add up.
+        let told = samples.iter().rev().find_map(|sample| sample.report.as_ref().and_then(|report| report.statistics.as_ref()));
+        if let Some(statistics) = told.or_else(|| samples.iter().rev().find_map(|sample| sample.statistics_after.as_ref())) {
+            stage_chart::draw(html, &format!("{workload}, {system}, last round"), statistics);
+        }
+    }
+    let mut more = vec![pair("Cairn", summary.version.clone())];
+    more.extend(summary.tools.iter().map(|tool| pair(&tool.name, tool.version.clone())));
+    origin(html, &summary.command, &summary.date, &summary.machine, more);
+}
+
+fn peer_group(palette: &mut Palette, workload: &str, figure: &str, rows: &[&SummaryRow]) -> Group {
+    let (less_is_better, unit) = rows.first().map_or((false, ""), |row| (row.less_is_better, row.unit.as_str()));
+    let peers = rows.iter().filter(|row| !row.system.starts_with("cairn") && row.median > 0.0).map(|row| row.median);
+    let best = if less_is_better { peers.reduce(f64::min) } else { peers.reduce(f64::max) };
+    // Without a peer the first system is what the others are compared with.
+    let one = best.or_else(|| rows.first().map(|row| row.median)).unwrap_or(0.0);
+    let bars = rows.iter().filter_map(|row| {
+        let figure = [row.median, row.min, row.max];
+        Bar::new(row.system.clone(), palette.place(&row.system), figure, one, less_is_better, unit)
+    });
+    let name = if figure == crate::peers::THROUGHPUT { workload.to_owned() } else { format!("{workload}, {figure}") };
+    let heading = if less_is_better { format!("{name}, {unit} (less is better)") } else { format!("{name}, {unit}") };
+    Group { heading, bars: bars.collect() }
+}
+
+fn peer_numbers(html: &mut Html, summary: &Summary) {
+    let rows: Vec<Vec<String>> = summary
+        .rows
+        .iter()
+        .map(|row| {
+            let ratio = row.ratio_to_best_peer.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+            let figures = [row.median, row.min, row.max].map(number);
+            let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
+            let name =
+                if row.figure == crate::peers::THROUGHPUT { row.workload.clone() } else { format!("{}, {}", row.workload, row.figure) };
+            [format!("{name}, {}", row.unit), row.system.clone()].into_iter().chain(figures).chain([ratio]).chain(resources).collect()
+        })
+        .collect();
+    html.element("details", &[], |html| {
+        html.leaf("summary", &[], "Numbers, with CPU time and context switches of the whole machine");
+        table(html, &["load", "system", "median", "min", "max", "/ best peer", "CPU µs/op", "switches/op"], &rows);
+    });
+}
+
+fn latencies(sample: &Sample) -> &[OperationSummary] {
+    match &sample.report {
+        Some(report) if sample.latencies.is_empty() => &report.operations,
+        _ => &sample.latencies,
+    }
+}
+
+/// The operation whose latency is shown: one that makes durable, otherwise the one that takes most of the time.
+fn main_operation(all: &[OperationSummary]) -> Option<&str> {
+    let durable = DURABLE.iter().find_map(|name| all.iter().find(|operation| operation.name == *name));
+    let time = |operation: &OperationSummary| operation.average_us * operation.count as f64;
+    let chosen = durable.or_else(|| all.iter().max_by(|a, b| time(a).total_cmp(&time(b))));
+    chosen.map(|operation| operation.name.as_str())
+}
+
+fn peer_latencies(html: &mut Html, palette: &mut Palette, workload: &str, samples: &[&Sample]) {
+    let Some(operation) = samples.iter().find_map(|sample| main_operation(latencies(sample))) else { return };
+    let mut curves = Vec::new();
+    for (system, rounds) in grouped(samples, |sample| &sample.system) {
+        let of_operation = rounds.iter().flat_map(|sample| latencies(sample)).filter(|summary| summary.name == operation);
+        curves.extend(Curve::new(system.clone(), palette.place(system), &of_operation.collect::<Vec<_>>()));
+    }
+    latency_chart::draw(html, &format!("{workload}: {operation}"), &curves);
+}
+
+/// A mechanism off and on.
+pub fn comparison(html: &mut Html, comparison: &Comparison) {
+    html.leaf("h2", &[], &format!("{}: {}, off and on", comparison.mechanism, comparison.title));
+    html.leaf("p", &[], &format!("Off: {}.", comparison.off));
+    html.leaf("p", &[], &format!("Published: {}.", comparison.published));
+    let note = format!(
+        "Medians of {} rounds of {} s on each side, in turns. A bar shows how many times as good it is with the mechanism, the thin line \
+         the range of all rounds with it; ~ stands where the ranges of both sides overlap.",
+        comparison.rounds, comparison.seconds
+    );
+    html.leaf("p", &[("class", "note")], &note);
+    for measured in &comparison.measurements {
+        html.leaf("h3", &[], &measured.name);
+        html.leaf("p", &[("class", "note")], &measured.target);
+        ratio_chart::draw(html, &[measured_group(measured)]);
+        let headings = [comparison.mechanism.as_str(), "off", "on", "change", "", "published"];
+        table(html, &headings, &measured.rows.iter().map(comparison_cells).collect::<Vec<_>>());
+    }
+    let more = vec![pair("Cairn", comparison.version.clone())];
+    origin(html, &comparison.origin.command, &comparison.origin.date, &comparison.origin.machine, more);
+}
+
+fn measured_group(measured: &Measured) -> Group {
+    const PLACE: usize = 4;
+    let bars = measured.rows.iter().filter_map(|row| {
+        let on = [row.on.median, row.on.min, row.on.max];
+        Bar::new(row.figure.clone(), PLACE, on, row.off.median, row.less_is_better?, &row.unit)
+    });
+    Group { heading: "with the mechanism, times as good as without".into(), bars: bars.collect() }
+}
+
+/// The cells of a figure on both sides.
+pub fn comparison_cells(row: &Row) -> Vec<String> {
+    let apart = if row.is_distinct() { "" } else { "~" };
+    vec![row.label(), number(row.off.median), number(row.on.median), row.change(), apart.into(), row.published.clone()]
+}
+
+/// A single run.
+pub fn run(html: &mut Html, report: &Report) {
+    html.leaf("h2", &[], &format!("{} on {}", report.workload, report.target));
+    let per_operation = |value: f64| number(value / report.completed.max(1) as f64);
+    let mut rows = vec![pair("threads", report.clients.to_string()), pair("time", format!("{} s", number(report.seconds)))];
+    let figures = [&report.throughput].into_iter().chain(&report.figures);
+    rows.extend(figures.map(|figure| pair(&figure.name, format!("{} {}", number(figure.value), figure.unit))));
+    rows.push(pair("CPU time of the process per operation", format!("{} µs", per_operation(report.cpu_seconds * 1e6))));
+    rows.push(pair("context switches of the process per operation", per_operation(report.context_switches as f64)));
+    table(html, &["figure", ""], &rows);
+    let mut operations: Vec<&OperationSummary> = report.operations.iter().collect();
+    operations.sort_by(|a, b| (b.average_us * b.count as f64).total_cmp(&(a.average_us * a.count as f64)));
+    let shown = operations.iter().take(CURVES_MAX).enumerate();
+    let curves: Vec<Curve> = shown.filter_map(|(place, operation)| Curve::new(operation.name.clone(), place, &[operation])).collect();
+    latency_chart::draw(html, "Latencies of the operations that took most of the time", &curves);
+    if let Some(statistics) = &report.statistics {
+        stage_chart::draw(html, "Where the time of an fsync goes", statistics);
+    }
+    let unknown = Default::default();
+    let from = report.origin.as_ref().unwrap_or(&unknown);
+    origin(html, &from.command, &from.date, &from.machine, vec![pair("Cairn", report.version.clone())]);
+}

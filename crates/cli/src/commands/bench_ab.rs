@@ -1,0 +1,76 @@
+//! `cairn bench ab`: a mechanism off and on.
+use crate::output;
+use anyhow::{Context, bail};
+use cairn_bench::ab::{self, AbSettings, Mechanism};
+use cairn_bench::{DeviceSpec, Interrupt, TargetSpec};
+use clap::Parser;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const QUICK_ROUNDS: usize = 2;
+const QUICK_TIME: Duration = Duration::from_millis(500);
+
+/// Measure one mechanism off and on, in turns, beside what was published about it.
+///
+/// "Off" is what came before the mechanism. M3 can be measured with every build; the others need one with `cargo build
+/// --release -p cairn --features baselines`. Each mechanism has its own loads, on devices in memory unless --device names one.
+#[derive(Parser)]
+pub struct Arguments {
+    /// M1 (early wake-up), M2 (tree locks), M3 (coordination of flushes), M4 (tickets) or M5 (committed item list).
+    mechanism: Mechanism,
+    /// memory[:size=4G], simulated[:flush_ms=10,size=4G] or IMAGE[:size=4G], in place of the loads' own devices. An image
+    /// that does not exist is made anew for each run, and removed; one that exists must hold a volume, which is used.
+    #[arg(long)]
+    device: Option<String>,
+    /// Runs on each side; each figure is their median.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repeat: usize,
+    /// Time of a run; a fraction is possible.
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    seconds: f64,
+    /// Threads, in place of the loads' own numbers.
+    #[arg(long, visible_alias = "threads", value_name = "N")]
+    clients: Option<usize>,
+    /// Load file for dbench [default: the one of Debian's package].
+    #[arg(long, value_name = "FILE")]
+    loadfile: Option<PathBuf>,
+    /// Two rounds of half a second, for a first look.
+    #[arg(long, conflicts_with_all = ["repeat", "seconds"])]
+    quick: bool,
+    /// Print JSON, with every run.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the mechanism can't be turned off, a run fails, or the user interrupts it.
+pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
+    let duration = Duration::try_from_secs_f64(arguments.seconds).with_context(|| format!("--seconds {}", arguments.seconds))?;
+    let (repeat, duration) = if arguments.quick { (QUICK_ROUNDS, QUICK_TIME) } else { (arguments.repeat, duration) };
+    let settings = AbSettings {
+        mechanism: arguments.mechanism,
+        device: arguments.device.as_deref().map(device).transpose()?,
+        clients: arguments.clients,
+        duration,
+        repeat,
+        quick: arguments.quick,
+        loadfile: arguments.loadfile.clone(),
+        command: std::env::args().collect(),
+        interrupt,
+    };
+    let comparison = ab::run(&settings, &mut |step| {
+        // Whoever closed standard error doesn't want to know.
+        let _ = writeln!(std::io::stderr(), "{step}");
+    })?;
+    output::print(&comparison, arguments.json)
+}
+
+fn device(text: &str) -> anyhow::Result<DeviceSpec> {
+    match format!("engine:{text}").parse().map_err(anyhow::Error::msg)? {
+        TargetSpec::Engine(device) => Ok(device),
+        TargetSpec::Directory(_) => bail!("{text} is not a device"),
+    }
+}

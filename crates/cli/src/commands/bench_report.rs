@@ -1,0 +1,35 @@
+//! `cairn bench report`: a page, or tables for a README, from results that other commands wrote.
+use crate::output;
+use anyhow::Context;
+use cairn_bench::report_page::{self, Results};
+use clap::Parser;
+use std::fs;
+use std::path::PathBuf;
+
+/// Make one page of charts and tables from results of `cairn bench run`, `peers` and `ab`, written with --json.
+///
+/// The page holds everything it needs, and asks no network for anything.
+#[derive(Parser)]
+pub struct Arguments {
+    /// Files with results.
+    #[arg(required = true, value_name = "RESULTS")]
+    results: Vec<PathBuf>,
+    /// Where the page goes; an existing file is replaced.
+    #[arg(short, long, value_name = "FILE", required_unless_present = "markdown")]
+    output: Option<PathBuf>,
+    /// Print the tables as Markdown.
+    #[arg(long)]
+    markdown: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a file can't be read or understood, or the page can't be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let results = arguments.results.iter().map(|path| Results::read(path)).collect::<anyhow::Result<Vec<Results>>>()?;
+    if let Some(path) = &arguments.output {
+        fs::write(path, report_page::page(&results)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if arguments.markdown { output::print_text(&report_page::markdown(&results)) } else { Ok(()) }
+}
