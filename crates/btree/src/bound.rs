@@ -4,9 +4,14 @@
 //! insertion the right half of a split, a removal the copy of a sibling that it merges or balances with. At the root it
 //! copies the root and, when that is full, splits it under a new one.
 //!
-//! The bound is computed before the operation runs; others may make the tree grow by one level meanwhile (the next one
-//! would take tens of thousands of changes), which is allowed for. Changes of one operation can make it grow, too: a new
-//! level needs a full root, which takes more changes than `CHANGES_PER_LEVEL` for each of its children.
+//! A bound that is computed before the operation joins its transaction allows for others that make the tree grow by one
+//! level meanwhile (the next one would take tens of thousands of changes). Computed again after joining it need not: from
+//! then on the root's halves belong to the running transaction, so growth by others leaves nothing to copy, and a half must
+//! fill up again before it costs a split.
+//!
+//! Changes of one operation can make the tree grow, too: a new level needs a full root, which takes more changes than
+//! `CHANGES_PER_LEVEL` for each of its children. Only a root that is a leaf may be split by the first change and again by
+//! the next.
 use crate::tree::Tree;
 
 /// Fewer than the children that a root gains from one growth to the next.
@@ -16,19 +21,29 @@ impl Tree {
     /// Bound on the nodes that `changes` insertions and removals allocate in a tree whose root has the level `height` when
     /// the bound is computed.
     pub fn worst_case_nodes(changes: u64, height: u8) -> u64 {
+        Tree::worst_case_nodes_joined(changes, height.saturating_add(1))
+    }
+
+    /// As [`Tree::worst_case_nodes`], for a `height` read in the transaction that makes the changes.
+    pub fn worst_case_nodes_joined(changes: u64, height: u8) -> u64 {
         if changes == 0 {
             return 0;
         }
-        // Growth by others, or by the first of these changes; then by the many.
-        let mut growth = 1;
+        let mut growth = 0;
         let mut changes_left = changes / CHANGES_PER_LEVEL;
         while changes_left > 0 {
             growth += 1;
             changes_left /= CHANGES_PER_LEVEL;
         }
-        let levels_below_root = u64::from(height) + growth;
-        let root = 1 + 2 * growth;
+        let levels_below_root = u64::from(height.max(1)) + growth;
+        // Its copy, and for each growth its right half and the new root above.
+        let root = 1 + 2 * (1 + growth);
         changes.saturating_mul(2 * levels_below_root).saturating_add(root)
+    }
+
+    /// [`Tree::worst_case_nodes_joined`] for this tree as it is.
+    pub fn worst_case_joined(&self, changes: u64) -> u64 {
+        Tree::worst_case_nodes_joined(changes, self.root().level)
     }
 
     /// [`Tree::worst_case_nodes`] for this tree as it is.

@@ -223,7 +223,7 @@ fn the_bound_on_nodes_holds() {
         let keys = 3_000;
         for round in 0..600 {
             let batch = [1, 1, 2, 5, 30][random.below(5) as usize];
-            let bound = tree.worst_case(batch);
+            let bound = tree.worst_case_joined(batch);
             let reservation = volume.reserve(bound);
             let change = volume.change(&reservation);
             let inserts = if round % 200 < 140 { 4 } else { 1 };

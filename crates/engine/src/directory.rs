@@ -69,7 +69,9 @@ impl VolumeInner {
     pub(crate) fn create(&self, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
         check_name(name)?;
         Self::check_new(new)?;
-        let mut operation = self.begin(5, 0, Effort::Ordinary)?;
+        // Inode, entry, the directory's inode, and what a symbolic link says.
+        let parts = new.target.filter(|_| new.file_type == FileType::Symlink).map_or(0, |target| target.len().div_ceil(SYMLINK_PART_BYTES));
+        let mut operation = self.begin(3 + parts as u64, 0, Effort::Ordinary)?;
         let directory = self.inodes.get(parent);
         let mut state = self.write_inode(&directory)?;
         state.expect_directory()?;

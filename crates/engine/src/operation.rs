@@ -48,9 +48,15 @@ impl VolumeInner {
             self.throttle_dirty_nodes()?;
             self.log.throttle()?;
         }
-        let reservation = self.reserve(Request { data_blocks, nodes: self.files.worst_case(items) }, effort)?;
-        let handle = self.transactions.join()?;
-        Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, handle })
+        loop {
+            let nodes = self.files.worst_case_joined(items);
+            let reservation = self.reserve(Request { data_blocks, nodes }, effort)?;
+            let handle = self.transactions.join()?;
+            if self.files.worst_case_joined(items) <= nodes {
+                return Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, handle });
+            }
+            // The tree grew by a level meanwhile, which is rare: reserving for it each time would cost more than this.
+        }
     }
 
     /// Begins an operation that changes `fixed_items` items and up to some number of others, which is returned: on a full
@@ -69,7 +75,7 @@ impl VolumeInner {
     /// How many items beside `fixed_items` an operation may ask for at once. When space is short, few: the worst case of
     /// many would keep most of the reserve from everybody else for as long as the operation lasts.
     fn batch_now(&self, fixed_items: u64) -> usize {
-        let worst = |batch: usize| self.files.worst_case(fixed_items + batch as u64);
+        let worst = |batch: usize| self.files.worst_case_joined(fixed_items + batch as u64);
         let space = self.space.report();
         let spare = space.free_clusters.saturating_sub(space.reserved_nodes + space.global_reserve_nodes);
         if spare >= 2 * worst(BATCH_ITEMS) && space.available_blocks > 0 {

@@ -313,11 +313,11 @@ impl VolumeInner {
 }
 
 impl Reclaimer for VolumeInner {
-    fn write_delayed_data(&self, blocks: u64) {
+    fn write_delayed_data(&self, blocks: u64, enough: &dyn Fn() -> bool) {
         let before = self.dirty_pages.load(Ordering::Relaxed);
         let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
         for inode in inodes {
-            if before.saturating_sub(self.dirty_pages.load(Ordering::Relaxed)) >= blocks {
+            if before.saturating_sub(self.dirty_pages.load(Ordering::Relaxed)) >= blocks || enough() {
                 break;
             }
             // Whoever holds the mutex may wait for this very thread.

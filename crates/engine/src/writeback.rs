@@ -227,8 +227,13 @@ impl VolumeInner {
         existing: &[(u64, Extent)],
         effort: Effort,
     ) -> Result<()> {
-        let overlaps: u64 = pieces.iter().map(|piece| overlapping(existing, piece).count() as u64 + 3).sum();
-        let mut operation = self.begin(overlaps + 1, 0, effort)?;
+        // One item for the new extent; of those that were there each is removed or cut, and one of them in two.
+        let changes = |piece| match overlapping(existing, piece).count() as u64 {
+            0 => 1,
+            overlaps => overlaps + 2,
+        };
+        let items: u64 = pieces.iter().map(changes).sum();
+        let mut operation = self.begin(items + 1, 0, effort)?;
         let mut state = self.write_inode(inode)?;
         for piece in pieces {
             // What is there was read before, but earlier pieces of this operation may have cut it: look again.

@@ -161,6 +161,19 @@ impl Budget {
         self.data_reserved + self.nodes_reserved * NODE_BLOCKS
     }
 
+    /// Blocks that ordinary requests could be granted now.
+    pub(crate) fn room_blocks(&self) -> u64 {
+        let clusters = self.free_clusters.saturating_sub(self.nodes_reserved + self.global_nodes);
+        let blocks = self.free_blocks.saturating_sub(self.reserved_blocks() + self.global_nodes * NODE_BLOCKS);
+        blocks.min(clusters * NODE_BLOCKS)
+    }
+
+    /// Blocks, about, that come back when delayed data is written: each file's node with its data. Reservations without data
+    /// are those of operations, which last for moments.
+    pub(crate) fn delayed_blocks(&self) -> u64 {
+        self.data_reserved + self.data_reserved.min(self.nodes_reserved) * NODE_BLOCKS
+    }
+
     /// Blocks that an ordinary writer of data can get without waiting: none without a node that could refer to them.
     pub(crate) fn available_blocks(&self) -> u64 {
         let kept_nodes = self.nodes_reserved + self.global_nodes;

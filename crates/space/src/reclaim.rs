@@ -8,8 +8,12 @@
 //! - `space-reclaim` serves ordinary tickets, and reclaims preemptively; its second stage asks the other thread to commit;
 //! - `space-commit` calls the commit, for tickets that may wait for nothing else and for the other thread.
 //!
+//! Preemptive reclaim does the same before anybody waits, when little room is left that isn't promised and enough could come
+//! back: once a queue has formed it feeds on itself, since who waits is granted what the one before gave back, and each
+//! hand-over costs a switch of threads.
+//!
 //! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row brought the first ticket
-//! no closer, it fails; those behind it that fit now are granted, otherwise the next one fails, and so on. A ticket
+//! no closer, though others that hold reservations were given a moment to return them, it fails; those behind it that fit now are granted, otherwise the next one fails, and so on. A ticket
 //! that didn't see the whole of the last cycle doesn't fail in it.
 //!
 //! Lock discipline: the state is part of the ledger; the reclaimer is called, and its last reference dropped, with no lock
@@ -18,15 +22,18 @@ use crate::Space;
 use crate::budget::Urgency;
 use crate::space::Ledger;
 use crate::tickets::{Outcome, Ticket};
+use cairn_environment::clock::now_monotonic;
 use cairn_environment::lock::{Condvar, MutexGuard};
 use cairn_environment::thread::{self, JoinHandle};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// What reclaim asks of the engine. The functions are called from threads of this crate, with no lock held.
 pub trait Reclaimer: Send + Sync {
-    /// Writes delayed data, about `blocks` blocks of it, so that its reservations shrink to what was really needed. May
-    /// reserve with [`Urgency::Priority`] and wait.
-    fn write_delayed_data(&self, blocks: u64);
+    /// Writes delayed data, so that its reservations shrink to what was really needed: at most about `blocks` blocks of it,
+    /// and only until it is `enough`, which is asked between one file and the next with no lock held. May reserve with
+    /// [`Urgency::Priority`] and wait.
+    fn write_delayed_data(&self, blocks: u64, enough: &dyn Fn() -> bool);
 
     /// Commits the running transaction; returns when the blocks that it freed are unpinned, or at once when the volume can't
     /// commit any more. May reserve with [`Urgency::Commit`] only.
@@ -35,10 +42,16 @@ pub trait Reclaimer: Send + Sync {
 
 /// Cycles without progress after which the first ticket fails.
 const FRUITLESS_CYCLES_MAX: u32 = 2;
-/// Preemptive reclaim begins when so many percent of what is left are reserved or pinned.
-const PREEMPTIVE_PERCENT: u64 = 90;
+/// How long a cycle that brought nothing waits, at most, for reservations that others hold: most of them last for moments.
+const RETURN_WAIT: Duration = Duration::from_millis(50);
+/// Preemptive reclaim begins when less than this share of what is left is neither reserved nor pinned.
+const PREEMPTIVE_SHARE_LEFT: u64 = 10;
+/// ... or less than this many blocks, 8 MiB: the worst cases of some dozen operations that run at once.
+const PREEMPTIVE_ROOM_BLOCKS: u64 = 2048;
+/// ... but no more than this share of the volume.
+const PREEMPTIVE_SHARE_VOLUME: u64 = 16;
 /// Preemptive reclaim needs this share of the volume to be gained, and to have been granted since its last run.
-const PREEMPTIVE_SHARE: u64 = 64;
+const PREEMPTIVE_SHARE_GAINED: u64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
@@ -87,6 +100,8 @@ pub(crate) struct Reclaim {
 /// The condition variables of the two threads, all with the ledger's mutex.
 #[derive(Default)]
 struct Wake {
+    /// Something was given back, and yet tickets wait.
+    returned: Condvar,
     reclaim: Condvar,
     commit: Condvar,
     commit_ended: Condvar,
@@ -122,6 +137,14 @@ impl Progress {
         }
     }
 
+    /// Whether the first ticket is the one that was first before, and no closer to what it needs.
+    fn is_stuck(&self, ledger: &Ledger, first: Option<&Arc<Ticket>>) -> bool {
+        first.is_some_and(|ticket| {
+            let shortage_blocks = ledger.budget.shortage_blocks(ticket.request, ticket.urgency);
+            Some(ticket.sequence) == self.first && shortage_blocks >= self.shortage_blocks && shortage_blocks > 0
+        })
+    }
+
     /// Whether the first ticket should give up.
     fn cycle_ends(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>) -> bool {
         let Some(ticket) = first.filter(|ticket| Some(ticket.sequence) == self.first) else { return false };
@@ -137,26 +160,38 @@ impl Progress {
 }
 
 impl Ledger {
-    /// Asks for preemptive reclaim when little is left that isn't reserved or pinned, and enough could come back.
+    /// Asks for preemptive reclaim when little room is left and enough could come back.
     ///
     /// Costs a few comparisons on a volume with room. On a full volume nothing worthwhile can be gained, and after a run
     /// that gained nothing the next one waits for as many grants as would be worthwhile: it can't spin.
     pub(crate) fn preempt_if_worthwhile(&mut self, pinned_blocks: u64) {
-        let worthwhile = self.budget.total_blocks / PREEMPTIVE_SHARE;
         let recent = self.reclaim.granted_blocks - self.reclaim.preempted_at;
-        let due = self.reclaim.is_running() && !self.reclaim.preempt && recent >= worthwhile;
-        if due && self.is_nearly_promised(pinned_blocks) {
+        let due = self.reclaim.is_running() && !self.reclaim.preempt && recent >= self.worthwhile_blocks();
+        if due && self.lacks_room(pinned_blocks, 1) {
             self.reclaim.preempt = true;
             self.reclaim.kick(Urgency::Normal);
         }
     }
 
-    fn is_nearly_promised(&self, pinned_blocks: u64) -> bool {
+    fn worthwhile_blocks(&self) -> u64 {
+        self.budget.total_blocks / PREEMPTIVE_SHARE_GAINED
+    }
+
+    /// Whether less than `times` the room that should be there is left for ordinary requests, and reclaim could gain some.
+    fn lacks_room(&self, pinned_blocks: u64, times: u64) -> bool {
         let budget = &self.budget;
-        let kept_blocks = budget.global_nodes * cairn_format::NODE_BLOCKS;
-        let left = (budget.free_blocks + pinned_blocks).saturating_sub(kept_blocks);
-        let reclaimable = budget.reserved_blocks() + pinned_blocks;
-        reclaimable >= budget.total_blocks / PREEMPTIVE_SHARE && reclaimable * 100 > left * PREEMPTIVE_PERCENT
+        let room = budget.room_blocks();
+        let gain = budget.delayed_blocks() + pinned_blocks;
+        let least = PREEMPTIVE_ROOM_BLOCKS.min(budget.total_blocks / PREEMPTIVE_SHARE_VOLUME);
+        let wanted = least.max((room + gain) / PREEMPTIVE_SHARE_LEFT);
+        room < wanted * times && gain >= self.worthwhile_blocks()
+    }
+
+    /// A reservation gave something back: if that was not enough for the first ticket, reclaim may want to know.
+    pub(crate) fn note_return(&self) {
+        if self.tickets.first().is_some() {
+            self.reclaim.wake.returned.notify_all();
+        }
     }
 
     /// Fails tickets from the first one on, those that came before `sequence`, until one behind them is granted.
@@ -181,6 +216,7 @@ impl Ledger {
         wake.reclaim.notify_all();
         wake.commit.notify_all();
         wake.commit_ended.notify_all();
+        wake.returned.notify_all();
         #[cfg(feature = "baselines")]
         if let Some(flusher) = &self.shared_flusher {
             flusher.wake_all();
@@ -247,13 +283,15 @@ impl Thread {
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
             let blocks = ledger.tickets.normal_blocks();
-            ledger = self.write_delayed_data(ledger, blocks);
+            ledger = self.write_delayed_data(ledger, blocks, &|ledger| first(ledger).is_none());
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
+            self.await_returns(&mut ledger, progress, first);
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.
             let judged = ledger.tickets.first_urgent().is_none();
             if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref()) {
                 ledger.fail_from_first(sequence, first);
             }
+            ledger.preempt_if_worthwhile(self.space.pinned_hint());
             ledger
         } else if ledger.reclaim.preempt {
             self.preempt(ledger)
@@ -268,16 +306,17 @@ impl Thread {
     fn preempt<'a>(&'a self, mut ledger: Guard<'a>) -> Guard<'a> {
         let space = &self.space;
         ledger.reclaim.preempt = false;
-        if !ledger.is_nearly_promised(space.pinned_hint()) {
+        if !ledger.lacks_room(space.pinned_hint(), 1) {
             return ledger;
         }
         ledger.reclaim.preempted_at = ledger.reclaim.granted_blocks;
         ledger.reclaim.preemptive_runs += 1;
-        let blocks = ledger.budget.data_reserved / 2;
-        if blocks > 0 {
-            ledger = self.write_delayed_data(ledger, blocks);
+        // Twice the room that is missed when a run begins, or the next one would begin at once.
+        let lacks_room = |ledger: &Ledger| ledger.lacks_room(space.pinned_hint(), 2);
+        if ledger.budget.data_reserved > 0 {
+            ledger = self.write_delayed_data(ledger, u64::MAX, &|ledger| !lacks_room(ledger));
         }
-        self.request_commit(&mut ledger, |ledger| space.pinned_hint() > 0 && ledger.is_nearly_promised(space.pinned_hint()));
+        self.request_commit(&mut ledger, |ledger| space.pinned_hint() >= ledger.worthwhile_blocks() && lacks_room(ledger));
         ledger
     }
 
@@ -309,15 +348,34 @@ impl Thread {
         ledger = self.call(ledger, |reclaimer| reclaimer.commit());
         ledger.reclaim.commits_ended += 1;
         wake.commit_ended.notify_all();
+        self.await_returns(&mut ledger, progress, first);
         if progress.cycle_ends(&ledger, first(&ledger).as_ref()) {
             ledger.fail_from_first(sequence, first);
         }
         ledger
     }
 
-    fn write_delayed_data<'a>(&'a self, mut ledger: Guard<'a>, blocks: u64) -> Guard<'a> {
+    fn write_delayed_data<'a>(&'a self, mut ledger: Guard<'a>, blocks: u64, enough: &dyn Fn(&Ledger) -> bool) -> Guard<'a> {
         ledger.reclaim.writes += 1;
-        self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks))
+        self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks, &|| enough(&self.space.ledger.lock())))
+    }
+
+    /// Before the first ticket is judged: a cycle may take less time than others hold what they reserved. Waits, for a bounded
+    /// time, while it is no closer to what it needs and somebody holds something.
+    fn await_returns(&self, ledger: &mut Guard<'_>, progress: &Progress, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
+        let deadline = now_monotonic() + RETURN_WAIT;
+        let wake = Arc::clone(&ledger.reclaim.wake);
+        while ledger.reclaim.is_running()
+            && progress.is_stuck(ledger, first(ledger).as_ref())
+            && ledger.budget.reserved_blocks() > 0
+            && (self.role == Role::Reclaim || ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun)
+        {
+            let rest = deadline - now_monotonic();
+            if rest.is_zero() {
+                break;
+            }
+            wake.returned.wait_for(ledger, rest);
+        }
     }
 
     /// Calls the reclaimer with the ledger unlocked. Without a reclaimer waiting makes no sense any more.

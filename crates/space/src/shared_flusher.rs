@@ -65,8 +65,8 @@ impl Stage {
 
     fn run(self, reclaimer: &dyn Reclaimer, request: Request) {
         match self {
-            Stage::SomeDelayedData => reclaimer.write_delayed_data(request.blocks().saturating_mul(2)),
-            Stage::AllDelayedData => reclaimer.write_delayed_data(u64::MAX),
+            Stage::SomeDelayedData => reclaimer.write_delayed_data(request.blocks().saturating_mul(2), &|| false),
+            Stage::AllDelayedData => reclaimer.write_delayed_data(u64::MAX, &|| false),
             Stage::Commit => reclaimer.commit(),
         }
     }

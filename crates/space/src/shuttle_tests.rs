@@ -13,7 +13,7 @@ const SCHEDULES: usize = 300;
 struct Idle;
 
 impl Reclaimer for Idle {
-    fn write_delayed_data(&self, _: u64) {
+    fn write_delayed_data(&self, _: u64, _: &dyn Fn() -> bool) {
         thread::yield_now();
     }
     fn commit(&self) {

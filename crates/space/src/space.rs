@@ -7,10 +7,10 @@ use crate::reclaim::Reclaim;
 use crate::reservation::Reservation;
 use crate::tickets::{Outcome, Ticket, Tickets};
 use crate::{Reclaimer, SpaceError};
+use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::clock::{Monotonic, now_monotonic};
-use cairn_environment::lock::{Mutex, MutexGuard};
-use cairn_environment::{Rank, assert_may_block};
+use cairn_environment::lock::Mutex;
 use cairn_format::{BITMAP_BYTES, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -180,10 +180,29 @@ impl Space {
         if !may_wait {
             return Err(no_space(request));
         }
-        assert_may_block(Some(Rank::SPACE_LEDGER));
         let ticket = ledger.tickets.enqueue(request, urgency);
         ledger.reclaim.kick(urgency);
-        self.wait(&mut ledger, &ticket, deadline)
+        drop(ledger);
+        let outcome = match ticket.wait(deadline) {
+            Outcome::Waiting => self.withdraw(&ticket),
+            decided => decided,
+        };
+        match outcome {
+            Outcome::Granted => Ok(Reservation::new(self, request)),
+            Outcome::Failed => Err(no_space(request)),
+            Outcome::Stopped => Err(SpaceError::Stopped),
+            Outcome::Withdrawn | Outcome::Waiting => Err(timed_out(request)),
+        }
+    }
+
+    /// Takes a ticket whose time is over off its queue, unless it was decided at the last moment.
+    fn withdraw(&self, ticket: &Arc<Ticket>) -> Outcome {
+        let mut ledger = self.ledger.lock();
+        if ticket.outcome() == Outcome::Waiting {
+            ledger.tickets.finish(ticket, Outcome::Withdrawn);
+            ledger.satisfy();
+        }
+        ticket.outcome()
     }
 
     fn grant_at_once(&self, ledger: &mut Ledger, request: Request, urgency: Urgency) -> bool {
@@ -198,38 +217,12 @@ impl Space {
         fits
     }
 
-    /// Sleeps until the ticket is decided, or withdraws it at `deadline`.
-    fn wait(
-        self: &Arc<Self>,
-        ledger: &mut MutexGuard<'_, Ledger>,
-        ticket: &Arc<Ticket>,
-        deadline: Option<Monotonic>,
-    ) -> Result<Reservation, SpaceError> {
-        let request = ticket.request;
-        loop {
-            match ticket.outcome() {
-                Outcome::Granted => return Ok(Reservation::new(self, request)),
-                Outcome::Failed => return Err(no_space(request)),
-                Outcome::Stopped => return Err(SpaceError::Stopped),
-                Outcome::Withdrawn => return Err(timed_out(request)),
-                Outcome::Waiting => {}
-            }
-            match deadline.map(|deadline| deadline - now_monotonic()) {
-                None => ticket.changed.wait(ledger),
-                Some(Duration::ZERO) => {
-                    ledger.tickets.finish(ticket, Outcome::Withdrawn);
-                    ledger.satisfy();
-                }
-                Some(rest) => drop(ticket.changed.wait_for(ledger, rest)),
-            }
-        }
-    }
-
     /// Takes space back from a reservation and serves those who wait.
     pub(crate) fn give_back(&self, data_blocks: u64, nodes: u64) {
         let mut ledger = self.ledger.lock();
         ledger.budget.give_back(data_blocks, nodes);
         ledger.satisfy();
+        ledger.note_return();
     }
 
     /// Hands out 1 to `blocks` contiguous blocks for data: at `goal` if that is free, otherwise where data is written now.

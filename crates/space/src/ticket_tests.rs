@@ -72,10 +72,12 @@ impl Gate {
 }
 
 impl Reclaimer for Gate {
-    fn write_delayed_data(&self, blocks: u64) {
+    fn write_delayed_data(&self, blocks: u64, enough: &dyn Fn() -> bool) {
         self.writes.fetch_add(1, SeqCst);
         self.pass();
-        (self.on_write)(blocks);
+        if !enough() {
+            (self.on_write)(blocks);
+        }
     }
 
     fn commit(&self) {
@@ -333,12 +335,12 @@ struct Owner {
 }
 
 impl Reclaimer for Owner {
-    fn write_delayed_data(&self, _: u64) {
+    fn write_delayed_data(&self, _: u64, _: &dyn Fn() -> bool) {
         self.steps[0].store(true, SeqCst);
         until(|| self.steps[1].load(SeqCst));
     }
     fn commit(&self) {
-        self.write_delayed_data(0);
+        self.write_delayed_data(0, &|| false);
     }
 }
 

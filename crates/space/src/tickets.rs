@@ -7,9 +7,9 @@
 //! Order: removals before writeback before ordinary requests; first come, first served within each. Space goes to the first
 //! ticket of the first queue that isn't empty, and to nobody else while that one waits: nobody barges.
 use crate::budget::{Request, Urgency};
-use cairn_environment::Rank;
 use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, assert_may_block};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,15 +31,29 @@ pub(crate) struct Ticket {
     /// Position in the order of arrival.
     pub(crate) sequence: u64,
     began: Monotonic,
-    /// Changed under the ledger's lock only; its own mutex, never contended, keeps it shared safely.
+    /// Changed with the ledger's lock held as well. The owner waits with this mutex alone: whoever is woken doesn't queue
+    /// for the ledger behind those who still work.
     outcome: Mutex<Outcome>,
-    /// Waits with the ledger's mutex.
-    pub(crate) changed: Condvar,
+    changed: Condvar,
 }
 
 impl Ticket {
     pub(crate) fn outcome(&self) -> Outcome {
         *self.outcome.lock()
+    }
+
+    /// Sleeps until the ticket is decided or `deadline` is over. The ledger is not locked.
+    pub(crate) fn wait(&self, deadline: Option<Monotonic>) -> Outcome {
+        assert_may_block(None);
+        let mut outcome = self.outcome.lock();
+        while *outcome == Outcome::Waiting {
+            match deadline.map(|deadline| deadline - now_monotonic()) {
+                None => self.changed.wait(&mut outcome),
+                Some(Duration::ZERO) => break,
+                Some(rest) => drop(self.changed.wait_for(&mut outcome, rest)),
+            }
+        }
+        *outcome
     }
 }
 

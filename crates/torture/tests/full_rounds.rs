@@ -1,0 +1,195 @@
+//! Fill to the last block, empty, and again: what `df` promised can be written, what `write` accepted can be stored, every
+//! deletion works, and nobody hangs.
+//!
+//! A small form runs always. `CAIRN_FULL_ROUNDS` (default 3) and `CAIRN_FULL_BYTES` (default 192 MiB) set a larger one:
+//! `CAIRN_FULL_ROUNDS=100 CAIRN_FULL_BYTES=1073741824 cargo test --profile checked -p cairn-torture --test full_rounds`.
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::random::Seeded;
+use cairn_environment::thread;
+use cairn_environment::{Rank, clock};
+use cairn_torture::crash::expect_clean;
+use cairn_torture::files::{create, format};
+use cairn_torture::{number_from_environment, seed_from_environment};
+use std::sync::Arc;
+use std::time::Duration;
+
+const THREADS: u64 = 16;
+const LARGE_BYTES: usize = 1 << 20;
+const SMALL_BYTES: usize = 4096;
+
+/// Ends the process when a round takes longer than anything but a hang could.
+struct Watchdog(Arc<(Mutex<bool>, Condvar)>);
+
+impl Watchdog {
+    fn new(what: String, limit: Duration) -> Self {
+        let shared = Arc::new((Mutex::new(Rank::LEAF, false), Condvar::new()));
+        let other = shared.clone();
+        drop(thread::spawn("watchdog", move || {
+            let begin = clock::now_monotonic();
+            let mut done = other.0.lock();
+            while !*done {
+                if begin.elapsed() >= limit {
+                    eprintln!("{what} hangs");
+                    std::process::abort();
+                }
+                other.1.wait_for(&mut done, Duration::from_secs(1));
+            }
+        }));
+        Self(shared)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        *self.0.0.lock() = true;
+        self.0.1.notify_all();
+    }
+}
+
+/// Files of one client.
+#[derive(Default)]
+struct Client {
+    names: Vec<Vec<u8>>,
+    bytes: u64,
+    next: u64,
+}
+
+/// Which files a round writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mix {
+    Both,
+    Large,
+    Small,
+}
+
+/// Writes files until not even a small one fits.
+fn fill(volume: &Volume, client: u64, mix: Mix, random: &mut Seeded, state: &mut Client, synced: &AtomicU64) {
+    let data = vec![client as u8 + 1; LARGE_BYTES];
+    let mut large_fits = mix != Mix::Small;
+    loop {
+        let large = large_fits && (mix == Mix::Large || random.chance(1, 2));
+        let bytes = if large { LARGE_BYTES } else { SMALL_BYTES };
+        let name = format!("{client}-{}", state.next).into_bytes();
+        state.next += 1;
+        match create(volume, &name, &data[..bytes]) {
+            Ok(inode) => {
+                if random.chance(1, 64) {
+                    volume.fsync_blocking(inode, FsyncKind::Full).expect("fsync stores what write accepted");
+                    synced.fetch_add(1, Ordering::Relaxed);
+                }
+                volume.forget(inode, 1);
+                state.names.push(name);
+                state.bytes += bytes as u64;
+            }
+            Err(Error::NoSpace) => {
+                match volume.unlink(volume.root(), &name) {
+                    Ok(()) | Err(Error::NotFound) => {}
+                    Err(error) => panic!("deleting on a full volume: {error}"),
+                }
+                if !large {
+                    return;
+                }
+                large_fits = false;
+            }
+            Err(error) => panic!("filling: {error}"),
+        }
+    }
+}
+
+fn empty(volume: &Volume, random: &mut Seeded, state: &mut Client, keep: (u64, u64)) {
+    let mut kept = Vec::new();
+    for name in state.names.drain(..) {
+        if random.chance(keep.0, keep.1) {
+            kept.push(name);
+        } else {
+            volume.unlink(volume.root(), &name).expect("deleting works on a full volume");
+        }
+    }
+    state.names = kept;
+}
+
+fn on_all_clients(
+    volume: &Volume,
+    clients: &mut Vec<Client>,
+    seed: u64,
+    work: impl Fn(&Volume, u64, &mut Seeded, &mut Client) + Send + Sync + 'static,
+) {
+    let work = Arc::new(work);
+    let handles: Vec<_> = std::mem::take(clients)
+        .into_iter()
+        .zip(0..)
+        .map(|(mut state, client)| {
+            let (volume, work) = (volume.clone(), work.clone());
+            thread::spawn("client", move || {
+                work(&volume, client, &mut Seeded::new(seed ^ (client << 32)), &mut state);
+                state
+            })
+        })
+        .collect();
+    clients.extend(handles.into_iter().map(|handle| handle.join().expect("no client panics")));
+}
+
+fn open(device: &Arc<MemoryDevice>) -> Volume {
+    let options = VolumeOptions { commit_interval: Duration::from_millis(200), dirty_data_bytes_max: 16 << 20, ..VolumeOptions::default() };
+    Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens")
+}
+
+#[test]
+fn sixteen_clients_get_what_df_promised_in_every_round() {
+    let rounds = number_from_environment("CAIRN_FULL_ROUNDS").unwrap_or(3);
+    let bytes = number_from_environment("CAIRN_FULL_BYTES").unwrap_or(192 << 20);
+    let device = Arc::new(MemoryDevice::new(bytes));
+    format(&*device, 4 << 20).expect("a new volume");
+    let seed = seed_from_environment();
+    let mut volume = open(&device);
+    let mut clients: Vec<Client> = (0..THREADS).map(|_| Client::default()).collect();
+    for round in 0..rounds {
+        let mix = [Mix::Both, Mix::Large, Mix::Small][(round % 3) as usize];
+        let _watchdog = Watchdog::new(format!("round {round} ({mix:?})"), Duration::from_secs(300));
+        volume.sync().expect("sync");
+        volume.commit().expect("commit");
+        let before = volume.space();
+        let synced = AtomicU64::new(0);
+        let begin = clock::now_monotonic();
+        clients.iter_mut().for_each(|client| client.bytes = 0);
+        on_all_clients(&volume, &mut clients, seed ^ round, move |volume, client, random, state| {
+            fill(volume, client, mix, random, state, &synced);
+        });
+        let filled = begin.elapsed();
+        volume.sync().expect("what write accepted has its space");
+        volume.commit().expect("commit");
+        let written: u64 = clients.iter().map(|client| client.bytes).sum();
+        let promised = before.available_blocks * 4096;
+        let files: usize = clients.iter().map(|client| client.names.len()).sum();
+        let statistics = volume.statistics();
+        let after = volume.space();
+        let taken = (before.free_blocks - after.free_blocks) * 4096;
+        println!(
+            "{round} {mix:?}: promised {:.1} MiB, data {:.2} %, taken {:.2} %, left {:.2} %, {files} files, fill {:?} empty at {:?}; waited {} granted {} failed {} max {:?} writes {} commits {} preempt {}",
+            promised as f64 / 1048576.0,
+            written as f64 * 100.0 / promised as f64,
+            taken as f64 * 100.0 / promised as f64,
+            after.available_blocks as f64 * 100.0 / after.total_blocks as f64,
+            filled,
+            begin.elapsed(),
+            statistics.tickets_waited,
+            statistics.tickets_granted,
+            statistics.tickets_failed,
+            Duration::from_nanos(statistics.ticket_wait_max_ns),
+            statistics.reclaim_writes,
+            statistics.reclaim_commits,
+            statistics.reclaim_preemptive_runs,
+        );
+        let keep = if round % 5 == 4 { (0, 1) } else { (1, 8) };
+        on_all_clients(&volume, &mut clients, seed ^ round, move |volume, _, random, state| empty(volume, random, state, keep));
+        if round % 10 == 9 || round + 1 == rounds {
+            volume.close().expect("it closes");
+            expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            volume = open(&device);
+        }
+    }
+    volume.close().expect("it closes");
+}
