@@ -44,6 +44,9 @@ pub struct NodeCache {
     /// Nodes get the locks that came before.
     #[cfg(feature = "baselines")]
     waking_locks: bool,
+    /// Every descent locks its way down.
+    #[cfg(feature = "baselines")]
+    locked_descents: bool,
 }
 
 impl NodeCache {
@@ -63,17 +66,36 @@ impl NodeCache {
             sections,
             #[cfg(feature = "baselines")]
             waking_locks: false,
+            #[cfg(feature = "baselines")]
+            locked_descents: false,
         })
     }
 
-    /// The same cache, its nodes with the locks that came before, if `waking`. Nobody shares it yet.
+    /// The same cache, if `waking` with what came before: waking locks, and descents that lock their way down. Nobody
+    /// shares it yet.
     ///
     /// # Panics
     /// When somebody does.
     #[cfg(feature = "baselines")]
     pub fn with_waking_locks(mut self: Arc<Self>, waking: bool) -> Arc<NodeCache> {
         Arc::get_mut(&mut self).expect("a new cache").waking_locks = waking;
+        self.with_locked_descents(waking)
+    }
+
+    /// The same cache, if `locked` with descents that lock their way down. Nobody shares it yet.
+    ///
+    /// # Panics
+    /// When somebody does.
+    #[cfg(feature = "baselines")]
+    pub fn with_locked_descents(mut self: Arc<Self>, locked: bool) -> Arc<NodeCache> {
+        Arc::get_mut(&mut self).expect("a new cache").locked_descents = locked;
         self
+    }
+
+    /// Whether every descent locks its way down.
+    #[cfg(feature = "baselines")]
+    pub(crate) fn has_locked_descents(&self) -> bool {
+        self.locked_descents
     }
 
     fn handle(&self, node: Node) -> NodeHandle {

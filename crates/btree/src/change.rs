@@ -37,6 +37,11 @@ impl Tree {
     /// When the value is longer than [`VALUE_BYTES_MAX`].
     pub fn insert(&self, change: &Change<'_>, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>, TreeError> {
         assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes doesn't fit into a node", value.len());
+        if let Some(Arrival::Own { mut leaf, .. }) = self.quick_arrive(&key, change.generation)
+            && let Ok(old) = put(&mut leaf, key, value)
+        {
+            return Ok(old);
+        }
         let mut safe_level = None;
         let safe = |node: &Node| node.generation() == change.generation && has_room(node, &key, value.len());
         let arrival = self.arrive(&key, change.generation, |node| {
@@ -67,6 +72,13 @@ impl Tree {
     /// When a node can't be read or allocated; the items are then as they were. When the allocator refuses to take a node
     /// back, the bitmaps contradict the trees; the change may then have happened, and the transaction must not commit.
     pub fn remove(&self, change: &Change<'_>, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
+        match self.quick_arrive(key, change.generation) {
+            Some(Arrival::Own { mut leaf, is_root }) if is_root || leaf.search(key).is_err() || !underfull(&leaf) => {
+                return Ok(take(&mut leaf, key));
+            }
+            Some(Arrival::Frozen(leaf)) if leaf.search(key).is_err() => return Ok(None),
+            _ => {}
+        }
         let mut safe_level = None;
         let safe = |node: &Node| node.generation() == change.generation && !underfull(node);
         let arrival = self.arrive(key, change.generation, |node| {

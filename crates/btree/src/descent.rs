@@ -14,8 +14,7 @@ use crate::change::Change;
 use crate::expected::{Bounds, Expected};
 use crate::handle::WriteNode;
 use crate::page::{Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull};
-use crate::tree::Tree;
-use cairn_environment::lock::RwLockWriteGuard;
+use crate::tree::{RootGuard, Tree};
 use cairn_format::{BlockNumber, FormatError, Key, Node, NodePointer, Structure};
 use cairn_space::SpaceError;
 
@@ -38,7 +37,7 @@ pub(crate) struct Descent<'a> {
     tree: &'a Tree,
     change: &'a Change<'a>,
     /// Present while `node` is the root and may be replaced.
-    root: Option<RwLockWriteGuard<'a, NodePointer>>,
+    root: Option<RootGuard<'a>>,
     node: WriteNode,
     bounds: Bounds,
 }
@@ -57,10 +56,10 @@ impl<'a> Descent<'a> {
             return Ok(Descent { tree, change, root: None, node, bounds });
         }
         let mut root = tree.write_root();
-        let mut node = tree.lock_cached(&tree.expected_root(*root))?;
+        let mut node = tree.lock_cached(&tree.expected_root(root.pointer()))?;
         if node.generation() != change.generation {
             let copy = tree.copy(change, &node)?;
-            *root = copy.handle.root_pointer();
+            root.set(copy.handle.root_pointer());
             tree.release(change, node)?;
             node = copy;
         }
@@ -122,7 +121,7 @@ impl<'a> Descent<'a> {
             return Ok(child);
         }
         let copy = self.tree.copy(self.change, &child.node)?;
-        self.node.replace(child.index, &copy.handle.child_pointer().encode()).expect("a pointer takes another's room");
+        self.node.replace_child(child.index, &copy.handle);
         self.tree.release(self.change, child.node)?;
         Ok(Child { node: copy, ..child })
     }
@@ -132,7 +131,7 @@ impl<'a> Descent<'a> {
         let Some(root) = &mut self.root else { return Ok(()) };
         let mut above = self.tree.new_node(self.change, self.node.level() + 1)?;
         above.insert(0, Key::MIN, &self.node.handle.child_pointer().encode()).expect("an empty node has room");
-        **root = above.handle.root_pointer();
+        root.set(above.handle.root_pointer());
         self.node = above;
         Ok(())
     }
@@ -212,7 +211,7 @@ impl<'a> Descent<'a> {
     /// Replaces the root, which has one child, by that child.
     fn collapse_into(&mut self, child: Child) -> Result<(), TreeError> {
         if let Some(root) = &mut self.root {
-            **root = child.node.handle.root_pointer();
+            root.set(child.node.handle.root_pointer());
         }
         let old = std::mem::replace(&mut self.node, child.node);
         self.bounds = Bounds::ALL;
@@ -235,7 +234,7 @@ impl<'a> Descent<'a> {
             && self.node.count() == 1
         {
             let pointer = self.node.child(0);
-            **root = NodePointer { block: pointer.block, generation: pointer.generation, level: self.node.level() - 1 };
+            root.set(NodePointer { block: pointer.block, generation: pointer.generation, level: self.node.level() - 1 });
             self.tree.release(self.change, self.node)?;
         }
         Ok(value)
@@ -276,11 +275,15 @@ impl Tree {
         self.cache.before_sleep();
         let mut copy = Node::clone(node);
         copy.relocate(self.allocate(change)?, change.generation);
-        Ok(self.cache.insert_new(copy))
+        let copy = self.cache.insert_new(copy);
+        // Until the copy has the old node's place, who passes here waits for the lock of the one above.
+        copy.handle.routes.take_over(&node.handle.routes);
+        Ok(copy)
     }
 
     /// Gives a node back that nothing refers to any more: first the cache forgets it, then its blocks may be used again.
     fn release(&self, change: &Change<'_>, node: WriteNode) -> Result<(), TreeError> {
+        node.handle.routes.forget();
         self.cache.remove(&node.handle, change.generation);
         let freed = self.space.free_node(node.handle.block, node.handle.generation, change.generation);
         freed.map_err(|source| self.space_error(source))

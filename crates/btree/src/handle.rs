@@ -2,8 +2,10 @@
 //!
 //! What never changes while a node stands at its block (block, tree, level, generation) can be read without its lock.
 //! Nodes of committed transactions never change at all, so a lock on them only ever waits for the one who copies them.
+use crate::routes::RoutesPlace;
 use crate::statistics::LockWaits;
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{ArcRwLockReadGuard, ArcRwLockWriteGuard, RwLock};
 use cairn_format::{BlockNumber, ChildPointer, Generation, Node, NodePointer, TreeId};
 use std::ops::{Deref, DerefMut};
@@ -11,7 +13,10 @@ use std::sync::Arc;
 
 /// A node in memory. While a handle or a guard exists, the cache doesn't evict the node.
 #[derive(Clone)]
-pub(crate) struct NodeHandle {
+pub(crate) struct NodeHandle(Arc<NodeBody>);
+
+/// What handles of a node share.
+pub(crate) struct NodeBody {
     /// First block of the node.
     pub(crate) block: BlockNumber,
     /// Tree that the node belongs to.
@@ -20,7 +25,35 @@ pub(crate) struct NodeHandle {
     pub(crate) generation: Generation,
     /// Height above the leaves.
     pub(crate) level: u8,
+    /// An inner node's routes.
+    pub(crate) routes: RoutesPlace,
+    /// Looked up since the clock's hand passed.
+    used: AtomicBool,
     lock: Arc<RwLock<Node>>,
+}
+
+impl Deref for NodeHandle {
+    type Target = NodeBody;
+
+    fn deref(&self) -> &NodeBody {
+        &self.0
+    }
+}
+
+impl NodeBody {
+    /// The node was looked up: it gets another round of the clock.
+    #[inline]
+    pub(crate) fn note_use(&self) {
+        // Most often it was used before: then nothing is written that others read.
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the node was looked up since this was asked last.
+    pub(crate) fn take_use(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
 }
 
 impl NodeHandle {
@@ -31,13 +64,30 @@ impl NodeHandle {
 
     /// Puts `node` behind the lock that `lock` makes.
     pub(crate) fn with_lock(node: Node, lock: impl FnOnce(Node) -> RwLock<Node>) -> NodeHandle {
-        NodeHandle {
+        NodeHandle(Arc::new(NodeBody {
             block: node.address(),
             tree: node.tree(),
             generation: node.generation(),
             level: node.level(),
+            routes: RoutesPlace::empty(),
+            used: AtomicBool::new(true),
             lock: Arc::new(lock(node)),
-        }
+        }))
+    }
+
+    /// A handle of the node.
+    pub(crate) fn from_body(body: Arc<NodeBody>) -> NodeHandle {
+        NodeHandle(body)
+    }
+
+    /// What the handles of the node share.
+    pub(crate) fn body(&self) -> &Arc<NodeBody> {
+        &self.0
+    }
+
+    /// The node, if this was the last handle and nobody can make another one.
+    pub(crate) fn into_last(self) -> Result<NodeBody, NodeHandle> {
+        Arc::try_unwrap(self.0).map_err(NodeHandle)
     }
 
     /// Shared access.
@@ -60,12 +110,12 @@ impl NodeHandle {
 
     /// Whether both are the same node in memory, not only the same block.
     pub(crate) fn is(&self, other: &NodeHandle) -> bool {
-        Arc::ptr_eq(&self.lock, &other.lock)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether nobody else refers to the node in memory.
     pub(crate) fn is_unshared(&self) -> bool {
-        Arc::strong_count(&self.lock) == 1
+        Arc::strong_count(&self.0) == 1
     }
 
     /// What the tree's owner stores when this node is the root.
@@ -95,6 +145,13 @@ impl Deref for ReadNode {
     }
 }
 
+impl ReadNode {
+    /// Child `index` was found to be `child`, and its keys were checked.
+    pub(crate) fn learn_child(&self, index: usize, child: &NodeHandle) {
+        self.handle.routes.learn(self, index, &child.0);
+    }
+}
+
 /// A node under its exclusive lock.
 pub(crate) struct WriteNode {
     guard: ArcRwLockWriteGuard<Node>,
@@ -111,7 +168,20 @@ impl Deref for WriteNode {
 }
 
 impl DerefMut for WriteNode {
+    /// Whoever wants to change an inner node withdraws its routes by that.
     fn deref_mut(&mut self) -> &mut Node {
+        if self.handle.level > 0 {
+            self.handle.routes.withdraw();
+        }
         &mut self.guard
+    }
+}
+
+impl WriteNode {
+    /// Lets child `index` be `copy`, under the same keys: the routes stay, and lead to the copy. The old child's exclusive
+    /// lock is held.
+    pub(crate) fn replace_child(&mut self, index: usize, copy: &NodeHandle) {
+        self.guard.replace(index, &copy.child_pointer().encode()).expect("a pointer takes another's room");
+        self.handle.routes.exchange(index, &copy.0);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! States of a block: absent, *loading* (one thread reads it, the others wait), *dirty* (made by a transaction whose
 //! commit hasn't written it yet), *clean*. Only clean nodes that nobody refers to are evicted; a node that is in use stays
-//! the only copy of its block in memory, so that its lock means something.
-use crate::handle::NodeHandle;
+//! the only copy of its block in memory, so that its lock means something. Routes refer to inner nodes: those of a node that
+//! nobody passes are given up, and then what they lead to can go.
+use crate::handle::{NodeBody, NodeHandle};
 use cairn_format::{BlockNumber, NODE_BLOCKS};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -38,8 +39,6 @@ enum Place {
 struct Slot {
     node: NodeHandle,
     dirty: bool,
-    /// Looked up since the clock's hand passed.
-    used: bool,
 }
 
 /// What a lookup found.
@@ -86,9 +85,9 @@ impl Shard {
             Some(Place::Loading) => Lookup::Loading,
             Some(&Place::At(index)) => {
                 self.hits += 1;
-                let slot = &mut self.ring[index];
-                slot.used = true;
-                Lookup::Found(slot.node.clone())
+                let node = &self.ring[index].node;
+                node.note_use();
+                Lookup::Found(node.clone())
             }
         }
     }
@@ -100,7 +99,7 @@ impl Shard {
     }
 
     /// The reading of `block` ended. Returns what was evicted, to be dropped without the lock.
-    pub(crate) fn end_load(&mut self, block: BlockNumber, node: Option<NodeHandle>) -> Vec<NodeHandle> {
+    pub(crate) fn end_load(&mut self, block: BlockNumber, node: Option<NodeHandle>) -> Vec<NodeBody> {
         if !matches!(self.places.get(&block), Some(Place::Loading)) {
             // The block was given to a new node meanwhile: what was read is history.
             return Vec::new();
@@ -116,7 +115,7 @@ impl Shard {
         self.remove(node.block);
         self.clean += usize::from(!dirty);
         self.places.insert(node.block, Place::At(self.ring.len()));
-        self.ring.push(Slot { node, dirty, used: true });
+        self.ring.push(Slot { node, dirty });
     }
 
     /// Removes the node at `block`.
@@ -142,23 +141,30 @@ impl Shard {
         }
     }
 
-    /// Moves the clock's hand until the clean nodes fit, at most twice around. Returns what was evicted, to be dropped
+    /// Moves the clock's hand until the clean nodes fit, at most three times around. Returns what was evicted, to be dropped
     /// without the lock.
-    pub(crate) fn evict(&mut self) -> Vec<NodeHandle> {
+    pub(crate) fn evict(&mut self) -> Vec<NodeBody> {
         let mut evicted = Vec::new();
-        let mut steps = 2 * self.ring.len();
+        let mut steps = 3 * self.ring.len();
         while self.clean > self.clean_max && steps > 0 {
             steps -= 1;
             self.hand = if self.hand + 1 < self.ring.len() { self.hand + 1 } else { 0 };
-            let slot = &mut self.ring[self.hand];
-            if slot.dirty || !slot.node.is_unshared() {
+            let Slot { node, dirty } = &self.ring[self.hand];
+            if *dirty || node.take_use() {
                 continue;
             }
-            if std::mem::take(&mut slot.used) {
+            // What nobody used keeps nothing else in memory.
+            node.routes.forget();
+            if !node.is_unshared() {
                 continue;
             }
-            let block = slot.node.block;
-            evicted.extend(self.remove(block));
+            let block = node.block;
+            // A reader may follow a route to the node at this moment.
+            match self.remove(block).map(NodeHandle::into_last) {
+                Some(Ok(node)) => evicted.push(node),
+                Some(Err(node)) => self.insert(node, false),
+                None => {}
+            }
         }
         self.evictions += evicted.len() as u64;
         evicted

@@ -1,11 +1,14 @@
 //! Counters of the cache and of lock waits. Cheap, and exact only when nothing runs.
 use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_format::{BlockNumber, NODE_BLOCKS};
 
 /// What the cache holds and has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheStatistics {
     /// Lookups that found the node in memory.
     pub hits: u64,
+    /// Descents that took no lock but their leaf's; they aren't among the hits.
+    pub quick_descents: u64,
     /// Lookups that read the node from the device.
     pub misses: u64,
     /// Nodes in memory.
@@ -28,12 +31,26 @@ pub(crate) struct LockWaits {
     root: AtomicU64,
     inner: AtomicU64,
     leaf: AtomicU64,
+    quick: [Stripe; STRIPES],
 }
+
+/// Counters so far apart that threads in different leaves rarely write the same cache line.
+const STRIPES: usize = 32;
+
+#[derive(Default)]
+#[repr(align(128))]
+struct Stripe(AtomicU64);
 
 impl LockWaits {
     /// A wait for a root pointer.
     pub(crate) fn count_root(&self) {
         self.root.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A descent that locked nothing but the leaf at `block`.
+    #[inline]
+    pub(crate) fn count_quick(&self, block: BlockNumber) {
+        self.quick[(block.0 / NODE_BLOCKS) as usize % STRIPES].0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A wait for a node.
@@ -44,6 +61,7 @@ impl LockWaits {
 
     /// Adds the counts to `statistics`.
     pub(crate) fn report(&self, statistics: &mut CacheStatistics) {
+        statistics.quick_descents = self.quick.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum();
         statistics.root_lock_waits = self.root.load(Ordering::Relaxed);
         statistics.inner_lock_waits = self.inner.load(Ordering::Relaxed);
         statistics.leaf_lock_waits = self.leaf.load(Ordering::Relaxed);

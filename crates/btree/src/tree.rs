@@ -9,10 +9,11 @@ use crate::TreeError;
 use crate::cache::NodeCache;
 use crate::change::Change;
 use crate::expected::{Bounds, Expected};
-use crate::handle::{NodeHandle, ReadNode, WriteNode};
+use crate::handle::{NodeBody, NodeHandle, ReadNode, WriteNode};
 use crate::range::Range;
 use cairn_environment::Rank;
 use cairn_environment::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use cairn_environment::published::Published;
 use cairn_format::{Generation, Key, Node, NodePointer, TreeId};
 use cairn_space::Space;
 use std::ops::RangeInclusive;
@@ -24,6 +25,28 @@ pub struct Tree {
     pub(crate) space: Arc<Space>,
     id: TreeId,
     root: RwLock<NodePointer>,
+    /// The root in memory, for who takes no lock on the way to a leaf. Set under the root pointer's lock, and withdrawn
+    /// under its exclusive one.
+    pub(crate) root_node: Published<NodeBody>,
+}
+
+/// The root pointer under its exclusive lock.
+pub(crate) struct RootGuard<'a> {
+    tree: &'a Tree,
+    guard: RwLockWriteGuard<'a, NodePointer>,
+}
+
+impl RootGuard<'_> {
+    /// Where the root is.
+    pub(crate) fn pointer(&self) -> NodePointer {
+        *self.guard
+    }
+
+    /// Gives the tree another root.
+    pub(crate) fn set(&mut self, pointer: NodePointer) {
+        self.tree.root_node.store(None);
+        *self.guard = pointer;
+    }
 }
 
 /// A leaf that a shared descent found.
@@ -48,7 +71,7 @@ pub(crate) enum Arrival {
 impl Tree {
     /// The tree whose root is at `root`. Nothing is read yet.
     pub fn open(cache: Arc<NodeCache>, space: Arc<Space>, id: TreeId, root: NodePointer) -> Tree {
-        Tree { cache, space, id, root: RwLock::new(Rank::TREE_ROOT, root) }
+        Tree { cache, space, id, root: RwLock::new(Rank::TREE_ROOT, root), root_node: Published::empty() }
     }
 
     /// A new tree without items: one leaf, made by the running transaction; takes one node of the reservation.
@@ -123,11 +146,12 @@ impl Tree {
     }
 
     /// The root pointer, to change.
-    pub(crate) fn write_root(&self) -> RwLockWriteGuard<'_, NodePointer> {
-        self.root.try_write().unwrap_or_else(|| {
+    pub(crate) fn write_root(&self) -> RootGuard<'_> {
+        let guard = self.root.try_write().unwrap_or_else(|| {
             self.cache.waits.count_root();
             self.root.write()
-        })
+        });
+        RootGuard { tree: self, guard }
     }
 
     /// What `parent`, with the bounds `bounds`, says about its child `index`.
@@ -154,16 +178,42 @@ impl Tree {
         Ok(node)
     }
 
+    /// The root in memory; its pointer's lock is held.
+    fn fetch_root(&self, expected: &Expected) -> Result<NodeHandle, TreeError> {
+        let node = self.cache.fetch(expected)?;
+        if !self.root_node.holds(node.body()) {
+            self.root_node.store(Some(Arc::clone(node.body())));
+        }
+        Ok(node)
+    }
+
+    /// Child `index` of `parent`, of which `expected` is known; the parent's lock is held.
+    fn fetch_child(&self, parent: &ReadNode, index: usize, expected: &Expected) -> Result<NodeHandle, TreeError> {
+        match parent.handle.routes.child(parent, index) {
+            Some(known) => {
+                known.note_use();
+                Ok(NodeHandle::from_body(known))
+            }
+            None => self.cache.fetch(expected),
+        }
+    }
+
     /// The leaf that holds `key` if anybody does, under its shared lock.
     pub(crate) fn leaf(&self, key: &Key) -> Result<Leaf, TreeError> {
+        if let Some(leaf) = self.quick_leaf(key) {
+            return Ok(leaf);
+        }
         let pointer = self.read_root();
         let mut expected = self.expected_root(*pointer);
-        let mut node = self.read_node(self.cache.fetch(&expected)?, &expected)?;
+        let mut node = self.read_node(self.fetch_root(&expected)?, &expected)?;
         drop(pointer);
         while node.level() > 0 {
-            expected = self.child(&node, expected.bounds, node.child_index(key));
+            let index = node.child_index(key);
+            expected = self.child(&node, expected.bounds, index);
+            let child = self.read_node(self.fetch_child(&node, index, &expected)?, &expected)?;
+            node.learn_child(index, &child.handle);
             // The assignment drops the parent's lock, after the child's was taken.
-            node = self.read_node(self.cache.fetch(&expected)?, &expected)?;
+            node = child;
         }
         self.cache.before_sleep();
         Ok(Leaf { node, bounds: expected.bounds })
@@ -174,7 +224,7 @@ impl Tree {
     pub(crate) fn arrive(&self, key: &Key, running: Generation, mut visit: impl FnMut(&Node)) -> Result<Arrival, TreeError> {
         let pointer = self.read_root();
         let mut expected = self.expected_root(*pointer);
-        let mut handle = self.cache.fetch(&expected)?;
+        let mut handle = self.fetch_root(&expected)?;
         if handle.level == 0 && handle.generation == running {
             return Ok(Arrival::Own { leaf: self.write_node(handle, &expected)?, is_root: true });
         }
@@ -182,12 +232,17 @@ impl Tree {
         drop(pointer);
         while node.level() > 0 {
             visit(&node);
-            expected = self.child(&node, expected.bounds, node.child_index(key));
-            handle = self.cache.fetch(&expected)?;
+            let index = node.child_index(key);
+            expected = self.child(&node, expected.bounds, index);
+            handle = self.fetch_child(&node, index, &expected)?;
             if handle.level == 0 && handle.generation == running {
-                return Ok(Arrival::Own { leaf: self.write_node(handle, &expected)?, is_root: false });
+                let leaf = self.write_node(handle, &expected)?;
+                node.learn_child(index, &leaf.handle);
+                return Ok(Arrival::Own { leaf, is_root: false });
             }
-            node = self.read_node(handle, &expected)?;
+            let child = self.read_node(handle, &expected)?;
+            node.learn_child(index, &child.handle);
+            node = child;
         }
         Ok(Arrival::Frozen(node))
     }

@@ -18,6 +18,7 @@ pub mod atomic;
 pub mod clock;
 mod held;
 pub mod lock;
+pub mod published;
 pub mod random;
 pub mod rank;
 pub mod thread;
