@@ -69,6 +69,9 @@ impl VolumeInner {
         let written = self.cache.write(&frozen.dirty)?;
         self.counters.nodes_written.fetch_add(written.nodes, Ordering::Relaxed);
         let slots = self.write_bitmaps(&frozen.bitmaps)?;
+        // Data that the log holds, or is writing, belongs to the trees as well; and what this transaction freed must not be
+        // free while it is written to.
+        self.log.write_data();
         // 2. They must be durable before a superblock refers to them.
         self.device.flush()?;
         // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that one.

@@ -83,7 +83,7 @@ impl VolumeInner {
     pub(crate) fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         let state = self.read_inode(&inode)?;
-        Ok(Attributes::new(number, &state.item, state.pages.len() as u64))
+        Ok(Attributes::new(number, &state.item, state.delayed_blocks()))
     }
 
     /// Calls `take` for the entries after `cookie` until it returns false. The directory stays locked for a part of

@@ -3,7 +3,7 @@
 //! A write copies into pages in memory and reserves the space that writing them out will take; it joins no transaction.
 //! Bytes of a page past the end of the file are zero, always: extending a file then shows zeros.
 use crate::extents::gaps;
-use crate::inode::{Inode, InodeState, Page};
+use crate::inode::{Inode, InodeState, Page, PageState};
 use crate::operation::Effort;
 use crate::types::SeekTarget;
 use crate::volume::VolumeInner;
@@ -145,11 +145,12 @@ impl VolumeInner {
     fn write_page(&self, state: &mut InodeState, block: u64, part: Range<usize>, data: &[u8], old: Option<Box<[u8; BLOCK_SIZE]>>) {
         let page = state.pages.entry(block).or_insert_with(|| {
             let content = old.unwrap_or_else(|| Box::new([0; BLOCK_SIZE]));
-            Page { data: Arc::from(content), dirty: false }
+            Page { data: Arc::from(content), state: PageState::Writing }
         });
         Arc::make_mut(&mut page.data)[part].copy_from_slice(data);
-        if !page.dirty {
-            page.dirty = true;
+        if page.state != PageState::Dirty {
+            state.logged_pages -= u64::from(matches!(page.state, PageState::Logged(_)));
+            page.state = PageState::Dirty;
             state.dirty_pages += 1;
             self.dirty_pages.fetch_add(1, Ordering::Relaxed);
         }
@@ -174,8 +175,7 @@ impl VolumeInner {
     pub(crate) fn drop_pages(&self, state: &mut InodeState, from: u64, to: u64) {
         let blocks: Vec<u64> = state.pages.range(from..to).map(|(block, _)| *block).collect();
         for block in blocks {
-            if state.pages.remove(&block).is_some_and(|page| page.dirty) {
-                state.dirty_pages -= 1;
+            if state.remove_page(block) {
                 self.dirty_pages.fetch_sub(1, Ordering::Relaxed);
             }
         }

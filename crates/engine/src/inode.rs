@@ -14,16 +14,38 @@ use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cairn_format::{BLOCK_SIZE, FileType, InodeItem, InodeNumber, ItemKind, Key, LogSeq};
+use cairn_log::DataTicket;
 use cairn_space::Reservation;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+/// What a page in memory waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PageState {
+    /// Changed since its last writeback began.
+    Dirty,
+    /// Being written by whoever holds the extents mutex; not in the tree yet.
+    Writing,
+    /// In tree and log, and in the hands of the log; the number is its [`Flight`]'s. Whoever changes or drops it leaves
+    /// blocks behind that may still be written to: they are pinned until the transaction is durable, which comes later.
+    Logged(u64),
+}
+
 /// One block of file data in memory that is not on the device yet.
 pub(crate) struct Page {
     pub(crate) data: Arc<[u8; BLOCK_SIZE]>,
-    /// Changed since its last writeback began.
-    pub(crate) dirty: bool,
+    pub(crate) state: PageState,
 }
+
+/// Data of one operation that the log writes together with the operation's checkpoint.
+pub(crate) struct Flight {
+    pub(crate) number: u64,
+    pub(crate) blocks: Vec<u64>,
+    pub(crate) ticket: Arc<DataTicket>,
+}
+
+/// The inodes that have something to write. Lock: a leaf.
+pub(crate) type DirtyInodes = Mutex<BTreeMap<InodeNumber, Arc<Inode>>>;
 
 /// What is known of a loaded inode.
 pub(crate) struct InodeState {
@@ -39,8 +61,14 @@ pub(crate) struct InodeState {
     pub(crate) size_dirty: bool,
     /// Data not on the device yet, by file block.
     pub(crate) pages: BTreeMap<u64, Page>,
-    /// Number of pages with `dirty` set.
+    /// Number of dirty pages.
     pub(crate) dirty_pages: u64,
+    /// Number of logged pages.
+    pub(crate) logged_pages: u64,
+    /// What the log writes, or has written without anybody looking yet.
+    pub(crate) flights: Vec<Flight>,
+    /// Number of the next one.
+    pub(crate) next_flight: u64,
     /// Space for the dirty pages.
     pub(crate) reservation: Option<Reservation>,
     /// Last operation that logged an item of this inode.
@@ -58,6 +86,9 @@ impl InodeState {
             size_dirty: false,
             pages: BTreeMap::new(),
             dirty_pages: 0,
+            logged_pages: 0,
+            flights: Vec::new(),
+            next_flight: 0,
             reservation: None,
             last,
         }
@@ -81,7 +112,47 @@ impl InodeState {
         self.size_dirty = self.item.size != self.loggable().size;
     }
 
-    /// Whether memory has something that neither tree nor log has.
+    /// Whether every page in memory is in the tree.
+    pub(crate) fn all_logged(&self) -> bool {
+        self.pages.len() as u64 == self.logged_pages
+    }
+
+    /// Pages that are not in the tree: `item.blocks` does not count their blocks yet.
+    pub(crate) fn delayed_blocks(&self) -> u64 {
+        self.pages.len() as u64 - self.logged_pages
+    }
+
+    /// Takes a page out; whether it was dirty.
+    pub(crate) fn remove_page(&mut self, block: u64) -> bool {
+        let state = self.pages.remove(&block).map(|page| page.state);
+        self.logged_pages -= u64::from(matches!(state, Some(PageState::Logged(_))));
+        self.dirty_pages -= u64::from(state == Some(PageState::Dirty));
+        state == Some(PageState::Dirty)
+    }
+
+    /// Looks at what the log has done since: pages that were written leave memory, those that could not be written are
+    /// dirty again. Returns how many became dirty.
+    pub(crate) fn settle_flights(&mut self) -> u64 {
+        let mut lost = 0;
+        let ended: Vec<Flight> = self.flights.extract_if(.., |flight| flight.ticket.outcome().is_some()).collect();
+        for flight in ended {
+            let written = flight.ticket.outcome().is_some_and(|outcome| outcome.is_ok());
+            for block in flight.blocks {
+                let Some(page) = self.pages.get_mut(&block).filter(|page| page.state == PageState::Logged(flight.number)) else { continue };
+                if written {
+                    self.pages.remove(&block);
+                } else {
+                    page.state = PageState::Dirty;
+                    self.dirty_pages += 1;
+                    lost += 1;
+                }
+                self.logged_pages -= 1;
+            }
+        }
+        lost
+    }
+
+    /// Whether memory has something that tree or log or device don't have.
     pub(crate) fn is_dirty(&self) -> bool {
         self.times_dirty || self.size_dirty || !self.pages.is_empty() || self.truncated_from.is_some()
     }
@@ -116,6 +187,20 @@ pub(crate) struct Inode {
 impl Inode {
     fn unloaded(number: InodeNumber) -> Arc<Self> {
         Arc::new(Self { number, extents: Mutex::new(Rank::EXTENTS, ()), state: RwLock::new(Rank::INODE, None) })
+    }
+
+    /// After a group: pages that were written leave memory, unless somebody has the inode locked; then who comes next sees
+    /// to it, as to pages that were not written.
+    pub(crate) fn try_release_written(&self, dirty_inodes: &DirtyInodes) {
+        if let Some(mut guard) = self.state.try_write()
+            && let Some(state) = guard.as_mut()
+            && state.flights.iter().all(|flight| !matches!(flight.ticket.outcome(), Some(Err(_))))
+        {
+            state.settle_flights();
+            if !state.is_dirty() {
+                dirty_inodes.lock().remove(&self.number);
+            }
+        }
     }
 
     /// Nobody else has it, and it can be loaded again without loss.

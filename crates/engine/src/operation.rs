@@ -12,7 +12,7 @@ use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_btree::Change;
 use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES};
-use cairn_log::Batch;
+use cairn_log::{Batch, DataWrite};
 use cairn_space::{Request, Reservation, Urgency};
 
 /// Items that an operation on many of them changes at a time.
@@ -181,6 +181,12 @@ impl Operation<'_> {
     pub(crate) fn log(&mut self) -> LogSeq {
         self.changed = false;
         if self.batch.is_empty() { self.volume.log.last() } else { self.volume.log.insert(&mut self.batch) }
+    }
+
+    /// As [`Operation::log`]; the items refer to `data`, which the log writes.
+    pub(crate) fn log_with_data(&mut self, data: Vec<DataWrite>) -> LogSeq {
+        self.changed = false;
+        self.volume.log.insert_with_data(&mut self.batch, data)
     }
 }
 

@@ -102,7 +102,7 @@ impl VolumeInner {
                 finished = gone.len() < batch;
                 self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
                 self.drop_pages(&mut state, first, last);
-                if state.pages.is_empty() {
+                if state.all_logged() {
                     // What held the size back is gone: the rest of the file is a hole.
                     state.disk_size = state.item.size;
                 }

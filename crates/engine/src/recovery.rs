@@ -223,7 +223,7 @@ impl VolumeInner {
             next_inode,
             bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
             rename_lock: Mutex::new(Rank::RENAME, ()),
-            dirty_inodes: Mutex::new(Rank::LEAF, BTreeMap::new()),
+            dirty_inodes: Arc::new(Mutex::new(Rank::LEAF, BTreeMap::new())),
             dirty_pages: AtomicU64::new(0),
             counters,
             signal,

@@ -1,7 +1,7 @@
 //! Rename: replace, no-replace, exchange.
 //!
 //! 1. If a regular file will be replaced, write the source's dirty data first, so that no prefix of operations contains
-//!    the rename without the data.
+//!    the rename without the data; data that is on its way with a group is waited for.
 //! 2. Join; for a directory that moves to another parent take the volume's rename lock and walk up from the new parent,
 //!    so that no directory becomes its own ancestor.
 //! 3. Lock both directories, the source and the target in ascending order; look both names up again.
@@ -50,7 +50,7 @@ impl VolumeInner {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
                 (RenameMode::Replace, Some(target)) if target.file_type == FileType::Regular && source.file_type == FileType::Regular => {
-                    self.write_back(&self.inodes.get(source.inode), Effort::Writeback)?;
+                    self.write_back_and_wait(&self.inodes.get(source.inode))?;
                 }
                 _ => {}
             }

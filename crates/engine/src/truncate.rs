@@ -78,7 +78,7 @@ impl VolumeInner {
         operation.put_inode(number, &state.loggable())?;
         let sequence = operation.log();
         state.logged(sequence);
-        Ok(Attributes::new(number, &state.item, state.pages.len() as u64))
+        Ok(Attributes::new(number, &state.item, state.delayed_blocks()))
     }
 
     /// Sets the length of a file.
@@ -216,7 +216,6 @@ impl VolumeInner {
             let sequence = operation.log();
             state.logged(sequence);
             if finished {
-                state.pages.clear();
                 state.size_dirty = false;
                 self.unlist_clean(inode, &state);
                 state.unload();

@@ -7,7 +7,7 @@
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
-use crate::inode::{Inode, InodeState, InodeTable};
+use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
 use crate::statistics::{Counters, Statistics};
@@ -23,7 +23,7 @@ use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, Superblock, Timestamp};
 use cairn_log::{Log, LogError, RequestTimer};
 use cairn_space::{Reclaimer, Space};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -74,7 +74,7 @@ pub(crate) struct VolumeInner {
     /// Which slot of each group's bitmap the newest superblock refers to.
     pub(crate) bitmap_slots: Mutex<Vec<BitmapSlot>>,
     pub(crate) rename_lock: Mutex<()>,
-    pub(crate) dirty_inodes: Mutex<BTreeMap<InodeNumber, Arc<Inode>>>,
+    pub(crate) dirty_inodes: Arc<DirtyInodes>,
     pub(crate) dirty_pages: AtomicU64,
     pub(crate) counters: Counters,
     pub(crate) signal: Arc<SharedSignal>,
@@ -224,9 +224,21 @@ impl VolumeInner {
         if self.options.read_only {
             return Ok(());
         }
-        let timer = RequestTimer::begin();
-        self.write_back_all()?;
-        Ok(self.log.wait_durable_since(timer, self.log.last())?)
+        self.settle_all()
+    }
+
+    /// Writes everything that is dirty and makes it durable. Data on its way with somebody's fsync may fail meanwhile; then it
+    /// is dirty again, and written again.
+    fn settle_all(&self) -> Result<()> {
+        loop {
+            let losses = self.log.data_losses();
+            let timer = RequestTimer::begin();
+            self.write_back_all()?;
+            self.log.wait_durable_since(timer, self.log.last())?;
+            if losses == self.log.data_losses() {
+                return Ok(());
+            }
+        }
     }
 
     fn run_committer(&self) {
@@ -440,7 +452,8 @@ impl Volume {
             Ok(())
         } else {
             inner.check_alive().and_then(|()| {
-                let written = inner.write_back_all();
+                // With data on its way, the commit is not told how that ends.
+                let written = if inner.log.unwritten_blocks() > 0 { inner.settle_all() } else { inner.write_back_all() };
                 if inner.options.background {
                     inner.drain_orphans();
                 }

@@ -8,15 +8,26 @@
 //!    meanwhile. *Crash before the checkpoint is durable: the old extents count, their blocks are pinned.*
 //!
 //! If step 2 or 3 fails, the pages are dirty again and nothing is lost; an fsync reports the error.
+//!
+//! **An fsync of little data** leaves the writing of step 3 to the log, which writes the data of a whole group together with
+//! the group's checkpoint ([`Delivery::WithGroup`]): one wait for the device instead of one per file and another. Until the
+//! data is written its pages stay in memory as [`PageState::Logged`]. More data than that is written here, by its own
+//! thread, so that a large fsync never stands in the way of a group; and so is everything while the log holds much.
+//!
+//! If the log could not write the data, the file's extents name blocks that hold something else, which their checksums tell:
+//! reading them after a crash is an error. The fsyncs that wait for it report the error, the pages are dirty again, and the
+//! next writeback puts the data elsewhere.
 use crate::extents::unwritten_run;
-use crate::inode::{Inode, InodeState};
+use crate::inode::{Flight, Inode, InodeState, PageState};
 use crate::operation::{Effort, Operation};
 use crate::types::{Completion, FsyncKind};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
-use cairn_format::{BLOCK_SIZE, BlockRange, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum};
-use cairn_log::RequestTimer;
+use cairn_format::{
+    BLOCK_SIZE, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum,
+};
+use cairn_log::{DataTicket, DataWrite, LogError, RequestTimer};
 use cairn_space::{Request, Reservation};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,6 +38,10 @@ const BATCH_PAGES: usize = 1024;
 const BATCH_PIECES: usize = 16;
 /// Longest piece when space is short.
 const SHORT_PIECE_BLOCKS: u64 = 4;
+/// An fsync of up to so many pages leaves writing them to the log.
+const WITH_GROUP_PAGES_MAX: u64 = 64;
+/// Unwritten blocks in the log from which on nothing is left to it.
+const WITH_GROUP_BLOCKS_MAX: u64 = 4096;
 
 type Content = Arc<[u8; BLOCK_SIZE]>;
 
@@ -39,10 +54,20 @@ struct Piece {
     checksums: Vec<u32>,
 }
 
-/// How much one operation tries, and what space it may use.
+/// Who writes the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Delivery {
+    /// The calling thread, before the data enters the tree.
+    Here,
+    /// The log, together with the checkpoint.
+    WithGroup,
+}
+
+/// How much one operation tries, what space it may use, and who writes its data.
 #[derive(Clone, Copy)]
 struct Step {
     effort: Effort,
+    delivery: Delivery,
     pieces_max: usize,
 }
 
@@ -63,18 +88,65 @@ impl VolumeInner {
 
     /// As [`VolumeInner::write_back`], with the extents mutex held by the caller.
     pub(crate) fn write_back_locked(&self, inode: &Arc<Inode>, effort: Effort) -> Result<()> {
+        self.write_back_by(inode, effort, Delivery::Here)
+    }
+
+    /// As [`VolumeInner::write_back`], and on return no data of the file is on its way with a group.
+    pub(crate) fn write_back_and_wait(&self, inode: &Arc<Inode>) -> Result<()> {
+        loop {
+            self.write_back(inode, Effort::Writeback)?;
+            let target = {
+                let state = self.read_inode(inode)?;
+                (!state.flights.is_empty()).then_some(state.last)
+            };
+            match target {
+                Some(target) => self.log.wait_durable(target)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable.
+    fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _extents = inode.extents.lock();
+        self.settle_flights(inode)?;
+        let pages = self.read_inode(inode)?.dirty_pages;
+        let little = pages <= WITH_GROUP_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
+        self.write_back_by(inode, Effort::Writeback, if little { Delivery::WithGroup } else { Delivery::Here })
+    }
+
+    fn write_back_by(&self, inode: &Arc<Inode>, effort: Effort, delivery: Delivery) -> Result<()> {
         self.settle_truncation(inode)?;
+        self.settle_flights(inode)?;
         // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to the next time.
         let mut from = 0;
-        let last = match self.read_inode(inode)?.pages.last_key_value() {
-            Some((block, _)) => *block,
-            None => return Ok(()),
+        let last = {
+            let state = self.read_inode(inode)?;
+            match state.pages.last_key_value() {
+                Some((block, _)) if state.dirty_pages > 0 => *block,
+                _ => return Ok(()),
+            }
         };
         while from <= last {
             let Some(batch) = self.take_batch(inode, from)? else { break };
             from = batch.pages.last().expect("a batch has pages").0 + 1;
-            self.write_batch(inode, batch, effort)?;
+            self.write_batch(inode, batch, effort, delivery)?;
         }
+        Ok(())
+    }
+
+    /// Looks at what became of data that the log wrote.
+    fn settle_flights(&self, inode: &Arc<Inode>) -> Result<()> {
+        if self.read_inode(inode)?.flights.is_empty() {
+            return Ok(());
+        }
+        let mut state = self.write_inode(inode)?;
+        let lost = state.settle_flights();
+        if lost > 0 {
+            self.dirty_pages.fetch_add(lost, Ordering::Relaxed);
+            self.list_dirty(inode);
+        }
+        self.unlist_clean(inode, &state);
         Ok(())
     }
 
@@ -82,13 +154,13 @@ impl VolumeInner {
         let mut state = self.write_inode(inode)?;
         let mut pages: Vec<(u64, Content)> = Vec::new();
         let mut runs = 0;
-        for (&block, page) in state.pages.range_mut(from..).filter(|(_, page)| page.dirty) {
+        for (&block, page) in state.pages.range_mut(from..).filter(|(_, page)| page.state == PageState::Dirty) {
             let new_run = pages.last().is_none_or(|(before, _)| before + 1 != block);
             if pages.len() == BATCH_PAGES || (new_run && runs == BATCH_PIECES) {
                 break;
             }
             runs += usize::from(new_run);
-            page.dirty = false;
+            page.state = PageState::Writing;
             pages.push((block, page.data.clone()));
         }
         if pages.is_empty() {
@@ -104,17 +176,17 @@ impl VolumeInner {
         Ok(Some(Batch { pages, reservation, size: state.item.size }))
     }
 
-    fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, effort: Effort) -> Result<()> {
+    fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, effort: Effort, delivery: Delivery) -> Result<()> {
         let mut pages = &batch.pages[..];
         let mut result = Ok(());
-        let mut step = Step { effort, pieces_max: BATCH_PIECES };
+        let mut step = Step { effort, delivery, pieces_max: BATCH_PIECES };
         while !pages.is_empty() {
             match self.write_pieces(inode, pages, &batch, step) {
                 Ok(written) => pages = &pages[written..],
                 // The data was accepted, so there is space for it: piece by piece, and with the help of the reserve.
                 Err(Error::NoSpace) if step.pieces_max > 1 => {
                     let effort = if effort == Effort::Reclaim { effort } else { Effort::Removal };
-                    step = Step { effort, pieces_max: 1 };
+                    step = Step { effort, delivery, pieces_max: 1 };
                 }
                 Err(error) => {
                     result = Err(error);
@@ -134,8 +206,15 @@ impl VolumeInner {
         let existing = self.extents_in(inode.number, first, last + 1, usize::MAX)?;
         let mut pieces = Vec::new();
         let result = self.allocate_pieces(pages, &existing, batch.reservation.as_ref(), step, &mut pieces).and_then(|count| {
-            self.write_data(&pages[..count], &mut pieces)?;
-            self.insert_pieces(inode, (&pages[..count], batch.size), &pieces, &existing, step.effort)?;
+            let buffer = gather(&pages[..count], &mut pieces);
+            let with_group = match step.delivery {
+                Delivery::Here => {
+                    self.write_data(&buffer, &pieces)?;
+                    None
+                }
+                Delivery::WithGroup => Some(buffer),
+            };
+            self.insert_pieces(inode, (&pages[..count], batch.size), &pieces, &existing, with_group, step.effort)?;
             Ok(count)
         });
         if result.is_err() && self.transactions.failure().is_none() {
@@ -188,17 +267,12 @@ impl VolumeInner {
         Ok(self.space.allocate_data(&extra, 1, None)?)
     }
 
-    /// Checksums and writes; neighbours on the device go in one write.
-    fn write_data(&self, pages: &[(u64, Content)], pieces: &mut [Piece]) -> Result<()> {
-        let mut buffer = AlignedBuffer::zeroed(pages.len() * BLOCK_SIZE);
-        for ((_, content), block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_SIZE)) {
-            block.copy_from_slice(&content[..]);
-        }
-        let mut rest = &buffer[..];
+    /// Writes; neighbours on the device go in one write.
+    fn write_data(&self, buffer: &[u8], pieces: &[Piece]) -> Result<()> {
+        let mut rest = buffer;
         let mut run: Option<(BlockRange, &[u8])> = None;
         for piece in pieces {
             let (bytes, after) = rest.split_at(piece.range.blocks as usize * BLOCK_SIZE);
-            piece.checksums.extend(bytes.chunks_exact(BLOCK_SIZE).map(checksum));
             run = match run {
                 Some((range, _)) if range.end() == piece.range.start => {
                     let blocks = range.blocks + piece.range.blocks;
@@ -225,6 +299,7 @@ impl VolumeInner {
         (pages, size): (&[(u64, Content)], u64),
         pieces: &[Piece],
         existing: &[(u64, Extent)],
+        with_group: Option<AlignedBuffer>,
         effort: Effort,
     ) -> Result<()> {
         // One item for the new extent; of those that were there each is removed or cut, and one of them in two.
@@ -254,9 +329,13 @@ impl VolumeInner {
                 self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
             }
         }
-        self.finish_batch(&mut state, pages, size);
+        let data = with_group.map(|buffer| data_writes(pieces, buffer, operation.generation()));
+        self.finish_batch(&mut state, pages, size, data.as_ref().map(|(ticket, _)| ticket));
         operation.put_inode(inode.number, &state.loggable())?;
-        let sequence = operation.log();
+        let sequence = match data {
+            Some((_, writes)) => operation.log_with_data(writes),
+            None => operation.log(),
+        };
         state.logged(sequence);
         self.unlist_clean(inode, &state);
         Ok(())
@@ -284,14 +363,26 @@ impl VolumeInner {
         Ok(())
     }
 
-    fn finish_batch(&self, state: &mut InodeState, pages: &[(u64, Content)], size: u64) {
+    /// The batch is in the tree. Pages leave memory, or stay until the data of `ticket` is written.
+    fn finish_batch(&self, state: &mut InodeState, pages: &[(u64, Content)], size: u64, ticket: Option<&Arc<DataTicket>>) {
+        let number = state.next_flight;
+        let mut blocks = Vec::new();
         for (block, _) in pages {
-            if state.pages.get(block).is_some_and(|page| !page.dirty) {
+            let Some(page) = state.pages.get_mut(block).filter(|page| page.state == PageState::Writing) else { continue };
+            if ticket.is_some() {
+                page.state = PageState::Logged(number);
+                blocks.push(*block);
+            } else {
                 state.pages.remove(block);
             }
         }
+        if let Some(ticket) = ticket {
+            state.logged_pages += blocks.len() as u64;
+            state.flights.push(Flight { number, blocks, ticket: Arc::clone(ticket) });
+            state.next_flight += 1;
+        }
         let written_end = (pages[pages.len() - 1].0 + 1) * BLOCK_SIZE as u64;
-        state.disk_size = if state.pages.is_empty() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
+        state.disk_size = if state.all_logged() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
         self.trim_reservation(state);
     }
 
@@ -300,8 +391,8 @@ impl VolumeInner {
         let mut state = self.write_inode(inode)?;
         let mut count = 0;
         for (block, _) in pages {
-            if let Some(page) = state.pages.get_mut(block).filter(|page| !page.dirty) {
-                page.dirty = true;
+            if let Some(page) = state.pages.get_mut(block).filter(|page| page.state == PageState::Writing) {
+                page.state = PageState::Dirty;
                 count += 1;
             }
         }
@@ -315,8 +406,8 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// Writes and logs what fsync must make durable; returns the operation to wait for.
-    fn prepare_fsync(&self, number: InodeNumber, kind: FsyncKind) -> Result<LogSeq> {
+    /// Logs what fsync must make durable, and writes what doesn't go with the group.
+    fn prepare_fsync(&self, number: InodeNumber, kind: FsyncKind) -> Result<Prepared> {
         self.check_alive()?;
         let inode = self.inodes.get(number);
         let (regular, last) = {
@@ -324,14 +415,18 @@ impl VolumeInner {
             (state.file_type() == FileType::Regular, state.last)
         };
         if !regular {
-            return Ok(last);
+            return Ok(Prepared { inode, target: last, tickets: Vec::new() });
         }
-        self.write_back(&inode, Effort::Writeback)?;
-        let (last, needs_item) = {
+        self.write_back_for_fsync(&inode)?;
+        let (mut target, needs_item, tickets) = {
             let state = self.read_inode(&inode)?;
-            (state.last, state.size_dirty || (kind == FsyncKind::Full && state.times_dirty))
+            let needs_item = state.size_dirty || (kind == FsyncKind::Full && state.times_dirty);
+            (state.last, needs_item, state.flights.iter().map(|flight| Arc::clone(&flight.ticket)).collect())
         };
-        if needs_item { self.log_attributes(&inode) } else { Ok(last) }
+        if needs_item {
+            target = self.log_attributes(&inode)?;
+        }
+        Ok(Prepared { inode, target, tickets })
     }
 
     /// Logs the inode's attributes if memory has newer ones.
@@ -351,7 +446,19 @@ impl VolumeInner {
     pub(crate) fn fsync(&self, number: InodeNumber, kind: FsyncKind, completion: Completion) {
         let timer = RequestTimer::begin();
         match self.prepare_fsync(number, kind) {
-            Ok(target) => self.log.on_durable_since(timer, target, Box::new(move |result| completion(result.map_err(Error::from)))),
+            Ok(prepared) => {
+                let target = prepared.target;
+                let dirty_inodes = Arc::clone(&self.dirty_inodes);
+                let ended = move |result: std::result::Result<(), LogError>| {
+                    let outcome = prepared.outcome(result);
+                    completion(outcome);
+                    // Nobody waits for this.
+                    if !prepared.tickets.is_empty() {
+                        prepared.inode.try_release_written(&dirty_inodes);
+                    }
+                };
+                self.log.on_durable_since(timer, target, Box::new(ended));
+            }
             Err(error) => completion(Err(error)),
         }
     }
@@ -359,9 +466,60 @@ impl VolumeInner {
     /// Makes the file durable.
     pub(crate) fn fsync_blocking(&self, number: InodeNumber, kind: FsyncKind) -> Result<()> {
         let timer = RequestTimer::begin();
-        let target = self.prepare_fsync(number, kind)?;
-        Ok(self.log.wait_durable_since(timer, target)?)
+        let prepared = self.prepare_fsync(number, kind)?;
+        let outcome = prepared.outcome(self.log.wait_durable_since(timer, prepared.target));
+        if !prepared.tickets.is_empty() {
+            prepared.inode.try_release_written(&self.dirty_inodes);
+        }
+        outcome
     }
+}
+
+/// An fsync that waits for its group.
+struct Prepared {
+    inode: Arc<Inode>,
+    target: LogSeq,
+    /// The file's data that is on its way.
+    tickets: Vec<Arc<DataTicket>>,
+}
+
+impl Prepared {
+    /// How the fsync ends when its wait for the log did.
+    fn outcome(&self, result: std::result::Result<(), LogError>) -> Result<()> {
+        result?;
+        for ticket in &self.tickets {
+            let outcome = ticket.outcome();
+            debug_assert!(outcome.is_some(), "what is durable has been written");
+            outcome.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies the pages together and takes their checksums.
+fn gather(pages: &[(u64, Content)], pieces: &mut [Piece]) -> AlignedBuffer {
+    let mut buffer = AlignedBuffer::zeroed(pages.len() * BLOCK_SIZE);
+    for ((_, content), block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_SIZE)) {
+        block.copy_from_slice(&content[..]);
+    }
+    let mut blocks = buffer.chunks_exact(BLOCK_SIZE);
+    for piece in pieces {
+        piece.checksums.extend(blocks.by_ref().take(piece.range.blocks as usize).map(checksum));
+    }
+    buffer
+}
+
+/// What the log is to write, with the ticket that tells how it ended.
+fn data_writes(pieces: &[Piece], buffer: AlignedBuffer, generation: Generation) -> (Arc<DataTicket>, Vec<DataWrite>) {
+    let (buffer, ticket) = (Arc::new(buffer), DataTicket::new(pieces.len()));
+    let mut from_byte = 0;
+    let write = |piece: &Piece| {
+        let write = DataWrite { range: piece.range, buffer: Arc::clone(&buffer), from_byte, generation, ticket: Arc::clone(&ticket) };
+        from_byte += piece.range.blocks as usize * BLOCK_SIZE;
+        write
+    };
+    let writes = pieces.iter().map(write).collect();
+    (ticket, writes)
 }
 
 fn overlapping<'a>(existing: &'a [(u64, Extent)], piece: &Piece) -> impl Iterator<Item = &'a (u64, Extent)> {

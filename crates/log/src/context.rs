@@ -3,6 +3,7 @@
 //! Invariants: each item is there once; `index` tells where in `vectors`; `entry_bytes` is the sum over `vectors`; all
 //! operations in it belong to one transaction. A context has no lock of its own; the list that it stands in has.
 use crate::batch::{Identity, LogVector, Merged};
+use crate::data::{Lost, flags_without};
 use cairn_format::{BLOCK_SIZE, CHECKPOINT_HEADER_BYTES, CheckpointBuilder, CheckpointEntry, Generation, LogSeq};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -94,12 +95,13 @@ impl Context {
         }
     }
 
-    /// The entries of its checkpoint.
-    pub(crate) fn format(&self) -> CheckpointBuilder {
+    /// The entries of its checkpoint, which calls no data new that was `lost`.
+    pub(crate) fn format(&self, lost: &[Lost]) -> CheckpointBuilder {
         let mut builder = CheckpointBuilder::with_capacity(self.entry_bytes);
         for vector in &self.vectors {
             let Identity { tree, key, .. } = vector.identity;
-            builder.push(CheckpointEntry { tree, key, flags: vector.flags, value: &vector.value });
+            let flags = flags_without(lost, key.kind, vector.flags, &vector.value);
+            builder.push(CheckpointEntry { tree, key, flags, value: &vector.value });
         }
         debug_assert_eq!(builder.blocks(), self.blocks());
         builder

@@ -3,14 +3,15 @@
 //!
 //! The state after replay (the superblock's items, and the checkpoints on top) must be the state after some prefix of
 //! the operations, which covers every operation that was acknowledged by then; and the data of every extent that replay
-//! brought must be there.
+//! brought must be there, unless its file was told that it could not be written.
 use crate::testing::*;
-use crate::{Batch, LogOptions, replay};
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use crate::{Batch, DataTicket, LogOptions, replay};
+use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
 use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ItemKind, LogSeq, Superblock, TREE_FILES, checksum};
 use proptest::prelude::*;
+use std::sync::Arc;
 use std::time::Duration;
 
 const KEYS: u64 = 24;
@@ -31,10 +32,25 @@ enum Change {
     Put(u16),
     Delete,
     Data(u8),
+    /// Data that the log writes.
+    Carried(u8, Fault),
+}
+
+/// What happens to the write of that data.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    None,
+    /// It works when tried again.
+    Once,
+    Always,
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![12 => Just(Fault::None), 1 => Just(Fault::Once), 2 => Just(Fault::Always)]
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let change = prop_oneof![4 => (0u16..3500).prop_map(Change::Put), 3 => Just(Change::Delete), 2 => any::<u8>().prop_map(Change::Data)];
+    let change = prop_oneof![4 => (0u16..3500).prop_map(Change::Put), 3 => Just(Change::Delete), 2 => any::<u8>().prop_map(Change::Data), 4 => (any::<u8>(), fault()).prop_map(|(fill, fault)| Change::Carried(fill, fault))];
     let operation = proptest::collection::vec((0..KEYS, change), 1..6).prop_map(Step::Operation);
     let step = prop_oneof![8 => operation, 4 => Just(Step::Fsync), 2 => Just(Step::Push), 2 => Just(Step::Cut), 2 => Just(Step::Commit)];
     proptest::collection::vec(step, 1..60)
@@ -57,6 +73,8 @@ struct Run {
     acknowledged: Vec<(usize, LogSeq)>,
     pending: Option<crate::Cut>,
     next_block: u64,
+    /// Of data that the log writes.
+    tickets: Vec<(BlockNumber, Arc<DataTicket>)>,
 }
 
 impl Run {
@@ -66,12 +84,21 @@ impl Run {
         volume.device.start_recording();
         let first = Committed { from_event: 0, superblock: volume.superblock.clone(), items: Items::new(), last: LogSeq(0) };
         let next_block = geometry().data_start().0;
-        Self { volume, states: vec![Items::new()], committed: vec![first], acknowledged: Vec::new(), pending: None, next_block }
+        Self {
+            volume,
+            states: vec![Items::new()],
+            committed: vec![first],
+            acknowledged: Vec::new(),
+            pending: None,
+            next_block,
+            tickets: Vec::new(),
+        }
     }
 
     fn operate(&mut self, changes: &[(u64, Change)]) {
         let mut items = self.states.last().unwrap().clone();
         let mut batch = Batch::new();
+        let mut carried = Vec::new();
         for &(at, change) in changes {
             let (key, value, flags) = match change {
                 Change::Put(length) => (key(at), vec![at as u8; length as usize], EntryFlags::default()),
@@ -87,6 +114,16 @@ impl Run {
                     self.volume.device.write(block.offset_bytes(), &[&data]).unwrap();
                     (extent_key(at), extent_of(block, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
                 }
+                Change::Carried(fill, fault) => {
+                    let block = BlockNumber(self.next_block);
+                    self.next_block += 1;
+                    let data = [fill | 1; BLOCK_SIZE];
+                    self.fail(block, fault);
+                    let (write, ticket) = self.volume.carried(block, &data);
+                    carried.push(write);
+                    self.tickets.push((block, ticket));
+                    (extent_key(at), extent_of(block, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
+                }
             };
             if items.insert(key, value.clone()).is_none() {
                 batch.put_new(TREE_FILES, key, &value, flags);
@@ -94,9 +131,23 @@ impl Run {
                 batch.put(TREE_FILES, key, &value, flags);
             }
         }
-        let sequence = self.volume.log.insert(&mut batch);
+        let sequence = self.volume.log.insert_with_data(&mut batch, carried);
         self.states.push(items);
         assert_eq!(sequence.0 as usize, self.states.len() - 1);
+    }
+
+    fn fail(&self, block: BlockNumber, fault: Fault) {
+        let bytes = block.offset_bytes()..block.offset_bytes() + BLOCK_SIZE as u64;
+        let mut left = match fault {
+            Fault::None => return,
+            Fault::Once => 1,
+            Fault::Always => u64::MAX,
+        };
+        self.volume.device.fail_when(move |request| {
+            let fails = left > 0 && request.operation == Operation::Write && request.touches(&bytes);
+            left -= u64::from(fails);
+            fails
+        });
     }
 
     fn step(&mut self, step: &Step) {
@@ -154,6 +205,10 @@ impl Run {
         assert!(same, "event {position}: {last} found, {acknowledged:?} acknowledged, not the state after {expected}; {}", found.stopped);
         let extents = items.iter().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
         for extent in extents.map(|(_, value)| Extent::decode(value).unwrap()) {
+            if self.tickets.iter().any(|(block, ticket)| *block == extent.start && ticket.outcome().is_some_and(|outcome| outcome.is_err()))
+            {
+                continue;
+            }
             let mut data = vec![0; BLOCK_SIZE];
             survivor.read(extent.start.offset_bytes(), &mut data).unwrap();
             assert_eq!(checksum(&data), extent.checksums[0], "event {position}: data at {} is missing", extent.start);

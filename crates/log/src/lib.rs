@@ -11,6 +11,7 @@
 //! Invariants:
 //! - The list is switched as a whole: a checkpoint holds the effect of a contiguous run of operations, and follows the
 //!   checkpoint before it without a gap.
+//! - Data that came with items is written before the flush that makes them durable; see `data.rs`.
 //! - At most one thread *leads*: only the leader writes to the ring or flushes. Leadership is a flag, not a lock.
 //! - While somebody waits, there is a leader, or a transaction commit was requested whose `super_committed` continues.
 //! - `durable` never covers an operation whose checkpoint was written after the flush began.
@@ -23,6 +24,7 @@
 
 mod batch;
 mod context;
+mod data;
 mod error;
 mod gathering;
 mod group;
@@ -42,6 +44,8 @@ mod worker;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod crash_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
+mod data_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod group_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod log_tests;
@@ -55,6 +59,7 @@ mod stages_tests;
 mod testing;
 
 pub use crate::batch::Batch;
+pub use crate::data::{DataTicket, DataWrite};
 pub use crate::error::{CommitReason, LogError, ReplayError};
 pub use crate::gathering::FlushPolicy;
 pub use crate::log::{CommitRequest, Cut, DurableCallback, Log, LogOptions, LogStart};

@@ -1,6 +1,7 @@
 //! [`Log`]: what operations, fsyncs and transaction commits call.
 use crate::batch::Batch;
 use crate::context::Context;
+use crate::data::{DataQueue, DataWrite};
 use crate::error::{CommitReason, LogError};
 use crate::gathering::{FlushPolicy, Gathering};
 use crate::group::{Group, Registered, Slot, Waiter, Wake};
@@ -124,6 +125,7 @@ impl Log {
             joined: Condvar::new(),
             left: Condvar::new(),
             ring: CacheAligned(Mutex::new(Rank::LOG_RING, Ring::new(geometry.log_blocks, start.position))),
+            data: CacheAligned(DataQueue::new()),
             worker: CacheAligned(WorkerSignal::new()),
             last: CacheAligned(AtomicU64::new(0)),
             durable: CacheAligned(AtomicU64::new(0)),
@@ -165,6 +167,31 @@ impl Log {
             shared.worker.send(|signals| signals.push = true);
         }
         sequence
+    }
+
+    /// As [`Log::insert`], for an operation whose items refer to data that is not written yet: it is written together with
+    /// the checkpoint that holds them, or by [`Log::write_data`]. The operation counts as durable when its data is, or when
+    /// that was tried and failed, which is for the owner of the [`crate::DataTicket`]s to find out.
+    pub fn insert_with_data(&self, batch: &mut Batch, data: Vec<DataWrite>) -> LogSeq {
+        debug_assert!(!batch.is_empty(), "data belongs to items");
+        self.shared.queue_data(data);
+        self.insert(batch)
+    }
+
+    /// Writes the data of all operations so far that is not written yet, and waits for what is under way. A commit does so
+    /// between its cut and its first flush.
+    pub fn write_data(&self) {
+        self.shared.write_queued_data();
+    }
+
+    /// Blocks of data that are not written yet.
+    pub fn unwritten_blocks(&self) -> u64 {
+        self.shared.data.blocks()
+    }
+
+    /// Data writes that failed, since the log was made. Who makes other files' data durable compares it before and after.
+    pub fn data_losses(&self) -> u64 {
+        self.shared.data.losses()
     }
 
     /// The last operation inserted; 0 if there was none.

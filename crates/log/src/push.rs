@@ -1,9 +1,11 @@
 //! Writing the list to the ring. Only the leader gets here.
 use crate::context::Context;
+use crate::data::{DataBatch, Lost};
 use crate::error::{CommitReason, LogError};
 use crate::ring::Place;
 use crate::shared::Shared;
 use crate::stages::RoundTimes;
+use cairn_blockdev::{AlignedBuffer, SetWrite};
 use cairn_environment::atomic::Ordering;
 use cairn_environment::clock;
 use cairn_format::{BLOCK_SIZE, CheckpointHeader, LogSeq};
@@ -38,33 +40,62 @@ impl Shared {
         (self.geometry.log_blocks / 2).min(LENGTH_FIELD_BLOCKS)
     }
 
-    /// Writes everything in the list to the ring, without a flush:
+    /// Writes everything in the list to the ring, and the data that came with it, without a flush:
     /// 1. take the contexts and give each its place, in one step, so that a cut sees either both or neither;
-    /// 2. format the checkpoints, holding no lock;
-    /// 3. write them, oldest first and side by side: one write, or two where the ring ends;
-    /// 4. note them as written.
+    /// 2. take the data, which was queued before the items that refer to it;
+    /// 3. format the checkpoints, holding no lock;
+    /// 4. write data and checkpoints side by side, and wait for all of it, also for data that a commit took over;
+    /// 5. if data could not be written, the checkpoints are not what they should be: write them again;
+    /// 6. note them as written.
     ///
-    /// A crash before the next flush leaves any part of them on the device; replay takes the checkpoints that are whole.
+    /// A crash before the next flush leaves any part of them on the device; replay takes the checkpoints that are whole, and
+    /// whose data is there.
     pub(crate) fn push(&self) -> Result<Option<NoRoom>, LogError> {
         let taken = match self.take_contexts() {
             Ok(taken) => taken,
             Err(no_room) => return Ok(Some(no_room)),
         };
+        let data = self.data.take();
         self.shrunk.notify_all();
-        if let (Some((_, first)), Some((_, newest))) = (taken.contexts.first(), taken.contexts.last()) {
-            let (first_block, newest_sequence) = (first.ring_block, newest.sequence);
-            let checkpoints = self.format(&taken);
-            let begin = clock::now_monotonic();
-            self.write(first_block, &checkpoints)?;
+        let begin = clock::now_monotonic();
+        self.write_together(&taken, &data)?;
+        if let Some((_, newest)) = taken.contexts.last() {
             let write_time_ns = nanoseconds(begin.elapsed());
-            self.ring.lock().wrote(newest_sequence, taken.last);
+            self.ring.lock().wrote(newest.sequence, taken.last);
             self.count(|counters| counters.write_time_ns += write_time_ns);
-            tracing::trace!(sequence = newest_sequence, last = %taken.last, "checkpoints written");
+            tracing::trace!(sequence = newest.sequence, last = %taken.last, "checkpoints written");
         }
         if let Some(reason) = taken.relief {
             (self.commit_request)(reason);
         }
         Ok(None)
+    }
+
+    /// Steps 3 to 5.
+    ///
+    /// While blocks count as lost, a checkpoint goes after its data, with a flush between them: its entries that name lost
+    /// blocks don't have their data verified, so all data in them must be durable before. The place and the length of a
+    /// checkpoint stay what they were; torn between the two versions, its checksum fails, and nothing in it was acknowledged.
+    fn write_together(&self, taken: &Taken, data: &DataBatch) -> Result<(), LogError> {
+        if self.data.lost().is_empty() {
+            let checkpoints = self.format(taken, &[]);
+            let results = self.write_data(data, self.checkpoint_writes(taken, &checkpoints));
+            results.into_iter().collect::<Result<(), _>>()?;
+        } else {
+            self.write_data(data, Vec::new());
+        }
+        self.count_checkpoints(taken);
+        let lost = self.data.lost();
+        if lost.is_empty() || taken.contexts.is_empty() {
+            return Ok(());
+        }
+        self.device.flush()?;
+        self.count(|counters| counters.flushes += 1);
+        let checkpoints = self.format(taken, &lost);
+        for write in self.checkpoint_writes(taken, &checkpoints) {
+            self.device.write(write.offset_bytes, &write.buffers)?;
+        }
+        Ok(())
     }
 
     fn take_contexts(&self) -> Result<Taken, NoRoom> {
@@ -102,7 +133,7 @@ impl Shared {
         Ok(taken)
     }
 
-    fn format(&self, taken: &Taken) -> Vec<Vec<u8>> {
+    fn format(&self, taken: &Taken, lost: &[Lost]) -> Vec<AlignedBuffer> {
         // Read after the contexts were closed, so it is above every inode number in them.
         let next_inode = self.next_inode.load(Ordering::Acquire);
         let format = |(context, place): &(Context, Place)| {
@@ -114,22 +145,27 @@ impl Shared {
                 last_operation: context.last,
                 next_inode,
             };
-            context.format().finish(&header, self.volume, place.ring_block)
+            // Aligned, so that the device takes it as it is.
+            AlignedBuffer::copy_of(&context.format(lost).finish(&header, self.volume, place.ring_block))
         };
-        let checkpoints: Vec<Vec<u8>> = taken.contexts.iter().map(format).collect();
-        self.count(|counters| {
-            counters.checkpoints += checkpoints.len() as u64;
-            counters.blocks_written += checkpoints.iter().map(|bytes| (bytes.len() / BLOCK_SIZE) as u64).sum::<u64>();
-            counters.items_logged += taken.contexts.iter().map(|(context, _)| context.items() as u64).sum::<u64>();
-            counters.bytes_logged += taken.contexts.iter().map(|(context, _)| context.entry_bytes() as u64).sum::<u64>();
-        });
-        checkpoints
+        taken.contexts.iter().map(format).collect()
     }
 
-    /// Writes `checkpoints` one behind the other from `first_block` of the ring on.
-    fn write(&self, first_block: u64, checkpoints: &[Vec<u8>]) -> Result<(), LogError> {
+    fn count_checkpoints(&self, taken: &Taken) {
+        let sum = |of: fn(&Context) -> u64| taken.contexts.iter().map(|(context, _)| of(context)).sum::<u64>();
+        self.count(|counters| {
+            counters.checkpoints += taken.contexts.len() as u64;
+            counters.blocks_written += sum(Context::blocks);
+            counters.items_logged += sum(|context| context.items() as u64);
+            counters.bytes_logged += sum(|context| context.entry_bytes() as u64);
+        });
+    }
+
+    /// The writes that put `checkpoints` one behind the other into the ring: one, or two where the ring ends.
+    fn checkpoint_writes<'a>(&self, taken: &Taken, checkpoints: &'a [AlignedBuffer]) -> Vec<SetWrite<'a>> {
+        let Some((_, first)) = taken.contexts.first() else { return Vec::new() };
         let ring = self.geometry.log();
-        let mut before_end_bytes = (ring.blocks - first_block) as usize * BLOCK_SIZE;
+        let mut before_end_bytes = (ring.blocks - first.ring_block) as usize * BLOCK_SIZE;
         let (mut here, mut wrapped): (Vec<&[u8]>, Vec<&[u8]>) = (Vec::new(), Vec::new());
         for bytes in checkpoints {
             let (now, later) = bytes.split_at(bytes.len().min(before_end_bytes));
@@ -137,11 +173,12 @@ impl Shared {
             here.extend((!now.is_empty()).then_some(now));
             wrapped.extend((!later.is_empty()).then_some(later));
         }
-        self.device.write(ring.start.offset_bytes() + first_block * BLOCK_SIZE as u64, &here)?;
+        let start = ring.start.offset_bytes();
+        let mut writes = vec![SetWrite { offset_bytes: start + first.ring_block * BLOCK_SIZE as u64, buffers: here }];
         if !wrapped.is_empty() {
-            self.device.write(ring.start.offset_bytes(), &wrapped)?;
+            writes.push(SetWrite { offset_bytes: start, buffers: wrapped });
         }
-        Ok(())
+        writes
     }
 
     /// Flushes if anything was written since the last flush. Returns the last operation that is durable then. `always`

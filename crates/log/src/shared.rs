@@ -2,6 +2,7 @@
 //!
 //! Each lock stands in cache lines of its own, so that inserting does not slow down waiting and the other way round.
 use crate::context::Context;
+use crate::data::DataQueue;
 use crate::error::{CommitReason, LogError};
 use crate::gathering::FlushPolicy;
 use crate::group::{Group, Registered, Successor, Waiter};
@@ -73,6 +74,7 @@ pub(crate) struct Shared {
     /// The leader of a dead log left; with `group`.
     pub(crate) left: Condvar,
     pub(crate) ring: CacheAligned<Mutex<Ring>>,
+    pub(crate) data: CacheAligned<DataQueue>,
     pub(crate) worker: CacheAligned<WorkerSignal>,
     /// Copies for reading without a lock.
     pub(crate) last: CacheAligned<AtomicU64>,
@@ -149,6 +151,7 @@ impl Shared {
             }
             self.ring.lock().super_committed(generation)
         };
+        self.data.super_committed(generation);
         // Also without a dropped context: those who are throttled ask for a push again, now that there is room.
         self.shrunk.notify_all();
         let (finished, successor, push) = {
@@ -207,6 +210,7 @@ impl Shared {
         };
         self.shrunk.notify_all();
         self.joined.notify_all();
+        self.data.forget();
         drop(forgotten);
         if !matches!(error, LogError::Stopped) {
             tracing::error!(%error, "the log is dead");

@@ -1,12 +1,12 @@
 //! What the tests share: a small volume on a simulated device, with commits that consist of a superblock in memory.
-use crate::{Batch, CommitReason, Cut, Log, LogOptions, LogStart, Replay, ReplayError, replay};
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use crate::{Batch, CommitReason, Cut, DataTicket, DataWrite, Log, LogOptions, LogStart, Replay, ReplayError, replay};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, SimulatedDevice};
 use cairn_environment::Rank;
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::Mutex;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ExtentKind, Features, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition,
-    LogSeq, NodePointer, Superblock, TREE_FILES, VolumeId, checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Extent, ExtentKind, Features, Generation, Geometry, InodeNumber, ItemKind, Key,
+    LogPosition, LogSeq, NodePointer, Superblock, TREE_FILES, VolumeId, checksum,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -111,6 +111,23 @@ impl Volume {
         self.log.insert(&mut batch)
     }
 
+    /// One block of data that the log is to write, and its ticket.
+    pub(crate) fn carried(&self, block: BlockNumber, data: &[u8]) -> (DataWrite, Arc<DataTicket>) {
+        let ticket = DataTicket::new(1);
+        let buffer = Arc::new(AlignedBuffer::copy_of(data));
+        let range = BlockRange::new(block, 1);
+        (DataWrite { range, buffer, from_byte: 0, generation: self.running, ticket: Arc::clone(&ticket) }, ticket)
+    }
+
+    /// Logs an extent of one block and leaves writing it to the log.
+    pub(crate) fn put_carried(&self, offset: u64, block: BlockNumber, fill: u8) -> (LogSeq, Arc<DataTicket>) {
+        let data = [fill; BLOCK_SIZE];
+        let (write, ticket) = self.carried(block, &data);
+        let mut batch = Batch::new();
+        batch.put(TREE_FILES, extent_key(offset), &extent_of(block, &data, self.running).encode(), EntryFlags::NEW_DATA);
+        (self.log.insert_with_data(&mut batch, vec![write]), ticket)
+    }
+
     pub(crate) fn cut(&mut self) -> Cut {
         self.running = self.running.next();
         self.log.cut(self.running)
@@ -118,6 +135,7 @@ impl Volume {
 
     /// The superblock of the transaction before the running one becomes durable.
     pub(crate) fn write_superblock(&mut self, cut: Cut) {
+        self.log.write_data();
         self.device.flush().unwrap();
         let generation = Generation(self.running.0 - 1);
         self.superblock = Superblock { generation, log_tail: cut.position, ..self.superblock.clone() };
