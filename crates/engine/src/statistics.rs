@@ -1,5 +1,7 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
 use crate::volume::VolumeInner;
+use cairn_blockdev::DeviceHealth;
+use cairn_blockdev::composed::MemberHealth;
 use cairn_format::BLOCK_SIZE;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,6 +56,48 @@ pub struct Statistics {
     pub replayed_checkpoints: u64,
     pub replayed_items: u64,
     pub device_flush_time_ns: u64,
+    /// Of a mirror or concatenation.
+    pub device: Option<ComposedDevice>,
+}
+
+/// How the members of a mirror or concatenation are.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct ComposedDevice {
+    pub kind: &'static str,
+    pub pool: String,
+    pub degraded: bool,
+    pub repaired_blocks: u64,
+    pub resynchronised_blocks: u64,
+    pub members: Vec<DeviceMember>,
+}
+
+/// One member.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct DeviceMember {
+    pub name: String,
+    pub state: String,
+    pub bad_reads: u64,
+    pub bad_blocks: u64,
+    pub rewritten_blocks: u64,
+    pub flush_time_ns: u64,
+}
+
+impl From<DeviceHealth> for ComposedDevice {
+    fn from(health: DeviceHealth) -> Self {
+        let DeviceHealth { kind, pool, degraded, repaired_blocks, resynchronised_blocks, members, .. } = health;
+        let member = |member: MemberHealth| DeviceMember {
+            name: member.name,
+            state: member.state,
+            bad_reads: member.bad_reads,
+            bad_blocks: member.bad_blocks,
+            rewritten_blocks: member.rewritten_blocks,
+            flush_time_ns: member.flush_time_ns,
+        };
+        let members = members.into_iter().map(member).collect();
+        Self { kind, pool, degraded, repaired_blocks, resynchronised_blocks, members }
+    }
 }
 
 impl VolumeInner {
@@ -100,6 +144,7 @@ impl VolumeInner {
             replayed_checkpoints: count(&self.counters.replayed_checkpoints),
             replayed_items: count(&self.counters.replayed_items),
             device_flush_time_ns: self.device.flush_time().as_nanos() as u64,
+            device: self.device.health().map(ComposedDevice::from),
         }
     }
 }

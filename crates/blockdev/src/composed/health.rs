@@ -28,7 +28,9 @@ pub struct MemberHealth {
     pub state: String,
     /// Reads that failed.
     pub bad_reads: u64,
-    /// Blocks that held other bytes than the good copy, and were written again.
+    /// Blocks that held other bytes than the good copy.
+    pub bad_blocks: u64,
+    /// Those of them that were written again.
     pub rewritten_blocks: u64,
     /// The average time of a flush, in nanoseconds.
     pub flush_time_ns: u64,

@@ -60,6 +60,7 @@ pub(super) struct Member {
     found: MemberState,
     failed: AtomicBool,
     pub(super) bad_reads: AtomicU64,
+    pub(super) bad_blocks: AtomicU64,
     pub(super) rewritten_blocks: AtomicU64,
     flusher: Option<Flusher>,
 }
@@ -234,6 +235,7 @@ impl Members {
                 found: state,
                 failed: AtomicBool::new(false),
                 bad_reads: AtomicU64::new(0),
+                bad_blocks: AtomicU64::new(0),
                 rewritten_blocks: AtomicU64::new(0),
                 flusher,
             };
@@ -408,6 +410,7 @@ impl Members {
             name: member.name.clone(),
             state: member.state().text().to_owned(),
             bad_reads: member.bad_reads.load(Ordering::Relaxed),
+            bad_blocks: member.bad_blocks.load(Ordering::Relaxed),
             rewritten_blocks: member.rewritten_blocks.load(Ordering::Relaxed),
             flush_time_ns: member.usable().map_or(0, |device| device.flush_time().as_nanos() as u64),
         });

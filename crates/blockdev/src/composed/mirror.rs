@@ -105,7 +105,7 @@ impl Mirror {
     }
 
     /// Writes `good` over every copy that differs from it, and returns how many blocks did; nothing happens when no copy
-    /// equals it. The caller holds `writes` exclusively.
+    /// equals it. For a reader they are only counted. The caller holds `writes` exclusively.
     fn equalise(&self, offset_bytes: u64, good: &[u8]) -> u64 {
         let at_bytes = DATA_START_BYTES + offset_bytes;
         let mut copy = AlignedBuffer::zeroed(good.len());
@@ -123,6 +123,10 @@ impl Mirror {
         }
         let mut written = 0;
         for (index, device, blocks) in differing {
+            self.members.list[index].bad_blocks.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+            if self.members.access == Access::ReadOnly {
+                continue;
+            }
             let failed = blocks.iter().find_map(|block| {
                 let bytes = &good[block * BLOCK_BYTES..][..BLOCK_BYTES];
                 device.write(at_bytes + (block * BLOCK_BYTES) as u64, &[&AlignedBuffer::copy_of(bytes)]).err()
@@ -218,7 +222,7 @@ impl BlockDevice for Mirror {
 
     fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
         self.checked(Operation::Read, offset_bytes, good.len() as u64)?;
-        if self.members.access == Access::ReadOnly || self.copies() == 1 {
+        if self.copies() == 1 {
             return Ok(());
         }
         let exclusive = self.writes.write();
