@@ -1,5 +1,6 @@
 //! What a block device does.
 
+use crate::composed::DeviceHealth;
 use crate::error::{DeviceError, Operation};
 use std::io;
 use std::sync::Arc;
@@ -82,6 +83,47 @@ pub trait BlockDevice: Send + Sync {
     /// How long a flush took lately (a moving average); zero until the first one. The coordination of flushes decides
     /// by it.
     fn flush_time(&self) -> Duration;
+
+    /// How many copies of each block can be read one by one; one, but for a mirror.
+    fn copies(&self) -> usize {
+        1
+    }
+
+    /// As [`BlockDevice::read`], from the copy number `copy`, below [`BlockDevice::copies`]. What that number means may
+    /// change when a copy is lost, so it is only good for trying all of them.
+    ///
+    /// # Errors
+    /// As those of `read`; or the copy has been lost meanwhile.
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        let _ = copy;
+        self.read(offset_bytes, buffer)
+    }
+
+    /// Makes all copies of a range hold `good`, which was read from one of them and found right. Does nothing when no
+    /// copy holds these bytes any more: then somebody has written there since. Does nothing on a device without copies,
+    /// or one opened for reading.
+    ///
+    /// # Errors
+    /// When no copy works any more.
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        let _ = (offset_bytes, good);
+        Ok(())
+    }
+
+    /// Makes the copies of these ranges (bytes) the same, when the device was not closed as it should and its copies may
+    /// differ: what [`BlockDevice::read`] returns wins. Whoever can recognise damage repairs that first.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
+        let _ = ranges;
+        Ok(())
+    }
+
+    /// Of a composed device: how its members are.
+    fn health(&self) -> Option<DeviceHealth> {
+        None
+    }
 }
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
@@ -111,6 +153,26 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn flush_time(&self) -> Duration {
         (**self).flush_time()
+    }
+
+    fn copies(&self) -> usize {
+        (**self).copies()
+    }
+
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        (**self).read_copy(copy, offset_bytes, buffer)
+    }
+
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        (**self).repair(offset_bytes, good)
+    }
+
+    fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
+        (**self).resynchronise(ranges)
+    }
+
+    fn health(&self) -> Option<DeviceHealth> {
+        (**self).health()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::expected::Expected;
 use crate::handle::{NodeHandle, WriteNode};
 use crate::shard::{Lookup, Shard};
 use crate::statistics::{CacheStatistics, LockWaits};
-use cairn_blockdev::BlockDevice;
+use cairn_blockdev::{BlockDevice, DeviceError};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::node::VALUE_BYTES_MAX;
@@ -187,15 +187,32 @@ impl NodeCache {
     }
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {
-        let Expected { tree, block, .. } = *expected;
+        let Expected { block, .. } = *expected;
         if !block.0.is_multiple_of(NODE_BLOCKS)
             || block.0.checked_add(NODE_BLOCKS).is_none()
             || !self.geometry.contains(BlockRange::node(block))
         {
             return Err(expected.damaged("the pointer leads out of the space for nodes".into()));
         }
+        let offset_bytes = block.offset_bytes();
+        let first = self.read_with(expected, |page| self.device.read(offset_bytes, page));
+        let copies = self.device.copies();
+        if first.is_ok() || copies == 1 {
+            return first;
+        }
+        // A copy that is the node that its parent describes is good, and the others become like it.
+        let good = (0..copies).find_map(|copy| self.read_with(expected, |page| self.device.read_copy(copy, offset_bytes, page)).ok());
+        let Some(node) = good else { return first };
+        // The reader has what it wants; a copy that can't be repaired has been dropped, with a warning.
+        let _ = self.device.repair(offset_bytes, &node.page()[..]);
+        Ok(node)
+    }
+
+    /// The node, as `read` fills its page, if it is the one that is expected.
+    fn read_with(&self, expected: &Expected, read: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>) -> Result<Node, TreeError> {
+        let Expected { tree, block, .. } = *expected;
         let mut page: Box<[u8; NODE_SIZE]> = vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
-        self.device.read(block.offset_bytes(), &mut page[..]).map_err(|source| TreeError::Device { tree, block, source })?;
+        read(&mut page[..]).map_err(|source| TreeError::Device { tree, block, source })?;
         let node = Node::decode(page, self.volume, block).map_err(|source| TreeError::Damaged { tree, source })?;
         expected.check_identity(node.tree(), node.level(), node.generation())?;
         expected.check_keys(&node)?;

@@ -35,7 +35,7 @@ pub use error::Error;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::VolumeOptions;
-pub use statistics::{FsyncStage, Statistics};
+pub use statistics::{ComposedDevice, DeviceMember, FsyncStage, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,
     TimeChange, XattrMode,

@@ -6,14 +6,16 @@
 //!    that commit's. Their sum must be the superblock's, or an older one stands in for one that is damaged.
 //! 3. Mark the blocks that the log's extents use, before any node is allocated.
 //! 4. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
-//! 5. The first commit makes that durable together with a new log epoch. *A crash before: all of this again.*
+//! 5. On a mirror that was not closed, make the copies of what is overwritten in place the same (`cairn_blockdev::composed`
+//!    says why that is right). *A crash: again.*
+//! 6. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
 use crate::inode::InodeTable;
 use crate::orphans::Orphans;
 use crate::statistics::Counters;
 use crate::transaction::Transactions;
 use crate::volume::{BitmapSlot, SharedSignal, VolumeInner};
 use crate::{Error, Result, VolumeOptions};
-use cairn_blockdev::{AlignedBuffer, BlockDevice};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -27,11 +29,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-fn read_block(device: &dyn BlockDevice, block: BlockNumber) -> Result<AlignedBuffer> {
+/// What stands in a block, from whichever copy is good.
+fn read_block<T>(device: &dyn BlockDevice, block: BlockNumber, decode: impl FnMut(&[u8]) -> Decoded<T>) -> Result<T> {
     let mut buffer = AlignedBuffer::zeroed(BLOCK_SIZE);
-    device.read(block.offset_bytes(), &mut buffer)?;
-    Ok(buffer)
+    Ok(read_verified(device, block.offset_bytes(), &mut buffer, decode)??)
 }
+
+type Decoded<T> = std::result::Result<T, FormatError>;
 
 /// Finds the superblock that counts.
 ///
@@ -47,7 +51,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
     let mut problems = Vec::new();
     let mut best: Option<Superblock> = None;
     for block in candidates {
-        match read_block(device, block).and_then(|bytes| Ok(Superblock::decode(&bytes, block)?)) {
+        match read_block(device, block, |bytes| Superblock::decode(bytes, block)) {
             Ok(superblock) => {
                 if best.as_ref().is_none_or(|best| superblock.generation > best.generation) {
                     best = Some(superblock);
@@ -124,7 +128,15 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bit
         for slot in 0..2 {
             let block = geometry.bitmap_block(group, slot);
             let at = (block.0 - table.start.0) as usize * BLOCK_SIZE;
-            match Bitmap::decode(&buffer[at..at + BLOCK_SIZE], superblock.volume, block, group) {
+            let decode = |bytes: &[u8]| Bitmap::decode(bytes, superblock.volume, block, group);
+            let bytes = &buffer[at..at + BLOCK_SIZE];
+            let is_written = bytes.iter().any(|&byte| byte != 0);
+            // What was written and is damaged may be good in another copy.
+            let mut decoded = decode(bytes);
+            if decoded.is_err() && is_written && device.copies() > 1 {
+                decoded = read_block(device, block, decode).or(decoded);
+            }
+            match decoded {
                 Ok(bitmap) if bitmap.generation > superblock.generation => bitmaps.stale.push(group),
                 Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => {
                     best = Some((bitmap, slot as u8))
@@ -132,7 +144,7 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bit
                 Ok(_) => {}
                 Err(error) => {
                     problem = error.to_string();
-                    if buffer[at..at + BLOCK_SIZE].iter().any(|&byte| byte != 0) {
+                    if is_written {
                         bitmaps.damaged.get_or_insert(error);
                     }
                 }
@@ -159,7 +171,7 @@ fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
 }
 
 impl VolumeInner {
-    /// Steps 1 to 4; the volume is not running yet.
+    /// Steps 1 to 5; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
         let superblock = read_superblock(&*device, options.read_only)?;
         if superblock.features.read_only_compatible != 0 && !options.read_only {
@@ -193,6 +205,10 @@ impl VolumeInner {
         }
         let generation = first_generation(&superblock, replay.last_generation);
         Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;
+        if !options.read_only {
+            // What verifies is the same in all copies by now; what remains is what no flush covered.
+            device.resynchronise(&overwritten_in_place(geometry))?;
+        }
         let next_inode = Arc::new(AtomicU64::new(replay.next_inode.max(superblock.next_inode)));
         let log_epoch = superblock.log_epoch + 1;
         let start = LogStart { epoch: log_epoch, position: replay.end, generation };
@@ -232,6 +248,12 @@ impl VolumeInner {
             failed: AtomicBool::new(false),
         })
     }
+}
+
+/// The bytes that are written again and again: superblocks, bitmaps, log; the superblock's copy.
+fn overwritten_in_place(geometry: Geometry) -> [std::ops::Range<u64>; 2] {
+    let copy = geometry.superblock_copy();
+    [0..geometry.data_start().offset_bytes(), copy.offset_bytes()..BlockNumber(copy.0 + 1).offset_bytes()]
 }
 
 /// The generation of the transaction that recovery runs: new, and of the other parity than the superblock's, since it

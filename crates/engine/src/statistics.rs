@@ -1,5 +1,7 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
 use crate::volume::VolumeInner;
+use cairn_blockdev::DeviceHealth;
+use cairn_blockdev::composed::MemberHealth;
 use cairn_format::BLOCK_SIZE;
 use cairn_log::StageTime;
 use serde::{Deserialize, Serialize};
@@ -94,12 +96,54 @@ pub struct Statistics {
     pub device_flush_time_ns: u64,
     /// In the order of their course; empty when the program was built without the feature `stage-times`.
     pub fsync_stages: Vec<FsyncStage>,
+    /// Of a mirror or concatenation.
+    pub device: Option<ComposedDevice>,
 }
 
 impl Statistics {
     /// Fsyncs that ended well, and syncs.
     pub fn fsyncs(&self) -> u64 {
         self.fsyncs_grouped + self.fsyncs_committed + self.fsyncs_immediate
+    }
+}
+
+/// How the members of a mirror or concatenation are.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct ComposedDevice {
+    pub kind: String,
+    pub pool: String,
+    pub degraded: bool,
+    pub repaired_blocks: u64,
+    pub resynchronised_blocks: u64,
+    pub members: Vec<DeviceMember>,
+}
+
+/// One member.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct DeviceMember {
+    pub name: String,
+    pub state: String,
+    pub bad_reads: u64,
+    pub bad_blocks: u64,
+    pub rewritten_blocks: u64,
+    pub flush_time_ns: u64,
+}
+
+impl From<DeviceHealth> for ComposedDevice {
+    fn from(health: DeviceHealth) -> Self {
+        let DeviceHealth { kind, pool, degraded, repaired_blocks, resynchronised_blocks, members, .. } = health;
+        let member = |member: MemberHealth| DeviceMember {
+            name: member.name,
+            state: member.state,
+            bad_reads: member.bad_reads,
+            bad_blocks: member.bad_blocks,
+            rewritten_blocks: member.rewritten_blocks,
+            flush_time_ns: member.flush_time_ns,
+        };
+        let members = members.into_iter().map(member).collect();
+        Self { kind: kind.to_owned(), pool, degraded, repaired_blocks, resynchronised_blocks, members }
     }
 }
 
@@ -156,6 +200,7 @@ impl VolumeInner {
             replayed_items: count(&self.counters.replayed_items),
             device_flush_time_ns: self.device.flush_time().as_nanos() as u64,
             fsync_stages: self.log.stage_times().into_iter().map(FsyncStage::from).collect(),
+            device: self.device.health().map(ComposedDevice::from),
         }
     }
 }

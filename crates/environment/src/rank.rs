@@ -54,6 +54,10 @@ impl Rank {
     pub const STATISTICS: Rank = Rank::single(120, "statistics");
     /// State of the FUSE transport.
     pub const FUSE: Rank = Rank::nested_rank(125, "FUSE transport");
+    /// Which members of a composed device are in sync, and their labels.
+    pub const MEMBERS: Rank = Rank::single(127, "device members");
+    /// Writes to a mirror against repairs of its copies.
+    pub const MIRROR: Rank = Rank::single(128, "mirror writes");
     /// State inside a block device.
     pub const DEVICE: Rank = Rank::single(130, "block device");
     /// Pools of buffers.
@@ -62,7 +66,7 @@ impl Rank {
     pub const LEAF: Rank = Rank::nested_rank(200, "leaf");
 
     /// Every rank, by ascending order.
-    pub const ALL: [Rank; 19] = [
+    pub const ALL: [Rank; 21] = [
         Rank::EXTENTS,
         Rank::TRANSACTION,
         Rank::RENAME,
@@ -79,6 +83,8 @@ impl Rank {
         Rank::LOG_RING,
         Rank::STATISTICS,
         Rank::FUSE,
+        Rank::MEMBERS,
+        Rank::MIRROR,
         Rank::DEVICE,
         Rank::BUFFERS,
         Rank::LEAF,

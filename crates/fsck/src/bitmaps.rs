@@ -4,7 +4,7 @@
 //! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a newer or a torn one.
 use crate::FsckError;
 use crate::checker::Checker;
-use crate::reader::{read_blocks, write_block};
+use crate::reader::{read_blocks, read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::superblocks::write_all;
 use cairn_format::{
@@ -62,10 +62,14 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
         match block {
             Err(error) => Slot::Damaged(format!("cannot be read: {error}")),
             Ok(block) if block.iter().all(|&byte| byte == 0) => Slot::Empty,
-            Ok(block) => match Bitmap::decode(&block, checker.superblock.volume, address, group) {
-                Ok(bitmap) => Slot::Valid(bitmap),
-                Err(error) => Slot::Damaged(error.problem),
-            },
+            Ok(block) => {
+                let decode = |block: &[u8]| Bitmap::decode(block, checker.superblock.volume, address, group).map_err(|error| error.problem);
+                let other_copy = |problem| match device.copies() {
+                    1 => Err(problem),
+                    _ => read_decoded(device, BlockRange::new(address, 1), decode),
+                };
+                decode(&block).or_else(other_copy).map_or_else(Slot::Damaged, Slot::Valid)
+            }
         }
     };
     (first..first + count).map(decode).collect()

@@ -5,7 +5,7 @@
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
-use crate::reader::read_blocks;
+use crate::reader::read_data;
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, ItemKind, checksum};
 
@@ -84,7 +84,9 @@ impl DataPass<'_, '_> {
     fn verify_neighbours(&mut self, pieces: &[Piece]) {
         let start = pieces[0].start;
         let blocks = pieces.iter().map(|piece| piece.blocks).sum();
-        match read_blocks(self.checker.reader.device, BlockRange::new(BlockNumber(start), blocks)) {
+        let checksums: Vec<u32> =
+            pieces.iter().flat_map(|piece| &self.checksums[piece.checksums_at..][..piece.blocks as usize]).copied().collect();
+        match read_data(self.checker.reader.device, BlockRange::new(BlockNumber(start), blocks), &checksums) {
             Ok(data) => {
                 for piece in pieces {
                     let at = (piece.start - start) as usize * BLOCK_SIZE;

@@ -5,12 +5,11 @@
 //! been flushed.
 use crate::FsckError;
 use crate::checker::Checker;
-use crate::reader::{Reader, read_blocks};
+use crate::reader::{Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES,
-    checksum,
+    BLOCK_SIZE, BlockNumber, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES, checksum,
 };
 
 /// Blocks of the ring that are searched at once.
@@ -40,14 +39,32 @@ pub(crate) struct Chain {
 }
 
 /// `blocks` blocks of the ring from `ring_block` on, going round at its end.
-fn read_ring(reader: &Reader<'_>, ring_block: u64, blocks: u64) -> Result<Vec<u8>, DeviceError> {
+fn read_ring(reader: &Reader<'_>, copy: Option<usize>, ring_block: u64, blocks: u64) -> Result<Vec<u8>, DeviceError> {
     let log = reader.geometry.log();
     let before_end = blocks.min(log.blocks - ring_block);
-    let mut bytes = read_blocks(reader.device, BlockRange::new(BlockNumber(log.start.0 + ring_block), before_end))?.to_vec();
-    if before_end < blocks {
-        bytes.extend_from_slice(&read_blocks(reader.device, BlockRange::new(log.start, blocks - before_end))?);
+    let mut bytes = vec![0; blocks as usize * BLOCK_SIZE];
+    let (here, wrapped) = bytes.split_at_mut(before_end as usize * BLOCK_SIZE);
+    let read = |offset_bytes, buffer: &mut [u8]| match copy {
+        Some(copy) => reader.device.read_copy(copy, offset_bytes, buffer),
+        None => reader.device.read(offset_bytes, buffer),
+    };
+    read(BlockNumber(log.start.0 + ring_block).offset_bytes(), here)?;
+    if !wrapped.is_empty() {
+        read(log.start.offset_bytes(), wrapped)?;
     }
     Ok(bytes)
+}
+
+/// Makes all copies of these blocks of the ring what is valid in one.
+fn repair_ring(reader: &Reader<'_>, ring_block: u64, bytes: &[u8]) {
+    let log = reader.geometry.log();
+    let before_end = bytes.len().min((log.blocks - ring_block) as usize * BLOCK_SIZE);
+    let (here, wrapped) = bytes.split_at(before_end);
+    // What was found is good; a copy that can't be repaired has been dropped, with a warning.
+    let _ = reader.device.repair(BlockNumber(log.start.0 + ring_block).offset_bytes(), here);
+    if !wrapped.is_empty() {
+        let _ = reader.device.repair(log.start.offset_bytes(), wrapped);
+    }
 }
 
 enum Step {
@@ -90,10 +107,27 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
 
 /// The checkpoint at `ring_block`, if it is valid, of this mount, and at most `room` blocks long.
 fn next_checkpoint(reader: &Reader<'_>, superblock: &Superblock, ring_block: u64, room: u64) -> Step {
+    let first = next_in_copy(reader, None, superblock, ring_block, room);
+    let copies = reader.device.copies();
+    if copies == 1 || matches!(first, Step::Link(_)) {
+        return first;
+    }
+    for copy in 0..copies {
+        if let Step::Link(checkpoint) = next_in_copy(reader, Some(copy), superblock, ring_block, room) {
+            if let Ok(bytes) = read_ring(reader, Some(copy), ring_block, checkpoint.blocks()) {
+                repair_ring(reader, ring_block, &bytes);
+            }
+            return Step::Link(checkpoint);
+        }
+    }
+    first
+}
+
+fn next_in_copy(reader: &Reader<'_>, copy: Option<usize>, superblock: &Superblock, ring_block: u64, room: u64) -> Step {
     if room == 0 {
         return Step::End("the whole ring is in use".into());
     }
-    let first = match read_ring(reader, ring_block, 1) {
+    let first = match read_ring(reader, copy, ring_block, 1) {
         Ok(first) => first,
         Err(error) => return Step::Unreadable(error.to_string()),
     };
@@ -101,7 +135,7 @@ fn next_checkpoint(reader: &Reader<'_>, superblock: &Superblock, ring_block: u64
     if blocks > room.min(reader.blocks_present()) {
         return Step::End(format!("a checkpoint of {blocks} blocks where {room} are left"));
     }
-    let bytes = match read_ring(reader, ring_block, blocks) {
+    let bytes = match read_ring(reader, copy, ring_block, blocks) {
         Ok(bytes) => bytes,
         Err(error) => return Step::Unreadable(error.to_string()),
     };
@@ -148,7 +182,7 @@ fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain)
     let (mut block, mut left) = (chain.end_block, log_blocks - chain.blocks);
     while left > 0 && !superblock.clean {
         let blocks = left.min(SEARCH_BLOCKS).min(log_blocks - block);
-        let bytes = read_ring(reader, block, blocks).ok()?;
+        let bytes = read_ring(reader, None, block, blocks).ok()?;
         for (index, bytes) in bytes.chunks_exact(BLOCK_SIZE).enumerate() {
             let (ring_block, room) = (block + index as u64, left - index as u64);
             if !looks_current(bytes, reader, superblock, ring_block) {
@@ -178,8 +212,11 @@ fn looks_current(block: &[u8], reader: &Reader<'_>, superblock: &Superblock, rin
 
 pub(crate) fn read_link(reader: &Reader<'_>, link: &ChainLink) -> Result<Checkpoint, FsckError> {
     let changed = || FsckError::Changed { block: reader.geometry.log().start.0 + link.ring_block };
-    let bytes = read_ring(reader, link.ring_block, link.blocks).map_err(|_| changed())?;
-    Checkpoint::decode(bytes, reader.volume, link.ring_block).map_err(|_| changed())
+    let read = |copy| {
+        let bytes = read_ring(reader, copy, link.ring_block, link.blocks).ok()?;
+        Checkpoint::decode(bytes, reader.volume, link.ring_block).ok()
+    };
+    read(None).or_else(|| (0..reader.device.copies()).find_map(|copy| read(Some(copy)))).ok_or_else(changed)
 }
 
 /// Ends the chain before the first checkpoint whose new data had not reached the device.
@@ -225,7 +262,7 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
         if extent.checksums.is_empty() {
             continue;
         }
-        let data = match read_blocks(reader.device, extent.range()) {
+        let data = match read_data(reader.device, extent.range(), &extent.checksums) {
             Ok(data) => data,
             Err(error) => return lost(format!("its data cannot be read: {error}"), true),
         };

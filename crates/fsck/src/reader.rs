@@ -1,6 +1,6 @@
 //! Reading blocks and nodes, neighbours together.
-use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError};
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, read_verified};
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId, checksum};
 
 /// Nodes that are read and held at once: 1 MiB.
 pub(crate) const NODES_PER_READ: usize = 64;
@@ -18,6 +18,33 @@ pub(crate) fn read_blocks(device: &dyn BlockDevice, range: BlockRange) -> Result
     let mut buffer = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
     device.read(range.start.offset_bytes(), &mut buffer)?;
     Ok(buffer)
+}
+
+/// Reads what stands at `range`, from whichever copy is good; or says what is wrong with it.
+pub(crate) fn read_decoded<T>(
+    device: &dyn BlockDevice,
+    range: BlockRange,
+    decode: impl FnMut(&[u8]) -> Result<T, String>,
+) -> Result<T, String> {
+    let mut buffer = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
+    read_verified(device, range.start.offset_bytes(), &mut buffer, decode).map_err(|error| format!("cannot be read: {error}"))?
+}
+
+/// Reads the data of an extent; blocks that don't match their checksum are looked for in the other copies.
+pub(crate) fn read_data(device: &dyn BlockDevice, range: BlockRange, checksums: &[u32]) -> Result<AlignedBuffer, DeviceError> {
+    let mut data = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
+    let read = device.read(range.start.offset_bytes(), &mut data);
+    if device.copies() == 1 {
+        return read.map(|()| data);
+    }
+    for (block, (bytes, sum)) in (range.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(checksums)) {
+        if read.is_err() || checksum(bytes) != *sum {
+            let verify = |bytes: &[u8]| if checksum(bytes) == *sum { Ok(()) } else { Err(()) };
+            // What is bad in all copies is told by whoever compares the sums.
+            let _ = read_verified(device, BlockNumber(block).offset_bytes(), bytes, verify)?;
+        }
+    }
+    Ok(data)
 }
 
 /// Writes one structure; `bytes` are whole blocks.
@@ -44,7 +71,11 @@ impl Reader<'_> {
             let run = rest.iter().enumerate().take_while(|(index, address)| address.0 == first.0 + *index as u64 * NODE_BLOCKS).count();
             let (now, later) = rest.split_at(run);
             match read_blocks(self.device, BlockRange::new(first, run as u64 * NODE_BLOCKS)) {
-                Ok(pages) => nodes.extend(now.iter().zip(pages.chunks_exact(NODE_SIZE)).map(|(&a, page)| self.decode(page, a))),
+                Ok(pages) => nodes.extend(
+                    now.iter()
+                        .zip(pages.chunks_exact(NODE_SIZE))
+                        .map(|(&a, page)| self.decode(page, a).or_else(|problem| self.other_copy(a, problem))),
+                ),
                 Err(_) => nodes.extend(now.iter().map(|&address| self.node(address))),
             }
             rest = later;
@@ -52,10 +83,13 @@ impl Reader<'_> {
         nodes
     }
 
+    fn other_copy(&self, address: BlockNumber, problem: String) -> Result<Node, String> {
+        if self.device.copies() == 1 { Err(problem) } else { self.node(address) }
+    }
+
     /// The node at `address`, or what is wrong with it.
     pub(crate) fn node(&self, address: BlockNumber) -> Result<Node, String> {
-        let page = read_blocks(self.device, BlockRange::node(address)).map_err(|error| format!("cannot be read: {error}"))?;
-        self.decode(&page, address)
+        read_decoded(self.device, BlockRange::node(address), |page| self.decode(page, address))
     }
 
     fn decode(&self, page: &[u8], address: BlockNumber) -> Result<Node, String> {

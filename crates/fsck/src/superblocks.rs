@@ -5,7 +5,7 @@
 //! was damaged later.
 use crate::FsckError;
 use crate::checker::Checker;
-use crate::reader::{read_blocks, write_block};
+use crate::reader::{read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, Geometry, SUPERBLOCK_SLOTS, Superblock};
@@ -51,8 +51,7 @@ fn read_one(device: &dyn BlockDevice, address: BlockNumber, blocks_present: u64)
     if address.0 >= blocks_present {
         return Err(format!("the device ends at block {blocks_present}"));
     }
-    let block = read_blocks(device, BlockRange::new(address, 1)).map_err(|error| format!("cannot be read: {error}"))?;
-    Superblock::decode(&block, address).map_err(|error| error.problem)
+    read_decoded(device, BlockRange::new(address, 1), |block| Superblock::decode(block, address).map_err(|error| error.problem))
 }
 
 /// Runs the pass.

@@ -13,12 +13,15 @@
 //! and their data were completely written, so all of these verify. A device error is never taken for the end of the
 //! chain, because what stands behind it may have been acknowledged.
 //!
+//! On a device with copies, what is not valid in one is looked for in the others. What is valid anywhere was written, so the
+//! chain found in this way is one that a crash of a single device could have left.
+//!
 //! Reading needs no locks. One checkpoint is in memory at a time; the caller's pass reads them again.
 use crate::error::ReplayError;
-use cairn_blockdev::{AlignedBuffer, BlockDevice};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
 use cairn_format::{
-    BLOCK_SIZE, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError, Generation,
-    Geometry, HEADER_BYTES, ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError,
+    Generation, Geometry, HEADER_BYTES, ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
 };
 
 /// One checkpoint of the chain.
@@ -55,6 +58,8 @@ pub struct Replay<'d> {
 #[derive(Clone, Copy)]
 struct RingReader<'d> {
     device: &'d dyn BlockDevice,
+    /// Which copy to read; none: as the device chooses.
+    copy: Option<usize>,
     volume: VolumeId,
     geometry: Geometry,
 }
@@ -72,11 +77,47 @@ impl RingReader<'_> {
         let mut bytes = vec![0; blocks as usize * BLOCK_SIZE];
         let before_end = blocks.min(ring.blocks - ring_block);
         let (here, wrapped) = bytes.split_at_mut(before_end as usize * BLOCK_SIZE);
-        self.device.read(ring.start.offset_bytes() + ring_block * BLOCK_SIZE as u64, here)?;
+        self.read(ring.start.offset_bytes() + ring_block * BLOCK_SIZE as u64, here)?;
         if !wrapped.is_empty() {
-            self.device.read(ring.start.offset_bytes(), wrapped)?;
+            self.read(ring.start.offset_bytes(), wrapped)?;
         }
         Ok(bytes)
+    }
+
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), ReplayError> {
+        match self.copy {
+            Some(copy) => self.device.read_copy(copy, offset_bytes, buffer)?,
+            None => self.device.read(offset_bytes, buffer)?,
+        }
+        Ok(())
+    }
+
+    /// What `attempt` finds, in another copy of the ring if it finds nothing in the first. What is valid anywhere was
+    /// written; which reader found it is returned too.
+    fn in_any_copy<T, E>(&self, attempt: impl Fn(&Self) -> Result<Result<T, E>, ReplayError>) -> Result<Result<(T, Self), E>, ReplayError> {
+        let first = attempt(self);
+        let copies = self.device.copies();
+        if !matches!(first, Ok(Ok(_))) && copies > 1 {
+            for other in (0..copies).map(|copy| Self { copy: Some(copy), ..*self }) {
+                if let Ok(Ok(found)) = attempt(&other) {
+                    return Ok(Ok((found, other)));
+                }
+            }
+        }
+        Ok(first?.map(|found| (found, *self)))
+    }
+
+    /// Makes all copies of some blocks what this reader's copy holds.
+    fn repair_from_here(&self, ring_block: u64, blocks: u64) -> Result<(), ReplayError> {
+        let ring = self.geometry.log();
+        let bytes = self.read_blocks(ring_block, blocks)?;
+        let before_end = blocks.min(ring.blocks - ring_block);
+        let (here, wrapped) = bytes.split_at(before_end as usize * BLOCK_SIZE);
+        self.device.repair(ring.start.offset_bytes() + ring_block * BLOCK_SIZE as u64, here)?;
+        if !wrapped.is_empty() {
+            self.device.repair(ring.start.offset_bytes(), wrapped)?;
+        }
+        Ok(())
     }
 
     fn read_checkpoint(&self, ring_block: u64, blocks: u64) -> Result<Result<Checkpoint, FormatError>, ReplayError> {
@@ -95,6 +136,24 @@ impl RingReader<'_> {
 
     /// The checkpoint at `at`, of at most `blocks_max` blocks, if it continues the chain.
     fn next(&self, at: LogPosition, blocks_max: u64, epoch: u64, generation_min: Generation) -> Step<(ReplayedCheckpoint, Checkpoint)> {
+        match self.in_any_copy(|reader| reader.next_here(at, blocks_max, epoch, generation_min))? {
+            Ok((next, reader)) => {
+                if reader.copy.is_some() {
+                    reader.repair_from_here(next.0.ring_block, next.0.blocks)?;
+                }
+                Ok(Ok(next))
+            }
+            Err(stop) => Ok(Err(stop)),
+        }
+    }
+
+    fn next_here(
+        &self,
+        at: LogPosition,
+        blocks_max: u64,
+        epoch: u64,
+        generation_min: Generation,
+    ) -> Step<(ReplayedCheckpoint, Checkpoint)> {
         let place = format!("ring block {}", at.block);
         if blocks_max == 0 {
             return Ok(Err("the chain fills the ring".to_owned()));
@@ -123,12 +182,13 @@ impl RingReader<'_> {
     }
 }
 
-/// Finds the checkpoints that follow `superblock` in the log of the volume on `device`. Writes nothing.
+/// Finds the checkpoints that follow `superblock` in the log of the volume on `device`. Writes nothing, unless the
+/// device has copies: those of what counts are made good where they are not.
 ///
 /// # Errors
 /// The device fails, or a checkpoint of the chain holds an impossible extent.
 pub fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Result<Replay<'d>, ReplayError> {
-    let ring = RingReader { device, volume: superblock.volume, geometry: superblock.geometry };
+    let ring = RingReader { device, copy: None, volume: superblock.volume, geometry: superblock.geometry };
     let mut replay = Replay {
         ring,
         superblock_generation: superblock.generation,
@@ -239,10 +299,23 @@ impl<'d> Replay<'d> {
                 continue;
             }
             let data = &mut buffer[..extent.blocks as usize * BLOCK_SIZE];
-            self.ring.device.read(extent.start.offset_bytes(), data)?;
-            let differs = data.chunks_exact(BLOCK_SIZE).zip(&extent.checksums).position(|(block, &sum)| checksum(block) != sum);
-            if let Some(at) = differs {
-                return Ok(Some(format!("block {} of item {:?} was not written", extent.start.0 + at as u64, entry.key)));
+            if let Some(block) = self.read_data(&extent, data)? {
+                return Ok(Some(format!("block {block} of item {:?} was not written", entry.key)));
+            }
+            // No flush may have covered it: each copy must have it before anything relies on that.
+            self.ring.device.repair(extent.start.offset_bytes(), data)?;
+        }
+        Ok(None)
+    }
+
+    /// Reads an extent; returns its first block that no copy holds as its checksum says.
+    fn read_data(&self, extent: &Extent, data: &mut [u8]) -> Result<Option<u64>, ReplayError> {
+        let device = self.ring.device;
+        device.read(extent.start.offset_bytes(), data)?;
+        for (block, (bytes, &sum)) in (extent.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums)) {
+            let verify = |bytes: &[u8]| if checksum(bytes) == sum { Ok(()) } else { Err(()) };
+            if verify(bytes).is_err() && read_verified(device, BlockNumber(block).offset_bytes(), bytes, verify)?.is_err() {
+                return Ok(Some(block));
             }
         }
         Ok(None)
@@ -253,7 +326,7 @@ impl<'d> Replay<'d> {
         if entry.flags.contains(EntryFlags::DELETE) || entry.key.kind != ItemKind::Extent as u8 {
             return Ok(None);
         }
-        let block = cairn_format::BlockNumber(found.ring_block);
+        let block = BlockNumber(found.ring_block);
         let damaged = |problem: String| FormatError::new(Structure::Checkpoint, block, problem);
         let extent = Extent::decode(entry.value).map_err(|error| damaged(format!("item {:?}: {}", entry.key, error.problem)))?;
         if !self.ring.geometry.contains(extent.range()) {
@@ -268,7 +341,8 @@ impl<'d> Replay<'d> {
     }
 
     fn read_again(&self, found: &ReplayedCheckpoint) -> Result<Checkpoint, ReplayError> {
-        Ok(self.ring.read_checkpoint(found.ring_block, found.blocks)??)
+        let read = self.ring.in_any_copy(|reader| reader.read_checkpoint(found.ring_block, found.blocks))?;
+        Ok(read.map(|(checkpoint, _)| checkpoint)?)
     }
 
     /// The checkpoints to apply, in order; each is read when its turn comes. After an error, nothing more may be applied.

@@ -1,0 +1,105 @@
+//! Which members may be used, label by label.
+
+use super::assembly::{Found, MemberState, Verdict, judge};
+use super::error::ComposedError;
+use super::label::{Identity, Kind, Label, Progress};
+
+fn member(index: usize) -> Identity {
+    Identity([index as u8 + 1; 16])
+}
+
+/// The label of member `index` of `count`, at `events`, listing the members in `in_sync`.
+fn label(index: usize, count: usize, events: u64, in_sync: u32) -> Label {
+    Label {
+        kind: Kind::Mirror,
+        progress: Progress::Complete,
+        index,
+        pool: Identity([9; 16]),
+        member: member(index),
+        events,
+        sequence: events,
+        open: false,
+        in_sync,
+        member_bytes: 1 << 20,
+        composed_bytes: 1 << 20,
+        rebuilt_bytes: 0,
+        members: (0..count).map(member).collect(),
+    }
+}
+
+fn found(labels: Vec<Option<Label>>) -> Vec<Found> {
+    (b'a'..).zip(labels).map(|(name, label)| Found { name: char::from(name).to_string(), label }).collect()
+}
+
+#[track_caller]
+fn verdict(labels: Vec<Option<Label>>) -> Verdict {
+    judge(Kind::Mirror, &found(labels)).unwrap()
+}
+
+#[track_caller]
+fn refusal(labels: Vec<Option<Label>>) -> ComposedError {
+    judge(Kind::Mirror, &found(labels)).unwrap_err()
+}
+
+use MemberState::{InSync, Missing, Rebuilding, Replaced, Stale};
+
+#[test]
+fn all_in_sync_in_any_order() {
+    let verdict = verdict(vec![Some(label(1, 2, 5, 3)), Some(label(0, 2, 5, 3))]);
+    assert_eq!((verdict.index_of, verdict.states), (vec![1, 0], vec![InSync, InSync]));
+}
+
+#[test]
+fn a_crash_in_a_raise_leaves_everybody_in_sync_and_an_old_copy_does_not() {
+    assert_eq!(verdict(vec![Some(label(0, 2, 6, 3)), Some(label(1, 2, 5, 3))]).states, [InSync, InSync]);
+    assert_eq!(verdict(vec![Some(label(0, 2, 7, 3)), Some(label(1, 2, 5, 3))]).states, [InSync, Stale]);
+}
+
+#[test]
+fn who_was_left_behind_is_stale_whatever_its_counter_says() {
+    assert_eq!(verdict(vec![Some(label(0, 2, 7, 1)), Some(label(1, 2, 6, 3))]).states, [InSync, Stale]);
+    // Three members, lost one after the other.
+    let labels = vec![Some(label(0, 3, 9, 1)), Some(label(1, 3, 7, 3)), Some(label(2, 3, 5, 7))];
+    assert_eq!(verdict(labels).states, [InSync, Stale, Stale]);
+}
+
+#[test]
+fn members_that_went_on_separately_are_refused() {
+    for (first, second) in [(7, 7), (7, 9), (9, 7), (7, 8)] {
+        let error = refusal(vec![Some(label(0, 2, first, 1)), Some(label(1, 2, second, 2))]);
+        assert!(matches!(error, ComposedError::Diverged { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_missing_member_gets_the_place_that_is_left() {
+    let verdict = verdict(vec![None, Some(label(0, 2, 5, 3))]);
+    assert_eq!((verdict.index_of, verdict.states), (vec![1, 0], vec![Missing, InSync]));
+    assert!(matches!(refusal(vec![None, None]), ComposedError::NoMember { .. }));
+}
+
+#[test]
+fn a_rebuilding_member_is_never_used_nor_believed() {
+    let rebuilding = Label { progress: Progress::Rebuilding, ..label(1, 2, 50, 2) };
+    let verdict = verdict(vec![Some(label(0, 2, 5, 1)), Some(rebuilding.clone())]);
+    assert_eq!((verdict.states, verdict.authority.events), (vec![InSync, Rebuilding], 5));
+    assert!(matches!(refusal(vec![None, Some(rebuilding)]), ComposedError::NoneComplete { .. }));
+}
+
+#[test]
+fn a_replaced_member_does_not_come_back() {
+    let mut current = label(0, 2, 7, 3);
+    current.members[1] = Identity([77; 16]);
+    assert_eq!(verdict(vec![Some(current), Some(label(1, 2, 5, 3))]).states, [InSync, Replaced]);
+}
+
+#[test]
+fn strangers_copies_and_wrong_numbers_are_told_apart() {
+    let good = || Some(label(0, 2, 5, 3));
+    let foreign = Label { pool: Identity([8; 16]), ..label(1, 2, 5, 3) };
+    assert!(matches!(refusal(vec![good(), Some(foreign)]), ComposedError::Foreign { .. }));
+    assert!(matches!(refusal(vec![good(), good()]), ComposedError::Same { .. }));
+    assert!(matches!(refusal(vec![good(), None, None]), ComposedError::MembersNamed { wanted: 2, named: 3, .. }));
+    let concat = Label { kind: Kind::Concat, ..label(0, 2, 5, 3) };
+    assert!(matches!(refusal(vec![Some(concat), None]), ComposedError::Kind { .. }));
+}

@@ -1,0 +1,37 @@
+//! How the members of a composed device are, for statistics and for people.
+
+/// A composed device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceHealth {
+    /// "mirror" or "concat".
+    pub kind: &'static str,
+    /// The composed device's identity.
+    pub pool: String,
+    /// Whether a member is lost, stale or incomplete.
+    pub degraded: bool,
+    /// Whether it was not closed as it should, and its copies have not been compared since.
+    pub copies_may_differ: bool,
+    /// Blocks of 4 KiB that were written again from another copy.
+    pub repaired_blocks: u64,
+    /// Blocks whose copies differed after an unclean stop.
+    pub resynchronised_blocks: u64,
+    /// The members, in order.
+    pub members: Vec<MemberHealth>,
+}
+
+/// One member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberHealth {
+    /// The name that it was opened by.
+    pub name: String,
+    /// "in sync", or why it is not used.
+    pub state: String,
+    /// Reads that failed.
+    pub bad_reads: u64,
+    /// Blocks that held other bytes than the good copy.
+    pub bad_blocks: u64,
+    /// Those of them that were written again.
+    pub rewritten_blocks: u64,
+    /// The average time of a flush, in nanoseconds.
+    pub flush_time_ns: u64,
+}

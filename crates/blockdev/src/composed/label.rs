@@ -1,0 +1,259 @@
+//! The label of a member: which composed device it belongs to, and since when it is, or is not, like the others.
+//!
+//! Each member begins with a reserved area of 1 MiB, outside the composed address space. Two slots in it take turns, so
+//! that a torn write loses nothing; a label is one sector. `docs/format.md` has the table of its fields.
+
+use super::error::ComposedError;
+use crate::aligned::AlignedBuffer;
+use crate::device::{BLOCK_BYTES, BlockDevice};
+use crate::error::DeviceError;
+use cairn_environment::random;
+use std::fmt;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Where the composed address space begins on a member.
+pub const DATA_START_BYTES: u64 = 1 << 20;
+/// Where the two slots of the label stand on a member.
+pub const LABEL_SLOTS_BYTES: [u64; 2] = [8 * BLOCK_BYTES as u64, 24 * BLOCK_BYTES as u64];
+/// What a label begins with.
+pub const LABEL_MAGIC: [u8; 4] = *b"CRNM";
+/// The most members that a composed device can have.
+pub const MEMBERS_MAX: usize = 8;
+
+/// Sizes of a mirror's members are rounded down to this.
+pub(super) const SIZE_UNIT_BYTES: u64 = BLOCK_BYTES as u64;
+
+const LABEL_VERSION: u16 = 1;
+const LABEL_BYTES: usize = size_of::<RawLabel>();
+const FLAG_OPEN: u32 = 1;
+
+/// How members make one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Each member holds everything.
+    Mirror,
+    /// One behind the other.
+    Concat,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Kind::Mirror => "mirror",
+            Kind::Concat => "concat",
+        })
+    }
+}
+
+/// A random identity: of a composed device, or of one member of it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Identity(pub [u8; 16]);
+
+impl Identity {
+    /// A new one.
+    pub fn random() -> Identity {
+        Identity(random::bytes16())
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// How far a member's content is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It holds all that it should, as of `events`.
+    Complete,
+    /// It is being filled from the others, and is never read from.
+    Rebuilding,
+}
+
+/// A label, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Mirror or concatenation.
+    pub kind: Kind,
+    /// Whether the member holds what it should.
+    pub progress: Progress,
+    /// The member's place among the members.
+    pub index: usize,
+    /// The composed device.
+    pub pool: Identity,
+    /// The member.
+    pub member: Identity,
+    /// Raised on all members that are there before the first write after something changed among them.
+    pub events: u64,
+    /// Raised with each write of a label; says which slot is newer.
+    pub sequence: u64,
+    /// Open for writing: copies may differ if it stays so.
+    pub open: bool,
+    /// Which members were in sync when this label was written, by bits.
+    pub in_sync: u32,
+    /// What the member contributes.
+    pub member_bytes: u64,
+    /// The length of the composed device.
+    pub composed_bytes: u64,
+    /// While it is being rebuilt: what is done, as of `events`.
+    pub rebuilt_bytes: u64,
+    /// The identities of all members, by index.
+    pub members: Vec<Identity>,
+}
+
+/// The label on a member.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RawLabel {
+    pub(super) magic: [u8; 4],
+    pub(super) checksum: U32,
+    pub(super) version: U16,
+    pub(super) kind: u8,
+    pub(super) progress: u8,
+    pub(super) index: U16,
+    pub(super) count: U16,
+    pub(super) pool: [u8; 16],
+    pub(super) member: [u8; 16],
+    pub(super) events: U64,
+    pub(super) sequence: U64,
+    pub(super) flags: U32,
+    pub(super) in_sync: U32,
+    pub(super) member_bytes: U64,
+    pub(super) composed_bytes: U64,
+    pub(super) rebuilt_bytes: U64,
+    pub(super) members: [[u8; 16]; MEMBERS_MAX],
+    pub(super) reserved: [u8; 288],
+}
+
+const _: () = assert!(LABEL_BYTES == 512);
+
+impl Label {
+    /// Whether this label says that `other` was in sync when it was written.
+    pub(super) fn lists(&self, other: &Label) -> bool {
+        self.in_sync & (1 << other.index) != 0 && self.members.get(other.index) == Some(&other.member)
+    }
+
+    pub(super) fn encode(&self) -> [u8; LABEL_BYTES] {
+        let mut members = [[0; 16]; MEMBERS_MAX];
+        members.iter_mut().zip(&self.members).for_each(|(raw, member)| *raw = member.0);
+        let mut raw = RawLabel {
+            magic: LABEL_MAGIC,
+            checksum: U32::ZERO,
+            version: U16::new(LABEL_VERSION),
+            kind: match self.kind {
+                Kind::Mirror => 1,
+                Kind::Concat => 2,
+            },
+            progress: match self.progress {
+                Progress::Complete => 1,
+                Progress::Rebuilding => 2,
+            },
+            index: U16::new(self.index as u16),
+            count: U16::new(self.members.len() as u16),
+            pool: self.pool.0,
+            member: self.member.0,
+            events: U64::new(self.events),
+            sequence: U64::new(self.sequence),
+            flags: U32::new(if self.open { FLAG_OPEN } else { 0 }),
+            in_sync: U32::new(self.in_sync),
+            member_bytes: U64::new(self.member_bytes),
+            composed_bytes: U64::new(self.composed_bytes),
+            rebuilt_bytes: U64::new(self.rebuilt_bytes),
+            members,
+            reserved: [0; 288],
+        };
+        raw.checksum = U32::new(crc32c::crc32c(raw.as_bytes()));
+        let mut bytes = [0; LABEL_BYTES];
+        bytes.copy_from_slice(raw.as_bytes());
+        bytes
+    }
+
+    /// The label in `bytes`, or nothing when there is none, or a damaged one.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<Label>, u16> {
+        let Ok((mut raw, _)) = RawLabel::read_from_prefix(bytes) else { return Ok(None) };
+        let checksum = std::mem::take(&mut raw.checksum);
+        if raw.magic != LABEL_MAGIC || crc32c::crc32c(raw.as_bytes()) != checksum.get() {
+            return Ok(None);
+        }
+        if raw.version.get() != LABEL_VERSION {
+            return Err(raw.version.get());
+        }
+        let kind = match raw.kind {
+            1 => Kind::Mirror,
+            2 => Kind::Concat,
+            _ => return Ok(None),
+        };
+        let progress = match raw.progress {
+            1 => Progress::Complete,
+            2 => Progress::Rebuilding,
+            _ => return Ok(None),
+        };
+        let (index, count) = (usize::from(raw.index.get()), usize::from(raw.count.get()));
+        let unit = SIZE_UNIT_BYTES;
+        let sizes = [raw.member_bytes.get(), raw.composed_bytes.get()];
+        if !(1..=MEMBERS_MAX).contains(&count) || index >= count || sizes.iter().any(|bytes| *bytes == 0 || !bytes.is_multiple_of(unit)) {
+            return Ok(None);
+        }
+        Ok(Some(Label {
+            kind,
+            progress,
+            index,
+            pool: Identity(raw.pool),
+            member: Identity(raw.member),
+            events: raw.events.get(),
+            sequence: raw.sequence.get(),
+            open: raw.flags.get() & FLAG_OPEN != 0,
+            in_sync: raw.in_sync.get(),
+            member_bytes: sizes[0],
+            composed_bytes: sizes[1],
+            rebuilt_bytes: raw.rebuilt_bytes.get(),
+            members: raw.members[..count].iter().map(|member| Identity(*member)).collect(),
+        }))
+    }
+
+    /// The newest label on a device, if there is one.
+    ///
+    /// # Errors
+    /// When neither slot can be read, or a newer version of this program wrote it.
+    pub fn read(device: &dyn BlockDevice, name: &str) -> Result<Option<Label>, ComposedError> {
+        if device.length_bytes() <= DATA_START_BYTES {
+            return Ok(None);
+        }
+        let mut newest: Option<Label> = None;
+        let mut failure = None;
+        let mut read_slots = 0;
+        for offset_bytes in LABEL_SLOTS_BYTES {
+            let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+            if let Err(error) = device.read(offset_bytes, &mut block) {
+                failure = Some(error);
+                continue;
+            }
+            read_slots += 1;
+            let found = Label::decode(&block).map_err(|version| ComposedError::NewerVersion { member: name.to_owned(), version })?;
+            if let Some(label) = found
+                && newest.as_ref().is_none_or(|newest| label.sequence > newest.sequence)
+            {
+                newest = Some(label);
+            }
+        }
+        match failure {
+            Some(error) if read_slots == 0 => Err(error.into()),
+            _ => Ok(newest),
+        }
+    }
+
+    /// Writes the label into the slot that the newest one is not in, without a flush.
+    pub(super) fn write(&mut self, device: &dyn BlockDevice) -> Result<(), DeviceError> {
+        self.sequence += 1;
+        let slot_bytes = LABEL_SLOTS_BYTES[(self.sequence % 2) as usize];
+        device.write(slot_bytes, &[&AlignedBuffer::copy_of(&self.encode())])
+    }
+}

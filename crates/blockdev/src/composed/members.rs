@@ -1,0 +1,466 @@
+//! The members of an open device: their states, their labels, their health.
+//!
+//! States of a member: in sync → failed, never back while the device is open.
+//!
+//! Lock discipline: `labels` (rank `MEMBERS`) is held while labels are written and flushed, so that one thread raises the
+//! counters; the states themselves are atomic, and change before the labels say so.
+
+use super::assembly::{Found, MemberState, Verdict, judge};
+use super::error::ComposedError;
+use super::flusher::{Flusher, worthwhile};
+use super::health::{DeviceHealth, MemberHealth};
+use super::label::{DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress, SIZE_UNIT_BYTES};
+use crate::aligned::AlignedBuffer;
+use crate::device::BlockDevice;
+use crate::error::{DeviceError, Operation};
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use cairn_environment::lock::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a composed device is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading; nothing is written to any member.
+    ReadOnly,
+    /// Reading and writing.
+    ReadWrite,
+    /// Reading, and writing what damage makes necessary; the members stay as they are otherwise.
+    Maintenance,
+}
+
+/// A device that may be a member; none when it can't be opened.
+#[derive(Clone)]
+pub struct Candidate {
+    /// What people call it.
+    pub name: String,
+    /// The device.
+    pub device: Option<Arc<dyn BlockDevice>>,
+}
+
+/// What was found about one name; for people.
+#[derive(Clone, Debug)]
+pub struct MemberStatus {
+    /// The name.
+    pub name: String,
+    /// Its place.
+    pub index: usize,
+    /// Whether it may be used, and if not, why.
+    pub state: MemberState,
+    /// Its label.
+    pub label: Option<Label>,
+}
+
+/// One member of an open device.
+pub(super) struct Member {
+    pub(super) name: String,
+    pub(super) device: Option<Arc<dyn BlockDevice>>,
+    found: MemberState,
+    failed: AtomicBool,
+    pub(super) bad_reads: AtomicU64,
+    pub(super) bad_blocks: AtomicU64,
+    pub(super) rewritten_blocks: AtomicU64,
+    flusher: Option<Flusher>,
+}
+
+impl Member {
+    pub(super) fn state(&self) -> MemberState {
+        if self.failed.load(Ordering::Acquire) { MemberState::Failed } else { self.found }
+    }
+
+    /// The device, if the member is in sync.
+    pub(super) fn usable(&self) -> Option<&Arc<dyn BlockDevice>> {
+        self.device.as_ref().filter(|_| self.state() == MemberState::InSync)
+    }
+}
+
+/// What the labels say.
+pub(super) struct Labels {
+    events: u64,
+    /// By index; none for members that are not in sync.
+    each: Vec<Option<Label>>,
+    open: bool,
+}
+
+/// All members, by index.
+pub(super) struct Members {
+    pub(super) name: Arc<str>,
+    pub(super) list: Vec<Member>,
+    pub(super) authority: Label,
+    pub(super) access: Access,
+    labels: Mutex<Labels>,
+    /// Which members the durable labels call in sync.
+    published: AtomicU32,
+    /// The device was not closed as it should have been.
+    pub(super) may_differ: AtomicBool,
+}
+
+/// What each member has to say about one request.
+#[derive(Default)]
+pub(super) struct Outcome {
+    pub(super) succeeded: usize,
+    pub(super) failed: Vec<(usize, DeviceError)>,
+}
+
+fn find(candidates: &[Candidate]) -> Result<Vec<Found>, ComposedError> {
+    let found = |candidate: &Candidate| {
+        let label = match &candidate.device {
+            Some(device) => Label::read(&**device, &candidate.name)?,
+            None => None,
+        };
+        Ok(Found { name: candidate.name.clone(), label })
+    };
+    if !(2..=MEMBERS_MAX).contains(&candidates.len()) {
+        return Err(ComposedError::Count { found: candidates.len() });
+    }
+    candidates.iter().map(found).collect()
+}
+
+/// What the labels of `candidates` say, without opening anything.
+///
+/// # Errors
+/// When they don't belong together.
+pub fn status(kind: Kind, candidates: &[Candidate]) -> Result<Vec<MemberStatus>, ComposedError> {
+    let found = find(candidates)?;
+    let verdict = judge(kind, &found)?;
+    let status = |(position, found): (usize, Found)| MemberStatus {
+        name: found.name,
+        index: verdict.index_of[position],
+        state: verdict.states[position],
+        label: found.label,
+    };
+    let mut list: Vec<_> = found.into_iter().enumerate().map(status).collect();
+    list.sort_by_key(|member| member.index);
+    Ok(list)
+}
+
+/// Makes a new composed device of `devices`, whose content is lost, and returns its length. A mirror is as large as its
+/// smallest member. The reserved area of each is zeroed, so that nothing else is recognised in it.
+///
+/// 1. Zeros over the old labels of all, flushed. *A crash: no member is left, `make` again.*
+/// 2. The new labels. *A crash: some members are missing, which an open device would say.*
+///
+/// # Errors
+/// When there are too few, one is too small, or a device fails.
+pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u64, ComposedError> {
+    if !(2..=MEMBERS_MAX).contains(&devices.len()) {
+        return Err(ComposedError::Count { found: devices.len() });
+    }
+    let usable = |device: &dyn BlockDevice| {
+        let bytes = device.length_bytes().saturating_sub(DATA_START_BYTES);
+        bytes - bytes % SIZE_UNIT_BYTES
+    };
+    let mut sizes: Vec<u64> = devices.iter().map(|(_, device)| usable(&**device)).collect();
+    if let Some(small) = sizes.iter().position(|bytes| *bytes == 0) {
+        return Err(ComposedError::TooSmall { member: devices[small].0.clone(), needed_bytes: DATA_START_BYTES + SIZE_UNIT_BYTES });
+    }
+    let smallest = sizes.iter().copied().min().unwrap_or(0);
+    let composed_bytes = match kind {
+        Kind::Mirror => {
+            sizes.fill(smallest);
+            smallest
+        }
+        Kind::Concat => sizes.iter().sum(),
+    };
+    let pool = Identity::random();
+    let members: Vec<Identity> = devices.iter().map(|_| Identity::random()).collect();
+    let zeros = AlignedBuffer::zeroed(DATA_START_BYTES as usize);
+    for (_, device) in devices {
+        device.write(0, &[&zeros])?;
+        device.flush()?;
+    }
+    for (index, (_, device)) in devices.iter().enumerate() {
+        let mut label = Label {
+            kind,
+            progress: Progress::Complete,
+            index,
+            pool,
+            member: members[index],
+            events: 1,
+            sequence: 0,
+            open: false,
+            in_sync: (1 << devices.len()) - 1,
+            member_bytes: sizes[index],
+            composed_bytes,
+            rebuilt_bytes: 0,
+            members: members.clone(),
+        };
+        for _ in LABEL_SLOTS_BYTES {
+            label.write(&**device)?;
+        }
+        device.flush()?;
+    }
+    Ok(composed_bytes)
+}
+
+impl Members {
+    /// What is wrong with the members, in words, without opening anything; empty when nothing is.
+    pub(super) fn look(kind: Kind, candidates: &[Candidate]) -> Result<String, ComposedError> {
+        let lost = status(kind, candidates)?.into_iter().filter(|member| member.state != MemberState::InSync);
+        Ok(lost.map(|member| format!("{} is {}", member.name, member.state.text())).collect::<Vec<_>>().join(", "))
+    }
+
+    /// Puts the members together; when they may be written to, the counters are raised, durably.
+    pub(super) fn open(kind: Kind, candidates: Vec<Candidate>, access: Access) -> Result<Members, ComposedError> {
+        let members = Members::assemble(kind, candidates, access)?;
+        if access == Access::ReadWrite {
+            let mut labels = members.labels.lock();
+            labels.open = true;
+            members.raise(&mut labels)?;
+        }
+        Ok(members)
+    }
+
+    fn assemble(kind: Kind, candidates: Vec<Candidate>, access: Access) -> Result<Members, ComposedError> {
+        let found = find(&candidates)?;
+        let Verdict { authority, index_of, states } = judge(kind, &found)?;
+        let name: Arc<str> = format!("{kind}:{}", found.iter().map(|found| found.name.as_str()).collect::<Vec<_>>().join(",")).into();
+        let mut members: Vec<(usize, Member, Option<Label>)> = Vec::new();
+        for (position, (candidate, found)) in candidates.into_iter().zip(found).enumerate() {
+            let state = states[position];
+            let label = found.label.filter(|_| state == MemberState::InSync);
+            if let (Some(label), Some(device)) = (&label, &candidate.device) {
+                let (found_bytes, wanted_bytes) = (device.length_bytes(), DATA_START_BYTES + label.member_bytes);
+                if found_bytes < wanted_bytes {
+                    return Err(ComposedError::Shorter { member: candidate.name, found_bytes, wanted_bytes });
+                }
+            }
+            let in_use = access == Access::ReadWrite && state == MemberState::InSync && index_of[position] > 0;
+            let flusher = candidate.device.as_ref().filter(|_| in_use).map(|device| Flusher::new(Arc::clone(device)));
+            let member = Member {
+                name: candidate.name,
+                device: candidate.device,
+                found: state,
+                failed: AtomicBool::new(false),
+                bad_reads: AtomicU64::new(0),
+                bad_blocks: AtomicU64::new(0),
+                rewritten_blocks: AtomicU64::new(0),
+                flusher,
+            };
+            members.push((index_of[position], member, label));
+        }
+        members.sort_by_key(|(index, _, _)| *index);
+        let each: Vec<_> = members.iter().map(|(_, _, label)| label.clone()).collect();
+        let may_differ = kind == Kind::Mirror && each.iter().flatten().any(|label| label.open);
+        let labels = Labels { events: authority.events, each, open: false };
+        Ok(Members {
+            name,
+            list: members.into_iter().map(|(_, member, _)| member).collect(),
+            published: AtomicU32::new(authority.in_sync),
+            authority,
+            access,
+            labels: Mutex::new(Rank::MEMBERS, labels),
+            may_differ: AtomicBool::new(may_differ),
+        })
+    }
+
+    /// The members that may be read, with their index.
+    pub(super) fn usable(&self) -> impl Iterator<Item = (usize, &Arc<dyn BlockDevice>)> {
+        self.list.iter().enumerate().filter_map(|(index, member)| Some((index, member.usable()?)))
+    }
+
+    fn mask(&self) -> u32 {
+        self.usable().map(|(index, _)| 1 << index).sum()
+    }
+
+    /// The members that can't be used, in words; empty when all can.
+    pub(super) fn problems(&self) -> String {
+        let lost = self.list.iter().filter(|member| member.state() != MemberState::InSync);
+        lost.map(|member| format!("{} is {}", member.name, member.state().text())).collect::<Vec<_>>().join(", ")
+    }
+
+    pub(super) fn none_left(&self, operation: Operation) -> DeviceError {
+        DeviceError::new(operation, 0, 0, &self.name, io::Error::other(format!("no member is left: {}", self.problems())))
+    }
+
+    pub(super) fn count_bad_read(&self, index: usize) {
+        self.list[index].bad_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Leaves a member behind, in memory.
+    pub(super) fn fail(&self, index: usize, error: &DeviceError) {
+        let member = &self.list[index];
+        if !member.failed.swap(true, Ordering::AcqRel) {
+            tracing::warn!(member = %member.name, "the member failed, {} goes on without it: {error}", self.name);
+        }
+    }
+
+    /// Does the same on all members in sync. Those that fail while another succeeds are left behind; when all fail, the
+    /// error is the caller's and nobody is.
+    pub(super) fn on_each(&self, operation: impl Fn(&dyn BlockDevice) -> Result<(), DeviceError>) -> Outcome {
+        let mut outcome = Outcome::default();
+        for (index, device) in self.usable() {
+            match operation(&**device) {
+                Ok(()) => outcome.succeeded += 1,
+                Err(error) => outcome.failed.push((index, error)),
+            }
+        }
+        self.leave_failed_behind(&outcome);
+        outcome
+    }
+
+    fn leave_failed_behind(&self, outcome: &Outcome) {
+        for (index, error) in outcome.failed.iter().filter(|_| outcome.succeeded > 0) {
+            self.fail(*index, error);
+        }
+    }
+
+    /// The result of a request, after the labels of those that are left say durably who they are.
+    pub(super) fn settle(&self, outcome: Outcome, operation: Operation) -> Result<(), DeviceError> {
+        if outcome.succeeded == 0 {
+            // Old or new content on each, and a later flush proves nothing.
+            self.may_differ.store(true, Ordering::Release);
+            return Err(outcome.failed.into_iter().next().map_or_else(|| self.none_left(operation), |(_, error)| error));
+        }
+        self.publish()
+    }
+
+    /// Raises the counters if a member was left behind since they were raised.
+    pub(super) fn publish(&self) -> Result<(), DeviceError> {
+        if self.access != Access::ReadWrite || self.published.load(Ordering::Acquire) == self.mask() {
+            return Ok(());
+        }
+        let mut labels = self.labels.lock();
+        if self.published.load(Ordering::Acquire) == self.mask() {
+            return Ok(());
+        }
+        self.raise(&mut labels)
+    }
+
+    /// Raises the event counter on all members in sync, in two durable steps; a mirror goes on without those that fail.
+    fn raise(&self, labels: &mut Labels) -> Result<(), DeviceError> {
+        loop {
+            let mask = self.mask();
+            if mask == 0 {
+                return Err(self.none_left(Operation::Write));
+            }
+            match self.raise_as(labels, mask) {
+                Ok(()) => {
+                    self.published.store(mask, Ordering::Release);
+                    return Ok(());
+                }
+                Err((index, error)) if self.authority.kind == Kind::Mirror => self.fail(index, &error),
+                Err((_, error)) => return Err(error),
+            }
+        }
+    }
+
+    /// 1. Who is behind after a crash in an earlier raise catches up.
+    /// 2. Counter + 1 on all, flushed. *A crash: some have it, a difference of one.*
+    /// 3. Counter + 1 again, so that both slots of each label say the same. *A crash: the same.*
+    fn raise_as(&self, labels: &mut Labels, mask: u32) -> Result<(), (usize, DeviceError)> {
+        for events in labels.events..=labels.events + 2 {
+            labels.events = events;
+            for (index, device) in self.usable() {
+                if let Some(label) = labels.each[index].as_mut().filter(|label| label.events < events) {
+                    (label.events, label.in_sync, label.open) = (events, mask, labels.open);
+                    label.write(&**device).map_err(|error| (index, error))?;
+                    device.flush().map_err(|error| (index, error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes all members in sync, those whose flush takes long at the same time.
+    pub(super) fn flush(&self) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut note = |index, result| match result {
+            Ok(()) => outcome.succeeded += 1,
+            Err(error) => outcome.failed.push((index, error)),
+        };
+        let (mut handed_over, mut own) = (Vec::new(), Vec::new());
+        for (index, device) in self.usable() {
+            match &self.list[index].flusher {
+                // Somebody has to flush here.
+                Some(flusher) if worthwhile(device.flush_time()) && !(own.is_empty() && self.is_last(index)) => {
+                    handed_over.push((index, flusher, flusher.request()));
+                }
+                _ => own.push((index, device)),
+            }
+        }
+        for (index, device) in own {
+            note(index, device.flush());
+        }
+        for (index, flusher, ticket) in handed_over {
+            note(index, flusher.wait(ticket));
+        }
+        outcome
+    }
+
+    fn is_last(&self, index: usize) -> bool {
+        self.usable().all(|(other, _)| other <= index)
+    }
+
+    /// Leaves members behind whose flush failed while another's succeeded.
+    pub(super) fn flush_and_settle(&self) -> Result<(), DeviceError> {
+        let outcome = self.flush();
+        self.leave_failed_behind(&outcome);
+        self.settle(outcome, Operation::Flush)
+    }
+
+    pub(super) fn flush_time(&self) -> Duration {
+        self.usable().map(|(_, device)| device.flush_time()).max().unwrap_or_default()
+    }
+
+    pub(super) fn health(&self) -> DeviceHealth {
+        let members = self.list.iter().map(|member| MemberHealth {
+            name: member.name.clone(),
+            state: member.state().text().to_owned(),
+            bad_reads: member.bad_reads.load(Ordering::Relaxed),
+            bad_blocks: member.bad_blocks.load(Ordering::Relaxed),
+            rewritten_blocks: member.rewritten_blocks.load(Ordering::Relaxed),
+            flush_time_ns: member.usable().map_or(0, |device| device.flush_time().as_nanos() as u64),
+        });
+        DeviceHealth {
+            kind: match self.authority.kind {
+                Kind::Mirror => "mirror",
+                Kind::Concat => "concat",
+            },
+            pool: self.authority.pool.to_string(),
+            degraded: self.list.iter().any(|member| member.state() != MemberState::InSync),
+            copies_may_differ: self.may_differ.load(Ordering::Acquire),
+            members: members.collect(),
+            ..DeviceHealth::default()
+        }
+    }
+
+    /// Everything is durable on all members, and then their labels say that nothing is open.
+    fn close(&self) -> Result<(), DeviceError> {
+        for (_, device) in self.usable() {
+            device.flush()?;
+        }
+        let mut labels = self.labels.lock();
+        // Copies that may differ must be found so by the next one who opens them.
+        if !labels.open || self.may_differ.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        labels.open = false;
+        for (index, device) in self.usable() {
+            if let Some(label) = labels.each[index].as_mut() {
+                label.open = false;
+                label.write(&**device)?;
+                device.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The labels of the members in sync, by index.
+    pub(super) fn labels(&self) -> Vec<(usize, Label)> {
+        let labels = self.labels.lock();
+        self.usable().filter_map(|(index, _)| Some((index, labels.each[index].clone()?))).collect()
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        if self.access == Access::ReadWrite
+            && let Err(error) = self.close()
+        {
+            tracing::warn!("{} could not be closed: {error}", self.name);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! A mirror: every member holds everything; the first one in sync is read.
+//!
+//! States, invariants, and what holds for copies that differ: see the [module](super).
+//!
+//! Lock discipline: `writes` (rank `MIRROR`) is held shared while a write goes to the members, exclusively while a repair
+//! reads, compares and writes; nothing but the members' own locks is taken under it. Labels are raised after it is
+//! released.
+
+use super::error::ComposedError;
+use super::health::DeviceHealth;
+use super::label::{DATA_START_BYTES, Kind};
+use super::members::{Access, Candidate, Members};
+use crate::aligned::AlignedBuffer;
+use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::error::{DeviceError, Operation};
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::lock::RwLock;
+use std::io;
+use std::time::Duration;
+
+/// What is compared at once.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// Two to eight members with the same content.
+///
+/// ```
+/// use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
+/// use cairn_blockdev::{BlockDevice, MemoryDevice};
+/// use std::sync::Arc;
+/// let disks: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(4 << 20))];
+/// make(Kind::Mirror, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
+///
+/// let candidate = |name: &str, disk: Option<&Arc<dyn BlockDevice>>| Candidate { name: name.into(), device: disk.cloned() };
+/// let mirror = Mirror::open(vec![candidate("a", Some(&disks[0])), candidate("b", Some(&disks[1]))], Access::ReadWrite, false)?;
+/// mirror.write(0, &[&[7; 4096]])?;
+/// mirror.flush()?;
+/// drop(mirror);
+///
+/// let one_is_lost = vec![candidate("a", None), candidate("b", Some(&disks[1]))];
+/// let mirror = Mirror::open(one_is_lost, Access::ReadWrite, true)?;
+/// let mut block = vec![0; 4096];
+/// mirror.read(0, &mut block)?;
+/// assert_eq!(block, [7; 4096]);
+/// # Ok::<(), cairn_blockdev::ComposedError>(())
+/// ```
+pub struct Mirror {
+    pub(super) members: Members,
+    writes: RwLock<()>,
+    repaired_blocks: AtomicU64,
+    resynchronised_blocks: AtomicU64,
+}
+
+impl Mirror {
+    /// Opens the mirror that `candidates` are all members of, in any order. A member that is lost or not in sync is
+    /// accepted only if `degraded`, and then the others' labels say first that it was left behind.
+    ///
+    /// # Errors
+    /// When they are not the members of one mirror, one is lost, or none is complete.
+    pub fn open(candidates: Vec<Candidate>, access: Access, degraded: bool) -> Result<Mirror, ComposedError> {
+        // Before any label changes.
+        let problems = Members::look(Kind::Mirror, &candidates)?;
+        if !problems.is_empty() && !degraded {
+            return Err(ComposedError::Degraded { members: problems, advice: "-o degraded" });
+        }
+        let members = Members::open(Kind::Mirror, candidates, access)?;
+        if !problems.is_empty() {
+            tracing::warn!("{} is degraded: {problems}", members.name);
+        }
+        let (repaired_blocks, resynchronised_blocks) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Mirror { members, writes: RwLock::new(Rank::MIRROR, ()), repaired_blocks, resynchronised_blocks })
+    }
+
+    /// "mirror:" and the names of the members.
+    pub fn name(&self) -> &str {
+        &self.members.name
+    }
+
+    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
+        let range = Range { operation, offset_bytes, length_bytes, device: &self.members.name };
+        range.check(self.length_bytes())?;
+        let writes = !matches!(operation, Operation::Read);
+        if writes && self.members.access != Access::ReadWrite {
+            return Err(range.error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only")));
+        }
+        Ok(range)
+    }
+
+    /// Reads from the first member that can; returns how many could not.
+    pub(super) fn read_any(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+        let mut failure = None;
+        let mut failures = 0;
+        for (index, device) in self.members.usable() {
+            match device.read(DATA_START_BYTES + offset_bytes, buffer) {
+                Ok(()) => return Ok(failures),
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    self.members.count_bad_read(index);
+                    failure.get_or_insert(error);
+                    failures += 1;
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| self.members.none_left(Operation::Read)))
+    }
+
+    /// Writes `good` over every copy that differs from it, and returns how many blocks did; nothing happens when no copy
+    /// equals it. For a reader they are only counted. The caller holds `writes` exclusively.
+    fn equalise(&self, offset_bytes: u64, good: &[u8]) -> u64 {
+        let at_bytes = DATA_START_BYTES + offset_bytes;
+        let mut copy = AlignedBuffer::zeroed(good.len());
+        let mut differing = Vec::new();
+        let mut equal = 0;
+        for (index, device) in self.members.usable() {
+            match device.read(at_bytes, &mut copy).is_ok().then(|| different_blocks(&copy, good)) {
+                Some(blocks) if blocks.is_empty() => equal += 1,
+                Some(blocks) => differing.push((index, device, blocks)),
+                None => differing.push((index, device, (0..good.len() / BLOCK_BYTES).collect())),
+            }
+        }
+        if equal == 0 {
+            return 0;
+        }
+        let mut written = 0;
+        for (index, device, blocks) in differing {
+            self.members.list[index].bad_blocks.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+            if self.members.access == Access::ReadOnly {
+                continue;
+            }
+            let failed = blocks.iter().find_map(|block| {
+                let bytes = &good[block * BLOCK_BYTES..][..BLOCK_BYTES];
+                device.write(at_bytes + (block * BLOCK_BYTES) as u64, &[&AlignedBuffer::copy_of(bytes)]).err()
+            });
+            match failed {
+                Some(error) => self.members.fail(index, &error),
+                None => {
+                    let (name, count) = (&self.members.list[index].name, blocks.len());
+                    tracing::warn!(member = %name, offset_bytes, "{count} blocks written again from another copy");
+                    self.members.list[index].rewritten_blocks.fetch_add(count as u64, Ordering::Relaxed);
+                    written += count as u64;
+                }
+            }
+        }
+        written
+    }
+
+    fn resynchronise_range(&self, range: &std::ops::Range<u64>) -> Result<(), DeviceError> {
+        let mut at_bytes = range.start;
+        while at_bytes < range.end {
+            let length_bytes = CHUNK_BYTES.min(range.end - at_bytes);
+            let mut bytes = AlignedBuffer::zeroed(length_bytes as usize);
+            let exclusive = self.writes.write();
+            self.read_any(at_bytes, &mut bytes)?;
+            let written = self.equalise(at_bytes, &bytes);
+            drop(exclusive);
+            self.resynchronised_blocks.fetch_add(written, Ordering::Relaxed);
+            at_bytes += length_bytes;
+        }
+        Ok(())
+    }
+}
+
+fn different_blocks(copy: &[u8], good: &[u8]) -> Vec<usize> {
+    let pairs = copy.chunks(BLOCK_BYTES).zip(good.chunks(BLOCK_BYTES)).enumerate();
+    pairs.filter(|(_, (copy, good))| copy != good).map(|(block, _)| block).collect()
+}
+
+impl BlockDevice for Mirror {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
+        if self.read_any(offset_bytes, buffer)? > 0 {
+            // A sector that can't be read often can after it was written.
+            self.repair(offset_bytes, buffer)?;
+        }
+        Ok(())
+    }
+
+    /// 1. To every member in sync. *A crash: any of them has any part of it.*
+    /// 2. If some failed: the others' labels say that they were left behind, durably.
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
+        let shared = self.writes.read();
+        let outcome = self.members.on_each(|device| device.write(DATA_START_BYTES + offset_bytes, buffers));
+        drop(shared);
+        self.members.settle(outcome, Operation::Write)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.checked(Operation::Flush, 0, 0)?;
+        self.members.flush_and_settle()
+    }
+
+    /// A member that does not discard is none the worse for it.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.checked(Operation::Discard, offset_bytes, length_bytes)?;
+        let _shared = self.writes.read();
+        let results: Vec<_> =
+            self.members.usable().map(|(_, device)| device.discard(DATA_START_BYTES + offset_bytes, length_bytes)).collect();
+        results.into_iter().collect()
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.members.authority.composed_bytes
+    }
+
+    /// The slowest member's.
+    fn flush_time(&self) -> Duration {
+        self.members.flush_time()
+    }
+
+    fn copies(&self) -> usize {
+        self.members.usable().count().max(1)
+    }
+
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
+        match self.members.usable().nth(copy) {
+            Some((_, device)) => device.read(DATA_START_BYTES + offset_bytes, buffer),
+            None => Err(self.members.none_left(Operation::Read)),
+        }
+    }
+
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        self.checked(Operation::Read, offset_bytes, good.len() as u64)?;
+        if self.copies() == 1 {
+            return Ok(());
+        }
+        let exclusive = self.writes.write();
+        let written = self.equalise(offset_bytes, good);
+        drop(exclusive);
+        self.repaired_blocks.fetch_add(written, Ordering::Relaxed);
+        self.members.publish()
+    }
+
+    fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
+        if self.members.access != Access::ReadWrite || !self.members.may_differ.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        for range in ranges {
+            self.checked(Operation::Write, range.start, range.end - range.start)?;
+            self.resynchronise_range(range)?;
+        }
+        self.members.publish()?;
+        self.flush()?;
+        self.members.may_differ.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    fn health(&self) -> Option<DeviceHealth> {
+        Some(DeviceHealth {
+            repaired_blocks: self.repaired_blocks.load(Ordering::Relaxed),
+            resynchronised_blocks: self.resynchronised_blocks.load(Ordering::Relaxed),
+            ..self.members.health()
+        })
+    }
+}

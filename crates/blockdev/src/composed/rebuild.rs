@@ -1,0 +1,266 @@
+//! Filling a new member of a mirror from the others, while nobody uses the mirror.
+//!
+//! States of the new member: *rebuilding*, from its first label on: nobody reads it, whatever happens; *complete*, once
+//! the others' labels list it and then its own label says so. Until then the member that it replaces stays what it was:
+//! a source of the copy, and a member to mount with.
+//!
+//! A rebuild that was interrupted goes on where it was if the mirror was not written to meanwhile, which the event
+//! counter tells; otherwise it starts again.
+//!
+//! Lock discipline: one thread; only the devices' own locks.
+
+use super::assembly::{Found, judge};
+use super::error::ComposedError;
+use super::label::{DATA_START_BYTES, Identity, Kind, Label, Progress};
+use super::members::{Access, Candidate};
+use super::mirror::Mirror;
+use crate::aligned::AlignedBuffer;
+use crate::device::{BLOCK_BYTES, BlockDevice};
+use crate::error::DeviceError;
+use cairn_environment::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+const CHUNK_BYTES: u64 = 1 << 20;
+/// What may have to be copied again after an interruption.
+const CHECKPOINT_BYTES: u64 = 64 << 20;
+
+/// A rebuild in progress.
+pub struct Rebuild {
+    mirror: Mirror,
+    /// The member that is replaced.
+    index: usize,
+    target: Arc<dyn BlockDevice>,
+    target_name: String,
+    label: Label,
+    unreadable_blocks: u64,
+}
+
+impl Rebuild {
+    /// Begins, or goes on, to fill `target`, which takes the place of the candidate number `position`. That one has no
+    /// device if it is lost, or if it is the target itself. With `force`, what was written to the target alone is given
+    /// up.
+    ///
+    /// # Errors
+    /// When the candidates are no mirror, the target is in sync already, or too small, or holds what no other member has.
+    pub fn start(candidates: Vec<Candidate>, position: usize, target: Candidate, force: bool) -> Result<Rebuild, ComposedError> {
+        let mut found = Vec::new();
+        for candidate in &candidates {
+            let label = candidate.device.as_ref().map(|device| Label::read(&**device, &candidate.name)).transpose()?.flatten();
+            found.push(Found { name: candidate.name.clone(), label });
+        }
+        if let Some(label) = found.iter().find_map(|found| found.label.as_ref().filter(|label| label.kind != Kind::Mirror)) {
+            return Err(ComposedError::NoCopy { kind: label.kind });
+        }
+        let verdict = judge(Kind::Mirror, &found)?;
+        let (index, authority) = (verdict.index_of[position], verdict.authority);
+        let Candidate { name: target_name, device: Some(device) } = target else {
+            return Err(ComposedError::NotAMember { member: target.name });
+        };
+        let needed_bytes = DATA_START_BYTES + authority.member_bytes;
+        if device.length_bytes() < needed_bytes {
+            return Err(ComposedError::TooSmall { member: target_name, needed_bytes });
+        }
+        let earlier = Label::read(&*device, &target_name)?.filter(|label| label.pool == authority.pool);
+        if let Some(label) = earlier.as_ref().filter(|label| label.progress == Progress::Complete && !force) {
+            if label.events > authority.events || !label.lists(&authority) {
+                return Err(ComposedError::WouldLose { member: target_name });
+            }
+            if authority.lists(label) && authority.events - label.events <= 1 {
+                return Err(ComposedError::InSync { member: target_name });
+            }
+        }
+        let mirror = Mirror::open(candidates, Access::Maintenance, true)?;
+        let label = target_label(&authority, index, earlier);
+        let mut rebuild = Rebuild { mirror, index, target: device, target_name, label, unreadable_blocks: 0 };
+        rebuild.label.write(&*rebuild.target)?;
+        rebuild.target.flush()?;
+        Ok(rebuild)
+    }
+
+    /// What is to be copied, in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.label.member_bytes
+    }
+
+    /// What an earlier attempt has copied, in bytes.
+    pub fn done_bytes(&self) -> u64 {
+        self.label.rebuilt_bytes
+    }
+
+    /// Blocks that no source could read; zeros stand in their place, which checksums tell from what was there.
+    pub fn unreadable_blocks(&self) -> u64 {
+        self.unreadable_blocks
+    }
+
+    /// Copies everything that is left, and reads it back. `progress` hears how far it is.
+    ///
+    /// # Errors
+    /// When the target fails, or does not return what was written to it.
+    pub fn copy(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), ComposedError> {
+        let end_bytes = self.total_bytes();
+        while self.label.rebuilt_bytes < end_bytes {
+            let from_bytes = self.label.rebuilt_bytes;
+            let to_bytes = end_bytes.min(from_bytes + CHECKPOINT_BYTES);
+            let mut at_bytes = from_bytes;
+            while at_bytes < to_bytes {
+                let length_bytes = CHUNK_BYTES.min(to_bytes - at_bytes);
+                self.copy_chunk(at_bytes, length_bytes as usize)?;
+                at_bytes += length_bytes;
+                progress(at_bytes);
+            }
+            // What the label calls done is durable before it says so.
+            self.target.flush()?;
+            self.label.rebuilt_bytes = to_bytes;
+            self.label.write(&*self.target)?;
+        }
+        Ok(self.target.flush()?)
+    }
+
+    fn copy_chunk(&mut self, at_bytes: u64, length_bytes: usize) -> Result<(), ComposedError> {
+        let mut source = AlignedBuffer::zeroed(length_bytes);
+        if self.mirror.read_any(at_bytes, &mut source).is_err() {
+            self.read_blocks(at_bytes, &mut source);
+        }
+        let target_bytes = DATA_START_BYTES + at_bytes;
+        let mut copy = AlignedBuffer::zeroed(length_bytes);
+        // Holes of a new image file stay holes, and what is equal need not be written.
+        let equal = self.target.read(target_bytes, &mut copy).is_ok() && *copy == *source;
+        if equal {
+            return Ok(());
+        }
+        self.target.write(target_bytes, &[&source])?;
+        self.target.read(target_bytes, &mut copy)?;
+        if *copy != *source {
+            return Err(ComposedError::WriteLost { member: self.target_name.clone(), offset_bytes: target_bytes });
+        }
+        Ok(())
+    }
+
+    /// Block by block; zeros for what nobody can read.
+    fn read_blocks(&mut self, at_bytes: u64, buffer: &mut [u8]) {
+        for (block, bytes) in (0..).zip(buffer.chunks_mut(BLOCK_BYTES)) {
+            if self.mirror.read_any(at_bytes + block * BLOCK_BYTES as u64, bytes).is_err() {
+                bytes.fill(0);
+                self.unreadable_blocks += 1;
+            }
+        }
+    }
+
+    /// The mirror as it will be, the new member read first: for whoever can verify what was copied. What doesn't verify
+    /// is repaired from the other copies.
+    pub fn view(&self) -> RebuildView<'_> {
+        RebuildView { rebuild: self }
+    }
+
+    /// Makes the target a member, in place of the one that it replaces.
+    ///
+    /// 1. All that was copied or repaired is durable.
+    /// 2. The other members' labels list it, in two raises of the event counter. *A crash: it is still incomplete.*
+    /// 3. Its own label says that it is complete. *A crash in between: one of the two slots does.*
+    ///
+    /// # Errors
+    /// When a device fails; the target is incomplete then.
+    pub fn finish(mut self) -> Result<(), ComposedError> {
+        self.target.flush()?;
+        let members = &self.mirror.members;
+        let mut others: Vec<_> = members.labels().into_iter().filter(|(index, _)| *index != self.index).collect();
+        let in_sync = others.iter().map(|(index, _)| 1 << index).sum::<u32>() | 1 << self.index;
+        let base = members.authority.events;
+        let mut identities = members.authority.members.clone();
+        identities[self.index] = self.label.member;
+        for events in base..=base + 2 {
+            for (index, label) in others.iter_mut().filter(|(_, label)| label.events < events) {
+                if events > base {
+                    label.in_sync = in_sync;
+                    label.members.clone_from(&identities);
+                }
+                label.events = events;
+                if let Some(device) = members.list[*index].usable() {
+                    label.write(&**device)?;
+                    device.flush()?;
+                }
+            }
+        }
+        self.label.open = members.may_differ.load(Ordering::Acquire);
+        (self.label.progress, self.label.in_sync, self.label.members) = (Progress::Complete, in_sync, identities);
+        self.label.rebuilt_bytes = 0;
+        self.label.events = base + 2;
+        for _ in 0..2 {
+            self.label.write(&*self.target)?;
+            self.target.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// The label of a member that is being filled.
+fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Label {
+    let fresh = Label {
+        progress: Progress::Rebuilding,
+        index,
+        member: Identity::random(),
+        sequence: earlier.as_ref().map_or(0, |label| label.sequence),
+        open: false,
+        in_sync: 0,
+        rebuilt_bytes: 0,
+        ..authority.clone()
+    };
+    match earlier {
+        Some(label) if label.progress == Progress::Rebuilding && label.index == index && label.events == authority.events => {
+            Label { member: label.member, rebuilt_bytes: label.rebuilt_bytes.min(authority.member_bytes), ..fresh }
+        }
+        _ => fresh,
+    }
+}
+
+/// See [`Rebuild::view`].
+pub struct RebuildView<'a> {
+    rebuild: &'a Rebuild,
+}
+
+impl BlockDevice for RebuildView<'_> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.rebuild.target.read(DATA_START_BYTES + offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        // The mirror is open for maintenance, and says so.
+        self.rebuild.mirror.write(offset_bytes, buffers)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.rebuild.target.flush()
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.rebuild.mirror.discard(offset_bytes, length_bytes)
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.rebuild.mirror.length_bytes()
+    }
+
+    fn flush_time(&self) -> Duration {
+        self.rebuild.target.flush_time()
+    }
+
+    fn copies(&self) -> usize {
+        1 + self.rebuild.mirror.copies()
+    }
+
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        match copy {
+            0 => self.read(offset_bytes, buffer),
+            copy => self.rebuild.mirror.read_copy(copy - 1, offset_bytes, buffer),
+        }
+    }
+
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        let mut copy = AlignedBuffer::zeroed(good.len());
+        if self.read(offset_bytes, &mut copy).is_err() || *copy != *good {
+            self.rebuild.target.write(DATA_START_BYTES + offset_bytes, &[good])?;
+        }
+        self.rebuild.mirror.repair(offset_bytes, good)
+    }
+}

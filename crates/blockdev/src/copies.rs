@@ -1,0 +1,52 @@
+//! Reading around damage: another copy when one does not verify.
+
+use crate::device::BlockDevice;
+use crate::error::DeviceError;
+
+/// Fills `buffer` with bytes that `verify` accepts, and returns what that made of them. When what the device returns is
+/// not accepted, or can't be read, each copy is tried; the good one is then written over the others.
+///
+/// ```
+/// use cairn_blockdev::{BlockDevice, MemoryDevice, read_verified};
+/// let device = MemoryDevice::new(1 << 20);
+/// let mut block = vec![0; 4096];
+/// let verified = read_verified(&device, 0, &mut block, |bytes| if bytes[0] == 7 { Ok(()) } else { Err("not a seven") })?;
+/// assert_eq!(verified, Err("not a seven"));
+/// # Ok::<(), cairn_blockdev::DeviceError>(())
+/// ```
+///
+/// # Errors
+/// The device's, when no copy can be read; inside, what `verify` said first, when it accepted none.
+pub fn read_verified<T, E>(
+    device: &dyn BlockDevice,
+    offset_bytes: u64,
+    buffer: &mut [u8],
+    mut verify: impl FnMut(&[u8]) -> Result<T, E>,
+) -> Result<Result<T, E>, DeviceError> {
+    let mut refusal = None;
+    let first = device.read(offset_bytes, buffer);
+    if first.is_ok() {
+        match verify(buffer) {
+            Ok(value) => return Ok(Ok(value)),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    let copies = device.copies();
+    for copy in (0..copies).filter(|_| copies > 1) {
+        if device.read_copy(copy, offset_bytes, buffer).is_err() {
+            continue;
+        }
+        match verify(buffer) {
+            Ok(value) => {
+                // The reader has what it wants; a copy that can't be repaired has been dropped, with a warning.
+                let _ = device.repair(offset_bytes, buffer);
+                return Ok(Ok(value));
+            }
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    match refusal {
+        Some(error) => Ok(Err(error)),
+        None => first.map(|()| unreachable!("what was read was verified")),
+    }
+}
