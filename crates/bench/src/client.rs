@@ -163,7 +163,7 @@ fn run_client(index: usize, shared: &Arc<Shared>, plan: &Plan, body: &dyn Fn(&Cl
         Limit::Operations(_) => None,
     };
     let client = Client { index, end, shared: shared.clone() };
-    let mut recorder = Recorder::new(begin);
+    let mut recorder = Recorder::new(begin, end);
     let result = body(&client, &mut recorder);
     if result.is_err() {
         shared.stop.store(true, Ordering::Relaxed);

@@ -27,13 +27,14 @@ impl Latencies {
 pub struct Recorder {
     operations: BTreeMap<&'static str, Latencies>,
     begin: Monotonic,
+    end: Option<Monotonic>,
     bytes: u64,
 }
 
 impl Recorder {
-    /// A recorder that ignores what began before `begin`.
-    pub fn new(begin: Monotonic) -> Self {
-        Self { begin, ..Self::default() }
+    /// A recorder that ignores operations that began before `begin`, and bytes that come after `end`.
+    pub fn new(begin: Monotonic, end: Option<Monotonic>) -> Self {
+        Self { begin, end, ..Self::default() }
     }
 
     /// Runs `operation` and records how long it took.
@@ -64,7 +65,8 @@ impl Recorder {
 
     /// Counts bytes that were read or written just now.
     pub fn add_bytes(&mut self, bytes: u64) {
-        if clock::now_monotonic() >= self.begin {
+        let now = clock::now_monotonic();
+        if bytes > 0 && now >= self.begin && self.end.is_none_or(|end| now < end) {
             self.bytes += bytes;
         }
     }
@@ -135,11 +137,15 @@ mod tests {
     }
 
     #[test]
-    fn what_began_before_the_measurement_does_not_count() {
+    fn what_is_outside_of_the_measurement_does_not_count() {
         let now = clock::now_monotonic();
-        let mut recorder = Recorder::new(now + std::time::Duration::from_secs(3600));
+        let mut recorder = Recorder::new(now + std::time::Duration::from_secs(3600), None);
         recorder.record("write", now);
         recorder.add_bytes(10);
         assert_eq!((recorder.count("write"), recorder.bytes()), (0, 0));
+        let mut recorder = Recorder::new(now, Some(now));
+        recorder.record("write", clock::now_monotonic());
+        recorder.add_bytes(10);
+        assert_eq!((recorder.count("write"), recorder.bytes()), (1, 0));
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-const LOAD: &str = r#"Deltree "\clients\client1" NT_STATUS_OK
+pub const LOAD: &str = r#"Deltree "\clients\client1" NT_STATUS_OK
 Mkdir "\clients" NT_STATUS_OK
 NTCreateX "\clients\client1" 0x1 0x2 1 NT_STATUS_OK
 Close 1 NT_STATUS_OK
