@@ -1,4 +1,5 @@
 //! [`Log`]: what operations, fsyncs and transaction commits call.
+use crate::arena::new_chunk;
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{CommitReason, LogError};
@@ -104,8 +105,9 @@ impl Log {
         options: LogOptions,
     ) -> Arc<Self> {
         let list = ItemList {
-            current: Context::with_capacity(0, start.generation),
+            current: Context::new(start.generation),
             closed: VecDeque::new(),
+            spare: None,
             last: LogSeq(0),
             push_requested: false,
             throttle_waits: 0,
@@ -147,20 +149,23 @@ impl Log {
             return self.last();
         }
         let shared = &self.shared;
-        let (sequence, push) = {
+        let (sequence, push, wants_chunk) = {
             let mut list = shared.list.lock();
             let sequence = list.last.next();
             list.last = sequence;
             list.current.last = sequence;
             if !shared.dead.load(Ordering::Acquire) {
-                batch.vectors.iter_mut().for_each(|vector| list.current.apply(vector));
+                batch.changes().for_each(|(change, value)| list.current.apply(change, value));
             }
             shared.last.store(sequence.0, Ordering::Release);
             let long = list.current.entry_bytes() as u64 > shared.options.background_push_bytes;
-            (sequence, long && !std::mem::replace(&mut list.push_requested, true))
+            (sequence, long && !std::mem::replace(&mut list.push_requested, true), list.current.values().wants_chunk())
         };
-        // Frees what the context no longer needs.
         batch.clear();
+        if wants_chunk {
+            let chunk = new_chunk();
+            shared.list.lock().current.values().add_chunk(chunk);
+        }
         if push {
             shared.worker.send(|signals| signals.push = true);
         }
@@ -258,8 +263,8 @@ impl Log {
     /// Cuts: operations inserted from now on belong to transaction `next`. The caller guarantees that no
     /// [`Log::insert`] runs.
     pub fn cut(&self, next: Generation) -> Cut {
-        let capacity = self.shared.list.lock().capacity();
-        let fresh = Context::with_capacity(capacity, next);
+        let mut fresh = self.shared.fresh_context();
+        fresh.generation = next;
         let mut list = self.shared.list.lock();
         let mut ring = self.shared.ring.lock();
         let context = std::mem::replace(&mut list.current, fresh);

@@ -55,6 +55,7 @@ impl Shared {
             let (first_block, newest_sequence) = (first.ring_block, newest.sequence);
             let checkpoints = self.format(&taken);
             let begin = clock::now_monotonic();
+            self.recycle(taken.contexts.into_iter().map(|(context, _)| context));
             self.write(first_block, &checkpoints)?;
             let write_time_ns = nanoseconds(begin.elapsed());
             self.ring.lock().wrote(newest_sequence, taken.last);
@@ -68,11 +69,7 @@ impl Shared {
     }
 
     fn take_contexts(&self) -> Result<Taken, NoRoom> {
-        let (capacity, generation) = {
-            let list = self.list.lock();
-            (list.capacity(), list.current.generation)
-        };
-        let mut fresh = Context::with_capacity(capacity, generation);
+        let mut fresh = self.fresh_context();
         let mut list = self.list.lock();
         let mut ring = self.ring.lock();
         let blocks = list.contexts().map(Context::blocks);

@@ -1,6 +1,7 @@
 //! What callers, the leader and the worker share, and the paths that finish waiters.
 //!
 //! Each lock stands in cache lines of its own, so that inserting does not slow down waiting and the other way round.
+use crate::arena::new_chunk;
 use crate::context::Context;
 use crate::error::{CommitReason, LogError};
 use crate::gathering::FlushPolicy;
@@ -34,6 +35,8 @@ pub(crate) struct ItemList {
     pub(crate) current: Context,
     /// Contexts of transactions that were cut, oldest first; none is empty.
     pub(crate) closed: VecDeque<Context>,
+    /// An empty context whose memory the next one uses.
+    pub(crate) spare: Option<Context>,
     /// The last operation.
     pub(crate) last: LogSeq,
     /// The worker knows that `current` is long.
@@ -48,11 +51,6 @@ impl ItemList {
 
     pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.closed.iter().chain([&self.current])
-    }
-
-    /// Items for which the next context should have room; read before making it outside the lock.
-    pub(crate) fn capacity(&self) -> usize {
-        self.current.items()
     }
 }
 
@@ -85,6 +83,28 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// An empty context for the transaction that runs now, made before the lock is taken under which the list is switched.
+    pub(crate) fn fresh_context(&self) -> Context {
+        let (spare, generation) = {
+            let mut list = self.list.lock();
+            (list.spare.take(), list.current.generation)
+        };
+        let mut context = spare.unwrap_or_else(|| Context::new(generation));
+        context.generation = generation;
+        if context.values().wants_chunk() {
+            context.values().add_chunk(new_chunk());
+        }
+        context
+    }
+
+    /// Takes back contexts that were written or dropped, or not used.
+    pub(crate) fn recycle(&self, contexts: impl IntoIterator<Item = Context>) {
+        let Some(mut context) = contexts.into_iter().last() else { return };
+        context.clear();
+        let displaced = self.list.lock().spare.replace(context);
+        drop(displaced);
+    }
+
     /// See [`Group::register`]; without a lock if the operation is durable.
     pub(crate) fn register(&self, target: LogSeq, waiter: Waiter) -> Registered {
         let target = target.min(LogSeq(self.last.load(Ordering::Acquire)));
@@ -171,6 +191,7 @@ impl Shared {
             self.worker.send(|signals| signals.push = true);
         }
         let (contexts, waiters) = (dropped.len() as u64, finished.len() as u64);
+        self.recycle(dropped);
         self.count(|counters| {
             counters.contexts_dropped += contexts;
             counters.committed += waiters;
@@ -202,7 +223,7 @@ impl Shared {
         let forgotten = {
             let mut list = self.list.lock();
             let generation = list.current.generation;
-            let current = std::mem::replace(&mut list.current, Context::with_capacity(0, generation));
+            let current = std::mem::replace(&mut list.current, Context::new(generation));
             (std::mem::take(&mut list.closed), current)
         };
         self.shrunk.notify_all();
