@@ -91,6 +91,7 @@ impl Shared {
         let closed = std::mem::take(&mut list.closed);
         let current = std::mem::replace(&mut list.current, fresh);
         list.push_requested = false;
+        list.admit(self.options.hard_limit_bytes);
         for context in closed.into_iter().chain([current]).filter(|context| !context.is_empty()) {
             let place = ring.allocate(context.blocks());
             taken.contexts.push((context, place));

@@ -42,11 +42,23 @@ pub(crate) struct ItemList {
     /// The worker knows that `current` is long.
     pub(crate) push_requested: bool,
     pub(crate) throttle_waits: u64,
+    /// Operations that wait because the list is too long.
+    pub(crate) throttled: usize,
+    /// Times that the list had become short enough: each lets in all who waited then, even if it is too long again when they
+    /// wake up, so that nobody is overtaken for ever.
+    pub(crate) admissions: u64,
 }
 
 impl ItemList {
     pub(crate) fn entry_bytes(&self) -> u64 {
         self.contexts().map(|context| context.entry_bytes() as u64).sum()
+    }
+
+    /// The list may have become shorter: lets in those who wait, if so. Says whether to notify them.
+    pub(crate) fn admit(&mut self, hard_limit_bytes: u64) -> bool {
+        let admits = self.throttled > 0 && self.entry_bytes() <= hard_limit_bytes;
+        self.admissions += u64::from(admits);
+        admits
     }
 
     pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
@@ -167,6 +179,7 @@ impl Shared {
             while let Some(context) = list.closed.pop_front_if(|context| context.generation <= generation) {
                 dropped.push(context);
             }
+            list.admit(self.options.hard_limit_bytes);
             self.ring.lock().super_committed(generation)
         };
         // Also without a dropped context: those who are throttled ask for a push again, now that there is room.
