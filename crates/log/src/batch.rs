@@ -1,16 +1,21 @@
-//! The items that one operation changed, made into log vectors before any lock is taken.
+//! The items that one operation changed, formatted before any lock is taken.
 //!
-//! A log vector is what the list stores of an item: its identity, and one allocation that holds its value. Inserting a
-//! batch moves its vectors into the context; for an item that the context already holds the two exchange their
-//! allocations, so the displaced one comes back in the batch and is freed after the lock was released.
-use cairn_format::{ENTRY_HEADER_BYTES, EntryFlags, Key, TreeId};
-use std::hash::{Hash, Hasher};
+//! A batch holds the values one behind the other in one buffer, and for each change where its value lies. The buffers are the
+//! thread's: a batch takes them when it is made and gives them back when it is dropped, so that in the long run making a batch
+//! allocates nothing.
+use cairn_format::{EntryFlags, Key, TreeId};
+use std::cell::Cell;
 use std::mem;
+use std::ops::Range;
+
+/// Longer buffers are not kept for the next batch.
+const KEPT_VALUE_BYTES_MAX: usize = 1 << 16;
+const KEPT_CHANGES_MAX: usize = 1024;
 
 /// Which item: tree and key, with their hash, which is computed outside the lock under which it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
-    hash: u64,
+    pub(crate) hash: u64,
     pub(crate) tree: TreeId,
     pub(crate) key: Key,
 }
@@ -26,62 +31,38 @@ impl Identity {
     }
 }
 
-impl Hash for Identity {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
-    }
-}
-
-/// The newest state of one item.
-#[derive(Debug)]
-pub(crate) struct LogVector {
+/// What happens to one item; its value is in the batch's buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
     pub(crate) identity: Identity,
     pub(crate) flags: EntryFlags,
-    /// The item did not exist before the context that holds this vector.
-    created: bool,
-    pub(crate) value: Box<[u8]>,
+    /// The item did not exist before.
+    pub(crate) created: bool,
+    value: Range<usize>,
 }
 
-/// What an older vector became when a newer one came.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Merged {
-    /// It holds the newer state.
-    Kept,
-    /// Created and removed within one context: nothing needs to be logged.
-    Whiteout,
-}
-
-impl LogVector {
-    /// Bytes that it takes in a checkpoint.
-    pub(crate) fn entry_bytes(&self) -> usize {
-        ENTRY_HEADER_BYTES + self.value.len()
-    }
-
-    fn is_removal(&self) -> bool {
+impl Change {
+    pub(crate) fn is_removal(&self) -> bool {
         self.flags.contains(EntryFlags::DELETE)
     }
+}
 
-    /// Moves the vector out, leaving one without an allocation.
-    pub(crate) fn take(&mut self) -> LogVector {
-        LogVector { identity: self.identity, flags: self.flags, created: self.created, value: mem::take(&mut self.value) }
-    }
+#[derive(Debug, Default)]
+struct Buffers {
+    changes: Vec<Change>,
+    values: Vec<u8>,
+}
 
-    /// Takes over the state of `newer`, a later change of the same item; the displaced allocation goes to `newer`.
-    pub(crate) fn merge(&mut self, newer: &mut LogVector) -> Merged {
-        debug_assert_eq!(self.identity, newer.identity);
-        let unproven = |vector: &LogVector| !vector.is_removal() && vector.flags.contains(EntryFlags::NEW_DATA);
-        if newer.is_removal() {
-            if self.created {
-                return Merged::Whiteout;
-            }
-            self.flags = newer.flags;
-        } else {
-            let new_data = unproven(self) || unproven(newer);
-            self.flags = if new_data { EntryFlags(newer.flags.0 | EntryFlags::NEW_DATA.0) } else { newer.flags };
-        }
-        mem::swap(&mut self.value, &mut newer.value);
-        Merged::Kept
+impl Buffers {
+    fn clear(&mut self) {
+        self.changes.clear();
+        self.values.clear();
     }
+}
+
+thread_local! {
+    /// Empty buffers for the thread's next batch.
+    static BUFFERS: Cell<Buffers> = const { Cell::new(Buffers { changes: Vec::new(), values: Vec::new() }) };
 }
 
 /// The changed items of one operation. It can be used again after [`crate::Log::insert`], which empties it.
@@ -93,15 +74,32 @@ impl LogVector {
 /// batch.delete(TREE_FILES, Key::new(InodeNumber(8), ItemKind::Symlink, 0));
 /// assert!(!batch.is_empty());
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch {
-    pub(crate) vectors: Vec<LogVector>,
+    buffers: Buffers,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let mut buffers = mem::take(&mut self.buffers);
+        buffers.clear();
+        if buffers.values.capacity() <= KEPT_VALUE_BYTES_MAX && buffers.changes.capacity() <= KEPT_CHANGES_MAX {
+            // A thread that is ending keeps nothing.
+            let _ = BUFFERS.try_with(|kept| kept.set(buffers));
+        }
+    }
 }
 
 impl Batch {
     /// An empty batch.
     pub fn new() -> Self {
-        Self::default()
+        Self { buffers: BUFFERS.try_with(Cell::take).unwrap_or_default() }
     }
 
     /// The item at `key` has this value now; whether it existed before is not known, or it did.
@@ -121,21 +119,29 @@ impl Batch {
     }
 
     fn add(&mut self, tree: TreeId, key: Key, value: &[u8], flags: EntryFlags, created: bool) {
-        self.vectors.push(LogVector { identity: Identity::new(tree, key), flags, created, value: value.into() });
+        let Buffers { changes, values } = &mut self.buffers;
+        let start = values.len();
+        values.extend_from_slice(value);
+        changes.push(Change { identity: Identity::new(tree, key), flags, created, value: start..values.len() });
+    }
+
+    /// The changes with their values, in the order in which they were made.
+    pub(crate) fn changes(&self) -> impl Iterator<Item = (&Change, &[u8])> {
+        self.buffers.changes.iter().map(|change| (change, &self.buffers.values[change.value.clone()]))
     }
 
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        self.vectors.is_empty()
+        self.buffers.changes.is_empty()
     }
 
     /// Number of changes.
     pub fn len(&self) -> usize {
-        self.vectors.len()
+        self.buffers.changes.len()
     }
 
     /// Forgets the changes.
     pub fn clear(&mut self) {
-        self.vectors.clear();
+        self.buffers.clear();
     }
 }

@@ -22,6 +22,7 @@
 //! and the worker's signals are leaves. No lock is held during device I/O, a callback, or a request for a commit.
 #![forbid(unsafe_code)]
 
+mod arena;
 mod batch;
 mod context;
 mod data;
@@ -30,6 +31,7 @@ mod gathering;
 mod group;
 #[cfg(feature = "stage-times")]
 mod histogram;
+mod index;
 mod lead;
 mod log;
 mod push;

@@ -1,4 +1,5 @@
 //! [`Log`]: what operations, fsyncs and transaction commits call.
+use crate::arena::new_chunk;
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::data::{DataQueue, DataWrite};
@@ -105,11 +106,14 @@ impl Log {
         options: LogOptions,
     ) -> Arc<Self> {
         let list = ItemList {
-            current: Context::with_capacity(0, start.generation),
+            current: Context::new(start.generation),
             closed: VecDeque::new(),
+            spare: None,
             last: LogSeq(0),
             push_requested: false,
             throttle_waits: 0,
+            throttled: 0,
+            admissions: 0,
         };
         let shared = Arc::new(Shared {
             device,
@@ -149,20 +153,28 @@ impl Log {
             return self.last();
         }
         let shared = &self.shared;
-        let (sequence, push) = {
+        let (sequence, push, wants_chunk, admits) = {
             let mut list = shared.list.lock();
             let sequence = list.last.next();
             list.last = sequence;
             list.current.last = sequence;
             if !shared.dead.load(Ordering::Acquire) {
-                batch.vectors.iter_mut().for_each(|vector| list.current.apply(vector));
+                batch.changes().for_each(|(change, value)| list.current.apply(change, value));
             }
             shared.last.store(sequence.0, Ordering::Release);
             let long = list.current.entry_bytes() as u64 > shared.options.background_push_bytes;
-            (sequence, long && !std::mem::replace(&mut list.push_requested, true))
+            // What was created and is removed makes the list shorter.
+            let admits = list.admit(shared.options.hard_limit_bytes);
+            (sequence, long && !std::mem::replace(&mut list.push_requested, true), list.current.values().wants_chunk(), admits)
         };
-        // Frees what the context no longer needs.
         batch.clear();
+        if wants_chunk {
+            let chunk = new_chunk();
+            shared.list.lock().current.values().add_chunk(chunk);
+        }
+        if admits {
+            shared.shrunk.notify_all();
+        }
         if push {
             shared.worker.send(|signals| signals.push = true);
         }
@@ -204,7 +216,9 @@ impl Log {
         LogSeq(self.shared.durable.load(Ordering::Acquire))
     }
 
-    /// Waits while the list is too long. Operations call it before they reserve or join, holding no lock.
+    /// Waits while the list is too long. Operations call it before they reserve or join, holding no lock, so nobody sleeps
+    /// with what the one needs who shortens the list. Whoever has to wait first wakes that one, and goes on as soon as the
+    /// list has been short enough once since then, whatever others added meanwhile.
     ///
     /// # Errors
     /// The log is dead.
@@ -212,16 +226,24 @@ impl Log {
         assert_may_block(None);
         let shared = &self.shared;
         let too_long = |list: &ItemList| list.entry_bytes() > shared.options.hard_limit_bytes && !shared.dead.load(Ordering::Acquire);
-        let mut waited = false;
-        while too_long(&shared.list.lock()) {
-            // First wake the one who shortens it, then sleep.
-            shared.worker.send(|signals| signals.push = true);
-            let mut list = shared.list.lock();
-            if too_long(&list) {
-                list.throttle_waits += u64::from(!std::mem::replace(&mut waited, true));
+        let mut list = shared.list.lock();
+        if too_long(&list) {
+            let admissions = list.admissions;
+            list.throttle_waits += 1;
+            list.throttled += 1;
+            loop {
+                // First wake the one who shortens it, then sleep.
+                drop(list);
+                shared.worker.send(|signals| signals.push = true);
+                list = shared.list.lock();
+                if list.admissions != admissions || !too_long(&list) {
+                    break;
+                }
                 shared.shrunk.wait(&mut list);
             }
+            list.throttled -= 1;
         }
+        drop(list);
         self.error().map_or(Ok(()), Err)
     }
 
@@ -285,8 +307,8 @@ impl Log {
     /// Cuts: operations inserted from now on belong to transaction `next`. The caller guarantees that no
     /// [`Log::insert`] runs.
     pub fn cut(&self, next: Generation) -> Cut {
-        let capacity = self.shared.list.lock().capacity();
-        let fresh = Context::with_capacity(capacity, next);
+        let mut fresh = self.shared.fresh_context();
+        fresh.generation = next;
         let mut list = self.shared.list.lock();
         let mut ring = self.shared.ring.lock();
         let context = std::mem::replace(&mut list.current, fresh);

@@ -308,6 +308,74 @@ fn a_throttled_operation_goes_on_when_a_commit_or_an_error_shortens_the_list() {
     }
 }
 
+/// Items that are too many for a checkpoint, so that no push shortens the list.
+fn too_many(created: bool) -> Batch {
+    let mut batch = Batch::new();
+    for item in 0..LOG_BLOCKS {
+        match created {
+            true => batch.put_new(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()),
+            false => batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()),
+        }
+    }
+    batch
+}
+
+fn throttled_threads(volume: &Volume, count: u64) -> Vec<thread::JoinHandle<Result<(), LogError>>> {
+    let spawn = |_| {
+        let log = Arc::clone(&volume.log);
+        thread::spawn("throttled", move || log.throttle())
+    };
+    let threads = (0..count).map(spawn).collect();
+    let begin = clock::now_monotonic();
+    while volume.log.statistics().throttle_waits < count {
+        assert!(begin.elapsed() < Duration::from_secs(20), "not throttled");
+        clock::sleep(Duration::from_millis(1));
+    }
+    threads
+}
+
+#[test]
+fn who_is_throttled_has_the_list_written_before_sleeping() {
+    // Nobody else would: the list is never long enough for a push in the background.
+    let options = LogOptions { background_push_bytes: u64::MAX, hard_limit_bytes: 20_000, ..quiet_options() };
+    let volume = Volume::with_options(options);
+    for round in 0..20 {
+        for item in 0..8 {
+            volume.put(item, &[round; 3000]);
+        }
+        volume.log.throttle().unwrap();
+        assert_eq!(volume.log.statistics().context_bytes, 0);
+    }
+    assert_eq!(volume.log.statistics().throttle_waits, 20);
+}
+
+#[test]
+fn who_is_throttled_goes_on_when_removals_make_the_list_shorter() {
+    let options = LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
+    let volume = Volume::with_options(options);
+    volume.log.insert(&mut too_many(true));
+    let threads = throttled_threads(&volume, 3);
+    // No push and no commit comes to their help.
+    for item in 0..LOG_BLOCKS {
+        volume.delete(item);
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    assert_eq!((volume.log.statistics().context_items, volume.log.statistics().checkpoints), (0, 0));
+}
+
+#[test]
+fn who_is_throttled_goes_on_even_if_others_fill_the_list_again_at_once() {
+    let options = LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
+    let mut volume = Volume::with_options(options);
+    volume.log.insert(&mut too_many(false));
+    let threads = throttled_threads(&volume, 4);
+    let mut again = too_many(false);
+    let cut = volume.cut();
+    volume.commit(cut);
+    volume.log.insert(&mut again);
+    threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+}
+
 #[test]
 fn the_first_failed_write_or_flush_reaches_every_waiter_and_every_later_call() {
     for operation in [Operation::Write, Operation::Flush] {

@@ -65,6 +65,7 @@ impl Shared {
             self.count(|counters| counters.write_time_ns += write_time_ns);
             tracing::trace!(sequence = newest.sequence, last = %taken.last, "checkpoints written");
         }
+        self.recycle(taken.contexts.into_iter().map(|(context, _)| context));
         if let Some(reason) = taken.relief {
             (self.commit_request)(reason);
         }
@@ -99,11 +100,7 @@ impl Shared {
     }
 
     fn take_contexts(&self) -> Result<Taken, NoRoom> {
-        let (capacity, generation) = {
-            let list = self.list.lock();
-            (list.capacity(), list.current.generation)
-        };
-        let mut fresh = Context::with_capacity(capacity, generation);
+        let mut fresh = self.fresh_context();
         let mut list = self.list.lock();
         let mut ring = self.ring.lock();
         let blocks = list.contexts().map(Context::blocks);
@@ -125,6 +122,7 @@ impl Shared {
         let closed = std::mem::take(&mut list.closed);
         let current = std::mem::replace(&mut list.current, fresh);
         list.push_requested = false;
+        list.admit(self.options.hard_limit_bytes);
         for context in closed.into_iter().chain([current]).filter(|context| !context.is_empty()) {
             let place = ring.allocate(context.blocks());
             taken.contexts.push((context, place));

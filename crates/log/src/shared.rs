@@ -1,6 +1,7 @@
 //! What callers, the leader and the worker share, and the paths that finish waiters.
 //!
 //! Each lock stands in cache lines of its own, so that inserting does not slow down waiting and the other way round.
+use crate::arena::new_chunk;
 use crate::context::Context;
 use crate::data::DataQueue;
 use crate::error::{CommitReason, LogError};
@@ -35,11 +36,18 @@ pub(crate) struct ItemList {
     pub(crate) current: Context,
     /// Contexts of transactions that were cut, oldest first; none is empty.
     pub(crate) closed: VecDeque<Context>,
+    /// An empty context whose memory the next one uses.
+    pub(crate) spare: Option<Context>,
     /// The last operation.
     pub(crate) last: LogSeq,
     /// The worker knows that `current` is long.
     pub(crate) push_requested: bool,
     pub(crate) throttle_waits: u64,
+    /// Operations that wait because the list is too long.
+    pub(crate) throttled: usize,
+    /// Times that the list had become short enough: each lets in all who waited then, even if it is too long again when they
+    /// wake up, so that nobody is overtaken for ever.
+    pub(crate) admissions: u64,
 }
 
 impl ItemList {
@@ -47,13 +55,15 @@ impl ItemList {
         self.contexts().map(|context| context.entry_bytes() as u64).sum()
     }
 
-    pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
-        self.closed.iter().chain([&self.current])
+    /// The list may have become shorter: lets in those who wait, if so. Says whether to notify them.
+    pub(crate) fn admit(&mut self, hard_limit_bytes: u64) -> bool {
+        let admits = self.throttled > 0 && self.entry_bytes() <= hard_limit_bytes;
+        self.admissions += u64::from(admits);
+        admits
     }
 
-    /// Items for which the next context should have room; read before making it outside the lock.
-    pub(crate) fn capacity(&self) -> usize {
-        self.current.items()
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = &Context> {
+        self.closed.iter().chain([&self.current])
     }
 }
 
@@ -87,6 +97,28 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// An empty context for the transaction that runs now, made before the lock is taken under which the list is switched.
+    pub(crate) fn fresh_context(&self) -> Context {
+        let (spare, generation) = {
+            let mut list = self.list.lock();
+            (list.spare.take(), list.current.generation)
+        };
+        let mut context = spare.unwrap_or_else(|| Context::new(generation));
+        context.generation = generation;
+        if context.values().wants_chunk() {
+            context.values().add_chunk(new_chunk());
+        }
+        context
+    }
+
+    /// Takes back contexts that were written or dropped, or not used.
+    pub(crate) fn recycle(&self, contexts: impl IntoIterator<Item = Context>) {
+        let Some(mut context) = contexts.into_iter().last() else { return };
+        context.clear();
+        let displaced = self.list.lock().spare.replace(context);
+        drop(displaced);
+    }
+
     /// See [`Group::register`]; without a lock if the operation is durable.
     pub(crate) fn register(&self, target: LogSeq, waiter: Waiter) -> Registered {
         let target = target.min(LogSeq(self.last.load(Ordering::Acquire)));
@@ -149,6 +181,7 @@ impl Shared {
             while let Some(context) = list.closed.pop_front_if(|context| context.generation <= generation) {
                 dropped.push(context);
             }
+            list.admit(self.options.hard_limit_bytes);
             self.ring.lock().super_committed(generation)
         };
         self.data.super_committed(generation);
@@ -174,6 +207,7 @@ impl Shared {
             self.worker.send(|signals| signals.push = true);
         }
         let (contexts, waiters) = (dropped.len() as u64, finished.len() as u64);
+        self.recycle(dropped);
         self.count(|counters| {
             counters.contexts_dropped += contexts;
             counters.committed += waiters;
@@ -205,7 +239,7 @@ impl Shared {
         let forgotten = {
             let mut list = self.list.lock();
             let generation = list.current.generation;
-            let current = std::mem::replace(&mut list.current, Context::with_capacity(0, generation));
+            let current = std::mem::replace(&mut list.current, Context::new(generation));
             (std::mem::take(&mut list.closed), current)
         };
         self.shrunk.notify_all();
