@@ -75,7 +75,7 @@ impl VolumeInner {
             failure: self.transactions.failure(),
             generation: self.transactions.generation().0,
             total_bytes: space.total_blocks * block,
-            available_bytes: space.available_blocks * block,
+            available_bytes: self.space_info().available_blocks * block,
             used_bytes: space.used * block,
             pinned_bytes: space.pinned * block,
             dirty_data_bytes: count(&self.dirty_pages) * block,

@@ -77,6 +77,10 @@ const GLOBAL_RESERVE_BYTES_MAX: u64 = 256 << 20;
 /// Smallest global reserve, on a volume that is large enough.
 const GLOBAL_RESERVE_BYTES_MIN: u64 = 8 << 20;
 
+/// Of so many nodes that delayed data reserves, one is needed in the end: an item of 50 bytes for a small file, a kilobyte for
+/// a mebibyte.
+const DELAYED_NODES_PER_NODE: u64 = 16;
+
 impl Budget {
     /// The budget of a volume of `volume_blocks` blocks, of which `total_blocks` can be allocated.
     pub(crate) fn new(volume_blocks: u64, total_blocks: u64, free_blocks: u64, free_clusters: u64) -> Self {
@@ -181,6 +185,17 @@ impl Budget {
             return 0;
         }
         self.free_blocks.saturating_sub(self.data_reserved + kept_nodes * NODE_BLOCKS)
+    }
+
+    /// Blocks that an ordinary writer of data can get if it waits for reclaim, which makes pinned blocks free and gives back
+    /// what nodes of delayed data were reserved for nothing: nearly all of them.
+    pub(crate) fn obtainable_blocks(&self, pinned_blocks: u64) -> u64 {
+        if self.free_clusters + pinned_blocks / NODE_BLOCKS <= self.global_nodes {
+            return 0;
+        }
+        let delayed_nodes = self.nodes_reserved.min(self.data_reserved) / DELAYED_NODES_PER_NODE;
+        let kept = self.data_reserved + (self.global_nodes + delayed_nodes) * NODE_BLOCKS;
+        (self.free_blocks + pinned_blocks).saturating_sub(kept)
     }
 
     fn holds(&self) -> bool {
