@@ -271,7 +271,7 @@ fn what_scattered_small_files_gave_back_can_be_written() {
     let mut random = Seeded::new(seed_from_environment());
     let mut state = Client::default();
     fill(&volume, 0, Mix::Small, &mut random, &mut state);
-    for share in [20, 10, 5] {
+    for share in [20, 10, 5, 20, 20, 20, 20, 10] {
         let before = state.names.len();
         empty(&volume, &mut random, &mut state, (share - 1, share));
         let removed = before - state.names.len();
