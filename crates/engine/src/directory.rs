@@ -16,6 +16,8 @@ use std::sync::atomic::Ordering;
 
 /// Most names of one inode.
 const LINKS_MAX: u32 = 1_000_000_000;
+/// Items that the creation of a file changes: its inode, its entry, the directory's inode.
+pub(crate) const CREATION_ITEMS: u64 = 3;
 /// Longest target of a symbolic link.
 const TARGET_BYTES_MAX: usize = 4095;
 const SET_GROUP_ID: u32 = 0o2000;
@@ -69,9 +71,9 @@ impl VolumeInner {
     pub(crate) fn create(&self, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
         check_name(name)?;
         Self::check_new(new)?;
-        // Inode, entry, the directory's inode, and what a symbolic link says.
+        // What a symbolic link says comes with it.
         let parts = new.target.filter(|_| new.file_type == FileType::Symlink).map_or(0, |target| target.len().div_ceil(SYMLINK_PART_BYTES));
-        let mut operation = self.begin(3 + parts as u64, 0, Effort::Ordinary)?;
+        let mut operation = self.begin(CREATION_ITEMS + parts as u64, 0, Effort::Ordinary)?;
         let directory = self.inodes.get(parent);
         let mut state = self.write_inode(&directory)?;
         state.expect_directory()?;

@@ -37,6 +37,8 @@ pub(crate) struct Operation<'v> {
     batch: Batch,
     changed: bool,
     reservation: Reservation,
+    /// Nodes that were reserved.
+    worst_case_nodes: u64,
     handle: Handle<'v>,
 }
 
@@ -53,7 +55,7 @@ impl VolumeInner {
             let reservation = self.reserve(Request { data_blocks, nodes }, effort)?;
             let handle = self.transactions.join()?;
             if self.files.worst_case_joined(items) <= nodes {
-                return Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, handle });
+                return Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, worst_case_nodes: nodes, handle });
             }
             // The tree grew by a level meanwhile, which is rare: reserving for it each time would cost more than this.
         }
@@ -192,6 +194,8 @@ impl Operation<'_> {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
+        let used_nodes = self.worst_case_nodes.saturating_sub(self.reservation.nodes());
+        self.volume.counters.note_worst_case(used_nodes * 100 / self.worst_case_nodes.max(1));
         if self.changed && self.volume.transactions.failure().is_none() {
             self.volume.fail(&Error::Aborted("an operation failed halfway".into()));
         }

@@ -9,12 +9,21 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An inode to remove.
+#[derive(Clone, Copy)]
+struct Orphan {
+    number: InodeNumber,
+    /// Its blocks that are counted in [`Orphans::blocks`].
+    blocks: u64,
+}
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<InodeNumber>,
+    waiting: VecDeque<Orphan>,
     /// Could not be removed for lack of space; tried again after the next commit.
-    postponed: Vec<InodeNumber>,
+    postponed: Vec<Orphan>,
     working: bool,
     stop: bool,
 }
@@ -25,11 +34,30 @@ pub(crate) struct Orphans {
     changed: Condvar,
     /// Without a name, but referenced.
     unlinked: Mutex<HashSet<InodeNumber>>,
+    /// Blocks of what is queued.
+    blocks: AtomicU64,
 }
 
 impl Orphans {
     pub(crate) fn new() -> Self {
-        Self { queue: Mutex::new(Rank::LEAF, Queue::default()), changed: Condvar::new(), unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
+        Self {
+            queue: Mutex::new(Rank::LEAF, Queue::default()),
+            changed: Condvar::new(),
+            unlinked: Mutex::new(Rank::LEAF, HashSet::new()),
+            blocks: AtomicU64::new(0),
+        }
+    }
+
+    /// Blocks that are freed when all that is queued has been removed.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Up to `freed` of the blocks that are `counted` for an inode are free now.
+    pub(crate) fn freed(&self, counted: &mut u64, freed: u64) {
+        let freed = freed.min(*counted);
+        *counted -= freed;
+        self.blocks.fetch_sub(freed, Ordering::Relaxed);
     }
 
     /// Ends the thread; what is queued stays an orphan on the volume.
@@ -70,15 +98,17 @@ impl VolumeInner {
         if !self.orphans.unlinked.lock().remove(&number) || self.options.read_only {
             return;
         }
-        if self.options.background {
-            self.orphans.queue.lock().waiting.push_back(number);
-            self.orphans.changed.notify_one();
-        } else {
-            self.reap(number, Effort::Removal);
+        if !self.options.background {
+            return self.reap(Orphan { number, blocks: 0 }, Effort::Removal);
         }
+        let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
+        self.orphans.blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.orphans.queue.lock().waiting.push_back(Orphan { number, blocks });
+        self.orphans.changed.notify_one();
     }
 
-    fn reap(&self, number: InodeNumber, effort: Effort) {
+    fn reap(&self, orphan: Orphan, effort: Effort) {
+        let Orphan { number, blocks: mut counted } = orphan;
         let inode = self.inodes.get(number);
         let extents = match effort {
             // Whoever holds the mutex may wait for this very thread.
@@ -86,12 +116,16 @@ impl VolumeInner {
             _ => Some(inode.extents.lock()),
         };
         let result = match extents {
-            Some(_extents) => self.remove_inode(&inode, effort),
+            Some(_extents) => self.remove_inode(&inode, effort, &mut counted),
             None => Err(Error::NoSpace),
         };
+        if matches!(result, Err(Error::NoSpace)) {
+            self.orphans.queue.lock().postponed.push(Orphan { number, blocks: counted });
+            return;
+        }
+        self.orphans.freed(&mut counted, u64::MAX);
         match result {
             Ok(()) | Err(Error::Aborted(_)) => {}
-            Err(Error::NoSpace) => self.orphans.queue.lock().postponed.push(number),
             // It stays an orphan on the volume; the next mount tries again.
             Err(error) => tracing::warn!("inode {number} could not be removed: {error}"),
         }
@@ -110,7 +144,7 @@ impl VolumeInner {
     /// Body of the thread that removes orphans.
     pub(crate) fn run_reaper(&self) {
         loop {
-            let number = {
+            let orphan = {
                 let mut queue = self.orphans.queue.lock();
                 queue.working = false;
                 self.orphans.changed.notify_all();
@@ -123,7 +157,7 @@ impl VolumeInner {
                 queue.working = true;
                 queue.waiting.pop_front().expect("not empty")
             };
-            self.reap(number, Effort::Removal);
+            self.reap(orphan, Effort::Removal);
         }
     }
 
@@ -138,8 +172,8 @@ impl VolumeInner {
     /// Removes queued inodes on this thread, without waiting for space; used by reclaim.
     pub(crate) fn reap_queued(&self) {
         loop {
-            let Some(number) = self.orphans.queue.lock().waiting.pop_front() else { return };
-            self.reap(number, Effort::Reclaim);
+            let Some(orphan) = self.orphans.queue.lock().waiting.pop_front() else { return };
+            self.reap(orphan, Effort::Reclaim);
         }
     }
 
@@ -157,7 +191,7 @@ impl VolumeInner {
         let inode = self.inodes.get(number);
         let _extents = inode.extents.lock();
         match decode_orphan(value)? {
-            OrphanKind::Remove => self.remove_inode(&inode, Effort::Removal),
+            OrphanKind::Remove => self.remove_inode(&inode, Effort::Removal, &mut 0),
             OrphanKind::Truncate => self.finish_truncation(&inode),
         }
     }

@@ -14,6 +14,17 @@ pub(crate) struct Counters {
     pub(crate) nodes_written: AtomicU64,
     pub(crate) replayed_checkpoints: AtomicU64,
     pub(crate) replayed_items: AtomicU64,
+    worst_case_used_percent: AtomicU64,
+}
+
+impl Counters {
+    /// An operation used so many percent of the nodes that it had reserved.
+    pub(crate) fn note_worst_case(&self, percent: u64) {
+        // Nearly always less than the greatest so far: then nothing is written that others read.
+        if percent > self.worst_case_used_percent.load(Ordering::Relaxed) {
+            self.worst_case_used_percent.fetch_max(percent, Ordering::Relaxed);
+        }
+    }
 }
 
 /// How long one stage of the fsyncs took, since the volume was opened. A stage counts once for each fsync that went through
@@ -89,6 +100,8 @@ pub struct Statistics {
     pub reclaim_writes: u64,
     pub reclaim_commits: u64,
     pub reclaim_preemptive_runs: u64,
+    /// The greatest share of the nodes it had reserved that any operation used.
+    pub worst_case_used_percent: u64,
     pub commits: u64,
     pub nodes_written: u64,
     pub replayed_checkpoints: u64,
@@ -159,7 +172,7 @@ impl VolumeInner {
             failure: self.transactions.failure(),
             generation: self.transactions.generation().0,
             total_bytes: space.total_blocks * block,
-            available_bytes: space.available_blocks * block,
+            available_bytes: self.space_info().available_blocks * block,
             used_bytes: space.used * block,
             pinned_bytes: space.pinned * block,
             dirty_data_bytes: count(&self.dirty_pages) * block,
@@ -194,6 +207,7 @@ impl VolumeInner {
             reclaim_writes: space.reclaim_writes,
             reclaim_commits: space.reclaim_commits,
             reclaim_preemptive_runs: space.preemptive_runs,
+            worst_case_used_percent: count(&self.counters.worst_case_used_percent),
             commits: count(&self.counters.commits),
             nodes_written: count(&self.counters.nodes_written),
             replayed_checkpoints: count(&self.counters.replayed_checkpoints),

@@ -7,6 +7,7 @@
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
+use crate::directory::CREATION_ITEMS;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
@@ -20,7 +21,7 @@ use cairn_blockdev::BlockDevice;
 use cairn_btree::{NodeCache, Tree};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
-use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, Superblock, Timestamp};
+use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, NODE_BLOCKS, Superblock, Timestamp};
 use cairn_log::{Log, LogError, RequestTimer};
 use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
@@ -313,12 +314,16 @@ impl VolumeInner {
         self.space.start(weak);
     }
 
-    fn space_info(&self) -> SpaceInfo {
+    /// What a writer can really get: also what comes back when delayed data is written, a commit unpins, and removed files
+    /// are gone; but not the last few blocks, with which no file could be created.
+    pub(crate) fn space_info(&self) -> SpaceInfo {
         let report = self.space.report();
+        let removed_blocks = self.orphans.blocks().min(report.used);
+        let least_blocks = self.files.worst_case_joined(CREATION_ITEMS) * NODE_BLOCKS;
         SpaceInfo {
             total_blocks: report.total_blocks,
-            free_blocks: report.total_blocks.saturating_sub(report.used),
-            available_blocks: report.available_blocks,
+            free_blocks: report.total_blocks.saturating_sub(report.used) + removed_blocks,
+            available_blocks: (report.obtainable_blocks + removed_blocks).saturating_sub(least_blocks),
             block_size: BLOCK_SIZE as u32,
         }
     }

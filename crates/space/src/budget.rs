@@ -6,9 +6,13 @@
 //! keep their distance. A data block may break a free cluster as long as C > M. When C = M, then F ≥ D + 4·M = D + 4·C, so
 //! at least D ≥ 1 free blocks lie outside of free clusters, and taking one breaks none.
 //!
-//! Ordinary requests leave the global reserve of G nodes beside them: `M + G ≤ C` and `D + 4·(M + G) ≤ F` after the grant.
-//! By the same argument with M + G in the place of M, their data never has to break a cluster of the reserve. Only data
-//! that was granted from the reserve itself (to writeback, removals and commits) may do that.
+//! Ordinary requests leave the global reserve of G nodes beside them: `D + 4·(M + G) ≤ F` after the grant. By the same
+//! argument with M + G in the place of M, their data never has to break a cluster of the reserve. Only data that was granted
+//! from the reserve itself (to writeback, removals and commits) may do that.
+//!
+//! Of *clusters* they leave only H ≤ G: `M + H ≤ C`. Where whole clusters are free, that says no more than the rule for
+//! blocks. But removing small files here and there from a full volume gives many blocks back and hardly a cluster; if ordinary
+//! nodes could not have the clusters between H and G, those blocks would be of no use to anybody.
 use cairn_format::{BLOCK_SIZE, NODE_BLOCKS, NODE_SIZE};
 
 /// Worst case of an operation.
@@ -77,6 +81,13 @@ const GLOBAL_RESERVE_BYTES_MAX: u64 = 256 << 20;
 /// Smallest global reserve, on a volume that is large enough.
 const GLOBAL_RESERVE_BYTES_MIN: u64 = 8 << 20;
 
+/// Clusters kept from ordinary requests even where half of the global reserve is less: some removals at once must fit.
+const KEPT_CLUSTERS_MIN: u64 = 48;
+
+/// Of so many nodes that delayed data reserves, one is needed in the end: an item of 50 bytes for a small file, a kilobyte for
+/// a mebibyte.
+const DELAYED_NODES_PER_NODE: u64 = 16;
+
 impl Budget {
     /// The budget of a volume of `volume_blocks` blocks, of which `total_blocks` can be allocated.
     pub(crate) fn new(volume_blocks: u64, total_blocks: u64, free_blocks: u64, free_clusters: u64) -> Self {
@@ -86,7 +97,7 @@ impl Budget {
         Self { total_blocks, free_blocks, free_clusters, data_reserved: 0, nodes_reserved: 0, global_nodes }
     }
 
-    /// Clusters that a grant to `urgency` must leave.
+    /// Room for nodes, in blocks free anywhere, that a grant to `urgency` must leave.
     fn kept_nodes(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Normal => self.global_nodes,
@@ -96,11 +107,21 @@ impl Budget {
         }
     }
 
+    /// Clusters that a grant to `urgency` must leave.
+    fn kept_clusters(&self, urgency: Urgency) -> u64 {
+        match urgency {
+            Urgency::Normal => (self.global_nodes / 2).max(KEPT_CLUSTERS_MIN.min(self.global_nodes)),
+            Urgency::Priority => self.global_nodes * 3 / 8,
+            Urgency::Removal => self.global_nodes / 4,
+            Urgency::Commit => 0,
+        }
+    }
+
     /// Blocks that are missing before `request` can be granted; 0: it fits.
     pub(crate) fn shortage_blocks(&self, request: Request, urgency: Urgency) -> u64 {
-        let promised = request.plus(self.data_reserved, self.nodes_reserved + self.kept_nodes(urgency));
-        let blocks = promised.blocks().saturating_sub(self.free_blocks);
-        let clusters = promised.nodes.saturating_sub(self.free_clusters);
+        let promised = request.plus(self.data_reserved, self.nodes_reserved);
+        let blocks = promised.plus(0, self.kept_nodes(urgency)).blocks().saturating_sub(self.free_blocks);
+        let clusters = promised.plus(0, self.kept_clusters(urgency)).nodes.saturating_sub(self.free_clusters);
         blocks.max(clusters.saturating_mul(NODE_BLOCKS))
     }
 
@@ -163,7 +184,7 @@ impl Budget {
 
     /// Blocks that ordinary requests could be granted now.
     pub(crate) fn room_blocks(&self) -> u64 {
-        let clusters = self.free_clusters.saturating_sub(self.nodes_reserved + self.global_nodes);
+        let clusters = self.free_clusters.saturating_sub(self.nodes_reserved + self.kept_clusters(Urgency::Normal));
         let blocks = self.free_blocks.saturating_sub(self.reserved_blocks() + self.global_nodes * NODE_BLOCKS);
         blocks.min(clusters * NODE_BLOCKS)
     }
@@ -177,10 +198,21 @@ impl Budget {
     /// Blocks that an ordinary writer of data can get without waiting: none without a node that could refer to them.
     pub(crate) fn available_blocks(&self) -> u64 {
         let kept_nodes = self.nodes_reserved + self.global_nodes;
-        if self.free_clusters <= kept_nodes {
+        if self.free_clusters <= self.nodes_reserved + self.kept_clusters(Urgency::Normal) {
             return 0;
         }
         self.free_blocks.saturating_sub(self.data_reserved + kept_nodes * NODE_BLOCKS)
+    }
+
+    /// Blocks that an ordinary writer of data can get if it waits for reclaim, which makes pinned blocks free and gives back
+    /// what nodes of delayed data were reserved for nothing: nearly all of them.
+    pub(crate) fn obtainable_blocks(&self, pinned_blocks: u64) -> u64 {
+        if self.free_clusters + pinned_blocks / NODE_BLOCKS <= self.kept_clusters(Urgency::Normal) {
+            return 0;
+        }
+        let delayed_nodes = self.nodes_reserved.min(self.data_reserved) / DELAYED_NODES_PER_NODE;
+        let kept = self.data_reserved + (self.global_nodes + delayed_nodes) * NODE_BLOCKS;
+        (self.free_blocks + pinned_blocks).saturating_sub(kept)
     }
 
     fn holds(&self) -> bool {

@@ -42,6 +42,8 @@ pub trait Reclaimer: Send + Sync {
 
 /// Cycles without progress after which the first ticket fails.
 const FRUITLESS_CYCLES_MAX: u32 = 2;
+/// While tickets are granted at least this often, out of what others give back, nothing needs to be reclaimed.
+const GRANT_PAUSE: Duration = Duration::from_micros(500);
 /// How long a cycle that brought nothing waits, at most, for reservations that others hold: most of them last for moments.
 const RETURN_WAIT: Duration = Duration::from_millis(50);
 /// Preemptive reclaim begins when less than this share of what is left is neither reserved nor pinned.
@@ -100,7 +102,7 @@ pub(crate) struct Reclaim {
 /// The condition variables of the two threads, all with the ledger's mutex.
 #[derive(Default)]
 struct Wake {
-    /// Something was given back, and yet tickets wait.
+    /// Nobody holds a reservation any more, and yet tickets wait.
     returned: Condvar,
     reclaim: Condvar,
     commit: Condvar,
@@ -179,6 +181,10 @@ impl Ledger {
 
     /// Whether less than `times` the room that should be there is left for ordinary requests, and reclaim could gain some.
     fn lacks_room(&self, pinned_blocks: u64, times: u64) -> bool {
+        #[cfg(feature = "baselines")]
+        if self.shared_flusher.is_some() {
+            return crate::shared_flusher::lacks_room(&self.budget, pinned_blocks);
+        }
         let budget = &self.budget;
         let room = budget.room_blocks();
         let gain = budget.delayed_blocks() + pinned_blocks;
@@ -187,9 +193,10 @@ impl Ledger {
         room < wanted * times && gain >= self.worthwhile_blocks()
     }
 
-    /// A reservation gave something back: if that was not enough for the first ticket, reclaim may want to know.
+    /// A reservation gave something back. Reclaim need not know while others hold some: waking it for each would cost more
+    /// than what it is woken for.
     pub(crate) fn note_return(&self) {
-        if self.tickets.first().is_some() {
+        if self.tickets.first().is_some() && self.budget.reserved_blocks() == 0 {
             self.reclaim.wake.returned.notify_all();
         }
     }
@@ -280,6 +287,9 @@ impl Thread {
     fn reclaim_once<'a>(&'a self, mut ledger: Guard<'a>, progress: &mut Progress) -> Guard<'a> {
         let first = |ledger: &Ledger| ledger.tickets.first_normal().cloned();
         if first(&ledger).is_some() {
+            if self.is_served(&mut ledger) {
+                return ledger;
+            }
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
             let blocks = ledger.tickets.normal_blocks();
@@ -341,6 +351,9 @@ impl Thread {
             wake.commit.wait(&mut ledger);
             return ledger;
         }
+        if ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun && self.is_served(&mut ledger) {
+            return ledger;
+        }
         progress.cycle_begins(&ledger, first(&ledger).as_ref());
         let sequence = ledger.tickets.next_sequence;
         ledger.reclaim.commits_begun += 1;
@@ -374,8 +387,19 @@ impl Thread {
             if rest.is_zero() {
                 break;
             }
-            wake.returned.wait_for(ledger, rest);
+            wake.returned.wait_for(ledger, rest.min(GRANT_PAUSE));
         }
+    }
+
+    /// The first stage, which costs least: operations that end give back most of what they reserved. Whether a ticket was
+    /// granted in a moment; then the others may wait for the next moment, too.
+    fn is_served(&self, ledger: &mut Guard<'_>) -> bool {
+        let granted = ledger.tickets.granted;
+        let wake = Arc::clone(&ledger.reclaim.wake);
+        if ledger.budget.reserved_blocks() > 0 {
+            wake.returned.wait_for(ledger, GRANT_PAUSE);
+        }
+        ledger.tickets.granted > granted
     }
 
     /// Calls the reclaimer with the ledger unlocked. Without a reclaimer waiting makes no sense any more.

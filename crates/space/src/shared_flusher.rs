@@ -7,18 +7,19 @@
 //! finds no space is the next flusher. After the last stage: no space.
 //!
 //! Stages: some delayed data, then all of it, then a commit. Urgent requests skip the first two and wait for nobody, as
-//! `FLUSH_LIMIT` did; a commit doesn't flush at all. Preemptive reclaim existed before tickets and stays as it is, on the
-//! threads of [`crate::reclaim`].
+//! `FLUSH_LIMIT` did; a commit doesn't flush at all. Preemptive reclaim existed before tickets; it stays, on the threads of
+//! [`crate::reclaim`], with the threshold that it had (`need_do_async_reclaim`).
 //!
 //! Invariant: the flag goes down, and everybody is woken, on every way out of a flush.
 //!
 //! Lock discipline: flag and waiters are under the ledger's mutex; a stage runs with it released.
-use crate::budget::{Request, Urgency};
+use crate::budget::{Budget, Request, Urgency};
 use crate::space::{Ledger, Space, no_space, timed_out};
 use crate::{Reclaimer, Reservation, SpaceError};
 use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::{Condvar, MutexGuard};
 use cairn_environment::{Rank, assert_may_block};
+use cairn_format::NODE_BLOCKS;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -70,6 +71,14 @@ impl Stage {
             Stage::Commit => reclaimer.commit(),
         }
     }
+}
+
+/// Whether preemptive reclaim is due: less than 2 % of the volume is left, and not because the rest is really used.
+pub(crate) fn lacks_room(budget: &Budget, pinned_blocks: u64) -> bool {
+    let threshold = budget.total_blocks / 100 * 98;
+    let used = budget.total_blocks - budget.free_blocks - pinned_blocks;
+    let promised = used + pinned_blocks + budget.reserved_blocks() + budget.global_nodes * NODE_BLOCKS;
+    used < threshold && promised >= threshold
 }
 
 /// One request on its way; lowers the flag, if it raised it, however it ends.

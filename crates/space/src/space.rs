@@ -62,6 +62,8 @@ pub struct SpaceReport {
     pub reserved_nodes: u64,
     /// Blocks that an ordinary writer of data would get without waiting.
     pub available_blocks: u64,
+    /// Blocks that an ordinary writer of data would get if it waited for reclaim.
+    pub obtainable_blocks: u64,
     /// Nodes that ordinary requests never get.
     pub global_reserve_nodes: u64,
     /// Free aligned clusters: room for nodes.
@@ -424,6 +426,7 @@ impl Space {
             reserved_data: budget.data_reserved,
             reserved_nodes: budget.nodes_reserved,
             available_blocks: budget.available_blocks(),
+            obtainable_blocks: budget.obtainable_blocks(pinned),
             global_reserve_nodes: budget.global_nodes,
             free_clusters: budget.free_clusters,
             tickets_waiting: tickets.waiting(),

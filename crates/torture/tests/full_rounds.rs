@@ -4,8 +4,7 @@
 //! A small form runs always. `CAIRN_FULL_ROUNDS` (default 3) and `CAIRN_FULL_BYTES` (default 192 MiB) set a larger one:
 //! `CAIRN_FULL_ROUNDS=100 CAIRN_FULL_BYTES=1073741824 cargo test --profile checked -p cairn-torture --test full_rounds`.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
-use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_engine::{Error, FsyncKind, SpaceInfo, Statistics, Volume, VolumeOptions};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
@@ -19,6 +18,7 @@ use std::time::Duration;
 const THREADS: u64 = 16;
 const LARGE_BYTES: usize = 1 << 20;
 const SMALL_BYTES: usize = 4096;
+const BLOCK_BYTES: u64 = 4096;
 
 /// Ends the process when a round takes longer than anything but a hang could.
 struct Watchdog(Arc<(Mutex<bool>, Condvar)>);
@@ -66,7 +66,7 @@ enum Mix {
 }
 
 /// Writes files until not even a small one fits.
-fn fill(volume: &Volume, client: u64, mix: Mix, random: &mut Seeded, state: &mut Client, synced: &AtomicU64) {
+fn fill(volume: &Volume, client: u64, mix: Mix, random: &mut Seeded, state: &mut Client) {
     let data = vec![client as u8 + 1; LARGE_BYTES];
     let mut large_fits = mix != Mix::Small;
     loop {
@@ -78,7 +78,6 @@ fn fill(volume: &Volume, client: u64, mix: Mix, random: &mut Seeded, state: &mut
             Ok(inode) => {
                 if random.chance(1, 64) {
                     volume.fsync_blocking(inode, FsyncKind::Full).expect("fsync stores what write accepted");
-                    synced.fetch_add(1, Ordering::Relaxed);
                 }
                 volume.forget(inode, 1);
                 state.names.push(name);
@@ -137,6 +136,67 @@ fn open(device: &Arc<MemoryDevice>) -> Volume {
     Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens")
 }
 
+/// What one round measured, in blocks.
+struct Round {
+    before: SpaceInfo,
+    after: SpaceInfo,
+    data_blocks: u64,
+    files: usize,
+    fill_time: Duration,
+}
+
+impl Round {
+    fn taken_blocks(&self) -> u64 {
+        self.before.free_blocks - self.after.free_blocks
+    }
+
+    fn report(&self, round: u64, mix: Mix, statistics: &Statistics) -> String {
+        let percent = |blocks: u64| blocks as f64 * 100.0 / self.before.available_blocks as f64;
+        format!(
+            "{round} {mix:?}: promised {} blocks, data {:.2} %, taken {:.2} %, left {}; {} files in {:.2?}; tickets waited {}, granted {}, \
+             failed {}, at most {:.2?}; reclaim: {} writes, {} commits, {} preemptive",
+            self.before.available_blocks,
+            percent(self.data_blocks),
+            percent(self.taken_blocks()),
+            self.after.available_blocks,
+            self.files,
+            self.fill_time,
+            statistics.tickets_waited,
+            statistics.tickets_granted,
+            statistics.tickets_failed,
+            Duration::from_nanos(statistics.ticket_wait_max_ns),
+            statistics.reclaim_writes,
+            statistics.reclaim_commits,
+            statistics.reclaim_preemptive_runs,
+        )
+    }
+
+    /// At least 97 % of what was promised was written, and the promise was right to 1 % of the volume.
+    fn expect_promise_kept(&self, mix: Mix, report: &str) {
+        let written = if mix == Mix::Small { self.taken_blocks() } else { self.data_blocks };
+        assert!(written * 100 >= self.before.available_blocks * 97, "{report}");
+        let wrong = self.taken_blocks().abs_diff(self.before.available_blocks);
+        assert!(wrong * 100 <= self.before.total_blocks, "{wrong} blocks wrong: {report}");
+        assert!(self.after.available_blocks * 100 <= self.after.total_blocks, "not full: {report}");
+    }
+}
+
+fn fill_round(volume: &Volume, clients: &mut Vec<Client>, mix: Mix, seed: u64) -> Round {
+    let before = volume.space();
+    let begin = clock::now_monotonic();
+    clients.iter_mut().for_each(|client| client.bytes = 0);
+    on_all_clients(volume, clients, seed, move |volume, client, random, state| fill(volume, client, mix, random, state));
+    let fill_time = begin.elapsed();
+    volume.sync().expect("what write accepted has its space");
+    Round {
+        before,
+        after: volume.space(),
+        data_blocks: clients.iter().map(|client| client.bytes).sum::<u64>() / BLOCK_BYTES,
+        files: clients.iter().map(|client| client.names.len()).sum(),
+        fill_time,
+    }
+}
+
 #[test]
 fn sixteen_clients_get_what_df_promised_in_every_round() {
     let rounds = number_from_environment("CAIRN_FULL_ROUNDS").unwrap_or(3);
@@ -149,40 +209,10 @@ fn sixteen_clients_get_what_df_promised_in_every_round() {
     for round in 0..rounds {
         let mix = [Mix::Both, Mix::Large, Mix::Small][(round % 3) as usize];
         let _watchdog = Watchdog::new(format!("round {round} ({mix:?})"), Duration::from_secs(300));
-        volume.sync().expect("sync");
-        volume.commit().expect("commit");
-        let before = volume.space();
-        let synced = AtomicU64::new(0);
-        let begin = clock::now_monotonic();
-        clients.iter_mut().for_each(|client| client.bytes = 0);
-        on_all_clients(&volume, &mut clients, seed ^ round, move |volume, client, random, state| {
-            fill(volume, client, mix, random, state, &synced);
-        });
-        let filled = begin.elapsed();
-        volume.sync().expect("what write accepted has its space");
-        volume.commit().expect("commit");
-        let written: u64 = clients.iter().map(|client| client.bytes).sum();
-        let promised = before.available_blocks * 4096;
-        let files: usize = clients.iter().map(|client| client.names.len()).sum();
-        let statistics = volume.statistics();
-        let after = volume.space();
-        let taken = (before.free_blocks - after.free_blocks) * 4096;
-        println!(
-            "{round} {mix:?}: promised {:.1} MiB, data {:.2} %, taken {:.2} %, left {:.2} %, {files} files, fill {:?} empty at {:?}; waited {} granted {} failed {} max {:?} writes {} commits {} preempt {}",
-            promised as f64 / 1048576.0,
-            written as f64 * 100.0 / promised as f64,
-            taken as f64 * 100.0 / promised as f64,
-            after.available_blocks as f64 * 100.0 / after.total_blocks as f64,
-            filled,
-            begin.elapsed(),
-            statistics.tickets_waited,
-            statistics.tickets_granted,
-            statistics.tickets_failed,
-            Duration::from_nanos(statistics.ticket_wait_max_ns),
-            statistics.reclaim_writes,
-            statistics.reclaim_commits,
-            statistics.reclaim_preemptive_runs,
-        );
+        let measured = fill_round(&volume, &mut clients, mix, seed ^ round);
+        let report = measured.report(round, mix, &volume.statistics());
+        println!("{report}");
+        measured.expect_promise_kept(mix, &report);
         let keep = if round % 5 == 4 { (0, 1) } else { (1, 8) };
         on_all_clients(&volume, &mut clients, seed ^ round, move |volume, _, random, state| empty(volume, random, state, keep));
         if round % 10 == 9 || round + 1 == rounds {
@@ -192,4 +222,63 @@ fn sixteen_clients_get_what_df_promised_in_every_round() {
         }
     }
     volume.close().expect("it closes");
+}
+
+/// At any level of filling, `df` says what will still fit; files of both sizes, in the order in which they come.
+#[test]
+fn df_is_right_at_every_level() {
+    let device = Arc::new(MemoryDevice::new(96 << 20));
+    format(&*device, 4 << 20).expect("a new volume");
+    let volume = open(&device);
+    let mut random = Seeded::new(seed_from_environment());
+    let data = vec![3; LARGE_BYTES];
+    let (mut levels, mut written_blocks, mut number) = (Vec::new(), 0, 0);
+    let mut bytes_max = LARGE_BYTES;
+    while bytes_max >= SMALL_BYTES {
+        let bytes = if random.chance(1, 3) { SMALL_BYTES } else { bytes_max };
+        levels.push((written_blocks, volume.space()));
+        match create(&volume, format!("{number}").as_bytes(), &data[..bytes]) {
+            Ok(inode) => volume.forget(inode, 1),
+            Err(Error::NoSpace) => {
+                bytes_max /= 2;
+                match volume.unlink(volume.root(), format!("{number}").as_bytes()) {
+                    Ok(()) | Err(Error::NotFound) => continue,
+                    Err(error) => panic!("deleting on a full volume: {error}"),
+                }
+            }
+            Err(error) => panic!("filling: {error}"),
+        }
+        written_blocks += bytes as u64 / BLOCK_BYTES;
+        number += 1;
+    }
+    volume.sync().expect("what write accepted has its space");
+    let last = volume.space();
+    for (written_before, space) in levels {
+        let fitted = written_blocks - written_before;
+        let wrong = fitted.abs_diff(space.available_blocks);
+        assert!(wrong * 100 <= space.total_blocks, "{fitted} blocks fitted behind {space:?}");
+    }
+    assert!(last.available_blocks * 100 <= last.total_blocks, "{last:?}");
+    volume.close().expect("it closes");
+}
+
+/// Holes of single blocks all over the volume are of use: the space of deleted small files can be written again.
+#[test]
+fn what_scattered_small_files_gave_back_can_be_written() {
+    let device = Arc::new(MemoryDevice::new(96 << 20));
+    format(&*device, 4 << 20).expect("a new volume");
+    let volume = open(&device);
+    let mut random = Seeded::new(seed_from_environment());
+    let mut state = Client::default();
+    fill(&volume, 0, Mix::Small, &mut random, &mut state);
+    for share in [20, 10, 5, 20, 20, 20, 20, 10] {
+        let before = state.names.len();
+        empty(&volume, &mut random, &mut state, (share - 1, share));
+        let removed = before - state.names.len();
+        fill(&volume, 0, Mix::Small, &mut random, &mut state);
+        let again = state.names.len() + removed - before;
+        assert!(again * 100 >= removed * 90, "{removed} of {before} files were removed, {again} fitted again; {:?}", volume.space());
+    }
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }

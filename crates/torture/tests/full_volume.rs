@@ -1,8 +1,10 @@
 //! A volume that is full: errors instead of aborts, deletion always works, and the space comes back.
-use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_blockdev::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
+use cairn_format::Geometry;
 use cairn_torture::contents::{Tag, pattern};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{create, expect_files, format};
@@ -136,6 +138,95 @@ fn clients_that_fill_and_delete_at_once_are_never_stuck() {
         .collect();
     let mut files = Files::new();
     handles.into_iter().for_each(|handle| files.extend(handle.join().expect("no thread panics")));
+    expect_files(&volume, &files).unwrap_or_else(|error| panic!("{error}"));
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Tiny files until the smallest volume there is has no room; then none, and the same again.
+fn fill_the_smallest_volume(background: bool) {
+    let device = Arc::new(MemoryDevice::new(Geometry::VOLUME_BYTES_MIN));
+    mkfs(&*device, &MkfsOptions::default()).expect("the smallest volume that mkfs allows");
+    let mut counts = Vec::new();
+    for round in 0..3 {
+        let volume = open(&device, background);
+        let mut files = Files::new();
+        for number in 0.. {
+            let name = format!("{round} {number}").into_bytes();
+            let data = if number % 3 == 0 { pattern(Tag { client: round, operation: number }, 0, 10) } else { Vec::new() };
+            match create(&volume, &name, &data) {
+                Ok(inode) => volume.forget(inode, 1),
+                Err(Error::NoSpace) => match volume.unlink(volume.root(), &name) {
+                    Ok(()) | Err(Error::NotFound) => break,
+                    Err(error) => panic!("deleting on a full volume: {error}"),
+                },
+                Err(error) => panic!("filling: {error}"),
+            }
+            files.insert(name, data);
+        }
+        volume.sync().expect("what write accepted has its space");
+        let space = volume.space();
+        assert!(space.available_blocks * 50 <= space.total_blocks, "{space:?} with {} files is not full", files.len());
+        volume.close().expect("it closes");
+        expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}, full: {error}"));
+        let volume = open(&device, background);
+        expect_files(&volume, &files).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        for name in files.keys() {
+            volume.unlink(volume.root(), name).expect("deleting works on a full volume");
+        }
+        volume.close().expect("it closes");
+        expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}, empty: {error}"));
+        counts.push(files.len());
+    }
+    assert!(counts.iter().all(|count| count * 100 >= counts[0] * 95), "the volume shrinks: {counts:?} files fitted");
+    assert!(counts[0] > 5_000, "only {} files fitted", counts[0]);
+}
+
+#[test]
+fn the_smallest_volume_full_of_tiny_files() {
+    fill_the_smallest_volume(true);
+}
+
+#[test]
+fn the_smallest_volume_full_of_tiny_files_without_background_work() {
+    fill_the_smallest_volume(false);
+}
+
+/// The device fails while many wait for space: each of them gets an answer, and what was durable is still there.
+#[test]
+fn nobody_waits_for_reclaim_that_meets_a_write_error() {
+    let device = Arc::new(SimulatedDevice::new(32 << 20));
+    format(&*device, 1 << 20).expect("a new volume");
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens");
+    let (mut random, mut files) = (Seeded::new(seed_from_environment()), Files::new());
+    fill(&volume, 0, &mut random, &mut files);
+    volume.sync().expect("what write accepted has its space");
+    // Room for a few, so that the others find none while those are still at work.
+    let freed: Vec<Vec<u8>> = files.keys().take(files.len() / 8).cloned().collect();
+    for name in freed {
+        volume.unlink(volume.root(), &name).expect("deleting works on a full volume");
+        files.remove(&name);
+    }
+    volume.sync().expect("sync");
+    device.fail_when(|request| request.operation == Operation::Write);
+    let handles: Vec<_> = (1..17)
+        .map(|client| {
+            let volume = volume.clone();
+            thread::spawn("fill", move || {
+                for operation in 0.. {
+                    match create(&volume, format!("{client} {operation}").as_bytes(), &[client; 40_000]) {
+                        Ok(inode) => volume.forget(inode, 1),
+                        Err(Error::NoSpace | Error::Aborted(_) | Error::Device(_)) => break,
+                        Err(error) => panic!("filling: {error}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    handles.into_iter().for_each(|handle| handle.join().expect("no thread panics"));
+    drop(volume);
+    device.clear_failures();
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens again");
     expect_files(&volume, &files).unwrap_or_else(|error| panic!("{error}"));
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
