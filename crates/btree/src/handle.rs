@@ -69,7 +69,7 @@ impl NodeHandle {
             tree: node.tree(),
             generation: node.generation(),
             level: node.level(),
-            routes: RoutesPlace::empty(),
+            routes: RoutesPlace::new(node.level()),
             used: AtomicBool::new(true),
             lock: Arc::new(lock(node)),
         }))

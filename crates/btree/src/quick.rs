@@ -14,70 +14,82 @@
 //!
 //! Lock discipline: one node's lock, and no other.
 use crate::expected::Bounds;
-use crate::handle::{NodeHandle, ReadNode, WriteNode};
+use crate::handle::{NodeBody, NodeHandle};
 use crate::routes::Routes;
 use crate::tree::{Arrival, Leaf, Tree};
-use cairn_environment::published::{Published, Seen};
+use cairn_environment::published::Seen;
 use cairn_format::{Generation, Key};
 use std::sync::Arc;
 
 /// Attempts before the way down is locked.
 const ATTEMPTS: usize = 3;
 
-/// How a descent found its leaf.
-enum Origin<'a> {
-    /// The leaf is the root.
-    Root(&'a Published<crate::handle::NodeBody>),
-    /// The parent, its routes and the leaf's index in them.
-    Parent { parent: Seen<crate::handle::NodeBody>, routes: Seen<Routes>, index: usize },
+/// A node on the way, and what keeps it in memory.
+enum Stop {
+    Root(Seen<NodeBody>),
+    Child(Seen<Routes>, usize),
 }
 
-/// A leaf that isn't locked yet.
-struct Candidate<'a> {
-    leaf: NodeHandle,
-    bounds: Bounds,
-    origin: Origin<'a>,
-}
-
-impl Candidate<'_> {
-    /// Whether the routes still lead here. The leaf's lock is held.
-    fn stands(&self) -> bool {
-        match &self.origin {
-            Origin::Root(place) => place.holds(self.leaf.body()),
-            Origin::Parent { parent, routes, index } => match (&**parent, &**routes) {
-                (Some(parent), Some(routes)) => routes.has_child(*index, self.leaf.body()) && parent.routes.published().holds(routes),
-                _ => false,
-            },
+impl Stop {
+    fn node(&self) -> Option<&Arc<NodeBody>> {
+        match self {
+            Stop::Root(root) => root.as_ref(),
+            Stop::Child(routes, index) => routes.as_ref()?.inner_child(*index),
         }
     }
 }
 
+/// What led to a leaf.
+enum Origin {
+    /// It is the root.
+    Root,
+    /// The parent, its routes, and the leaf's index in them.
+    Parent(Stop, Seen<Routes>, usize),
+}
+
+/// A leaf that isn't locked yet.
+struct Candidate {
+    leaf: NodeHandle,
+    bounds: Bounds,
+    origin: Origin,
+}
+
 impl Tree {
-    /// Steps 1: the leaf for `key`, if everything on the way is known.
-    fn candidate(&self, key: &Key) -> Option<Candidate<'_>> {
+    /// Step 1: the leaf for `key`, if everything on the way is known.
+    fn candidate(&self, key: &Key) -> Option<Candidate> {
         #[cfg(feature = "baselines")]
         if self.cache.has_locked_descents() {
             return None;
         }
-        let mut node = self.root_node.load();
-        let mut bounds = Bounds::ALL;
+        let (mut stop, mut bounds) = (Stop::Root(self.root_node.load()), Bounds::ALL);
         loop {
-            let body = node.as_ref()?;
-            if body.level == 0 {
-                let leaf = NodeHandle::from_body(Arc::clone(body));
-                return Some(Candidate { leaf, bounds, origin: Origin::Root(&self.root_node) });
-            }
-            body.note_use();
-            let routes = body.routes.published().load();
+            let node = stop.node()?;
+            node.note_use();
+            let Some(routes) = node.routes.published() else {
+                let leaf = NodeHandle::from_body(Arc::clone(node));
+                return Some(Candidate { leaf, bounds, origin: Origin::Root });
+            };
             let table = routes.as_ref()?;
             let index = table.index(key);
             bounds = table.bounds(bounds, index);
-            let Some(place) = table.inner_child(index) else {
+            if table.lead_to_leaves() {
                 let leaf = NodeHandle::from_body(table.child(index)?);
                 leaf.note_use();
-                return Some(Candidate { leaf, bounds, origin: Origin::Parent { parent: node, routes, index } });
-            };
-            node = place.load();
+                return Some(Candidate { leaf, bounds, origin: Origin::Parent(stop, routes, index) });
+            }
+            stop = Stop::Child(routes, index);
+        }
+    }
+
+    /// Step 3: whether the routes still lead to the candidate, whose lock is held.
+    fn stands(&self, candidate: &Candidate) -> bool {
+        let leaf = candidate.leaf.body();
+        match &candidate.origin {
+            Origin::Root => self.root_node.holds(leaf),
+            Origin::Parent(parent, routes, index) => match (parent.node(), &**routes) {
+                (Some(parent), Some(routes)) => routes.has_child(*index, leaf) && parent.routes.are(routes),
+                _ => false,
+            },
         }
     }
 
@@ -86,7 +98,7 @@ impl Tree {
         for _ in 0..ATTEMPTS {
             let candidate = self.candidate(key)?;
             let node = candidate.leaf.clone().read(&self.cache.waits);
-            if candidate.stands() {
+            if self.stands(&candidate) {
                 self.cache.waits.count_quick(node.handle.block);
                 return Some(Leaf { node, bounds: candidate.bounds });
             }
@@ -98,17 +110,17 @@ impl Tree {
     pub(crate) fn quick_arrive(&self, key: &Key, running: Generation) -> Option<Arrival> {
         for _ in 0..ATTEMPTS {
             let candidate = self.candidate(key)?;
-            let is_root = matches!(candidate.origin, Origin::Root(_));
+            let is_root = matches!(candidate.origin, Origin::Root);
             let leaf = candidate.leaf.clone();
             if leaf.generation == running {
-                let leaf: WriteNode = leaf.write(&self.cache.waits);
-                if candidate.stands() {
+                let leaf = leaf.write(&self.cache.waits);
+                if self.stands(&candidate) {
                     self.cache.waits.count_quick(leaf.handle.block);
                     return Some(Arrival::Own { leaf, is_root });
                 }
             } else {
-                let leaf: ReadNode = leaf.read(&self.cache.waits);
-                if candidate.stands() {
+                let leaf = leaf.read(&self.cache.waits);
+                if self.stands(&candidate) {
                     return Some(Arrival::Frozen(leaf));
                 }
             }

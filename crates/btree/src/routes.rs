@@ -15,15 +15,18 @@
 //! are most of the tree, and the cache's clock has to find those that nobody uses.
 //!
 //! Lock discipline: tables are made, filled and withdrawn under their node's lock; the cache may withdraw one at any time.
+//! A leaf's place in a table has a lock of its own (`LEAF`), which only who wants this very leaf takes, for a moment.
 use crate::expected::Bounds;
 use crate::handle::NodeBody;
-use cairn_environment::published::{Published, PublishedWeak};
+use cairn_environment::Rank;
+use cairn_environment::lock::{Mutex, RwLock};
+use cairn_environment::published::{Published, Seen};
 use cairn_format::{Key, Node};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 enum Children {
-    Inner(Box<[Published<NodeBody>]>),
-    Leaves(Box<[PublishedWeak<NodeBody>]>),
+    Inner(Box<[OnceLock<Arc<NodeBody>>]>),
+    Leaves(Box<[RwLock<Weak<NodeBody>>]>),
 }
 
 /// The keys and children of an inner node.
@@ -33,20 +36,35 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
+    /// Routes to unknown children.
+    fn unknown(keys: Box<[Key]>, to_leaves: bool) -> Routes {
+        let children = if to_leaves {
+            Children::Leaves(keys.iter().map(|_| RwLock::new(Rank::LEAF, Weak::new())).collect())
+        } else {
+            Children::Inner(keys.iter().map(|_| OnceLock::new()).collect())
+        };
+        Routes { keys, children }
+    }
+
     /// The routes of `node`, with the children that `older` knows.
     fn new(node: &Node, older: Option<&Routes>) -> Routes {
-        let keys: Box<[Key]> = (0..node.count()).map(|index| node.key(index)).collect();
-        let children = if node.level() == 1 {
-            Children::Leaves(keys.iter().map(|_| PublishedWeak::empty()).collect())
-        } else {
-            Children::Inner(keys.iter().map(|_| Published::empty()).collect())
-        };
-        let routes = Routes { keys, children };
+        let routes = Routes::unknown((0..node.count()).map(|index| node.key(index)).collect(), node.level() == 1);
         for (index, key) in routes.keys.iter().enumerate() {
             let Some(known) = older.and_then(|older| older.child(older.keys.binary_search(key).ok()?)) else { continue };
             let pointer = node.child(index);
             if (known.block, known.generation) == (pointer.block, pointer.generation) {
-                routes.set_child(index, &known);
+                routes.learn(index, &known);
+            }
+        }
+        routes
+    }
+
+    /// The same routes, but for inner child `changed`.
+    fn with_inner_child(&self, changed: usize, child: &Arc<NodeBody>) -> Routes {
+        let routes = Routes::unknown(self.keys.clone(), false);
+        for index in 0..routes.keys.len() {
+            if let Some(known) = if index == changed { Some(child) } else { self.inner_child(index) } {
+                routes.learn(index, known);
             }
         }
         routes
@@ -63,18 +81,23 @@ impl Routes {
         Bounds { lower, upper: self.keys.get(index + 1).copied().or(bounds.upper) }
     }
 
+    /// Whether the children are leaves.
+    pub(crate) fn lead_to_leaves(&self) -> bool {
+        matches!(self.children, Children::Leaves(_))
+    }
+
     /// Child `index`, if it is known and in memory.
     pub(crate) fn child(&self, index: usize) -> Option<Arc<NodeBody>> {
         match &self.children {
-            Children::Inner(children) => children[index].load().clone(),
-            Children::Leaves(children) => children[index].load(),
+            Children::Inner(children) => children[index].get().cloned(),
+            Children::Leaves(children) => children[index].read().upgrade(),
         }
     }
 
-    /// The place of inner child `index`, to be followed without counting a reference; `None` if the children are leaves.
-    pub(crate) fn inner_child(&self, index: usize) -> Option<&Published<NodeBody>> {
+    /// Child `index`, if it is a known inner node. Its references aren't counted: the routes keep it.
+    pub(crate) fn inner_child(&self, index: usize) -> Option<&Arc<NodeBody>> {
         match &self.children {
-            Children::Inner(children) => Some(&children[index]),
+            Children::Inner(children) => children[index].get(),
             Children::Leaves(_) => None,
         }
     }
@@ -82,84 +105,106 @@ impl Routes {
     /// Whether child `index` is `child`.
     pub(crate) fn has_child(&self, index: usize, child: &Arc<NodeBody>) -> bool {
         match &self.children {
-            Children::Inner(children) => children[index].holds(child),
-            Children::Leaves(children) => children[index].holds(child),
+            Children::Inner(children) => children[index].get().is_some_and(|known| Arc::ptr_eq(known, child)),
+            Children::Leaves(children) => std::ptr::eq(children[index].read().as_ptr(), Arc::as_ptr(child)),
         }
     }
 
-    fn set_child(&self, index: usize, child: &Arc<NodeBody>) {
+    /// Child `index` is `child`. An inner child that is known already stays: it is the same.
+    fn learn(&self, index: usize, child: &Arc<NodeBody>) {
         match &self.children {
-            Children::Inner(children) => children[index].store(Some(Arc::clone(child))),
-            Children::Leaves(children) => children[index].store(child),
+            Children::Inner(children) => drop(children[index].set(Arc::clone(child))),
+            Children::Leaves(children) => *children[index].write() = Arc::downgrade(child),
         }
     }
 }
 
-/// Where a node's routes are published.
-pub(crate) struct RoutesPlace {
+/// Where a node's routes are published; a leaf has none.
+pub(crate) struct RoutesPlace(Option<Place>);
+
+struct Place {
     current: Published<Routes>,
     /// Withdrawn routes, whose children the next ones take over.
-    older: Published<Routes>,
+    older: Mutex<Option<Arc<Routes>>>,
 }
 
-impl RoutesPlace {
-    /// No routes.
-    pub(crate) fn empty() -> RoutesPlace {
-        RoutesPlace { current: Published::empty(), older: Published::empty() }
-    }
-
-    /// The published routes.
-    pub(crate) fn published(&self) -> &Published<Routes> {
-        &self.current
-    }
-
+impl Place {
     /// The routes, made of `node` if there are none. The node's lock is held.
     fn get(&self, node: &Node) -> Arc<Routes> {
         if let Some(routes) = &*self.current.load() {
             return Arc::clone(routes);
         }
-        let older = self.older.swap(None);
+        let older = self.older.lock().take();
         let routes = Arc::new(Routes::new(node, older.as_deref()));
         self.current.store(Some(Arc::clone(&routes)));
         routes
     }
+}
+
+impl RoutesPlace {
+    /// The place of a node at `level`, without routes.
+    pub(crate) fn new(level: u8) -> RoutesPlace {
+        RoutesPlace((level > 0).then(|| Place { current: Published::empty(), older: Mutex::new(Rank::LEAF, None) }))
+    }
+
+    /// The published routes.
+    pub(crate) fn published(&self) -> Option<Seen<Routes>> {
+        self.0.as_ref().map(|place| place.current.load())
+    }
+
+    /// Whether `routes` are still published.
+    pub(crate) fn are(&self, routes: &Arc<Routes>) -> bool {
+        self.0.as_ref().is_some_and(|place| place.current.holds(routes))
+    }
 
     /// Child `index` of `node`, if it is known. The node's lock is held.
     pub(crate) fn child(&self, node: &Node, index: usize) -> Option<Arc<NodeBody>> {
-        self.get(node).child(index)
+        self.0.as_ref()?.get(node).child(index)
     }
 
     /// Child `index` of `node` is `child`, which was checked. The node's lock is held.
     pub(crate) fn learn(&self, node: &Node, index: usize, child: &Arc<NodeBody>) {
-        let routes = self.get(node);
+        let Some(place) = &self.0 else { return };
+        let routes = place.get(node);
         if !routes.has_child(index, child) {
-            routes.set_child(index, child);
+            routes.learn(index, child);
         }
     }
 
     /// The child `index` was replaced by `child`. The node's exclusive lock is held, and so is the old child's.
     pub(crate) fn exchange(&self, index: usize, child: &Arc<NodeBody>) {
-        if let Some(routes) = &*self.current.load() {
-            routes.set_child(index, child);
+        let Some(place) = &self.0 else { return };
+        let Some(routes) = &*place.current.load() else { return };
+        if routes.lead_to_leaves() {
+            routes.learn(index, child);
+        } else {
+            place.current.store(Some(Arc::new(routes.with_inner_child(index, child))));
         }
     }
 
     /// The node is about to change. Its exclusive lock is held.
     pub(crate) fn withdraw(&self) {
-        if self.current.load().is_some() {
-            self.older.store(self.current.swap(None));
+        if let Some(place) = &self.0
+            && place.current.load().is_some()
+        {
+            *place.older.lock() = place.current.swap(None);
         }
     }
 
     /// The node leaves the tree, or memory is short.
     pub(crate) fn forget(&self) {
-        self.current.store(None);
-        self.older.store(None);
+        if let Some(place) = &self.0 {
+            let older = place.older.lock().take();
+            drop((older, place.current.swap(None)));
+        }
     }
 
     /// The routes go over from `old`, whose node was copied and leaves the tree. Both exclusive locks are held.
     pub(crate) fn take_over(&self, old: &RoutesPlace) {
-        self.current.store(old.current.swap(None));
-        self.older.store(old.older.swap(None));
+        if let (Some(place), Some(old)) = (&self.0, &old.0) {
+            let older = old.older.lock().take();
+            *place.older.lock() = older;
+            place.current.store(old.current.swap(None));
+        }
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! Purpose: what many threads read and few replace. A reader writes nothing that other readers write: no lock word, no
 //! reference count (`arc-swap` gives each thread slots of its own for what it is reading). A value lives on as long as
-//! anybody reads it.
+//! anybody reads it. The price is paid by who replaces, or drops a place: they look through the slots of all threads. So
+//! this is for what is few and rarely changes.
 //!
 //! Lock discipline: takes no lock. Under the model checker every access is a point at which the scheduler may switch.
-use arc_swap::{ArcSwapOption, ArcSwapWeak, Guard};
+use arc_swap::{ArcSwapOption, Guard};
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// A point at which the model checker's scheduler may switch threads.
 #[derive(Default)]
@@ -83,49 +84,5 @@ impl<T> Published<T> {
     pub fn swap(&self, value: Option<Arc<T>>) -> Option<Arc<T>> {
         self.point.touch();
         self.value.swap(value)
-    }
-}
-
-/// A place for a reference that doesn't keep its value alive.
-///
-/// ```
-/// use cairn_environment::published::PublishedWeak;
-/// use std::sync::Arc;
-/// let place = PublishedWeak::empty();
-/// let value = Arc::new(7);
-/// place.store(&value);
-/// assert!(place.holds(&value));
-/// drop(value);
-/// assert!(place.load().is_none());
-/// ```
-pub struct PublishedWeak<T> {
-    point: Point,
-    value: ArcSwapWeak<T>,
-}
-
-impl<T> PublishedWeak<T> {
-    /// A place without a value.
-    pub fn empty() -> PublishedWeak<T> {
-        PublishedWeak { point: Point::default(), value: ArcSwapWeak::new(Weak::new()) }
-    }
-
-    /// The value, if it is alive.
-    #[inline]
-    pub fn load(&self) -> Option<Arc<T>> {
-        self.point.touch();
-        self.value.load().upgrade()
-    }
-
-    /// Whether the value is this very one.
-    #[inline]
-    pub fn holds(&self, value: &Arc<T>) -> bool {
-        self.point.touch();
-        std::ptr::eq(self.value.load().as_ptr(), Arc::as_ptr(value))
-    }
-
-    /// Replaces the value.
-    pub fn store(&self, value: &Arc<T>) {
-        self.point.touch();
-        self.value.store(Arc::downgrade(value));
     }
 }
