@@ -122,7 +122,7 @@ impl NodeCache {
     }
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {
-        let Expected { tree, block, .. } = *expected;
+        let Expected { block, .. } = *expected;
         if !block.0.is_multiple_of(NODE_BLOCKS)
             || block.0.checked_add(NODE_BLOCKS).is_none()
             || !self.geometry.contains(BlockRange::node(block))

@@ -9,8 +9,7 @@ use crate::reader::{Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES,
-    checksum,
+    BLOCK_SIZE, BlockNumber, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES, checksum,
 };
 
 /// Blocks of the ring that are searched at once.
