@@ -1,5 +1,6 @@
 //! One file per command.
 pub mod bench;
+pub mod device;
 pub mod dump;
 pub mod fsck;
 pub mod mkfs;
