@@ -74,14 +74,10 @@ pub fn content(image: &Path) -> anyhow::Result<Content> {
 /// # Errors
 /// When something is in the way, the sizes are impossible, or the device fails.
 pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
-    let image = wanted.image.display();
+    expect_free(wanted)?;
     let content = content(wanted.image)?;
-    match content {
-        Content::Known(name) if !wanted.force => bail!("{image} holds {name}; use --force to overwrite it"),
-        Content::Unknown if !wanted.force => bail!("{image} is not empty; use --force to overwrite it"),
-        _ => {}
-    }
-    check(wanted).with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
+    let image = wanted.image.display();
+    check_file(wanted).with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
     let device = if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
     let result = write_volume(&device, wanted);
     if result.is_err() && content == Content::Missing {
@@ -91,24 +87,21 @@ pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
     result.with_context(|| format!("{image}: no volume was made"))
 }
 
+/// Without `force`, nothing may be in the way.
+pub fn expect_free(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
+    let image = wanted.image.display();
+    match content(wanted.image)? {
+        Content::Known(name) if !wanted.force => bail!("{image} holds {name}; use --force to overwrite it"),
+        Content::Unknown if !wanted.force => bail!("{image} is not empty; use --force to overwrite it"),
+        _ => Ok(()),
+    }
+}
+
 /// What can be known to be impossible before anything is touched.
-fn check(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
-    let label_bytes = wanted.label.len();
-    ensure!(
-        label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
-        "the label has {label_bytes} bytes, but {LABEL_BYTES} are possible"
-    );
+fn check_file(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
     let existing_bytes = fs::metadata(wanted.image).map_or(0, |metadata| if metadata.is_file() { metadata.len() } else { 0 });
     let bytes = wanted.size.map_or(existing_bytes, whole_blocks_bytes);
-    if bytes > 0 && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none() {
-        let (smallest, log_smallest) = (Geometry::VOLUME_BYTES_MIN >> 20, (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20);
-        match wanted.log_size {
-            Some(log) if bytes >= Geometry::VOLUME_BYTES_MIN => {
-                bail!("a log of {log} does not fit: it needs at least {log_smallest}M, and half of the volume must be left for files")
-            }
-            _ => bail!("{bytes} bytes are too small: a volume has at least {smallest}M"),
-        }
-    }
+    check(wanted, bytes)?;
     if wanted.preallocate && bytes > 0 {
         let parent = wanted.image.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let host = rustix::fs::statvfs(parent)?;
@@ -118,11 +111,30 @@ fn check(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn whole_blocks_bytes(size: Size) -> u64 {
+/// A volume of `bytes` with this label is possible; zero stands for a size that is not known yet.
+pub fn check(wanted: &NewVolume<'_>, bytes: u64) -> anyhow::Result<()> {
+    let label_bytes = wanted.label.len();
+    ensure!(
+        label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
+        "the label has {label_bytes} bytes, but {LABEL_BYTES} are possible"
+    );
+    if bytes > 0 && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none() {
+        let (smallest, log_smallest) = (Geometry::VOLUME_BYTES_MIN >> 20, (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20);
+        match wanted.log_size {
+            Some(log) if bytes >= Geometry::VOLUME_BYTES_MIN => {
+                bail!("a log of {log} does not fit: it needs at least {log_smallest}M, and half of the volume must be left for files")
+            }
+            _ => bail!("{bytes} bytes are too small: a volume has at least {smallest}M"),
+        }
+    }
+    Ok(())
+}
+
+pub fn whole_blocks_bytes(size: Size) -> u64 {
     size.bytes - size.bytes % BLOCK_SIZE as u64
 }
 
-fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
+pub fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     let Some(size) = wanted.size else {
         bail!("{} does not exist; give the size of a new image file, for example --size 4G", wanted.image.display());
     };
@@ -130,7 +142,7 @@ fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
 }
 
 /// Opens what exists; a regular file gets the size that is asked for, once it is known that nobody uses it.
-fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
+pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     let image = wanted.image.display();
     let device = FileDevice::open(wanted.image, OpenMode::ReadWrite)?;
     if device.is_block_device() {
@@ -158,6 +170,12 @@ fn write_volume(device: &FileDevice, wanted: &NewVolume<'_>) -> anyhow::Result<S
     if let Some(geometry) = Geometry::for_size(device.length_bytes(), log_bytes) {
         clear(device, &geometry, wanted.preallocate)?;
     }
+    make_volume(device, wanted)
+}
+
+/// Writes the volume's structures to a device that was cleared.
+pub fn make_volume(device: &dyn BlockDevice, wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
+    let log_bytes = wanted.log_size.map(|size| size.bytes);
     let options = MkfsOptions {
         log_bytes,
         label: wanted.label.to_owned(),
@@ -180,7 +198,7 @@ fn clear(device: &FileDevice, geometry: &Geometry, everything: bool) -> anyhow::
     clear_range(device, copy.offset_bytes(), copy_end.offset_bytes())
 }
 
-fn clear_range(device: &FileDevice, start_bytes: u64, end_bytes: u64) -> anyhow::Result<()> {
+pub fn clear_range(device: &FileDevice, start_bytes: u64, end_bytes: u64) -> anyhow::Result<()> {
     let progress = ProgressBar::bytes("zeroing", end_bytes - start_bytes);
     let mut at_bytes = start_bytes;
     while at_bytes < end_bytes {

@@ -7,7 +7,9 @@
 
 mod commands;
 mod create;
+mod create_composed;
 mod daemon;
+mod image;
 mod logging;
 mod mount_error;
 mod mount_options;
@@ -38,6 +40,7 @@ enum Command {
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
+    Device(commands::device::Arguments),
     Bench(commands::bench::Arguments),
 }
 
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Fsck(arguments) => return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE),
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Stats(arguments) => commands::stats::run(&arguments),
+        Command::Device(arguments) => commands::device::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)

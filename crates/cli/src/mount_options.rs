@@ -29,6 +29,8 @@ pub struct MountSettings {
     pub allow_other: bool,
     /// Tell the device which blocks became free.
     pub discard: bool,
+    /// Mount a mirror without its lost members.
+    pub degraded: bool,
     /// Threads that serve requests; `None` for the default.
     pub threads: Option<usize>,
 }
@@ -42,6 +44,7 @@ impl Default for MountSettings {
             read_only: false,
             allow_other: false,
             discard: false,
+            degraded: false,
             threads: None,
         }
     }
@@ -144,6 +147,15 @@ const OPTIONS: &[MountOption] = &[
             Some(())
         },
     },
+    MountOption {
+        name: "degraded",
+        values: "",
+        help: "mount a mirror without its lost members",
+        set: |settings, _| {
+            settings.degraded = true;
+            Some(())
+        },
+    },
 ];
 
 /// Choices that later versions will have.
@@ -198,7 +210,7 @@ mod tests {
 
     #[test]
     fn every_option_is_understood() {
-        let list = "commit=7,flush=each,fsync_wait=super,writeback=off,transport=dev,ro,allow_other,discard,threads=3";
+        let list = "commit=7,flush=each,fsync_wait=super,writeback=off,transport=dev,ro,allow_other,discard,degraded,threads=3";
         let expected = MountSettings {
             commit_interval: Some(Duration::from_secs(7)),
             flush: Flush::Each,
@@ -206,6 +218,7 @@ mod tests {
             read_only: true,
             allow_other: true,
             discard: true,
+            degraded: true,
             threads: Some(3),
         };
         assert_eq!(parse(list), Ok(expected));

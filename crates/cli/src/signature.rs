@@ -17,8 +17,13 @@ const fn signature(offset_bytes: u64, magic: &'static [u8], name: &'static str) 
 /// Cairn's own, at both superblock slots. Only the magic counts: a damaged volume, or one of a newer version, is one too.
 pub const CAIRN: &str = "a cairn volume";
 
+/// One of several devices under a Cairn volume.
+pub const MEMBER: &str = "a member of a cairn mirror or concatenation";
+
 /// The more particular ones come first: a FAT boot sector ends like a partition table, for instance.
 const SIGNATURES: &[Signature] = &[
+    signature(8 * 4096, b"CRNM", MEMBER),
+    signature(24 * 4096, b"CRNM", MEMBER),
     signature(16 * 4096, b"CRNS", CAIRN),
     signature(32 * 4096, b"CRNS", CAIRN),
     signature(1024 + 56, &[0x53, 0xef], "an ext2, ext3 or ext4 file system"),

@@ -32,8 +32,11 @@ pub enum ComposedError {
     Diverged { first: String, second: String },
     #[error("no complete member is there: {members}")]
     NoneComplete { members: String },
-    #[error("the mirror is not complete: {members}; use it without them with `{advice}`, or mend it with `cairn device replace`")]
-    Degraded { members: String, advice: &'static str },
+    #[error(
+        "the mirror is not complete: {members}; `cairn mount -o degraded` and `cairn fsck --repair --degraded` go on without, \
+         `cairn device replace` mends it"
+    )]
+    Degraded { members: String },
     #[error("the concatenation is not complete: {members}")]
     Incomplete { members: String },
     #[error("{member} became shorter: it has {found_bytes} bytes, {wanted_bytes} are needed")]

@@ -61,7 +61,7 @@ impl Mirror {
         // Before any label changes.
         let problems = Members::look(Kind::Mirror, &candidates)?;
         if !problems.is_empty() && !degraded {
-            return Err(ComposedError::Degraded { members: problems, advice: "-o degraded" });
+            return Err(ComposedError::Degraded { members: problems });
         }
         let members = Members::open(Kind::Mirror, candidates, access)?;
         if !problems.is_empty() {
@@ -252,5 +252,51 @@ impl BlockDevice for Mirror {
             resynchronised_blocks: self.resynchronised_blocks.load(Ordering::Relaxed),
             ..self.members.health()
         })
+    }
+}
+
+/// A device whose copy number `copy` is read first: for whoever wants to check each copy of everything.
+pub struct CopyFirst<'a> {
+    /// The device.
+    pub device: &'a dyn BlockDevice,
+    /// Below its [`BlockDevice::copies`].
+    pub copy: usize,
+}
+
+impl BlockDevice for CopyFirst<'_> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read_copy(self.copy, offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.device.write(offset_bytes, buffers)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+
+    fn flush_time(&self) -> Duration {
+        self.device.flush_time()
+    }
+
+    fn copies(&self) -> usize {
+        self.device.copies()
+    }
+
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read_copy(copy, offset_bytes, buffer)
+    }
+
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        self.device.repair(offset_bytes, good)
     }
 }

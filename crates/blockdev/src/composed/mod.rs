@@ -37,7 +37,7 @@ pub use error::ComposedError;
 pub use health::{DeviceHealth, MemberHealth};
 pub use label::{Kind, Label};
 pub use members::{Access, Candidate, MemberStatus, make, status};
-pub use mirror::Mirror;
+pub use mirror::{CopyFirst, Mirror};
 pub use rebuild::{Rebuild, RebuildView};
 
 #[cfg(test)]

@@ -71,6 +71,10 @@ impl Rebuild {
             }
         }
         let mirror = Mirror::open(candidates, Access::Maintenance, true)?;
+        if earlier.is_none() {
+            // What else it was must not be recognised in it.
+            device.write(0, &[&AlignedBuffer::zeroed(DATA_START_BYTES as usize)])?;
+        }
         let label = target_label(&authority, index, earlier);
         let mut rebuild = Rebuild { mirror, index, target: device, target_name, label, unreadable_blocks: 0 };
         rebuild.label.write(&*rebuild.target)?;

@@ -1,17 +1,18 @@
 //! `cairn dump`: what stands on a volume that is not mounted.
+use crate::image::{self, Image};
 use crate::output;
 use anyhow::{Context, bail};
-use cairn_blockdev::{FileDevice, OpenMode};
+use cairn_blockdev::OpenMode;
 use cairn_format::{TREE_FILES, TREE_ROOTS, TreeId};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 
 /// Show what stands on a volume that is not mounted.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Image file or block device.
-    image: PathBuf,
+    /// Image file or block device; or several: mirror:A,B, concat:A,B.
+    #[arg(value_parser = image::parser())]
+    image: Image,
     /// What to show.
     #[arg(value_enum)]
     structure: Structure,
@@ -63,9 +64,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.inodes.is_some() && !is_tree {
         bail!("--inodes goes with \"tree\" only");
     }
-    let device = FileDevice::open(&arguments.image, OpenMode::ReadOnly)?;
-    let (device, json) = (&device, arguments.json);
-    let in_image = || arguments.image.display().to_string();
+    let device = arguments.image.open(OpenMode::ReadOnly, true)?;
+    image::warn_if_degraded(&*device);
+    let (device, json) = (&*device, arguments.json);
+    let in_image = || arguments.image.to_string();
     match arguments.structure {
         Structure::Super => output::print(&dump_super(device).with_context(in_image)?, json),
         Structure::Log => output::print(&dump_log(device).with_context(in_image)?, json),

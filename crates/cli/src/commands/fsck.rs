@@ -1,26 +1,34 @@
 //! `cairn fsck`: checks a volume that is not mounted.
+use crate::image::{self, Image};
 use crate::output;
 use crate::progress::ProgressBar;
 use anyhow::Context;
-use cairn_blockdev::{FileDevice, OpenMode};
+use cairn_blockdev::composed::CopyFirst;
+use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_fsck::{CheckOptions, FsckError, PassId, Progress};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code of a check that could not be done.
 pub const EXIT_FAILURE: u8 = FsckError::EXIT_CODE;
 
+const EXIT_REPAIRED: u8 = 1;
+const EXIT_ERRORS_LEFT: u8 = 4;
+
 /// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired, 4 errors left, 8 failure.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Image file or block device.
-    image: PathBuf,
-    /// Read all file data too, and compare it with its checksums.
+    /// Image file or block device; or several: mirror:A,B, concat:A,B.
+    #[arg(value_parser = image::parser())]
+    image: Image,
+    /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
     data: bool,
     /// Repair what can be repaired without guessing.
     #[arg(long)]
     repair: bool,
+    /// Repair a mirror without its lost members.
+    #[arg(long)]
+    degraded: bool,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -32,7 +40,8 @@ pub struct Arguments {
 /// When the check could not be done.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mode = if arguments.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
-    let device = FileDevice::open(&arguments.image, mode)?;
+    let device = arguments.image.open(mode, arguments.degraded || !arguments.repair)?;
+    image::warn_if_degraded(&*device);
     let options = CheckOptions { data: arguments.data, repair: arguments.repair };
     let bar = ProgressBar::items("superblocks", 0);
     let mut pass: Option<PassId> = None;
@@ -42,9 +51,43 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         bar.set(progress.done);
     };
-    let result = cairn_fsck::check(&device, &options, &mut show);
+    let result = cairn_fsck::check(&*device, &options, &mut show);
+    // What the first copy has is good by now, or known to be bad; the others are read for their own sake.
+    let comparable = !may_differ(&*device) && result.is_ok();
+    let other_copies = if arguments.data && comparable { 1..device.copies() } else { 0..0 };
+    for copy in other_copies {
+        let _same_report = cairn_fsck::check(&CopyFirst { device: &*device, copy }, &options, &mut show);
+    }
     drop(bar);
-    let report = result.with_context(|| arguments.image.display().to_string())?;
+    let report = result.with_context(|| arguments.image.to_string())?;
     output::print(&report, arguments.json)?;
-    Ok(ExitCode::from(report.exit_code()))
+    if arguments.repair {
+        device.flush().with_context(|| arguments.image.to_string())?;
+    }
+    Ok(ExitCode::from(report.exit_code().max(tell_bad_copies(&*device, arguments.repair))))
+}
+
+fn may_differ(device: &dyn BlockDevice) -> bool {
+    device.health().is_some_and(|health| health.copies_may_differ)
+}
+
+/// Tells which members hold blocks that are good in another copy; the exit code that this asks for.
+fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
+    let Some(health) = device.health() else { return 0 };
+    if health.copies_may_differ {
+        eprintln!("cairn: the mirror was not unmounted, so copies may differ; the next mount makes them the same");
+        return 0;
+    }
+    let mut exit_code = 0;
+    for member in health.members.iter().filter(|member| member.bad_blocks > 0) {
+        let (name, bad, left) = (&member.name, member.bad_blocks, member.bad_blocks - member.rewritten_blocks);
+        let what = match (repair, left) {
+            (true, 0) => "written again".to_owned(),
+            (true, left) => format!("{left} of them could not be written again"),
+            (false, _) => "`cairn fsck --data --repair` writes them again".to_owned(),
+        };
+        eprintln!("cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}");
+        exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_ERRORS_LEFT });
+    }
+    exit_code
 }

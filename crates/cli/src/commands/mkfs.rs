@@ -1,15 +1,16 @@
 //! `cairn mkfs`: makes an empty volume in an image file or on a block device.
-use crate::create::{self, NewVolume};
+use crate::create_composed::{self, Wanted};
+use crate::image::{self, Image};
 use crate::output;
 use crate::size::Size;
-use std::path::PathBuf;
 
 /// Make an empty volume.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Image file, which is created if it doesn't exist, or block device.
-    image: PathBuf,
-    /// Size of an image file: 512M, 4G, 1T, or plain bytes.
+    /// Image file, which is created if it doesn't exist, or block device; or several: mirror:A,B, concat:A,B.
+    #[arg(value_parser = image::parser())]
+    image: Image,
+    /// Size of the volume in an image file, or in several: 512M, 4G, 1T, or plain bytes.
     #[arg(long)]
     size: Option<Size>,
     /// Overwrite what the image holds.
@@ -31,7 +32,7 @@ pub struct Arguments {
 /// # Errors
 /// When no volume was made.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let superblock = create::create(&NewVolume {
+    let superblock = create_composed::create(&Wanted {
         image: &arguments.image,
         size: arguments.size,
         force: arguments.force,
@@ -42,7 +43,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let block_bytes = cairn_format::BLOCK_SIZE as u64;
     output::print_text(&format_args!(
         "{}: volume {}, {}, log {}",
-        arguments.image.display(),
+        arguments.image,
         superblock.volume,
         Size { bytes: superblock.geometry.total_blocks * block_bytes },
         Size { bytes: superblock.geometry.log_blocks * block_bytes },

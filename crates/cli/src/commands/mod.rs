@@ -2,6 +2,7 @@
 pub mod bench;
 mod bench_ab;
 mod bench_report;
+pub mod device;
 pub mod dump;
 pub mod fsck;
 pub mod mkfs;

@@ -3,12 +3,13 @@
 //! States: the command checks what it can by itself, makes the volume if asked to, and starts the server (`daemon`); the
 //! server opens the volume, mounts it, announces the mount, serves requests until the mount ends, and closes the
 //! volume. SIGTERM and SIGINT end the mount, and with it the server, in the same orderly way as `cairn umount`.
-use crate::create::{self, Content, NewVolume};
+use crate::create_composed::{self, Wanted};
+use crate::image::{self, Image};
 use crate::mount_options::{Flush, MountSettings};
 use crate::size::Size;
-use crate::{daemon, logging, mount_error, signature};
-use anyhow::{Context, bail, ensure};
-use cairn_blockdev::{FileDevice, OpenMode};
+use crate::{daemon, logging, mount_error};
+use anyhow::{Context, ensure};
+use cairn_blockdev::OpenMode;
 use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
 use cairn_environment::thread;
 use cairn_fuse::{MountOptions, Unmounter};
@@ -19,14 +20,14 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// Mount a volume at a directory; returns when the mount answers.
 #[derive(clap::Args)]
 #[command(after_help = format!("Mount options:\n{}", MountSettings::help()))]
 pub struct Arguments {
-    /// Image file or block device.
-    image: PathBuf,
+    /// Image file or block device; or several: mirror:A,B, concat:A,B.
+    #[arg(value_parser = image::parser())]
+    image: Image,
     /// Directory that will show the volume.
     dir: PathBuf,
     /// Mount options, separated by commas.
@@ -77,21 +78,17 @@ fn check_mountpoint(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// An existing volume is left as it is: the same command line starts a volume's life, and continues it.
-fn create_if_missing(image: &Path, size: Size) -> anyhow::Result<()> {
-    match create::content(image)? {
-        Content::Known(signature::CAIRN) => return Ok(()),
-        Content::Known(name) => bail!("{} holds {name}, not a cairn volume; --create does not overwrite it", image.display()),
-        Content::Unknown => bail!("{} is not a cairn volume; --create does not overwrite it", image.display()),
-        Content::Missing | Content::Empty => {}
+fn create_if_missing(image: &Image, size: Size) -> anyhow::Result<()> {
+    if create_composed::holds_volume(image)? {
+        return Ok(());
     }
-    let is_device = content_is_device(image);
-    let size = (!is_device).then_some(size);
-    create::create(&NewVolume { image, size, force: false, preallocate: false, label: "", log_size: None })?;
+    let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
+    create_composed::create(&Wanted { image, size, force: false, preallocate: false, label: "", log_size: None })?;
     Ok(())
 }
 
-fn content_is_device(image: &Path) -> bool {
-    fs::metadata(image).is_ok_and(|metadata| !metadata.is_file())
+fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
 }
 
 /// The command line of the server: the same mount, with paths that don't depend on the current directory.
@@ -104,13 +101,9 @@ fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
         list.extend(["--log".into(), std::path::absolute(log)?.into()]);
     }
     list.push("--".into());
-    list.push(absolute_image(&arguments.image)?.into());
+    list.push(arguments.image.absolute()?.argument());
     list.push(fs::canonicalize(&arguments.dir)?.into());
     Ok(list)
-}
-
-fn absolute_image(image: &Path) -> anyhow::Result<PathBuf> {
-    fs::canonicalize(image).with_context(|| image.display().to_string())
 }
 
 fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> {
@@ -118,7 +111,7 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
     if let Some(size) = arguments.create {
         create_if_missing(&arguments.image, size)?;
     }
-    let image = absolute_image(&arguments.image)?;
+    let image = arguments.image.absolute()?;
     let log = arguments.log.as_deref().map(logging::open).transpose()?;
     if let (Some(log), false) = (&log, arguments.serve) {
         rustix::stdio::dup2_stderr(log)?;
@@ -126,7 +119,7 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
     logging::start();
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
     let volume = open_volume(&image, settings)?;
-    let session = match cairn_fuse::mount(volume.clone(), &image, &arguments.dir, &mount_options(settings)) {
+    let session = match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &mount_options(settings)) {
         Ok(session) => session,
         Err(error) => {
             // The error that counts is the one at hand; nothing has changed.
@@ -138,13 +131,13 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
     if arguments.serve {
         daemon::detach(log)?;
     }
-    tracing::info!(image = %image.display(), mountpoint = %arguments.dir.display(), "mounted");
+    tracing::info!(image = %image, mountpoint = %arguments.dir.display(), "mounted");
     let served = session.run();
     match &served {
         Ok(()) => tracing::info!("unmounted; everything is durable"),
         Err(error) => tracing::error!("{error}"),
     }
-    served.with_context(|| image.display().to_string())
+    served.with_context(|| image.to_string())
 }
 
 /// The first signal unmounts; if the mount is in use, it vanishes from the tree, and the server ends with the last user.
@@ -169,9 +162,9 @@ fn end_on_signal(mut signals: Signals, unmounter: Unmounter, volume: Volume) {
     });
 }
 
-fn open_volume(image: &Path, settings: &MountSettings) -> anyhow::Result<Volume> {
+fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume> {
     let mode = if settings.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = FileDevice::open(image, mode)?;
+    let device = image.open(mode, settings.degraded)?;
     let mut options = VolumeOptions { read_only: settings.read_only, discard: settings.discard, ..VolumeOptions::default() };
     if let Some(interval) = settings.commit_interval {
         options.commit_interval = interval;
@@ -181,9 +174,9 @@ fn open_volume(image: &Path, settings: &MountSettings) -> anyhow::Result<Volume>
         Flush::Coordinate => FlushPolicy::Coordinate,
         Flush::Each => FlushPolicy::Each,
     };
-    let volume = Volume::open(Arc::new(device), options).with_context(|| image.display().to_string())?;
+    let volume = Volume::open(device, options).with_context(|| image.to_string())?;
     // A volume whose root directory can't be read would be a mount that doesn't answer.
-    volume.attributes(volume.root()).with_context(|| format!("{}: the root directory", image.display()))?;
+    volume.attributes(volume.root()).with_context(|| format!("{image}: the root directory"))?;
     Ok(volume)
 }
 

@@ -1,17 +1,18 @@
 //! `cairn stats`: what a mounted volume has done, or what a volume is.
+use crate::image::{self, Image};
 use crate::{mount_error, output};
 use anyhow::Context;
-use cairn_blockdev::{FileDevice, OpenMode};
+use cairn_blockdev::OpenMode;
 use cairn_engine::{FsyncStage, Statistics};
 use serde::Deserialize;
 use serde_json::Value;
-use std::path::PathBuf;
 
 /// Show the statistics of a mounted volume, or the superblock of one that is not mounted.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Directory that shows the volume, or image file, or block device.
-    target: PathBuf,
+    /// Directory that shows the volume, or image file, or block device, or several: mirror:A,B, concat:A,B.
+    #[arg(value_parser = image::parser())]
+    target: Image,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -22,7 +23,7 @@ pub struct Arguments {
 /// # Errors
 /// When there is no volume, or it does not answer.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let target = &arguments.target;
+    let Image::Single(target) = &arguments.target else { return show_superblocks(arguments) };
     let is_mount = cairn_fuse::find_mount(target)?.is_some();
     let is_directory = std::fs::metadata(target).map(|metadata| metadata.is_dir()).with_context(|| target.display().to_string());
     // A mount whose server is dead can't even be asked what it is; let `statistics` say so.
@@ -34,8 +35,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let value: Value = serde_json::from_str(&text).context("the server's answer is not JSON")?;
         return output::print_text(&readable(&value)?);
     }
-    let device = FileDevice::open(target, OpenMode::ReadOnly)?;
-    let superblocks = cairn_fsck::dump::dump_super(&device).with_context(|| target.display().to_string())?;
+    show_superblocks(arguments)
+}
+
+fn show_superblocks(arguments: &Arguments) -> anyhow::Result<()> {
+    let device = arguments.target.open(OpenMode::ReadOnly, true)?;
+    image::warn_if_degraded(&*device);
+    let superblocks = cairn_fsck::dump::dump_super(&*device).with_context(|| arguments.target.to_string())?;
     output::print(&superblocks, arguments.json)
 }
 

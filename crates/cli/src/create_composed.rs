@@ -1,0 +1,162 @@
+//! Makes a volume on a mirror or a concatenation: its members first, then the volume.
+//!
+//! Invariants: as those of `create`, for each member.
+use crate::create::{self, Content, NewVolume, clear_range};
+use crate::image::{self, Image};
+use crate::signature;
+use crate::size::Size;
+use anyhow::{Context, bail};
+use cairn_blockdev::composed::label::DATA_START_BYTES;
+use cairn_blockdev::composed::{Kind, make};
+use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
+use cairn_format::{BlockNumber, Geometry, Superblock};
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Sizes of the files of a concatenation are multiples of this.
+const SIZE_UNIT_BYTES: u64 = 1 << 20;
+
+/// What is wanted, of a volume in any image; `image` of `wanted` is the first member.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Where.
+    pub image: &'a Image,
+    /// Size of the volume, for image files.
+    pub size: Option<Size>,
+    /// As in [`NewVolume`].
+    pub force: bool,
+    /// As in [`NewVolume`].
+    pub preallocate: bool,
+    /// As in [`NewVolume`].
+    pub label: &'a str,
+    /// As in [`NewVolume`].
+    pub log_size: Option<Size>,
+}
+
+impl<'a> Wanted<'a> {
+    fn on(&self, path: &'a Path, size: Option<Size>) -> NewVolume<'a> {
+        let Wanted { force, preallocate, label, log_size, .. } = *self;
+        NewVolume { image: path, size, force, preallocate, label, log_size }
+    }
+}
+
+/// Makes a volume in an image of any kind.
+///
+/// # Errors
+/// When something is in the way, the sizes are impossible, or a device fails.
+pub fn create(wanted: &Wanted<'_>) -> anyhow::Result<Superblock> {
+    match wanted.image {
+        Image::Single(path) => create::create(&wanted.on(path, wanted.size)),
+        Image::Composed(kind, paths) => create_composed(wanted, *kind, paths),
+    }
+}
+
+/// Whether there is a volume in `image` already; a part of its members is enough.
+///
+/// # Errors
+/// When there is something else, or it can't be read.
+pub fn holds_volume(image: &Image) -> anyhow::Result<bool> {
+    let volume = if matches!(image, Image::Single(_)) { signature::CAIRN } else { signature::MEMBER };
+    let mut found = false;
+    for path in image.paths() {
+        match create::content(path)? {
+            Content::Known(name) if name == volume => found = true,
+            Content::Known(name) => bail!("{} holds {name}, not a cairn volume; --create does not overwrite it", path.display()),
+            Content::Unknown => bail!("{} is not a cairn volume; --create does not overwrite it", path.display()),
+            Content::Missing | Content::Empty => {}
+        }
+    }
+    Ok(found)
+}
+
+fn create_composed(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf]) -> anyhow::Result<Superblock> {
+    image::expect_different(paths)?;
+    let member_size = wanted.size.map(|size| member_size(kind, size, paths.len()));
+    for path in paths {
+        create::expect_free(&wanted.on(path, member_size))?;
+        let exists = create::content(path)? != Content::Missing;
+        let is_device = exists && !fs::metadata(path)?.is_file();
+        if is_device && member_size.is_some() {
+            bail!("{} is a block device and has its size; --size is for image files", path.display());
+        }
+        if !exists && member_size.is_none() {
+            bail!("{} does not exist; give the size of a new volume, for example --size 4G", path.display());
+        }
+    }
+    create::check(&wanted.on(&paths[0], None), wanted.size.map_or(0, create::whole_blocks_bytes))
+        .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
+    let new: Vec<&PathBuf> = paths.iter().filter(|path| !path.exists()).collect();
+    let result = make_members_and_volume(wanted, kind, paths, member_size);
+    if result.is_err() {
+        for path in new {
+            // The error that counts is the one at hand.
+            let _ = fs::remove_file(path);
+        }
+    }
+    result.with_context(|| format!("{}: no volume was made", wanted.image))
+}
+
+/// What each image file needs, so that the volume gets the size that is wanted.
+fn member_size(kind: Kind, size: Size, members: usize) -> Size {
+    let bytes = match kind {
+        Kind::Mirror => size.bytes,
+        Kind::Concat => size.bytes.div_ceil(members as u64).next_multiple_of(SIZE_UNIT_BYTES),
+    };
+    Size { bytes: bytes + DATA_START_BYTES }
+}
+
+fn make_members_and_volume(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf], size: Option<Size>) -> anyhow::Result<Superblock> {
+    let mut files = Vec::new();
+    for path in paths {
+        let member = wanted.on(path, size);
+        let file = if path.exists() { create::open_existing(&member)? } else { create::create_file(&member)? };
+        files.push(Arc::new(file));
+    }
+    let named: Vec<(String, Arc<dyn BlockDevice>)> = files.iter().map(|file| (file.name().to_owned(), file.clone() as _)).collect();
+    let composed_bytes = make(kind, &named)?;
+    clear(wanted, kind, &files, composed_bytes)?;
+    if kind == Kind::Mirror {
+        tell_unused(&files, composed_bytes);
+    }
+    drop((files, named));
+    let device = wanted.image.open(OpenMode::ReadWrite, false)?;
+    create::make_volume(&*device, &wanted.on(&paths[0], None))
+}
+
+fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
+    for file in files {
+        let unused_bytes = file.length_bytes() - DATA_START_BYTES - composed_bytes;
+        if unused_bytes > 0 {
+            eprintln!("cairn: the mirror is as large as its smallest member; {unused_bytes} bytes of {} are not used", file.name());
+        }
+    }
+}
+
+/// As `create` does it for one file: zeros where things are rewritten between flushes, or everywhere.
+fn clear(wanted: &Wanted<'_>, kind: Kind, files: &[Arc<FileDevice>], composed_bytes: u64) -> anyhow::Result<()> {
+    let Some(geometry) = Geometry::for_size(composed_bytes, wanted.log_size.map(|size| size.bytes)) else { return Ok(()) };
+    let on_disk = files.iter().any(|file| file.is_block_device());
+    let front = if on_disk { Geometry::BITMAP_START } else { geometry.data_start() };
+    let copy = geometry.superblock_copy();
+    let ranges = match wanted.preallocate {
+        true => vec![0..composed_bytes, 0..0],
+        false => vec![0..front.offset_bytes(), copy.offset_bytes()..BlockNumber(copy.0 + 1).offset_bytes()],
+    };
+    let mut start_bytes = 0;
+    for file in files {
+        let own = match kind {
+            Kind::Mirror => 0..composed_bytes,
+            Kind::Concat => start_bytes..start_bytes + file.length_bytes() - DATA_START_BYTES,
+        };
+        start_bytes = own.end;
+        for Range { start, end } in &ranges {
+            let (from, to) = ((*start).max(own.start), (*end).min(own.end));
+            if from < to {
+                clear_range(file, DATA_START_BYTES + from - own.start, DATA_START_BYTES + to - own.start)?;
+            }
+        }
+    }
+    Ok(())
+}

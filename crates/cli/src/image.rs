@@ -1,0 +1,229 @@
+//! What stands for IMAGE on the command line: a file, a block device, or several of them: `mirror:A,B`, `concat:A,B`.
+//!
+//! A file whose own name begins like that is written `./mirror:…`; a member that is lost may be written `missing`, or by its
+//! old name.
+use anyhow::{Context, bail, ensure};
+use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
+use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Stands for a member that is lost.
+const MISSING: &str = "missing";
+const MEMBERS: std::ops::RangeInclusive<usize> = 2..=8;
+
+/// One or several files or block devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// One.
+    Single(PathBuf),
+    /// Several that make one device.
+    Composed(Kind, Vec<PathBuf>),
+}
+
+/// For `clap`.
+pub fn parser() -> impl TypedValueParser<Value = Image> {
+    OsStringValueParser::new().try_map(Image::parse)
+}
+
+impl fmt::Display for Image {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Image::Single(path) => fmt::Display::fmt(&path.display(), formatter),
+            Image::Composed(kind, paths) => {
+                let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+                write!(formatter, "{kind}:{}", names.join(","))
+            }
+        }
+    }
+}
+
+impl Image {
+    fn parse(text: OsString) -> Result<Image, String> {
+        let bytes = text.as_bytes();
+        let composed = [(Kind::Mirror, &b"mirror:"[..]), (Kind::Concat, &b"concat:"[..])];
+        let Some((kind, list)) = composed.into_iter().find_map(|(kind, prefix)| Some((kind, bytes.strip_prefix(prefix)?))) else {
+            return Ok(Image::Single(text.into()));
+        };
+        let names: Vec<&[u8]> = list.split(|&byte| byte == b',').collect();
+        if !MEMBERS.contains(&names.len()) || names.iter().any(|name| name.is_empty()) {
+            return Err(format!("write {kind}:A,B with 2 to 8 files or block devices"));
+        }
+        Ok(Image::Composed(kind, names.into_iter().map(|name| PathBuf::from(OsStr::from_bytes(name))).collect()))
+    }
+
+    /// The same image by paths that don't depend on the current directory, as an argument of a command.
+    ///
+    /// # Errors
+    /// A single image does not exist.
+    pub fn absolute(&self) -> anyhow::Result<Image> {
+        match self {
+            Image::Single(path) => Ok(Image::Single(fs::canonicalize(path).with_context(|| path.display().to_string())?)),
+            Image::Composed(kind, paths) => {
+                let absolute = |path: &PathBuf| {
+                    if path.as_os_str() == MISSING {
+                        Ok(path.clone())
+                    } else {
+                        fs::canonicalize(path).or_else(|_| std::path::absolute(path))
+                    }
+                };
+                Ok(Image::Composed(*kind, paths.iter().map(absolute).collect::<io::Result<_>>()?))
+            }
+        }
+    }
+
+    /// The image as it is written on a command line.
+    pub fn argument(&self) -> OsString {
+        match self {
+            Image::Single(path) => path.clone().into(),
+            Image::Composed(kind, paths) => {
+                let mut bytes = format!("{kind}:").into_bytes();
+                bytes.extend(paths.iter().map(|path| path.as_os_str().as_bytes()).collect::<Vec<_>>().join(&b','));
+                OsString::from_vec(bytes)
+            }
+        }
+    }
+
+    /// Its files or block devices.
+    pub fn paths(&self) -> &[PathBuf] {
+        match self {
+            Image::Single(path) => std::slice::from_ref(path),
+            Image::Composed(_, paths) => paths,
+        }
+    }
+
+    /// What the kernel is told to have mounted: the first of its files that exists.
+    pub fn mount_source(&self) -> &Path {
+        let paths = self.paths();
+        paths.iter().find(|path| path.exists()).unwrap_or(&paths[0])
+    }
+
+    /// Opens it. A mirror without one of its members is opened only if `degraded`.
+    ///
+    /// # Errors
+    /// It can't be opened, is in use, or its members don't belong together.
+    pub fn open(&self, mode: OpenMode, degraded: bool) -> anyhow::Result<Arc<dyn BlockDevice>> {
+        let access = match mode {
+            OpenMode::ReadOnly => Access::ReadOnly,
+            OpenMode::ReadWrite => Access::ReadWrite,
+        };
+        match self {
+            Image::Single(path) => {
+                let device = FileDevice::open(path, mode)?;
+                if let Some(label) = Label::read(&device, &path.display().to_string())? {
+                    let (kind, count, path) = (label.kind, label.members.len(), path.display());
+                    bail!("{path} is one of {count} members of a {kind}; name all of them: {kind}:{path},…");
+                }
+                Ok(Arc::new(device))
+            }
+            Image::Composed(Kind::Mirror, _) => Ok(Arc::new(Mirror::open(self.candidates(mode, degraded)?, access, degraded)?)),
+            Image::Composed(Kind::Concat, _) => Ok(Arc::new(Concat::open(self.candidates(mode, false)?, access)?)),
+        }
+    }
+
+    /// Opens its members, each alone. One that does not exist is a lost one, and, if `tolerant`, one that can't be opened.
+    ///
+    /// # Errors
+    /// A member is in use or can't be opened, or two are the same.
+    pub fn candidates(&self, mode: OpenMode, tolerant: bool) -> anyhow::Result<Vec<Candidate>> {
+        let paths = self.paths();
+        expect_different(paths)?;
+        paths.iter().map(|path| candidate(path, mode, tolerant)).collect()
+    }
+}
+
+/// One member, opened if it is there.
+///
+/// # Errors
+/// It is in use or, unless `tolerant`, can't be opened.
+pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<Candidate> {
+    let name = path.display().to_string();
+    if path.as_os_str() == MISSING {
+        return Ok(Candidate { name, device: None });
+    }
+    match FileDevice::open(path, mode) {
+        Ok(device) => Ok(Candidate { name, device: Some(Arc::new(device)) }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Candidate { name, device: None }),
+        Err(error) if tolerant && !error.is_in_use() => {
+            eprintln!("cairn: warning: {error}; going on without it");
+            Ok(Candidate { name, device: None })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// No two paths lead to the same file or device.
+///
+/// # Errors
+/// Two do.
+pub fn expect_different(paths: &[PathBuf]) -> anyhow::Result<()> {
+    for (at, first) in paths.iter().enumerate() {
+        for second in &paths[at + 1..] {
+            ensure!(!same_file(first, second), "{} and {} are the same file", first.display(), second.display());
+        }
+    }
+    Ok(())
+}
+
+/// Whether both paths lead to the same file or block device; a path that leads nowhere is like nothing but itself.
+pub fn same_file(first: &Path, second: &Path) -> bool {
+    let identity = |path: &Path| {
+        let metadata = fs::metadata(path).ok()?;
+        let is_device = metadata.file_type().is_block_device();
+        Some(if is_device { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) })
+    };
+    match (identity(first), identity(second)) {
+        (Some(first), Some(second)) => first == second,
+        (None, None) => first == second && first.as_os_str() != MISSING,
+        _ => false,
+    }
+}
+
+/// Tells the user that a device goes on without some of its members.
+pub fn warn_if_degraded(device: &dyn BlockDevice) {
+    let Some(health) = device.health().filter(|health| health.degraded) else { return };
+    for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text()) {
+        eprintln!("cairn: warning: the {} goes on without {}: {}", health.kind, member.name, member.state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Image, String> {
+        Image::parse(text.into())
+    }
+
+    #[test]
+    fn images_are_parsed_and_written_again() {
+        assert_eq!(parse("volume.cairn"), Ok(Image::Single("volume.cairn".into())));
+        assert_eq!(parse("./mirror:a,b"), Ok(Image::Single("./mirror:a,b".into())));
+        for (text, kind, members) in [("mirror:a,/dev/b", Kind::Mirror, 2), ("concat:a,b,c", Kind::Concat, 3)] {
+            let image = parse(text).unwrap();
+            assert_eq!((image.to_string(), image.argument()), (text.to_owned(), text.into()));
+            assert!(matches!(&image, Image::Composed(found, paths) if *found == kind && paths.len() == members));
+        }
+        for text in ["mirror:", "mirror:a", "concat:a,,b", "mirror:a,b,c,d,e,f,g,h,i", "mirror:,a"] {
+            assert!(parse(text).unwrap_err().contains("2 to 8"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_same_file_is_found_by_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+        fs::write(&first, b"").unwrap();
+        assert!(!same_file(&first, &second));
+        fs::hard_link(&first, &second).unwrap();
+        assert!(same_file(&first, &second));
+        assert!(!same_file(Path::new(MISSING), Path::new(MISSING)), "two members may be lost");
+    }
+}

@@ -1,0 +1,355 @@
+//! A volume on a mirror: the power fails on both members, each losing what it likes; members rot, and are lost.
+//!
+//! Everything acknowledged must be there after any of it, from both members and from each of them alone.
+//! `CAIRN_SEED` repeats a run.
+use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
+use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice};
+use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
+use cairn_environment::random::Seeded;
+use cairn_format::{Geometry, Superblock};
+use cairn_fsck::{CheckOptions, check};
+use cairn_torture::{number_from_environment, seed_from_environment};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const MEMBER_BYTES: u64 = 25 << 20;
+const DATA_START_BYTES: u64 = 1 << 20;
+
+type Disk = Arc<SimulatedDevice>;
+/// Name of a file → the oldest version that it may have, and its length in blocks.
+type Acknowledged = BTreeMap<String, (u8, usize)>;
+
+/// What both members may look like after a power failure, and what must be there then.
+struct CrashState {
+    disks: [Disk; 2],
+    acknowledged: Acknowledged,
+}
+
+/// Takes crash states of both members between any two requests of either.
+struct Recorder {
+    disks: [Disk; 2],
+    acknowledged: Mutex<Acknowledged>,
+    random: Mutex<Seeded>,
+    states: Mutex<Vec<CrashState>>,
+}
+
+impl Recorder {
+    fn new(disks: [Disk; 2], seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            disks,
+            acknowledged: Mutex::new(Rank::LEAF, BTreeMap::new()),
+            random: Mutex::new(Rank::LEAF, Seeded::new(seed)),
+            states: Mutex::new(Rank::LEAF, Vec::new()),
+        })
+    }
+
+    fn perhaps_crash(&self) {
+        let mut random = self.random.lock().clone();
+        let wanted = random.chance(1, 6);
+        // What was acknowledged is taken first: the members may only get more durable meanwhile.
+        let acknowledged = if wanted { self.acknowledged.lock().clone() } else { BTreeMap::new() };
+        let disks = wanted.then(|| [0, 1].map(|disk| Arc::new(self.disks[disk].crash_state(&mut random))));
+        *self.random.lock() = Seeded::new(random.next_u64());
+        if let Some(disks) = disks {
+            self.states.lock().push(CrashState { disks, acknowledged });
+        }
+    }
+}
+
+/// A member that tells the recorder of each request.
+struct Tap {
+    disk: Disk,
+    recorder: Arc<Recorder>,
+}
+
+impl BlockDevice for Tap {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.disk.read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.recorder.perhaps_crash();
+        self.disk.write(offset_bytes, buffers)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.recorder.perhaps_crash();
+        self.disk.flush()?;
+        self.recorder.perhaps_crash();
+        Ok(())
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.disk.discard(offset_bytes, length_bytes)
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.disk.length_bytes()
+    }
+
+    fn flush_time(&self) -> Duration {
+        self.disk.flush_time()
+    }
+}
+
+fn disks() -> [Disk; 2] {
+    [0, 1].map(|_| Arc::new(SimulatedDevice::new(MEMBER_BYTES)))
+}
+
+fn options(read_only: bool) -> VolumeOptions {
+    VolumeOptions { background: false, read_only, ..VolumeOptions::default() }
+}
+
+fn mirror(members: [Option<Arc<dyn BlockDevice>>; 2], access: Access) -> Mirror {
+    let candidates = ["a", "b"].into_iter().zip(members).map(|(name, device)| Candidate { name: name.to_owned(), device }).collect();
+    Mirror::open(candidates, access, true).unwrap()
+}
+
+fn both(disks: &[Disk; 2]) -> [Option<Arc<dyn BlockDevice>>; 2] {
+    [Some(disks[0].clone()), Some(disks[1].clone())]
+}
+
+fn new_volume(disks: &[Disk; 2]) -> Superblock {
+    let named: Vec<(String, Arc<dyn BlockDevice>)> = disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
+    make(Kind::Mirror, &named).unwrap();
+    let log_bytes = Some(1 << 20);
+    mkfs::mkfs(&mirror(both(disks), Access::ReadWrite), &mkfs::MkfsOptions { log_bytes, ..mkfs::MkfsOptions::default() }).unwrap()
+}
+
+fn content(name: &str, version: u8, blocks: usize) -> Vec<u8> {
+    let first = name.bytes().fold(version, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+    (0..blocks * 4096).map(|at| if at % 4096 == 0 { version } else { first.wrapping_add((at / 4096) as u8) }).collect()
+}
+
+/// Files that are written once, and small ones that are written again and again.
+fn work(volume: &Volume, recorder: &Recorder, random: &mut Seeded, operations: usize) {
+    let mut versions: BTreeMap<String, u8> = BTreeMap::new();
+    for operation in 0..operations {
+        let rewritten = random.chance(1, 2);
+        let name = if rewritten { format!("rewritten {}", random.below(5)) } else { format!("file {operation}") };
+        let blocks = if rewritten { 1 } else { 1 + random.below(6) as usize };
+        let version = versions.entry(name.clone()).and_modify(|version| *version += 1).or_insert(1);
+        let found = volume.lookup(volume.root(), name.as_bytes());
+        let inode = found.or_else(|_| volume.create(volume.root(), name.as_bytes(), &FILE)).unwrap().inode;
+        volume.write(inode, 0, &content(&name, *version, blocks)).unwrap();
+        match random.below(4) {
+            0 => continue,
+            1 => volume.commit().unwrap(),
+            _ => {}
+        }
+        volume.fsync_blocking(inode, FsyncKind::Full).unwrap();
+        recorder.acknowledged.lock().insert(name, (*version, blocks));
+    }
+}
+
+/// All acknowledged files are there, with their version or a later one, whole.
+#[track_caller]
+fn expect_files(volume: &Volume, acknowledged: &Acknowledged, when: &str) {
+    for (name, (oldest, blocks)) in acknowledged {
+        let found = volume.lookup(volume.root(), name.as_bytes()).unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
+        let mut bytes = Vec::new();
+        volume.read(found.inode, 0, blocks * 4096, &mut bytes).unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
+        let version = bytes[0];
+        assert!(version >= *oldest && bytes == content(name, version, *blocks), "{when}: {name} has version {version}, not {oldest}");
+    }
+}
+
+#[track_caller]
+fn expect_clean(device: &dyn BlockDevice, when: &str) {
+    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+    assert_eq!(report.errors, 0, "{when}: {report}");
+}
+
+/// Recovers from both, uses it, and looks at each member alone.
+fn examine(state: &CrashState, random: &mut Seeded, when: &str) {
+    let again = {
+        let device = Arc::new(mirror(both(&state.disks), Access::ReadWrite));
+        expect_clean(&*device, &format!("{when}, before recovery"));
+        let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
+        expect_files(&volume, &state.acknowledged, when);
+        // The power fails right after recovery, too.
+        let again = [0, 1].map(|disk| Arc::new(state.disks[disk].crash_state(random)));
+        volume.close().unwrap();
+        again
+    };
+    for disks in [&state.disks, &again] {
+        for alone in 0..2 {
+            let when = format!("{when}, {} alone", ["a", "b"][alone]);
+            let mut members = [None, None];
+            members[alone] = Some(Arc::new(disks[alone].snapshot()) as Arc<dyn BlockDevice>);
+            let device = Arc::new(mirror(members, Access::ReadWrite));
+            expect_clean(&*device, &when);
+            expect_files(&Volume::open(device, options(false)).unwrap(), &state.acknowledged, &when);
+        }
+    }
+}
+
+#[test]
+fn every_crash_of_both_members_keeps_what_was_acknowledged_on_each() {
+    let seed = seed_from_environment();
+    let mut random = Seeded::new(seed);
+    let wanted = number_from_environment("CAIRN_CRASH_STATES").unwrap_or(1000) / 5;
+    let mut examined = 0;
+    while examined < wanted {
+        let disks = disks();
+        new_volume(&disks);
+        let recorder = Recorder::new(disks.clone(), random.next_u64());
+        let tap = |disk: &Disk| -> Option<Arc<dyn BlockDevice>> { Some(Arc::new(Tap { disk: disk.clone(), recorder: recorder.clone() })) };
+        let device = Arc::new(mirror([tap(&disks[0]), tap(&disks[1])], Access::ReadWrite));
+        let volume = Volume::open(device, options(false)).unwrap();
+        work(&volume, &recorder, &mut random, 30);
+        drop(volume);
+        let states = std::mem::take(&mut *recorder.states.lock());
+        for (number, state) in states.iter().enumerate() {
+            if random.chance(2, 3) {
+                continue;
+            }
+            examine(state, &mut random, &format!("CAIRN_SEED={seed}: state {number} after {examined}"));
+            examined += 1;
+        }
+    }
+}
+
+#[test]
+fn a_member_that_fails_in_use_is_left_behind_and_the_volume_goes_on() {
+    let mut random = Seeded::new(seed_from_environment());
+    for round in 0..6 {
+        let disks = disks();
+        new_volume(&disks);
+        let recorder = Recorder::new(disks.clone(), 1);
+        let volume = Volume::open(Arc::new(mirror(both(&disks), Access::ReadWrite)), options(false)).unwrap();
+        work(&volume, &recorder, &mut random, 10);
+        let lost = round % 2;
+        let operation = [Operation::Write, Operation::Flush, Operation::Write][round / 2];
+        disks[lost].fail_when(move |request| request.operation == operation);
+        work(&volume, &recorder, &mut random, 10);
+        let device = volume.statistics().device.unwrap();
+        assert!(device.degraded && device.members[lost].state.contains("failed"), "{device:?}");
+        // The power fails, and the lost member works again.
+        let crashed = [0, 1].map(|disk| Arc::new(disks[disk].crash_state(&mut random)));
+        let acknowledged = recorder.acknowledged.lock().clone();
+        let device = Arc::new(mirror(both(&crashed), Access::ReadWrite));
+        assert_eq!(device.copies(), 1, "the stale member is not used");
+        expect_clean(&*device, "degraded");
+        expect_files(&Volume::open(device, options(false)).unwrap(), &acknowledged, "degraded");
+    }
+}
+
+/// A volume with files, closed or crashed, and what must be in it.
+fn used_volume(close: bool) -> ([Disk; 2], Superblock, Acknowledged) {
+    let disks = disks();
+    let superblock = new_volume(&disks);
+    let recorder = Recorder::new(disks.clone(), 1);
+    let volume = Volume::open(Arc::new(mirror(both(&disks), Access::ReadWrite)), options(false)).unwrap();
+    work(&volume, &recorder, &mut Seeded::new(4), 60);
+    let acknowledged = recorder.acknowledged.lock().clone();
+    if close {
+        volume.close().unwrap();
+        drop(volume);
+        return (disks, superblock, acknowledged);
+    }
+    let crashed = [0, 1].map(|disk| Arc::new(disks[disk].crash_state(&mut Seeded::new(9))));
+    (crashed, superblock, acknowledged)
+}
+
+/// Reads everything with all copies there, then again after a repair by fsck from the member that was damaged alone.
+fn expect_mended(disks: &[Disk; 2], damaged: usize, acknowledged: &Acknowledged, what: &str) {
+    {
+        let reader = Arc::new(mirror(both(disks), Access::ReadOnly));
+        expect_clean(&*reader, &format!("{what}, read-only"));
+        expect_files(&Volume::open(reader, options(true)).unwrap(), acknowledged, &format!("{what}, read-only"));
+    }
+    let device = Arc::new(mirror(both(disks), Access::ReadWrite));
+    let volume = Volume::open(device.clone(), options(false)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    expect_files(&volume, acknowledged, what);
+    volume.close().unwrap();
+    let report = check(&*device, &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
+    assert_eq!(report.errors, 0, "{what}: {report}");
+    let health = device.health().unwrap();
+    assert!(health.repaired_blocks > 0 || damaged == 1, "{what}: {health:?}");
+    assert!(!health.degraded, "{what}: damage is no reason to leave a member behind");
+    drop((volume, device));
+    if damaged == 0 {
+        let alone = mirror([Some(disks[0].clone()), None], Access::ReadOnly);
+        expect_clean(&alone, &format!("{what}, mended, alone"));
+        expect_files(&Volume::open(Arc::new(alone), options(true)).unwrap(), acknowledged, &format!("{what}, mended, alone"));
+    }
+}
+
+fn rot(disk: &Disk, blocks: Range<u64>) {
+    disk.corrupt(DATA_START_BYTES + blocks.start * 4096, (blocks.end - blocks.start) * 4096, 0x5a);
+}
+
+#[test]
+fn a_rotten_structure_of_each_kind_is_read_around_and_mended() {
+    let (closed, superblock, in_closed) = used_volume(true);
+    let (crashed, _, in_crashed) = used_volume(false);
+    let geometry = superblock.geometry;
+    let (data, copy) = (geometry.data_start().0, geometry.superblock_copy().0);
+    let slots = Geometry::SUPERBLOCKS.map(|slot| slot.0);
+    let kinds: Vec<(&str, Range<u64>)> = vec![
+        ("superblock slot 0", slots[0]..slots[0] + 1),
+        ("superblock slot 1", slots[1]..slots[1] + 1),
+        ("superblock copy", copy..copy + 1),
+        ("bitmaps", geometry.bitmap_table().start.0..geometry.bitmap_table().end().0),
+        ("log", geometry.log().start.0..geometry.log().end().0),
+        ("nodes and data", data..copy),
+        ("everything", 0..copy + 1),
+    ];
+    for (what, range) in kinds {
+        for damaged in 0..2 {
+            for (state, disks, acknowledged) in [("closed", &closed, &in_closed), ("crashed", &crashed, &in_crashed)] {
+                if (what, state) == ("log", "closed") {
+                    continue; // Nobody reads it.
+                }
+                let disks = [0, 1].map(|disk| Arc::new(disks[disk].snapshot()));
+                rot(&disks[damaged], range.clone());
+                expect_mended(&disks, damaged, acknowledged, &format!("{what} of a {state} volume, member {damaged}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_on_both_members_is_no_harm_while_one_copy_of_each_structure_is_good() {
+    let (disks, superblock, acknowledged) = used_volume(true);
+    let mut random = Seeded::new(seed_from_environment());
+    for _ in 0..3 {
+        let disks = [0, 1].map(|disk| Arc::new(disks[disk].snapshot()));
+        // The smallest place of a structure is a cluster of four blocks, the unit of nodes.
+        for cluster in 0..superblock.geometry.total_blocks / 4 {
+            let damaged = random.below(2) as usize;
+            rot(&disks[damaged], cluster * 4..cluster * 4 + 4);
+        }
+        let device = Arc::new(mirror(both(&disks), Access::ReadWrite));
+        let volume = Volume::open(device.clone(), options(false)).unwrap();
+        expect_files(&volume, &acknowledged, "damage on both");
+        volume.close().unwrap();
+        expect_clean(&*device, "damage on both");
+    }
+}
+
+/// The log ring is read around, too, when what a crash left in it is the only place of what was acknowledged.
+#[test]
+fn single_bits_that_rot_lose_nothing() {
+    let (crashed, _, acknowledged) = used_volume(false);
+    let mut random = Seeded::new(seed_from_environment());
+    let mut mended = 0;
+    for _ in 0..60 {
+        let disks = [0, 1].map(|disk| Arc::new(crashed[disk].snapshot()));
+        for _ in 0..20 {
+            let block = random.below((MEMBER_BYTES - DATA_START_BYTES) / 4096 / 8);
+            disks[0].corrupt(DATA_START_BYTES + block * 4096 + random.below(4096), 1, 1 << random.below(8));
+        }
+        let device = Arc::new(mirror(both(&disks), Access::ReadWrite));
+        let volume = Volume::open(device.clone(), options(false)).unwrap();
+        expect_files(&volume, &acknowledged, "single bits");
+        mended += device.health().unwrap().members[0].rewritten_blocks;
+    }
+    assert!(mended > 0, "no bit mattered");
+}
