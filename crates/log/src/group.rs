@@ -73,6 +73,11 @@ pub(crate) enum Waiter {
 }
 
 impl Waiter {
+    /// Whether this is the thread that waits there.
+    pub(crate) fn is(&self, own: &Arc<Slot>) -> bool {
+        matches!(self, Waiter::Blocked(slot) if Arc::ptr_eq(slot, own))
+    }
+
     /// Tells the waiter; no lock may be held.
     pub(crate) fn finish(self, outcome: Result<(), LogError>) {
         match self {

@@ -110,12 +110,12 @@ impl Shared {
         self.durable.store(group.durable.0, Ordering::Release);
     }
 
-    /// A flush made everything up to `last` durable: finishes those who waited for that.
-    pub(crate) fn complete(&self, last: LogSeq) {
+    /// A flush made everything up to `last` durable: takes out those who waited for that, who are to be told.
+    pub(crate) fn complete(&self, last: LogSeq) -> Vec<Waiter> {
         let finished = {
             let mut group = self.group.lock();
             if group.error.is_some() {
-                return;
+                return Vec::new();
             }
             self.advance_durable(&mut group, last);
             let limit = if group.gathering.policy() == FlushPolicy::Each { 1 } else { usize::MAX };
@@ -125,7 +125,7 @@ impl Shared {
             finished
         };
         if finished.is_empty() {
-            return;
+            return finished;
         }
         let size = finished.len() as u64;
         tracing::trace!(durable = %last, size, "group done");
@@ -134,7 +134,7 @@ impl Shared {
             counters.grouped += size;
             counters.group_size_max = counters.group_size_max.max(size);
         });
-        finished.into_iter().for_each(|waiter| waiter.finish(Ok(())));
+        finished
     }
 
     /// The superblock of `generation` is durable. See [`crate::Log::super_committed`].

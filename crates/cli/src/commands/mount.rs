@@ -181,6 +181,7 @@ fn open_volume(image: &Path, settings: &MountSettings) -> anyhow::Result<Volume>
         Flush::Coordinate => FlushPolicy::Coordinate,
         Flush::Each => FlushPolicy::Each,
     };
+    options.fsync_wait = settings.fsync_wait;
     let volume = Volume::open(Arc::new(device), options).with_context(|| image.display().to_string())?;
     // A volume whose root directory can't be read would be a mount that doesn't answer.
     volume.attributes(volume.root()).with_context(|| format!("{}: the root directory", image.display()))?;
