@@ -46,6 +46,11 @@ impl AlignedBuffer {
         }
     }
 
+    /// Copies of blocks, one behind the other; memory is touched once.
+    pub fn of_blocks<'a>(blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK_BYTES]>) -> AlignedBuffer {
+        AlignedBuffer { pages: blocks.map(|block| Page(*block)).collect() }
+    }
+
     /// A copy of `bytes`, followed by zeros up to a whole block.
     pub fn copy_of(bytes: &[u8]) -> AlignedBuffer {
         let mut buffer = AlignedBuffer::zeroed(bytes.len());

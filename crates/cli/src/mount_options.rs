@@ -1,6 +1,7 @@
 //! The options behind `-o`: one table that parses them, documents them, and names them when one is unknown.
 //!
 //! Invariant: every option stands in [`OPTIONS`] exactly once; [`MountSettings::parse`] knows no other.
+use cairn_engine::FsyncWait;
 use std::time::Duration;
 
 /// When the device is flushed for an fsync.
@@ -21,6 +22,8 @@ pub struct MountSettings {
     pub commit_interval: Option<Duration>,
     /// Flush policy.
     pub flush: Flush,
+    /// What an fsync that became a commit waits for.
+    pub fsync_wait: FsyncWait,
     /// Whether the kernel collects writes in its page cache.
     pub writeback: bool,
     /// Mount without writing.
@@ -40,6 +43,7 @@ impl Default for MountSettings {
         Self {
             commit_interval: None,
             flush: Flush::Auto,
+            fsync_wait: FsyncWait::Super,
             writeback: true,
             read_only: false,
             allow_other: false,
@@ -83,9 +87,12 @@ const OPTIONS: &[MountOption] = &[
     },
     MountOption {
         name: "fsync_wait",
-        values: "super",
-        help: "an fsync that became a commit waits until the superblock is durable",
-        set: |_, value| one_of(value, &[("super", ())]),
+        values: "super|complete",
+        help: "what an fsync that became a commit waits for: the superblock, or freed blocks as well (default super)",
+        set: |settings, value| {
+            settings.fsync_wait = one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
+            Some(())
+        },
     },
     MountOption {
         name: "writeback",
@@ -159,7 +166,7 @@ const OPTIONS: &[MountOption] = &[
 ];
 
 /// Choices that later versions will have.
-const LATER: &[&str] = &["transport=uring", "fsync_wait=complete"];
+const LATER: &[&str] = &["transport=uring"];
 
 fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
     choices.iter().find(|(name, _)| *name == value).map(|&(_, choice)| choice)
@@ -210,10 +217,11 @@ mod tests {
 
     #[test]
     fn every_option_is_understood() {
-        let list = "commit=7,flush=each,fsync_wait=super,writeback=off,transport=dev,ro,allow_other,discard,degraded,threads=3";
+        let list = "commit=7,flush=each,fsync_wait=complete,writeback=off,transport=dev,ro,allow_other,discard,degraded,threads=3";
         let expected = MountSettings {
             commit_interval: Some(Duration::from_secs(7)),
             flush: Flush::Each,
+            fsync_wait: FsyncWait::Complete,
             writeback: false,
             read_only: true,
             allow_other: true,

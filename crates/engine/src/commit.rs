@@ -1,5 +1,6 @@
 //! Committing a transaction. `ARCHITECTURE.md` has the steps and what a crash between them leaves.
 use crate::Result;
+use crate::options::FsyncWait;
 use crate::transaction::Commit;
 use crate::volume::{BitmapSlot, VolumeInner};
 use cairn_blockdev::AlignedBuffer;
@@ -82,7 +83,10 @@ impl VolumeInner {
         self.device.flush()?;
         *self.bitmap_slots.lock() = slots;
         commit.super_committed();
-        self.log.super_committed(frozen.generation);
+        // Before anything else: this is what fsyncs without room in the log wait for.
+        if self.options.fsync_wait() == FsyncWait::Super {
+            self.log.super_committed(frozen.generation);
+        }
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.retry_orphans();
         // 5. The copy at the end of the device; the next flush covers it.
@@ -160,6 +164,10 @@ impl VolumeInner {
             }
         }
         self.space.unpin(generation);
+        if self.options.fsync_wait() == FsyncWait::Complete {
+            // The closed contexts stay in the list so long, and the ring is freed later: neither hurts.
+            self.log.super_committed(generation);
+        }
         self.transactions.complete(generation);
     }
 }

@@ -11,6 +11,7 @@ use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
 use cairn_space::{Request, Reservation};
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -143,11 +144,19 @@ impl VolumeInner {
     }
 
     fn write_page(&self, state: &mut InodeState, block: u64, part: Range<usize>, data: &[u8], old: Option<Box<[u8; BLOCK_SIZE]>>) {
-        let page = state.pages.entry(block).or_insert_with(|| {
-            let content = old.unwrap_or_else(|| Box::new([0; BLOCK_SIZE]));
-            Page { data: Arc::from(content), state: PageState::Writing }
-        });
-        Arc::make_mut(&mut page.data)[part].copy_from_slice(data);
+        let whole = <&[u8; BLOCK_SIZE]>::try_from(data).ok();
+        let page = match (state.pages.entry(block), whole) {
+            // Into new memory, without looking at what was there.
+            (Entry::Vacant(entry), Some(content)) => entry.insert(Page { data: Arc::new(*content), state: PageState::Writing }),
+            (entry, _) => {
+                let page = entry.or_insert_with(|| {
+                    let content = old.unwrap_or_else(|| Box::new([0; BLOCK_SIZE]));
+                    Page { data: Arc::from(content), state: PageState::Writing }
+                });
+                Arc::make_mut(&mut page.data)[part].copy_from_slice(data);
+                page
+            }
+        };
         if page.state != PageState::Dirty {
             state.logged_pages -= u64::from(matches!(page.state, PageState::Logged(_)));
             page.state = PageState::Dirty;

@@ -34,7 +34,7 @@ pub use cairn_log::FlushPolicy;
 pub use error::Error;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
-pub use options::VolumeOptions;
+pub use options::{FsyncWait, VolumeOptions};
 pub use statistics::{ComposedDevice, DeviceMember, FsyncStage, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,

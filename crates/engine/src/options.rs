@@ -16,6 +16,18 @@ pub struct Baselines {
     pub two_pass_insertion: bool,
 }
 
+/// What an fsync waits for that became a transaction commit, because the log had no room.
+///
+/// After Filipe Manana's patches for btrfs, which let such fsyncs go on early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FsyncWait {
+    /// Until the superblock is durable, which is all that it needs.
+    #[default]
+    Super,
+    /// Until the blocks that the transaction freed can be used again.
+    Complete,
+}
+
 /// Options of [`Volume::open`](crate::Volume::open).
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -30,6 +42,8 @@ pub struct VolumeOptions {
     pub background: bool,
     /// When several fsyncs share a flush.
     pub flush: FlushPolicy,
+    /// What an fsync waits for that became a commit.
+    pub fsync_wait: FsyncWait,
     /// Memory for clean nodes, in bytes.
     pub node_cache_bytes: u64,
     /// Inodes kept in memory.
@@ -41,6 +55,17 @@ pub struct VolumeOptions {
     pub baselines: Baselines,
 }
 
+impl VolumeOptions {
+    /// What fsyncs wait for that became a commit.
+    pub(crate) fn fsync_wait(&self) -> FsyncWait {
+        #[cfg(feature = "baselines")]
+        if self.baselines.whole_commits {
+            return FsyncWait::Complete;
+        }
+        self.fsync_wait
+    }
+}
+
 impl Default for VolumeOptions {
     fn default() -> Self {
         Self {
@@ -49,6 +74,7 @@ impl Default for VolumeOptions {
             discard: false,
             background: true,
             flush: FlushPolicy::Auto,
+            fsync_wait: FsyncWait::Super,
             node_cache_bytes: 256 << 20,
             inode_cache_entries: 128 * 1024,
             dirty_data_bytes_max: 256 << 20,

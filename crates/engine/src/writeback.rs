@@ -498,10 +498,7 @@ impl Prepared {
 
 /// Copies the pages together and takes their checksums.
 fn gather(pages: &[(u64, Content)], pieces: &mut [Piece]) -> AlignedBuffer {
-    let mut buffer = AlignedBuffer::zeroed(pages.len() * BLOCK_SIZE);
-    for ((_, content), block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_SIZE)) {
-        block.copy_from_slice(&content[..]);
-    }
+    let buffer = AlignedBuffer::of_blocks(pages.iter().map(|(_, content)| &**content));
     let mut blocks = buffer.chunks_exact(BLOCK_SIZE);
     for piece in pieces {
         piece.checksums.extend(blocks.by_ref().take(piece.range.blocks as usize).map(checksum));

@@ -74,6 +74,11 @@ pub(crate) enum Waiter {
 }
 
 impl Waiter {
+    /// Whether this is the thread that waits there.
+    pub(crate) fn is(&self, own: &Arc<Slot>) -> bool {
+        matches!(self, Waiter::Blocked(slot) if Arc::ptr_eq(slot, own))
+    }
+
     /// Tells the waiter; no lock may be held. A blocked thread looks at the clock itself when it runs again.
     pub(crate) fn finish(self, outcome: Result<Ending, LogError>, stages: &Stages) {
         match self {

@@ -16,8 +16,9 @@ use std::time::Duration;
 pub(crate) struct NoRoom {
     /// Calls of `super_committed` that the decision knew of.
     pub(crate) commits: u64,
-    /// What to ask for, if a commit under way will not do.
-    pub(crate) request: Option<CommitReason>,
+    pub(crate) reason: CommitReason,
+    /// Whether to ask for a commit: one under way will not do.
+    pub(crate) request: bool,
 }
 
 /// Contexts taken out of the list, with the places of their checkpoints.
@@ -108,8 +109,8 @@ impl Shared {
         let too_large = largest > self.checkpoint_blocks_max();
         if too_large || needed > ring.free() {
             let reason = if too_large { CommitReason::ContextTooLarge } else { CommitReason::RingFull };
-            let request = ring.request_room(list.current.blocks()).then_some(reason);
-            return Err(NoRoom { commits: ring.commits, request });
+            let request = ring.request_room(list.current.blocks());
+            return Err(NoRoom { commits: ring.commits, reason, request });
         }
         let mut taken = Taken { contexts: Vec::new(), last: list.last, flushed_sequence: ring.flushed_sequence, relief: None };
         if needed == 0 {

@@ -144,12 +144,12 @@ impl Shared {
         self.durable.store(group.durable.0, Ordering::Release);
     }
 
-    /// A flush made everything up to `last` durable: finishes those who waited for that.
-    pub(crate) fn complete(&self, last: LogSeq, times: RoundTimes) {
+    /// A flush made everything up to `last` durable: takes out those who waited for that, who are to be told.
+    pub(crate) fn complete(&self, last: LogSeq, times: &RoundTimes) -> Vec<Waiter> {
         let finished = {
             let mut group = self.group.lock();
             if group.error.is_some() {
-                return;
+                return Vec::new();
             }
             self.advance_durable(&mut group, last);
             let limit = if group.gathering.policy() == FlushPolicy::Each { 1 } else { usize::MAX };
@@ -159,7 +159,7 @@ impl Shared {
             finished
         };
         if finished.is_empty() {
-            return;
+            return finished;
         }
         let size = finished.len() as u64;
         tracing::trace!(durable = %last, size, "group done");
@@ -168,8 +168,8 @@ impl Shared {
             counters.grouped += size;
             counters.group_size_max = counters.group_size_max.max(size);
         });
-        self.stages.round(&times, size);
-        finished.into_iter().for_each(|waiter| waiter.finish(Ok(Ending::Round(times)), &self.stages));
+        self.stages.round(times, size);
+        finished
     }
 
     /// The superblock of `generation` is durable. See [`crate::Log::super_committed`].

@@ -78,11 +78,6 @@ pub(crate) struct RoundTimes {
 }
 
 impl RoundTimes {
-    /// Of a round that has written nothing yet.
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
     /// The round begins to take and write the list.
     pub(crate) fn writing(&mut self) {
         self.write = Some(now_monotonic());

@@ -40,13 +40,10 @@ impl Ending {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct RoundTimes;
 
 impl RoundTimes {
-    pub(crate) fn new() -> Self {
-        Self
-    }
     pub(crate) fn writing(&mut self) {}
     pub(crate) fn flushed(&mut self, _began: Option<Monotonic>) {}
 }

@@ -10,7 +10,7 @@ use crate::verdict::judge;
 use crate::workload::{Client, session};
 use cairn_blockdev::{BlockDevice, FileDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions};
+use cairn_engine::{FileType, FsyncKind, FsyncWait, NewInode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -86,6 +86,7 @@ struct Shape {
     background: bool,
     commit_interval_ms: u64,
     discard: bool,
+    fsync_wait: FsyncWait,
     /// How long a flush takes, so that clients work while commits and groups are under way.
     flush_time_us: u64,
     /// Much is logged: the ring wraps around and is full now and then.
@@ -108,6 +109,7 @@ impl Shape {
             background,
             commit_interval_ms: if full_log { 60_000 } else { [5, 20, 100, 1000][random.below(4) as usize] },
             discard: random.chance(1, 2),
+            fsync_wait: if random.chance(1, 4) { FsyncWait::Complete } else { FsyncWait::Super },
             full_log,
             flush_time_us: match (background, full_log) {
                 (false, _) => 0,
@@ -123,6 +125,7 @@ impl Shape {
             commit_interval: Duration::from_millis(self.commit_interval_ms),
             background: self.background,
             discard: self.discard,
+            fsync_wait: self.fsync_wait,
             // A small cache makes commits frequent, which keeps the log short.
             node_cache_bytes: if self.full_log { 64 << 20 } else { 256 << 10 },
             ..VolumeOptions::default()

@@ -174,6 +174,7 @@ fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume
         Flush::Coordinate => FlushPolicy::Coordinate,
         Flush::Each => FlushPolicy::Each,
     };
+    options.fsync_wait = settings.fsync_wait;
     let volume = Volume::open(device, options).with_context(|| image.to_string())?;
     // A volume whose root directory can't be read would be a mount that doesn't answer.
     volume.attributes(volume.root()).with_context(|| format!("{image}: the root directory"))?;

@@ -1,0 +1,162 @@
+//! What an fsync waits for, and what it does not: another file's data, the freeing of blocks.
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, clock, thread};
+use std::sync::Arc;
+use std::time::Duration;
+
+const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Held {
+    Nothing,
+    Discards,
+    /// Those of 1 MiB and more.
+    LargeWrites,
+}
+
+/// Holds requests of a kind back until told otherwise.
+struct Gate {
+    device: MemoryDevice,
+    held: Mutex<Held>,
+    changed: Condvar,
+    waiting: AtomicU64,
+}
+
+impl Gate {
+    fn set(&self, held: Held) {
+        *self.held.lock() = held;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, kind: Held) {
+        let mut held = self.held.lock();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        while *held == kind {
+            self.changed.wait(&mut held);
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wait_until_something_is_held(&self) {
+        while self.waiting.load(Ordering::SeqCst) == 0 {
+            clock::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl BlockDevice for Gate {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() >= 1 << 20 {
+            self.pass(Held::LargeWrites);
+        }
+        self.device.write(offset_bytes, buffers)
+    }
+    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.pass(Held::Discards);
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+    fn flush_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+fn gated(options: VolumeOptions) -> (Arc<Gate>, Volume) {
+    let device = MemoryDevice::new(128 << 20);
+    let gate = Arc::new(Gate { device, held: Mutex::new(Rank::LEAF, Held::Nothing), changed: Condvar::new(), waiting: AtomicU64::new(0) });
+    mkfs(&*gate, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() }).unwrap();
+    let volume = Volume::open(gate.clone(), options).unwrap();
+    (gate, volume)
+}
+
+fn file(volume: &Volume, name: &[u8], data: &[u8]) -> InodeNumber {
+    let inode = volume.create(volume.root(), name, &FILE).unwrap().inode;
+    volume.write(inode, 0, data).unwrap();
+    inode
+}
+
+/// More than the ring holds, at one block each.
+const FSYNCS: u64 = 700;
+
+/// Frees something, then fsyncs until the ring has been full, while the discards that follow the commit are held back.
+fn fsyncs_beside_held_discards(fsync_wait: FsyncWait, meanwhile: impl FnOnce(&Gate, &Volume, &AtomicU64)) {
+    let options = VolumeOptions { discard: true, fsync_wait, commit_interval: Duration::from_secs(3600), ..VolumeOptions::default() };
+    let (gate, volume) = gated(options);
+    let victim = file(&volume, b"victim", &[1; 100_000]);
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    gate.set(Held::Discards);
+    volume.unlink(volume.root(), b"victim").unwrap();
+    volume.forget(victim, 1);
+    let done = Arc::new(AtomicU64::new(0));
+    let (counted, client_volume) = (done.clone(), volume.clone());
+    let client = thread::spawn("client", move || {
+        let inode = file(&client_volume, b"busy", b"");
+        for round in 0..FSYNCS {
+            client_volume.write(inode, 0, &round.to_le_bytes()).unwrap();
+            client_volume.fsync_blocking(inode, FsyncKind::Full).unwrap();
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    meanwhile(&gate, &volume, &done);
+    gate.set(Held::Nothing);
+    client.join().unwrap();
+    volume.close().unwrap();
+}
+
+/// The commits that the full ring causes free blocks; no fsync waits for that.
+#[test]
+fn freeing_blocks_is_in_no_fsyncs_way() {
+    fsyncs_beside_held_discards(FsyncWait::Super, |gate, _, done| {
+        gate.wait_until_something_is_held();
+        while done.load(Ordering::SeqCst) < FSYNCS {
+            clock::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+#[test]
+fn with_complete_an_fsync_that_became_a_commit_waits_for_it() {
+    fsyncs_beside_held_discards(FsyncWait::Complete, |gate, volume, done| {
+        gate.wait_until_something_is_held();
+        while volume.statistics().fallbacks_ring_full == 0 {
+            clock::sleep(Duration::from_millis(1));
+        }
+        assert!(done.load(Ordering::SeqCst) < FSYNCS);
+    });
+}
+
+/// A large fsync writes its data itself; small ones, of other files, are done meanwhile.
+#[test]
+fn a_large_fsync_is_in_no_small_ones_way() {
+    let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
+    let large = file(&volume, b"large", &vec![7; 16 << 20]);
+    let small = file(&volume, b"small", b"");
+    gate.set(Held::LargeWrites);
+    let in_client = volume.clone();
+    let client = thread::spawn("large", move || in_client.fsync_blocking(large, FsyncKind::Full));
+    gate.wait_until_something_is_held();
+    for round in 0..50_u64 {
+        volume.write(small, round * 4096, &[1; 4096]).unwrap();
+        volume.fsync_blocking(small, FsyncKind::Full).unwrap();
+    }
+    assert!(!client.is_finished());
+    gate.set(Held::Nothing);
+    client.join().unwrap().unwrap();
+    volume.close().unwrap();
+}
