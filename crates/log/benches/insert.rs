@@ -14,7 +14,8 @@
 //! Beside the rate stands the CPU time that the inserting threads spent on an operation, which a busy machine disturbs less.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_environment::{clock, thread};
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, clock, thread};
 use cairn_format::{EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId};
 use cairn_log::{Batch, Log, LogOptions, LogStart};
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl Kind {
 
 /// Logs of which each takes the operations of some threads, with the number of its running transaction.
 struct Lists {
-    logs: Vec<(Arc<Log>, AtomicU64)>,
+    logs: Vec<(Arc<Log>, Mutex<u64>)>,
     order: AtomicU64,
 }
 
@@ -69,7 +70,7 @@ impl Lists {
             let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
             let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(1) };
             let log = Log::new(device, VolumeId([1; 16]), geometry, start, Arc::new(AtomicU64::new(3)), Box::new(|_| {}), options);
-            (log, AtomicU64::new(1))
+            (log, Mutex::new(Rank::TRANSACTION, 1))
         };
         Self { logs: (0..count).map(make).collect(), order: AtomicU64::new(0) }
     }
@@ -81,15 +82,14 @@ impl Lists {
         self.logs[thread % self.logs.len()].0.insert(batch);
     }
 
-    /// What a transaction commit does to a list.
-    fn drop_long_lists(&self) {
-        let limit = LIST_BYTES_MAX / self.logs.len() as u64;
-        for (log, generation) in &self.logs {
-            if log.statistics().context_bytes > limit {
-                let committed = generation.fetch_add(1, Ordering::Relaxed);
-                log.cut(Generation(committed + 1));
-                log.super_committed(Generation(committed));
-            }
+    /// What a transaction commit does to the thread's list, if it is long.
+    fn drop_long_list(&self, thread: usize) {
+        let (log, generation) = &self.logs[thread % self.logs.len()];
+        let Some(mut generation) = generation.try_lock() else { return };
+        if log.statistics().context_bytes > LIST_BYTES_MAX / self.logs.len() as u64 {
+            log.cut(Generation(*generation + 1));
+            log.super_committed(Generation(*generation));
+            *generation += 1;
         }
     }
 }
@@ -152,18 +152,18 @@ fn measure(kind: Kind, load: Load, threads: usize, seconds: f64) -> (f64, f64) {
                 let (mut operations, begin_ns) = (0, cpu_time_ns());
                 for round in 0.. {
                     operations += work(&lists, load, index, round);
-                    if round % 64 == 0 && over.load(Ordering::Relaxed) {
-                        break;
+                    if round % 256 == 0 {
+                        lists.drop_long_list(index);
+                        if over.load(Ordering::Relaxed) {
+                            break;
+                        }
                     }
                 }
                 (operations, cpu_time_ns() - begin_ns)
             })
         })
         .collect();
-    while begin.elapsed().as_secs_f64() < seconds {
-        lists.drop_long_lists();
-        clock::sleep(Duration::from_millis(2));
-    }
+    clock::sleep(Duration::from_secs_f64(seconds));
     over.store(true, Ordering::Relaxed);
     let outcomes = workers.into_iter().map(|worker| worker.join().expect("a thread ends"));
     let (operations, cpu_ns) = outcomes.fold((0_u64, 0.0), |(sum, cpu), (operations, ns)| (sum + operations, cpu + ns));

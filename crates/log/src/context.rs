@@ -49,6 +49,7 @@ pub(crate) struct Context {
     entry_bytes: usize,
     /// Beside `vectors`, what holds their values if items are inserted in two passes; otherwise empty.
     #[cfg(feature = "baselines")]
+    #[allow(clippy::vec_box)]
     two_pass: Vec<Box<two_pass::Vector>>,
     /// Transaction of its operations.
     pub(crate) generation: Generation,
