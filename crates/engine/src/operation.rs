@@ -121,24 +121,29 @@ impl Operation<'_> {
         &self.reservation
     }
 
-    fn insert(&mut self, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>> {
+    /// Changes the tree, and logs the item unless the tree had it as it is: then an earlier operation has logged it, or a
+    /// superblock covers it. What the tree did not have need not be logged at all if it is removed soon.
+    fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<Option<Vec<u8>>> {
         self.changed = true;
         let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
-        Ok(self.volume.files.insert(&change, key, value)?)
+        let old = self.volume.files.insert(&change, key, value)?;
+        match &old {
+            None => self.batch.put_new(TREE_FILES, key, value, flags),
+            Some(old) if old != value => self.batch.put(TREE_FILES, key, value, flags),
+            Some(_) => {}
+        }
+        Ok(old)
     }
 
     /// Inserts or replaces an item.
     pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<()> {
-        self.insert(key, value)?;
-        self.batch.put(TREE_FILES, key, value, EntryFlags::default());
-        Ok(())
+        self.insert(key, value, EntryFlags::default()).map(drop)
     }
 
     /// Inserts an item that did not exist.
     pub(crate) fn put_new(&mut self, key: Key, value: &[u8]) -> Result<()> {
-        let old = self.insert(key, value)?;
+        let old = self.insert(key, value, EntryFlags::default())?;
         debug_assert!(old.is_none(), "{key:?} existed");
-        self.batch.put_new(TREE_FILES, key, value, EntryFlags::default());
         Ok(())
     }
 
@@ -151,19 +156,17 @@ impl Operation<'_> {
     pub(crate) fn put_extent(&mut self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<()> {
         let key = Key::new(inode, ItemKind::Extent, file_block);
         let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
-        let value = extent.encode();
-        self.insert(key, &value)?;
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
-        self.batch.put(TREE_FILES, key, &value, flags);
-        Ok(())
+        self.insert(key, &extent.encode(), flags).map(drop)
     }
 
     /// Removes an item, if it exists.
     pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
         self.changed = true;
         let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
-        self.volume.files.remove(&change, &key)?;
-        self.batch.delete(TREE_FILES, key);
+        if self.volume.files.remove(&change, &key)?.is_some() {
+            self.batch.delete(TREE_FILES, key);
+        }
         Ok(())
     }
 

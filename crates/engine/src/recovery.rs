@@ -221,7 +221,12 @@ impl VolumeInner {
             }
             log_signal.request();
         };
-        let log_options = LogOptions { flush: options.flush, ..LogOptions::for_geometry(&geometry) };
+        let log_options = LogOptions {
+            flush: options.flush,
+            #[cfg(feature = "baselines")]
+            two_pass_insertion: options.baselines.two_pass_insertion,
+            ..LogOptions::for_geometry(&geometry)
+        };
         let log = Log::new(device.clone(), superblock.volume, geometry, start, next_inode.clone(), Box::new(request), log_options);
         Ok(Self {
             inodes: InodeTable::new(options.inode_cache_entries),

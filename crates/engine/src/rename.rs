@@ -176,9 +176,7 @@ impl VolumeInner {
         if source.file_type == FileType::Directory {
             state.item.parent = new.directory.0;
         }
-        for number in [old.directory, new.directory, source.inode] {
-            operation.put_inode(number, &locked.get(number).loggable())?;
-        }
+        self.put_inodes(operation, locked, [old.directory, new.directory, source.inode])?;
         Ok(orphan)
     }
 
@@ -200,8 +198,20 @@ impl VolumeInner {
                 state.item.parent = place.directory.0;
             }
         }
-        for number in [old.directory, new.directory, source.inode, target.inode] {
-            operation.put_inode(number, &locked.get(number).loggable())?;
+        self.put_inodes(operation, locked, [old.directory, new.directory, source.inode, target.inode])
+    }
+
+    /// Each of them once: both names may be in one directory.
+    fn put_inodes<const N: usize>(
+        &self,
+        operation: &mut Operation<'_>,
+        locked: &mut LockedInodes<'_>,
+        numbers: [InodeNumber; N],
+    ) -> Result<()> {
+        for (index, number) in numbers.into_iter().enumerate() {
+            if !numbers[..index].contains(&number) {
+                operation.put_inode(number, &locked.get(number).loggable())?;
+            }
         }
         Ok(())
     }

@@ -1,20 +1,21 @@
 //! How many operations per second enter the committed item list.
 //!
-//!     cargo bench -p cairn-log --bench insert -- [--threads 1,2,8,64] [--seconds 1] [--rounds 5]
+//!     cargo bench -p cairn-log --bench insert --features baselines -- [--threads 1,2,8,64] [--seconds 1] [--rounds 5]
 //!
 //! Loads, each thread for itself but on the same list:
 //! - `create`: a new inode, a new entry, and the directory's inode, which the thread changes again and again;
 //! - `again`: the same four items of the thread;
 //! - `whiteout`: a file is created and removed: six changes in two operations.
 //!
-//! Lists: `one list` is the log as it is. `list per thread` gives each thread a log of its own and takes the order of
-//! operations from a shared atomic number: what per-CPU lists would gain at the most, since merging them at a push is left
-//! out. A list that has grown to 16 MiB is cut and dropped, as when a superblock is durable.
+//! Lists: `one` is the log as it is. `per thread` gives each thread a log of its own and takes the order of operations
+//! from a shared atomic number: what per-CPU lists would gain at the most, since merging them at a push is left out. With
+//! the feature `baselines`, `two-pass` is one list with the insertion that came before. A list that has grown to 16 MiB is cut and dropped, as when a superblock is durable.
 //!
 //! Beside the rate stands the CPU time that the inserting threads spent on an operation, which a busy machine disturbs less.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_environment::{clock, thread};
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, clock, thread};
 use cairn_format::{EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId};
 use cairn_log::{Batch, Log, LogOptions, LogStart};
 use std::sync::Arc;
@@ -31,21 +32,45 @@ enum Load {
     Whiteout,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    One,
+    PerThread,
+    #[cfg(feature = "baselines")]
+    TwoPass,
+}
+
+impl Kind {
+    const ALL: &[(Kind, &str)] = &[
+        (Kind::One, "one"),
+        (Kind::PerThread, "per thread"),
+        #[cfg(feature = "baselines")]
+        (Kind::TwoPass, "two-pass"),
+    ];
+}
+
 /// Logs of which each takes the operations of some threads, with the number of its running transaction.
 struct Lists {
-    logs: Vec<(Arc<Log>, AtomicU64)>,
+    logs: Vec<(Arc<Log>, Mutex<u64>)>,
     order: AtomicU64,
 }
 
 impl Lists {
-    fn new(count: usize) -> Self {
+    fn new(kind: Kind, threads: usize) -> Self {
         let geometry = Geometry::for_size(64 << 20, None).expect("large enough");
-        let options = LogOptions { background_push_bytes: u64::MAX, hard_limit_bytes: u64::MAX, ..LogOptions::for_geometry(&geometry) };
+        let options = LogOptions {
+            background_push_bytes: u64::MAX,
+            hard_limit_bytes: u64::MAX,
+            #[cfg(feature = "baselines")]
+            two_pass_insertion: kind == Kind::TwoPass,
+            ..LogOptions::for_geometry(&geometry)
+        };
+        let count = if kind == Kind::PerThread { threads } else { 1 };
         let make = |_| {
             let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
             let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(1) };
             let log = Log::new(device, VolumeId([1; 16]), geometry, start, Arc::new(AtomicU64::new(3)), Box::new(|_| {}), options);
-            (log, AtomicU64::new(1))
+            (log, Mutex::new(Rank::TRANSACTION, 1))
         };
         Self { logs: (0..count).map(make).collect(), order: AtomicU64::new(0) }
     }
@@ -57,15 +82,14 @@ impl Lists {
         self.logs[thread % self.logs.len()].0.insert(batch);
     }
 
-    /// What a transaction commit does to a list.
-    fn drop_long_lists(&self) {
-        let limit = LIST_BYTES_MAX / self.logs.len() as u64;
-        for (log, generation) in &self.logs {
-            if log.statistics().context_bytes > limit {
-                let committed = generation.fetch_add(1, Ordering::Relaxed);
-                log.cut(Generation(committed + 1));
-                log.super_committed(Generation(committed));
-            }
+    /// What a transaction commit does to the thread's list, if it is long.
+    fn drop_long_list(&self, thread: usize) {
+        let (log, generation) = &self.logs[thread % self.logs.len()];
+        let Some(mut generation) = generation.try_lock() else { return };
+        if log.statistics().context_bytes > LIST_BYTES_MAX / self.logs.len() as u64 {
+            log.cut(Generation(*generation + 1));
+            log.super_committed(Generation(*generation));
+            *generation += 1;
         }
     }
 }
@@ -117,8 +141,8 @@ fn cpu_time_ns() -> f64 {
 }
 
 /// Operations per second, and CPU time per operation in nanoseconds.
-fn measure(lists: usize, load: Load, threads: usize, seconds: f64) -> (f64, f64) {
-    let lists = Arc::new(Lists::new(lists));
+fn measure(kind: Kind, load: Load, threads: usize, seconds: f64) -> (f64, f64) {
+    let lists = Arc::new(Lists::new(kind, threads));
     let over = Arc::new(AtomicBool::new(false));
     let begin = clock::now_monotonic();
     let workers: Vec<_> = (0..threads)
@@ -128,18 +152,18 @@ fn measure(lists: usize, load: Load, threads: usize, seconds: f64) -> (f64, f64)
                 let (mut operations, begin_ns) = (0, cpu_time_ns());
                 for round in 0.. {
                     operations += work(&lists, load, index, round);
-                    if round % 64 == 0 && over.load(Ordering::Relaxed) {
-                        break;
+                    if round % 256 == 0 {
+                        lists.drop_long_list(index);
+                        if over.load(Ordering::Relaxed) {
+                            break;
+                        }
                     }
                 }
                 (operations, cpu_time_ns() - begin_ns)
             })
         })
         .collect();
-    while begin.elapsed().as_secs_f64() < seconds {
-        lists.drop_long_lists();
-        clock::sleep(Duration::from_millis(2));
-    }
+    clock::sleep(Duration::from_secs_f64(seconds));
     over.store(true, Ordering::Relaxed);
     let outcomes = workers.into_iter().map(|worker| worker.join().expect("a thread ends"));
     let (operations, cpu_ns) = outcomes.fold((0_u64, 0.0), |(sum, cpu), (operations, ns)| (sum + operations, cpu + ns));
@@ -163,17 +187,19 @@ fn main() {
     let threads: Vec<usize> = value_of("--threads", "1,2,8,64").split(',').map(|n| n.parse().expect("--threads 1,2,8")).collect();
     let seconds: f64 = value_of("--seconds", "1").parse().expect("--seconds 1");
     let rounds: usize = value_of("--rounds", "5").parse().expect("--rounds 5");
-    println!("{:<10}{:>8}{:>16}{:>12}{:>24}{:>12}", "load", "threads", "one list, op/s", "CPU ns/op", "list per thread, op/s", "CPU ns/op");
+    println!("{:<10}{:>8}  {:<10}{:>14}{:>12}", "load", "threads", "list", "operations/s", "CPU ns each");
     for load in [Load::Create, Load::Again, Load::Whiteout] {
         for &threads in &threads {
-            let (mut one, mut each) = (Vec::new(), Vec::new());
+            let mut measured = vec![Vec::new(); Kind::ALL.len()];
             for _ in 0..rounds {
-                one.push(measure(1, load, threads, seconds));
-                each.push(measure(threads, load, threads, seconds));
+                for ((kind, _), measured) in Kind::ALL.iter().zip(&mut measured) {
+                    measured.push(measure(*kind, load, threads, seconds));
+                }
             }
-            let ((one, one_ns), (each, each_ns)) = (medians(one), medians(each));
-            let load = format!("{load:?}").to_lowercase();
-            println!("{load:<10}{threads:>8}{one:>16.0}{one_ns:>12.0}{each:>24.0}{each_ns:>12.0}");
+            for ((_, list), measured) in Kind::ALL.iter().zip(measured) {
+                let ((rate, cpu_ns), load) = (medians(measured), format!("{load:?}").to_lowercase());
+                println!("{load:<10}{threads:>8}  {list:<10}{rate:>14.0}{cpu_ns:>12.0}");
+            }
         }
     }
 }

@@ -6,6 +6,10 @@
 //!
 //! Invariants: each item is there once; `index` tells where in `vectors`; `entry_bytes` is the sum over `vectors`; all
 //! operations in it belong to one transaction. A context has no lock of its own; the list that it stands in has.
+#[cfg(feature = "baselines")]
+#[path = "two_pass.rs"]
+mod two_pass;
+
 use crate::arena::{Arena, Place};
 use crate::batch::{Change, Identity};
 use crate::data::{Lost, flags_without};
@@ -44,6 +48,10 @@ pub(crate) struct Context {
     vectors: Vec<LogVector>,
     values: Arena,
     entry_bytes: usize,
+    /// Beside `vectors`, what holds their values if items are inserted in two passes; otherwise empty.
+    #[cfg(feature = "baselines")]
+    #[allow(clippy::vec_box)]
+    two_pass: Vec<Box<two_pass::Vector>>,
     /// Transaction of its operations.
     pub(crate) generation: Generation,
     /// Its last operation.
@@ -53,7 +61,16 @@ pub(crate) struct Context {
 impl Context {
     /// An empty context without memory.
     pub(crate) fn new(generation: Generation) -> Self {
-        Self { index: Index::default(), vectors: Vec::new(), values: Arena::new(), entry_bytes: 0, generation, last: LogSeq(0) }
+        Self {
+            index: Index::default(),
+            vectors: Vec::new(),
+            values: Arena::new(),
+            entry_bytes: 0,
+            #[cfg(feature = "baselines")]
+            two_pass: Vec::new(),
+            generation,
+            last: LogSeq(0),
+        }
     }
 
     /// Empties the context and keeps its memory, within limits.
@@ -62,6 +79,8 @@ impl Context {
         self.vectors.clear();
         self.vectors.shrink_to(ITEMS_KEPT);
         self.values.clear();
+        #[cfg(feature = "baselines")]
+        self.two_pass.clear();
         self.entry_bytes = 0;
         self.last = LogSeq(0);
     }
@@ -90,31 +109,40 @@ impl Context {
 
     /// Applies one change.
     pub(crate) fn apply(&mut self, change: &Change, value: &[u8]) {
-        let (identity, vectors) = (&change.identity, &self.vectors);
-        let Some(at) = self.index.find(identity.hash, |at| vectors[at as usize].identity == *identity) else {
-            return self.add(change, value);
+        let Some(at) = self.find(&change.identity) else {
+            let place = self.values.store(value);
+            self.add_vector(change.identity, change.flags, change.created, value.len());
+            self.vectors.last_mut().expect("just added").place = place;
+            return;
         };
-        let at = at as usize;
-        let vector = &mut self.vectors[at];
-        if change.is_removal() && vector.created {
+        if change.is_removal() && self.vectors[at].created {
             // Created and removed within one context: nothing needs to be logged.
             self.forget(at);
             return;
         }
-        let new_data = !change.is_removal() && vector.is_unproven();
-        vector.flags = if new_data { EntryFlags(change.flags.0 | EntryFlags::NEW_DATA.0) } else { change.flags };
-        vector.place = self.values.replace(vector.place, value);
-        self.entry_bytes = self.entry_bytes + value.len() - vector.value_bytes as usize;
-        vector.value_bytes = value.len() as u32;
+        self.supersede(at, change.flags, value.len());
+        self.vectors[at].place = self.values.replace(self.vectors[at].place, value);
     }
 
-    fn add(&mut self, change: &Change, value: &[u8]) {
-        let Change { identity, flags, created, .. } = *change;
+    fn find(&self, identity: &Identity) -> Option<usize> {
+        let is_it = |at: u32| self.vectors[at as usize].identity == *identity;
+        self.index.find(identity.hash, is_it).map(|at| at as usize)
+    }
+
+    fn add_vector(&mut self, identity: Identity, flags: EntryFlags, created: bool, value_bytes: usize) {
         self.index.insert(identity.hash, self.vectors.len() as u32);
-        let place = self.values.store(value);
-        let vector = LogVector { identity, place, value_bytes: value.len() as u32, flags, created };
+        let vector = LogVector { identity, place: Place::default(), value_bytes: value_bytes as u32, flags, created };
         self.entry_bytes += vector.entry_bytes();
         self.vectors.push(vector);
+    }
+
+    /// The item has a newer state; its value follows.
+    fn supersede(&mut self, at: usize, flags: EntryFlags, value_bytes: usize) {
+        let vector = &mut self.vectors[at];
+        let new_data = !flags.contains(EntryFlags::DELETE) && vector.is_unproven();
+        vector.flags = if new_data { EntryFlags(flags.0 | EntryFlags::NEW_DATA.0) } else { flags };
+        self.entry_bytes = self.entry_bytes + value_bytes - vector.value_bytes as usize;
+        vector.value_bytes = value_bytes as u32;
     }
 
     fn forget(&mut self, at: usize) {
@@ -127,12 +155,21 @@ impl Context {
         }
     }
 
+    fn value(&self, at: usize) -> &[u8] {
+        #[cfg(feature = "baselines")]
+        if let Some(vector) = self.two_pass.get(at) {
+            return &vector.data;
+        }
+        let vector = &self.vectors[at];
+        self.values.value(vector.place, vector.value_bytes as usize)
+    }
+
     /// The entries of its checkpoint, which calls no data new that was `lost`.
     pub(crate) fn format(&self, lost: &[Lost]) -> CheckpointBuilder {
         let mut builder = CheckpointBuilder::with_capacity(self.entry_bytes);
-        for vector in &self.vectors {
+        for (at, vector) in self.vectors.iter().enumerate() {
             let Identity { tree, key, .. } = vector.identity;
-            let value = self.values.value(vector.place, vector.value_bytes as usize);
+            let value = self.value(at);
             let flags = flags_without(lost, key.kind, vector.flags, value);
             builder.push(CheckpointEntry { tree, key, flags, value });
         }

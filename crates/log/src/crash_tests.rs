@@ -4,7 +4,7 @@
 //! The state after replay (the superblock's items, and the checkpoints on top) must be the state after some prefix of
 //! the operations, which covers every operation that was acknowledged by then; and the data of every extent that replay
 //! brought must be there, unless its file was told that it could not be written.
-use crate::testing::*;
+use super::testing::*;
 use crate::{Batch, DataTicket, LogOptions, replay};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::clock;

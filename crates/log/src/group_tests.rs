@@ -1,5 +1,5 @@
 //! Many threads: how many share a flush, and whether everyone is finished exactly once.
-use crate::testing::*;
+use super::testing::*;
 use crate::{Batch, CommitReason, FlushPolicy, Log, LogError, LogOptions, LogStatistics};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
@@ -103,12 +103,9 @@ fn wait_until(condition: impl Fn() -> bool) {
 fn everyone_is_finished_exactly_once_among_commits() {
     let (mut throttled, mut fallen_back, mut pushed) = (0, 0, 0);
     for seed in 0..6 {
-        let options = LogOptions {
-            flush: if seed % 3 == 2 { FlushPolicy::Coordinate } else { FlushPolicy::Auto },
-            background_push_bytes: 30_000,
-            hard_limit_bytes: 60_000,
-        };
-        let mut volume = Volume::with_options(options);
+        let short = LogOptions { background_push_bytes: 30_000, hard_limit_bytes: 60_000, ..quiet_options() };
+        let flush = if seed % 3 == 2 { FlushPolicy::Coordinate } else { FlushPolicy::Auto };
+        let mut volume = Volume::with_options(LogOptions { flush, ..short });
         volume.device.set_flush_time(Duration::from_micros(300 * (seed + 1)));
         let (finished, expected) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let workers: Vec<_> = (0..6)

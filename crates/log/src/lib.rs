@@ -59,6 +59,12 @@ mod shuttle_tests;
 mod stages_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod testing;
+#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
+mod two_pass_tests;
+
+/// What `testing.rs` uses; the tests of the insertion in two passes have their own.
+#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
+const TWO_PASS_INSERTION: bool = false;
 
 pub use crate::batch::Batch;
 pub use crate::data::{DataTicket, DataWrite};

@@ -1,5 +1,4 @@
 //! [`Log`]: what operations, fsyncs and transaction commits call.
-use crate::arena::new_chunk;
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::data::{DataQueue, DataWrite};
@@ -33,13 +32,22 @@ pub struct LogOptions {
     pub background_push_bytes: u64,
     /// From this many bytes in the list on, operations wait.
     pub hard_limit_bytes: u64,
+    /// Insert items as it was done before the list was optimised.
+    #[cfg(feature = "baselines")]
+    pub two_pass_insertion: bool,
 }
 
 impl LogOptions {
     /// The defaults for a volume: push at a quarter of the ring, at most 32 MiB; wait at twice that.
     pub fn for_geometry(geometry: &Geometry) -> Self {
         let background_push_bytes = (geometry.log_blocks * BLOCK_SIZE as u64 / 4).min(32 << 20);
-        Self { flush: FlushPolicy::Auto, background_push_bytes, hard_limit_bytes: 2 * background_push_bytes }
+        Self {
+            flush: FlushPolicy::Auto,
+            background_push_bytes,
+            hard_limit_bytes: 2 * background_push_bytes,
+            #[cfg(feature = "baselines")]
+            two_pass_insertion: false,
+        }
     }
 }
 
@@ -153,31 +161,21 @@ impl Log {
             return self.last();
         }
         let shared = &self.shared;
-        let (sequence, push, wants_chunk, admits) = {
+        #[cfg(feature = "baselines")]
+        if shared.options.two_pass_insertion {
+            return shared.insert_in_two_passes(batch);
+        }
+        let (sequence, next) = {
             let mut list = shared.list.lock();
-            let sequence = list.last.next();
-            list.last = sequence;
-            list.current.last = sequence;
+            let sequence = list.number_operation();
             if !shared.dead.load(Ordering::Acquire) {
                 batch.changes().for_each(|(change, value)| list.current.apply(change, value));
             }
             shared.last.store(sequence.0, Ordering::Release);
-            let long = list.current.entry_bytes() as u64 > shared.options.background_push_bytes;
-            // What was created and is removed makes the list shorter.
-            let admits = list.admit(shared.options.hard_limit_bytes);
-            (sequence, long && !std::mem::replace(&mut list.push_requested, true), list.current.values().wants_chunk(), admits)
+            (sequence, list.after_insertion(&shared.options))
         };
         batch.clear();
-        if wants_chunk {
-            let chunk = new_chunk();
-            shared.list.lock().current.values().add_chunk(chunk);
-        }
-        if admits {
-            shared.shrunk.notify_all();
-        }
-        if push {
-            shared.worker.send(|signals| signals.push = true);
-        }
+        shared.do_next(next);
         sequence
     }
 

@@ -1,5 +1,5 @@
 //! Scenarios of the list, the ring and the commit, one caller at a time.
-use crate::testing::*;
+use super::testing::*;
 use crate::{Batch, CommitReason, FlushPolicy, LogError, LogOptions, replay};
 use cairn_blockdev::Operation;
 use cairn_environment::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! What replay accepts, where it stops, and what it refuses.
-use crate::testing::*;
+use super::testing::*;
 use crate::{Batch, Replay, ReplayError, replay};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::atomic::Ordering;

@@ -50,7 +50,35 @@ pub(crate) struct ItemList {
     pub(crate) admissions: u64,
 }
 
+/// What remains to be done after an insertion, when the list's lock was released.
+#[derive(Clone, Copy)]
+pub(crate) struct Next {
+    /// The list is long: wake the worker.
+    push: bool,
+    /// The list is short again: notify those who are throttled.
+    admits: bool,
+    /// The context's memory is used up: add a chunk.
+    wants_chunk: bool,
+}
+
 impl ItemList {
+    /// The next operation's number.
+    pub(crate) fn number_operation(&mut self) -> LogSeq {
+        self.last = self.last.next();
+        self.current.last = self.last;
+        self.last
+    }
+
+    pub(crate) fn after_insertion(&mut self, options: &LogOptions) -> Next {
+        let long = self.current.entry_bytes() as u64 > options.background_push_bytes;
+        Next {
+            push: long && !std::mem::replace(&mut self.push_requested, true),
+            // What was created and is removed makes the list shorter.
+            admits: self.admit(options.hard_limit_bytes),
+            wants_chunk: self.current.values().wants_chunk(),
+        }
+    }
+
     pub(crate) fn entry_bytes(&self) -> u64 {
         self.contexts().map(|context| context.entry_bytes() as u64).sum()
     }
@@ -97,6 +125,19 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub(crate) fn do_next(&self, next: Next) {
+        if next.wants_chunk {
+            let chunk = new_chunk();
+            self.list.lock().current.values().add_chunk(chunk);
+        }
+        if next.admits {
+            self.shrunk.notify_all();
+        }
+        if next.push {
+            self.worker.send(|signals| signals.push = true);
+        }
+    }
+
     /// An empty context for the transaction that runs now, made before the lock is taken under which the list is switched.
     pub(crate) fn fresh_context(&self) -> Context {
         let (spare, generation) = {

@@ -1,5 +1,5 @@
 //! Stages of requests: which are counted, and that they add up.
-use crate::testing::*;
+use super::testing::*;
 use crate::{LogError, StageTime};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;

@@ -73,6 +73,8 @@ impl Volume {
     }
 
     pub(crate) fn mount(device: Arc<SimulatedDevice>, superblock: Superblock, options: LogOptions) -> Self {
+        #[cfg(feature = "baselines")]
+        let options = LogOptions { two_pass_insertion: super::TWO_PASS_INSERTION, ..options };
         let requests = Arc::new(Mutex::new(Rank::LEAF, Vec::new()));
         let noted = Arc::clone(&requests);
         let running = superblock.generation.next();
