@@ -300,7 +300,8 @@ impl Thread {
             }
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
-            let blocks = ledger.tickets.normal_blocks();
+            // The cycle that may be the last one asks for everything.
+            let blocks = if progress.fruitless > 0 { u64::MAX } else { ledger.tickets.normal_blocks() };
             ledger = self.write_delayed_data(ledger, blocks, &|ledger| first(ledger).is_none());
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             self.await_returns(&mut ledger, progress, first);
