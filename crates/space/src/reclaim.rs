@@ -45,7 +45,14 @@ const FRUITLESS_CYCLES_MAX: u32 = 2;
 /// While tickets are granted at least this often, out of what others give back, nothing needs to be reclaimed.
 const GRANT_PAUSE: Duration = Duration::from_micros(500);
 /// How long a cycle that brought nothing waits, at most, for reservations that others hold: most of them last for moments.
-const RETURN_WAIT: Duration = Duration::from_millis(50);
+pub(crate) struct ReturnWait(pub(crate) Duration);
+
+impl Default for ReturnWait {
+    fn default() -> Self {
+        Self(Duration::from_millis(50))
+    }
+}
+
 /// Preemptive reclaim begins when less than this share of what is left is neither reserved nor pinned.
 const PREEMPTIVE_SHARE_LEFT: u64 = 10;
 /// ... or less than this many blocks, 8 MiB: the worst cases of some dozen operations that run at once.
@@ -94,9 +101,10 @@ pub(crate) struct Reclaim {
     preempt: bool,
     /// Blocks granted so far, and when preemptive reclaim ran last.
     pub(crate) granted_blocks: u64,
-    preempted_at: u64,
+    pub(crate) preempted_at: u64,
     /// Preemptive runs so far.
     pub(crate) preemptive_runs: u64,
+    pub(crate) return_wait: ReturnWait,
 }
 
 /// The condition variables of the two threads, all with the ledger's mutex.
@@ -292,7 +300,8 @@ impl Thread {
             }
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
-            let blocks = ledger.tickets.normal_blocks();
+            // The cycle that may be the last one asks for everything.
+            let blocks = if progress.fruitless > 0 { u64::MAX } else { ledger.tickets.normal_blocks() };
             ledger = self.write_delayed_data(ledger, blocks, &|ledger| first(ledger).is_none());
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             self.await_returns(&mut ledger, progress, first);
@@ -376,7 +385,7 @@ impl Thread {
     /// Before the first ticket is judged: a cycle may take less time than others hold what they reserved. Waits, for a bounded
     /// time, while it is no closer to what it needs and somebody holds something.
     fn await_returns(&self, ledger: &mut Guard<'_>, progress: &Progress, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
-        let deadline = now_monotonic() + RETURN_WAIT;
+        let deadline = now_monotonic() + ledger.reclaim.return_wait.0;
         let wake = Arc::clone(&ledger.reclaim.wake);
         while ledger.reclaim.is_running()
             && progress.is_stuck(ledger, first(ledger).as_ref())

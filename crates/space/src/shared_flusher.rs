@@ -87,13 +87,14 @@ struct Turn<'a> {
     request: Request,
     urgency: Urgency,
     deadline: Option<Monotonic>,
-    began: Monotonic,
     flushes: bool,
-    waited: bool,
+    /// Since when it waits for the flusher or is it.
+    waits_since: Option<Monotonic>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        let Some(began) = self.waits_since else { return };
         let mut ledger = self.space.ledger.lock();
         if self.flushes
             && let Some(flusher) = &mut ledger.shared_flusher
@@ -101,31 +102,28 @@ impl Drop for Turn<'_> {
             flusher.flush = false;
             flusher.wake_all();
         }
-        if self.waited {
-            ledger.tickets.count_waited(self.began);
-        }
+        ledger.tickets.count_waited(began);
     }
 }
 
 impl Turn<'_> {
     /// Grants if there is room; otherwise, if a stage is left to try, makes this thread the flusher.
-    fn attempt(&mut self, stage: Option<Stage>) -> Result<Attempt, SpaceError> {
-        let mut ledger = self.space.ledger.lock();
+    fn attempt(&mut self, mut ledger: MutexGuard<'_, Ledger>, stage: Option<Stage>) -> Result<Attempt, SpaceError> {
         if self.urgency == Urgency::Normal && !self.flushes {
             self.wait_for_flusher(&mut ledger)?;
         }
         if ledger.budget.shortage_blocks(self.request, self.urgency) == 0 {
             ledger.grant(self.request);
             ledger.preempt_if_worthwhile(self.space.pinned_hint());
-            ledger.tickets.granted += u64::from(self.waited);
+            ledger.tickets.granted += u64::from(self.waits_since.is_some());
             return Ok(Attempt::Granted(Reservation::new(self.space, self.request)));
         }
         let running = ledger.reclaim.is_running();
         let reclaimer = ledger.shared_flusher.as_ref().and_then(|flusher| flusher.reclaimer.upgrade());
         let possible = stage.is_some() && running && ledger.budget.is_possible(self.request, self.urgency);
         let Some(reclaimer) = reclaimer.filter(|_| possible) else {
-            ledger.tickets.failed += u64::from(self.waited);
-            return Err(if self.waited && !running { SpaceError::Stopped } else { no_space(self.request) });
+            ledger.tickets.failed += u64::from(self.waits_since.is_some());
+            return Err(if self.waits_since.is_some() && !running { SpaceError::Stopped } else { no_space(self.request) });
         };
         if self.deadline.is_some_and(|deadline| deadline <= now_monotonic()) {
             return Err(timed_out(self.request));
@@ -138,7 +136,8 @@ impl Turn<'_> {
             Some(Stage::Commit) => ledger.reclaim.commits += 1,
             _ => ledger.reclaim.writes += 1,
         }
-        (self.flushes, self.waited) = (true, true);
+        self.flushes = true;
+        self.waits_since.get_or_insert_with(now_monotonic);
         Ok(Attempt::Flush(reclaimer))
     }
 
@@ -149,7 +148,7 @@ impl Turn<'_> {
         {
             assert_may_block(Some(Rank::SPACE_LEDGER));
             let changed = Arc::clone(&flusher.changed);
-            self.waited = true;
+            self.waits_since.get_or_insert_with(now_monotonic);
             match self.deadline.map(|deadline| deadline - now_monotonic()) {
                 None => changed.wait(ledger),
                 Some(Duration::ZERO) => return Err(timed_out(self.request)),
@@ -177,24 +176,25 @@ impl Space {
         self.start(reclaimer);
     }
 
-    /// Reserves as it was done before tickets.
-    pub(crate) fn reserve_by_flushing(
-        self: &Arc<Self>,
+    /// Reserves as it was done before tickets, beginning with the ledger locked: what fits costs one hold of it, as ever.
+    pub(crate) fn reserve_by_flushing<'a>(
+        self: &'a Arc<Self>,
+        mut ledger: MutexGuard<'a, Ledger>,
         request: Request,
         urgency: Urgency,
         deadline: Option<Monotonic>,
     ) -> Result<Reservation, SpaceError> {
-        let began = now_monotonic();
-        let mut turn = Turn { space: self, request, urgency, deadline, began, flushes: false, waited: false };
+        let mut turn = Turn { space: self, request, urgency, deadline, flushes: false, waits_since: None };
         let mut stage = Stage::first(urgency);
         loop {
-            let (reclaimer, now) = match (turn.attempt(stage)?, stage) {
+            let (reclaimer, now) = match (turn.attempt(ledger, stage)?, stage) {
                 (Attempt::Granted(reservation), _) => return Ok(reservation),
                 (Attempt::Flush(reclaimer), Some(now)) => (reclaimer, now),
                 (Attempt::Flush(_), None) => return Err(no_space(request)),
             };
             now.run(&*reclaimer, request);
             stage = now.next();
+            ledger = self.ledger.lock();
         }
     }
 }

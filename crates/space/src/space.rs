@@ -172,8 +172,7 @@ impl Space {
         let mut ledger = self.ledger.lock();
         #[cfg(feature = "baselines")]
         if ledger.shared_flusher.is_some() {
-            drop(ledger);
-            return self.reserve_by_flushing(request, urgency, deadline);
+            return self.reserve_by_flushing(ledger, request, urgency, deadline);
         }
         if self.grant_at_once(&mut ledger, request, urgency) {
             return Ok(Reservation::new(self, request));

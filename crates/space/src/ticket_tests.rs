@@ -1,4 +1,5 @@
 //! Tickets and reclaim: who is served, in which order, and who fails.
+use crate::reclaim::ReturnWait;
 use crate::{Reclaimer, Request, Reservation, Space, SpaceError, SpaceReport, Urgency};
 use cairn_environment::Rank;
 use cairn_environment::clock::{now_monotonic, sleep};
@@ -195,6 +196,65 @@ fn a_failed_first_ticket_lets_small_ones_through() {
     let report = space.report();
     assert_eq!((report.tickets_granted, report.tickets_failed), (1, 3));
     space.stop();
+}
+
+#[test]
+fn nobody_fails_for_what_others_hold_for_a_moment() {
+    let space = volume(16 << 20);
+    let held = Arc::new(Mutex::new(Rank::LEAF, Some(fill(&space, 0))));
+    space.ledger.lock().reclaim.return_wait = ReturnWait(Duration::from_secs(3600));
+    let (taken, cycles) = (Arc::clone(&held), Arc::new(AtomicU64::new(0)));
+    // Both stages return at once and bring nothing; the holder is slower than any number of them.
+    let gate = Gate::new(
+        |_| {},
+        move || {
+            if cycles.fetch_add(1, SeqCst) == 0 {
+                let taken = Arc::clone(&taken);
+                drop(thread::spawn("holder", move || {
+                    sleep(Duration::from_millis(20));
+                    let held = taken.lock().take();
+                    drop(held);
+                }));
+            }
+        },
+    );
+    started(&space, &gate);
+    let granted = space.reserve(data(100), Urgency::Normal).expect("the holder gives it back");
+    assert_eq!((granted.data_blocks(), space.report().tickets_failed), (100, 0));
+    assert!(gate.calls().1 <= 2, "{:?} calls: it was no use to try again and again", gate.calls());
+    space.stop();
+}
+
+/// Writes ten blocks at a time, as long as it isn't enough.
+struct Pieces {
+    held: Mutex<Vec<Reservation>>,
+}
+
+impl Reclaimer for Pieces {
+    fn write_delayed_data(&self, _: u64, enough: &dyn Fn() -> bool) {
+        while !enough() {
+            let Some(piece) = self.held.lock().pop() else { return };
+            drop(piece);
+        }
+    }
+
+    fn commit(&self) {}
+}
+
+#[test]
+fn a_stage_ends_when_it_has_what_was_asked_for() {
+    let space = volume(16 << 20);
+    let all = fill(&space, 0);
+    let pieces = (0..20).map(|_| all.split(10, 0)).collect();
+    let reclaimer = Arc::new(Pieces { held: Mutex::new(Rank::LEAF, pieces) });
+    let weak = Arc::downgrade(&reclaimer);
+    space.start(weak);
+    // As if preemptive reclaim, which wants more than was asked for, had just run.
+    let granted_blocks = space.ledger.lock().reclaim.granted_blocks;
+    space.ledger.lock().reclaim.preempted_at = granted_blocks;
+    let reservation = space.reserve(data(25), Urgency::Normal).unwrap();
+    space.stop();
+    assert_eq!((reclaimer.held.lock().len(), reservation.data_blocks()), (17, 25));
 }
 
 #[test]
