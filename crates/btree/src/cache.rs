@@ -208,7 +208,7 @@ impl NodeCache {
     /// Takes a node that the running transaction made, and returns it locked: nobody can have seen it before.
     pub(crate) fn insert_new(&self, node: Node) -> WriteNode {
         let handle = self.handle(node);
-        let locked = handle.clone().write(&self.waits);
+        let locked = handle.clone().write_new();
         self.dirty.insert(handle.clone());
         self.section(handle.block).shard.lock().insert(handle, true);
         locked

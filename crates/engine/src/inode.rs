@@ -204,7 +204,7 @@ impl InodeTable {
     /// Enters a newly made inode. Its directory may be locked: the new number is above every other.
     pub(crate) fn insert_new(&self, number: InodeNumber, state: InodeState) {
         let inode = self.get(number);
-        *inode.state.write() = Some(Box::new(state));
+        *inode.state.write_at(number.0) = Some(Box::new(state));
     }
 
     fn make_room(&self, shard: &mut HashMap<u64, Arc<Inode>>) {
@@ -256,7 +256,7 @@ impl VolumeInner {
 
     /// Locks an inode exclusively, loading it when needed.
     pub(crate) fn write_inode<'a>(&self, inode: &'a Inode) -> Result<WriteGuard<'a>> {
-        let mut guard = inode.state.write();
+        let mut guard = inode.state.write_at(inode.number.0);
         if guard.is_none() {
             *guard = Some(self.load(inode.number)?);
         }
@@ -266,7 +266,7 @@ impl VolumeInner {
     /// Locks an inode shared, loading it when needed.
     pub(crate) fn read_inode<'a>(&self, inode: &'a Inode) -> Result<ReadGuard<'a>> {
         loop {
-            let guard = inode.state.read();
+            let guard = inode.state.read_at(inode.number.0);
             if guard.is_some() {
                 return Ok(ReadGuard(guard));
             }

@@ -173,6 +173,25 @@ mod order {
     }
 
     #[test]
+    fn places_of_a_nested_rank_ascend() {
+        let nodes: Vec<_> = (0..3).map(|_| Arc::new(RwLock::new(Rank::NODE, ()))).collect();
+        let (first, second) = (nodes[0].write_arc_at(4), nodes[1].read_arc_at(5));
+        drop(first);
+        for place in [4, 5] {
+            let message = panic_of(|| drop(nodes[0].write_at(place)));
+            assert_eq!(message, format!("lock order: \"node\" at place {place} must not be taken while one at place 5 is held"));
+            assert_eq!(panic_of(|| nodes[0].assert_order(place)), message);
+        }
+        // What is tried may come in any order, and counts; a lock without a place is checked by its rank alone.
+        let tried = nodes[2].try_write_arc_at(9).expect("free");
+        drop(second);
+        assert!(panic_of(|| drop(nodes[1].read_at(7))).contains("place 9"));
+        drop(nodes[0].read());
+        drop(tried);
+        drop(nodes[1].read_at(7));
+    }
+
+    #[test]
     fn the_same_lock_twice_panics() {
         let node = RwLock::new(Rank::NODE, ());
         let one = node.read();
