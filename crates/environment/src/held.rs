@@ -30,6 +30,24 @@ pub fn assert_may_block(waiting_on: Option<Rank>) {
     let _ = waiting_on;
 }
 
+/// Asserts, in debug builds, that the current thread holds no lock of rank `rank` exclusively: it is about to wait for a
+/// device, and readers shall not wait for that.
+///
+/// ```
+/// cairn_environment::assert_not_exclusive(cairn_environment::Rank::NODE);
+/// ```
+///
+/// # Panics
+/// In a debug build, when it holds one.
+#[track_caller]
+#[inline]
+pub fn assert_not_exclusive(rank: Rank) {
+    #[cfg(debug_assertions)]
+    checked::assert_not_exclusive(rank);
+    #[cfg(not(debug_assertions))]
+    let _ = rank;
+}
+
 #[cfg(debug_assertions)]
 mod checked {
     use super::Rank;
@@ -40,6 +58,7 @@ mod checked {
         rank: Rank,
         /// Among the locks of a nested rank, if it has one.
         place: Option<u64>,
+        exclusive: bool,
         address: usize,
     }
 
@@ -69,8 +88,8 @@ mod checked {
         }
 
         /// Lists the lock at `address`, which this thread has just taken.
-        pub(crate) fn hold(self, address: usize, place: Option<u64>) -> Held {
-            let entry = Entry { rank: self.0, place, address };
+        pub(crate) fn hold(self, address: usize, place: Option<u64>, exclusive: bool) -> Held {
+            let entry = Entry { rank: self.0, place, exclusive, address };
             // A thread that is being torn down has no list any more; it holds nothing that could matter.
             let _ = HELD.try_with(|held| held.borrow_mut().push(entry));
             Held(entry)
@@ -141,6 +160,12 @@ mod checked {
     }
 
     #[track_caller]
+    pub(super) fn assert_not_exclusive(rank: Rank) {
+        let held = HELD.try_with(|held| held.borrow().iter().any(|entry| entry.exclusive && entry.rank == rank));
+        assert!(held != Ok(true), "a thread must not wait for a device here while it holds \"{}\" exclusively", rank.name());
+    }
+
+    #[track_caller]
     pub(super) fn assert_may_block(waiting_on: Option<Rank>) {
         let in_the_way = HELD
             .try_with(|held| held.borrow().iter().map(|entry| entry.rank).find(|rank| *rank != Rank::EXTENTS && Some(*rank) != waiting_on));
@@ -166,7 +191,7 @@ mod unchecked {
         pub(crate) fn check(self, _: usize, _: Option<u64>) {}
 
         #[inline(always)]
-        pub(crate) fn hold(self, _: usize, _: Option<u64>) -> Held {
+        pub(crate) fn hold(self, _: usize, _: Option<u64>, _: bool) -> Held {
             Held
         }
     }

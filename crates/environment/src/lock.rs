@@ -77,14 +77,14 @@ impl<T: ?Sized> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.rank.check(address(self), None);
         let inner = self.inner.lock();
-        MutexGuard { inner, held: self.rank.hold(address(self), None) }
+        MutexGuard { inner, held: self.rank.hold(address(self), None, true) }
     }
 
     /// Takes the mutex if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
-        Some(MutexGuard { inner, held: self.rank.hold(address(self), None) })
+        Some(MutexGuard { inner, held: self.rank.hold(address(self), None, true) })
     }
 
     /// The value of a mutex that is borrowed exclusively, without locking.
@@ -285,7 +285,7 @@ impl<T: ?Sized> RwLock<T> {
     fn read_in(&self, place: Option<u64>) -> RwLockReadGuard<'_, T> {
         self.rank.check(address(self), place);
         let inner = self.inner.read();
-        RwLockReadGuard { inner, _held: self.rank.hold(address(self), place) }
+        RwLockReadGuard { inner, _held: self.rank.hold(address(self), place, false) }
     }
 
     #[track_caller]
@@ -293,7 +293,7 @@ impl<T: ?Sized> RwLock<T> {
     fn write_in(&self, place: Option<u64>) -> RwLockWriteGuard<'_, T> {
         self.rank.check(address(self), place);
         let inner = self.inner.write();
-        RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place) }
+        RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) }
     }
 
     /// Checks, in debug builds, that the thread may wait for this lock, whether it will have to or not.
@@ -321,13 +321,13 @@ impl<T: ?Sized> RwLock<T> {
     #[inline]
     fn try_read_in(&self, place: Option<u64>) -> Option<RwLockReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
-        Some(RwLockReadGuard { inner, _held: self.rank.hold(address(self), place) })
+        Some(RwLockReadGuard { inner, _held: self.rank.hold(address(self), place, false) })
     }
 
     #[inline]
     fn try_write_in(&self, place: Option<u64>) -> Option<RwLockWriteGuard<'_, T>> {
         let inner = self.inner.try_write()?;
-        Some(RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place) })
+        Some(RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) })
     }
 
     /// [`RwLock::read_at`] with a guard that keeps the lock alive.

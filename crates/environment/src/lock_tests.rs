@@ -126,8 +126,8 @@ fn the_seeded_generator_is_the_published_one() {
 #[cfg(debug_assertions)]
 mod order {
     use super::*;
-    use crate::assert_may_block;
     use crate::atomic::{AtomicU32, Ordering};
+    use crate::{assert_may_block, assert_not_exclusive};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// The message of the panic in `function`.
@@ -233,6 +233,19 @@ mod order {
         assert!(panic_of(|| assert_may_block(None)).contains("\"inode state\""));
         assert_may_block(Some(Rank::INODE));
         drop((outer, inner));
+    }
+
+    #[test]
+    fn a_device_is_waited_for_under_shared_locks_only() {
+        let node = RwLock::new(Rank::NODE, ());
+        let reader = node.read();
+        assert_not_exclusive(Rank::NODE);
+        drop(reader);
+        let writer = node.try_write();
+        assert!(catch_unwind(|| assert_not_exclusive(Rank::NODE)).is_err());
+        assert_not_exclusive(Rank::INODE);
+        drop(writer);
+        assert_not_exclusive(Rank::NODE);
     }
 
     #[test]
