@@ -16,8 +16,8 @@ use crate::handle::{NodeHandle, WriteNode};
 use crate::shard::{Lookup, Shard};
 use crate::statistics::{CacheStatistics, LockWaits};
 use cairn_blockdev::{BlockDevice, DeviceError};
-use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, assert_not_exclusive};
 use cairn_format::node::VALUE_BYTES_MAX;
 use cairn_format::{BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId};
 use std::sync::Arc;
@@ -187,6 +187,7 @@ impl NodeCache {
     }
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {
+        assert_not_exclusive(Rank::NODE);
         let Expected { block, .. } = *expected;
         if !block.0.is_multiple_of(NODE_BLOCKS)
             || block.0.checked_add(NODE_BLOCKS).is_none()
@@ -225,7 +226,7 @@ impl NodeCache {
     /// Takes a node that the running transaction made, and returns it locked: nobody can have seen it before.
     pub(crate) fn insert_new(&self, node: Node) -> WriteNode {
         let handle = self.handle(node);
-        let locked = handle.clone().write(&self.waits);
+        let locked = handle.clone().write_new();
         self.dirty.insert(handle.clone());
         self.section(handle.block).shard.lock().insert(handle, true);
         locked

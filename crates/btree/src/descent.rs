@@ -12,7 +12,7 @@
 use crate::TreeError;
 use crate::change::Change;
 use crate::expected::{Bounds, Expected};
-use crate::handle::WriteNode;
+use crate::handle::{Class, WriteNode};
 use crate::page::{Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull};
 use crate::tree::{RootGuard, Tree};
 use cairn_format::{BlockNumber, FormatError, Key, Node, NodePointer, Structure};
@@ -56,7 +56,7 @@ impl<'a> Descent<'a> {
             return Ok(Descent { tree, change, root: None, node, bounds });
         }
         let mut root = tree.write_root();
-        let mut node = tree.lock_cached(&tree.expected_root(root.pointer()))?;
+        let mut node = tree.lock_cached(Class::First, &tree.expected_root(root.pointer()))?;
         if node.generation() != change.generation {
             let copy = tree.copy(change, &node)?;
             root.set(copy.handle.root_pointer());
@@ -72,7 +72,7 @@ impl<'a> Descent<'a> {
             self.grow()?;
         }
         while self.node.level() > 0 {
-            let child = self.lock_child(self.node.child_index(&key))?;
+            let child = self.lock_child(self.node.child_index(&key), Class::First)?;
             let mut child = self.own(child)?;
             if !has_room(&child.node, &key, value.len()) {
                 child = self.split(child, &key)?;
@@ -110,9 +110,9 @@ impl<'a> Descent<'a> {
         self.tree.child(&self.node, self.bounds, index)
     }
 
-    fn lock_child(&self, index: usize) -> Result<Child, Stop> {
+    fn lock_child(&self, index: usize, class: Class) -> Result<Child, Stop> {
         let expected = self.expected_child(index);
-        Ok(Child { node: self.tree.lock_cached(&expected)?, index, bounds: expected.bounds })
+        Ok(Child { node: self.tree.lock_cached(class, &expected)?, index, bounds: expected.bounds })
     }
 
     /// Copies the child, if an older transaction made it.
@@ -157,7 +157,7 @@ impl<'a> Descent<'a> {
     /// The child for `key`, copied, and merged or balanced with a sibling if it is underfull.
     fn child_for_removal(&mut self, key: &Key, complete: bool) -> Result<Child, Stop> {
         let index = self.node.child_index(key);
-        let mut child = self.lock_child(index)?;
+        let mut child = self.lock_child(index, Class::First)?;
         if !underfull(&child.node) || self.node.count() == 1 {
             return self.own(child);
         }
@@ -171,12 +171,12 @@ impl<'a> Descent<'a> {
             return if complete && (child.node.level() == 0 || child.node.count() > 1) { self.own(child) } else { Err(Stop::Missing) };
         };
         let (left, right) = if pair.child_is_left {
-            (child, Child { node: self.tree.write_node(sibling, &expected)?, index: pair.left + 1, bounds: expected.bounds })
+            (child, Child { node: self.tree.write_node(sibling, Class::Right, &expected)?, index: pair.left + 1, bounds: expected.bounds })
         } else {
             // The left one's lock comes first. The parent's lock keeps both nodes where they are meanwhile.
             drop(child);
-            let left = Child { node: self.tree.write_node(sibling, &expected)?, index: pair.left, bounds: expected.bounds };
-            child = self.lock_child(index)?;
+            let left = Child { node: self.tree.write_node(sibling, Class::First, &expected)?, index: pair.left, bounds: expected.bounds };
+            child = self.lock_child(index, Class::Right)?;
             (left, child)
         };
         self.tree.cache.before_sleep();
@@ -243,9 +243,9 @@ impl<'a> Descent<'a> {
 
 impl Tree {
     /// Locks a node exclusively, if it is in memory.
-    fn lock_cached(&self, expected: &Expected) -> Result<WriteNode, Stop> {
+    fn lock_cached(&self, class: Class, expected: &Expected) -> Result<WriteNode, Stop> {
         let node = self.cache.cached(expected)?.ok_or(Stop::Missing)?;
-        Ok(self.write_node(node, expected)?)
+        Ok(self.write_node(node, class, expected)?)
     }
 
     fn empty_node(&self, level: u8, block: BlockNumber, change: &Change<'_>) -> Node {

@@ -11,6 +11,18 @@ use cairn_format::{BlockNumber, ChildPointer, Generation, Node, NodePointer, Tre
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+/// What a node is to the thread that locks it. The debug build's check of the order of locks knows these as places within
+/// a level: the left sibling, or a node without one, then the right sibling, then what was newly made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    /// The only one of its level, or the left sibling.
+    First,
+    /// The right sibling of one that is locked.
+    Right,
+    /// A copy, or the right half of a split.
+    New,
+}
+
 /// A node in memory. While a handle or a guard exists, the cache doesn't evict the node.
 #[derive(Clone)]
 pub(crate) struct NodeHandle(Arc<NodeBody>);
@@ -90,22 +102,37 @@ impl NodeHandle {
         Arc::try_unwrap(self.0).map_err(NodeHandle)
     }
 
-    /// Shared access.
+    /// Shared access, to the first node of its level that this thread locks.
     pub(crate) fn read(self, waits: &LockWaits) -> ReadNode {
-        let guard = self.lock.try_read_arc().unwrap_or_else(|| {
-            waits.count_node(self.level);
-            self.lock.read_arc()
+        let place = self.place(Class::First);
+        self.lock.assert_order(place);
+        let guard = self.lock.try_read_arc_at(place).unwrap_or_else(|| {
+            waits.count_node(self.level, false);
+            self.lock.read_arc_at(place)
         });
         ReadNode { guard, handle: self }
     }
 
     /// Exclusive access.
-    pub(crate) fn write(self, waits: &LockWaits) -> WriteNode {
-        let guard = self.lock.try_write_arc().unwrap_or_else(|| {
-            waits.count_node(self.level);
-            self.lock.write_arc()
+    pub(crate) fn write(self, class: Class, waits: &LockWaits) -> WriteNode {
+        let place = self.place(class);
+        self.lock.assert_order(place);
+        let guard = self.lock.try_write_arc_at(place).unwrap_or_else(|| {
+            waits.count_node(self.level, true);
+            self.lock.write_arc_at(place)
         });
         WriteNode { guard, handle: self }
+    }
+
+    /// Exclusive access to a node that nobody else knows yet. It needs no waiting, so it may be taken at any time.
+    pub(crate) fn write_new(self) -> WriteNode {
+        let guard = self.lock.try_write_arc_at(self.place(Class::New)).expect("nobody else knows a new node");
+        WriteNode { guard, handle: self }
+    }
+
+    /// The place in the order of node locks: from the root down, on each level by class.
+    fn place(&self, class: Class) -> u64 {
+        u64::from(u8::MAX - self.level) * 4 + class as u64
     }
 
     /// Whether both are the same node in memory, not only the same block.

@@ -76,7 +76,11 @@ mod concurrency_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod damage_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
+mod order_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod page_tests;
+#[cfg(all(test, not(feature = "shuttle"), not(feature = "baselines")))]
+mod quick_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(test)]

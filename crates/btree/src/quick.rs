@@ -14,7 +14,7 @@
 //!
 //! Lock discipline: one node's lock, and no other.
 use crate::expected::Bounds;
-use crate::handle::{NodeBody, NodeHandle};
+use crate::handle::{Class, NodeBody, NodeHandle};
 use crate::routes::Routes;
 use crate::tree::{Arrival, Leaf, Tree};
 use cairn_environment::published::Seen;
@@ -113,7 +113,7 @@ impl Tree {
             let is_root = matches!(candidate.origin, Origin::Root);
             let leaf = candidate.leaf.clone();
             if leaf.generation == running {
-                let leaf = leaf.write(&self.cache.waits);
+                let leaf = leaf.write(Class::First, &self.cache.waits);
                 if self.stands(&candidate) {
                     self.cache.waits.count_quick(leaf.handle.block);
                     return Some(Arrival::Own { leaf, is_root });

@@ -1,7 +1,8 @@
 //! Models: a small tree, few threads, every lock and atomic a point at which the scheduler may switch.
 use crate::test_support::{TestVolume, key, value, version_of};
 use crate::{Change, Tree};
-use cairn_environment::thread;
+use cairn_environment::lock::RwLock;
+use cairn_environment::{Rank, thread};
 use cairn_format::{Generation, Key};
 use std::sync::Arc;
 
@@ -195,4 +196,140 @@ fn misses_beside_changes() {
     };
     shuttle::check_random(model, ITERATIONS);
     shuttle::check_pct(model, ITERATIONS, 3);
+}
+
+/// Every key is known to the routes, so that nobody needs a lock above the leaves until something changes.
+fn warm(shared: &Shared, keys: u64) {
+    for index in (0..keys).map(|index| 2 * index) {
+        assert!(shared.tree.get(&key(index)).expect("readable").is_some());
+    }
+}
+
+/// Looks `index` up several times: it stays, and its version never goes back.
+fn assert_versions_ascend(shared: &Shared, index: u64) {
+    let mut last = 0;
+    for _ in 0..4 {
+        let version = version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("stays"));
+        assert!(version >= last, "version {version} of {index} after {last}");
+        last = version;
+    }
+}
+
+/// Lookups and changes in place follow routes while the leaves that they lead to split, are copied and move.
+#[test]
+fn routes_beside_splits_and_copies() {
+    for frozen in [false, true] {
+        let model = move || {
+            let shared = Shared::new(9, frozen);
+            warm(&shared, 9);
+            let threads = vec![
+                spawn(&shared, |shared| {
+                    assert_eq!(shared.insert(1, 1), None);
+                    assert_eq!(shared.insert(5, 1), None);
+                }),
+                spawn(&shared, |shared| {
+                    for version in 1..4 {
+                        assert_eq!(version_of(6, &shared.insert(6, version).expect("there")), version - 1);
+                    }
+                }),
+                spawn(&shared, |shared| assert_versions_ascend(shared, 6)),
+                spawn(&shared, |shared| {
+                    assert_versions_ascend(shared, 4);
+                    assert_cursor_sees(shared, &[0, 2, 4, 6, 8, 10, 12, 14, 16]);
+                }),
+            ];
+            join_all(threads);
+            assert_eq!(version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("there")), 3);
+            shared.finish(&[0, 1, 2, 4, 5, 6, 8, 10, 12, 14, 16]);
+        };
+        shuttle::check_random(model, 3 * ITERATIONS);
+        shuttle::check_pct(model, 3 * ITERATIONS, 4);
+    }
+}
+
+/// The same while leaves merge, balance and vanish, and the root with them.
+#[test]
+fn routes_beside_merges() {
+    for frozen in [false, true] {
+        let model = move || {
+            let shared = Shared::new(9, frozen);
+            warm(&shared, 9);
+            let threads = vec![
+                spawn(&shared, |shared| {
+                    for index in [2, 0, 4, 6] {
+                        assert!(shared.remove(index).is_some());
+                    }
+                    assert!(shared.tree.get(&key(0)).expect("readable").is_none());
+                }),
+                spawn(&shared, |shared| {
+                    for index in [12, 16, 14] {
+                        assert!(shared.remove(index).is_some());
+                        assert!(shared.tree.get(&key(index)).expect("readable").is_none());
+                    }
+                }),
+                spawn(&shared, |shared| {
+                    for version in 1..4 {
+                        assert_eq!(version_of(8, &shared.insert(8, version).expect("there")), version - 1);
+                    }
+                }),
+                spawn(&shared, |shared| {
+                    assert_versions_ascend(shared, 8);
+                    assert_versions_ascend(shared, 10);
+                }),
+            ];
+            join_all(threads);
+            shared.finish(&[8, 10]);
+        };
+        shuttle::check_random(model, 3 * ITERATIONS);
+        shuttle::check_pct(model, 3 * ITERATIONS, 4);
+    }
+}
+
+/// The cut freezes what was changed in place a moment ago: the commit writes the state of the cut, whoever comes after it
+/// copies, and readers notice nothing.
+#[test]
+fn routes_beside_the_cut() {
+    let model = || {
+        let shared = Shared::new(9, false);
+        warm(&shared, 9);
+        let running = Arc::new(RwLock::new(Rank::TRANSACTION, shared.volume.running));
+        let writer = |index: u64| {
+            let running = Arc::clone(&running);
+            move |shared: &Shared| {
+                for version in 1..4 {
+                    let reservation = shared.volume.reserve(shared.tree.worst_case(1));
+                    let generation = running.read();
+                    let change = Change { generation: *generation, reservation: &reservation };
+                    let old = shared.tree.insert(&change, key(index), &value(index, version, 3_000)).expect("insertion works");
+                    assert_eq!(version_of(index, &old.expect("there")), version - 1);
+                }
+            }
+        };
+        let cut = Arc::clone(&running);
+        let threads = vec![
+            spawn(&shared, writer(4)),
+            spawn(&shared, writer(12)),
+            spawn(&shared, move |shared| {
+                let mut running = cut.write();
+                let (nodes, root) = (shared.volume.cache.take_dirty(*running), shared.tree.root());
+                let version = |index| version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there"));
+                let versions = [4, 12].map(version);
+                *running = running.next();
+                drop(running);
+                shared.volume.cache.write(&nodes).expect("the device works");
+                let (items, _) = shared.volume.check(root);
+                assert_eq!([4, 12].map(|index| version_of(index, &items[&key(index)])), versions, "the cut's state");
+            }),
+            spawn(&shared, |shared| {
+                assert_versions_ascend(shared, 4);
+                assert_versions_ascend(shared, 12);
+            }),
+        ];
+        join_all(threads);
+        for index in [4, 12] {
+            assert_eq!(version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there")), 3);
+        }
+    };
+    shuttle::check_random(model, 3 * ITERATIONS);
+    shuttle::check_pct(model, 3 * ITERATIONS, 4);
 }

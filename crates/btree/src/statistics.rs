@@ -19,19 +19,45 @@ pub struct CacheStatistics {
     pub evictions: u64,
     /// Times that a thread had to wait for the lock of a tree's root pointer.
     pub root_lock_waits: u64,
+    /// Those for exclusive access.
+    pub root_write_lock_waits: u64,
     /// Times that a thread had to wait for an inner node's lock.
     pub inner_lock_waits: u64,
+    /// Those for exclusive access.
+    pub inner_write_lock_waits: u64,
     /// Times that a thread had to wait for a leaf's lock.
     pub leaf_lock_waits: u64,
+    /// Those for exclusive access.
+    pub leaf_write_lock_waits: u64,
 }
 
 /// How often threads waited for locks; counted only when they do.
 #[derive(Default)]
 pub(crate) struct LockWaits {
-    root: AtomicU64,
-    inner: AtomicU64,
-    leaf: AtomicU64,
+    root: Waits,
+    inner: Waits,
+    leaf: Waits,
     quick: [Stripe; STRIPES],
+}
+
+/// Waits for locks of one level.
+#[derive(Default)]
+struct Waits {
+    shared: AtomicU64,
+    exclusive: AtomicU64,
+}
+
+impl Waits {
+    fn count(&self, exclusive: bool) {
+        let counter = if exclusive { &self.exclusive } else { &self.shared };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// All, and those for exclusive access.
+    fn report(&self) -> (u64, u64) {
+        let exclusive = self.exclusive.load(Ordering::Relaxed);
+        (self.shared.load(Ordering::Relaxed) + exclusive, exclusive)
+    }
 }
 
 /// Counters so far apart that threads in different leaves rarely write the same cache line.
@@ -43,8 +69,8 @@ struct Stripe(AtomicU64);
 
 impl LockWaits {
     /// A wait for a root pointer.
-    pub(crate) fn count_root(&self) {
-        self.root.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_root(&self, exclusive: bool) {
+        self.root.count(exclusive);
     }
 
     /// A descent that locked nothing but the leaf at `block`.
@@ -54,16 +80,16 @@ impl LockWaits {
     }
 
     /// A wait for a node.
-    pub(crate) fn count_node(&self, level: u8) {
-        let counter = if level == 0 { &self.leaf } else { &self.inner };
-        counter.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_node(&self, level: u8, exclusive: bool) {
+        let counters = if level == 0 { &self.leaf } else { &self.inner };
+        counters.count(exclusive);
     }
 
     /// Adds the counts to `statistics`.
     pub(crate) fn report(&self, statistics: &mut CacheStatistics) {
         statistics.quick_descents = self.quick.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum();
-        statistics.root_lock_waits = self.root.load(Ordering::Relaxed);
-        statistics.inner_lock_waits = self.inner.load(Ordering::Relaxed);
-        statistics.leaf_lock_waits = self.leaf.load(Ordering::Relaxed);
+        (statistics.root_lock_waits, statistics.root_write_lock_waits) = self.root.report();
+        (statistics.inner_lock_waits, statistics.inner_write_lock_waits) = self.inner.report();
+        (statistics.leaf_lock_waits, statistics.leaf_write_lock_waits) = self.leaf.report();
     }
 }

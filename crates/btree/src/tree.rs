@@ -9,7 +9,7 @@ use crate::TreeError;
 use crate::cache::NodeCache;
 use crate::change::Change;
 use crate::expected::{Bounds, Expected};
-use crate::handle::{NodeBody, NodeHandle, ReadNode, WriteNode};
+use crate::handle::{Class, NodeBody, NodeHandle, ReadNode, WriteNode};
 use crate::range::Range;
 use cairn_environment::Rank;
 use cairn_environment::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -140,7 +140,7 @@ impl Tree {
     /// The root pointer, to look at.
     pub(crate) fn read_root(&self) -> RwLockReadGuard<'_, NodePointer> {
         self.root.try_read().unwrap_or_else(|| {
-            self.cache.waits.count_root();
+            self.cache.waits.count_root(false);
             self.root.read()
         })
     }
@@ -148,7 +148,7 @@ impl Tree {
     /// The root pointer, to change.
     pub(crate) fn write_root(&self) -> RootGuard<'_> {
         let guard = self.root.try_write().unwrap_or_else(|| {
-            self.cache.waits.count_root();
+            self.cache.waits.count_root(true);
             self.root.write()
         });
         RootGuard { tree: self, guard }
@@ -172,8 +172,8 @@ impl Tree {
     }
 
     /// Locks `node` exclusively, and checks its keys.
-    pub(crate) fn write_node(&self, node: NodeHandle, expected: &Expected) -> Result<WriteNode, TreeError> {
-        let node = node.write(&self.cache.waits);
+    pub(crate) fn write_node(&self, node: NodeHandle, class: Class, expected: &Expected) -> Result<WriteNode, TreeError> {
+        let node = node.write(class, &self.cache.waits);
         expected.check_keys(&node)?;
         Ok(node)
     }
@@ -226,7 +226,7 @@ impl Tree {
         let mut expected = self.expected_root(*pointer);
         let mut handle = self.fetch_root(&expected)?;
         if handle.level == 0 && handle.generation == running {
-            return Ok(Arrival::Own { leaf: self.write_node(handle, &expected)?, is_root: true });
+            return Ok(Arrival::Own { leaf: self.write_node(handle, Class::First, &expected)?, is_root: true });
         }
         let mut node = self.read_node(handle, &expected)?;
         drop(pointer);
@@ -236,7 +236,7 @@ impl Tree {
             expected = self.child(&node, expected.bounds, index);
             handle = self.fetch_child(&node, index, &expected)?;
             if handle.level == 0 && handle.generation == running {
-                let leaf = self.write_node(handle, &expected)?;
+                let leaf = self.write_node(handle, Class::First, &expected)?;
                 node.learn_child(index, &leaf.handle);
                 return Ok(Arrival::Own { leaf, is_root: false });
             }
@@ -264,7 +264,7 @@ impl Tree {
         if handle.level != level || handle.generation != running {
             return Ok(None);
         }
-        let node = self.write_node(handle, &expected)?;
+        let node = self.write_node(handle, Class::First, &expected)?;
         drop((pointer, parent));
         Ok(Some((node, expected.bounds)))
     }

@@ -257,7 +257,7 @@ const SHARDS: usize = 64;
 
 /// The inodes in memory, and the references to inodes.
 pub(crate) struct InodeTable {
-    shards: Vec<Mutex<HashMap<u64, Arc<Inode>>>>,
+    shards: Vec<RwLock<HashMap<u64, Arc<Inode>>>>,
     references: Vec<Mutex<HashMap<u64, u64>>>,
     entries_per_shard_max: usize,
 }
@@ -266,7 +266,7 @@ impl InodeTable {
     /// A table that keeps about `entries_max` inodes.
     pub(crate) fn new(entries_max: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Rank::INODE_TABLE, HashMap::new())).collect(),
+            shards: (0..SHARDS).map(|_| RwLock::new(Rank::INODE_TABLE, HashMap::new())).collect(),
             references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, HashMap::new())).collect(),
             entries_per_shard_max: (entries_max / SHARDS).max(16),
         }
@@ -278,18 +278,22 @@ impl InodeTable {
 
     /// The inode, loaded or not.
     pub(crate) fn get(&self, number: InodeNumber) -> Arc<Inode> {
-        let mut shard = Self::shard(&self.shards, number).lock();
-        if let Some(inode) = shard.get(&number.0) {
+        let shard = Self::shard(&self.shards, number);
+        // Whoever looks names up in the same directory passes here at once.
+        if let Some(inode) = shard.read().get(&number.0) {
             return inode.clone();
         }
-        self.make_room(&mut shard);
+        let mut shard = shard.write();
+        if !shard.contains_key(&number.0) {
+            self.make_room(&mut shard);
+        }
         shard.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
     }
 
     /// Enters a newly made inode. Its directory may be locked: the new number is above every other.
     pub(crate) fn insert_new(&self, number: InodeNumber, state: InodeState) {
         let inode = self.get(number);
-        *inode.state.write() = Some(Box::new(state));
+        *inode.state.write_at(number.0) = Some(Box::new(state));
     }
 
     fn make_room(&self, shard: &mut HashMap<u64, Arc<Inode>>) {
@@ -306,7 +310,7 @@ impl InodeTable {
 
     /// Number of inodes in memory.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
     /// Adds a reference.
@@ -341,7 +345,7 @@ impl VolumeInner {
 
     /// Locks an inode exclusively, loading it when needed.
     pub(crate) fn write_inode<'a>(&self, inode: &'a Inode) -> Result<WriteGuard<'a>> {
-        let mut guard = inode.state.write();
+        let mut guard = inode.state.write_at(inode.number.0);
         if guard.is_none() {
             *guard = Some(self.load(inode.number)?);
         }
@@ -351,7 +355,7 @@ impl VolumeInner {
     /// Locks an inode shared, loading it when needed.
     pub(crate) fn read_inode<'a>(&self, inode: &'a Inode) -> Result<ReadGuard<'a>> {
         loop {
-            let guard = inode.state.read();
+            let guard = inode.state.read_at(inode.number.0);
             if guard.is_some() {
                 return Ok(ReadGuard(guard));
             }

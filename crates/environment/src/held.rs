@@ -30,6 +30,24 @@ pub fn assert_may_block(waiting_on: Option<Rank>) {
     let _ = waiting_on;
 }
 
+/// Asserts, in debug builds, that the current thread holds no lock of rank `rank` exclusively: it is about to wait for a
+/// device, and readers shall not wait for that.
+///
+/// ```
+/// cairn_environment::assert_not_exclusive(cairn_environment::Rank::NODE);
+/// ```
+///
+/// # Panics
+/// In a debug build, when it holds one.
+#[track_caller]
+#[inline]
+pub fn assert_not_exclusive(rank: Rank) {
+    #[cfg(debug_assertions)]
+    checked::assert_not_exclusive(rank);
+    #[cfg(not(debug_assertions))]
+    let _ = rank;
+}
+
 #[cfg(debug_assertions)]
 mod checked {
     use super::Rank;
@@ -38,6 +56,9 @@ mod checked {
     #[derive(Clone, Copy)]
     struct Entry {
         rank: Rank,
+        /// Among the locks of a nested rank, if it has one.
+        place: Option<u64>,
+        exclusive: bool,
         address: usize,
     }
 
@@ -60,15 +81,15 @@ mod checked {
             RankTag(rank)
         }
 
-        /// Panics when this thread must not block on the lock at `address`.
+        /// Panics when this thread must not block on the lock at `address`, which has the given place in its rank.
         #[track_caller]
-        pub(crate) fn check(self, address: usize) {
-            check_order(self.0, address, None);
+        pub(crate) fn check(self, address: usize, place: Option<u64>) {
+            check_order(self.0, place, address, None);
         }
 
         /// Lists the lock at `address`, which this thread has just taken.
-        pub(crate) fn hold(self, address: usize) -> Held {
-            let entry = Entry { rank: self.0, address };
+        pub(crate) fn hold(self, address: usize, place: Option<u64>, exclusive: bool) -> Held {
+            let entry = Entry { rank: self.0, place, exclusive, address };
             // A thread that is being torn down has no list any more; it holds nothing that could matter.
             let _ = HELD.try_with(|held| held.borrow_mut().push(entry));
             Held(entry)
@@ -82,7 +103,7 @@ mod checked {
         /// Checks that the mutex may be taken again after a wait: the order must hold without its own entry.
         #[track_caller]
         pub(crate) fn check_again(&self) {
-            check_order(self.0.rank, self.0.address, Some(self.0.address));
+            check_order(self.0.rank, self.0.place, self.0.address, Some(self.0.address));
         }
     }
 
@@ -97,24 +118,37 @@ mod checked {
         }
     }
 
+    enum Violation {
+        Twice,
+        Rank(Rank),
+        Place(u64, u64),
+    }
+
     #[track_caller]
-    fn check_order(wanted: Rank, address: usize, ignored_address: Option<usize>) {
+    fn check_order(wanted: Rank, place: Option<u64>, address: usize, ignored_address: Option<usize>) {
         if std::thread::panicking() {
             return;
         }
         let violated = HELD.try_with(|held| {
             let held = held.borrow();
             let others = || held.iter().filter(|entry| Some(entry.address) != ignored_address);
-            if let Some(same) = others().find(|entry| entry.address == address) {
-                return Some((same.rank, true));
+            if others().any(|entry| entry.address == address) {
+                return Some(Violation::Twice);
             }
             let highest = others().map(|entry| entry.rank).max_by_key(|rank| rank.order())?;
             let allowed = wanted.order() > highest.order() || (wanted.order() == highest.order() && wanted.nested());
-            (!allowed).then_some((highest, false))
+            if !allowed {
+                return Some(Violation::Rank(highest));
+            }
+            let last = others().filter(|entry| entry.rank == wanted).filter_map(|entry| entry.place).max()?;
+            place.filter(|place| *place <= last).map(|place| Violation::Place(place, last))
         });
         match violated {
-            Ok(Some((_, true))) => panic!("the lock \"{}\" is taken twice by one thread", wanted.name()),
-            Ok(Some((highest, false))) => panic!(
+            Ok(Some(Violation::Twice)) => panic!("the lock \"{}\" is taken twice by one thread", wanted.name()),
+            Ok(Some(Violation::Place(place, last))) => {
+                panic!("lock order: \"{}\" at place {place} must not be taken while one at place {last} is held", wanted.name())
+            }
+            Ok(Some(Violation::Rank(highest))) => panic!(
                 "lock order: \"{}\" ({}) must not be taken while \"{}\" ({}) is held",
                 wanted.name(),
                 wanted.order(),
@@ -123,6 +157,12 @@ mod checked {
             ),
             Ok(None) | Err(_) => {}
         }
+    }
+
+    #[track_caller]
+    pub(super) fn assert_not_exclusive(rank: Rank) {
+        let held = HELD.try_with(|held| held.borrow().iter().any(|entry| entry.exclusive && entry.rank == rank));
+        assert!(held != Ok(true), "a thread must not wait for a device here while it holds \"{}\" exclusively", rank.name());
     }
 
     #[track_caller]
@@ -148,10 +188,10 @@ mod unchecked {
         }
 
         #[inline(always)]
-        pub(crate) fn check(self, _: usize) {}
+        pub(crate) fn check(self, _: usize, _: Option<u64>) {}
 
         #[inline(always)]
-        pub(crate) fn hold(self, _: usize) -> Held {
+        pub(crate) fn hold(self, _: usize, _: Option<u64>, _: bool) -> Held {
             Held
         }
     }

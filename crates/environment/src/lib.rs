@@ -25,7 +25,7 @@ pub mod thread;
 #[cfg(feature = "baselines")]
 mod waking;
 
-pub use held::assert_may_block;
+pub use held::{assert_may_block, assert_not_exclusive};
 pub use rank::Rank;
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -4,7 +4,8 @@
 //! poisoned. `parking_lot` hands a lock over fairly now and then; where the order of arrival is a promise (tickets), a
 //! queue keeps it, never a lock.
 //!
-//! Invariants (debug builds): locks are taken by ascending rank; no thread takes the same lock twice. A `try_` function
+//! Invariants (debug builds): locks are taken by ascending rank, and those of a nested rank by ascending place, if they are
+//! taken with one (`read_at`, `write_at`); no thread takes the same lock twice. A `try_` function
 //! cannot wait, so it is not checked, but what it took counts for the locks that follow.
 //!
 //! Owned guards (`read_arc`, `write_arc`) keep their lock alive: a descent through a tree can hold a node's lock while
@@ -74,16 +75,16 @@ impl<T: ?Sized> Mutex<T> {
     #[track_caller]
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.rank.check(address(self));
+        self.rank.check(address(self), None);
         let inner = self.inner.lock();
-        MutexGuard { inner, held: self.rank.hold(address(self)) }
+        MutexGuard { inner, held: self.rank.hold(address(self), None, true) }
     }
 
     /// Takes the mutex if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
-        Some(MutexGuard { inner, held: self.rank.hold(address(self)) })
+        Some(MutexGuard { inner, held: self.rank.hold(address(self), None, true) })
     }
 
     /// The value of a mutex that is borrowed exclusively, without locking.
@@ -246,9 +247,7 @@ impl<T: ?Sized> RwLock<T> {
     #[track_caller]
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.rank.check(address(self));
-        let inner = self.inner.read();
-        RwLockReadGuard { inner, _held: self.rank.hold(address(self)) }
+        self.read_in(None)
     }
 
     /// Exclusive access; waits for everybody who holds the lock.
@@ -258,23 +257,103 @@ impl<T: ?Sized> RwLock<T> {
     #[track_caller]
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        self.rank.check(address(self));
+        self.write_in(None)
+    }
+
+    /// [`RwLock::read`]; the lock has this place among those of its rank.
+    ///
+    /// # Panics
+    /// In a debug build, when the thread holds a lock that must be taken after this one.
+    #[track_caller]
+    #[inline]
+    pub fn read_at(&self, place: u64) -> RwLockReadGuard<'_, T> {
+        self.read_in(Some(place))
+    }
+
+    /// [`RwLock::write`]; the lock has this place among those of its rank.
+    ///
+    /// # Panics
+    /// In a debug build, when the thread holds a lock that must be taken after this one.
+    #[track_caller]
+    #[inline]
+    pub fn write_at(&self, place: u64) -> RwLockWriteGuard<'_, T> {
+        self.write_in(Some(place))
+    }
+
+    #[track_caller]
+    #[inline]
+    fn read_in(&self, place: Option<u64>) -> RwLockReadGuard<'_, T> {
+        self.rank.check(address(self), place);
+        let inner = self.inner.read();
+        RwLockReadGuard { inner, _held: self.rank.hold(address(self), place, false) }
+    }
+
+    #[track_caller]
+    #[inline]
+    fn write_in(&self, place: Option<u64>) -> RwLockWriteGuard<'_, T> {
+        self.rank.check(address(self), place);
         let inner = self.inner.write();
-        RwLockWriteGuard { inner, _held: self.rank.hold(address(self)) }
+        RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) }
+    }
+
+    /// Checks, in debug builds, that the thread may wait for this lock, whether it will have to or not.
+    ///
+    /// # Panics
+    /// In a debug build, when the thread holds a lock that must be taken after this one.
+    #[track_caller]
+    #[inline]
+    pub fn assert_order(&self, place: u64) {
+        self.rank.check(address(self), Some(place));
     }
 
     /// Shared access, if it needs no waiting.
     #[inline]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        let inner = self.inner.try_read()?;
-        Some(RwLockReadGuard { inner, _held: self.rank.hold(address(self)) })
+        self.try_read_in(None)
     }
 
     /// Exclusive access, if it needs no waiting.
     #[inline]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        self.try_write_in(None)
+    }
+
+    #[inline]
+    fn try_read_in(&self, place: Option<u64>) -> Option<RwLockReadGuard<'_, T>> {
+        let inner = self.inner.try_read()?;
+        Some(RwLockReadGuard { inner, _held: self.rank.hold(address(self), place, false) })
+    }
+
+    #[inline]
+    fn try_write_in(&self, place: Option<u64>) -> Option<RwLockWriteGuard<'_, T>> {
         let inner = self.inner.try_write()?;
-        Some(RwLockWriteGuard { inner, _held: self.rank.hold(address(self)) })
+        Some(RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) })
+    }
+
+    /// [`RwLock::read_at`] with a guard that keeps the lock alive.
+    #[track_caller]
+    #[inline]
+    pub fn read_arc_at(self: &Arc<Self>, place: u64) -> ArcRwLockReadGuard<T> {
+        ArcRwLockReadGuard::from_borrowed(self, self.read_in(Some(place)))
+    }
+
+    /// [`RwLock::write_at`] with a guard that keeps the lock alive.
+    #[track_caller]
+    #[inline]
+    pub fn write_arc_at(self: &Arc<Self>, place: u64) -> ArcRwLockWriteGuard<T> {
+        ArcRwLockWriteGuard::from_borrowed(self, self.write_in(Some(place)))
+    }
+
+    /// [`RwLock::read_arc_at`], if it needs no waiting.
+    #[inline]
+    pub fn try_read_arc_at(self: &Arc<Self>, place: u64) -> Option<ArcRwLockReadGuard<T>> {
+        Some(ArcRwLockReadGuard::from_borrowed(self, self.try_read_in(Some(place))?))
+    }
+
+    /// [`RwLock::write_arc_at`], if it needs no waiting.
+    #[inline]
+    pub fn try_write_arc_at(self: &Arc<Self>, place: u64) -> Option<ArcRwLockWriteGuard<T>> {
+        Some(ArcRwLockWriteGuard::from_borrowed(self, self.try_write_in(Some(place))?))
     }
 
     /// [`RwLock::read`] with a guard that keeps the lock alive.

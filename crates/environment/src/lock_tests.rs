@@ -126,8 +126,8 @@ fn the_seeded_generator_is_the_published_one() {
 #[cfg(debug_assertions)]
 mod order {
     use super::*;
-    use crate::assert_may_block;
     use crate::atomic::{AtomicU32, Ordering};
+    use crate::{assert_may_block, assert_not_exclusive};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// The message of the panic in `function`.
@@ -173,6 +173,25 @@ mod order {
     }
 
     #[test]
+    fn places_of_a_nested_rank_ascend() {
+        let nodes: Vec<_> = (0..3).map(|_| Arc::new(RwLock::new(Rank::NODE, ()))).collect();
+        let (first, second) = (nodes[0].write_arc_at(4), nodes[1].read_arc_at(5));
+        drop(first);
+        for place in [4, 5] {
+            let message = panic_of(|| drop(nodes[0].write_at(place)));
+            assert_eq!(message, format!("lock order: \"node\" at place {place} must not be taken while one at place 5 is held"));
+            assert_eq!(panic_of(|| nodes[0].assert_order(place)), message);
+        }
+        // What is tried may come in any order, and counts; a lock without a place is checked by its rank alone.
+        let tried = nodes[2].try_write_arc_at(9).expect("free");
+        drop(second);
+        assert!(panic_of(|| drop(nodes[1].read_at(7))).contains("place 9"));
+        drop(nodes[0].read());
+        drop(tried);
+        drop(nodes[1].read_at(7));
+    }
+
+    #[test]
     fn the_same_lock_twice_panics() {
         let node = RwLock::new(Rank::NODE, ());
         let one = node.read();
@@ -214,6 +233,19 @@ mod order {
         assert!(panic_of(|| assert_may_block(None)).contains("\"inode state\""));
         assert_may_block(Some(Rank::INODE));
         drop((outer, inner));
+    }
+
+    #[test]
+    fn a_device_is_waited_for_under_shared_locks_only() {
+        let node = RwLock::new(Rank::NODE, ());
+        let reader = node.read();
+        assert_not_exclusive(Rank::NODE);
+        drop(reader);
+        let writer = node.try_write();
+        assert!(catch_unwind(|| assert_not_exclusive(Rank::NODE)).is_err());
+        assert_not_exclusive(Rank::INODE);
+        drop(writer);
+        assert_not_exclusive(Rank::NODE);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!
 //! Invariant: a thread that holds a lock of rank `r` blocks only on locks whose order is greater than `r`'s, or equal
 //! when the rank is `nested` (several locks of the same rank, in an order of their own: nodes from the root down, inodes
-//! by number). That makes a cycle of waiting threads impossible.
+//! by number; whoever takes them says the place). That makes a cycle of waiting threads impossible.
 
 /// The place of a lock in the order of locks.
 ///
