@@ -120,6 +120,15 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
+    /// Everything is written, and nobody writes for now: makes it durable, and lets a device with copies remember that
+    /// they are the same. A later write takes that back first.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn close(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Of a composed device: how its members are.
     fn health(&self) -> Option<DeviceHealth> {
         None
@@ -169,6 +178,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
         (**self).resynchronise(ranges)
+    }
+
+    fn close(&self) -> Result<(), DeviceError> {
+        (**self).close()
     }
 
     fn health(&self) -> Option<DeviceHealth> {

@@ -166,3 +166,87 @@ fn output_may_be_cut_short() {
     let output = Command::new("bash").args(["-c", &command]).current_dir(cairn.folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+const MIRROR: &str = "mirror:a,b";
+
+impl Cairn {
+    fn make_mirror(&self) {
+        self.succeeds(&["mkfs", MIRROR, "--size", "32M", "--log-size", "4M"]);
+    }
+}
+
+#[test]
+fn a_mirror_is_made_checked_and_shown_like_an_image() {
+    let cairn = Cairn::new();
+    cairn.make_mirror();
+    let bytes = |name: &str| fs::metadata(cairn.path(name)).unwrap().len();
+    assert_eq!((bytes("a"), bytes("b")), (33 << 20, 33 << 20));
+    for arguments in [&["fsck", "--data", MIRROR][..], &["stats", MIRROR], &["dump", MIRROR, "super"], &["fsck", "mirror:b,a"]] {
+        cairn.succeeds(arguments);
+    }
+    let status = cairn.succeeds(&["device", "status", MIRROR]);
+    assert!(status.contains("complete") && !status.contains("not unmounted"), "{status}");
+    cairn.fails(&["stats", "a"], &["one of 2 members of a mirror", "mirror:a"]);
+    cairn.fails(&["mkfs", "a", "--size", "32M"], &["a member of a cairn mirror", "--force"]);
+    cairn.fails(&["mkfs", MIRROR, "--size", "32M"], &["--force"]);
+    cairn.succeeds(&["mkfs", MIRROR, "--force"]);
+}
+
+#[test]
+fn members_that_do_not_belong_together_are_refused() {
+    let cairn = Cairn::new();
+    cairn.make_mirror();
+    cairn.succeeds(&["mkfs", "mirror:c,d", "--size", "32M", "--log-size", "4M"]);
+    cairn.succeeds(&["mkfs", "concat:x,y", "--size", "32M", "--log-size", "4M"]);
+    cairn.succeeds(&["fsck", "concat:y,x"]);
+    cairn.fails(&["stats", "mirror:a,c"], &["a and c", "different devices"]);
+    cairn.fails(&["stats", "mirror:a,x"], &["x belongs to a concat"]);
+    cairn.fails(&["stats", "mirror:a,a"], &["the same file"]);
+    cairn.fails(&["stats", "mirror:a,b,c"], &["c"]);
+    cairn.fails(&["stats", "mirror:a,b,missing"], &["has 2 members, but 3 are named"]);
+    cairn.fails(&["stats", "mirror:p,q"], &["cairn mkfs"]);
+    cairn.fails(&["stats", "concat:x,missing"], &["not complete", "missing"]);
+    fs::copy(cairn.path("a"), cairn.path("copy")).unwrap();
+    cairn.fails(&["stats", "mirror:a,copy"], &["one is a copy of the other"]);
+    cairn.exits_with(2, &["stats", "mirror:a"]);
+}
+
+#[test]
+fn rot_in_either_copy_is_found_and_written_again() {
+    let cairn = Cairn::new();
+    cairn.make_mirror();
+    for (name, block) in [("a", 16), ("b", 64)] {
+        overwrite(&cairn.path(name), (256 + block) * 4096 + 300, b"rot");
+        let told = cairn.exits_with(4, &["fsck", "--data", MIRROR]);
+        assert!(told.contains(&format!("{name}: 1 blocks are bad")) && told.contains("--repair"), "{told}");
+        let told = cairn.exits_with(1, &["fsck", "--data", "--repair", MIRROR]);
+        assert!(told.contains("written again"), "{told}");
+        cairn.succeeds(&["fsck", "--data", MIRROR]);
+    }
+}
+
+#[test]
+fn a_lost_member_is_replaced() {
+    let cairn = Cairn::new();
+    cairn.make_mirror();
+    fs::remove_file(cairn.path("a")).unwrap();
+    let told = cairn.succeeds(&["fsck", "--data", MIRROR]);
+    assert!(told.contains("goes on without a"), "{told}");
+    assert!(cairn.exits_with(8, &["fsck", "--repair", MIRROR]).contains("--degraded"));
+    cairn.succeeds(&["fsck", "--repair", "--degraded", MIRROR]);
+    fs::write(cairn.path("letter"), b"Dear Ada").unwrap();
+    cairn.fails(&["device", "replace", MIRROR, "a", "letter"], &["not empty", "--force"]);
+    cairn.fails(&["device", "replace", MIRROR, "a", "b"], &["b is a member already"]);
+    cairn.fails(&["device", "replace", MIRROR, "z", "new"], &["z is not among the members"]);
+    cairn.succeeds(&["device", "replace", MIRROR, "a", "new"]);
+    let status = cairn.succeeds(&["device", "status", "mirror:new,b", "--json"]);
+    assert!(status.contains("\"complete\""), "{status}");
+    cairn.succeeds(&["fsck", "--data", "mirror:new,b"]);
+    cairn.succeeds(&["fsck", "--data", "mirror:new,missing"]);
+    cairn.fails(&["device", "replace", "mirror:new,b", "b", "b"], &["in sync already"]);
+    cairn.succeeds(&["device", "replace", "mirror:new,b", "b", "newer"]);
+    assert!(cairn.succeeds(&["device", "status", "mirror:new,b"]).contains("replaced by another member"));
+    cairn.succeeds(&["mkfs", "concat:x,y", "--size", "32M", "--log-size", "4M"]);
+    cairn.fails(&["device", "replace", "concat:x,y", "x", "z"], &["no second copy"]);
+    cairn.fails(&["device", "status", "letter"], &["single image"]);
+}

@@ -222,3 +222,33 @@ fn a_dead_server_is_reported_and_its_mount_taken_away() {
     assert!(!mounted.is_mounted());
     mounted.succeeds(&["fsck", "image"]);
 }
+
+#[test]
+fn a_mirror_is_mounted_without_a_member_when_asked_and_complete_again_after_a_rebuild() {
+    let Some(mounted) = Mounted::new() else { return };
+    let letter = mounted.path("dir/letter");
+    mounted.succeeds(&["mount", "mirror:a,b", "dir", "--create", "64M"]);
+    fs::write(&letter, "one").unwrap();
+    assert!(mounted.exits_with(1, &["device", "status", "mirror:a,b"]).contains("in use"), "each member is locked");
+    assert!(mounted.exits_with(1, &["dump", "b", "super"]).contains("in use"));
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "mirror:a,b"]);
+    fs::rename(mounted.path("a"), mounted.path("elsewhere")).unwrap();
+    let refused = mounted.exits_with(1, &["mount", "mirror:a,b", "dir"]);
+    assert!(refused.contains("a is missing") && refused.contains("-o degraded"), "{refused}");
+    let told = mounted.succeeds(&["mount", "mirror:a,b", "dir", "-o", "degraded"]);
+    assert!(told.contains("degraded"), "{told}");
+    let statistics: serde_json::Value = serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
+    assert_eq!(statistics["device"]["degraded"], true, "{statistics}");
+    assert_eq!(statistics["device"]["members"][0]["state"], "missing", "{statistics}");
+    fs::write(&letter, "two").unwrap();
+    mounted.succeeds(&["umount", "dir"]);
+    // The lost member is back, and holds what was there before.
+    fs::rename(mounted.path("elsewhere"), mounted.path("a")).unwrap();
+    assert!(mounted.exits_with(1, &["mount", "mirror:a,b", "dir"]).contains("stale"));
+    mounted.succeeds(&["device", "replace", "mirror:a,b", "a", "a"]);
+    fs::remove_file(mounted.path("b")).unwrap();
+    mounted.succeeds(&["mount", "mirror:a,missing", "dir", "-o", "degraded"]);
+    assert_eq!(fs::read(&letter).unwrap(), b"two");
+    mounted.succeeds(&["umount", "dir"]);
+}

@@ -467,7 +467,8 @@ impl Volume {
             })
         };
         self.shared.stop_threads();
-        result
+        // A volume that failed leaves the device as a crash would.
+        result.and_then(|()| if inner.options.read_only { Ok(()) } else { Ok(inner.device.close()?) })
     }
 
     /// Makes everything durable.

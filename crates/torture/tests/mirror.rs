@@ -165,28 +165,40 @@ fn expect_clean(device: &dyn BlockDevice, when: &str) {
     assert_eq!(report.errors, 0, "{when}: {report}");
 }
 
-/// Recovers from both, uses it, and looks at each member alone.
+/// Recovers from both, with the power failing in between and afterwards, and looks at each member alone.
 fn examine(state: &CrashState, random: &mut Seeded, when: &str) {
-    let again = {
-        let device = Arc::new(mirror(both(&state.disks), Access::ReadWrite));
+    let recorder = Recorder::new(state.disks.clone(), random.next_u64());
+    recorder.acknowledged.lock().clone_from(&state.acknowledged);
+    {
+        let device = Arc::new(mirror(tapped(&recorder), Access::ReadWrite));
         expect_clean(&*device, &format!("{when}, before recovery"));
         let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
         expect_files(&volume, &state.acknowledged, when);
-        // The power fails right after recovery, too.
-        let again = [0, 1].map(|disk| Arc::new(state.disks[disk].crash_state(random)));
+        recorder.perhaps_crash();
         volume.close().unwrap();
-        again
-    };
-    for disks in [&state.disks, &again] {
-        for alone in 0..2 {
-            let when = format!("{when}, {} alone", ["a", "b"][alone]);
-            let mut members = [None, None];
-            members[alone] = Some(Arc::new(disks[alone].snapshot()) as Arc<dyn BlockDevice>);
-            let device = Arc::new(mirror(members, Access::ReadWrite));
-            expect_clean(&*device, &when);
-            expect_files(&Volume::open(device, options(false)).unwrap(), &state.acknowledged, &when);
-        }
     }
+    examine_alone(&state.disks, &state.acknowledged, when);
+    let during: Vec<CrashState> = std::mem::take(&mut *recorder.states.lock());
+    for (number, state) in during.iter().enumerate() {
+        examine_alone(&state.disks, &state.acknowledged, &format!("{when}, state {number} of its recovery"));
+    }
+}
+
+fn examine_alone(disks: &[Disk; 2], acknowledged: &Acknowledged, when: &str) {
+    for alone in 0..2 {
+        let when = format!("{when}, {} alone", ["a", "b"][alone]);
+        let mut members = [None, None];
+        members[alone] = Some(Arc::new(disks[alone].snapshot()) as Arc<dyn BlockDevice>);
+        let device = Arc::new(mirror(members, Access::ReadWrite));
+        expect_clean(&*device, &when);
+        let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
+        expect_files(&volume, acknowledged, &when);
+    }
+}
+
+fn tapped(recorder: &Arc<Recorder>) -> [Option<Arc<dyn BlockDevice>>; 2] {
+    let tap = |disk: &Disk| -> Option<Arc<dyn BlockDevice>> { Some(Arc::new(Tap { disk: disk.clone(), recorder: recorder.clone() })) };
+    [tap(&recorder.disks[0]), tap(&recorder.disks[1])]
 }
 
 #[test]
@@ -199,8 +211,7 @@ fn every_crash_of_both_members_keeps_what_was_acknowledged_on_each() {
         let disks = disks();
         new_volume(&disks);
         let recorder = Recorder::new(disks.clone(), random.next_u64());
-        let tap = |disk: &Disk| -> Option<Arc<dyn BlockDevice>> { Some(Arc::new(Tap { disk: disk.clone(), recorder: recorder.clone() })) };
-        let device = Arc::new(mirror([tap(&disks[0]), tap(&disks[1])], Access::ReadWrite));
+        let device = Arc::new(mirror(tapped(&recorder), Access::ReadWrite));
         let volume = Volume::open(device, options(false)).unwrap();
         work(&volume, &recorder, &mut random, 30);
         drop(volume);

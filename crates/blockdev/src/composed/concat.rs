@@ -118,6 +118,7 @@ impl BlockDevice for Concat {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let length_bytes = gathered_bytes(buffers);
         self.checked(Operation::Write, offset_bytes, length_bytes)?;
+        self.members.expect_open()?;
         let mut rest = buffers.to_vec();
         for part in self.parts(offset_bytes, length_bytes) {
             part.device.write(part.offset_bytes, &take(&mut rest, part.length_bytes))?;
@@ -132,6 +133,7 @@ impl BlockDevice for Concat {
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         self.checked(Operation::Discard, offset_bytes, length_bytes)?;
+        self.members.expect_open()?;
         self.parts(offset_bytes, length_bytes).try_for_each(|part| part.device.discard(part.offset_bytes, part.length_bytes))
     }
 
@@ -142,6 +144,10 @@ impl BlockDevice for Concat {
     /// The slowest member's.
     fn flush_time(&self) -> Duration {
         self.members.flush_time()
+    }
+
+    fn close(&self) -> Result<(), DeviceError> {
+        self.members.close()
     }
 
     fn health(&self) -> Option<DeviceHealth> {

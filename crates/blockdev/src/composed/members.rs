@@ -93,6 +93,8 @@ pub(super) struct Members {
     labels: Mutex<Labels>,
     /// Which members the durable labels call in sync.
     published: AtomicU32,
+    /// The labels say that nobody writes.
+    closed: AtomicBool,
     /// The device was not closed as it should have been.
     pub(super) may_differ: AtomicBool,
 }
@@ -252,6 +254,7 @@ impl Members {
             authority,
             access,
             labels: Mutex::new(Rank::MEMBERS, labels),
+            closed: AtomicBool::new(false),
             may_differ: AtomicBool::new(may_differ),
         })
     }
@@ -427,11 +430,26 @@ impl Members {
         }
     }
 
-    /// Everything is durable on all members, and then their labels say that nothing is open.
-    fn close(&self) -> Result<(), DeviceError> {
-        for (_, device) in self.usable() {
-            device.flush()?;
+    /// Before anything is written: the labels must not say any longer that nobody writes.
+    pub(super) fn expect_open(&self) -> Result<(), DeviceError> {
+        if !self.closed.load(Ordering::Acquire) {
+            return Ok(());
         }
+        let mut labels = self.labels.lock();
+        if self.closed.load(Ordering::Acquire) {
+            labels.open = true;
+            self.raise(&mut labels)?;
+            self.closed.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Everything is durable on all members, and then their labels say that nothing is open.
+    pub(super) fn close(&self) -> Result<(), DeviceError> {
+        if self.access != Access::ReadWrite || self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.flush_and_settle()?;
         let mut labels = self.labels.lock();
         // Copies that may differ must be found so by the next one who opens them.
         if !labels.open || self.may_differ.load(Ordering::Acquire) {
@@ -445,6 +463,7 @@ impl Members {
                 device.flush()?;
             }
         }
+        self.closed.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -457,9 +476,7 @@ impl Members {
 
 impl Drop for Members {
     fn drop(&mut self) {
-        if self.access == Access::ReadWrite
-            && let Err(error) = self.close()
-        {
+        if let Err(error) = self.close() {
             tracing::warn!("{} could not be closed: {error}", self.name);
         }
     }

@@ -179,6 +179,7 @@ impl BlockDevice for Mirror {
     /// 2. If some failed: the others' labels say that they were left behind, durably.
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
+        self.members.expect_open()?;
         let shared = self.writes.read();
         let outcome = self.members.on_each(|device| device.write(DATA_START_BYTES + offset_bytes, buffers));
         drop(shared);
@@ -193,6 +194,7 @@ impl BlockDevice for Mirror {
     /// A member that does not discard is none the worse for it.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         self.checked(Operation::Discard, offset_bytes, length_bytes)?;
+        self.members.expect_open()?;
         let _shared = self.writes.read();
         let results: Vec<_> =
             self.members.usable().map(|(_, device)| device.discard(DATA_START_BYTES + offset_bytes, length_bytes)).collect();
@@ -244,6 +246,10 @@ impl BlockDevice for Mirror {
         self.flush()?;
         self.members.may_differ.store(false, Ordering::Release);
         Ok(())
+    }
+
+    fn close(&self) -> Result<(), DeviceError> {
+        self.members.close()
     }
 
     fn health(&self) -> Option<DeviceHealth> {

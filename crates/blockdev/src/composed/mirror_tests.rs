@@ -312,3 +312,21 @@ fn three_members_lose_two() {
     assert_eq!(state_of(&all), [MemberState::Stale, MemberState::Stale, MemberState::InSync]);
     assert_eq!(byte(&open(&all, true).unwrap(), 0), 3);
 }
+
+#[test]
+fn a_closed_mirror_that_is_written_to_is_open_again() {
+    let disks = new_mirror(2);
+    let both = [Some(&disks[0]), Some(&disks[1])];
+    let mirror = open(&both, false).unwrap();
+    let may_differ = || {
+        let now: Vec<Disk> = disks.iter().map(|disk| Arc::new(disk.snapshot())).collect();
+        open(&[Some(&now[0]), Some(&now[1])], false).unwrap().health().unwrap().copies_may_differ
+    };
+    assert!(may_differ());
+    mirror.close().unwrap();
+    assert!(!may_differ());
+    fill(&mirror, 1, 1);
+    assert!(may_differ());
+    mirror.close().unwrap();
+    assert!(!may_differ());
+}
