@@ -1,6 +1,7 @@
 //! The options behind `-o`: one table that parses them, documents them, and names them when one is unknown.
 //!
 //! Invariant: every option stands in [`OPTIONS`] exactly once; [`MountSettings::parse`] knows no other.
+use cairn_fuse::Transport;
 use std::time::Duration;
 
 /// When the device is flushed for an fsync.
@@ -23,6 +24,8 @@ pub struct MountSettings {
     pub flush: Flush,
     /// Whether the kernel collects writes in its page cache.
     pub writeback: bool,
+    /// How requests travel.
+    pub transport: Transport,
     /// Mount without writing.
     pub read_only: bool,
     /// Let other users in (a mount by root always does).
@@ -39,6 +42,7 @@ impl Default for MountSettings {
             commit_interval: None,
             flush: Flush::Auto,
             writeback: true,
+            transport: Transport::Auto,
             read_only: false,
             allow_other: false,
             discard: false,
@@ -95,9 +99,13 @@ const OPTIONS: &[MountOption] = &[
     },
     MountOption {
         name: "transport",
-        values: "auto|dev",
-        help: "requests arrive over /dev/fuse",
-        set: |_, value| one_of(value, &[("auto", ()), ("dev", ())]),
+        values: "auto|uring|dev",
+        help: "requests arrive over io_uring or over /dev/fuse (default auto: /dev/fuse)",
+        set: |settings, value| {
+            let choices = [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
+            settings.transport = one_of(value, &choices)?;
+            Some(())
+        },
     },
     MountOption {
         name: "threads",
@@ -147,7 +155,7 @@ const OPTIONS: &[MountOption] = &[
 ];
 
 /// Choices that later versions will have.
-const LATER: &[&str] = &["transport=uring", "fsync_wait=complete"];
+const LATER: &[&str] = &["fsync_wait=complete"];
 
 fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
     choices.iter().find(|(name, _)| *name == value).map(|&(_, choice)| choice)
@@ -203,6 +211,7 @@ mod tests {
             commit_interval: Some(Duration::from_secs(7)),
             flush: Flush::Each,
             writeback: false,
+            transport: Transport::Device,
             read_only: true,
             allow_other: true,
             discard: true,

@@ -62,6 +62,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/environment/src/backend_shuttle.rs",
     "crates/environment/src/lock.rs",
     "crates/fuse/src/kernel.rs",
+    "crates/fuse/src/transport/ring/kernel_ring.rs",
 ];
 
 fn layer_violations(name: &str, dependencies: &[String], development: &[String]) -> Vec<String> {
