@@ -2,6 +2,7 @@
 //!
 //! Invariant: every option stands in [`OPTIONS`] exactly once; [`MountSettings::parse`] knows no other.
 use cairn_engine::FsyncWait;
+use cairn_fuse::Transport;
 use std::time::Duration;
 
 /// When the device is flushed for an fsync.
@@ -26,6 +27,8 @@ pub struct MountSettings {
     pub fsync_wait: FsyncWait,
     /// Whether the kernel collects writes in its page cache.
     pub writeback: bool,
+    /// How requests travel.
+    pub transport: Transport,
     /// Mount without writing.
     pub read_only: bool,
     /// Let other users in (a mount by root always does).
@@ -45,6 +48,7 @@ impl Default for MountSettings {
             flush: Flush::Auto,
             fsync_wait: FsyncWait::Super,
             writeback: true,
+            transport: Transport::Auto,
             read_only: false,
             allow_other: false,
             discard: false,
@@ -105,9 +109,13 @@ const OPTIONS: &[MountOption] = &[
     },
     MountOption {
         name: "transport",
-        values: "auto|dev",
-        help: "requests arrive over /dev/fuse",
-        set: |_, value| one_of(value, &[("auto", ()), ("dev", ())]),
+        values: "auto|uring|dev",
+        help: "requests arrive over io_uring or over /dev/fuse (default auto: /dev/fuse)",
+        set: |settings, value| {
+            let choices = [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
+            settings.transport = one_of(value, &choices)?;
+            Some(())
+        },
     },
     MountOption {
         name: "threads",
@@ -165,9 +173,6 @@ const OPTIONS: &[MountOption] = &[
     },
 ];
 
-/// Choices that later versions will have.
-const LATER: &[&str] = &["transport=uring"];
-
 fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
     choices.iter().find(|(name, _)| *name == value).map(|&(_, choice)| choice)
 }
@@ -184,9 +189,6 @@ impl MountSettings {
             let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
                 return Err(format!("unknown mount option \"{option}\"; the options are:\n{}", Self::help()));
             };
-            if LATER.contains(&option) {
-                return Err(format!("mount option \"{option}\" is not available in this version; write {}", known.usage()));
-            }
             let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
             if !valid || (known.set)(&mut settings, value.unwrap_or_default()).is_none() {
                 return Err(format!("mount option \"{option}\" is not valid; write {}: {}", known.usage(), known.help));
@@ -223,6 +225,7 @@ mod tests {
             flush: Flush::Each,
             fsync_wait: FsyncWait::Complete,
             writeback: false,
+            transport: Transport::Device,
             read_only: true,
             allow_other: true,
             discard: true,
@@ -254,9 +257,6 @@ mod tests {
         for option in ["commit=0", "commit=x", "commit", "flush=never", "writeback=1", "threads=0", "ro=1", "transport=tcp", "commit=-1"] {
             let error = parse(option).unwrap_err();
             assert!(error.contains(option) && error.contains("write "), "{error}");
-        }
-        for option in LATER {
-            assert!(parse(option).unwrap_err().contains("not available"), "{option}");
         }
     }
 }

@@ -1,4 +1,5 @@
 //! Why a mount could not be made, found, used or taken away.
+use crate::transport::RingFailure;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
@@ -30,6 +31,8 @@ pub enum MountError {
     MountFailed { path: PathBuf, errno: Errno },
     #[error("the kernel speaks FUSE {major}.{minor}; 7.{minor_min} or newer is needed")]
     ProtocolTooOld { major: u32, minor: u32, minor_min: u32 },
+    #[error("FUSE over io_uring is not available: {0}; or mount with transport=dev")]
+    NoRing(RingFailure),
     #[error("the connection to the kernel ended before it was set up")]
     NoConnection,
     #[error("{0} is not the root of a mount")]

@@ -2,8 +2,8 @@
 //!
 //! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`statistics`],
 //! [`find_mount`]); the adapter that answers requests with a volume ([`VolumeHandler`]); the session (INIT to unmount);
-//! making mounts; [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in one module, which
-//! wraps ioctls.
+//! making mounts; [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in two
+//! modules: one wraps ioctls, the other io_uring.
 //!
 //! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes everything durable;
 //! the root directory's attributes [`XATTR_STATISTICS`] and [`XATTR_SERVER`] tell statistics and server.
@@ -42,6 +42,6 @@ pub use adapter::VolumeHandler;
 pub use control::{XATTR_SERVER, XATTR_STATISTICS, statistics, sync, unmount};
 pub use error::MountError;
 pub use mounted::{MountedVolume, mount};
-pub use mounting::{MountInfo, MountOptions, find_mount};
+pub use mounting::{MountInfo, MountOptions, Transport, find_mount};
 pub use negotiation::Agreement;
 pub use session::{Session, SessionError, Unmounter};

@@ -14,7 +14,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// What is asked for if the kernel has it. Left out on purpose: AUTO_INVAL_DATA (with the writeback cache every cached
 /// read would ask for attributes), ATOMIC_O_TRUNC (there are no opens to carry it), POSIX_LOCKS and FLOCK_LOCKS (one kernel
-/// uses the volume, its own locks suffice), the SPLICE flags, POSIX_ACL, OVER_IO_URING.
+/// uses the volume, its own locks suffice), the SPLICE flags, POSIX_ACL. OVER_IO_URING is a promise, made only with rings at hand.
 const WANTED: u64 = init_flag::ASYNC_READ
     | init_flag::BIG_WRITES
     | init_flag::DO_READDIRPLUS
@@ -41,11 +41,34 @@ pub struct Agreement {
     pub answer: InitOut,
 }
 
+/// What the server can do beyond what it always wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extras {
+    /// Let the kernel keep written data for a while.
+    pub writeback: bool,
+    /// Serve requests over rings.
+    pub ring: bool,
+}
+
+impl Extras {
+    fn flags(self) -> u64 {
+        let flag = |wanted: bool, flag: u64| if wanted { flag } else { 0 };
+        flag(self.writeback, init_flag::WRITEBACK_CACHE) | flag(self.ring, init_flag::OVER_IO_URING)
+    }
+}
+
+impl Agreement {
+    /// Whether requests are to come over rings.
+    pub fn over_ring(&self) -> bool {
+        self.flags & init_flag::OVER_IO_URING != 0
+    }
+}
+
 /// Answers `offer`. `None` when the kernel's major version is newer: it will ask again with ours.
 ///
 /// # Errors
 /// A kernel that is too old.
-pub fn negotiate(offer: &InitIn, writeback: bool) -> Result<Option<Agreement>, MountError> {
+pub fn negotiate(offer: &InitIn, extras: Extras) -> Result<Option<Agreement>, MountError> {
     if offer.major > MAJOR_VERSION {
         return Ok(None);
     }
@@ -54,7 +77,7 @@ pub fn negotiate(offer: &InitIn, writeback: bool) -> Result<Option<Agreement>, M
     }
     let high = if u64::from(offer.flags) & init_flag::INIT_EXT != 0 { u64::from(offer.flags2) << 32 } else { 0 };
     let offered = u64::from(offer.flags) | high;
-    let flags = offered & (WANTED | if writeback { init_flag::WRITEBACK_CACHE } else { 0 });
+    let flags = offered & (WANTED | extras.flags());
     let minor = offer.minor.min(MINOR_VERSION);
     let answer = InitOut {
         major: MAJOR_VERSION,
@@ -85,24 +108,30 @@ mod tests {
         InitIn { major, minor, max_readahead: 131_072, flags: u32::MAX, flags2: u32::MAX, unused: [0; 11] }
     }
 
+    const CACHED: Extras = Extras { writeback: true, ring: false };
+
     #[test]
     fn only_what_is_wanted_and_offered_is_taken() {
-        let agreed = negotiate(&offer(7, 45), true).unwrap().unwrap();
+        let both = Extras { writeback: true, ring: true };
+        let agreed = negotiate(&offer(7, 45), both).unwrap().unwrap();
+        assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE | init_flag::OVER_IO_URING);
+        assert!(agreed.over_ring() && agreed.answer.flags2 == 1 << 9);
+        let agreed = negotiate(&offer(7, 45), CACHED).unwrap().unwrap();
         assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE);
         assert_eq!(agreed.flags & init_flag::AUTO_INVAL_DATA, 0);
         assert_eq!((agreed.answer.minor, agreed.answer.flags2, agreed.answer.max_pages), (MINOR_VERSION, 0, 256));
-        let through = negotiate(&offer(7, 45), false).unwrap().unwrap();
+        let through = negotiate(&offer(7, 45), Extras { writeback: false, ring: false }).unwrap().unwrap();
         assert_eq!(through.flags & init_flag::WRITEBACK_CACHE, 0);
         let poor = InitIn { flags: init_flag::ASYNC_READ as u32, ..offer(7, 31) };
-        let agreed = negotiate(&poor, true).unwrap().unwrap();
+        let agreed = negotiate(&poor, CACHED).unwrap().unwrap();
         assert_eq!((agreed.flags, agreed.minor), (init_flag::ASYNC_READ, 31));
     }
 
     #[test]
     fn other_versions_are_recognised() {
-        assert_eq!(negotiate(&offer(8, 0), true), Ok(None));
-        assert!(matches!(negotiate(&offer(7, 12), true), Err(MountError::ProtocolTooOld { minor: 12, .. })));
-        assert!(matches!(negotiate(&offer(6, 99), true), Err(MountError::ProtocolTooOld { major: 6, .. })));
+        assert_eq!(negotiate(&offer(8, 0), CACHED), Ok(None));
+        assert!(matches!(negotiate(&offer(7, 12), CACHED), Err(MountError::ProtocolTooOld { minor: 12, .. })));
+        assert!(matches!(negotiate(&offer(6, 99), CACHED), Err(MountError::ProtocolTooOld { major: 6, .. })));
         assert_eq!((own_version().major, own_version().minor), (7, MINOR_VERSION));
     }
 }

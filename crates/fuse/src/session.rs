@@ -4,13 +4,16 @@
 //! them have stopped, the handler has finished). [`Session`] exists from *served* on; on a failure before it, the mount is
 //! taken away again.
 use crate::error::MountError;
-use crate::mounting::{self, MadeMount, MountOptions, find_mount};
-use crate::negotiation::{self, Agreement};
+use crate::mounting::{self, MadeMount, MountOptions, Transport, find_mount};
+use crate::negotiation::{self, Agreement, Extras};
 use crate::protocol::{self, Operation};
-use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads};
+use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingThreads, Rings};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Over rings, only what the kernel sends nobody waits for comes through the device.
+const DEVICE_THREADS_BESIDE_RINGS: usize = 1;
 
 /// Why a session did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +32,7 @@ pub enum SessionError {
 /// A served mount.
 pub struct Session {
     threads: RequestThreads,
+    rings: Option<RingThreads>,
     handler: Arc<dyn Handler>,
     unmounter: Unmounter,
     forwards_sync: bool,
@@ -47,16 +51,23 @@ impl Session {
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
     pub fn start(source: &Path, mountpoint: &Path, options: &MountOptions, handler: Arc<dyn Handler>) -> Result<Self, MountError> {
-        Self::serve(mounting::make_mount(source, mountpoint, options)?, options, handler)
+        let rings = prepare_rings(options.transport)?;
+        Self::serve(mounting::make_mount(source, mountpoint, options)?, rings, options, handler)
     }
 
     /// Lets `handler` answer for a mount that has been made.
-    pub(crate) fn serve(made: MadeMount, options: &MountOptions, handler: Arc<dyn Handler>) -> Result<Self, MountError> {
+    pub(crate) fn serve(
+        made: MadeMount,
+        rings: Option<Rings>,
+        options: &MountOptions,
+        handler: Arc<dyn Handler>,
+    ) -> Result<Self, MountError> {
         let MadeMount { device, mountpoint, forwards_sync } = made;
         let mount = find_mount(&mountpoint)?;
         let unmounter = Unmounter { mountpoint, device_number: mount.as_ref().map(|mount| mount.device_number) };
         let channel = Arc::new(Channel::new(device));
-        let agreement = agree(&channel, options.writeback && !options.read_only).inspect_err(|_| {
+        let extras = Extras { writeback: options.writeback && !options.read_only, ring: rings.is_some() };
+        let agreement = agree(&channel, extras).inspect_err(|_| {
             if let Err(error) = unmounter.detach() {
                 tracing::error!("{error}");
             }
@@ -64,8 +75,16 @@ impl Session {
         if let Some(mount) = mount.filter(|_| rustix::process::geteuid().is_root()) {
             mounting::lengthen_read_ahead(&mount);
         }
-        let threads = RequestThreads::start(&channel, options.threads, &handler);
-        Ok(Self { threads, handler, unmounter, forwards_sync, agreement })
+        // Requests wait in the kernel until the rings that were promised are registered.
+        let rings = rings.filter(|_| agreement.over_ring()).map(|rings| RingThreads::start(rings, &channel, options.threads, &handler));
+        if let Some(failure) = rings.as_ref().and_then(|rings| rings.failure.as_ref()) {
+            tracing::warn!("the kernel refused FUSE over io_uring: {failure}; requests come over /dev/fuse");
+        }
+        let over_ring = rings.as_ref().is_some_and(|rings| rings.failure.is_none());
+        tracing::info!(transport = if over_ring { "uring" } else { "dev" }, "serving");
+        let thread_count = if over_ring { DEVICE_THREADS_BESIDE_RINGS } else { options.threads };
+        let threads = RequestThreads::start(&channel, thread_count, &handler);
+        Ok(Self { threads, rings, handler, unmounter, forwards_sync, agreement })
     }
 
     /// A handle that unmounts, for another thread.
@@ -92,6 +111,9 @@ impl Session {
             if let Err(error) = self.unmounter.detach() {
                 tracing::warn!("{error}");
             }
+        }
+        if let Some(rings) = self.rings {
+            rings.join();
         }
         self.handler.finish().map_err(SessionError::Finish)?;
         match end {
@@ -140,8 +162,15 @@ impl Unmounter {
     }
 }
 
+fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
+    match transport {
+        Transport::Ring => Rings::prepare().map(Some).map_err(MountError::NoRing),
+        Transport::Auto | Transport::Device => Ok(None),
+    }
+}
+
 /// Answers INIT, which the kernel sends before anything else.
-fn agree(channel: &Arc<Channel>, writeback: bool) -> Result<Agreement, MountError> {
+fn agree(channel: &Arc<Channel>, extras: Extras) -> Result<Agreement, MountError> {
     let mut buffer = RequestBuffer::new();
     loop {
         let length_bytes = channel.receive(&mut buffer).map_err(|_| MountError::NoConnection)?;
@@ -151,7 +180,7 @@ fn agree(channel: &Arc<Channel>, writeback: bool) -> Result<Agreement, MountErro
             reply.error(Errno::IO);
             continue;
         };
-        match negotiation::negotiate(&offer, writeback) {
+        match negotiation::negotiate(&offer, extras) {
             Ok(Some(agreement)) => {
                 reply.structure(&agreement.answer);
                 tracing::debug!(minor = agreement.minor, flags = format_args!("{:#x}", agreement.flags), "FUSE connection agreed on");

@@ -130,7 +130,7 @@ fn the_helper_mounts_and_hands_the_connection_over() {
     let options = MountOptions { read_only: true, ..MountOptions::default() };
     let mounted = Mounted::made_by(|image, mountpoint, handler| {
         let device = helper::mount(image, mountpoint, true, true)?;
-        Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false }, &options, handler)
+        Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false }, None, &options, handler)
     });
     assert_eq!(fs::write(mounted.path().join("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     let info = find_mount(&mounted.path()).unwrap().unwrap();

@@ -33,7 +33,7 @@ pub struct TinyFileSystem(Mutex<State>);
 
 impl TinyFileSystem {
     pub fn new() -> Self {
-        Self(Mutex::new(Rank::LEAF, State { next_node: 10, ..State::default() }))
+        Self(Mutex::new(Rank::INODE, State { next_node: 10, ..State::default() }))
     }
     pub fn seen(&self) -> Seen {
         self.0.lock().seen.clone()

@@ -184,6 +184,7 @@ fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume
 fn mount_options(settings: &MountSettings) -> MountOptions {
     let mut options = MountOptions { read_only: settings.read_only, ..MountOptions::default() };
     options.writeback = settings.writeback;
+    options.transport = settings.transport;
     options.allow_other = settings.allow_other;
     if let Some(threads) = settings.threads {
         options.threads = threads;

@@ -21,10 +21,22 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 
+/// How requests travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// The one that is faster.
+    #[default]
+    Auto,
+    /// FUSE over io_uring.
+    Ring,
+    /// `/dev/fuse`.
+    Device,
+}
+
 /// How a volume is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Threads that read requests.
+    /// Threads that read requests; over io_uring, those for requests that may wait for the device.
     pub threads: usize,
     /// Whether the kernel keeps written data for a while. Without it, write(2) reports a lack of space.
     pub writeback: bool,
@@ -32,13 +44,15 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// No writing.
     pub read_only: bool,
+    /// How requests travel.
+    pub transport: Transport,
     /// Mount as plain `fuse` also where a block device could be had; sync(2) and umount(2) do not reach the server then.
     pub plain: bool,
 }
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { threads: 8, writeback: true, allow_other: false, read_only: false, plain: false }
+        Self { threads: 8, writeback: true, allow_other: false, read_only: false, transport: Transport::Auto, plain: false }
     }
 }
 

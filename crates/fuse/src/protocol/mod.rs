@@ -12,7 +12,7 @@ mod request_tests;
 pub mod wire;
 
 pub use directory_list::{DirectoryList, DirectoryPlusList};
-pub use parse::{MalformedRequest, parse};
+pub use parse::{MalformedRequest, parse, parse_parts};
 pub use request::{ForgetList, Operation, Request, RequestHeader};
 
 /// Major version of the protocol.

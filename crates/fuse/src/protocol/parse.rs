@@ -35,48 +35,72 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
     if header.length as usize != bytes.len() {
         return Err(malformed(header.unique, header.opcode, "length in the header is not the length read"));
     }
+    parse_parts(&header, body, &[])
+}
+
+/// Parses a request that arrived in parts: its header, the structure of its opcode (which some have not), and the rest.
+///
+/// # Errors
+/// Bytes that are no request.
+pub fn parse_parts<'a>(header: &InHeader, structure: &'a [u8], rest: &'a [u8]) -> Result<Request<'a>, MalformedRequest> {
+    let mut body = Body { now: structure, then: rest };
     // Extensions (supplementary groups, security contexts) stand at the end; none is negotiated.
-    let body_length = body.len().saturating_sub(usize::from(header.extension_words) * 8);
-    let operation =
-        parse_operation(header.opcode, Body(&body[..body_length])).map_err(|what| malformed(header.unique, header.opcode, what))?;
-    let InHeader { unique, node, uid, gid, pid, .. } = header;
+    let last = if body.then.is_empty() { &mut body.now } else { &mut body.then };
+    *last = &last[..last.len().saturating_sub(usize::from(header.extension_words) * 8)];
+    let &InHeader { unique, opcode, node, uid, gid, pid, .. } = header;
+    let operation = parse_operation(opcode, body).map_err(|what| MalformedRequest { unique, opcode, what })?;
     Ok(Request { header: RequestHeader { unique, node, uid, gid, pid }, operation })
 }
 
 type Parsed<T> = Result<T, &'static str>;
 
-/// What of a request has not been parsed yet.
-struct Body<'a>(&'a [u8]);
+/// What of a request has not been parsed yet, in up to two parts. Nothing stands in both.
+struct Body<'a> {
+    now: &'a [u8],
+    then: &'a [u8],
+}
 
 impl<'a> Body<'a> {
+    /// The part at hand.
+    fn part(&mut self) -> &mut &'a [u8] {
+        if self.now.is_empty() {
+            self.now = std::mem::take(&mut self.then);
+        }
+        &mut self.now
+    }
+
     fn structure<T: FromBytes>(&mut self) -> Parsed<T> {
-        let (value, rest) = T::read_from_prefix(self.0).map_err(|_| "shorter than its structure")?;
-        self.0 = rest;
+        let part = self.part();
+        let (value, rest) = T::read_from_prefix(part).map_err(|_| "shorter than its structure")?;
+        *part = rest;
         Ok(value)
     }
 
     fn name(&mut self) -> Parsed<&'a [u8]> {
-        let end = self.0.iter().position(|&byte| byte == 0).ok_or("a name without its end")?;
-        let name = &self.0[..end];
-        self.0 = &self.0[end + 1..];
+        let part = self.part();
+        let end = part.iter().position(|&byte| byte == 0).ok_or("a name without its end")?;
+        let name = &part[..end];
+        *part = &part[end + 1..];
         Ok(name)
     }
 
     fn bytes(&mut self, length_bytes: u32) -> Parsed<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(length_bytes as usize).ok_or("shorter than its data")?;
-        self.0 = rest;
+        let part = self.part();
+        let (bytes, rest) = part.split_at_checked(length_bytes as usize).ok_or("shorter than its data")?;
+        *part = rest;
         Ok(bytes)
     }
 
     /// A structure that older kernels send shorter; what is missing is zero.
     fn structure_padded<T: FromBytes + IntoBytes + Immutable + KnownLayout + Default>(&mut self, length_bytes_min: usize) -> Parsed<T> {
-        if self.0.len() < length_bytes_min {
+        let part = self.part();
+        if part.len() < length_bytes_min {
             return Err("shorter than its structure");
         }
         let mut value = T::default();
-        let present = self.0.len().min(size_of::<T>());
-        value.as_mut_bytes()[..present].copy_from_slice(&self.0[..present]);
-        self.0 = &self.0[present..];
+        let present = part.len().min(size_of::<T>());
+        value.as_mut_bytes()[..present].copy_from_slice(&part[..present]);
+        *part = &part[present..];
         Ok(value)
     }
 }

@@ -138,6 +138,20 @@ fn extensions_are_no_part_of_a_request() {
 }
 
 #[test]
+fn a_request_in_parts_is_the_same_request() {
+    let header = |opcode| wire::InHeader { opcode, unique: 77, node: 5, ..Default::default() };
+    let write = wire::WriteIn { offset: 4096, size: 3, ..Default::default() };
+    let write = parse_parts(&header(opcode::WRITE), bytes(&write), b"abc").unwrap();
+    assert!(matches!(write.operation, Operation::Write { offset_bytes: 4096, data: b"abc", .. }));
+    let rename = wire::Rename2In { new_parent: 8, flags: 2, padding: 0 };
+    let rename = parse_parts(&header(opcode::RENAME2), bytes(&rename), b"old\0new\0").unwrap();
+    assert!(matches!(rename.operation, Operation::Rename { old_name: b"old", new_parent: 8, new_name: b"new", flags: 2 }));
+    let lookup = parse_parts(&header(opcode::LOOKUP), &[], b"name\0").unwrap();
+    assert!(matches!((lookup.header.node, lookup.operation), (5, Operation::Lookup { name: b"name" })));
+    assert_eq!(parse_parts(&header(opcode::WRITE), &[0; 5], b"data").unwrap_err().what, "shorter than its structure");
+}
+
+#[test]
 fn a_listing_ends_where_the_room_ends() {
     let name = |name, cookie| ListedName { name, inode: 9, file_type: 8, cookie };
     let mut list = DirectoryList::new(32 + 40);

@@ -83,6 +83,10 @@ wire! {
         atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
+    /// What the kernel tells about a request over a ring, after its two headers.
+    RingEntry { flags: u64, commit_id: u64, payload_length: u32, padding: u32, reserved: u64 }
+    /// The command in a submission to the ring.
+    RingCommand { flags: u64, commit_id: u64, queue: u16, padding: [u8; 6] }
     StatxOut { attr_valid_seconds: u64, attr_valid_ns: u32, flags: u32, spare: [u64; 2], stat: Statx }
 }
 
@@ -152,6 +156,7 @@ pub mod init_flag {
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// Which fields of [`SetattrIn`] count.

@@ -4,7 +4,7 @@ use crate::kernel;
 use crate::protocol;
 use cairn_environment::thread::{self, JoinHandle};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{self, Errno};
 use std::io::IoSlice;
@@ -61,6 +61,10 @@ impl Channel {
                 Err(error) => Err(End::Failed(error)),
             };
         }
+    }
+
+    pub(super) fn raw_descriptor(&self) -> RawFd {
+        self.device.as_raw_fd()
     }
 
     pub(super) fn is_readable(&self) -> bool {

@@ -1,21 +1,24 @@
 //! How requests come from the kernel and replies go back.
 //!
-//! Today there is one way: `/dev/fuse` (`device.rs`), with one cloned descriptor per request thread. A second way
-//! (FUSE over io_uring) adds a module beside it and a variant to [`Reply`]'s route; handlers and protocol stay.
+//! There are two ways: `/dev/fuse` (`device.rs`), with one cloned descriptor per request thread, and FUSE over io_uring
+//! (`ring`), with one queue per CPU. [`Reply`] hides the difference.
 //!
 //! Invariants:
 //! - every request that expects a reply gets exactly one, also when its handler drops the [`Reply`] or panics;
-//! - a reply goes to the descriptor from which its request was read: the kernel looks for it nowhere else.
+//! - a reply goes the way its request came: the kernel looks for it nowhere else.
 //!
-//! Locks: none are held here. A handler may answer from any thread, with any lock held: a reply never sleeps.
+//! Locks: `FUSE` for the outbox of a queue and the list of jobs, for a moment each. A handler may answer from any thread,
+//! with locks of lower ranks held: a reply never sleeps.
 
 mod buffer;
 mod device;
 mod reply;
+mod ring;
 
 pub use buffer::RequestBuffer;
 pub use device::{Channel, DEVICE_PATH, End, RequestThreads};
 pub use reply::{Delivery, Reply};
+pub use ring::{RingFailure, RingThreads, Rings};
 
 use crate::protocol::Request;
 

@@ -1,5 +1,6 @@
 //! The duty to answer one request.
 use super::device::Channel;
+use super::ring::RingReply;
 use crate::protocol::wire::{InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader};
 use rustix::io::Errno;
 use std::io::IoSlice;
@@ -19,17 +20,36 @@ pub enum Delivery {
 #[derive(Debug)]
 pub struct Reply {
     /// `None` once answered, or when the request expects no reply.
-    channel: Option<Arc<Channel>>,
+    route: Option<Route>,
     unique: u64,
+}
+
+/// The way the request came.
+#[derive(Debug)]
+enum Route {
+    Device(Arc<Channel>),
+    Ring(RingReply),
+}
+
+impl Route {
+    fn channel(&self) -> &Channel {
+        match self {
+            Self::Device(channel) => channel,
+            Self::Ring(ring) => ring.queue.channel(),
+        }
+    }
 }
 
 impl Reply {
     pub(crate) fn new(channel: Arc<Channel>, unique: u64) -> Self {
-        Self { channel: Some(channel), unique }
+        Self { route: Some(Route::Device(channel)), unique }
+    }
+    pub(super) fn over_ring(ring: RingReply, unique: u64) -> Self {
+        Self { route: Some(Route::Ring(ring)), unique }
     }
     /// For a request that expects no reply: answering does nothing.
     pub(crate) fn silent(unique: u64) -> Self {
-        Self { channel: None, unique }
+        Self { route: None, unique }
     }
     /// Number of the request.
     pub fn unique(&self) -> u64 {
@@ -37,16 +57,20 @@ impl Reply {
     }
     /// Whether other requests of the same connection wait to be read.
     pub fn requests_wait(&self) -> bool {
-        self.channel.as_ref().is_some_and(|channel| channel.is_readable())
+        match &self.route {
+            None => false,
+            Some(Route::Device(channel)) => channel.is_readable(),
+            Some(Route::Ring(ring)) => ring.queue.requests_wait(),
+        }
     }
     /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the answer.
     pub fn invalidate_attributes(&self, node: u64) {
-        let Some(channel) = &self.channel else { return };
+        let Some(route) = &self.route else { return };
         // A negative offset means: no data.
         let what = InvalidateInode { node, offset_bytes: -1, length_bytes: 0 };
         let length = (size_of::<OutHeader>() + size_of::<InvalidateInode>()) as u32;
         let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
-        match channel.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]) {
+        match route.channel().write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]) {
             // ENOENT: the kernel does not know the inode any more.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
             Err(failure) => tracing::warn!(node, "the kernel refused to forget attributes: {failure}"),
@@ -71,9 +95,17 @@ impl Reply {
     }
 
     fn send(&mut self, error: i32, payload: &[u8]) -> Delivery {
-        let Some(channel) = self.channel.take() else { return Delivery::Lost };
+        let Some(route) = self.route.take() else { return Delivery::Lost };
         let length = (size_of::<OutHeader>() + payload.len()) as u32;
         let header = OutHeader { length, error, unique: self.unique };
+        let channel = match route {
+            Route::Device(channel) => channel,
+            Route::Ring(ring) => {
+                ring.send(header, payload);
+                // A caller waits for the reply to a request that has left the kernel's queue, even when it is killed.
+                return Delivery::Delivered;
+            }
+        };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(payload)];
         match channel.write(&parts[..if payload.is_empty() { 1 } else { 2 }]) {
             Ok(()) => Delivery::Delivered,
@@ -89,7 +121,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if self.channel.is_some() {
+        if self.route.is_some() {
             tracing::error!(unique = self.unique, "a request was dropped without an answer");
             self.send(-Errno::IO.raw_os_error(), &[]);
         }

@@ -1,0 +1,168 @@
+//! FUSE over io_uring: one queue per CPU, each with a ring, a thread and entries that wait for requests in the kernel.
+//!
+//! A request goes to the queue of the CPU on which it was issued; there is no stealing. FORGET and notifications stay on
+//! `/dev/fuse`, so one thread reads that as well.
+//!
+//! States: *prepared* (rings and memory exist; nothing is promised to the kernel) → INIT is answered with the promise to use
+//! rings, and requests wait → *registered* (each queue has entries: the kernel switches over) → *served* → *ended* (the
+//! kernel has given all entries back). When the kernel refuses the entries of a queue, it takes the promise as withdrawn,
+//! and `/dev/fuse` serves as if there had been none.
+//!
+//! Locks: those of `queue.rs` and `workers.rs`, none of them together with another.
+
+mod kernel_ring;
+mod queue;
+mod workers;
+
+pub use queue::RingReply;
+
+use self::kernel_ring::KernelRing;
+use self::queue::Queue;
+use self::workers::Workers;
+use super::Handler;
+use super::device::Channel;
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::thread::{self, JoinHandle};
+use rustix::thread::CpuSet;
+use std::sync::Arc;
+
+/// Where root switches FUSE over io_uring on, with `Y`.
+const SWITCH_PATH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// The kernel wants a queue for each of these.
+const POSSIBLE_CPUS_PATH: &str = "/sys/devices/system/cpu/possible";
+/// Entries of all queues together, as far as each has its least. An fsync holds one until it is durable.
+const ENTRIES_ALL: usize = 192;
+const ENTRIES_MIN: usize = 4;
+const ENTRIES_MAX: usize = 128;
+
+/// Why there are no rings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum RingFailure {
+    #[error("it is switched off, or this kernel (older than 6.14) does not have it; root can switch it on: echo Y > {SWITCH_PATH}")]
+    Off,
+    #[error("{POSSIBLE_CPUS_PATH} is not understood: {0:?}")]
+    Cpus(String),
+    #[error("io_uring cannot be set up: {0}")]
+    Setup(String),
+}
+
+/// Rings that nobody uses yet.
+#[derive(Debug)]
+pub struct Rings(Vec<KernelRing>);
+
+impl Rings {
+    /// Makes a ring for each CPU.
+    ///
+    /// # Errors
+    /// See [`RingFailure`].
+    pub fn prepare() -> Result<Self, RingFailure> {
+        if std::fs::read_to_string(SWITCH_PATH).map_or(true, |value| value.trim() != "Y") {
+            return Err(RingFailure::Off);
+        }
+        let cpus = std::fs::read_to_string(POSSIBLE_CPUS_PATH).unwrap_or_default();
+        let queue_count = cpu_count(&cpus).ok_or(RingFailure::Cpus(cpus))?;
+        let entry_count = (ENTRIES_ALL / usize::from(queue_count)).clamp(ENTRIES_MIN, ENTRIES_MAX);
+        let rings = (0..queue_count).map(|queue| KernelRing::new(queue, entry_count));
+        Ok(Self(rings.collect::<std::io::Result<_>>().map_err(|error| RingFailure::Setup(error.to_string()))?))
+    }
+}
+
+/// Number of queues for a list of CPUs like `0-3,8-11`: they are numbered, gaps included.
+fn cpu_count(list: &str) -> Option<u16> {
+    let last = list.trim().rsplit([',', '-']).next()?;
+    last.parse::<u16>().ok()?.checked_add(1)
+}
+
+/// Who of the queues has been registered.
+#[derive(Default)]
+struct Registered {
+    count: usize,
+    failure: Option<String>,
+}
+
+/// The threads that serve rings. They end when the file system is unmounted.
+#[derive(Debug)]
+pub struct RingThreads {
+    threads: Vec<JoinHandle<()>>,
+    /// Why the kernel does not use the rings.
+    pub failure: Option<String>,
+}
+
+impl RingThreads {
+    /// Registers `rings` with the connection of `channel`, after INIT, and lets `handler` answer; requests that may wait
+    /// are served by `worker_count` threads more. When this returns, the kernel uses the rings, unless there is a failure.
+    pub fn start(rings: Rings, channel: &Arc<Channel>, worker_count: usize, handler: &Arc<dyn Handler>) -> Self {
+        let registered = Arc::new((Mutex::new(Rank::FUSE, Registered::default()), Condvar::new()));
+        let workers = Arc::new(Workers::start(worker_count, handler));
+        let threads: Vec<_> = rings
+            .0
+            .into_iter()
+            .map(|ring| {
+                let (registered, workers) = (Arc::clone(&registered), Arc::clone(&workers));
+                let (channel, handler) = (Arc::clone(channel), Arc::clone(handler));
+                thread::spawn(&format!("cairn-queue-{}", ring.queue()), move || {
+                    serve_ring(ring, &channel, &registered, handler.as_ref(), &workers);
+                })
+            })
+            .collect();
+        let mut state = registered.0.lock();
+        while state.count < threads.len() {
+            registered.1.wait(&mut state);
+        }
+        let failure = state.failure.take();
+        drop(state);
+        Self { threads, failure }
+    }
+
+    /// Waits until the kernel has given all entries back.
+    pub fn join(self) {
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("the thread of a queue has panicked");
+            }
+        }
+    }
+}
+
+fn serve_ring(
+    mut ring: KernelRing,
+    channel: &Arc<Channel>,
+    registered: &(Mutex<Registered>, Condvar),
+    handler: &dyn Handler,
+    workers: &Workers,
+) {
+    // Where its requests come from. A CPU that is switched off has no requests.
+    let mut cpu = CpuSet::new();
+    cpu.set(usize::from(ring.queue()));
+    if let Err(errno) = rustix::thread::sched_setaffinity(None, &cpu) {
+        tracing::debug!(queue = ring.queue(), "the thread of a queue runs on any CPU: {errno}");
+    }
+    let queue = Arc::new(Queue::new(&ring, channel));
+    let result = ring.register(channel);
+    let failed = result.is_err();
+    let mut state = registered.0.lock();
+    state.count += 1;
+    state.failure = state.failure.take().or(result.err().map(|error| error.to_string()));
+    drop(state);
+    registered.1.notify_all();
+    if !failed {
+        queue::serve(&mut ring, &queue, handler, workers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_counted_with_their_gaps() {
+        for (list, count) in [("0\n", 1), ("0-1\n", 2), ("0-3,8-11", 12), ("0,2", 3)] {
+            assert_eq!(cpu_count(list), Some(count), "{list}");
+        }
+        for list in ["", "x", "0-", "0-65535"] {
+            assert_eq!(cpu_count(list), None, "{list}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The queue of one CPU: a thread that takes requests out of its ring, and the outbox by which replies come back to it.
+//!
+//! Only the queue's thread uses the ring. A request is handled on it, or on a worker when it may wait for the device
+//! ([`may_wait`]). The reply is put into the outbox from whichever thread has it, together with the entry's memory; the
+//! thread commits all that it finds there with one system call, the one with which it also waits for the next request.
+//!
+//! Invariant: an entry in work comes back exactly once as memory and exactly once as an answer, in any order; then it is
+//! committed. (They are apart since the handler may read the request's names and data until it returns.)
+//!
+//! Locks: the outbox is taken alone and for a moment. `sleeping` is set before the outbox is looked at for the last time, and
+//! whoever fills the outbox looks at it afterwards; so no reply is left lying while the thread sleeps.
+use super::super::device::Channel;
+use super::super::{Handler, Reply};
+use super::kernel_ring::{Arrival, EntryMemory, KernelRing};
+use super::workers::Workers;
+use crate::protocol::wire::{InHeader, OutHeader, opcode};
+use crate::protocol::{self};
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, AtomicUsize, Ordering};
+use cairn_environment::lock::Mutex;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// What comes back from work on the entry `index`.
+#[derive(Debug)]
+struct Returned {
+    index: usize,
+    what: Half,
+}
+
+#[derive(Debug)]
+enum Half {
+    Memory(EntryMemory),
+    Answer(OutHeader, Vec<u8>),
+    /// Both: the reply stands in the memory.
+    Whole(OutHeader, EntryMemory, usize),
+}
+
+/// What a queue shares with those who answer its requests.
+#[derive(Debug)]
+pub struct Queue {
+    outbox: Mutex<Vec<Returned>>,
+    sleeping: AtomicBool,
+    waker: Arc<OwnedFd>,
+    in_work: AtomicUsize,
+    entry_count: usize,
+    channel: Arc<Channel>,
+}
+
+impl Queue {
+    pub fn new(ring: &KernelRing, channel: &Arc<Channel>) -> Self {
+        Self {
+            outbox: Mutex::new(Rank::FUSE, Vec::new()),
+            sleeping: AtomicBool::new(false),
+            waker: Arc::clone(ring.waker()),
+            in_work: AtomicUsize::new(0),
+            entry_count: ring.entry_count(),
+            channel: Arc::clone(channel),
+        }
+    }
+
+    /// The connection, for what does not travel over the ring.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Whether requests wait, for a free entry of this queue or at the device.
+    pub fn requests_wait(&self) -> bool {
+        self.in_work.load(Ordering::Acquire) >= self.entry_count || self.channel.is_readable()
+    }
+
+    fn put(&self, index: usize, what: Half) {
+        self.outbox.lock().push(Returned { index, what });
+        if self.sleeping.swap(false, Ordering::SeqCst)
+            && let Err(errno) = rustix::io::write(&*self.waker, &1_u64.to_ne_bytes())
+        {
+            tracing::error!("the thread of a queue cannot be woken: {errno}");
+        }
+    }
+}
+
+/// The way back for the reply to one request.
+#[derive(Debug)]
+pub struct RingReply {
+    pub queue: Arc<Queue>,
+    index: usize,
+    /// Where the reply may be written at once: the request has no payload, so nobody reads it.
+    memory: Option<EntryMemory>,
+}
+
+impl RingReply {
+    /// Sends `payload`.
+    pub fn send(self, header: OutHeader, payload: &[u8]) {
+        let what = match self.memory {
+            Some(mut memory) => match memory.payload_mut().get_mut(..payload.len()) {
+                Some(room) => {
+                    room.copy_from_slice(payload);
+                    Half::Whole(header, memory, payload.len())
+                }
+                None => Half::Whole(OutHeader { error: -Errno::IO.raw_os_error(), ..header }, memory, 0),
+            },
+            None => Half::Answer(header, payload.to_vec()),
+        };
+        self.queue.put(self.index, what);
+    }
+}
+
+/// A request that has arrived, with the memory it stands in.
+#[derive(Debug)]
+pub struct Arrived {
+    queue: Arc<Queue>,
+    index: usize,
+    memory: EntryMemory,
+}
+
+impl Arrived {
+    fn opcode(&self) -> u32 {
+        self.memory.headers().0.opcode
+    }
+
+    /// Lets `handler` answer.
+    pub fn serve(self, handler: &dyn Handler) {
+        let Self { queue, index, memory } = self;
+        let (header, structure, told) = memory.headers();
+        let payload_length_bytes = (told.payload_length as usize).min(memory.payload().len());
+        let structure_length_bytes = (header.length as usize).saturating_sub(size_of::<InHeader>() + payload_length_bytes);
+        let structure = &structure[..structure_length_bytes.min(structure.len())];
+        let unique = header.unique;
+        let (payload, at_once, afterwards) = match payload_length_bytes {
+            0 => (&[][..], Some(memory), None),
+            _ => (&[][..], None, Some(memory)),
+        };
+        let payload = afterwards.as_ref().map_or(payload, |memory| &memory.payload()[..payload_length_bytes]);
+        let reply = Reply::over_ring(RingReply { queue: Arc::clone(&queue), index, memory: at_once }, unique);
+        match protocol::parse_parts(&header, structure, payload) {
+            Ok(request) => handler.handle(request, reply),
+            Err(malformed) => {
+                tracing::error!("{malformed}");
+                reply.error(Errno::INVAL);
+            }
+        }
+        if let Some(memory) = afterwards {
+            queue.put(index, Half::Memory(memory));
+        }
+    }
+}
+
+/// Whether a request is likely to wait for the device: it must not keep those of other programs waiting.
+fn may_wait(number: u32) -> bool {
+    matches!(
+        number,
+        opcode::READ
+            | opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::SYNCFS
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::COPY_FILE_RANGE_64
+            | opcode::DESTROY
+    )
+}
+
+/// The thread of a queue; returns when the connection has ended and every request is answered.
+pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, workers: &Workers) {
+    let mut answers: Vec<Option<(OutHeader, Vec<u8>)>> = (0..ring.entry_count()).map(|_| None).collect();
+    let mut memories: Vec<Option<EntryMemory>> = (0..ring.entry_count()).map(|_| None).collect();
+    let mut returned = Vec::new();
+    while ring.is_live() {
+        queue.sleeping.store(true, Ordering::SeqCst);
+        std::mem::swap(&mut returned, &mut *queue.outbox.lock());
+        let sleep = returned.is_empty();
+        if !sleep {
+            queue.sleeping.store(false, Ordering::SeqCst);
+        }
+        for Returned { index, what } in returned.drain(..) {
+            match what {
+                Half::Whole(header, memory, length_bytes) => commit(ring, queue, index, memory, &header, length_bytes),
+                Half::Memory(memory) => memories[index] = Some(memory),
+                Half::Answer(header, payload) => answers[index] = Some((header, payload)),
+            }
+            if let Some(memory) = memories[index].take_if(|_| answers[index].is_some())
+                && let Some((header, payload)) = answers[index].take()
+            {
+                commit_apart(ring, queue, index, memory, &header, &payload);
+            }
+        }
+        if let Err(error) = ring.wait(sleep) {
+            tracing::error!("a queue of requests has failed: {error}");
+            return;
+        }
+        queue.sleeping.store(false, Ordering::SeqCst);
+        while let Some(arrival) = ring.next() {
+            match arrival {
+                Arrival::Request { index, memory } => {
+                    queue.in_work.fetch_add(1, Ordering::AcqRel);
+                    let arrived = Arrived { queue: Arc::clone(queue), index, memory };
+                    if may_wait(arrived.opcode()) { workers.put(arrived) } else { arrived.serve(handler) }
+                }
+                Arrival::Retired(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV) => {}
+                Arrival::Retired(errno) => tracing::error!("the kernel refused a reply: {errno}"),
+            }
+        }
+    }
+}
+
+fn commit(ring: &mut KernelRing, queue: &Queue, index: usize, memory: EntryMemory, header: &OutHeader, payload_length_bytes: usize) {
+    ring.commit(index, memory, header, payload_length_bytes);
+    queue.in_work.fetch_sub(1, Ordering::AcqRel);
+}
+
+fn commit_apart(ring: &mut KernelRing, queue: &Queue, index: usize, mut memory: EntryMemory, header: &OutHeader, payload: &[u8]) {
+    match memory.payload_mut().get_mut(..payload.len()) {
+        Some(room) => {
+            room.copy_from_slice(payload);
+            commit(ring, queue, index, memory, header, payload.len());
+        }
+        None => commit(ring, queue, index, memory, &OutHeader { error: -Errno::IO.raw_os_error(), ..*header }, 0),
+    }
+}
