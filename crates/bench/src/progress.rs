@@ -1,5 +1,6 @@
 //! A bar on standard error while a load runs, when that is a terminal; otherwise nothing.
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, Write};
 use std::time::Duration;
 
 /// Shows how much of a time or of a number of operations is over; disappears when dropped.
@@ -39,6 +40,48 @@ impl Progress {
 }
 
 impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The steps of a long run: a bar and a note on a terminal, lines on a standard error that is none.
+pub struct Steps {
+    bar: ProgressBar,
+}
+
+impl Steps {
+    /// So many steps to do.
+    pub fn new(task: &str, total: u64) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {elapsed_precise} {msg}");
+        bar.set_style(style.expect("the template is valid"));
+        bar.set_prefix(task.to_owned());
+        Self { bar }
+    }
+
+    /// Tells what happens next, in a line of its own.
+    pub fn say(&self, text: &str) {
+        if self.bar.is_hidden() {
+            // Whoever closed standard error doesn't want to know.
+            let _ = writeln!(io::stderr(), "{text}");
+        } else {
+            self.bar.println(text);
+        }
+    }
+
+    /// Tells what is going on, behind the bar.
+    pub fn note(&self, text: &str) {
+        self.bar.set_message(text.to_owned());
+    }
+
+    /// Another step is done.
+    pub fn done(&self) {
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for Steps {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

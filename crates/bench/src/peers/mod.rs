@@ -4,20 +4,26 @@
 //! Needs root. Everything that is set up belongs to a guard that takes it down again: mounts, servers, loop devices, the
 //! folder with the images. An interruption is noticed between two polls of whatever runs, kills that, and returns through
 //! the guards.
+mod outputs;
+mod postgres;
 mod process;
 mod stage;
 mod summary;
 mod system;
-mod tools;
+mod versions;
+mod workload;
 
 pub use summary::{Summary, SummaryRow, THROUGHPUT, ToolVersion};
-pub use system::System;
-pub use tools::PeerWorkload;
+pub use system::{Candidate, DirectIo, System};
+pub use workload::{Generator, PeerWorkload, Tool};
 
 use crate::interrupt::Interrupt;
+use crate::machine::utc_now;
+use crate::progress::Steps;
 use crate::report::OperationSummary;
 use crate::resources::Resources;
 use anyhow::{Context, bail, ensure};
+use postgres::Postgres;
 use process::run_to_end;
 use serde::{Deserialize, Serialize};
 use stage::{Mounted, Stage};
@@ -33,14 +39,14 @@ pub struct PeersSettings {
     pub workloads: Vec<PeerWorkload>,
     /// Rounds.
     pub repeat: usize,
-    /// Threads of each load.
+    /// Clients of each load that doesn't say how many it has.
     pub clients: usize,
     /// Time of each measurement.
     pub duration: Duration,
     /// Size of each file system.
     pub size_bytes: u64,
     /// Whether the loop devices bypass the host's page cache.
-    pub direct_io: bool,
+    pub direct_io: DirectIo,
     /// Folder for the images: the disk below it is what is measured.
     pub folder: PathBuf,
     /// The `cairn` command.
@@ -106,32 +112,70 @@ pub struct PeerFigure {
     pub less_is_better: bool,
 }
 
+/// Preparing an image, as far as an estimate goes.
+const IMAGE_BYTES_PER_SECOND: u64 = 500 << 20;
+/// Making a file system, mounting and unmounting it.
+const MOUNT_ESTIMATE: Duration = Duration::from_secs(2);
+
 impl PeersSettings {
+    /// The file systems, once for each kind of loop device that is asked for.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        Candidate::all(&self.systems, self.direct_io)
+    }
+
+    /// About how long the comparison takes.
+    pub fn estimate(&self) -> Duration {
+        let candidates = self.candidates().len() as u32;
+        let images = Duration::from_secs(self.size_bytes / IMAGE_BYTES_PER_SECOND) * candidates;
+        let round: Duration = self.workloads.iter().map(|workload| workload.estimate(self.duration)).sum();
+        images + (round + MOUNT_ESTIMATE) * candidates * self.repeat as u32
+    }
+
+    #[cfg(test)]
+    fn for_tests() -> Self {
+        Self {
+            systems: Vec::new(),
+            workloads: Vec::new(),
+            repeat: 1,
+            clients: 1,
+            duration: Duration::from_secs(1),
+            size_bytes: 0,
+            direct_io: DirectIo::Yes,
+            folder: "/".into(),
+            program: "/bin/false".into(),
+            loadfile: None,
+            command: Vec::new(),
+            interrupt: Interrupt::default(),
+        }
+    }
+
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.repeat > 0, "at least one round is needed");
         ensure!(!self.systems.is_empty(), "name at least one file system, for example --fs ext4,cairn");
         ensure!(!self.workloads.is_empty(), "name at least one workload, for example --workload fsync-write");
-        ensure!(rustix::process::geteuid().is_root(), "this must run as root, because it makes loop devices and mounts");
+        ensure!(self.duration > Duration::ZERO, "a load needs some time; write for example --seconds 10");
+        ensure!(rustix::process::geteuid().is_root(), "this must run as root, because it makes loop devices and mounts; use sudo");
+        ensure!(self.folder.is_dir(), "{} is not a folder; name one for the images with --dir", self.folder.display());
         let mut missing: Vec<String> = Vec::new();
-        let commands =
-            self.systems.iter().flat_map(|system| system.commands()).chain(self.workloads.iter().filter_map(PeerWorkload::command));
-        for (command, package) in commands {
+        let of_workloads = self.workloads.iter().flat_map(|workload| workload.commands().iter().copied());
+        for (command, package) in self.systems.iter().flat_map(|system| system.commands()).chain(of_workloads) {
             if !process::is_installed(command) {
                 missing.push(format!("{command} (package {package})"));
             }
         }
         missing.sort();
         missing.dedup();
-        ensure!(missing.is_empty(), "these commands are not installed: {}", missing.join(", "));
-        let needed_bytes = self.size_bytes * self.systems.len() as u64;
+        ensure!(missing.is_empty(), "these commands are not installed: {}; install their packages, or leave them out", missing.join(", "));
+        let images = self.candidates().len() as u64;
+        let needed_bytes = self.size_bytes.saturating_mul(images);
         let space = rustix::fs::statvfs(&self.folder).with_context(|| format!("{}", self.folder.display()))?;
         let free_bytes = space.f_bavail * space.f_frsize;
-        if free_bytes < needed_bytes + needed_bytes / 20 {
+        if free_bytes < needed_bytes.saturating_add(needed_bytes / 20) {
             bail!(
-                "{} has {} MiB free, but {} images of {} MiB are needed; name another folder with --dir, or a smaller --size",
+                "{} has {} MiB free, but {} images of {} MiB and a little more are needed; name another folder with --dir, or a smaller --size",
                 self.folder.display(),
                 free_bytes >> 20,
-                self.systems.len(),
+                images,
                 self.size_bytes >> 20,
             );
         }
@@ -139,54 +183,73 @@ impl PeersSettings {
     }
 }
 
-/// Runs the comparison; `tell` hears what is going on.
+/// Runs the comparison. What is going on is told on standard error: with a bar on a terminal, else in lines.
 ///
 /// # Errors
 /// When something that is needed is missing, a file system or a load fails, or on interruption. Nothing is left mounted.
-pub fn run(settings: &PeersSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<Summary> {
+pub fn run(settings: &PeersSettings) -> anyhow::Result<Summary> {
     settings.check()?;
+    let began = utc_now();
+    let candidates = settings.candidates();
+    let measurements = candidates.len() * settings.workloads.len() * settings.repeat;
+    let steps = Steps::new("peers", (candidates.len() + measurements) as u64);
+    steps.say(&format!(
+        "{measurements} measurements of {} s; about {} min",
+        settings.duration.as_secs_f64(),
+        settings.estimate().as_secs().div_ceil(60),
+    ));
     let mut stage = Stage::new(&settings.folder)?;
-    for &system in &settings.systems {
-        tell(&format!("writing the image of {} ({} MiB)", system.name(), settings.size_bytes >> 20));
-        stage.add_image(system, settings)?;
+    for candidate in &candidates {
+        steps.say(&format!("writing the image of {} ({} MiB)", candidate.label, settings.size_bytes >> 20));
+        stage.add_image(candidate, settings)?;
         settings.interrupt.check()?;
+        steps.done();
     }
     let mut samples = Vec::new();
     for round in 1..=settings.repeat {
-        let mut order = settings.systems.clone();
-        order.rotate_left((round - 1) % settings.systems.len());
-        for system in order {
-            tell(&format!("round {round} of {}: {}", settings.repeat, system.name()));
-            let measured = measure(system, round, &stage, settings);
-            samples.extend(measured.with_context(|| format!("{}, round {round}", system.name()))?);
+        let mut order = candidates.clone();
+        order.rotate_left((round - 1) % candidates.len());
+        for candidate in order {
+            steps.say(&format!("round {round} of {}: {}", settings.repeat, candidate.label));
+            let measured = measure(&candidate, round, &stage, settings, &steps);
+            samples.extend(measured.with_context(|| format!("{}, round {round}", candidate.label))?);
         }
     }
-    Ok(Summary::new(settings, samples))
+    Ok(Summary::new(settings, began, samples))
 }
 
-fn measure(system: System, round: usize, stage: &Stage, settings: &PeersSettings) -> anyhow::Result<Vec<Sample>> {
-    let device = stage.device_of(system)?;
-    run_to_end(system.make(device, &settings.program), stage.folder(), &settings.interrupt)?;
-    let mounted = Mounted::new(system, device, stage, settings)?;
+fn measure(candidate: &Candidate, round: usize, stage: &Stage, settings: &PeersSettings, steps: &Steps) -> anyhow::Result<Vec<Sample>> {
+    let device = stage.device_of(candidate)?;
+    run_to_end(candidate.system.make(device, &settings.program), stage.folder(), &settings.interrupt)?;
+    let mounted = Mounted::new(candidate.system, device, stage, settings)?;
     let mut samples = Vec::new();
     for workload in &settings.workloads {
+        steps.note(&format!("{}, {}", candidate.label, workload.name()));
         let mut sample = measure_one(workload, &mounted, stage, settings).with_context(|| workload.name())?;
-        (sample.round, sample.system) = (round, system.name().into());
+        (sample.round, sample.system) = (round, candidate.label.clone());
         samples.push(sample);
+        steps.done();
     }
     mounted.end()?;
     Ok(samples)
 }
 
 fn measure_one(workload: &PeerWorkload, mounted: &Mounted<'_>, stage: &Stage, settings: &PeersSettings) -> anyhow::Result<Sample> {
+    let needs_database = workload.generator == Generator::Tool(Tool::Pgbench);
+    let database = needs_database.then(|| Postgres::start(mounted.path(), stage.folder(), &settings.interrupt)).transpose()?;
+    let invocation = workload.invocation(mounted.path(), &postgres::socket_in(stage.folder()), settings);
+    let statistics_before = mounted.statistics()?;
     let (machine, server) = (Resources::of_machine(), mounted.server_resources());
-    let output = run_to_end(workload.invocation(mounted.path(), settings), stage.folder(), &settings.interrupt)?;
+    let output = run_to_end(invocation, stage.folder(), &settings.interrupt)?;
     let (machine, server) = (Resources::of_machine() - machine, mounted.server_resources() - server);
+    let statistics_after = mounted.statistics()?;
+    drop(database);
     let mut sample = workload.understand(&output, settings)?;
-    workload.clean_up(mounted.path())?;
+    workload::clean_up(mounted.path())?;
     sample.machine_cpu_seconds = machine.cpu_seconds;
     sample.machine_context_switches = machine.context_switches;
     sample.server_cpu_seconds = server.cpu_seconds;
+    (sample.statistics_before, sample.statistics_after) = (statistics_before, statistics_after);
     Ok(sample)
 }
 

@@ -12,10 +12,18 @@ use std::time::Duration;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Where system commands are when the user's PATH lacks them.
 const SYSTEM_FOLDERS: &str = "/usr/local/sbin:/usr/sbin:/sbin";
+/// Below it Debian has the programs of each version of PostgreSQL.
+const POSTGRES_FOLDER: &str = "/usr/lib/postgresql";
 const MESSAGE_LINES_MAX: usize = 8;
 
-fn search_path() -> String {
-    format!("{}:{SYSTEM_FOLDERS}", std::env::var("PATH").unwrap_or_default())
+/// Where programs are looked for.
+pub fn search_path() -> String {
+    let newest = fs::read_dir(POSTGRES_FOLDER).into_iter().flatten().flatten().filter_map(|entry| {
+        let version = entry.file_name().to_str()?.parse::<u32>().ok()?;
+        Some((version, entry.path().join("bin")))
+    });
+    let postgres = newest.max().map(|(_, folder)| format!(":{}", folder.display())).unwrap_or_default();
+    format!("{}:{SYSTEM_FOLDERS}{postgres}", std::env::var("PATH").unwrap_or_default())
 }
 
 /// Whether a command can be found.
@@ -76,16 +84,15 @@ pub fn run_to_end(mut command: Command, folder: &Path, interrupt: &Interrupt) ->
     Ok(output)
 }
 
-/// Ends a program: asks it first, then makes it.
+/// Ends a program and those that it started: asks them first, then makes them.
 pub fn end(child: &mut Child) {
-    if let Some(process) = rustix::process::Pid::from_raw(child.id() as i32) {
-        // It may have ended meanwhile, here and below.
-        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
-    }
-    if !matches!(wait(child, Duration::from_secs(10)), Ok(Some(_))) {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
+    let group = rustix::process::Pid::from_raw(child.id() as i32);
+    // They may have ended meanwhile, here and below.
+    let signal = |signal| group.map(|group| rustix::process::kill_process_group(group, signal));
+    let _ = signal(rustix::process::Signal::TERM);
+    let _ = wait(child, Duration::from_secs(10));
+    let _ = signal(rustix::process::Signal::KILL);
+    let _ = child.wait();
 }
 
 fn lines_of(text: &str) -> Vec<&str> {
@@ -129,5 +136,23 @@ mod tests {
         interrupt.flag().store(true, Ordering::Relaxed);
         let ended = run_to_end(command("sleep", &["3600"]), folder.path(), &interrupt);
         assert!(ended.unwrap_err().to_string().contains("interrupted"));
+    }
+
+    #[test]
+    fn what_a_program_started_ends_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid_file = folder.path().join("pid");
+        let script = format!("sleep 3600 & echo $! >{0}.new; mv {0}.new {0}; wait", pid_file.display());
+        let mut child = start(&mut command("sh", &["-c", &script]), folder.path(), "parent").unwrap();
+        while !pid_file.exists() {
+            clock::sleep(POLL_INTERVAL);
+        }
+        let grandchild = fs::read_to_string(&pid_file).unwrap().trim().to_owned();
+        end(&mut child);
+        let stat = format!("/proc/{grandchild}/stat");
+        // Until somebody has waited for it, it is there without running.
+        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            clock::sleep(POLL_INTERVAL);
+        }
     }
 }

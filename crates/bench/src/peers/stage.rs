@@ -2,7 +2,7 @@
 //!
 //! Invariant: the folder is removed only when nothing is mounted in it any more.
 use super::process::{self, command};
-use super::{PeersSettings, System, is_mounted_below};
+use super::{Candidate, PeersSettings, System, is_mounted_below};
 use crate::resources::Resources;
 use anyhow::{Context, bail};
 use cairn_blockdev::FileDevice;
@@ -18,9 +18,9 @@ const MOUNT_PATIENCE: Duration = Duration::from_secs(30);
 const UNMOUNT_PATIENCE: Duration = Duration::from_secs(120);
 const IMAGE_STEP_BYTES: u64 = 64 << 20;
 
-/// A system's place: its image, and the loop device on it.
+/// A candidate's place: its image, and the loop device on it.
 struct Place {
-    system: System,
+    label: String,
     image: PathBuf,
     loop_device: Option<LoopDevice>,
 }
@@ -86,9 +86,9 @@ impl Stage {
         self.folder.path.join("mnt")
     }
 
-    /// Writes the image of a system, and puts a loop device on it.
-    pub fn add_image(&mut self, system: System, settings: &PeersSettings) -> anyhow::Result<()> {
-        let image = self.folder.path.join(format!("{}.image", system.name()));
+    /// Writes the image of a candidate, and puts a loop device on it.
+    pub fn add_image(&mut self, candidate: &Candidate, settings: &PeersSettings) -> anyhow::Result<()> {
+        let image = self.folder.path.join(format!("{}.image", candidate.label));
         let device = FileDevice::create(&image, settings.size_bytes)?;
         let mut offset_bytes = 0;
         while offset_bytes < settings.size_bytes {
@@ -98,13 +98,13 @@ impl Stage {
             offset_bytes += step_bytes;
         }
         drop(device);
-        let loop_device = if system.needs_loop() { Some(self.attach(&image, settings)?) } else { None };
-        self.places.push(Place { system, image, loop_device });
+        let loop_device = if candidate.system.needs_loop() { Some(self.attach(&image, candidate.direct_io)?) } else { None };
+        self.places.push(Place { label: candidate.label.clone(), image, loop_device });
         Ok(())
     }
 
-    fn attach(&self, image: &Path, settings: &PeersSettings) -> anyhow::Result<LoopDevice> {
-        let direct = if settings.direct_io { "--direct-io=on" } else { "--direct-io=off" };
+    fn attach(&self, image: &Path, direct_io: bool) -> anyhow::Result<LoopDevice> {
+        let direct = if direct_io { "--direct-io=on" } else { "--direct-io=off" };
         let mut attach = command("losetup", &["--find", "--show", direct]);
         attach.arg(image);
         // Short, and what it makes would be lost if it were interrupted.
@@ -112,9 +112,9 @@ impl Stage {
         Ok(LoopDevice { path: device.trim().into(), folder: self.folder.path.clone() })
     }
 
-    /// What a system is made and mounted on.
-    pub fn device_of(&self, system: System) -> anyhow::Result<&Path> {
-        let place = self.places.iter().find(|place| place.system == system).context("the system has no image")?;
+    /// What a candidate is made and mounted on.
+    pub fn device_of(&self, candidate: &Candidate) -> anyhow::Result<&Path> {
+        let place = self.places.iter().find(|place| place.label == candidate.label).context("the system has no image")?;
         Ok(place.loop_device.as_ref().map_or(place.image.as_path(), |device| device.path.as_path()))
     }
 }
@@ -149,6 +149,17 @@ impl<'a> Mounted<'a> {
     /// Where it shows.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Cairn's counters; `None` for the others.
+    pub fn statistics(&self) -> anyhow::Result<Option<serde_json::Value>> {
+        if !self.system.is_cairn() {
+            return Ok(None);
+        }
+        let mut ask = command(&self.settings.program, &["stats", "--json"]);
+        ask.arg(&self.path);
+        let answer = process::run_to_end(ask, self.stage.folder(), &self.settings.interrupt)?;
+        serde_json::from_str(&answer).map(Some).context("the server's statistics make no sense")
     }
 
     /// What its server has used; nothing for a file system of the kernel.

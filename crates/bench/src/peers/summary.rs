@@ -1,7 +1,8 @@
-//! Medians over the rounds, and the ratio of each file system to the best of the kernel's.
-use super::{PeersSettings, Sample, System};
+//! Medians over the rounds, and the ratio of each file system to the best of the kernel's; for a figure of which less is better the
+//! best one is the least.
+use super::{Candidate, DirectIo, PeersSettings, Sample, versions};
 use crate::ab::median;
-use crate::machine::{Machine, utc_now};
+use crate::machine::Machine;
 use crate::table::{Table, number};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,7 +14,7 @@ fn throughput() -> String {
     THROUGHPUT.into()
 }
 
-/// One figure of one file system under one load. Resources are those of the whole machine, per operation.
+/// One figure of one file system under one load. A ratio above 1 is better than the best peer, unless less is better. Resources are those of the whole machine, per operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct SummaryRow {
@@ -71,59 +72,145 @@ pub struct ToolVersion {
     pub version: String,
 }
 
-fn row(workload: &str, system: System, samples: &[Sample]) -> Option<SummaryRow> {
-    let own: Vec<&Sample> = samples.iter().filter(|sample| sample.workload == workload && sample.system == system.name()).collect();
-    let values = || own.iter().map(|sample| sample.value);
+/// A figure of a load: its name, its unit, and whether less of it is better.
+#[derive(Clone, PartialEq)]
+struct Kind {
+    name: String,
+    unit: String,
+    less_is_better: bool,
+}
+
+impl Kind {
+    /// The figures that the samples of a load have, the main one first.
+    fn all_in(samples: &[&Sample]) -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = Vec::new();
+        if let Some(first) = samples.first() {
+            kinds.push(Kind { name: throughput(), unit: first.unit.clone(), less_is_better: false });
+        }
+        for figure in samples.iter().flat_map(|sample| &sample.figures) {
+            if !kinds.iter().any(|kind| kind.name == figure.name) {
+                kinds.push(Kind { name: figure.name.clone(), unit: figure.unit.clone(), less_is_better: figure.less_is_better });
+            }
+        }
+        kinds
+    }
+
+    fn of(&self, sample: &Sample) -> Option<f64> {
+        if self.name == THROUGHPUT {
+            return Some(sample.value);
+        }
+        sample.figures.iter().find(|figure| figure.name == self.name).map(|figure| figure.value)
+    }
+}
+
+fn row(kind: &Kind, candidate: &Candidate, samples: &[&Sample]) -> Option<SummaryRow> {
+    let own: Vec<&Sample> = samples.iter().copied().filter(|sample| sample.system == candidate.label).collect();
+    let values: Vec<f64> = own.iter().filter_map(|sample| kind.of(sample)).collect();
     let per_operation = |of: fn(&Sample) -> f64| median(own.iter().map(|sample| of(sample) / sample.completed.max(1) as f64));
+    let first = own.first().filter(|_| !values.is_empty())?;
     Some(SummaryRow {
-        workload: workload.into(),
-        clients: own.first()?.clients,
-        figure: throughput(),
-        less_is_better: false,
-        system: system.name().into(),
-        unit: own.first()?.unit.clone(),
-        median: median(values()),
-        min: values().fold(f64::INFINITY, f64::min),
-        max: values().fold(0.0, f64::max),
+        workload: first.workload.clone(),
+        clients: first.clients,
+        figure: kind.name.clone(),
+        less_is_better: kind.less_is_better,
+        system: candidate.label.clone(),
+        unit: kind.unit.clone(),
+        median: median(values.iter().copied()),
+        min: values.iter().copied().fold(f64::INFINITY, f64::min),
+        max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         ratio_to_best_peer: None,
         cpu_us_per_operation: per_operation(|sample| sample.machine_cpu_seconds * 1e6),
         context_switches_per_operation: per_operation(|sample| sample.machine_context_switches as f64),
     })
 }
 
-/// The rows of one load.
-fn rows_of(workload: &str, systems: &[System], samples: &[Sample]) -> Vec<SummaryRow> {
-    let mut rows: Vec<(System, SummaryRow)> =
-        systems.iter().filter_map(|&system| Some((system, row(workload, system, samples)?))).collect();
-    let best = rows.iter().filter(|(system, _)| !system.is_cairn()).map(|(_, row)| row.median).fold(0.0, f64::max);
-    if best > 0.0 {
-        rows.iter_mut().for_each(|(_, row)| row.ratio_to_best_peer = Some(row.median / best));
+/// The rows of one figure. An image counts as a device with direct I/O.
+fn rows_of(kind: &Kind, candidates: &[Candidate], samples: &[&Sample]) -> Vec<SummaryRow> {
+    let mut rows: Vec<(&Candidate, SummaryRow)> =
+        candidates.iter().filter_map(|candidate| Some((candidate, row(kind, candidate, samples)?))).collect();
+    let best = |direct_io: bool| {
+        let peers = rows.iter().filter(|(candidate, _)| !candidate.system.is_cairn() && candidate.direct_io == direct_io);
+        let medians = peers.map(|(_, row)| row.median);
+        if kind.less_is_better { medians.fold(f64::INFINITY, f64::min) } else { medians.fold(0.0, f64::max) }
+    };
+    let bests = [best(false), best(true)];
+    for (candidate, row) in &mut rows {
+        let best = bests[usize::from(candidate.direct_io)];
+        row.ratio_to_best_peer = (best > 0.0 && best.is_finite()).then(|| row.median / best);
     }
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
+fn all_rows(workloads: &[String], candidates: &[Candidate], samples: &[Sample]) -> Vec<SummaryRow> {
+    let mut rows = Vec::new();
+    for workload in workloads {
+        let samples: Vec<&Sample> = samples.iter().filter(|sample| sample.workload == *workload).collect();
+        rows.extend(Kind::all_in(&samples).iter().flat_map(|kind| rows_of(kind, candidates, &samples)));
+    }
+    rows
+}
+
 impl Summary {
     /// Of all samples.
-    pub(super) fn new(settings: &PeersSettings, samples: Vec<Sample>) -> Self {
-        let workloads = settings.workloads.iter().map(super::PeerWorkload::name);
-        let rows = workloads.flat_map(|workload| rows_of(&workload, &settings.systems, &samples)).collect();
-        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    pub(super) fn new(settings: &PeersSettings, date: String, samples: Vec<Sample>) -> Self {
+        let workloads: Vec<String> = settings.workloads.iter().map(super::PeerWorkload::name).collect();
+        let of_systems = settings.systems.iter().flat_map(|system| system.commands());
+        let of_workloads = settings.workloads.iter().flat_map(|workload| workload.commands().iter().copied());
+        let programs: Vec<&str> = of_systems.chain(of_workloads).map(|(program, _)| program).collect();
+        let machine = Machine::here(Some(&settings.folder));
         Self {
-            date: utc_now(),
+            date,
             command: settings.command.clone(),
-            machine: Machine::here(Some(&settings.folder)),
-            tools: Vec::new(),
+            tools: versions::of(&programs),
             rounds: settings.repeat,
             clients: settings.clients,
             seconds: settings.duration.as_secs_f64(),
             size_bytes: settings.size_bytes,
-            direct_io: settings.direct_io,
-            kernel,
-            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            direct_io: settings.direct_io != DirectIo::No,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            cpus: machine.cpus,
+            machine,
             version: env!("CARGO_PKG_VERSION").into(),
-            rows,
+            rows: all_rows(&workloads, &settings.candidates(), &samples),
             samples,
         }
+    }
+
+    /// The rows of the same figure of the same load together, in order.
+    fn groups(&self) -> impl Iterator<Item = &[SummaryRow]> {
+        self.rows.chunk_by(|one, other| one.workload == other.workload && one.figure == other.figure)
+    }
+
+    /// One row for each figure and one column for each file system, as a table in Markdown. The last columns are Cairn's
+    /// ratios to the best of the others.
+    pub fn markdown(&self) -> String {
+        let mut systems: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !systems.contains(&row.system.as_str()) {
+                systems.push(&row.system);
+            }
+        }
+        let is_cairn = |system: &&str| system.starts_with("cairn");
+        let has_peers = systems.iter().any(|system| !is_cairn(system));
+        let ratios: Vec<&str> = systems.iter().copied().filter(|system| is_cairn(system) && has_peers).collect();
+        let headings =
+            systems.iter().map(|system| (*system).to_owned()).chain(ratios.iter().map(|system| format!("{system} / best other")));
+        let line = |first: &str, cells: &[String]| format!("| {first} | {} |\n", cells.join(" | "));
+        let headings: Vec<String> = headings.collect();
+        let mut text = line("workload", &headings) + &format!("|---|{}\n", "---:|".repeat(headings.len()));
+        for group in self.groups() {
+            let first = &group[0];
+            let hint = if first.less_is_better { " (less is better)" } else { "" };
+            let what = if first.figure == THROUGHPUT { String::new() } else { format!("{}, ", first.figure) };
+            let of = |system: &str| group.iter().find(|row| row.system == system);
+            let medians = systems.iter().map(|system| of(system).map_or_else(|| "-".into(), |row| number(row.median)));
+            let ratios = ratios
+                .iter()
+                .map(|system| of(system).and_then(|row| row.ratio_to_best_peer).map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")));
+            let cells: Vec<String> = medians.chain(ratios).collect();
+            text += &line(&format!("{}, {what}{}{hint}", first.workload, first.unit), &cells);
+        }
+        text
     }
 }
 
@@ -140,32 +227,33 @@ impl fmt::Display for Summary {
             self.size_bytes >> 20,
             if self.direct_io { "with" } else { "without" },
         )?;
-        let mut shown = "";
-        let mut table = None;
-        for row in &self.rows {
-            if row.workload != shown {
-                finish(formatter, table.take())?;
-                shown = &row.workload;
-                let heading = format!("{} ({})", row.workload, row.unit);
-                table = Some(Table::new([heading.as_str(), "median", "min", "max", "/ best peer", "CPU µs/op", "switches/op"]));
-            }
-            let ratio = row.ratio_to_best_peer.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
-            let cells = [number(row.median), number(row.min), number(row.max), ratio];
-            let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
-            if let Some(table) = &mut table {
+        for group in self.groups() {
+            let first = &group[0];
+            let is_main = first.figure == THROUGHPUT;
+            let heading = match (is_main, first.less_is_better) {
+                (true, _) => format!("{}, {} clients ({})", first.workload, first.clients, first.unit),
+                (false, false) => format!("  {} ({})", first.figure, first.unit),
+                (false, true) => format!("  {} ({}, less is better)", first.figure, first.unit),
+            };
+            let per_operation: &[&str] = if is_main { &["CPU µs/op", "switches/op"] } else { &[] };
+            let headings = [heading.as_str(), "median", "min", "max", "/ best peer"];
+            let mut table = Table::new(headings.into_iter().chain(per_operation.iter().copied()));
+            for row in group {
+                let ratio = row.ratio_to_best_peer.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+                let cells = [number(row.median), number(row.min), number(row.max), ratio];
+                let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
+                let resources = resources.into_iter().take(per_operation.len());
                 table.row([row.system.clone()].into_iter().chain(cells).chain(resources));
             }
+            write!(formatter, "\n{table}")?;
         }
-        finish(formatter, table)
+        Ok(())
     }
-}
-
-fn finish(formatter: &mut fmt::Formatter<'_>, table: Option<Table>) -> fmt::Result {
-    table.map_or(Ok(()), |table| write!(formatter, "\n{table}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{PeerFigure, System};
     use super::*;
 
     fn sample(system: System, value: f64) -> Sample {
@@ -174,7 +262,7 @@ mod tests {
             system: system.name().into(),
             workload: "fsync-write".into(),
             clients: 8,
-            figures: Vec::new(),
+            figures: vec![PeerFigure { name: "fsync p99".into(), value: value / 10.0, unit: "ms".into(), less_is_better: true }],
             latencies: Vec::new(),
             statistics_before: None,
             statistics_after: None,
@@ -190,15 +278,50 @@ mod tests {
 
     #[test]
     fn ratios_are_to_the_best_peer() {
-        let systems = [System::Ext4, System::Xfs, System::CairnImage];
+        let candidates = Candidate::all(&[System::Ext4, System::Xfs, System::CairnImage], DirectIo::Yes);
         let values = [(System::Ext4, [90.0, 100.0, 130.0]), (System::Xfs, [50.0, 40.0, 60.0]), (System::CairnImage, [200.0, 150.0, 300.0])];
         let samples: Vec<Sample> = values.iter().flat_map(|(system, values)| values.map(|value| sample(*system, value))).collect();
-        let rows = rows_of("fsync-write", &systems, &samples);
+        let workloads = ["fsync-write".to_owned(), "dbench".to_owned()];
+        let rows = all_rows(&workloads, &candidates, &samples);
         let figures: Vec<_> = rows.iter().map(|row| (row.median, row.min, row.max, row.ratio_to_best_peer)).collect();
-        assert_eq!(figures, [(100.0, 90.0, 130.0, Some(1.0)), (50.0, 40.0, 60.0, Some(0.5)), (200.0, 150.0, 300.0, Some(2.0))]);
+        let throughputs = [(100.0, 90.0, 130.0, Some(1.0)), (50.0, 40.0, 60.0, Some(0.5)), (200.0, 150.0, 300.0, Some(2.0))];
+        let latencies = [(10.0, 9.0, 13.0, Some(2.0)), (5.0, 4.0, 6.0, Some(1.0)), (20.0, 15.0, 30.0, Some(4.0))];
+        assert_eq!(figures, [throughputs, latencies].concat());
         assert_eq!((rows[0].cpu_us_per_operation, rows[0].context_switches_per_operation), (5000.0, 3.0));
-        let alone = rows_of("fsync-write", &systems[2..], &samples);
+        assert_eq!((rows[3].figure.as_str(), rows[3].less_is_better), ("fsync p99", true));
+        let alone = all_rows(&workloads, &candidates[2..], &samples);
         assert_eq!(alone[0].ratio_to_best_peer, None);
-        assert!(rows_of("dbench", &systems, &samples).is_empty());
+    }
+
+    #[test]
+    fn devices_are_compared_with_their_like() {
+        let candidates = Candidate::all(&[System::Ext4, System::CairnLoop], DirectIo::Both);
+        let value_of = |label: &str| ["ext4", "cairn-loop", "ext4-buffered", "cairn-loop-buffered"].iter().position(|name| *name == label);
+        let samples: Vec<Sample> = candidates
+            .iter()
+            .map(|candidate| Sample {
+                system: candidate.label.clone(),
+                ..sample(candidate.system, (value_of(&candidate.label).unwrap() + 1) as f64)
+            })
+            .collect();
+        let rows = all_rows(&["fsync-write".into()], &candidates, &samples);
+        let ratios: Vec<Option<f64>> = rows.iter().take(4).map(|row| row.ratio_to_best_peer).collect();
+        assert_eq!(ratios, [Some(1.0), Some(2.0), Some(1.0), Some(4.0 / 3.0)]);
+    }
+
+    #[test]
+    fn a_summary_is_shown_and_read_back() {
+        let workloads = vec!["fsync-write".parse().unwrap()];
+        let settings = PeersSettings { systems: vec![System::Ext4, System::CairnImage], workloads, ..PeersSettings::for_tests() };
+        let samples = vec![sample(System::Ext4, 200.0), sample(System::CairnImage, 300.0)];
+        let summary = Summary::new(&settings, "2026-01-31T12:00:00Z".into(), samples);
+        let markdown = summary.markdown();
+        assert!(markdown.contains("| workload | ext4 | cairn-image | cairn-image / best other |\n|---|---:|---:|---:|\n"), "{markdown}");
+        assert!(markdown.contains("| fsync-write, fsyncs/s | 200 | 300 | 1.50 |\n"), "{markdown}");
+        assert!(markdown.contains("fsync p99, ms (less is better) | 20.0 | 30.0 | 1.50 |"), "{markdown}");
+        let text = summary.to_string();
+        assert!(text.contains("switches/op") && text.contains("less is better"), "{text}");
+        let read: Summary = serde_json::from_str(&serde_json::to_string(&summary).unwrap()).unwrap();
+        assert_eq!(read.markdown(), markdown);
     }
 }

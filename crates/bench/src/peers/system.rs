@@ -82,6 +82,57 @@ impl System {
     }
 }
 
+/// Whether loop devices bypass the host's page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectIo {
+    /// They do.
+    Yes,
+    /// They don't.
+    No,
+    /// A row for each.
+    Both,
+}
+
+impl FromStr for DirectIo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "true" => Ok(DirectIo::Yes),
+            "false" => Ok(DirectIo::No),
+            "both" => Ok(DirectIo::Both),
+            other => Err(format!("\"{other}\": there are true, false, and both for a row of each")),
+        }
+    }
+}
+
+/// What the label of a row has behind it whose loop device goes through the host's page cache, where there is one of each.
+const BUFFERED: &str = "-buffered";
+
+/// A row of the comparison: a file system on a kind of device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The file system.
+    pub system: System,
+    /// Whether its loop device bypasses the host's page cache.
+    pub direct_io: bool,
+    /// Its name in tables.
+    pub label: String,
+}
+
+impl Candidate {
+    /// Each system, for both kinds of loop device when that is asked for.
+    pub fn all(systems: &[System], direct_io: DirectIo) -> Vec<Self> {
+        let plain = |system: System, direct_io| Self { system, direct_io, label: system.name().into() };
+        let mut all: Vec<Self> = systems.iter().map(|&system| plain(system, direct_io != DirectIo::No)).collect();
+        if direct_io == DirectIo::Both {
+            let looped = systems.iter().filter(|system| system.needs_loop());
+            all.extend(looped.map(|&system| Self { label: format!("{}{BUFFERED}", system.name()), ..plain(system, false) }));
+        }
+        all
+    }
+}
+
 impl FromStr for System {
     type Err = String;
 
@@ -105,6 +156,12 @@ mod tests {
         use System::*;
         assert_eq!(System::parse_list("ext4,xfs,btrfs,cairn"), Ok(vec![Ext4, Xfs, Btrfs, CairnLoop, CairnImage]));
         assert_eq!(System::parse_list("cairn-image,cairn"), Ok(vec![CairnImage, CairnLoop]));
+        let labels = |direct_io| -> Vec<String> {
+            Candidate::all(&[Ext4, CairnImage], direct_io).into_iter().map(|candidate| candidate.label).collect()
+        };
+        assert_eq!(labels(DirectIo::No), ["ext4", "cairn-image"]);
+        assert_eq!(labels(DirectIo::Both), ["ext4", "cairn-image", "ext4-buffered"]);
+        assert!("maybe".parse::<DirectIo>().unwrap_err().contains("both"));
         assert!(System::parse_list("ext4,zfs").unwrap_err().contains("btrfs"));
     }
 }

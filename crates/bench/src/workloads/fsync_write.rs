@@ -6,13 +6,14 @@ use crate::report::Figure;
 use crate::target::Open;
 
 const BLOCK_BYTES: usize = 64 << 10;
-/// Total size of all files, and the least and largest size of one.
+/// Total size of all files, unless that is more than half of the free space, and the least and largest size of one.
 const ALL_FILES_BYTES: u64 = 1 << 30;
 const FILE_BYTES_MIN: u64 = 1 << 20;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
-    let file_bytes = (ALL_FILES_BYTES / settings.clients as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX);
+    let all_files_bytes = ALL_FILES_BYTES.min(place.target.space_bytes()? / 2);
+    let file_bytes = (all_files_bytes / settings.clients as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX);
     let in_clients = place.clone();
     let measured = client::run(&settings.timed_plan("fsync-write"), move |client, recorder| {
         let file = in_clients.target.open(&in_clients.path(&format!("file-{}", client.index)), Open::Create)?;

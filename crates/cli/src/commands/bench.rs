@@ -6,11 +6,10 @@ use super::{bench_ab, bench_report};
 use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail};
-use cairn_bench::peers::{self, PeerWorkload, PeersSettings, System};
+use cairn_bench::peers::{self, DirectIo, PeerWorkload, PeersSettings, System};
 use cairn_bench::{DeviceSpec, Interrupt, Origin, Report, Settings, SyncMethod, TargetSpec, Workload, engine_figures};
 use clap::{Parser, Subcommand};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::io::Write;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -81,8 +80,9 @@ struct Peers {
     /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two.
     #[arg(long, default_value = "ext4,xfs,btrfs,cairn", value_name = "LIST")]
     fs: String,
-    /// Loads of `cairn bench run`, or the programs tool:dbench, tool:fs_mark, tool:fio.
-    #[arg(long, value_delimiter = ',', default_value = "fsync-write,small-durable-files,fs_mark,dbench", value_name = "LIST")]
+    /// Loads of `cairn bench run`, or the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync, tool:fio, tool:pgbench; a
+    /// number of clients may follow, as in dbench@64 [default: a list of both, as far as they are installed].
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<PeerWorkload>,
     /// Rounds; each figure is their median.
     #[arg(long, default_value_t = 5, value_name = "N")]
@@ -94,11 +94,14 @@ struct Peers {
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
     dir: PathBuf,
     /// Whether loop devices bypass the host's page cache.
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false")]
-    direct_io: bool,
-    /// Two rounds of 2 seconds on small images, for a first look.
+    #[arg(long, default_value = "true", value_name = "true|false|both")]
+    direct_io: DirectIo,
+    /// Two rounds of 2 seconds on smaller images, for a first look in less than five minutes.
     #[arg(long, conflicts_with_all = ["repeat", "seconds", "size"])]
     quick: bool,
+    /// Print a table in Markdown.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
     #[command(flatten)]
     load: Load,
 }
@@ -109,7 +112,7 @@ struct Peers {
 /// When something is missing or fails, or the user interrupts it.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let interrupt = Interrupt::default();
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         if !matches!(arguments.command, Command::Peers(_)) {
             // Before the flag is set, so that the first signal finds it unset.
             signal_hook::flag::register_conditional_shutdown(signal, 130, interrupt.flag()).context("cannot listen to signals")?;
@@ -170,11 +173,12 @@ fn mount_statistics(target: &TargetSpec) -> Option<serde_json::Value> {
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
     let (mut repeat, mut duration, mut size_bytes) = (arguments.repeat, arguments.load.duration()?, arguments.size.bytes);
     if arguments.quick {
-        (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 1 << 30);
+        (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }
+    let workloads = if arguments.workload.is_empty() { PeerWorkload::defaults(arguments.quick) } else { arguments.workload.clone() };
     let settings = PeersSettings {
         systems: System::parse_list(&arguments.fs).map_err(anyhow::Error::msg)?,
-        workloads: arguments.workload.clone(),
+        workloads,
         repeat,
         clients: arguments.load.clients,
         duration,
@@ -186,9 +190,6 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         command: std::env::args().collect(),
         interrupt,
     };
-    let summary = peers::run(&settings, &mut |step| {
-        // Whoever closed standard error doesn't want to know.
-        let _ = writeln!(std::io::stderr(), "{step}");
-    })?;
-    output::print(&summary, arguments.load.json)
+    let summary = peers::run(&settings)?;
+    if arguments.markdown { output::print_text(&summary.markdown()) } else { output::print(&summary, arguments.load.json) }
 }
