@@ -193,7 +193,7 @@ fn empty_files(ab: &AbSettings) -> Measurement {
 fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
     const WANTED: [Wanted; 6] = [
         Wanted::more("reads and writes", "1/s", Source::Throughput),
-        Wanted::less("loss to flushes", "%", Source::Percent).published("80 -> 25-30 -> 5-14 %"),
+        Wanted::less("loss to flushes", "%", Source::Percent).published("80 → 25-30 → 5-14 %"),
         Wanted::less("fsync, p50", "µs", Source::Latency("fsync", Quantile::P50)),
         Wanted::less("fsync, p99", "µs", Source::Latency("fsync", Quantile::P99)),
         Wanted::less("fsync, max", "µs", Source::Latency("fsync", Quantile::Max)),
@@ -213,13 +213,13 @@ fn tickets(ab: &AbSettings) -> Measurement {
     let settings = settings_of(ab, 16);
     let longest = |name, figure, published| Wanted::less(name, "µs", Source::Figure(figure)).published(published);
     let mut wanted = vec![
-        Wanted::more("files", "1/s", Source::Throughput).published("+12.1 % (212,897 -> 238,613)"),
+        Wanted::more("files", "1/s", Source::Throughput).published("+12.1 % (212,897 → 238,613)"),
         Wanted::more("files, in 99 % of the intervals", "1/s", Source::Figure(tight_volume::SLOW_INTERVALS))
-            .published("+14.0 % (189,682 -> 216,291)"),
-        longest("longest creation, p50 of the intervals", tight_volume::LONGEST_P50, "-21.9 % (264,665 -> 206,772)"),
-        longest("longest creation, p90 of the intervals", tight_volume::LONGEST_P90, "-22.1 % (456,347 -> 355,431)"),
-        longest("longest creation, p99 of the intervals", tight_volume::LONGEST_P99, "-28.8 % (659,490 -> 469,635)"),
-        longest("longest creation of all", tight_volume::LONGEST_MAX, "-48.8 % (1,001,413 -> 512,389)"),
+            .published("+14.0 % (189,682 → 216,291)"),
+        longest("longest creation, p50 of the intervals", tight_volume::LONGEST_P50, "-21.9 % (264,665 → 206,772)"),
+        longest("longest creation, p90 of the intervals", tight_volume::LONGEST_P90, "-22.1 % (456,347 → 355,431)"),
+        longest("longest creation, p99 of the intervals", tight_volume::LONGEST_P99, "-28.8 % (659,490 → 469,635)"),
+        longest("longest creation of all", tight_volume::LONGEST_MAX, "-48.8 % (1,001,413 → 512,389)"),
         Wanted::less("create, p50", "µs", Source::Latency("create", Quantile::P50)),
         Wanted::less("create, p90", "µs", Source::Latency("create", Quantile::P90)),
         Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
