@@ -7,7 +7,7 @@ use super::mechanism::Mechanism;
 use crate::engine_settings::EngineSettings;
 use crate::report::Report;
 use crate::spec::{DeviceSpec, TargetSpec};
-use crate::workloads::{Settings, SyncMethod, Workload, tight_volume};
+use crate::workloads::{Settings, SyncMethod, Workload, attribute_changes, tight_volume};
 use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 4 << 30;
@@ -24,6 +24,8 @@ pub(super) enum Load {
     Known(Workload),
     /// Empty files on a volume that is always about full.
     TightVolume,
+    /// The same few items logged again and again.
+    AttributeChanges,
 }
 
 impl Load {
@@ -31,6 +33,7 @@ impl Load {
         match self {
             Load::Known(workload) => workload.name(),
             Load::TightVolume => "fs_mark on a full volume",
+            Load::AttributeChanges => "changes of attributes",
         }
     }
 
@@ -38,6 +41,7 @@ impl Load {
         match self {
             Load::Known(workload) => workload.run(target, settings),
             Load::TightVolume => tight_volume::run(target, settings),
+            Load::AttributeChanges => attribute_changes::run(target, settings),
         }
     }
 }
@@ -242,5 +246,20 @@ fn committed_item_list(ab: &AbSettings) -> Vec<Measurement> {
         Wanted::less("unlink, p99", "µs", Source::Latency("unlink", Quantile::P99)),
     ];
     let name = format!("create-walk-unlink, {}", clients_text(&settings));
-    vec![measurement(name, Workload::CreateWalkUnlink, memory(), settings, &wanted)]
+    let mut all = vec![measurement(name, Workload::CreateWalkUnlink, memory(), settings, &wanted)];
+    all.extend([1, 8, 64].map(|clients| attribute_changes(ab, clients)));
+    all
+}
+
+/// The nearest that a file system's caller comes to the list alone.
+fn attribute_changes(ab: &AbSettings, clients: usize) -> Measurement {
+    let settings = settings_of(ab, clients);
+    let mut wanted = vec![
+        Wanted::more("changes logged", "1/s", Source::Throughput),
+        Wanted::less("change, p50", "µs", Source::Latency("set times", Quantile::P50)),
+        Wanted::less("change, p99", "µs", Source::Latency("set times", Quantile::P99)),
+    ];
+    wanted.extend(RESOURCES);
+    let name = format!("items logged again, {}", clients_text(&settings));
+    Measurement { name, load: Load::AttributeChanges, device: memory(), own_size: false, settings, wanted }
 }
