@@ -67,6 +67,32 @@ fn mistakes_get_clear_messages() {
     assert!(left_in(folder.path()).is_empty());
 }
 
+#[test]
+fn results_become_a_page_and_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| fs::write(folder.path().join(name), content).unwrap();
+    let load = ["--clients", "2", "--seconds", "0.2", "--json"];
+    let target = ["bench", "run", "fsync-write", "--target", "engine:memory:size=64M"];
+    file("run.json", &exits_with(0, folder.path(), &[&target[..], &load].concat()));
+    let quick = ["bench", "ab", "M3", "--device", "simulated:flush_ms=1,size=64M", "--clients", "2", "--quick", "--json"];
+    let compared = cairn(folder.path(), &quick).output().unwrap();
+    assert!(compared.status.success(), "{}", told(&compared));
+    file("ab.json", &String::from_utf8_lossy(&compared.stdout));
+    let printed = exits_with(0, folder.path(), &["bench", "report", "run.json", "ab.json", "-o", "page.html", "--markdown"]);
+    assert!(printed.contains("| M3 | off | on | change | published |"), "{printed}");
+    let page = fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("fsync-write") && page.contains("<svg") && page.ends_with("</html>\n"), "{page}");
+
+    file("empty.json", "");
+    let told = exits_with(1, folder.path(), &["bench", "report", "run.json", "empty.json", "-o", "other.html"]);
+    assert!(told.contains("empty.json") && told.contains("--json"), "{told}");
+    assert!(!folder.path().join("other.html").exists());
+    let told = exits_with(2, folder.path(), &["bench", "report", "run.json"]);
+    assert!(told.contains("--output"), "{told}");
+    let told = exits_with(1, folder.path(), &["bench", "report", "run.json", "-o", "missing/page.html"]);
+    assert!(told.contains("cannot write missing/page.html"), "{told}");
+}
+
 /// Waits until the command has written `text` to standard error; what is returned has the rest.
 fn wait_for(child: &mut Child, text: &str) -> Lines<BufReader<ChildStderr>> {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

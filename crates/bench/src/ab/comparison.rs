@@ -63,16 +63,18 @@ impl Row {
         })
     }
 
-    /// How the mechanism changes the median, in words: in per cent, or in points where the figure is one in per cent.
+    /// How the mechanism changes the median, in words: in per cent, or in points where the figure is one in per cent. Where the
+    /// ranges of both sides overlap, a ~ follows.
     pub fn change(&self) -> String {
         let (off, on) = (self.off.median, self.on.median);
-        match () {
+        let change = match () {
             () if self.unit == "%" => format!("{:+.1} points", on - off),
             () if off == on => "0 %".into(),
             () if off == 0.0 => "-".into(),
             () if on / off >= 10.0 => format!("{} times", number(on / off)),
             () => format!("{:+.1} %", (on / off - 1.0) * 100.0),
-        }
+        };
+        if self.is_distinct() { change } else { format!("{change} ~") }
     }
 
     /// Whether the sides' ranges have nothing in common.
@@ -130,11 +132,10 @@ pub struct Comparison {
 
 impl Measured {
     fn table(&self, mechanism: &str) -> Table {
-        let mut table = Table::new([mechanism, "off", "on", "change", "", "published"]);
+        let mut table = Table::new([mechanism, "off", "on", "change", "published"]);
         for row in &self.rows {
             let sides = [number(row.off.median), number(row.on.median), row.change()];
-            let apart = if row.is_distinct() { "" } else { "~" };
-            table.row([row.label()].into_iter().chain(sides).chain([apart.into(), row.published.clone()]));
+            table.row([row.label()].into_iter().chain(sides).chain([row.published.clone()]));
         }
         table
     }
@@ -175,10 +176,11 @@ mod tests {
 
     #[test]
     fn changes_are_told_in_fitting_words() {
-        assert_eq!(row("1/s", 100.0, 110.0).change(), "+10.0 %");
+        assert_eq!(row("1/s", 100.0, 110.0).change(), "+10.0 % ~");
+        assert_eq!(row("1/s", 100.0, 150.0).change(), "+50.0 %");
         assert_eq!(row("%", 80.0, 14.0).change(), "-66.0 points");
         assert_eq!(row("1/s", 0.0, 3.0).change(), "-");
-        assert_eq!(row("1/s", 0.0, 0.0).change(), "0 %");
+        assert_eq!(row("1/s", 0.0, 0.0).change(), "0 % ~");
         assert_eq!(row("1/s", 1.0, 25.0).change(), "25.0 times");
         assert!(row("1/s", 100.0, 200.0).is_distinct() && !row("1/s", 100.0, 110.0).is_distinct());
         assert_eq!((row("1/s", 1.0, 1.0).label(), row("", 1.0, 1.0).label()), ("rate, 1/s".into(), "rate".into()));

@@ -100,7 +100,5 @@ impl Wanted {
 }
 
 /// What every comparison tells about the process.
-pub(super) const RESOURCES: [Wanted; 2] = [
-    Wanted::less("CPU per operation", "µs", Source::CpuPerOperation),
-    Wanted::less("context switches per operation", "", Source::SwitchesPerOperation),
-];
+pub(super) const RESOURCES: [Wanted; 2] =
+    [Wanted::less("CPU per op", "µs", Source::CpuPerOperation), Wanted::less("switches per op", "", Source::SwitchesPerOperation)];

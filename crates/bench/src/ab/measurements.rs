@@ -7,7 +7,7 @@ use super::mechanism::Mechanism;
 use crate::engine_settings::EngineSettings;
 use crate::report::Report;
 use crate::spec::{DeviceSpec, TargetSpec};
-use crate::workloads::{Settings, SyncMethod, Workload, tight_volume};
+use crate::workloads::{Settings, SyncMethod, Workload, attribute_changes, tight_volume};
 use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 4 << 30;
@@ -24,6 +24,8 @@ pub(super) enum Load {
     Known(Workload),
     /// Empty files on a volume that is always about full.
     TightVolume,
+    /// The same few items logged again and again.
+    AttributeChanges,
 }
 
 impl Load {
@@ -31,6 +33,7 @@ impl Load {
         match self {
             Load::Known(workload) => workload.name(),
             Load::TightVolume => "fs_mark on a full volume",
+            Load::AttributeChanges => "changes of attributes",
         }
     }
 
@@ -38,6 +41,7 @@ impl Load {
         match self {
             Load::Known(workload) => workload.run(target, settings),
             Load::TightVolume => tight_volume::run(target, settings),
+            Load::AttributeChanges => attribute_changes::run(target, settings),
         }
     }
 }
@@ -193,7 +197,7 @@ fn empty_files(ab: &AbSettings) -> Measurement {
 fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
     const WANTED: [Wanted; 6] = [
         Wanted::more("reads and writes", "1/s", Source::Throughput),
-        Wanted::less("loss to flushes", "%", Source::Percent).published("80 -> 25-30 -> 5-14 %"),
+        Wanted::less("loss to flushes", "%", Source::Percent).published("80 → 25-30 → 5-14 %"),
         Wanted::less("fsync, p50", "µs", Source::Latency("fsync", Quantile::P50)),
         Wanted::less("fsync, p99", "µs", Source::Latency("fsync", Quantile::P99)),
         Wanted::less("fsync, max", "µs", Source::Latency("fsync", Quantile::Max)),
@@ -213,13 +217,13 @@ fn tickets(ab: &AbSettings) -> Measurement {
     let settings = settings_of(ab, 16);
     let longest = |name, figure, published| Wanted::less(name, "µs", Source::Figure(figure)).published(published);
     let mut wanted = vec![
-        Wanted::more("files", "1/s", Source::Throughput).published("+12.1 % (212,897 -> 238,613)"),
+        Wanted::more("files", "1/s", Source::Throughput).published("+12.1 % (212,897 → 238,613)"),
         Wanted::more("files, in 99 % of the intervals", "1/s", Source::Figure(tight_volume::SLOW_INTERVALS))
-            .published("+14.0 % (189,682 -> 216,291)"),
-        longest("longest creation, p50 of the intervals", tight_volume::LONGEST_P50, "-21.9 % (264,665 -> 206,772)"),
-        longest("longest creation, p90 of the intervals", tight_volume::LONGEST_P90, "-22.1 % (456,347 -> 355,431)"),
-        longest("longest creation, p99 of the intervals", tight_volume::LONGEST_P99, "-28.8 % (659,490 -> 469,635)"),
-        longest("longest creation of all", tight_volume::LONGEST_MAX, "-48.8 % (1,001,413 -> 512,389)"),
+            .published("+14.0 % (189,682 → 216,291)"),
+        longest("longest creation, p50 of the intervals", tight_volume::LONGEST_P50, "-21.9 % (264,665 → 206,772)"),
+        longest("longest creation, p90 of the intervals", tight_volume::LONGEST_P90, "-22.1 % (456,347 → 355,431)"),
+        longest("longest creation, p99 of the intervals", tight_volume::LONGEST_P99, "-28.8 % (659,490 → 469,635)"),
+        longest("longest creation of all", tight_volume::LONGEST_MAX, "-48.8 % (1,001,413 → 512,389)"),
         Wanted::less("create, p50", "µs", Source::Latency("create", Quantile::P50)),
         Wanted::less("create, p90", "µs", Source::Latency("create", Quantile::P90)),
         Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
@@ -242,5 +246,20 @@ fn committed_item_list(ab: &AbSettings) -> Vec<Measurement> {
         Wanted::less("unlink, p99", "µs", Source::Latency("unlink", Quantile::P99)),
     ];
     let name = format!("create-walk-unlink, {}", clients_text(&settings));
-    vec![measurement(name, Workload::CreateWalkUnlink, memory(), settings, &wanted)]
+    let mut all = vec![measurement(name, Workload::CreateWalkUnlink, memory(), settings, &wanted)];
+    all.extend([1, 8, 64].map(|clients| attribute_changes(ab, clients)));
+    all
+}
+
+/// The nearest that a file system's caller comes to the list alone.
+fn attribute_changes(ab: &AbSettings, clients: usize) -> Measurement {
+    let settings = settings_of(ab, clients);
+    let mut wanted = vec![
+        Wanted::more("changes logged", "1/s", Source::Throughput),
+        Wanted::less("change, p50", "µs", Source::Latency("set times", Quantile::P50)),
+        Wanted::less("change, p99", "µs", Source::Latency("set times", Quantile::P99)),
+    ];
+    wanted.extend(RESOURCES);
+    let name = format!("items logged again, {}", clients_text(&settings));
+    Measurement { name, load: Load::AttributeChanges, device: memory(), own_size: false, settings, wanted }
 }

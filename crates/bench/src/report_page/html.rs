@@ -52,7 +52,8 @@ impl Html {
         self.element(name, attributes, |html| html.text(text));
     }
 
-    /// An element that holds nothing.
+    /// An element that holds nothing. Only `meta` and the elements of drawings may be written so: a browser would leave any other
+    /// open.
     pub fn void(&mut self, name: &str, attributes: &[(&str, &str)]) {
         self.open(name, attributes);
         self.text.push_str("/>");

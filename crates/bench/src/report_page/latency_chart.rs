@@ -67,7 +67,7 @@ pub fn draw(html: &mut Html, title: &str, curves: &[Curve]) {
             }
             curves.iter().for_each(|curve| draw_curve(html, curve, y));
         });
-        html.void("span", &[]);
+        html.leaf("span", &[], "");
         draw_axis(html);
     });
     numbers(html, curves);

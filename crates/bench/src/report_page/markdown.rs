@@ -49,7 +49,7 @@ fn figure_text(row: &SummaryRow) -> String {
 
 /// The figures of a mechanism off and on, one table for all loads.
 pub fn comparison_table(comparison: &Comparison) -> String {
-    let headings = [comparison.mechanism.as_str(), "off", "on", "change", "", "published"].map(str::to_owned);
+    let headings = [comparison.mechanism.as_str(), "off", "on", "change", "published"].map(str::to_owned);
     let rows = comparison.measurements.iter().flat_map(|measured| {
         measured.rows.iter().map(|row| {
             let mut cells = comparison_cells(row);

@@ -62,7 +62,9 @@ pub fn draw(html: &mut Html, groups: &[Group]) {
     let Some(scale) = LogScale::over(values.chain([1.0 / BASE, BASE]), BASE, 2) else { return };
     html.element("div", &[("class", "ratios"), ("role", "group")], |html| {
         for group in groups.iter().filter(|group| !group.bars.is_empty()) {
-            html.leaf("h4", &[], &group.heading);
+            if !group.heading.is_empty() {
+                html.leaf("h4", &[], &group.heading);
+            }
             group.bars.iter().for_each(|bar| draw_bar(html, bar, &scale));
             draw_axis(html, &scale);
         }

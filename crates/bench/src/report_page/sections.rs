@@ -95,7 +95,7 @@ fn peer_group(palette: &mut Palette, workload: &str, figure: &str, rows: &[&Summ
     let one = best.or_else(|| rows.first().map(|row| row.median)).unwrap_or(0.0);
     let bars = rows.iter().filter_map(|row| {
         let figure = [row.median, row.min, row.max];
-        Bar::new(row.system.clone(), palette.place(&row.system), figure, one, less_is_better, unit)
+        Bar::new(row.system.clone(), palette.place(&row.system), figure, one, less_is_better, "")
     });
     let name = if figure == crate::peers::THROUGHPUT { workload.to_owned() } else { format!("{workload}, {figure}") };
     let heading = if less_is_better { format!("{name}, {unit} (less is better)") } else { format!("{name}, {unit}") };
@@ -152,7 +152,7 @@ pub fn comparison(html: &mut Html, comparison: &Comparison) {
     html.leaf("p", &[], &format!("Off: {}.", comparison.off));
     html.leaf("p", &[], &format!("Published: {}.", comparison.published));
     let note = format!(
-        "Medians of {} rounds of {} s on each side, in turns. A bar shows how many times as good it is with the mechanism, the thin line \
+        "Medians of {} rounds of {} s on each side, in turns. A bar shows how many times as good it is with the mechanism as without, the thin line \
          the range of all rounds with it; ~ stands where the ranges of both sides overlap.",
         comparison.rounds, comparison.seconds
     );
@@ -161,7 +161,7 @@ pub fn comparison(html: &mut Html, comparison: &Comparison) {
         html.leaf("h3", &[], &measured.name);
         html.leaf("p", &[("class", "note")], &measured.target);
         ratio_chart::draw(html, &[measured_group(measured)]);
-        let headings = [comparison.mechanism.as_str(), "off", "on", "change", "", "published"];
+        let headings = [comparison.mechanism.as_str(), "off", "on", "change", "published"];
         table(html, &headings, &measured.rows.iter().map(comparison_cells).collect::<Vec<_>>());
     }
     let more = vec![pair("Cairn", comparison.version.clone())];
@@ -174,13 +174,12 @@ fn measured_group(measured: &Measured) -> Group {
         let on = [row.on.median, row.on.min, row.on.max];
         Bar::new(row.figure.clone(), PLACE, on, row.off.median, row.less_is_better?, &row.unit)
     });
-    Group { heading: "with the mechanism, times as good as without".into(), bars: bars.collect() }
+    Group { heading: String::new(), bars: bars.collect() }
 }
 
 /// The cells of a figure on both sides.
 pub fn comparison_cells(row: &Row) -> Vec<String> {
-    let apart = if row.is_distinct() { "" } else { "~" };
-    vec![row.label(), number(row.off.median), number(row.on.median), row.change(), apart.into(), row.published.clone()]
+    vec![row.label(), number(row.off.median), number(row.on.median), row.change(), row.published.clone()]
 }
 
 /// A single run.

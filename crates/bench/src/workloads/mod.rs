@@ -1,4 +1,5 @@
 //! The load generators, and what they have in common: settings, a folder of their own, the report.
+pub(crate) mod attribute_changes;
 mod create_walk_unlink;
 mod dbench;
 mod device_limit;

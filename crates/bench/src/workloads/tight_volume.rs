@@ -1,5 +1,6 @@
-//! Empty files on a volume that is always about full: each client creates files until there is no space, removes all of its
-//! own, and goes on. So creations always compete for space that reclaim has to bring back.
+//! Empty files on a volume that is always about full. Beforehand three quarters of it are filled. Then
+//! each client creates files until there is no space, removes all of its own, and goes on. So creations always compete for
+//! space that reclaim has to bring back.
 //!
 //! The latency that such a volume is known for is the longest creation of each tenth of a second, as fs_mark's
 //! "maximum latency of a creation" is one for each of its intervals.
@@ -25,6 +26,7 @@ pub const REFUSED: &str = "creations refused for lack of space";
 pub const NOT_REMOVED: &str = "removals refused for lack of space";
 
 const INTERVAL: Duration = Duration::from_millis(100);
+const FILES_PER_CHECK: u64 = 500;
 /// A client that finds no space and has nothing to remove leaves it to the others for a moment.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -82,6 +84,7 @@ fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     for client in 0..settings.clients {
         place.target.make_directory(&place.path(&client.to_string()))?;
     }
+    fill(place, settings)?;
     let notes = Arc::new(Notes::new(settings.duration));
     let (in_clients, in_notes, begin) = (place.clone(), notes.clone(), clock::now_monotonic());
     let measured = client::run(&settings.timed_plan("full volume"), move |client, recorder| {
@@ -114,6 +117,24 @@ fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let mut findings = Findings::of_rate(measured, "files/s");
     findings.figures = figures;
     Ok(findings)
+}
+
+/// Fills the volume up to the part in which the clients work.
+fn fill(place: &Place, settings: &Settings) -> anyhow::Result<()> {
+    let (target, folder) = (&*place.target, place.path("filling"));
+    target.make_directory(&folder)?;
+    let left_bytes = target.space_bytes()? / 4;
+    let mut files = 0_u64;
+    // What is free is exact after a commit only, and the last files before a full volume would take longest.
+    while target.space_bytes()? > left_bytes {
+        settings.interrupt.check()?;
+        for file in files..files + FILES_PER_CHECK {
+            target.open(&format!("{folder}/{file:08x}"), Open::Create)?;
+        }
+        files += FILES_PER_CHECK;
+        target.sync_all()?;
+    }
+    Ok(())
 }
 
 /// Removes the files, the youngest first; stops at one that the full volume has no space to remove.
