@@ -9,13 +9,12 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
 use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An inode to remove.
 #[derive(Clone, Copy)]
 struct Orphan {
     number: InodeNumber,
-    /// Its blocks that are counted in [`Orphans::blocks`].
+    /// Its blocks that were announced to the allocator.
     blocks: u64,
 }
 
@@ -34,30 +33,11 @@ pub(crate) struct Orphans {
     changed: Condvar,
     /// Without a name, but referenced.
     unlinked: Mutex<HashSet<InodeNumber>>,
-    /// Blocks of what is queued.
-    blocks: AtomicU64,
 }
 
 impl Orphans {
     pub(crate) fn new() -> Self {
-        Self {
-            queue: Mutex::new(Rank::LEAF, Queue::default()),
-            changed: Condvar::new(),
-            unlinked: Mutex::new(Rank::LEAF, HashSet::new()),
-            blocks: AtomicU64::new(0),
-        }
-    }
-
-    /// Blocks that are freed when all that is queued has been removed.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
-    }
-
-    /// Up to `freed` of the blocks that are `counted` for an inode are free now.
-    pub(crate) fn freed(&self, counted: &mut u64, freed: u64) {
-        let freed = freed.min(*counted);
-        *counted -= freed;
-        self.blocks.fetch_sub(freed, Ordering::Relaxed);
+        Self { queue: Mutex::new(Rank::LEAF, Queue::default()), changed: Condvar::new(), unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
     }
 
     /// Ends the thread; what is queued stays an orphan on the volume.
@@ -102,9 +82,16 @@ impl VolumeInner {
             return self.reap(Orphan { number, blocks: 0 }, Effort::Removal);
         }
         let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
-        self.orphans.blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.space.announce(blocks);
         self.orphans.queue.lock().waiting.push_back(Orphan { number, blocks });
         self.orphans.changed.notify_one();
+    }
+
+    /// Up to `freed` of the blocks that are `counted` for an inode are free now.
+    pub(crate) fn note_freed(&self, counted: &mut u64, freed: u64) {
+        let freed = freed.min(*counted);
+        *counted -= freed;
+        self.space.retract(freed);
     }
 
     fn reap(&self, orphan: Orphan, effort: Effort) {
@@ -123,7 +110,7 @@ impl VolumeInner {
             self.orphans.queue.lock().postponed.push(Orphan { number, blocks: counted });
             return;
         }
-        self.orphans.freed(&mut counted, u64::MAX);
+        self.note_freed(&mut counted, u64::MAX);
         match result {
             Ok(()) | Err(Error::Aborted(_)) => {}
             // It stays an orphan on the volume; the next mount tries again.

@@ -194,7 +194,7 @@ impl VolumeInner {
     }
 
     /// Removes an inode without names: its items some at a time, then itself. A crash on the way leaves its orphan item.
-    /// The extents mutex is held. `counted` are the blocks of it that `statfs` calls available already.
+    /// The extents mutex is held. `counted` are the blocks of it that were announced to the allocator.
     pub(crate) fn remove_inode(&self, inode: &Arc<Inode>, effort: Effort, counted: &mut u64) -> Result<()> {
         loop {
             let (mut operation, batch) = self.begin_batch(3, 0, effort)?;
@@ -208,7 +208,7 @@ impl VolumeInner {
             self.drop_pages(&mut state, 0, u64::MAX);
             let blocks_before = state.item.blocks;
             let finished = self.remove_items(&mut operation, inode.number, &mut state, batch)?;
-            self.orphans.freed(counted, blocks_before - state.item.blocks);
+            self.note_freed(counted, blocks_before - state.item.blocks);
             if finished {
                 operation.delete(Key::new(inode.number, ItemKind::Inode, 0))?;
                 operation.delete(orphan_key(inode.number))?;

@@ -318,12 +318,11 @@ impl VolumeInner {
     /// are gone; but not the last few blocks, with which no file could be created.
     pub(crate) fn space_info(&self) -> SpaceInfo {
         let report = self.space.report();
-        let removed_blocks = self.orphans.blocks().min(report.used);
         let least_blocks = self.files.worst_case_joined(CREATION_ITEMS) * NODE_BLOCKS;
         SpaceInfo {
             total_blocks: report.total_blocks,
-            free_blocks: report.total_blocks.saturating_sub(report.used) + removed_blocks,
-            available_blocks: (report.obtainable_blocks + removed_blocks).saturating_sub(least_blocks),
+            free_blocks: report.total_blocks.saturating_sub(report.used) + report.returning,
+            available_blocks: report.obtainable_blocks.saturating_sub(least_blocks),
             block_size: BLOCK_SIZE as u32,
         }
     }

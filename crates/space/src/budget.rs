@@ -204,15 +204,15 @@ impl Budget {
         self.free_blocks.saturating_sub(self.data_reserved + kept_nodes * NODE_BLOCKS)
     }
 
-    /// Blocks that an ordinary writer of data can get if it waits for reclaim, which makes pinned blocks free and gives back
-    /// what nodes of delayed data were reserved for nothing: nearly all of them.
-    pub(crate) fn obtainable_blocks(&self, pinned_blocks: u64) -> u64 {
-        if self.free_clusters + pinned_blocks / NODE_BLOCKS <= self.kept_clusters(Urgency::Normal) {
+    /// Blocks that an ordinary writer of data can get if it waits for reclaim, which makes the `coming_blocks` free and gives
+    /// back what nodes of delayed data were reserved for nothing: nearly all of them.
+    pub(crate) fn obtainable_blocks(&self, coming_blocks: u64) -> u64 {
+        if self.free_clusters + coming_blocks / NODE_BLOCKS <= self.kept_clusters(Urgency::Normal) {
             return 0;
         }
         let delayed_nodes = self.nodes_reserved.min(self.data_reserved) / DELAYED_NODES_PER_NODE;
         let kept = self.data_reserved + (self.global_nodes + delayed_nodes) * NODE_BLOCKS;
-        (self.free_blocks + pinned_blocks).saturating_sub(kept)
+        (self.free_blocks + coming_blocks).saturating_sub(kept)
     }
 
     fn holds(&self) -> bool {

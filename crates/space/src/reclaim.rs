@@ -62,6 +62,9 @@ const PREEMPTIVE_SHARE_VOLUME: u64 = 16;
 /// Preemptive reclaim needs this share of the volume to be gained, and to have been granted since its last run.
 const PREEMPTIVE_SHARE_GAINED: u64 = 64;
 
+/// So many times as long it waits for files whose removal has begun.
+const REMOVAL_PATIENCE: u32 = 10;
+
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
     #[default]
@@ -204,7 +207,7 @@ impl Ledger {
     /// A reservation gave something back. Reclaim need not know while others hold some: waking it for each would cost more
     /// than what it is woken for.
     pub(crate) fn note_return(&self) {
-        if self.tickets.first().is_some() && self.budget.reserved_blocks() == 0 {
+        if self.budget.reserved_blocks() == 0 && self.tickets.first().is_some() {
             self.reclaim.wake.returned.notify_all();
         }
     }
@@ -383,13 +386,14 @@ impl Thread {
     }
 
     /// Before the first ticket is judged: a cycle may take less time than others hold what they reserved. Waits, for a bounded
-    /// time, while it is no closer to what it needs and somebody holds something.
+    /// time, while it is no closer to what it needs and somebody holds something, or is about to remove a file.
     fn await_returns(&self, ledger: &mut Guard<'_>, progress: &Progress, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
-        let deadline = now_monotonic() + ledger.reclaim.return_wait.0;
+        let patience = if self.space.returning_hint() > 0 { REMOVAL_PATIENCE } else { 1 };
+        let deadline = now_monotonic() + ledger.reclaim.return_wait.0 * patience;
         let wake = Arc::clone(&ledger.reclaim.wake);
         while ledger.reclaim.is_running()
             && progress.is_stuck(ledger, first(ledger).as_ref())
-            && ledger.budget.reserved_blocks() > 0
+            && self.is_something_held(ledger)
             && (self.role == Role::Reclaim || ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun)
         {
             let rest = deadline - now_monotonic();
@@ -400,12 +404,17 @@ impl Thread {
         }
     }
 
+    /// Whether somebody holds what it will give back without being asked.
+    fn is_something_held(&self, ledger: &Ledger) -> bool {
+        ledger.budget.reserved_blocks() > 0 || self.space.returning_hint() > 0
+    }
+
     /// The first stage, which costs least: operations that end give back most of what they reserved. Whether a ticket was
     /// granted in a moment; then the others may wait for the next moment, too.
     fn is_served(&self, ledger: &mut Guard<'_>) -> bool {
         let granted = ledger.tickets.granted;
         let wake = Arc::clone(&ledger.reclaim.wake);
-        if ledger.budget.reserved_blocks() > 0 {
+        if self.is_something_held(ledger) {
             wake.returned.wait_for(ledger, GRANT_PAUSE);
         }
         ledger.tickets.granted > granted

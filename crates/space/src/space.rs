@@ -64,6 +64,8 @@ pub struct SpaceReport {
     pub available_blocks: u64,
     /// Blocks that an ordinary writer of data would get if it waited for reclaim.
     pub obtainable_blocks: u64,
+    /// Blocks in use that somebody is about to free.
+    pub returning: u64,
     /// Nodes that ordinary requests never get.
     pub global_reserve_nodes: u64,
     /// Free aligned clusters: room for nodes.
@@ -92,6 +94,8 @@ pub struct Space {
     groups: Mutex<Groups>,
     /// Pinned blocks in all generations; changed under the groups' lock, read anywhere as a hint.
     pinned_blocks: AtomicU64,
+    /// Blocks of removed files that somebody is about to free.
+    returning_blocks: AtomicU64,
 }
 
 impl Space {
@@ -114,6 +118,7 @@ impl Space {
             ledger: Mutex::new(Rank::SPACE_LEDGER, ledger),
             groups: Mutex::new(Rank::SPACE_GROUPS, groups),
             pinned_blocks: AtomicU64::new(0),
+            returning_blocks: AtomicU64::new(0),
         })
     }
 
@@ -216,6 +221,22 @@ impl Space {
             ledger.preempt_if_worthwhile(self.pinned_hint());
         }
         fits
+    }
+
+    /// Somebody is about to free `blocks` blocks that are in use: they count as obtainable, and no ticket fails at once while
+    /// there are any. To be taken back with [`Self::retract`] as they are freed.
+    pub fn announce(&self, blocks: u64) {
+        self.returning_blocks.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Of the announced blocks, `blocks` are freed now or won't be.
+    pub fn retract(&self, blocks: u64) {
+        self.returning_blocks.fetch_sub(blocks, Ordering::Relaxed);
+    }
+
+    /// What was announced and is not free yet.
+    pub(crate) fn returning_hint(&self) -> u64 {
+        self.returning_blocks.load(Ordering::Relaxed)
     }
 
     /// Takes space back from a reservation and serves those who wait.
@@ -417,15 +438,19 @@ impl Space {
         let groups = self.groups.lock();
         let pinned = self.pinned_hint();
         drop(groups);
+        let used = ledger.budget.total_blocks - ledger.budget.free_blocks - pinned;
+        // Freed and retracted are two steps.
+        let returning = self.returning_hint().min(used);
         let (budget, tickets) = (&ledger.budget, &ledger.tickets);
         SpaceReport {
             total_blocks: budget.total_blocks,
-            used: budget.total_blocks - budget.free_blocks - pinned,
+            used,
             pinned,
             reserved_data: budget.data_reserved,
             reserved_nodes: budget.nodes_reserved,
             available_blocks: budget.available_blocks(),
-            obtainable_blocks: budget.obtainable_blocks(pinned),
+            obtainable_blocks: budget.obtainable_blocks(pinned + returning),
+            returning,
             global_reserve_nodes: budget.global_nodes,
             free_clusters: budget.free_clusters,
             tickets_waiting: tickets.waiting(),

@@ -231,3 +231,24 @@ fn nobody_waits_for_reclaim_that_meets_a_write_error() {
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
+
+/// Removal goes on behind the scenes; who needs the space meanwhile waits for it, and `df` counts it.
+#[test]
+fn what_a_removed_file_held_can_be_written_at_once() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    format(&*device, 1 << 20).expect("a new volume");
+    let volume = open(&device, true);
+    let whole = volume.space();
+    let data = pattern(Tag { client: 1, operation: 1 }, 0, whole.available_blocks * 4096 * 9 / 10);
+    for round in 0..5 {
+        let inode = create(&volume, b"large", &data).unwrap_or_else(|error| panic!("round {round}: {error}, {:?}", volume.space()));
+        volume.fsync_blocking(inode, FsyncKind::Full).expect("what write accepted has its space");
+        volume.forget(inode, 1);
+        volume.unlink(volume.root(), b"large").expect("it exists");
+        let space = volume.space();
+        let missing = whole.available_blocks.abs_diff(space.available_blocks);
+        assert!(missing * 50 <= whole.total_blocks, "round {round}: {space:?} right after the removal");
+    }
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
+}
