@@ -1,7 +1,7 @@
 //! The command on a real mount.
 //!
 //! `CAIRN_MOUNT_TESTS=required` makes a missing `/dev/fuse` a failure, `off` leaves these tests out; without the variable they
-//! run where `/dev/fuse` can be opened.
+//! run where `/dev/fuse` can be opened. `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
 use cairn_environment::Rank;
 use cairn_environment::lock::{Mutex, MutexGuard};
 use std::fs;
@@ -41,7 +41,16 @@ impl Mounted {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_cairn")).args(arguments).current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap()
+        self.command(arguments).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
+        command.args(arguments).current_dir(self.folder.path());
+        if let (Some(&"mount"), Ok(transport)) = (arguments.first(), std::env::var("CAIRN_TEST_TRANSPORT")) {
+            command.args(["-o", &format!("transport={transport}")]);
+        }
+        command
     }
 
     #[track_caller]
@@ -85,7 +94,8 @@ fn a_volume_is_created_used_and_found_again() {
     mounted.succeeds(&["sync", "dir"]);
     let statistics: serde_json::Value = serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
     assert_eq!(statistics["total_bytes"].as_u64().map(|bytes| bytes > 32 << 20), Some(true), "{statistics}");
-    assert!(mounted.succeeds(&["stats", "dir"]).contains("total_bytes: "));
+    let lines = mounted.succeeds(&["stats", "dir"]);
+    assert!(lines.contains("total_bytes: ") && lines.contains("requests.WRITE.count: 1\n"), "{lines}");
     mounted.succeeds(&["umount", "dir"]);
     assert!(!mounted.is_mounted());
     mounted.succeeds(&["fsck", "--data", "image"]);
@@ -182,11 +192,7 @@ fn a_read_only_mount_changes_nothing() {
 fn a_signal_ends_the_mount_with_everything_durable() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
-    let mut server = Command::new(env!("CARGO_BIN_EXE_cairn"))
-        .args(["mount", "--foreground", "image", "dir", "--log", "log"])
-        .current_dir(mounted.folder.path())
-        .spawn()
-        .unwrap();
+    let mut server = mounted.command(&["mount", "--foreground", "image", "dir", "--log", "log"]).spawn().unwrap();
     while !mounted.is_mounted() {
         assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", fs::read_to_string(mounted.path("log")).unwrap());
         cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
@@ -207,11 +213,7 @@ fn a_signal_ends_the_mount_with_everything_durable() {
 fn a_dead_server_is_reported_and_its_mount_taken_away() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
-    let mut server = Command::new(env!("CARGO_BIN_EXE_cairn"))
-        .args(["mount", "--foreground", "image", "dir"])
-        .current_dir(mounted.folder.path())
-        .spawn()
-        .unwrap();
+    let mut server = mounted.command(&["mount", "--foreground", "image", "dir"]).spawn().unwrap();
     while !mounted.is_mounted() {
         assert!(server.try_wait().unwrap().is_none(), "the server ended");
         cairn_environment::clock::sleep(std::time::Duration::from_millis(5));

@@ -50,7 +50,7 @@ pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
 /// It is not, or something could not be written.
 pub fn sync(directory: &Path) -> Result<(), MountError> {
     let no_answer = |errno| match errno {
-        Errno::NOTTY => MountError::NotCairn { path: directory.to_owned(), file_system_type: "another".into() },
+        Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
         errno => MountError::NoAnswer { path: directory.to_owned(), errno },
     };
     let open = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(no_answer)?;

@@ -39,6 +39,8 @@ pub enum MountError {
     NotMounted(PathBuf),
     #[error("{path} is a mount of type {file_system_type}, not of Cairn")]
     NotCairn { path: PathBuf, file_system_type: String },
+    #[error("{0} is not in a mount of Cairn")]
+    NotInCairn(PathBuf),
     #[error("{0} is busy: a program has files open in it, or its working directory there")]
     MountBusy(PathBuf),
     #[error("unmounting {path} failed: {errno}")]

@@ -1,4 +1,5 @@
 //! A file system of one directory in memory, to test transport and mounting without the engine.
+use crate::mounting::{MountOptions, Transport};
 use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::{self, Attr, AttrOut, EntryOut, OpenOut, WriteOut, setattr_flag};
 use crate::protocol::{DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request};
@@ -8,6 +9,17 @@ use cairn_environment::{Rank, thread};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use zerocopy::{Immutable, IntoBytes};
+
+/// The default mount options, with the transport that `CAIRN_TEST_TRANSPORT` names.
+pub fn options_of_tests() -> MountOptions {
+    let transport = match std::env::var("CAIRN_TEST_TRANSPORT").as_deref() {
+        Err(_) | Ok("") => Transport::Auto,
+        Ok("uring") => Transport::Ring,
+        Ok("dev") => Transport::Device,
+        Ok(other) => panic!("CAIRN_TEST_TRANSPORT={other}: use uring or dev"),
+    };
+    MountOptions { transport, ..MountOptions::default() }
+}
 
 /// What the tests look at afterwards.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

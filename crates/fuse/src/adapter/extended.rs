@@ -62,7 +62,9 @@ impl VolumeHandler {
         if name == XATTR_SERVER.as_bytes() {
             return Ok(std::process::id().to_string().into_bytes());
         }
-        serde_json::to_vec(&self.volume.statistics()).map_err(|_| Errno::IO.into())
+        let mut statistics = serde_json::to_value(self.volume.statistics()).map_err(|_| Errno::IO)?;
+        statistics["requests"] = self.requests.to_json();
+        Ok(statistics.to_string().into_bytes())
     }
 
     fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {

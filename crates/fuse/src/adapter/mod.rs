@@ -23,12 +23,14 @@ mod errno;
 mod extended;
 mod names;
 mod periodic;
+mod requests;
 mod settle;
 #[cfg(test)]
 mod volume_tests;
 
 pub use periodic::PeriodicCommit;
 
+use self::requests::RequestCounters;
 use self::settle::WritesInWork;
 use crate::kernel;
 use crate::protocol::wire::{IoctlOut, StatfsOut};
@@ -82,6 +84,7 @@ pub struct VolumeHandler {
     /// Something may have changed since the last sync.
     changed: AtomicBool,
     writes: WritesInWork,
+    requests: RequestCounters,
     closing: Mutex<Closing>,
     closed: Condvar,
 }
@@ -101,6 +104,7 @@ impl VolumeHandler {
             writeback,
             changed: AtomicBool::new(false),
             writes: WritesInWork::default(),
+            requests: RequestCounters::default(),
             closing: Mutex::new(Rank::LEAF, Closing::Open),
             closed: Condvar::new(),
         }
@@ -211,7 +215,7 @@ fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
 impl Handler for VolumeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let changes = request.operation.changes_volume();
-        self.dispatch(request, reply);
+        self.requests.count(request.header.opcode, || self.dispatch(request, reply));
         // Afterwards: a sync that runs meanwhile may miss the change.
         if changes {
             self.changed.store(true, Ordering::Release);

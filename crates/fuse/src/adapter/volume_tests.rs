@@ -1,4 +1,5 @@
 //! Real mounts of real volumes: they need root and `/dev/fuse`, and are skipped without.
+use crate::tiny_file_system::options_of_tests;
 use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::{Volume, VolumeOptions, mkfs};
@@ -108,7 +109,7 @@ fn files_and_names_survive_a_remount() {
         return;
     }
     for writeback in [true, false] {
-        let options = MountOptions { writeback, ..MountOptions::default() };
+        let options = MountOptions { writeback, ..options_of_tests() };
         let mounted = Mounted::new(&options);
         let big = pattern(5_000_001);
         fs::create_dir_all(mounted.path("a/b")).unwrap();
@@ -139,7 +140,7 @@ fn what_fsync_acknowledged_survives_a_crash() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let content = pattern(300_000);
     let mut file = File::create(mounted.path("synced")).unwrap();
     file.write_all(&content).unwrap();
@@ -164,7 +165,7 @@ fn many_fsyncs_at_once_are_all_answered() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions { threads: 2, ..MountOptions::default() });
+    let mounted = Mounted::new(&MountOptions { threads: 2, ..options_of_tests() });
     let threads: Vec<_> = (0..24)
         .map(|number| {
             let path = mounted.path(&format!("file{number}"));
@@ -187,7 +188,7 @@ fn syncs_of_the_whole_volume_reach_it() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     if mounted.forwards_sync {
         fs::write(mounted.path("one"), "1").unwrap();
         rustix::fs::syncfs(File::open(mounted.root()).unwrap()).unwrap();
@@ -196,7 +197,7 @@ fn syncs_of_the_whole_volume_reach_it() {
     mounted.unmount();
 
     for threads in [1, 8] {
-        let plain = Mounted::new(&MountOptions { plain: true, threads, ..MountOptions::default() });
+        let plain = Mounted::new(&MountOptions { plain: true, threads, ..options_of_tests() });
         let content = pattern(24 << 20);
         fs::write(plain.path("two"), &content).unwrap();
         crate::sync(&plain.root()).unwrap();
@@ -205,7 +206,7 @@ fn syncs_of_the_whole_volume_reach_it() {
     }
 
     // Nobody asks for anything here.
-    let through = Mounted::new(&MountOptions { plain: true, writeback: false, ..MountOptions::default() });
+    let through = Mounted::new(&MountOptions { plain: true, writeback: false, ..options_of_tests() });
     fs::write(through.path("three"), "3").unwrap();
     cairn_environment::clock::sleep(Duration::from_millis(2500));
     assert_eq!(through.after_crash("three").as_deref(), Some(&b"3"[..]));
@@ -220,7 +221,7 @@ fn all_is_durable_when_umount_returns() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     if mounted.forwards_sync {
         let content = pattern(24 << 20);
         fs::write(mounted.path("unsynced"), &content).unwrap();
@@ -234,7 +235,7 @@ fn attributes_are_kept_and_set_id_bits_cleared() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let path = mounted.path("file");
     let file = File::create(&path).unwrap();
     let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
@@ -254,7 +255,7 @@ fn attributes_are_kept_and_set_id_bits_cleared() {
     rustix::fs::mknodat(CWD, mounted.path("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), device).unwrap();
     rustix::fs::mknodat(CWD, mounted.path("pipe"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
 
-    let mounted = mounted.remount(&MountOptions::default());
+    let mounted = mounted.remount(&options_of_tests());
     let metadata = fs::metadata(mounted.path("file")).unwrap();
     assert_eq!((metadata.mtime(), metadata.mtime_nsec(), metadata.uid(), metadata.gid()), (-2, 500_000_000, 12, 34));
     assert_eq!(fs::metadata(mounted.path("null")).unwrap().rdev(), device);
@@ -270,10 +271,10 @@ fn large_directories_are_listed_once_each() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let names: std::collections::BTreeSet<String> = (0..2500).map(|i| format!("{i:0width$}", width = 1 + i % 200)).collect();
     names.iter().for_each(|name| drop(File::create(mounted.path(name)).unwrap()));
-    let mounted = mounted.remount(&MountOptions::default());
+    let mounted = mounted.remount(&options_of_tests());
     let mut seen = 0;
     for entry in fs::read_dir(mounted.root()).unwrap() {
         let entry = entry.unwrap();
@@ -296,7 +297,7 @@ fn ranges_are_allocated_freed_and_copied() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let content = pattern(1 << 20);
     fs::write(mounted.path("file"), &content).unwrap();
     let file = File::options().read(true).write(true).open(mounted.path("file")).unwrap();
@@ -322,7 +323,7 @@ fn data_that_the_kernel_still_holds_is_not_called_a_hole() {
         return;
     }
     for writeback in [true, false] {
-        let mounted = Mounted::new(&MountOptions { writeback, ..MountOptions::default() });
+        let mounted = Mounted::new(&MountOptions { writeback, ..options_of_tests() });
         let file = File::create(mounted.path("sparse")).unwrap();
         file.set_len(1 << 20).unwrap();
         file.write_all_at(&[7; 4096], 512 << 10).unwrap();
@@ -344,7 +345,7 @@ fn extended_attributes_and_those_of_the_mount() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let path = mounted.path("file");
     fs::write(&path, "").unwrap();
     let value = pattern(5000);
@@ -381,7 +382,7 @@ fn files_without_names_live_until_they_are_closed() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let mut file = File::options().read(true).write(true).create_new(true).open(mounted.path("unlinked")).unwrap();
     file.write_all(b"still here").unwrap();
     fs::remove_file(mounted.path("unlinked")).unwrap();
@@ -397,7 +398,7 @@ fn files_without_names_live_until_they_are_closed() {
     let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
     rustix::fs::linkat(CWD, descriptor, CWD, mounted.path("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
     drop(unnamed);
-    let mounted = mounted.remount(&MountOptions::default());
+    let mounted = mounted.remount(&options_of_tests());
     assert_eq!(fs::read(mounted.path("named")).unwrap(), b"named later");
     assert_eq!(fs::read_dir(mounted.root()).unwrap().count(), 1);
     mounted.unmount();
@@ -408,7 +409,7 @@ fn renames_replace_refuse_or_exchange() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     let (a, b) = (mounted.path("a"), mounted.path("b"));
     fs::write(&a, "a").unwrap();
     fs::write(&b, "b").unwrap();
@@ -428,9 +429,9 @@ fn a_read_only_mount_reads_and_nothing_else() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions::default());
+    let mounted = Mounted::new(&options_of_tests());
     fs::write(mounted.path("file"), "text").unwrap();
-    let mounted = mounted.remount(&MountOptions { read_only: true, ..MountOptions::default() });
+    let mounted = mounted.remount(&MountOptions { read_only: true, ..options_of_tests() });
     assert_eq!(fs::read(mounted.path("file")).unwrap(), b"text");
     assert_eq!(fs::write(mounted.path("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     assert!(find_mount(&mounted.root()).unwrap().unwrap().read_only);
@@ -442,7 +443,7 @@ fn a_full_volume_says_so_and_files_can_be_removed() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions { writeback: false, ..MountOptions::default() });
+    let mounted = Mounted::new(&MountOptions { writeback: false, ..options_of_tests() });
     let block = vec![1; 1 << 20];
     let mut file = File::create(mounted.path("filler")).unwrap();
     let failure = (0..512).find_map(|_| file.write_all(&block).err()).expect("the volume is smaller than what was written");

@@ -49,7 +49,7 @@ pub fn parse_parts<'a>(header: &InHeader, structure: &'a [u8], rest: &'a [u8]) -
     *last = &last[..last.len().saturating_sub(usize::from(header.extension_words) * 8)];
     let &InHeader { unique, opcode, node, uid, gid, pid, .. } = header;
     let operation = parse_operation(opcode, body).map_err(|what| MalformedRequest { unique, opcode, what })?;
-    Ok(Request { header: RequestHeader { unique, node, uid, gid, pid }, operation })
+    Ok(Request { header: RequestHeader { unique, opcode, node, uid, gid, pid }, operation })
 }
 
 type Parsed<T> = Result<T, &'static str>;

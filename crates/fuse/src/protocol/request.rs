@@ -7,6 +7,8 @@ use zerocopy::FromBytes;
 pub struct RequestHeader {
     /// Number of the request, which the reply repeats.
     pub unique: u64,
+    /// What kind of request, as a number.
+    pub opcode: u32,
     /// Node id of the object concerned.
     pub node: u64,
     /// File system user of the caller.

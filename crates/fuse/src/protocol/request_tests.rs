@@ -49,7 +49,7 @@ fn layout() {
 fn header_fields_arrive() {
     let bytes = request(opcode::GETATTR, &[]);
     let parsed = parse(&bytes).unwrap();
-    assert_eq!(parsed.header, RequestHeader { unique: 77, node: 5, uid: 1000, gid: 100, pid: 9 });
+    assert_eq!(parsed.header, RequestHeader { unique: 77, opcode: opcode::GETATTR, node: 5, uid: 1000, gid: 100, pid: 9 });
     assert!(matches!(parsed.operation, Operation::GetAttributes));
 }
 

@@ -176,7 +176,7 @@ impl KernelRing {
     pub fn register(&mut self, channel: &Arc<Channel>) -> std::io::Result<()> {
         self.channel = Some(Arc::clone(channel));
         self.ring.submitter().register_enable_rings()?;
-        // Lives until the submission below has read it.
+        // Lives until the kernel has read it.
         let parts: Vec<[IoSlice<'_>; 2]> = self.entries.iter().map(Entry::parts).collect();
         let submissions: Vec<Entry128> = parts
             .iter()
@@ -191,11 +191,14 @@ impl KernelRing {
             .collect();
         for submission in &submissions {
             // SAFETY: a registered entry's memory stays mapped: it is `WithKernel`, and then never dropped. The parts that the
-            // submission points to are read during `submit`, at whose end they still exist.
+            // submission points to exist until it was submitted.
             unsafe { self.ring.submission().push(submission).map_err(|_| Errno::AGAIN)? };
         }
         let submitted = self.ring.submit();
-        drop(parts);
+        if !matches!(submitted, Ok(count) if count == submissions.len()) {
+            // What is left is submitted later, and then read.
+            std::mem::forget(parts);
+        }
         submitted?;
         self.collect();
         match self.arrived.iter().find_map(|arrival| if let Arrival::Retired(errno) = arrival { Some(*errno) } else { None }) {

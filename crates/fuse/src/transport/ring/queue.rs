@@ -20,6 +20,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicUsize, Ordering};
 use cairn_environment::lock::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// What comes back from work on the entry `index`.
@@ -134,7 +135,12 @@ impl Arrived {
         let payload = afterwards.as_ref().map_or(payload, |memory| &memory.payload()[..payload_length_bytes]);
         let reply = Reply::over_ring(RingReply { queue: Arc::clone(&queue), index, memory: at_once }, unique);
         match protocol::parse_parts(&header, structure, payload) {
-            Ok(request) => handler.handle(request, reply),
+            Ok(request) => {
+                // A reply that is dropped says EIO. The thread goes on: nobody else serves its CPU's requests.
+                if catch_unwind(AssertUnwindSafe(|| handler.handle(request, reply))).is_err() {
+                    tracing::error!(unique, opcode = header.opcode, "a request could not be served: its handler panicked");
+                }
+            }
             Err(malformed) => {
                 tracing::error!("{malformed}");
                 reply.error(Errno::INVAL);

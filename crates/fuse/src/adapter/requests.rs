@@ -1,0 +1,64 @@
+//! How many requests of each kind have come, and how long they kept the threads that served them.
+//!
+//! The time of an fsync is that until its data is written: the answer goes out later and from elsewhere.
+use crate::protocol::wire::opcode;
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::clock;
+use serde_json::{Map, Value, json};
+
+/// One more than the largest opcode with a counter of its own.
+const OPCODE_END: usize = 64;
+
+#[derive(Default)]
+struct Counter {
+    count: AtomicU64,
+    time_ns: AtomicU64,
+}
+
+/// Counters since the mount was made.
+pub struct RequestCounters([Counter; OPCODE_END]);
+
+impl Default for RequestCounters {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Counter::default()))
+    }
+}
+
+impl RequestCounters {
+    /// Serves a request with opcode `number` by `serve`, and counts it.
+    pub fn count(&self, number: u32, serve: impl FnOnce()) {
+        let begin = clock::now_monotonic();
+        serve();
+        if let Some(counter) = self.0.get(number as usize) {
+            counter.count.fetch_add(1, Ordering::Relaxed);
+            counter.time_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came.
+    pub fn to_json(&self) -> Value {
+        let counters = self.0.iter().enumerate().filter_map(|(number, counter)| {
+            let count = counter.count.load(Ordering::Relaxed);
+            let value = json!({ "count": count, "time_ns": counter.time_ns.load(Ordering::Relaxed) });
+            (count > 0).then(|| (opcode::name(number as u32).map_or_else(|| number.to_string(), str::to_owned), value))
+        });
+        Value::Object(counters.collect::<Map<_, _>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_name() {
+        let counters = RequestCounters::default();
+        counters.count(opcode::LOOKUP, || ());
+        counters.count(opcode::LOOKUP, || ());
+        counters.count(7, || ());
+        counters.count(4096, || ());
+        let json = counters.to_json();
+        assert_eq!((&json["LOOKUP"]["count"], &json["7"]["count"]), (&json!(2), &json!(1)));
+        assert_eq!(json.as_object().map(Map::len), Some(2));
+    }
+}
