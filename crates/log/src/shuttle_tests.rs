@@ -1,11 +1,15 @@
 //! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which the
 //! scheduler reports.
-use crate::{Batch, CommitReason, Log, LogError, LogOptions, LogStart};
-use cairn_blockdev::{BlockDevice, MemoryDevice};
+use crate::{Batch, CommitReason, DataTicket, DataWrite, Log, LogError, LogOptions, LogStart};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, MemoryDevice, Operation};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, thread};
-use cairn_format::{BLOCK_SIZE, EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq, TREE_FILES, VolumeId};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq, TREE_FILES,
+    VolumeId,
+};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 const ITERATIONS: usize = 3000;
@@ -16,9 +20,16 @@ struct Requests {
     wake: Condvar,
 }
 
+fn geometry() -> Geometry {
+    Geometry::for_size(16 << 20, Some(Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64)).unwrap()
+}
+
 fn log_of(requests: &Arc<Requests>) -> Arc<Log> {
-    let geometry = Geometry::for_size(16 << 20, Some(Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64)).unwrap();
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(16 << 20));
+    log_on(requests, Arc::new(MemoryDevice::new(16 << 20)))
+}
+
+fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>) -> Arc<Log> {
+    let geometry = geometry();
     let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(2) };
     let requested = Arc::clone(requests);
     let request = move |reason: CommitReason| {
@@ -148,6 +159,106 @@ fn commits(log: &Log, requests: &Requests) {
 
 fn yield_sometimes(times_max: u64) {
     (0..cairn_environment::random::u64() % times_max).for_each(|_| shuttle::thread::yield_now());
+}
+
+/// A device on which a write is durable after a flush that began when it had completed, and which cannot write one block.
+struct StrictDevice {
+    blocks: Mutex<Blocks>,
+    unwritable: u64,
+}
+
+#[derive(Default)]
+struct Blocks {
+    completed: HashSet<u64>,
+    durable: HashSet<u64>,
+}
+
+impl BlockDevice for StrictDevice {
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        shuttle::thread::yield_now();
+        let count = buffers.iter().map(|buffer| buffer.len() / BLOCK_SIZE).sum::<usize>() as u64;
+        let first = offset_bytes / BLOCK_SIZE as u64;
+        if (first..first + count).contains(&self.unwritable) {
+            let name = Arc::from("strict device");
+            return Err(DeviceError::new(Operation::Write, offset_bytes, count, &name, std::io::ErrorKind::Other.into()));
+        }
+        self.blocks.lock().completed.extend(first..first + count);
+        Ok(())
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        let covered = self.blocks.lock().completed.clone();
+        shuttle::thread::yield_now();
+        self.blocks.lock().durable.extend(covered);
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn length_bytes(&self) -> u64 {
+        16 << 20
+    }
+    fn flush_time(&self) -> std::time::Duration {
+        std::time::Duration::ZERO
+    }
+}
+
+/// Data of three clients travels with groups and commits in any order: whoever is told that it is durable finds it under a
+/// flush, the one whose block can't be written is told so, and everybody is told once.
+#[test]
+fn nobody_is_told_before_the_data_is_flushed() {
+    shuttle::check_random(
+        || {
+            let data_start = geometry().data_start().0;
+            let device = Arc::new(StrictDevice { blocks: Mutex::new(Rank::DEVICE, Blocks::default()), unwritable: data_start + 2 });
+            let log = log_on(&requests(), Arc::clone(&device) as Arc<dyn BlockDevice>);
+            let committer = {
+                let (log, device) = (Arc::clone(&log), Arc::clone(&device));
+                thread::spawn("commit", move || {
+                    for generation in 2..4 {
+                        yield_sometimes(60);
+                        log.cut(Generation(generation + 1));
+                        log.write_data();
+                        device.flush().unwrap();
+                        log.super_committed(Generation(generation));
+                    }
+                })
+            };
+            let clients: Vec<_> = (0..3)
+                .map(|client| {
+                    let (log, device) = (Arc::clone(&log), Arc::clone(&device));
+                    thread::spawn("client", move || {
+                        for round in 0..2 {
+                            // Neighbours, so that writes are merged.
+                            let block = data_start + round * 3 + client;
+                            let ticket = DataTicket::new(1);
+                            let write = DataWrite {
+                                range: BlockRange::new(BlockNumber(block), 1),
+                                buffer: Arc::new(AlignedBuffer::zeroed(BLOCK_SIZE)),
+                                from_byte: 0,
+                                generation: Generation(2),
+                                ticket: Arc::clone(&ticket),
+                            };
+                            let mut batch = Batch::new();
+                            batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, block), &[1], EntryFlags::default());
+                            let sequence = log.insert_with_data(&mut batch, vec![write]);
+                            log.wait_durable(sequence).unwrap();
+                            let written = ticket.outcome().expect("it was tried").is_ok();
+                            assert_eq!(written, block != data_start + 2);
+                            assert_eq!(device.blocks.lock().durable.contains(&block), written);
+                        }
+                    })
+                })
+                .collect();
+            clients.into_iter().for_each(|client| client.join().unwrap());
+            committer.join().unwrap();
+            log.stop();
+            assert_eq!((log.unwritten_blocks(), log.data_losses()), (0, 1));
+        },
+        ITERATIONS,
+    );
 }
 
 #[test]
