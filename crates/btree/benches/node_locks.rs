@@ -2,8 +2,8 @@
 //!
 //! First the bare locks: one lock around a node's worth of memory, nine readers for each writer. Then a cached tree of two
 //! levels: lookups alone, and nine lookups for each change in place, over keys that all threads share. Each figure is the median of
-//! several rounds in which the variants take turns; what follows the rate are context switches per thousand operations
-//! and the longest single operation.
+//! several rounds in which the variants take turns: operations per second of CPU time (so that what else runs on the machine
+//! counts little), context switches per thousand operations, and the longest single operation.
 #![allow(clippy::disallowed_types)] // the standard library's lock on a futex word is one of the candidates
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_btree::{Change, NodeCache, Tree};
@@ -25,7 +25,7 @@ type Operation = dyn Fn(u64) + Send + Sync;
 
 #[derive(Clone, Copy)]
 struct Figures {
-    operations_per_second: f64,
+    operations_per_cpu_second: f64,
     switches_per_thousand: f64,
     longest: Duration,
 }
@@ -36,6 +36,12 @@ fn switches_of_this_thread() -> u64 {
     lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
 }
 
+/// What the calling thread has used, in nanoseconds.
+fn cpu_time_of_this_thread() -> u64 {
+    let schedule = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    schedule.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or_default()
+}
+
 fn measure(threads: usize, operation: &Arc<Operation>, duration: Duration) -> Figures {
     let stop = Arc::new(AtomicBool::new(false));
     let begin = clock::now_monotonic();
@@ -44,7 +50,8 @@ fn measure(threads: usize, operation: &Arc<Operation>, duration: Duration) -> Fi
             let (stop, operation) = (Arc::clone(&stop), Arc::clone(operation));
             thread::spawn("bench", move || {
                 let mut random = Seeded::new(number as u64);
-                let (before, mut count, mut longest) = (switches_of_this_thread(), 0_u64, Duration::ZERO);
+                let before = (switches_of_this_thread(), cpu_time_of_this_thread());
+                let (mut count, mut longest) = (0_u64, Duration::ZERO);
                 let mut last = begin.elapsed();
                 while !stop.load(Ordering::Relaxed) {
                     operation(random.below(u64::MAX));
@@ -53,25 +60,25 @@ fn measure(threads: usize, operation: &Arc<Operation>, duration: Duration) -> Fi
                     longest = longest.max(now - last);
                     last = now;
                 }
-                (count, switches_of_this_thread() - before, longest)
+                (count, switches_of_this_thread() - before.0, cpu_time_of_this_thread() - before.1, longest)
             })
         })
         .collect();
     clock::sleep(duration);
     stop.store(true, Ordering::Relaxed);
     let results: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
-    let seconds = begin.elapsed().as_secs_f64();
     let count: u64 = results.iter().map(|(count, ..)| count).sum();
-    let switches: u64 = results.iter().map(|(_, switches, _)| switches).sum();
+    let switches: u64 = results.iter().map(|(_, switches, ..)| switches).sum();
+    let cpu_time: u64 = results.iter().map(|(_, _, cpu_time, _)| cpu_time).sum();
     Figures {
-        operations_per_second: count as f64 / seconds,
+        operations_per_cpu_second: count as f64 * 1e9 / cpu_time.max(1) as f64,
         switches_per_thousand: switches as f64 * 1_000.0 / count.max(1) as f64,
-        longest: results.iter().map(|(_, _, longest)| *longest).max().unwrap_or_default(),
+        longest: results.iter().map(|(.., longest)| *longest).max().unwrap_or_default(),
     }
 }
 
 fn median(mut values: Vec<Figures>) -> Figures {
-    values.sort_by(|left, right| left.operations_per_second.total_cmp(&right.operations_per_second));
+    values.sort_by(|left, right| left.operations_per_cpu_second.total_cmp(&right.operations_per_cpu_second));
     values[values.len() / 2]
 }
 
@@ -87,8 +94,8 @@ fn table(title: &str, variants: &[(&str, Arc<Operation>)]) {
             }
         }
         let cells = samples.into_iter().map(median).map(|figures| {
-            let Figures { operations_per_second, switches_per_thousand, longest } = figures;
-            format!("{:>13.0}/s {switches_per_thousand:>9.2} {:>8.1} ms", operations_per_second, longest.as_secs_f64() * 1e3)
+            let Figures { operations_per_cpu_second, switches_per_thousand, longest } = figures;
+            format!("{:>13.0}/s {switches_per_thousand:>9.2} {:>8.1} ms", operations_per_cpu_second, longest.as_secs_f64() * 1e3)
         });
         println!("{threads:>8}  {}", cells.map(|cell| format!("{cell:>38}")).collect::<String>());
     }

@@ -6,7 +6,8 @@
 //! [`NodeCache::write`] writes them while it runs.
 //!
 //! The idea of sleeping fair locks per node, taken hand over hand, is that of btrfs' tree locks; preemptive splitting and
-//! merging on the way down keeps the number of locks that are held at once constant.
+//! merging on the way down keeps the number of locks that are held at once constant. Whose way is known in memory takes the
+//! leaf's lock only (`quick.rs`), as in optimistic lock coupling (Leis and others, 2016), with tables instead of versions.
 //!
 //! Lock discipline: `TREE_ROOT`, then `NODE` from the root down, then `NODE_CACHE`, `NODE_DIRTY` and the allocator's locks.
 //! No exclusive lock is held while the device works.

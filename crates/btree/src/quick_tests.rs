@@ -83,7 +83,8 @@ fn routes_follow_splits_merges_and_removals() {
     }
     for index in (0..120).step_by(2).chain((1..120).step_by(2)) {
         assert!(volume.remove(&tree, key(index)).is_some());
-        let gone = |other: u64| if index % 2 == 0 { other % 2 == 0 && other <= index } else { other % 2 == 0 || other <= index };
+        let even = |number: u64| number.is_multiple_of(2);
+        let gone = |other: u64| if even(index) { even(other) && other <= index } else { even(other) || other <= index };
         assert!((0..120).all(|other| present(other) != gone(other)));
     }
     assert_eq!(tree.root().level, 0);

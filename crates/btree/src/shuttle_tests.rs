@@ -7,6 +7,8 @@ use cairn_format::{Generation, Key};
 use std::sync::Arc;
 
 const ITERATIONS: usize = 150;
+/// The models of routes have more points at which threads switch.
+const ROUTE_ITERATIONS: usize = 300;
 
 struct Shared {
     volume: TestVolume,
@@ -242,8 +244,8 @@ fn routes_beside_splits_and_copies() {
             assert_eq!(version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("there")), 3);
             shared.finish(&[0, 1, 2, 4, 5, 6, 8, 10, 12, 14, 16]);
         };
-        shuttle::check_random(model, 3 * ITERATIONS);
-        shuttle::check_pct(model, 3 * ITERATIONS, 4);
+        shuttle::check_random(model, ROUTE_ITERATIONS);
+        shuttle::check_pct(model, ROUTE_ITERATIONS, 4);
     }
 }
 
@@ -280,8 +282,8 @@ fn routes_beside_merges() {
             join_all(threads);
             shared.finish(&[8, 10]);
         };
-        shuttle::check_random(model, 3 * ITERATIONS);
-        shuttle::check_pct(model, 3 * ITERATIONS, 4);
+        shuttle::check_random(model, ROUTE_ITERATIONS);
+        shuttle::check_pct(model, ROUTE_ITERATIONS, 4);
     }
 }
 
@@ -330,6 +332,6 @@ fn routes_beside_the_cut() {
             assert_eq!(version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there")), 3);
         }
     };
-    shuttle::check_random(model, 3 * ITERATIONS);
-    shuttle::check_pct(model, 3 * ITERATIONS, 4);
+    shuttle::check_random(model, ROUTE_ITERATIONS);
+    shuttle::check_pct(model, ROUTE_ITERATIONS, 4);
 }

@@ -1,7 +1,8 @@
 //! A tree: its root pointer, and the descents that change nothing.
 //!
-//! Readers couple hand over hand with shared locks: the child's lock is taken, then the parent's released. While a lock is
-//! held on a parent, its pointers are valid: whoever frees a child holds the parent's exclusive lock.
+//! Readers follow routes to a leaf without a lock (`quick.rs`). Where those aren't known they couple hand over hand with
+//! shared locks: the child's lock is taken, then the parent's released. While a lock is held on a parent, its pointers are
+//! valid: whoever frees a child holds the parent's exclusive lock.
 //!
 //! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down. A descent with shared locks may
 //! read from the device; the locks that it holds then are shared ones.
