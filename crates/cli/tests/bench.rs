@@ -1,9 +1,12 @@
 //! `cairn bench` as a user meets it: figures, refusals, and nothing left behind after failures and interruptions.
+use cairn_environment::clock;
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::time::Duration;
 
 fn cairn(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
@@ -13,6 +16,10 @@ fn cairn(folder: &Path, arguments: &[&str]) -> Command {
 
 fn told(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn all_told(output: &Output, parts: &[&str]) -> bool {
+    parts.iter().all(|part| told(output).contains(part))
 }
 
 #[track_caller]
@@ -60,9 +67,21 @@ fn mistakes_get_clear_messages() {
     }
     let told = exits_with(1, folder.path(), &["bench", "peers", "--fs", "zfs"]);
     assert!(told.contains("btrfs"), "{told}");
+    let told = exits_with(2, folder.path(), &["bench", "peers", "--workload", "tool:bonnie"]);
+    assert!(told.contains("tool:pgbench") && told.contains("fsync-write"), "{told}");
+    let told = exits_with(2, folder.path(), &["bench", "peers", "--workload", "dbench@none"]);
+    assert!(told.contains("dbench@16"), "{told}");
+    let told = exits_with(2, folder.path(), &["bench", "peers", "--direct-io", "perhaps"]);
+    assert!(told.contains("both"), "{told}");
     if can_make_loop_devices() {
-        let told = exits_with(1, folder.path(), &["bench", "peers", "--fs", "cairn", "--size", "900T", "--dir", "."]);
-        assert!(told.contains("MiB free"), "{told}");
+        let peers = ["bench", "peers", "--fs", "cairn", "--size"];
+        let told = exits_with(1, folder.path(), &[&peers[..], &["900T", "--dir", "."]].concat());
+        assert!(told.contains("MiB free") && told.contains("--dir"), "{told}");
+        let told = exits_with(1, folder.path(), &[&peers[..], &["64M", "--dir", "missing"]].concat());
+        assert!(told.contains("missing is not a folder"), "{told}");
+        let arguments = [&peers[..], &["64M", "--dir", ".", "--workload", "tool:dbench,tool:pgbench"]].concat();
+        let output = cairn(folder.path(), &arguments).env("PATH", "/nonexistent").output().unwrap();
+        assert!(all_told(&output, &["not installed", "dbench (package dbench)", "leave them out"]), "{}", crate::told(&output));
     }
     assert!(left_in(folder.path()).is_empty());
 }
@@ -115,7 +134,7 @@ fn an_interrupted_load_leaves_nothing_behind() {
 }
 
 #[test]
-fn peers_run_and_an_interruption_leaves_nothing_mounted() {
+fn peers_run_and_leave_nothing_behind() {
     if !can_make_loop_devices() {
         eprintln!("skipped: this test needs root, loop devices and FUSE");
         return;
@@ -126,17 +145,114 @@ fn peers_run_and_an_interruption_leaves_nothing_mounted() {
     assert!(json.status.success(), "{}", told(&json));
     let summary: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     let systems: Vec<&str> = summary["rows"].as_array().unwrap().iter().filter_map(|row| row["system"].as_str()).collect();
-    assert_eq!(systems, ["cairn-loop", "cairn-image"]);
+    // Throughput, and three figures of the fsyncs.
+    assert_eq!(systems, ["cairn-loop", "cairn-image"].repeat(4));
     assert!(left_in(folder.path()).is_empty());
 
-    let mut command = cairn(folder.path(), &[&peers[..], &["--seconds", "3600"]].concat());
-    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let rest = wait_for(&mut child, "round 1");
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    let rest: Vec<String> = rest.map_while(Result::ok).collect();
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{rest:?}");
-    assert!(rest.iter().any(|line| line.contains("interrupted")), "{rest:?}");
-    assert!(left_in(folder.path()).is_empty());
+    let markdown = cairn(folder.path(), &[&peers[..], &["--seconds", "0.2", "--repeat", "1", "--markdown"]].concat()).output().unwrap();
+    assert!(String::from_utf8_lossy(&markdown.stdout).starts_with("| workload | cairn-loop | cairn-image |"), "{}", told(&markdown));
+}
+
+#[test]
+fn a_comparison_says_what_it_was_made_on() {
+    if !can_make_loop_devices() {
+        eprintln!("skipped: this test needs root, loop devices and FUSE");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["bench", "peers", "--fs", "cairn", "--size", "64M", "--dir", ".", "--workload", "fsync-write@1,small-durable-files@3"];
+    let output = cairn(folder.path(), &[&arguments[..], &["--seconds", "0.2", "--repeat", "1", "--json"]].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(summary["machine"]["memory_bytes"].as_u64() > Some(0) && summary["date"].as_str().unwrap().ends_with('Z'), "{summary}");
+    assert_eq!(summary["command"][2], "peers");
+    let samples = summary["samples"].as_array().unwrap();
+    let loads: Vec<_> = samples.iter().filter_map(|sample| Some((sample["workload"].as_str()?, sample["clients"].as_u64()?))).collect();
+    assert_eq!(loads, [("fsync-write@1", 1), ("small-durable-files@3", 3)].repeat(2));
+    for sample in samples {
+        assert!(!sample["latencies"].as_array().unwrap().is_empty(), "{sample}");
+        assert!(sample["statistics_before"].is_object() && sample["statistics_after"].is_object(), "{sample}");
+    }
+    let rows = summary["rows"].as_array().unwrap();
+    let tail = rows.iter().find(|row| row["figure"] == "fsync p99").unwrap();
+    assert_eq!((tail["less_is_better"].as_bool(), tail["unit"].as_str()), (Some(true), Some("ms")));
+}
+
+/// What a comparison in `folder` has on this machine: mounts, loop devices, processes, files.
+fn traces_of(folder: &Path) -> Vec<String> {
+    let folder = fs::canonicalize(folder).unwrap().display().to_string();
+    let mut traces = left_in(Path::new(&folder));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(&folder.path().display().to_string()), "{mounts}");
+    traces.extend(mounts.lines().filter(|line| line.contains(&folder)).map(str::to_owned));
+    for device in fs::read_dir("/sys/block").unwrap().flatten() {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        traces.extend(file.contains(&folder).then(|| format!("{}: {file}", device.path().display())));
+    }
+    traces.extend(commands_with(&folder));
+    traces
+}
+
+/// Command lines of running programs that contain a text.
+fn commands_with(text: &str) -> Vec<String> {
+    let commands = fs::read_dir("/proc").unwrap().flatten().filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    commands.map(|command| String::from_utf8_lossy(&command).replace('\0', " ")).filter(|command| command.contains(text)).collect()
+}
+
+/// Interrupts a comparison as soon as `is_moment` sees what it waits for, and expects nothing to be left.
+fn interrupt_when(workload: &str, signal: &str, is_moment: impl Fn(&Path) -> bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments =
+        ["bench", "peers", "--fs", "cairn", "--size", "256M", "--clients", "2", "--dir", ".", "--seconds", "3600", "--workload"];
+    let mut child =
+        cairn(folder.path(), &[&arguments[..], &[workload]].concat()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let told = wait_for(&mut child, "writing the image");
+    while !is_moment(&fs::canonicalize(folder.path()).unwrap()) {
+        assert!(child.try_wait().unwrap().is_none(), "{workload} ended by itself: {:?}", told.map_while(Result::ok).collect::<Vec<_>>());
+        clock::sleep(Duration::from_millis(2));
+    }
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    let told: Vec<String> = told.map_while(Result::ok).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{told:?}");
+    assert!(told.iter().any(|line| line.contains("interrupted")), "{told:?}");
+    let traces = traces_of(folder.path());
+    assert!(traces.is_empty(), "{traces:?}");
+}
+
+#[test]
+fn an_interruption_at_any_moment_leaves_nothing_behind() {
+    if !can_make_loop_devices() {
+        eprintln!("skipped: this test needs root, loop devices and FUSE");
+        return;
+    }
+    let has_mount = |folder: &Path| fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&folder.display().to_string());
+    let runs_with = |text: &str, folder: &Path| commands_with(&folder.display().to_string()).iter().any(|command| command.contains(text));
+    interrupt_when("fsync-write", "-INT", |folder| !left_in(folder).is_empty());
+    interrupt_when("fsync-write", "-TERM", |folder| runs_with("mount --foreground", folder));
+    interrupt_when("fsync-write", "-INT", has_mount);
+    interrupt_when("small-durable-files", "-HUP", |folder| runs_with("bench run", folder));
+    if Path::new("/usr/bin/dbench").exists() {
+        interrupt_when("tool:dbench", "-INT", |folder| runs_with("dbench -t", folder));
+    }
+    if Path::new("/usr/bin/fio").exists() {
+        interrupt_when("tool:fio", "-INT", |folder| runs_with("fio --name", folder));
+    }
+}
+
+#[test]
+fn who_is_not_root_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        // The program, where another user can reach it.
+        let program = folder.path().join("cairn");
+        fs::copy(env!("CARGO_BIN_EXE_cairn"), &program).unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = Command::new(program);
+        command.uid(65_534).current_dir("/");
+        command
+    } else {
+        Command::new(env!("CARGO_BIN_EXE_cairn"))
+    };
+    let output = command.args(["bench", "peers", "--fs", "cairn", "--dir", "/tmp"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert!(told(&output).contains("root") && told(&output).contains("sudo"), "{}", told(&output));
 }

@@ -117,7 +117,7 @@ impl PeerWorkload {
     pub fn defaults(quick: bool) -> Vec<Self> {
         let all = "dbench@1,dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,fsync-write@64,\
             create-walk-unlink@8,fsync-happy@16,tool:fs_mark-nosync@8,tool:pgbench@8";
-        let short = "dbench@1,dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16";
+        let short = "dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16";
         let names = if quick { short } else { all };
         let workloads = names.split(',').map(|name| name.parse::<Self>().expect("the names are known"));
         workloads.filter(|workload| workload.commands().iter().all(|(command, _)| process::is_installed(command))).collect()
