@@ -1,6 +1,6 @@
-//! Empty files on a volume that is always about full. Beforehand three quarters of it are filled. Then
-//! each client creates files until there is no space, removes all of its own, and goes on. So creations always compete for
-//! space that reclaim has to bring back.
+//! Empty files on a volume that is always about full. A file fills three quarters of it beforehand.
+//! Then each client creates files until there is no space, removes all of its own, and goes on. So creations always compete
+//! for space that reclaim has to bring back.
 //!
 //! The latency that such a volume is known for is the longest creation of each tenth of a second, as fs_mark's
 //! "maximum latency of a creation" is one for each of its intervals.
@@ -26,7 +26,7 @@ pub const REFUSED: &str = "creations refused for lack of space";
 pub const NOT_REMOVED: &str = "removals refused for lack of space";
 
 const INTERVAL: Duration = Duration::from_millis(100);
-const FILES_PER_CHECK: u64 = 500;
+const FILL_BYTES: usize = 1 << 20;
 /// A client that finds no space and has nothing to remove leaves it to the others for a moment.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -121,17 +121,15 @@ fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
 
 /// Fills the volume up to the part in which the clients work.
 fn fill(place: &Place, settings: &Settings) -> anyhow::Result<()> {
-    let (target, folder) = (&*place.target, place.path("filling"));
-    target.make_directory(&folder)?;
-    let left_bytes = target.space_bytes()? / 4;
-    let mut files = 0_u64;
-    // What is free is exact after a commit only, and the last files before a full volume would take longest.
+    let target = &*place.target;
+    let file = target.open(&place.path("filling"), Open::Create)?;
+    let (left_bytes, block) = (target.space_bytes()? / 4, vec![0x54; FILL_BYTES]);
+    let mut offset_bytes = 0;
     while target.space_bytes()? > left_bytes {
         settings.interrupt.check()?;
-        for file in files..files + FILES_PER_CHECK {
-            target.open(&format!("{folder}/{file:08x}"), Open::Create)?;
-        }
-        files += FILES_PER_CHECK;
+        file.write_at(&block, offset_bytes)?;
+        offset_bytes += FILL_BYTES as u64;
+        // What is free is exact after a commit only.
         target.sync_all()?;
     }
     Ok(())
