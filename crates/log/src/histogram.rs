@@ -100,9 +100,7 @@ impl Histogram {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_environment::thread;
     use proptest::prelude::*;
-    use std::sync::Arc;
 
     /// The smallest duration that at least `percent` of all do not exceed.
     fn exact(sorted: &[u64], percent: usize) -> u64 {
@@ -162,8 +160,11 @@ mod tests {
         assert!(near(summary.p50_ns, DURATION_MAX_NS));
     }
 
+    #[cfg(not(feature = "shuttle"))]
     #[test]
     fn threads_lose_nothing() {
+        use cairn_environment::thread;
+        use std::sync::Arc;
         let histogram = Arc::new(Histogram::new());
         let threads: Vec<_> = (0..4_u64)
             .map(|index| {
