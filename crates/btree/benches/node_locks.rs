@@ -8,7 +8,7 @@
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::lock::RwLock;
+use cairn_environment::lock::{FutexLock, RwLock};
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{Generation, Geometry, InodeNumber, ItemKind, Key, TREE_FILES, VolumeId};
@@ -117,7 +117,7 @@ fn lock_operation(lock: RwLock<[u64; 64]>) -> Arc<Operation> {
 }
 
 fn futex_operation() -> Arc<Operation> {
-    let lock = std::sync::RwLock::new([0_u64; 64]);
+    let lock = FutexLock::new([0_u64; 64]);
     Arc::new(move |random| {
         if random.is_multiple_of(10) {
             lock.write().expect("no panic")[(random % 64) as usize] += 1;

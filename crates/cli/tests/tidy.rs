@@ -60,8 +60,10 @@ const DOOR_CRATE: &str = "crates/environment/";
 const UNSAFE_FILES: &[&str] = &[
     "crates/blockdev/src/ring.rs",
     "crates/blockdev/src/kernel.rs",
+    "crates/environment/src/backend_native.rs",
     "crates/environment/src/backend_shuttle.rs",
     "crates/environment/src/lock.rs",
+    "crates/environment/src/waking.rs",
     "crates/fuse/src/kernel.rs",
     "crates/log/tests/allocations.rs",
     "crates/fuse/src/transport/ring/kernel_ring.rs",

@@ -24,6 +24,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The standard library's lock on a futex word, to measure beside the others; it has no rank.
+#[cfg(feature = "baselines")]
+pub use std::sync::RwLock as FutexLock;
 #[cfg(feature = "baselines")]
 pub use waking::block_held;
 
