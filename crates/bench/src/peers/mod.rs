@@ -27,6 +27,7 @@ use postgres::Postgres;
 use process::run_to_end;
 use serde::{Deserialize, Serialize};
 use stage::{Mounted, Stage};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -223,7 +224,9 @@ fn measure(candidate: &Candidate, round: usize, stage: &Stage, settings: &PeersS
     run_to_end(candidate.system.make(device, &settings.program), stage.folder(), &settings.interrupt)?;
     let mounted = Mounted::new(candidate.system, device, stage, settings)?;
     let mut samples = Vec::new();
-    for workload in &settings.workloads {
+    let mut workloads = settings.workloads.clone();
+    workloads.rotate_left((round - 1) % settings.workloads.len());
+    for workload in &workloads {
         steps.note(&format!("{}, {}", candidate.label, workload.name()));
         let mut sample = measure_one(workload, &mounted, stage, settings).with_context(|| workload.name())?;
         (sample.round, sample.system) = (round, candidate.label.clone());
@@ -246,6 +249,8 @@ fn measure_one(workload: &PeerWorkload, mounted: &Mounted<'_>, stage: &Stage, se
     drop(database);
     let mut sample = workload.understand(&output, settings)?;
     workload::clean_up(mounted.path())?;
+    // The next load must not pay for this one.
+    rustix::fs::syncfs(File::open(mounted.path())?)?;
     sample.machine_cpu_seconds = machine.cpu_seconds;
     sample.machine_context_switches = machine.context_switches;
     sample.server_cpu_seconds = server.cpu_seconds;
