@@ -5,6 +5,7 @@ use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, Volume
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
+use cairn_format::Geometry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ enum Held {
     Discards,
     /// Those of 1 MiB and more.
     LargeWrites,
+    /// Those to the log's ring.
+    LogWrites,
 }
 
 /// Holds requests of a kind back until told otherwise.
@@ -24,6 +27,7 @@ struct Gate {
     held: Mutex<Held>,
     changed: Condvar,
     waiting: AtomicU64,
+    ring_bytes: (u64, u64),
 }
 
 impl Gate {
@@ -34,11 +38,11 @@ impl Gate {
 
     fn pass(&self, kind: Held) {
         let mut held = self.held.lock();
-        self.waiting.fetch_add(1, Ordering::SeqCst);
         while *held == kind {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
             self.changed.wait(&mut held);
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn wait_until_something_is_held(&self) {
@@ -55,6 +59,9 @@ impl BlockDevice for Gate {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() >= 1 << 20 {
             self.pass(Held::LargeWrites);
+        }
+        if (self.ring_bytes.0..self.ring_bytes.1).contains(&offset_bytes) {
+            self.pass(Held::LogWrites);
         }
         self.device.write(offset_bytes, buffers)
     }
@@ -78,7 +85,14 @@ impl BlockDevice for Gate {
 
 fn gated(options: VolumeOptions) -> (Arc<Gate>, Volume) {
     let device = MemoryDevice::new(128 << 20);
-    let gate = Arc::new(Gate { device, held: Mutex::new(Rank::LEAF, Held::Nothing), changed: Condvar::new(), waiting: AtomicU64::new(0) });
+    let ring = Geometry::for_size(128 << 20, Some(1 << 20)).unwrap().log();
+    let gate = Arc::new(Gate {
+        device,
+        held: Mutex::new(Rank::LEAF, Held::Nothing),
+        changed: Condvar::new(),
+        waiting: AtomicU64::new(0),
+        ring_bytes: (ring.start.offset_bytes(), ring.end().offset_bytes()),
+    });
     mkfs(&*gate, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() }).unwrap();
     let volume = Volume::open(gate.clone(), options).unwrap();
     (gate, volume)
@@ -158,5 +172,34 @@ fn a_large_fsync_is_in_no_small_ones_way() {
     assert!(!client.is_finished());
     gate.set(Held::Nothing);
     client.join().unwrap().unwrap();
+    volume.close().unwrap();
+}
+
+/// A group's data is under way when a transaction whose trees contain it is committed: its superblock must wait.
+#[test]
+fn a_commit_waits_for_data_on_its_way() {
+    let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
+    let inode = file(&volume, b"file", &[3; 4096]);
+    gate.set(Held::LogWrites);
+    let in_client = volume.clone();
+    let client = thread::spawn("client", move || in_client.fsync_blocking(inode, FsyncKind::Full));
+    // The checkpoint comes first in its set, so the data is not written either.
+    gate.wait_until_something_is_held();
+    let (before, in_committer) = (volume.statistics().commits, volume.clone());
+    let committer = thread::spawn("commit", move || in_committer.commit());
+    clock::sleep(Duration::from_millis(100));
+    assert_eq!(volume.statistics().commits, before, "a superblock refers to data that is not written");
+    assert!(!client.is_finished() && !committer.is_finished());
+    let mut content = Vec::new();
+    volume.read(inode, 0, 4096, &mut content).unwrap();
+    assert_eq!(content, [3; 4096], "until then it is read from memory");
+    gate.set(Held::Nothing);
+    committer.join().unwrap().unwrap();
+    client.join().unwrap().unwrap();
+    drop(volume);
+    let volume = Volume::open(gate, VolumeOptions::default()).unwrap();
+    content.clear();
+    volume.read(inode, 0, 4096, &mut content).unwrap();
+    assert_eq!(content, [3; 4096]);
     volume.close().unwrap();
 }
