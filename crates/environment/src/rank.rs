@@ -53,7 +53,7 @@ impl Rank {
     /// Histograms and counters that are read together.
     pub const STATISTICS: Rank = Rank::single(120, "statistics");
     /// State of the FUSE transport.
-    pub const FUSE: Rank = Rank::nested_rank(125, "FUSE transport");
+    pub const FUSE: Rank = Rank::single(125, "FUSE transport");
     /// Which members of a composed device are in sync, and their labels.
     pub const MEMBERS: Rank = Rank::single(127, "device members");
     /// Writes to a mirror against repairs of its copies.
