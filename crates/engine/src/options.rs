@@ -50,6 +50,9 @@ pub struct VolumeOptions {
     pub inode_cache_entries: usize,
     /// Dirty file data above this makes writers write it out themselves, in bytes.
     pub dirty_data_bytes_max: u64,
+    /// Every fsync becomes a commit, as if the log had never any room: shows what M1 does for such fsyncs.
+    #[cfg(feature = "baselines")]
+    pub commits_only: bool,
     /// What came before the mechanisms, in their place.
     #[cfg(feature = "baselines")]
     pub baselines: Baselines,
@@ -78,6 +81,8 @@ impl Default for VolumeOptions {
             node_cache_bytes: 256 << 20,
             inode_cache_entries: 128 * 1024,
             dirty_data_bytes_max: 256 << 20,
+            #[cfg(feature = "baselines")]
+            commits_only: false,
             #[cfg(feature = "baselines")]
             baselines: Baselines::default(),
         }

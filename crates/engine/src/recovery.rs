@@ -225,6 +225,8 @@ impl VolumeInner {
             flush: options.flush,
             #[cfg(feature = "baselines")]
             two_pass_insertion: options.baselines.two_pass_insertion,
+            #[cfg(feature = "baselines")]
+            commits_only: options.commits_only,
             ..LogOptions::for_geometry(&geometry)
         };
         let log = Log::new(device.clone(), superblock.volume, geometry, start, next_inode.clone(), Box::new(request), log_options);

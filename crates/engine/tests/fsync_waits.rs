@@ -203,3 +203,30 @@ fn a_commit_waits_for_data_on_its_way() {
     assert_eq!(content, [3; 4096]);
     volume.close().unwrap();
 }
+
+/// As if the log had never any room.
+#[cfg(feature = "baselines")]
+#[test]
+fn every_fsync_can_be_made_a_commit() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    let volume = Volume::open(device, VolumeOptions { commits_only: true, ..VolumeOptions::default() }).unwrap();
+    let clients: Vec<_> = (0..4_u8)
+        .map(|client| {
+            let volume = volume.clone();
+            thread::spawn("client", move || {
+                let file = volume.create(volume.root(), &[b'a' + client], &FILE).unwrap().inode;
+                for block in 0..5 {
+                    volume.write(file, block * 4096, &[client; 4096]).unwrap();
+                    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+                }
+                volume.forget(file, 1);
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    let statistics = volume.statistics();
+    assert_eq!((statistics.fsyncs_grouped, statistics.checkpoints), (0, 0), "{statistics:?}");
+    assert!(statistics.fsyncs_committed >= 5, "{statistics:?}");
+    volume.close().unwrap();
+}

@@ -35,6 +35,9 @@ pub struct LogOptions {
     /// Insert items as it was done before the list was optimised.
     #[cfg(feature = "baselines")]
     pub two_pass_insertion: bool,
+    /// Nothing is ever written to the ring: whoever waits gets a transaction commit.
+    #[cfg(feature = "baselines")]
+    pub commits_only: bool,
 }
 
 impl LogOptions {
@@ -47,6 +50,8 @@ impl LogOptions {
             hard_limit_bytes: 2 * background_push_bytes,
             #[cfg(feature = "baselines")]
             two_pass_insertion: false,
+            #[cfg(feature = "baselines")]
+            commits_only: false,
         }
     }
 }

@@ -107,6 +107,8 @@ impl Shared {
         let blocks = list.contexts().map(Context::blocks);
         let (needed, largest) = blocks.fold((0, 0), |(sum, largest): (u64, u64), blocks| (sum + blocks, largest.max(blocks)));
         let too_large = largest > self.checkpoint_blocks_max();
+        #[cfg(feature = "baselines")]
+        let needed = if self.options.commits_only { needed.max(ring.free() + 1) } else { needed };
         if too_large || needed > ring.free() {
             let reason = if too_large { CommitReason::ContextTooLarge } else { CommitReason::RingFull };
             let request = ring.request_room(list.current.blocks());
