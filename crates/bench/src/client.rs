@@ -54,6 +54,8 @@ struct Shared {
 pub struct Client {
     /// Which one, from 0.
     pub index: usize,
+    /// When all clients started; the measured time begins.
+    pub begin: Monotonic,
     end: Option<Monotonic>,
     shared: Arc<Shared>,
 }
@@ -162,7 +164,7 @@ fn run_client(index: usize, shared: &Arc<Shared>, plan: &Plan, body: &dyn Fn(&Cl
         Limit::Time(duration) => Some(begin + duration),
         Limit::Operations(_) => None,
     };
-    let client = Client { index, end, shared: shared.clone() };
+    let client = Client { index, begin, end, shared: shared.clone() };
     let mut recorder = Recorder::new(begin, end);
     let result = body(&client, &mut recorder);
     if result.is_err() {

@@ -172,16 +172,27 @@ impl TargetSpec {
         engine: &EngineSettings,
     ) -> anyhow::Result<Arc<dyn Target>> {
         let (device, is_new) = spec.open()?;
-        if is_new && let Err(error) = mkfs(&*device, &engine.mkfs_options()) {
-            remove_unusable(spec);
-            return Err(error).with_context(|| format!("target {}", self.name()));
+        let volume = self.open_volume(device, is_new, policy, flushes, engine);
+        let volume = without_remains(spec, is_new, volume)?;
+        Ok(Arc::new(EngineTarget::new(volume, self.name())))
+    }
+
+    fn open_volume(
+        &self,
+        device: Arc<dyn BlockDevice>,
+        is_new: bool,
+        policy: FlushPolicy,
+        flushes: FlushMode,
+        engine: &EngineSettings,
+    ) -> anyhow::Result<Volume> {
+        if is_new {
+            mkfs(&*device, &engine.mkfs_options()).with_context(|| format!("target {}", self.name()))?;
         }
         let device: Arc<dyn BlockDevice> = match flushes {
             FlushMode::Real => device,
             FlushMode::None => Arc::new(WithoutFlush { device }),
         };
-        let volume = Volume::open(device, engine.volume_options(policy)).with_context(|| format!("target {}", self.name()))?;
-        Ok(Arc::new(EngineTarget::new(volume, self.name())))
+        Volume::open(device, engine.volume_options(policy)).with_context(|| format!("target {}", self.name()))
     }
 
     /// A scratch device that shows what is under the target: beside the image, in the directory, or a new one in memory.
@@ -208,11 +219,13 @@ impl TargetSpec {
     }
 }
 
-/// The error that counts is mkfs's; a file without a volume helps nobody.
-fn remove_unusable(spec: &DeviceSpec) {
-    if let DeviceSpec::Image { path, .. } = spec {
+/// Removes an image that was made for a volume that could not be opened then: it helps nobody.
+fn without_remains<T>(spec: &DeviceSpec, is_new: bool, opened: anyhow::Result<T>) -> anyhow::Result<T> {
+    if let (DeviceSpec::Image { path, .. }, true, Err(_)) = (spec, is_new, &opened) {
+        // The error that counts is the one that came first.
         let _ = std::fs::remove_file(path);
     }
+    opened
 }
 
 /// A device for a moment; its file goes away with it.
@@ -275,6 +288,17 @@ mod tests {
         assert_eq!(parse("engine:simulated:flush_ms=10,size=1G"), TargetSpec::Engine(simulated));
         let image = DeviceSpec::Image { path: "a/b".into(), size_bytes: 64 << 20 };
         assert_eq!(parse("engine:a/b:size=64M"), TargetSpec::Engine(image));
+    }
+
+    #[test]
+    fn a_new_image_that_cannot_be_opened_is_removed_and_an_old_one_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let spec = DeviceSpec::Image { path: path.clone(), size_bytes: 1 << 20 };
+        std::fs::write(&path, "old").unwrap();
+        assert!(without_remains(&spec, true, Ok(())).is_ok() && path.exists());
+        assert!(without_remains::<()>(&spec, false, Err(anyhow::anyhow!("damaged"))).is_err() && path.exists());
+        assert!(without_remains::<()>(&spec, true, Err(anyhow::anyhow!("not opened"))).is_err() && !path.exists());
     }
 
     #[test]

@@ -169,7 +169,7 @@ fn main() {
         let variants = [
             ("quick", tree_operation(changes_one_in, |cache| cache)),
             ("locked way down", tree_operation(changes_one_in, |cache| cache.with_locked_descents(true))),
-            ("waking locks", tree_operation(changes_one_in, |cache| cache.with_waking_locks(true))),
+            ("locked way, waking", tree_operation(changes_one_in, |cache| cache.with_waking_locks(true).with_locked_descents(true))),
         ];
         table(title, &variants);
     }

@@ -71,15 +71,14 @@ impl NodeCache {
         })
     }
 
-    /// The same cache, if `waking` with what came before: waking locks, and descents that lock their way down. Nobody
-    /// shares it yet.
+    /// The same cache, if `waking` with the node locks that came before. Nobody shares it yet.
     ///
     /// # Panics
     /// When somebody does.
     #[cfg(feature = "baselines")]
     pub fn with_waking_locks(mut self: Arc<Self>, waking: bool) -> Arc<NodeCache> {
         Arc::get_mut(&mut self).expect("a new cache").waking_locks = waking;
-        self.with_locked_descents(waking)
+        self
     }
 
     /// The same cache, if `locked` with descents that lock their way down. Nobody shares it yet.

@@ -8,8 +8,11 @@ use std::time::Duration;
 pub struct Baselines {
     /// M1 off: an fsync that became a commit waits until the freed blocks are unpinned.
     pub whole_commits: bool,
-    /// M2 off: node locks spin, block, and wake everybody.
+    /// M2 off: node locks spin, block, and wake everybody. Changes the locks alone.
     pub waking_locks: bool,
+    /// What came before the routes: every descent through a tree locks its way down, node by node. With the waking locks
+    /// this is all of M2's predecessor; on both sides of a comparison, what is compared are the locks alone.
+    pub locked_descents: bool,
     /// M4 off: who finds no space waits for the flusher, together with all others, and tries again.
     pub shared_flusher: bool,
     /// M5 off: items enter the list in two passes, with two allocations each.

@@ -191,7 +191,7 @@ impl VolumeInner {
         }
         let cache = NodeCache::new(device.clone(), superblock.volume, geometry, options.node_cache_bytes);
         #[cfg(feature = "baselines")]
-        let cache = cache.with_waking_locks(options.baselines.waking_locks);
+        let cache = cache.with_waking_locks(options.baselines.waking_locks).with_locked_descents(options.baselines.locked_descents);
         let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
         let files = Tree::open(cache.clone(), space.clone(), TREE_FILES, file_tree_root(&roots, geometry)?.root);
         let counters = Counters::default();

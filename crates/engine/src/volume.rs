@@ -584,3 +584,7 @@ impl Volume {
         self.shared.inner.fsync(inode, kind, completion);
     }
 }
+
+#[cfg(all(test, feature = "baselines"))]
+#[path = "baselines_tests.rs"]
+mod baselines_tests;

@@ -28,7 +28,7 @@ use std::time::Duration;
 #[cfg(feature = "baselines")]
 pub use std::sync::RwLock as FutexLock;
 #[cfg(feature = "baselines")]
-pub use waking::block_held;
+pub use waking::{block_held, waking_held};
 
 type InnerMutex<T> = lock_api::Mutex<backend::RawMutex, T>;
 type InnerRwLock<T> = lock_api::RwLock<RawRwLock, T>;

@@ -74,6 +74,11 @@ pub fn block_held() {
     });
 }
 
+/// How many waking locks this thread holds: whether a lock is one, for tests.
+pub fn waking_held() -> usize {
+    HELD.with(|held| held.borrow().len())
+}
+
 fn relax(spins: &mut u32) {
     *spins += 1;
     if cfg!(feature = "shuttle") || spins.is_multiple_of(SPINS_MAX) {

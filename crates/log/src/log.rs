@@ -184,6 +184,12 @@ impl Log {
         sequence
     }
 
+    /// Items in the list that were inserted in two passes.
+    #[cfg(feature = "baselines")]
+    pub fn two_pass_items(&self) -> usize {
+        self.shared.two_pass_items()
+    }
+
     /// As [`Log::insert`], for an operation whose items refer to data that is not written yet: it is written together with
     /// the checkpoint that holds them, or by [`Log::write_data`]. The operation counts as durable when its data is, or when
     /// that was tried and failed, which is for the owner of the [`crate::DataTicket`]s to find out.

@@ -62,6 +62,11 @@ impl Context {
 }
 
 impl Shared {
+    /// As [`crate::Log::two_pass_items`].
+    pub(crate) fn two_pass_items(&self) -> usize {
+        self.list.lock().current.two_pass.len()
+    }
+
     /// As [`crate::Log::insert`].
     pub(crate) fn insert_in_two_passes(&self, batch: &mut Batch) -> LogSeq {
         let vectors = prepare(batch);

@@ -176,6 +176,11 @@ impl Space {
         self.start(reclaimer);
     }
 
+    /// Whether there is a shared flusher in the place of tickets.
+    pub fn has_shared_flusher(&self) -> bool {
+        self.ledger.lock().shared_flusher.is_some()
+    }
+
     /// Reserves as it was done before tickets, beginning with the ledger locked: what fits costs one hold of it, as ever.
     pub(crate) fn reserve_by_flushing<'a>(
         self: &'a Arc<Self>,

@@ -1,6 +1,7 @@
 //! Every measurement of every mechanism that this program has both sides of: both run, and every figure is found.
 use super::*;
 use crate::engine_figures;
+use std::fs;
 use std::path::Path;
 
 const LOAD: &str = r#"Mkdir "\clients" NT_STATUS_OK
@@ -64,6 +65,18 @@ fn a_missing_image_is_made_for_each_run_and_removed() {
     assert_eq!(comparison.measurements.len(), 1, "the device's own flush time takes the place of three");
     let fsyncs = |report: &Report| report.statistics.as_ref().map(engine_figures::fsyncs);
     assert!(comparison.measurements[0].on.iter().all(|report| fsyncs(report).is_some_and(|count| count > 0)), "{comparison}");
+}
+
+#[test]
+fn an_image_that_exists_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    fs::write(&image, "somebody's").unwrap();
+    let mut settings = settings(Mechanism::FlushCoordination, folder.path());
+    settings.device = Some(DeviceSpec::Image { path: image.clone(), size_bytes: 64 << 20 });
+    let error = run(&settings, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("name an image that does not exist"), "{error}");
+    assert_eq!(fs::read_to_string(&image).unwrap(), "somebody's");
 }
 
 #[test]

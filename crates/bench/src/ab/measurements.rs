@@ -3,7 +3,7 @@
 //! A measurement has a device of its own unless the user names one; its settings hold what differs from a load's defaults.
 use super::AbSettings;
 use super::figures::{Quantile, RESOURCES, Source, Wanted};
-use super::mechanism::Mechanism;
+use super::mechanism::{LockedDescents, Mechanism};
 use crate::engine_settings::EngineSettings;
 use crate::report::Report;
 use crate::spec::{DeviceSpec, TargetSpec};
@@ -32,8 +32,8 @@ impl Load {
     pub(super) fn name(self) -> &'static str {
         match self {
             Load::Known(workload) => workload.name(),
-            Load::TightVolume => "fs_mark on a full volume",
-            Load::AttributeChanges => "changes of attributes",
+            Load::TightVolume => tight_volume::NAME,
+            Load::AttributeChanges => attribute_changes::NAME,
         }
     }
 
@@ -55,6 +55,7 @@ pub(super) struct Measurement {
     /// Whether the device's size is part of what is measured.
     pub own_size: bool,
     pub settings: Settings,
+    pub locked_descents: LockedDescents,
     pub wanted: Vec<Wanted>,
 }
 
@@ -79,7 +80,7 @@ fn settings_of(ab: &AbSettings, clients: usize) -> Settings {
 
 fn measurement(name: String, load: Workload, device: DeviceSpec, settings: Settings, wanted: &[Wanted]) -> Measurement {
     let wanted = wanted.iter().chain(&RESOURCES).copied().collect();
-    Measurement { name, load: Load::Known(load), device, own_size: false, settings, wanted }
+    Measurement { name, load: Load::Known(load), device, own_size: false, settings, locked_descents: LockedDescents::Neither, wanted }
 }
 
 fn clients_text(settings: &Settings) -> String {
@@ -148,7 +149,25 @@ fn early_wake_up(ab: &AbSettings) -> Vec<Measurement> {
     [(true, 32), (true, 64), (false, 32), (false, 64)].map(|(small_log, clients)| of(small_log, clients)).into()
 }
 
+/// Every load twice: the lock alone, in trees whose descents lock their way down on both sides, as where the figures were
+/// published; then all of the predecessor against the product, whose routes are part of what became of the mechanism.
 fn tree_locks(ab: &AbSettings) -> Vec<Measurement> {
+    let alone = tree_loads(ab).into_iter().map(|load| Measurement {
+        name: format!("{}, lock alone", load.name),
+        locked_descents: LockedDescents::Both,
+        ..load
+    });
+    let all = tree_loads(ab).into_iter().map(|load| Measurement {
+        name: format!("{}, lock and descents", load.name),
+        locked_descents: LockedDescents::Off,
+        // What was published is about the lock.
+        wanted: load.wanted.iter().map(|wanted| wanted.published("")).collect(),
+        ..load
+    });
+    alone.chain(all).collect()
+}
+
+fn tree_loads(ab: &AbSettings) -> Vec<Measurement> {
     let dbench = |clients: usize| {
         let published = if clients == 200 { ["+227 %", "1/2 to 1/3"] } else { ["", ""] };
         let settings = settings_of(ab, clients);
@@ -228,12 +247,13 @@ fn tickets(ab: &AbSettings) -> Measurement {
         Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
         Wanted::neutral("creations refused", "", Source::Figure(tight_volume::REFUSED)),
         Wanted::less("removals refused", "", Source::Figure(tight_volume::NOT_REMOVED)),
+        Wanted::neutral("intervals with creations", "", Source::Figure(tight_volume::INTERVALS)),
         Wanted::neutral("tickets waited", "", Source::TicketsWaited),
     ];
     wanted.extend(RESOURCES);
     let name = format!("fs_mark, empty files, {}, volume of {} MiB", clients_text(&settings), TIGHT_VOLUME_BYTES >> 20);
     let device = DeviceSpec::Simulated { size_bytes: TIGHT_VOLUME_BYTES, flush_time: Duration::from_millis(1) };
-    Measurement { name, load: Load::TightVolume, device, own_size: true, settings, wanted }
+    Measurement { name, load: Load::TightVolume, device, own_size: true, settings, locked_descents: LockedDescents::Neither, wanted }
 }
 
 fn committed_item_list(ab: &AbSettings) -> Vec<Measurement> {
@@ -260,5 +280,13 @@ fn attribute_changes(ab: &AbSettings, clients: usize) -> Measurement {
     ];
     wanted.extend(RESOURCES);
     let name = format!("items logged again, {}", clients_text(&settings));
-    Measurement { name, load: Load::AttributeChanges, device: memory(), own_size: false, settings, wanted }
+    Measurement {
+        name,
+        load: Load::AttributeChanges,
+        device: memory(),
+        own_size: false,
+        settings,
+        locked_descents: LockedDescents::Neither,
+        wanted,
+    }
 }

@@ -15,6 +15,15 @@ pub enum Mechanism {
     CommittedItemList,
 }
 
+/// On which sides descents through a tree lock their way down, as before there were routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockedDescents {
+    Neither,
+    /// Without the mechanism.
+    Off,
+    Both,
+}
+
 impl Mechanism {
     /// All of them.
     pub const ALL: [Mechanism; 5] =
@@ -46,7 +55,10 @@ impl Mechanism {
     pub fn predecessor(self) -> &'static str {
         match self {
             Mechanism::EarlyWakeUp => "an fsync that became a commit waits until the freed blocks are unpinned",
-            Mechanism::TreeLocks => "node locks spin, block, and wake everybody",
+            Mechanism::TreeLocks => {
+                "node locks spin, block, and wake everybody; \"lock alone\": descents lock their way down on both sides, so that \
+                 nothing else differs; \"lock and descents\": only without the mechanism, against the product, which has routes"
+            }
             Mechanism::FlushCoordination => "each fsync has a flush of its own",
             Mechanism::Tickets => "whoever finds no space waits for the flusher, together with all others, and tries again",
             Mechanism::CommittedItemList => "items enter the list in two passes, with two allocations each",
@@ -62,7 +74,8 @@ impl Mechanism {
             }
             Mechanism::TreeLocks => {
                 "btrfs, 80 CPUs: dbench 200 clients 213.6 to 699.0 MB/s, +227 %; fio 64 KiB + fsync: 64 threads -9.9 %, 100 threads 0 %, \
-                 160 threads +2.95 %; fs_mark 197 to 223 s, -11.65 %; 2 to 3 times fewer context switches"
+                 160 threads +2.95 %; fs_mark 197 to 223 s, -11.65 %; 2 to 3 times fewer context switches; \
+                 there descents lock their way down with both locks: compare with \"lock alone\""
             }
             Mechanism::FlushCoordination => {
                 "ext4: cost of flushes on fsync-happy loads about 80 % without, then 25-30 %, then 5-14 % with coordination"
@@ -88,8 +101,20 @@ impl Mechanism {
         Ok(())
     }
 
+    /// The settings of both sides: without the mechanism, and with it.
+    pub(super) fn sides(self, settings: &Settings, locked_descents: LockedDescents) -> [Settings; 2] {
+        let (mut off, mut on) = (settings.clone(), settings.clone());
+        self.turn_off(&mut off);
+        match locked_descents {
+            LockedDescents::Neither => {}
+            LockedDescents::Off => lock_descents(&mut off),
+            LockedDescents::Both => [&mut off, &mut on].into_iter().for_each(lock_descents),
+        }
+        [off, on]
+    }
+
     /// Makes a load run without the mechanism.
-    pub(super) fn turn_off(self, settings: &mut Settings) {
+    fn turn_off(self, settings: &mut Settings) {
         #[cfg(feature = "baselines")]
         let baselines = &mut settings.engine.baselines;
         match self {
@@ -106,6 +131,15 @@ impl Mechanism {
             _ => unreachable!("check_built refuses it"),
         }
     }
+}
+
+fn lock_descents(settings: &mut Settings) {
+    #[cfg(feature = "baselines")]
+    {
+        settings.engine.baselines.locked_descents = true;
+    }
+    #[cfg(not(feature = "baselines"))]
+    unreachable!("check_built refuses it: {settings:?}");
 }
 
 impl FromStr for Mechanism {
@@ -138,11 +172,44 @@ mod tests {
     }
 
     #[test]
-    fn the_side_without_a_mechanism_differs() {
-        for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.check_built().is_ok()) {
-            let (usual, mut without) = (Settings::default(), Settings::default());
-            mechanism.turn_off(&mut without);
-            assert!(usual.policy != without.policy || usual.engine != without.engine, "{}", mechanism.name());
+    fn without_coordination_each_fsync_has_its_flush_and_nothing_else_differs() {
+        let usual = Settings::default();
+        let [off, on] = Mechanism::FlushCoordination.sides(&usual, LockedDescents::Neither);
+        assert_eq!((off.policy, on.policy), (FlushPolicy::Each, FlushPolicy::Auto));
+        assert!(off.engine == usual.engine && on.engine == usual.engine);
+    }
+
+    #[cfg(feature = "baselines")]
+    #[test]
+    fn each_mechanism_turns_off_itself_alone() {
+        use cairn_engine::Baselines;
+        let none = Baselines::default();
+        let switches = [
+            (Mechanism::EarlyWakeUp, Baselines { whole_commits: true, ..none }),
+            (Mechanism::TreeLocks, Baselines { waking_locks: true, ..none }),
+            (Mechanism::FlushCoordination, none),
+            (Mechanism::Tickets, Baselines { shared_flusher: true, ..none }),
+            (Mechanism::CommittedItemList, Baselines { two_pass_insertion: true, ..none }),
+        ];
+        assert_eq!(switches.map(|(mechanism, _)| mechanism), Mechanism::ALL);
+        for (mechanism, wanted) in switches {
+            let usual = Settings::default();
+            let [off, on] = mechanism.sides(&usual, LockedDescents::Neither);
+            assert_eq!((off.engine.baselines, on.engine.baselines), (wanted, none), "{}", mechanism.name());
+            assert_eq!(off.policy != usual.policy, mechanism == Mechanism::FlushCoordination, "{}", mechanism.name());
+        }
+    }
+
+    #[cfg(feature = "baselines")]
+    #[test]
+    fn descents_are_locked_where_the_measurement_says() {
+        let of = |locked_descents| Mechanism::TreeLocks.sides(&Settings::default(), locked_descents).map(|side| side.engine.baselines);
+        for (locked_descents, wanted) in
+            [(LockedDescents::Neither, [false, false]), (LockedDescents::Off, [true, false]), (LockedDescents::Both, [true, true])]
+        {
+            let sides = of(locked_descents);
+            assert_eq!(sides.map(|side| side.locked_descents), wanted);
+            assert_eq!(sides.map(|side| side.waking_locks), [true, false]);
         }
     }
 }

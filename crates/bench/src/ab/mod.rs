@@ -18,10 +18,10 @@ pub use mechanism::Mechanism;
 
 use crate::interrupt::Interrupt;
 use crate::report::{Origin, Report};
+use crate::scratch_image::ScratchImage;
 use crate::spec::{DeviceSpec, TargetSpec};
 use anyhow::{Context, ensure};
 use measurements::Measurement;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ use std::time::Duration;
 pub struct AbSettings {
     /// Which mechanism.
     pub mechanism: Mechanism,
-    /// The device; `None` for the measurements' own. An image that does not exist is made for each run, and removed.
+    /// The device; `None` for the measurements' own. An image is made for each run, and removed; one that exists
+    /// is refused.
     pub device: Option<DeviceSpec>,
     /// Threads; `None` for the measurements' own.
     pub clients: Option<usize>,
@@ -57,7 +58,11 @@ pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<
     mechanism.check_built()?;
     ensure!(settings.repeat > 0, "at least one round is needed; write for example --repeat 5");
     let folder = match &settings.device {
-        Some(DeviceSpec::Image { path, .. }) => path.parent(),
+        Some(DeviceSpec::Image { path, .. }) => {
+            // Its size and its log would not be those that the measurements are about.
+            ScratchImage::refuse_existing(path)?;
+            path.parent()
+        }
         _ => None,
     };
     let origin = Origin::here(settings.command.clone(), folder);
@@ -83,11 +88,10 @@ pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<
 }
 
 fn measure(mechanism: Mechanism, measurement: &Measurement, repeat: usize) -> anyhow::Result<Measured> {
-    let mut without = measurement.settings.clone();
-    mechanism.turn_off(&mut without);
+    let [without, with] = mechanism.sides(&measurement.settings, measurement.locked_descents);
     let (mut off, mut on) = (Vec::new(), Vec::new());
     for round in 0..repeat {
-        let mut sides = [(&without, &mut off), (&measurement.settings, &mut on)];
+        let mut sides = [(&without, &mut off), (&with, &mut on)];
         // Neither side always comes first.
         sides.rotate_left(round % 2);
         for (settings, reports) in sides {
@@ -101,21 +105,9 @@ fn measure(mechanism: Mechanism, measurement: &Measurement, repeat: usize) -> an
     Ok(Measured { name: measurement.name.clone(), load, target, clients: measurement.settings.clients, rows, off, on })
 }
 
-/// A new image that goes away again.
-struct ScratchImage {
-    path: PathBuf,
-}
-
-impl Drop for ScratchImage {
-    fn drop(&mut self) {
-        // Without it nothing can be done.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 fn run_once(measurement: &Measurement, settings: &crate::Settings) -> anyhow::Result<Report> {
     let _scratch = match &measurement.device {
-        DeviceSpec::Image { path, .. } if !path.exists() => Some(ScratchImage { path: path.clone() }),
+        DeviceSpec::Image { path, .. } => Some(ScratchImage::new(path.clone())?),
         _ => None,
     };
     measurement.load.run(&TargetSpec::Engine(measurement.device.clone()), settings)

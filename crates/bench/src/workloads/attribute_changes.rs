@@ -1,11 +1,14 @@
 //! Small changes of few files, over and over: each client sets the times of its own files, one item each time. Nothing waits for a
 //! device, so what is left of the work is finding the file, one leaf of the tree, and the committed item list, where the item
 //! is logged again.
-use super::{Findings, Place, Settings, Workload, run_in_folder};
+use super::{Findings, Place, Settings, run_in_folder};
 use crate::client;
 use crate::report::Report;
 use crate::spec::{FlushMode, TargetSpec};
 use crate::target::Open;
+
+/// What its reports call it.
+pub const NAME: &str = "changes of attributes";
 
 const FILES_PER_CLIENT: usize = 16;
 
@@ -15,7 +18,7 @@ const FILES_PER_CLIENT: usize = 16;
 /// Those of a load.
 pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     settings.check()?;
-    run_in_folder(Workload::FsMark, spec, settings, FlushMode::Real, |place| generate(place, settings))
+    run_in_folder(NAME, spec, settings, FlushMode::Real, |place| generate(place, settings))
 }
 
 fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {

@@ -53,7 +53,7 @@ pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     let throughput = figures.remove(0);
     let throughput = Figure::new(format!("throughput, {}", throughput.name), throughput.value, throughput.unit);
     let findings = Findings { completed: all.completed, measured: all, throughput, figures };
-    let mut report = findings.into_report(Workload::DeviceLimit, format!("the device under {}", spec.name()), 1);
+    let mut report = findings.into_report(Workload::DeviceLimit.name(), format!("the device under {}", spec.name()), 1);
     report.operations.sort_by_key(|operation| SIZES.iter().position(|(name, _)| *name == operation.name));
     Ok(report)
 }

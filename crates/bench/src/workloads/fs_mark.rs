@@ -4,8 +4,8 @@
 //! Where fs_mark calls sync(2), which concerns every file system of the machine, this asks the target alone.
 use super::{Findings, Place, Settings, SyncMethod};
 use crate::client;
+use crate::intervals::rate_figures;
 use crate::recorder::Recorder;
-use crate::report::Figure;
 use crate::target::{Open, Target};
 use std::io;
 
@@ -33,7 +33,7 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         sync_afterwards(target, &mut made, method, recorder)?;
         Ok(())
     })?;
-    let rates = interval_figures(&measured.interval_rates);
+    let rates = rate_figures(&measured.interval_rates, "files/s");
     let mut findings = Findings::of_rate(measured, "files/s");
     findings.figures = rates;
     Ok(findings)
@@ -72,28 +72,4 @@ fn sync_afterwards(target: &dyn Target, made: &mut [String], method: SyncMethod,
         }
     }
     Ok(())
-}
-
-/// The distribution of the rates in tenths of a second.
-fn interval_figures(rates: &[f64]) -> Vec<Figure> {
-    let mut sorted = rates.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let Some(last) = sorted.len().checked_sub(1) else { return Vec::new() };
-    let quantile = |percent: usize| sorted[last * percent / 100];
-    [("p50", 50), ("p90", 90), ("p99", 99)]
-        .map(|(name, percent)| Figure::new(format!("{name} of the intervals"), quantile(percent), "files/s"))
-        .into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_of_intervals_are_sorted() {
-        let rates: Vec<f64> = (0..=100).rev().map(f64::from).collect();
-        let values: Vec<f64> = interval_figures(&rates).iter().map(|figure| figure.value).collect();
-        assert_eq!(values, [50.0, 90.0, 99.0]);
-        assert_eq!(interval_figures(&[]), []);
-    }
 }

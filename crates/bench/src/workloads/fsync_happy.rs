@@ -7,11 +7,12 @@
 use super::{Findings, Place, Settings, Workload, run_on_target};
 use crate::client;
 use crate::report::{Figure, Report};
+use crate::scratch_image::ScratchImage;
 use crate::spec::{DeviceSpec, FlushMode, TargetSpec};
 use crate::target::Open;
 use cairn_environment::random::{self, Seeded};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const FILES_PER_CLIENT: u64 = 8;
 const FILE_BYTES: u64 = 256 << 10;
@@ -57,27 +58,15 @@ fn run_with(place: &Place, settings: &Settings, fsyncs: bool) -> anyhow::Result<
     Ok(Findings::of_rate(measured, "reads and writes/s"))
 }
 
-/// A new image that goes away again.
-struct ScratchImage {
-    path: PathBuf,
-}
-
-impl Drop for ScratchImage {
-    fn drop(&mut self) {
-        // Without it nothing can be done.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 /// Runs the load without the cost of flushes, and adds the loss to the report.
 pub fn with_loss(mut report: Report, spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     let (without, meaning) = match spec {
         TargetSpec::Directory(_) => (run_without_fsyncs(spec, settings)?, "without fsyncs"),
         TargetSpec::Engine(DeviceSpec::Image { path, size_bytes }) => {
             let folder = path.parent().filter(|parent| parent.is_dir() && !parent.starts_with("/dev")).unwrap_or(Path::new("."));
-            let scratch = ScratchImage { path: folder.join(format!("cairn-bench-{:016x}.scratch", random::u64())) };
+            let scratch = ScratchImage::new(folder.join(format!("cairn-bench-{:016x}.scratch", random::u64())))?;
             let size_bytes = fs::metadata(path).map(|metadata| metadata.len()).ok().filter(|length| *length > 0).unwrap_or(*size_bytes);
-            let spec = TargetSpec::Engine(DeviceSpec::Image { path: scratch.path.clone(), size_bytes });
+            let spec = TargetSpec::Engine(DeviceSpec::Image { path: scratch.path().to_path_buf(), size_bytes });
             (run_on_target(Workload::FsyncHappy, &spec, settings, FlushMode::None)?, "with flush=none")
         }
         TargetSpec::Engine(_) => (run_on_target(Workload::FsyncHappy, spec, settings, FlushMode::None)?, "with flush=none"),
@@ -90,5 +79,5 @@ pub fn with_loss(mut report: Report, spec: &TargetSpec, settings: &Settings) -> 
 }
 
 fn run_without_fsyncs(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
-    super::run_in_folder(Workload::FsyncHappy, spec, settings, FlushMode::Real, |place| run_with(place, settings, false))
+    super::run_in_folder(Workload::FsyncHappy.name(), spec, settings, FlushMode::Real, |place| run_with(place, settings, false))
 }

@@ -207,10 +207,10 @@ impl Findings {
         Self { completed: measured.completed, measured, throughput, figures: Vec::new() }
     }
 
-    fn into_report(self, workload: Workload, target: String, clients: usize) -> Report {
+    fn into_report(self, load: &str, target: String, clients: usize) -> Report {
         let Resources { cpu_seconds, system_cpu_seconds, context_switches } = self.measured.process;
         Report {
-            workload: workload.name().into(),
+            workload: load.into(),
             target,
             version: env!("CARGO_PKG_VERSION").into(),
             clients: clients as u64,
@@ -230,12 +230,12 @@ impl Findings {
 }
 
 fn run_on_target(workload: Workload, spec: &TargetSpec, settings: &Settings, flushes: FlushMode) -> anyhow::Result<Report> {
-    run_in_folder(workload, spec, settings, flushes, |place| generate(workload, place, settings))
+    run_in_folder(workload.name(), spec, settings, flushes, |place| generate(workload, place, settings))
 }
 
-/// Opens the target, runs `load` in a new folder of it, removes the folder, closes the target.
+/// Opens the target, runs the load `name` in a new folder of it, removes the folder, closes the target.
 fn run_in_folder(
-    workload: Workload,
+    name: &str,
     spec: &TargetSpec,
     settings: &Settings,
     flushes: FlushMode,
@@ -251,7 +251,7 @@ fn run_in_folder(
     let statistics = target.statistics();
     let cleaned = remove_tree(&*target, &place.folder).with_context(|| format!("{} in {} is left behind", place.folder, spec.name()));
     let closed = target.close().context("the target could not be closed");
-    let mut report = ran?.into_report(workload, spec.name(), settings.clients);
+    let mut report = ran?.into_report(name, spec.name(), settings.clients);
     cleaned.and(closed)?;
     report.statistics = statistics;
     Ok(report)

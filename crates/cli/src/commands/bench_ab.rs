@@ -20,7 +20,7 @@ pub struct Arguments {
     /// M1 (early wake-up), M2 (tree locks), M3 (coordination of flushes), M4 (tickets) or M5 (committed item list).
     mechanism: Mechanism,
     /// memory[:size=4G], simulated[:flush_ms=10,size=4G] or IMAGE[:size=4G], in place of the loads' own devices. An image
-    /// that does not exist is made anew for each run, and removed; one that exists must hold a volume, which is used.
+    /// must not exist: it is made anew for each run, and removed.
     #[arg(long)]
     device: Option<String>,
     /// Runs on each side; each figure is their median.
