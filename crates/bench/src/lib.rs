@@ -14,6 +14,7 @@ mod engine_settings;
 mod engine_target;
 mod interrupt;
 mod machine;
+mod mounts;
 pub mod peers;
 mod posix_target;
 mod progress;
