@@ -60,7 +60,12 @@ impl Tool {
             Tool::Dbench => &[("dbench", "dbench")],
             Tool::FsMark | Tool::FsMarkNoSync => &[("fs_mark", "fsmark")],
             Tool::Fio => &[("fio", "fio")],
-            Tool::Pgbench => &[("initdb", "postgresql"), ("postgres", "postgresql"), ("pgbench", "postgresql-contrib")],
+            Tool::Pgbench => &[
+                ("initdb", "postgresql"),
+                ("postgres", "postgresql"),
+                ("pgbench", "postgresql-contrib"),
+                ("pg_isready", "postgresql-client"),
+            ],
         }
     }
 }
@@ -115,9 +120,9 @@ impl PeerWorkload {
     /// Loads that together say where a file system stands: those of this program, and what is installed of the tools. A short list
     /// for a first look.
     pub fn defaults(quick: bool) -> Vec<Self> {
-        let all = "dbench@1,dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,fsync-write@64,\
-            create-walk-unlink@8,fsync-happy@16,tool:fs_mark-nosync@8,tool:pgbench@8";
-        let short = "dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16";
+        let all = "dbench@1,dbench@8,tool:dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,\
+            tool:fio@16,fsync-write@64,create-walk-unlink@8,fsync-happy@16,tool:fs_mark-nosync@8,tool:pgbench@8";
+        let short = "dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,tool:fio@16";
         let names = if quick { short } else { all };
         let workloads = names.split(',').map(|name| name.parse::<Self>().expect("the names are known"));
         workloads.filter(|workload| workload.commands().iter().all(|(command, _)| process::is_installed(command))).collect()
