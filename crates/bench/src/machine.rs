@@ -51,6 +51,8 @@ impl Machine {
     pub fn here(folder: Option<&Path>) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let uname = rustix::system::uname();
+        // What `Path::parent` says of a name alone is an empty path.
+        let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
         let device = folder.and_then(|folder| fs::canonicalize(folder).ok()).and_then(|folder| {
             mounts::mount_of(&mounts::all(), &folder).map(|mount| format!("{} on {}", mount.kind, disk_text(&mount.source)))
         });
@@ -112,5 +114,7 @@ mod tests {
         let machine = Machine::here(Some(Path::new("/")));
         assert!(machine.cpus > 0 && machine.memory_bytes > 0 && machine.kernel.starts_with("Linux "), "{machine:?}");
         assert!(machine.device.contains(" on "), "{machine:?}");
+        let beside = Machine::here(Path::new("image").parent());
+        assert!(beside.device.contains(" on "), "{beside:?}");
     }
 }
