@@ -26,7 +26,7 @@ impl Interrupt {
     /// When the flag is set.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.is_set() {
-            bail!("interrupted; everything that was set up has been removed");
+            bail!("interrupted");
         }
         Ok(())
     }

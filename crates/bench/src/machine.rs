@@ -1,4 +1,5 @@
 //! What a measurement was made on and when, so that its figures can be understood later and elsewhere.
+use crate::mounts;
 use cairn_environment::clock;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -32,17 +33,6 @@ fn memory_bytes(meminfo: &str) -> u64 {
     kilobytes.unwrap_or(0) * 1024
 }
 
-/// The file system that `folder` lies on: its kind and its source, from the last mount at the longest prefix.
-fn mount_of<'a>(mountinfo: &'a str, folder: &Path) -> Option<(&'a str, &'a str)> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let point = before.split(' ').nth(4)?;
-        let mut kind = after.split(' ');
-        folder.starts_with(point).then_some((point.len(), (kind.next()?, kind.next()?)))
-    });
-    mounts.max_by_key(|(length, _)| *length).map(|(_, mount)| mount)
-}
-
 /// What the kernel knows of a disk: its model where it has one, and whether it turns.
 fn disk_text(source: &str) -> String {
     let name = source.rsplit('/').next().unwrap_or(source);
@@ -61,9 +51,10 @@ impl Machine {
     pub fn here(folder: Option<&Path>) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let uname = rustix::system::uname();
+        // What `Path::parent` says of a name alone is an empty path.
+        let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
         let device = folder.and_then(|folder| fs::canonicalize(folder).ok()).and_then(|folder| {
-            let mounts = read("/proc/self/mountinfo");
-            mount_of(&mounts, &folder).map(|(kind, source)| format!("{kind} on {}", disk_text(source)))
+            mounts::mount_of(&mounts::all(), &folder).map(|mount| format!("{} on {}", mount.kind, disk_text(&mount.source)))
         });
         Self {
             cpu_model: value_of(&read("/proc/cpuinfo"), "model name").unwrap_or("unknown").to_owned(),
@@ -116,9 +107,6 @@ mod tests {
         assert_eq!(memory_bytes("MemTotal:       24684668 kB\nMemFree: 1 kB\n"), 24_684_668 * 1024);
         assert_eq!(memory_bytes(""), 0);
         assert_eq!(value_of("a: 1\nmodel name\t: Fast One\n", "model name"), Some("Fast One"));
-        let mounts = "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 8:2 / /var rw - xfs /dev/sdb rw\n3 1 8:3 / /variety rw - btrfs /dev/sdc rw\n";
-        assert_eq!(mount_of(mounts, Path::new("/var/tmp")), Some(("xfs", "/dev/sdb")));
-        assert_eq!(mount_of(mounts, Path::new("/home")), Some(("ext4", "/dev/sda")));
     }
 
     #[test]
@@ -126,5 +114,7 @@ mod tests {
         let machine = Machine::here(Some(Path::new("/")));
         assert!(machine.cpus > 0 && machine.memory_bytes > 0 && machine.kernel.starts_with("Linux "), "{machine:?}");
         assert!(machine.device.contains(" on "), "{machine:?}");
+        let beside = Machine::here(Path::new("image").parent());
+        assert!(beside.device.contains(" on "), "{beside:?}");
     }
 }

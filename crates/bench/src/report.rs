@@ -2,6 +2,7 @@
 use crate::engine_figures;
 use crate::machine::{Machine, utc_now};
 use crate::table::{Table, microseconds, number};
+use crate::workloads::Workload;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
@@ -94,10 +95,23 @@ pub struct Report {
 
 impl Report {
     fn operations_table(&self) -> Table {
+        if self.workload == Workload::Dbench.name() {
+            return self.dbench_table();
+        }
         let mut table = Table::new(["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"]);
         for operation in &self.operations {
             let times = [operation.average_us, operation.p50_us, operation.p90_us, operation.p99_us, operation.p999_us, operation.max_us];
             table.row([operation.name.clone(), operation.count.to_string()].into_iter().chain(times.map(microseconds)));
+        }
+        table
+    }
+
+    /// As dbench prints it.
+    fn dbench_table(&self) -> Table {
+        let mut table = Table::new(["operation", "count", "average", "maximum latency"]);
+        for operation in &self.operations {
+            let times = [operation.average_us, operation.max_us].map(microseconds);
+            table.row([operation.name.clone(), operation.count.to_string()].into_iter().chain(times));
         }
         table
     }
@@ -184,5 +198,11 @@ mod tests {
         {
             assert!(shown.contains(part), "\"{part}\" is not in: {shown}");
         }
+        let shown = Report { workload: "dbench".into(), ..report }.to_string();
+        let heading = shown.lines().find(|line| line.starts_with("operation")).unwrap();
+        assert_eq!(
+            heading.split("  ").filter(|part| !part.is_empty()).map(str::trim).collect::<Vec<_>>(),
+            ["operation", "count", "average", "maximum latency"]
+        );
     }
 }

@@ -47,6 +47,7 @@ fn a_load_prints_figures_as_text_and_as_json() {
     let json = exits_with(0, folder.path(), &[&run[..], &["engine:image:size=64M", "--json"]].concat());
     let report: serde_json::Value = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"));
     assert_eq!((report["clients"].as_u64(), report["workload"].as_str()), (Some(2), Some("fsync-write")));
+    assert_eq!((report["origin"]["command"][0].as_str(), report["target"].as_str()), (Some("cairn"), Some("engine on image")), "{json}");
     assert!(report["statistics"]["log_flushes"].as_u64() > Some(0), "{json}");
     assert_eq!(left_in(folder.path()), ["image"]);
     exits_with(0, folder.path(), &["fsck", "--data", "image"]);
@@ -71,6 +72,10 @@ fn mistakes_get_clear_messages() {
     assert!(told.contains("tool:pgbench") && told.contains("fsync-write"), "{told}");
     let told = exits_with(2, folder.path(), &["bench", "peers", "--workload", "dbench@none"]);
     assert!(told.contains("dbench@16"), "{told}");
+    let told = exits_with(1, folder.path(), &["bench", "peers", "--quick", "--direct-io", "both"]);
+    assert!(told.contains("--repeat 2 --seconds 2 instead of --quick"), "{told}");
+    let told = exits_with(1, folder.path(), &["bench", "run", "device-limit", "--target", "engine:memory:size=1M"]);
+    assert!(told.contains("too small") && told.contains("size=64M"), "{told}");
     let told = exits_with(2, folder.path(), &["bench", "peers", "--direct-io", "perhaps"]);
     assert!(told.contains("both"), "{told}");
     if can_make_loop_devices() {
@@ -160,12 +165,18 @@ fn a_comparison_says_what_it_was_made_on() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "peers", "--fs", "cairn", "--size", "64M", "--dir", ".", "--workload", "fsync-write@1,small-durable-files@3"];
+    // The kernel's table of mounts writes the blank otherwise.
+    fs::create_dir(folder.path().join("a b")).unwrap();
+    let arguments =
+        ["bench", "peers", "--fs", "cairn", "--size", "64M", "--dir", "a b", "--workload", "fsync-write@1,small-durable-files@3"];
     let output = cairn(folder.path(), &[&arguments[..], &["--seconds", "0.2", "--repeat", "1", "--json"]].concat()).output().unwrap();
     assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(traces_of(&folder.path().join("a b")), [""; 0]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(!text.contains(&*folder.path().to_string_lossy()) && !text.contains("cairn-bench-"), "a name of this machine: {text}");
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(summary["machine"]["memory_bytes"].as_u64() > Some(0) && summary["date"].as_str().unwrap().ends_with('Z'), "{summary}");
-    assert_eq!(summary["command"][2], "peers");
+    assert_eq!((&summary["command"][0], &summary["command"][2]), (&"cairn".into(), &"peers".into()));
     let samples = summary["samples"].as_array().unwrap();
     let loads: Vec<_> = samples.iter().filter_map(|sample| Some((sample["workload"].as_str()?, sample["clients"].as_u64()?))).collect();
     assert_eq!(loads, [("fsync-write@1", 1), ("small-durable-files@3", 3)].repeat(2));
@@ -182,7 +193,7 @@ fn a_comparison_says_what_it_was_made_on() {
 fn traces_of(folder: &Path) -> Vec<String> {
     let folder = fs::canonicalize(folder).unwrap().display().to_string();
     let mut traces = left_in(Path::new(&folder));
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap().replace("\\040", " ");
     traces.extend(mounts.lines().filter(|line| line.contains(&folder)).map(str::to_owned));
     for device in fs::read_dir("/sys/block").unwrap().flatten() {
         let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();

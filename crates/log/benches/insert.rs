@@ -9,7 +9,8 @@
 //!
 //! Lists: `one` is the log as it is. `per thread` gives each thread a log of its own and takes the order of operations
 //! from a shared atomic number: what per-CPU lists would gain at the most, since merging them at a push is left out. With
-//! the feature `baselines`, `two-pass` is one list with the insertion that came before. A list that has grown to 16 MiB is cut and dropped, as when a superblock is durable.
+//! the feature `baselines`, `two-pass` is one list with the insertion that came before. A list that has grown to 16 MiB is cut
+//! and dropped, as when a superblock is durable.
 //!
 //! Beside the rate stands the CPU time that the inserting threads spent on an operation, which a busy machine disturbs less.
 use cairn_blockdev::{BlockDevice, MemoryDevice};

@@ -28,7 +28,7 @@ use process::run_to_end;
 use serde::{Deserialize, Serialize};
 use stage::{Mounted, Stage};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What is compared, and how.
@@ -230,6 +230,10 @@ fn measure(candidate: &Candidate, round: usize, stage: &Stage, settings: &PeersS
         steps.note(&format!("{}, {}", candidate.label, workload.name()));
         let mut sample = measure_one(workload, &mounted, stage, settings).with_context(|| workload.name())?;
         (sample.round, sample.system) = (round, candidate.label.clone());
+        if let Some(report) = &mut sample.report {
+            // The comparison says itself where it came from; the mount point's name means nothing afterwards.
+            (report.target, report.origin) = (candidate.label.clone(), None);
+        }
         samples.push(sample);
         steps.done();
     }
@@ -256,10 +260,4 @@ fn measure_one(workload: &PeerWorkload, mounted: &Mounted<'_>, stage: &Stage, se
     sample.server_cpu_seconds = server.cpu_seconds;
     (sample.statistics_before, sample.statistics_after) = (statistics_before, statistics_after);
     Ok(sample)
-}
-
-/// Whether anything is mounted at `path` or below.
-fn is_mounted_below(path: &Path) -> bool {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    table.lines().filter_map(|line| line.split(' ').nth(4)).any(|mount| Path::new(mount).starts_with(path))
 }

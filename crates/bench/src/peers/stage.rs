@@ -2,7 +2,8 @@
 //!
 //! Invariant: the folder is removed only when nothing is mounted in it any more.
 use super::process::{self, command};
-use super::{Candidate, PeersSettings, System, is_mounted_below};
+use super::{Candidate, PeersSettings, System};
+use crate::mounts::is_mounted_below;
 use crate::resources::Resources;
 use anyhow::{Context, bail};
 use cairn_blockdev::FileDevice;

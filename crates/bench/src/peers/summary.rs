@@ -14,7 +14,8 @@ fn throughput() -> String {
     THROUGHPUT.into()
 }
 
-/// One figure of one file system under one load. A ratio above 1 is better than the best peer, unless less is better. Resources are those of the whole machine, per operation.
+/// One figure of one file system under one load. A ratio above 1 is better than the best peer, unless less is better. Resources
+/// are those of the whole machine, per operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct SummaryRow {

@@ -26,6 +26,12 @@ const FIO_FILE_MIB_MAX: u64 = 64;
 /// What stays when a load is cleaned up.
 const OF_THE_FILE_SYSTEM: &str = "lost+found";
 
+/// Loads and tools that cover each mechanism; own loads stand beside the tools that they are like.
+const ALL: &str = "dbench@1,dbench@8,tool:dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,\
+    tool:fio@16,fsync-write@64,create-walk-unlink@8,fsync-happy@16,tool:fs_mark-nosync@8,tool:pgbench@8";
+/// Those of a first look.
+const QUICK: &str = "dbench@8,tool:dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,tool:fio@16";
+
 /// A program that is known as a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
@@ -60,7 +66,12 @@ impl Tool {
             Tool::Dbench => &[("dbench", "dbench")],
             Tool::FsMark | Tool::FsMarkNoSync => &[("fs_mark", "fsmark")],
             Tool::Fio => &[("fio", "fio")],
-            Tool::Pgbench => &[("initdb", "postgresql"), ("postgres", "postgresql"), ("pgbench", "postgresql-contrib")],
+            Tool::Pgbench => &[
+                ("initdb", "postgresql"),
+                ("postgres", "postgresql"),
+                ("pgbench", "postgresql-contrib"),
+                ("pg_isready", "postgresql-client"),
+            ],
         }
     }
 }
@@ -115,10 +126,7 @@ impl PeerWorkload {
     /// Loads that together say where a file system stands: those of this program, and what is installed of the tools. A short list
     /// for a first look.
     pub fn defaults(quick: bool) -> Vec<Self> {
-        let all = "dbench@1,dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16,fsync-write@64,\
-            create-walk-unlink@8,fsync-happy@16,tool:fs_mark-nosync@8,tool:pgbench@8";
-        let short = "dbench@8,dbench@64,small-durable-files@8,fs_mark@8,fsync-write@1,fsync-write@16";
-        let names = if quick { short } else { all };
+        let names = if quick { QUICK } else { ALL };
         let workloads = names.split(',').map(|name| name.parse::<Self>().expect("the names are known"));
         workloads.filter(|workload| workload.commands().iter().all(|(command, _)| process::is_installed(command))).collect()
     }
@@ -298,6 +306,20 @@ mod tests {
             let own = |workload: &PeerWorkload| matches!(workload.generator, Generator::Own(_));
             assert!(PeerWorkload::defaults(quick).iter().filter(|workload| own(workload)).count() > 5);
         }
+    }
+
+    #[test]
+    fn a_first_look_takes_less_than_five_minutes() {
+        // Of every load and tool, as if all were installed.
+        let settings = PeersSettings {
+            systems: super::super::System::parse_list("ext4,xfs,btrfs,cairn").unwrap(),
+            workloads: QUICK.split(',').map(|name| name.parse().unwrap()).collect(),
+            repeat: 2,
+            duration: Duration::from_secs(2),
+            size_bytes: 2 << 30,
+            ..PeersSettings::for_tests()
+        };
+        assert!(settings.estimate() < Duration::from_secs(280), "{:?}", settings.estimate());
     }
 
     #[test]

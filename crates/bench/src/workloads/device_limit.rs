@@ -4,6 +4,7 @@ use super::{Findings, Settings, Workload};
 use crate::client::{self, Limit, Measured};
 use crate::report::{Figure, Report};
 use crate::spec::TargetSpec;
+use anyhow::ensure;
 use cairn_blockdev::AlignedBuffer;
 
 const SIZES: [(&str, usize); 11] = [
@@ -23,6 +24,14 @@ const RING_BYTES: u64 = 64 << 20;
 
 pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     let scratch = spec.scratch_device(RING_BYTES)?;
+    let (length_bytes, needed_bytes) = (scratch.device.length_bytes(), SIZES[SIZES.len() - 1].1 as u64);
+    ensure!(
+        length_bytes >= needed_bytes,
+        "target {}: {} KiB are too small for writes of up to {} KiB; give it more, for example size=64M",
+        spec.name(),
+        length_bytes >> 10,
+        needed_bytes >> 10,
+    );
     let (mut all, mut figures) = (Measured::default(), Vec::new());
     for (name, write_bytes) in SIZES {
         let mut plan = settings.plan(name, Limit::Time(settings.duration / SIZES.len() as u32));

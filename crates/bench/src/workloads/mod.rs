@@ -18,7 +18,7 @@ use crate::report::{Figure, Report};
 use crate::resources::Resources;
 use crate::spec::{FlushMode, TargetSpec};
 use crate::target::{Target, remove_tree};
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use cairn_engine::FlushPolicy;
 use cairn_environment::random;
 use std::path::PathBuf;
@@ -242,19 +242,34 @@ fn run_in_folder(
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
 ) -> anyhow::Result<Report> {
     let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
-    let folder = format!("cairn-bench-{:016x}", random::u64());
-    let place = Place { target: target.clone(), folder };
-    let ran = target
-        .make_directory(&place.folder)
-        .with_context(|| format!("target {}: cannot make a directory in it", spec.name()))
-        .and_then(|()| load(&place));
-    let statistics = target.statistics();
-    let cleaned = remove_tree(&*target, &place.folder).with_context(|| format!("{} in {} is left behind", place.folder, spec.name()));
-    let closed = target.close().context("the target could not be closed");
-    let mut report = ran?.into_report(name, spec.name(), settings.clients);
-    cleaned.and(closed)?;
+    let place = Place { target: target.clone(), folder: format!("cairn-bench-{:016x}", random::u64()) };
+    let ran = run_and_clean_up(&place, spec, load);
+    let (findings, statistics) = with_end(ran, target.close().context("the target could not be closed"))?;
+    let mut report = findings.into_report(name, spec.name(), settings.clients);
     report.statistics = statistics;
     Ok(report)
+}
+
+/// Makes the folder, runs `load` in it, removes it; the engine's counters are those before the removal.
+fn run_and_clean_up(
+    place: &Place,
+    spec: &TargetSpec,
+    load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
+) -> anyhow::Result<(Findings, Option<serde_json::Value>)> {
+    let (target, folder) = (&*place.target, &place.folder);
+    target.make_directory(folder).with_context(|| format!("target {}: cannot make a directory in it", spec.name()))?;
+    let ran = load(place);
+    let statistics = target.statistics();
+    let cleaned = remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name()));
+    with_end(ran.map(|findings| (findings, statistics)), cleaned)
+}
+
+/// What came of something whose end may have failed, too; then both errors are told.
+fn with_end<T>(ran: anyhow::Result<T>, end: anyhow::Result<()>) -> anyhow::Result<T> {
+    match (ran, end) {
+        (Err(error), Err(also)) => Err(anyhow!("{error:#}; also, {also:#}")),
+        (ran, end) => ran.and_then(|outcome| end.map(|()| outcome)),
+    }
 }
 
 fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::Result<Findings> {

@@ -138,6 +138,25 @@ fn an_interrupted_load_cleans_up() {
 }
 
 #[test]
+fn a_failed_clean_up_is_told_beside_the_failed_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = TargetSpec::Directory(folder.path().into());
+    let run = |load: &dyn Fn(&Place) -> anyhow::Result<Findings>| {
+        let report = run_in_folder(Workload::FsyncWrite, &spec, &Settings::default(), FlushMode::Real, load);
+        format!("{:#}", report.unwrap_err())
+    };
+    let error = run(&|place| {
+        // A file in its place can't be removed as a tree.
+        place.target.remove_directory(&place.folder)?;
+        fs::write(folder.path().join(&place.folder), "")?;
+        anyhow::bail!("the load failed")
+    });
+    assert!(error.starts_with("the load failed; also, cairn-bench-") && error.contains("is left behind"), "{error}");
+    assert_eq!(run(&|_| anyhow::bail!("the load failed")), "the load failed");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "only the file");
+}
+
+#[test]
 fn mistakes_get_clear_messages() {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path());
@@ -150,6 +169,9 @@ fn mistakes_get_clear_messages() {
     assert!(run(&path("load.txt"), &settings).contains("name a directory"));
     assert!(run(&format!("engine:{}", path("load.txt")), &settings).contains("not a"));
     assert!(run("engine:memory:size=1M", &settings).contains("too small"));
+    let small = "engine:memory:size=1M".parse().unwrap();
+    let error = format!("{:#}", Workload::DeviceLimit.run(&small, &settings).unwrap_err());
+    assert!(error.contains("1024 KiB are too small") && error.contains("size=64M"), "{error}");
     assert!(run("engine:memory", &Settings { clients: 0, ..settings.clone() }).contains("0 clients"));
     let tiny = format!("engine:{}:size=1M", path("tiny"));
     assert!(run(&tiny, &settings).contains("too small"));

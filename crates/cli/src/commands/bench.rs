@@ -5,12 +5,12 @@
 use super::{bench_ab, bench_report};
 use crate::output;
 use crate::size::Size;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use cairn_bench::peers::{self, DirectIo, PeerWorkload, PeersSettings, System};
 use cairn_bench::{DeviceSpec, Interrupt, Origin, Report, Settings, SyncMethod, TargetSpec, Workload, engine_figures};
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Measure: a load on a directory or on the engine, file systems beside each other, a mechanism off and on.
@@ -96,7 +96,8 @@ struct Peers {
     /// Whether loop devices bypass the host's page cache.
     #[arg(long, default_value = "true", value_name = "true|false|both")]
     direct_io: DirectIo,
-    /// Two rounds of 2 seconds on smaller images, for a first look in less than five minutes.
+    /// Two rounds of 2 seconds on smaller images, for a first look: less than five minutes for the default file systems and
+    /// loads.
     #[arg(long, conflicts_with_all = ["repeat", "seconds", "size"])]
     quick: bool,
     /// Print a table in Markdown.
@@ -138,6 +139,17 @@ impl Load {
     }
 }
 
+/// The command as it stands in results: where the program lies is left out.
+pub(super) fn recorded_command() -> Vec<String> {
+    without_folder(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()))
+}
+
+fn without_folder(mut arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let program = arguments.next().unwrap_or_default();
+    let name = Path::new(&program).file_name().map(|name| name.to_string_lossy().into_owned());
+    [name.unwrap_or(program)].into_iter().chain(arguments).collect()
+}
+
 fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
     let Some(sync_method) = SyncMethod::from_number(run.sync_method) else {
         bail!("there is no sync method {}; 0 to 6 are possible", run.sync_method);
@@ -154,7 +166,7 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         TargetSpec::Engine(DeviceSpec::Image { path, .. }) => path.parent(),
         TargetSpec::Engine(_) => None,
     };
-    let origin = Origin::here(std::env::args().collect(), folder);
+    let origin = Origin::here(recorded_command(), folder);
     let before = mount_statistics(&run.target);
     let report = run.workload.run(&run.target, &settings)?;
     let counted = before.and_then(|before| Some(engine_figures::between(&before, mount_statistics(&run.target)?)));
@@ -173,6 +185,10 @@ fn mount_statistics(target: &TargetSpec) -> Option<serde_json::Value> {
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
     let (mut repeat, mut duration, mut size_bytes) = (arguments.repeat, arguments.load.duration()?, arguments.size.bytes);
     if arguments.quick {
+        ensure!(
+            arguments.direct_io != DirectIo::Both,
+            "--quick takes one kind of loop devices, --direct-io both two; write for example --repeat 2 --seconds 2 instead of --quick"
+        );
         (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }
     let workloads = if arguments.workload.is_empty() { PeerWorkload::defaults(arguments.quick) } else { arguments.workload.clone() };
@@ -187,7 +203,7 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         folder: arguments.dir.clone(),
         program: std::env::current_exe().context("cannot find the program's own file")?,
         loadfile: arguments.load.loadfile.clone(),
-        command: std::env::args().collect(),
+        command: recorded_command(),
         interrupt,
     };
     let summary = peers::run(&settings)?;

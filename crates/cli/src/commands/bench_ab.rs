@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
         repeat,
         quick: arguments.quick,
         loadfile: arguments.loadfile.clone(),
-        command: std::env::args().collect(),
+        command: super::bench::recorded_command(),
         interrupt,
     };
     let comparison = ab::run(&settings, &mut |step| {

@@ -37,7 +37,6 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     // As dbench counts: bytes of operations that ended in time, without waiting for those that did not.
     let bytes_per_second = measured.recorder.bytes() as f64 / settings.duration.as_secs_f64();
     let throughput = Figure::new("throughput", bytes_per_second / 1e6, "MB/s");
-    let rate = Figure::new("operations", measured.per_second(measured.completed), "operations/s");
     let latency = Figure::new("maximum latency", longest_us / 1e3, "ms");
-    Ok(Findings { completed: measured.completed, measured, throughput, figures: vec![latency, rate] })
+    Ok(Findings { completed: measured.completed, measured, throughput, figures: vec![latency] })
 }

@@ -1,0 +1,120 @@
+//! What is mounted, as the kernel tells it in `/proc/self/mountinfo`. There a blank, a tab, a line feed and a backslash in a name
+//! are three octal digits behind a backslash.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Where it shows.
+    pub point: PathBuf,
+    /// Which kind of file system.
+    pub kind: String,
+    /// Of what.
+    pub source: String,
+}
+
+/// All mounts that this process sees.
+pub fn all() -> Vec<Mount> {
+    in_table(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// The mounts of a table, in its order; lines that make no sense are left out.
+fn in_table(table: &[u8]) -> Vec<Mount> {
+    table.split(|byte| *byte == b'\n').filter_map(mount_in).collect()
+}
+
+fn mount_in(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let point = fields.nth(4)?;
+    // Optional fields come before the dash.
+    fields.find(|field| *field == b"-")?;
+    let text = |field| String::from_utf8_lossy(&decoded(field)).into_owned();
+    Some(Mount { point: OsString::from_vec(decoded(point)).into(), kind: text(fields.next()?), source: text(fields.next()?) })
+}
+
+fn decoded(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        match escaped(rest) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &rest[4..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+/// The byte whose escape `text` begins with.
+fn escaped(text: &[u8]) -> Option<u8> {
+    let [b'\\', digits @ ..] = text.get(..4)? else { return None };
+    let octal = digits.iter().all(|digit| (b'0'..=b'7').contains(digit));
+    let value = digits.iter().fold(0_u32, |value, digit| value * 8 + u32::from(digit.wrapping_sub(b'0')));
+    octal.then(|| u8::try_from(value).ok()).flatten()
+}
+
+/// The mount that `path` lies on: the last one at the longest prefix.
+pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+    above.max_by_key(|mount| mount.point.components().count())
+}
+
+/// Whether anything is mounted at `path` or below.
+pub fn is_mounted_below(path: &Path) -> bool {
+    any_below(&all(), path)
+}
+
+fn any_below(mounts: &[Mount], path: &Path) -> bool {
+    mounts.iter().any(|mount| mount.point.starts_with(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"1 0 8:1 / / rw - ext4 /dev/sda rw\n\
+        2 1 8:2 / /var rw,relatime shared:1 master:2 - xfs /dev/sdb rw\n\
+        3 1 8:3 / /variety rw - btrfs /dev/sdc rw\n\
+        4 1 0:9 / /var/a\\040b/tab\\011line\\012back\\134slash/mnt rw - fuse.cairn /an\\040image rw\n\
+        5 1 0:9 / /var/no\xff/mnt rw - tmpfs none rw\n\
+        nonsense\n";
+
+    #[test]
+    fn a_table_is_understood() {
+        let mounts = in_table(TABLE);
+        assert_eq!(mounts.len(), 5);
+        let source_of = |path: &str| mount_of(&mounts, Path::new(path)).map(|mount| (mount.kind.as_str(), mount.source.as_str()));
+        assert_eq!(source_of("/var/tmp"), Some(("xfs", "/dev/sdb")));
+        assert_eq!(source_of("/home"), Some(("ext4", "/dev/sda")));
+        assert_eq!(source_of("/var/a b/tab\tline\nback\\slash/mnt/file"), Some(("fuse.cairn", "/an image")));
+        assert_eq!(mount_of(&[], Path::new("/")), None);
+    }
+
+    #[test]
+    fn names_with_blanks_are_found_below_a_folder() {
+        let mounts = in_table(TABLE);
+        let below = |path: &str| any_below(&mounts, Path::new(path));
+        assert!(below("/var/a b") && below("/var/a b/tab\tline\nback\\slash/mnt") && below("/variety"));
+        assert!(!below("/var/a") && !below("/var/a\\040b") && !below("/vari"));
+        assert!(any_below(&mounts, &PathBuf::from(OsString::from_vec(b"/var/no\xff".to_vec()))));
+    }
+
+    #[test]
+    fn what_is_no_escape_stays() {
+        for (field, bytes) in [("a\\", "a\\"), ("\\04", "\\04"), ("\\089", "\\089"), ("\\777", "\\777"), ("\\1340", "\\0")] {
+            assert_eq!(decoded(field.as_bytes()), bytes.as_bytes(), "{field}");
+        }
+    }
+
+    #[test]
+    fn the_root_is_mounted() {
+        assert!(is_mounted_below(Path::new("/")) && !is_mounted_below(Path::new("/no such folder")));
+    }
+}
