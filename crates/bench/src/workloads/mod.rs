@@ -12,6 +12,7 @@ pub(crate) mod tight_volume;
 mod workload_tests;
 
 use crate::client::{Limit, Measured, Plan};
+use crate::engine_figures;
 use crate::engine_settings::EngineSettings;
 use crate::interrupt::Interrupt;
 use crate::report::{Figure, Report};
@@ -21,7 +22,8 @@ use crate::target::{Target, remove_tree};
 use anyhow::{Context, ensure};
 use cairn_engine::FlushPolicy;
 use cairn_environment::random;
-use std::path::PathBuf;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,6 +138,8 @@ pub struct Settings {
     pub policy: FlushPolicy,
     /// How the engine differs from its defaults.
     pub engine: EngineSettings,
+    /// What the file system that a directory lies in says of itself, when it is Cairn's.
+    pub mount_statistics: Option<fn(&Path) -> Option<Value>>,
     /// Whether the user wants the run to end.
     pub interrupt: Interrupt,
 }
@@ -152,6 +156,7 @@ impl Default for Settings {
             loadfile: None,
             policy: FlushPolicy::Auto,
             engine: EngineSettings::default(),
+            mount_statistics: None,
             interrupt: Interrupt::default(),
         }
     }
@@ -223,6 +228,7 @@ impl Findings {
             system_cpu_seconds,
             context_switches,
             machine_cpu_seconds: self.measured.machine.cpu_seconds,
+            machine_context_switches: self.measured.machine.context_switches,
             statistics: None,
             origin: None,
         }
@@ -244,17 +250,30 @@ fn run_in_folder(
     let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
     let folder = format!("cairn-bench-{:016x}", random::u64());
     let place = Place { target: target.clone(), folder };
+    let before = statistics_of(&*target, spec, settings);
     let ran = target
         .make_directory(&place.folder)
         .with_context(|| format!("target {}: cannot make a directory in it", spec.name()))
         .and_then(|()| load(&place));
-    let statistics = target.statistics();
+    let statistics = counted(&before, statistics_of(&*target, spec, settings));
     let cleaned = remove_tree(&*target, &place.folder).with_context(|| format!("{} in {} is left behind", place.folder, spec.name()));
     let closed = target.close().context("the target could not be closed");
     let mut report = ran?.into_report(workload, spec.name(), settings.clients);
     cleaned.and(closed)?;
     report.statistics = statistics;
     Ok(report)
+}
+
+/// The counters of the engine, in this process or below a directory.
+fn statistics_of(target: &dyn Target, spec: &TargetSpec, settings: &Settings) -> Option<Value> {
+    match spec {
+        TargetSpec::Directory(path) => settings.mount_statistics.and_then(|of_mount| of_mount(path)),
+        TargetSpec::Engine(_) => target.statistics(),
+    }
+}
+
+fn counted(before: &Option<Value>, after: Option<Value>) -> Option<Value> {
+    Some(engine_figures::between(before.as_ref()?, after?))
 }
 
 fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
