@@ -131,7 +131,7 @@ where
     let begin = start + plan.warmup;
     *shared.begin.lock() = Some(begin);
     shared.begun.notify_all();
-    let (interval_rates, completed_before) = watch(plan, &shared, start, || threads.iter().all(|thread| thread.is_finished()));
+    let Watched { interval_rates, warmup } = watch(plan, &shared, start, || threads.iter().all(|thread| thread.is_finished()));
     let mut measured = Measured { interval_rates, ..Measured::default() };
     let mut result = Ok(());
     let mut context_switches = 0;
@@ -142,10 +142,12 @@ where
         result = result.and(outcome.result);
     }
     measured.seconds = begin.elapsed().as_secs_f64();
-    measured.completed = shared.operations.load(Ordering::Relaxed).saturating_sub(completed_before);
-    measured.process = Resources::of_process("self") - before;
-    measured.process.context_switches += context_switches;
-    measured.machine = Resources::of_machine() - machine_before;
+    let begun = warmup.unwrap_or(Begun { operations: 0, process: before, machine: machine_before });
+    measured.completed = shared.operations.load(Ordering::Relaxed).saturating_sub(begun.operations);
+    let mut process = Resources::of_process("self");
+    process.context_switches += context_switches;
+    measured.process = process - begun.process;
+    measured.machine = Resources::of_machine() - begun.machine;
     plan.interrupt.check()?;
     result.map(|()| measured)
 }
@@ -173,13 +175,26 @@ fn run_client(index: usize, shared: &Arc<Shared>, plan: &Plan, body: &dyn Fn(&Cl
     Outcome { result, recorder, context_switches: resources::switches_of_this_thread() }
 }
 
-/// Waits until all have ended; returns the rate in each interval, and how many operations belong to the warm-up.
-fn watch(plan: &Plan, shared: &Shared, start: Monotonic, all_ended: impl Fn() -> bool) -> (Vec<f64>, u64) {
+/// What had been done and used when the measured time began.
+struct Begun {
+    operations: u64,
+    process: Resources,
+    machine: Resources,
+}
+
+/// The rate in each interval, and what belongs to the warm-up, when there is one.
+struct Watched {
+    interval_rates: Vec<f64>,
+    warmup: Option<Begun>,
+}
+
+/// Waits until all have ended.
+fn watch(plan: &Plan, shared: &Shared, start: Monotonic, all_ended: impl Fn() -> bool) -> Watched {
     let progress = match plan.limit {
         Limit::Time(duration) => Progress::over_time(&plan.task, plan.warmup + duration),
         Limit::Operations(total) => Progress::over_operations(&plan.task, total),
     };
-    let (mut rates, mut before, mut warmup_operations) = (Vec::new(), 0, 0);
+    let (mut interval_rates, mut before, mut warmup) = (Vec::new(), 0, None);
     let mut sampled = start;
     while !all_ended() {
         // Short loads are not made longer by waiting for them.
@@ -189,14 +204,14 @@ fn watch(plan: &Plan, shared: &Shared, start: Monotonic, all_ended: impl Fn() ->
         }
         let (now, operations) = (clock::now_monotonic(), shared.operations.load(Ordering::Relaxed));
         if now < start + plan.warmup {
-            warmup_operations = operations;
+            warmup = Some(Begun { operations, process: Resources::of_process("self"), machine: Resources::of_machine() });
         } else if now - sampled >= SAMPLE_INTERVAL {
-            rates.push((operations - before) as f64 / (now - sampled).as_secs_f64());
+            interval_rates.push((operations - before) as f64 / (now - sampled).as_secs_f64());
         }
         (before, sampled) = (operations, now);
         progress.set(start.elapsed(), operations);
     }
-    (rates, warmup_operations)
+    Watched { interval_rates, warmup }
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
 //! How the engine under a load is made and opened, where that differs from its defaults. A directory knows none of this.
-use cairn_engine::mkfs::MkfsOptions;
 use cairn_engine::{FlushPolicy, VolumeOptions};
 
 /// Differences from the engine's defaults.
@@ -7,8 +6,8 @@ use cairn_engine::{FlushPolicy, VolumeOptions};
 pub struct EngineSettings {
     /// Whether freed blocks are discarded.
     pub discard: bool,
-    /// Length of the log of a volume that is made for the load.
-    pub log_bytes: Option<u64>,
+    /// Whether every fsync becomes a commit. Takes effect with the feature `baselines` only.
+    pub commits_only: bool,
     /// Memory for clean nodes.
     pub node_cache_bytes: Option<u64>,
     /// What came before the mechanisms, in their place.
@@ -17,11 +16,6 @@ pub struct EngineSettings {
 }
 
 impl EngineSettings {
-    /// How a volume is made.
-    pub fn mkfs_options(&self) -> MkfsOptions {
-        MkfsOptions { log_bytes: self.log_bytes, ..MkfsOptions::default() }
-    }
-
     /// How it is opened.
     pub fn volume_options(&self, flush: FlushPolicy) -> VolumeOptions {
         let defaults = VolumeOptions::default();
@@ -29,6 +23,8 @@ impl EngineSettings {
             flush,
             discard: self.discard,
             node_cache_bytes: self.node_cache_bytes.unwrap_or(defaults.node_cache_bytes),
+            #[cfg(feature = "baselines")]
+            commits_only: self.commits_only,
             #[cfg(feature = "baselines")]
             baselines: self.baselines,
             ..defaults

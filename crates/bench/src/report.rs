@@ -86,7 +86,10 @@ pub struct Report {
     pub context_switches: u64,
     /// Busy CPU time of the whole machine meanwhile, in seconds.
     pub machine_cpu_seconds: f64,
-    /// The engine's counters, of the whole time in which the volume was open.
+    /// Context switches of the whole machine meanwhile.
+    #[serde(default)]
+    pub machine_context_switches: u64,
+    /// The engine's counters: of the load, with what it prepares.
     pub statistics: Option<serde_json::Value>,
     /// Where it came from; `None` for a part of something that says so itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,6 +186,7 @@ mod tests {
             system_cpu_seconds: 0.25,
             context_switches: 20,
             machine_cpu_seconds: 1.0,
+            machine_context_switches: 40,
             statistics: Some(serde_json::json!({
                 "fsyncs_grouped": 10,
                 "log_flushes": 5,

@@ -8,9 +8,10 @@ use crate::engine_target::EngineTarget;
 use crate::posix_target::PosixTarget;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
-use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, SimulatedDevice};
-use cairn_engine::mkfs::mkfs;
+use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, FileDevice, MemoryDevice, OpenMode, SetWrite, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FlushPolicy, Volume};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -186,7 +187,7 @@ impl TargetSpec {
         engine: &EngineSettings,
     ) -> anyhow::Result<Volume> {
         if is_new {
-            mkfs(&*device, &engine.mkfs_options()).with_context(|| format!("target {}", self.name()))?;
+            mkfs(&*device, &MkfsOptions::default()).with_context(|| format!("target {}", self.name()))?;
         }
         let device: Arc<dyn BlockDevice> = match flushes {
             FlushMode::Real => device,
@@ -273,11 +274,41 @@ impl BlockDevice for WithoutFlush {
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
+
+    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.device.write_set(writes)
+    }
+
+    fn copies(&self) -> usize {
+        self.device.copies()
+    }
+
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read_copy(copy, offset_bytes, buffer)
+    }
+
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        self.device.repair(offset_bytes, good)
+    }
+
+    fn resynchronise(&self, ranges: &[Range<u64>]) -> Result<(), DeviceError> {
+        self.device.resynchronise(ranges)
+    }
+
+    fn close(&self) -> Result<(), DeviceError> {
+        self.device.close()
+    }
+
+    fn health(&self) -> Option<DeviceHealth> {
+        self.device.health()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_environment::Rank;
+    use cairn_environment::lock::Mutex;
 
     #[test]
     fn targets_are_understood() {
@@ -299,6 +330,77 @@ mod tests {
         assert!(without_remains(&spec, true, Ok(())).is_ok() && path.exists());
         assert!(without_remains::<()>(&spec, false, Err(anyhow::anyhow!("damaged"))).is_err() && path.exists());
         assert!(without_remains::<()>(&spec, true, Err(anyhow::anyhow!("not opened"))).is_err() && !path.exists());
+    }
+
+    #[test]
+    fn without_flushes_a_device_is_what_it_was() {
+        struct Mirror {
+            seen: Mutex<Vec<&'static str>>,
+        }
+        impl Mirror {
+            fn note(&self, call: &'static str) -> Result<(), DeviceError> {
+                self.seen.lock().push(call);
+                Ok(())
+            }
+        }
+        impl BlockDevice for Mirror {
+            fn read(&self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+                self.note("read")
+            }
+            fn write(&self, _: u64, _: &[&[u8]]) -> Result<(), DeviceError> {
+                self.note("write")
+            }
+            fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+                writes.iter().map(|_| self.note("set")).collect()
+            }
+            fn flush(&self) -> Result<(), DeviceError> {
+                self.note("flush")
+            }
+            fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+                self.note("discard")
+            }
+            fn length_bytes(&self) -> u64 {
+                8192
+            }
+            fn flush_time(&self) -> Duration {
+                Duration::from_secs(1)
+            }
+            fn copies(&self) -> usize {
+                2
+            }
+            fn read_copy(&self, _: usize, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+                self.note("copy")
+            }
+            fn repair(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+                self.note("repair")
+            }
+            fn resynchronise(&self, _: &[Range<u64>]) -> Result<(), DeviceError> {
+                self.note("resynchronise")
+            }
+            fn close(&self) -> Result<(), DeviceError> {
+                self.note("close")
+            }
+            fn health(&self) -> Option<DeviceHealth> {
+                self.note("health").ok()?;
+                None
+            }
+        }
+        let mirror = Arc::new(Mirror { seen: Mutex::new(Rank::LEAF, Vec::new()) });
+        let device = WithoutFlush { device: mirror.clone() };
+        let (mut buffer, block) = ([0; 4096], [1; 4096]);
+        device.read(0, &mut buffer).unwrap();
+        device.write(0, &[&block]).unwrap();
+        assert_eq!(device.write_set(&[SetWrite { offset_bytes: 0, buffers: vec![&block] }]).len(), 1);
+        device.flush().unwrap();
+        device.discard(0, 4096).unwrap();
+        device.read_copy(1, 0, &mut buffer).unwrap();
+        device.repair(0, &block).unwrap();
+        device.resynchronise(&[]).unwrap();
+        device.close().unwrap();
+        assert!(device.health().is_none());
+        assert_eq!((device.copies(), device.length_bytes(), device.flush_time()), (2, 8192, Duration::ZERO));
+        let calls = ["read", "write", "set", "discard", "copy", "repair", "resynchronise", "close", "health"];
+        assert_eq!(*mirror.seen.lock(), calls);
     }
 
     #[test]

@@ -37,6 +37,13 @@ impl fmt::Display for Table {
     }
 }
 
+/// A table in Markdown whose first column is to the left and whose others are to the right.
+pub fn markdown_table(headings: &[String], rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | "));
+    let rule = format!("|---|{}\n", "---:|".repeat(headings.len().saturating_sub(1)));
+    [line(headings), rule].into_iter().chain(rows.iter().map(|row| line(row))).collect()
+}
+
 /// A number with about three significant digits, without an exponent.
 pub fn number(value: f64) -> String {
     match value.abs() {
@@ -67,6 +74,12 @@ mod tests {
         table.row(["a", "1"]);
         table.row(["longer", "12345"]);
         assert_eq!(table.to_string(), "name    count\n-------------\na           1\nlonger  12345\n");
+    }
+
+    #[test]
+    fn a_bar_in_a_cell_ends_no_cell() {
+        let table = markdown_table(&["a|b".to_owned(), "c".to_owned()], &[vec!["1".to_owned(), "2".to_owned()]]);
+        assert_eq!(table, "| a\\|b | c |\n|---|---:|\n| 1 | 2 |\n");
     }
 
     #[test]

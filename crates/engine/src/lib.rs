@@ -13,6 +13,7 @@ mod entries;
 mod error;
 mod extents;
 mod file;
+mod fsync_stage;
 mod inode;
 pub mod mkfs;
 mod operation;
@@ -32,10 +33,11 @@ mod xattr;
 pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
 pub use cairn_log::FlushPolicy;
 pub use error::Error;
+pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
-pub use statistics::{ComposedDevice, DeviceMember, FsyncStage, Statistics};
+pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,
     TimeChange, XattrMode,

@@ -1,9 +1,9 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
+use crate::fsync_stage::FsyncStage;
 use crate::volume::VolumeInner;
 use cairn_blockdev::DeviceHealth;
 use cairn_blockdev::composed::MemberHealth;
 use cairn_format::BLOCK_SIZE;
-use cairn_log::StageTime;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,34 +23,6 @@ impl Counters {
         // Nearly always less than the greatest so far: then nothing is written that others read.
         if percent > self.worst_case_used_percent.load(Ordering::Relaxed) {
             self.worst_case_used_percent.fetch_max(percent, Ordering::Relaxed);
-        }
-    }
-}
-
-/// How long one stage of the fsyncs took, since the volume was opened. A stage counts once for each fsync that went through
-/// it: `data write`, `group wait`, `checkpoint write`, `flush` (or `commit`, for those that a transaction commit completed),
-/// `wake-up`; `total` is all of them together.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct FsyncStage {
-    pub stage: String,
-    pub count: u64,
-    pub mean_us: f64,
-    pub p50_us: f64,
-    pub p99_us: f64,
-    pub max_us: f64,
-}
-
-impl From<StageTime> for FsyncStage {
-    fn from(time: StageTime) -> Self {
-        let us = |ns: u64| ns as f64 / 1e3;
-        Self {
-            stage: time.stage.to_owned(),
-            count: time.count,
-            mean_us: time.mean_ns / 1e3,
-            p50_us: us(time.p50_ns),
-            p99_us: us(time.p99_ns),
-            max_us: us(time.max_ns),
         }
     }
 }

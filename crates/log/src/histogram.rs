@@ -76,6 +76,12 @@ impl Histogram {
         }
     }
 
+    /// The buckets that anything was recorded in: the middle of each, and how often.
+    pub(crate) fn filled(&self) -> Vec<(u64, u64)> {
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).enumerate();
+        counts.filter(|(_, count)| *count > 0).map(|(bucket, count)| (middle_of(bucket), count)).collect()
+    }
+
     pub(crate) fn summary(&self) -> Summary {
         let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
         let count: u64 = counts.iter().sum();
@@ -154,7 +160,10 @@ mod tests {
     fn nothing_and_too_much_are_no_trouble() {
         let histogram = Histogram::new();
         assert_eq!(histogram.summary(), Summary::default());
+        assert_eq!(histogram.filled(), []);
         histogram.record(u64::MAX, 1);
+        histogram.record(7, 0);
+        assert_eq!(histogram.filled(), [(middle_of(BUCKETS - 1), 1)]);
         let summary = histogram.summary();
         assert_eq!((summary.count, summary.max_ns), (1, DURATION_MAX_NS));
         assert!(near(summary.p50_ns, DURATION_MAX_NS));

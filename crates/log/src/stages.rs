@@ -31,6 +31,8 @@ pub struct StageTime {
     pub p99_ns: u64,
     /// Longest, in nanoseconds.
     pub max_ns: u64,
+    /// How many took about how long, in nanoseconds; ascending, each within 0.8 %.
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// When a request began: taken before the file's data is written, and handed over with the operation to wait for.
@@ -175,6 +177,7 @@ impl Stages {
                 p50_ns: summary.p50_ns,
                 p99_ns: summary.p99_ns,
                 max_ns: summary.max_ns,
+                buckets: histogram.filled(),
             }
         };
         stages.into_iter().map(time_of).filter(|time| time.count > 0).collect()

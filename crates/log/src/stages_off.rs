@@ -11,6 +11,7 @@ pub struct StageTime {
     pub p50_ns: u64,
     pub p99_ns: u64,
     pub max_ns: u64,
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// When a request began. Without the feature `stage-times` nobody knows.

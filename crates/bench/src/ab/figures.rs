@@ -89,10 +89,7 @@ impl Wanted {
             Source::SwitchesPerOperation => Some(report.context_switches as f64 / operations),
             Source::Fsyncs => statistics.map(|all| engine_figures::fsyncs(all) as f64),
             Source::Fallbacks => statistics.map(|all| engine_figures::fallbacks(all).iter().map(|(_, count)| *count as f64).sum()),
-            Source::FsyncsPerFlush => {
-                let flushes = |all| engine_figures::count(all, "log_flushes").max(1) as f64;
-                statistics.map(|all| engine_figures::fsyncs(all) as f64 / flushes(all))
-            }
+            Source::FsyncsPerFlush => statistics.map(engine_figures::fsyncs_per_log_flush),
             Source::LockWaits => statistics.map(|all| engine_figures::lock_waits(all) as f64),
             Source::TicketsWaited => statistics.map(|all| engine_figures::count(all, "tickets_waited") as f64),
         }

@@ -84,11 +84,12 @@ pub struct Sample {
     pub latencies: Vec<OperationSummary>,
     /// Operations done.
     pub completed: u64,
-    /// Busy CPU time of the whole machine, in seconds: load, server and kernel threads.
+    /// Busy CPU time of the whole machine, in seconds: load, server and kernel threads. Of an own load in its measured time, of a
+    /// tool from its start to its end.
     pub machine_cpu_seconds: f64,
-    /// Context switches of the whole machine.
+    /// Context switches of the whole machine in the same time.
     pub machine_context_switches: u64,
-    /// The part of the CPU time that Cairn's server used, in seconds.
+    /// CPU time of Cairn's server from the program's start to its end, in seconds.
     pub server_cpu_seconds: f64,
     /// The load's own report; `None` for a tool.
     pub report: Option<crate::Report>,
@@ -255,8 +256,9 @@ fn measure_one(workload: &PeerWorkload, mounted: &Mounted<'_>, stage: &Stage, se
     workload::clean_up(mounted.path())?;
     // The next load must not pay for this one.
     rustix::fs::syncfs(File::open(mounted.path())?)?;
-    sample.machine_cpu_seconds = machine.cpu_seconds;
-    sample.machine_context_switches = machine.context_switches;
+    // An own load tells what its measured time took, without what it prepares and removes; a tool counts as a whole.
+    let own = sample.report.as_ref().map(|report| (report.machine_cpu_seconds, report.machine_context_switches));
+    (sample.machine_cpu_seconds, sample.machine_context_switches) = own.unwrap_or((machine.cpu_seconds, machine.context_switches));
     sample.server_cpu_seconds = server.cpu_seconds;
     (sample.statistics_before, sample.statistics_after) = (statistics_before, statistics_after);
     Ok(sample)

@@ -5,7 +5,7 @@ use super::process::{self, command};
 use super::{Candidate, PeersSettings, System};
 use crate::mounts::is_mounted_below;
 use crate::resources::Resources;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use cairn_blockdev::FileDevice;
 use cairn_environment::{clock, random};
 use std::fmt;
@@ -54,6 +54,19 @@ impl Drop for Folder {
 struct LoopDevice {
     path: PathBuf,
     folder: PathBuf,
+}
+
+/// Whether the kernel granted direct I/O, by what `state` holds: where a file system can't do that, it attaches without, and
+/// doesn't tell.
+fn check_direct_io(state: &Path, image: &Path) -> anyhow::Result<()> {
+    let told =
+        fs::read_to_string(state).with_context(|| format!("cannot tell whether the loop device does direct I/O: {}", state.display()))?;
+    ensure!(
+        told.trim() == "1",
+        "direct I/O is not possible on a loop device on {}; name a folder on another file system with --dir, or measure with --direct-io false",
+        image.display(),
+    );
+    Ok(())
 }
 
 impl Drop for LoopDevice {
@@ -110,7 +123,12 @@ impl Stage {
         attach.arg(image);
         // Short, and what it makes would be lost if it were interrupted.
         let device = process::run_to_end(attach, self.folder(), &Default::default())?;
-        Ok(LoopDevice { path: device.trim().into(), folder: self.folder.path.clone() })
+        let device = LoopDevice { path: device.trim().into(), folder: self.folder.path.clone() };
+        if direct_io {
+            let name = device.path.file_name().context("the loop device has no name")?;
+            check_direct_io(&Path::new("/sys/block").join(name).join("loop/dio"), image)?;
+        }
+        Ok(device)
     }
 
     /// What a candidate is made and mounted on.
@@ -222,5 +240,23 @@ impl Drop for Mounted<'_> {
         if let Some(mut server) = self.server.take() {
             process::end(&mut server);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn direct_io_that_was_not_granted_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("dio");
+        let check = || check_direct_io(&state, Path::new("/images/ext4.image"));
+        assert!(check().unwrap_err().to_string().contains("cannot tell"));
+        fs::write(&state, "1\n").unwrap();
+        check().unwrap();
+        fs::write(&state, "0\n").unwrap();
+        let error = check().unwrap_err().to_string();
+        assert!(error.contains("/images/ext4.image") && error.contains("--direct-io false"), "{error}");
     }
 }

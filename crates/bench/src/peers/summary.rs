@@ -3,7 +3,7 @@
 use super::{Candidate, DirectIo, PeersSettings, Sample, versions};
 use crate::ab::median;
 use crate::machine::Machine;
-use crate::table::{Table, number};
+use crate::table::{Table, markdown_table, number};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -38,6 +38,21 @@ pub struct SummaryRow {
     pub context_switches_per_operation: f64,
 }
 
+impl SummaryRow {
+    /// The load, the figure unless it is the main one, and its unit.
+    pub fn label(&self) -> String {
+        let name = if self.figure == THROUGHPUT { String::new() } else { format!(", {}", self.figure) };
+        let hint = if self.less_is_better { " (less is better)" } else { "" };
+        format!("{}{name}, {}{hint}", self.workload, self.unit)
+    }
+
+    /// How many times as good as the best peer it is, whether more or less is better.
+    pub fn times_as_good(&self) -> Option<f64> {
+        let ratio = self.ratio_to_best_peer.filter(|ratio| *ratio > 0.0)?;
+        Some(if self.less_is_better { 1.0 / ratio } else { ratio })
+    }
+}
+
 /// A whole comparison.
 #[derive(Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -57,7 +72,11 @@ pub struct Summary {
     pub clients: usize,
     pub seconds: f64,
     pub size_bytes: u64,
+    /// Whether loop devices bypass the host's page cache.
     pub direct_io: bool,
+    /// Whether there is another row for each that doesn't.
+    #[serde(default)]
+    pub buffered_too: bool,
     pub kernel: String,
     pub cpus: usize,
     pub version: String,
@@ -168,6 +187,7 @@ impl Summary {
             seconds: settings.duration.as_secs_f64(),
             size_bytes: settings.size_bytes,
             direct_io: settings.direct_io != DirectIo::No,
+            buffered_too: settings.direct_io == DirectIo::Both,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             cpus: machine.cpus,
             machine,
@@ -182,6 +202,15 @@ impl Summary {
         self.rows.chunk_by(|one, other| one.workload == other.workload && one.figure == other.figure)
     }
 
+    /// How loop devices were attached, before the words "direct I/O".
+    pub(crate) fn direct_io_text(&self) -> &'static str {
+        match (self.direct_io, self.buffered_too) {
+            (_, true) => "with and without",
+            (true, false) => "with",
+            (false, false) => "without",
+        }
+    }
+
     /// One row for each figure and one column for each file system, as a table in Markdown. The last columns are Cairn's
     /// ratios to the best of the others.
     pub fn markdown(&self) -> String {
@@ -191,27 +220,20 @@ impl Summary {
                 systems.push(&row.system);
             }
         }
-        let is_cairn = |system: &&str| system.starts_with("cairn");
-        let has_peers = systems.iter().any(|system| !is_cairn(system));
-        let ratios: Vec<&str> = systems.iter().copied().filter(|system| is_cairn(system) && has_peers).collect();
-        let headings =
-            systems.iter().map(|system| (*system).to_owned()).chain(ratios.iter().map(|system| format!("{system} / best other")));
-        let line = |first: &str, cells: &[String]| format!("| {first} | {} |\n", cells.join(" | "));
-        let headings: Vec<String> = headings.collect();
-        let mut text = line("workload", &headings) + &format!("|---|{}\n", "---:|".repeat(headings.len()));
-        for group in self.groups() {
-            let first = &group[0];
-            let hint = if first.less_is_better { " (less is better)" } else { "" };
-            let what = if first.figure == THROUGHPUT { String::new() } else { format!("{}, ", first.figure) };
+        let has_peers = systems.iter().any(|system| !system.starts_with("cairn"));
+        let cairns: Vec<&str> = systems.iter().copied().filter(|system| system.starts_with("cairn") && has_peers).collect();
+        let mut headings = vec!["workload".to_owned()];
+        headings.extend(systems.iter().map(|system| (*system).to_owned()));
+        headings.extend(cairns.iter().map(|system| format!("{system} / best other")));
+        let cells_of = |group: &[SummaryRow]| {
             let of = |system: &str| group.iter().find(|row| row.system == system);
-            let medians = systems.iter().map(|system| of(system).map_or_else(|| "-".into(), |row| number(row.median)));
-            let ratios = ratios
-                .iter()
-                .map(|system| of(system).and_then(|row| row.ratio_to_best_peer).map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")));
-            let cells: Vec<String> = medians.chain(ratios).collect();
-            text += &line(&format!("{}, {what}{}{hint}", first.workload, first.unit), &cells);
-        }
-        text
+            let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".into());
+            let mut cells = vec![group[0].label()];
+            cells.extend(systems.iter().map(|system| shown(of(system).map(|row| number(row.median)))));
+            cells.extend(cairns.iter().map(|system| shown(of(system).and_then(|row| Some(format!("{:.2}", row.ratio_to_best_peer?))))));
+            cells
+        };
+        markdown_table(&headings, &self.groups().map(cells_of).collect::<Vec<_>>())
     }
 }
 
@@ -226,7 +248,7 @@ impl fmt::Display for Summary {
             self.cpus,
             self.kernel,
             self.size_bytes >> 20,
-            if self.direct_io { "with" } else { "without" },
+            self.direct_io_text(),
         )?;
         for group in self.groups() {
             let first = &group[0];

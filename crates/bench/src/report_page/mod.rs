@@ -16,7 +16,7 @@ mod scale;
 mod sections;
 mod stage_chart;
 
-pub use markdown::{comparison_table, markdown, peers_table};
+pub use markdown::{comparison_table, markdown};
 pub use results::{Content, Results};
 
 use crate::machine::utc_now;

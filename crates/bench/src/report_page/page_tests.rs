@@ -48,6 +48,7 @@ fn report(target: &str) -> Report {
         system_cpu_seconds: 0.5,
         context_switches: 3000,
         machine_cpu_seconds: 2.0,
+        machine_context_switches: 5000,
         statistics: Some(json!({"fsyncs_grouped": 1000, "log_flushes": 40, "checkpoints": 40, "log_blocks_written": 200,
             "fsync_stages": [stage("data write", 40.0), stage("group wait", 30.0), stage("checkpoint write", 20.0), stage("flush", 55.0),
                 stage("wake-up", 5.0), stage("total", 150.0)]})),
@@ -111,6 +112,7 @@ fn summary() -> Summary {
         seconds: 10.0,
         size_bytes: 3 << 30,
         direct_io: true,
+        buffered_too: false,
         kernel: "6.18".into(),
         cpus: 2,
         version: "0.1.0".into(),
@@ -234,6 +236,54 @@ fn the_page_shows_what_it_was_given() {
     assert!(page.contains("better →") && page.contains("run &lt;1&gt;.json"));
     // The p99 of 1 ms, where the best peer has 2 ms, is twice as good.
     assert!(page.contains("(less is better)") && page.matches("2.00×").count() > 2, "{page}");
+}
+
+#[test]
+fn a_device_is_compared_with_its_like() {
+    let mut both = summary();
+    both.buffered_too = true;
+    both.rows = vec![
+        row("ext4", THROUGHPUT, 100.0, 1.0, false),
+        row("cairn-loop", THROUGHPUT, 300.0, 3.0, false),
+        row("ext4-buffered", THROUGHPUT, 1000.0, 1.0, false),
+        row("cairn-loop-buffered", THROUGHPUT, 500.0, 0.5, false),
+        SummaryRow { unit: "%".into(), ..row("ext4", "loss", 1.0, 0.25, true) },
+    ];
+    let page = page(&[Results { source: "x".into(), content: Content::Peers(Box::new(both)) }]);
+    elements(&page).unwrap();
+    assert!(page.contains("with and without direct I/O"));
+    for bar in ["ext4-buffered: 1.00×", "cairn-loop: 3.00×", "cairn-loop-buffered: 0.50×"] {
+        assert!(page.contains(bar), "{bar}");
+    }
+    // A part of a whole stands in the table only, without a ratio.
+    assert!(page.contains("loss, % (less is better)") && !page.contains("4.00×"), "{page}");
+}
+
+#[test]
+fn the_table_and_the_bars_say_the_same() {
+    let page = page(&results());
+    let numbers = &page[page.find("as good</th>").unwrap()..];
+    let numbers = &numbers[..numbers.find("</table>").unwrap()];
+    let of_p99 = &numbers[numbers.find("p99, ms (less is better)").unwrap()..];
+    assert_eq!((of_p99.matches("0.50×").count(), of_p99.matches("1.00×").count(), of_p99.matches("2.00×").count()), (1, 1, 1), "{of_p99}");
+    assert!(page.contains("ext4: 0.50×") && page.contains("xfs: 1.00×"));
+}
+
+#[test]
+fn a_tool_has_the_stages_of_its_own_time() {
+    let mut of_tool = summary();
+    let statistics = |count: u64, mean: f64| {
+        json!({"fsyncs_grouped": count, "log_flushes": count, "fsync_stages":
+            [{"stage": "flush", "count": count, "mean_us": mean, "p50_us": mean, "p99_us": mean, "max_us": mean}]})
+    };
+    of_tool.samples = vec![Sample {
+        report: None,
+        statistics_before: Some(statistics(10, 7000.0)),
+        statistics_after: Some(statistics(20, 4000.0)),
+        ..sample("cairn-image", 1.0)
+    }];
+    let page = page(&[Results { source: "x".into(), content: Content::Peers(Box::new(of_tool)) }]);
+    assert!(page.contains("of 1.00 ms on average"), "{page}");
 }
 
 #[test]

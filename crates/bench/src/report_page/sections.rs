@@ -5,14 +5,18 @@ use super::palette::Palette;
 use super::ratio_chart::{self, Bar, Group};
 use super::stage_chart;
 use crate::ab::{Comparison, Measured, Row};
+use crate::engine_figures;
 use crate::machine::Machine;
 use crate::peers::{Sample, Summary, SummaryRow};
 use crate::report::{OperationSummary, Report};
 use crate::table::number;
+use serde_json::Value;
 
 /// Operations that make something durable, whose latency is what counts.
 const DURABLE: [&str; 3] = ["fsync", "Flush", "sync"];
 const CURVES_MAX: usize = 5;
+/// A part of a whole has no ratio that tells anything: its bar would say that 2 % are twice as bad as 1 %.
+const PERCENT: &str = "%";
 
 fn pair(name: &str, value: String) -> Vec<String> {
     vec![name.into(), value]
@@ -55,18 +59,17 @@ pub fn peers(html: &mut Html, palette: &mut Palette, summary: &Summary) {
     html.leaf("h2", &[], "File systems beside each other");
     let note = format!(
         "Medians of {} rounds of {} s in turns, {} threads unless the load's name says otherwise, images of {} MiB, {} direct I/O on loop \
-         devices. A bar shows how many times as good a file system is as the best of the kernel's, the thin line the range of all rounds.",
+         devices. A bar shows how many times as good a file system is as the best of the kernel's on a device of the same kind, the thin line the range of all rounds.",
         summary.rounds,
         summary.seconds,
         summary.clients,
         summary.size_bytes >> 20,
-        if summary.direct_io { "with" } else { "without" },
+        summary.direct_io_text(),
     );
     html.leaf("p", &[], &note);
-    let groups: Vec<Group> = grouped(&summary.rows, |row| (&row.workload, &row.figure))
-        .iter()
-        .map(|((workload, figure), rows)| peer_group(palette, workload, figure, rows))
-        .collect();
+    let shown: Vec<&SummaryRow> = summary.rows.iter().filter(|row| row.unit != PERCENT).collect();
+    let groups: Vec<Group> =
+        grouped(&shown, |row| (&row.workload, &row.figure)).iter().map(|(_, rows)| peer_group(palette, rows)).collect();
     html.leaf("h3", &[], "Ratio to the best kernel file system");
     ratio_chart::draw(html, &groups);
     peer_numbers(html, summary);
@@ -77,9 +80,8 @@ pub fn peers(html: &mut Html, palette: &mut Palette, summary: &Summary) {
     html.leaf("h3", &[], "Where the time of an fsync goes");
     for ((workload, system), samples) in grouped(&summary.samples, |sample| (&sample.workload, &sample.system)) {
         // Of all rounds the last one: counters of several mounts don't add up.
-        let told = samples.iter().rev().find_map(|sample| sample.report.as_ref().and_then(|report| report.statistics.as_ref()));
-        if let Some(statistics) = told.or_else(|| samples.iter().rev().find_map(|sample| sample.statistics_after.as_ref())) {
-            stage_chart::draw(html, &format!("{workload}, {system}, last round"), statistics);
+        if let Some(statistics) = samples.iter().rev().find_map(|sample| counted(sample)) {
+            stage_chart::draw(html, &format!("{workload}, {system}, last round"), &statistics);
         }
     }
     let mut more = vec![pair("Cairn", summary.version.clone())];
@@ -87,19 +89,21 @@ pub fn peers(html: &mut Html, palette: &mut Palette, summary: &Summary) {
     origin(html, &summary.command, &summary.date, &summary.machine, more);
 }
 
-fn peer_group(palette: &mut Palette, workload: &str, figure: &str, rows: &[&SummaryRow]) -> Group {
-    let (less_is_better, unit) = rows.first().map_or((false, ""), |row| (row.less_is_better, row.unit.as_str()));
-    let peers = rows.iter().filter(|row| !row.system.starts_with("cairn") && row.median > 0.0).map(|row| row.median);
-    let best = if less_is_better { peers.reduce(f64::min) } else { peers.reduce(f64::max) };
+/// What the server counted during a load: as the load says, otherwise from before a tool until after it.
+fn counted(sample: &Sample) -> Option<Value> {
+    let told = sample.report.as_ref().and_then(|report| report.statistics.clone());
+    told.or_else(|| Some(engine_figures::between(sample.statistics_before.as_ref()?, sample.statistics_after.clone()?)))
+}
+
+fn peer_group(palette: &mut Palette, rows: &[&&SummaryRow]) -> Group {
     // Without a peer the first system is what the others are compared with.
-    let one = best.or_else(|| rows.first().map(|row| row.median)).unwrap_or(0.0);
+    let first = rows.first().map_or(0.0, |row| row.median);
     let bars = rows.iter().filter_map(|row| {
         let figure = [row.median, row.min, row.max];
-        Bar::new(row.system.clone(), palette.place(&row.system), figure, one, less_is_better, "")
+        let one = row.ratio_to_best_peer.filter(|ratio| *ratio > 0.0).map_or(first, |ratio| row.median / ratio);
+        Bar::new(row.system.clone(), palette.place(&row.system), figure, one, row.less_is_better, "")
     });
-    let name = if figure == crate::peers::THROUGHPUT { workload.to_owned() } else { format!("{workload}, {figure}") };
-    let heading = if less_is_better { format!("{name}, {unit} (less is better)") } else { format!("{name}, {unit}") };
-    Group { heading, bars: bars.collect() }
+    Group { heading: rows.first().map_or_else(String::new, |row| row.label()), bars: bars.collect() }
 }
 
 fn peer_numbers(html: &mut Html, summary: &Summary) {
@@ -107,17 +111,18 @@ fn peer_numbers(html: &mut Html, summary: &Summary) {
         .rows
         .iter()
         .map(|row| {
-            let ratio = row.ratio_to_best_peer.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+            let ratio = row.times_as_good().filter(|_| row.unit != PERCENT).map_or_else(|| "-".into(), ratio_chart::ratio_text);
             let figures = [row.median, row.min, row.max].map(number);
             let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
-            let name =
-                if row.figure == crate::peers::THROUGHPUT { row.workload.clone() } else { format!("{}, {}", row.workload, row.figure) };
-            [format!("{name}, {}", row.unit), row.system.clone()].into_iter().chain(figures).chain([ratio]).chain(resources).collect()
+            [row.label(), row.system.clone()].into_iter().chain(figures).chain([ratio]).chain(resources).collect()
         })
         .collect();
     html.element("details", &[], |html| {
         html.leaf("summary", &[], "Numbers, with CPU time and context switches of the whole machine");
-        table(html, &["load", "system", "median", "min", "max", "/ best peer", "CPU µs/op", "switches/op"], &rows);
+        let note = "\"As good\" is how many times as good as the best peer's median, also where less is better. CPU time and switches are those of the \
+                    measured time; of a tool, of the whole program.";
+        html.leaf("p", &[("class", "note")], note);
+        table(html, &["load", "system", "median", "min", "max", "as good", "CPU µs/op", "switches/op"], &rows);
     });
 }
 
@@ -170,7 +175,7 @@ pub fn comparison(html: &mut Html, comparison: &Comparison) {
 
 fn measured_group(measured: &Measured) -> Group {
     const PLACE: usize = 4;
-    let bars = measured.rows.iter().filter_map(|row| {
+    let bars = measured.rows.iter().filter(|row| row.unit != PERCENT).filter_map(|row| {
         let on = [row.on.median, row.on.min, row.on.max];
         Bar::new(row.figure.clone(), PLACE, on, row.off.median, row.less_is_better?, &row.unit)
     });

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn stage(name: &str, count: u64, mean_us: f64) -> Stage {
-        Stage { stage: name.into(), count, mean_us, p50_us: mean_us, p99_us: mean_us, max_us: mean_us }
+        Stage { stage: name.into(), count, mean_us, p50_us: mean_us, p99_us: mean_us, max_us: mean_us, buckets: Vec::new() }
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(crate) mod tight_volume;
 mod workload_tests;
 
 use crate::client::{Limit, Measured, Plan};
+use crate::engine_figures;
 use crate::engine_settings::EngineSettings;
 use crate::interrupt::Interrupt;
 use crate::report::{Figure, Report};
@@ -21,7 +22,8 @@ use crate::target::{Target, remove_tree};
 use anyhow::{Context, anyhow, ensure};
 use cairn_engine::FlushPolicy;
 use cairn_environment::random;
-use std::path::PathBuf;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,6 +138,8 @@ pub struct Settings {
     pub policy: FlushPolicy,
     /// How the engine differs from its defaults.
     pub engine: EngineSettings,
+    /// What the file system that a directory lies in says of itself, when it is Cairn's.
+    pub mount_statistics: Option<fn(&Path) -> Option<Value>>,
     /// Whether the user wants the run to end.
     pub interrupt: Interrupt,
 }
@@ -152,6 +156,7 @@ impl Default for Settings {
             loadfile: None,
             policy: FlushPolicy::Auto,
             engine: EngineSettings::default(),
+            mount_statistics: None,
             interrupt: Interrupt::default(),
         }
     }
@@ -223,6 +228,7 @@ impl Findings {
             system_cpu_seconds,
             context_switches,
             machine_cpu_seconds: self.measured.machine.cpu_seconds,
+            machine_context_switches: self.measured.machine.context_switches,
             statistics: None,
             origin: None,
         }
@@ -243,7 +249,7 @@ fn run_in_folder(
 ) -> anyhow::Result<Report> {
     let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
     let place = Place { target: target.clone(), folder: format!("cairn-bench-{:016x}", random::u64()) };
-    let ran = run_and_clean_up(&place, spec, load);
+    let ran = run_and_clean_up(&place, spec, settings, load);
     let (findings, statistics) = with_end(ran, target.close().context("the target could not be closed"))?;
     let mut report = findings.into_report(name, spec.name(), settings.clients);
     report.statistics = statistics;
@@ -254,12 +260,14 @@ fn run_in_folder(
 fn run_and_clean_up(
     place: &Place,
     spec: &TargetSpec,
+    settings: &Settings,
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
-) -> anyhow::Result<(Findings, Option<serde_json::Value>)> {
+) -> anyhow::Result<(Findings, Option<Value>)> {
     let (target, folder) = (&*place.target, &place.folder);
     target.make_directory(folder).with_context(|| format!("target {}: cannot make a directory in it", spec.name()))?;
+    let before = statistics_of(target, spec, settings);
     let ran = load(place);
-    let statistics = target.statistics();
+    let statistics = counted(&before, statistics_of(target, spec, settings));
     let cleaned = remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name()));
     with_end(ran.map(|findings| (findings, statistics)), cleaned)
 }
@@ -270,6 +278,18 @@ fn with_end<T>(ran: anyhow::Result<T>, end: anyhow::Result<()>) -> anyhow::Resul
         (Err(error), Err(also)) => Err(anyhow!("{error:#}; also, {also:#}")),
         (ran, end) => ran.and_then(|outcome| end.map(|()| outcome)),
     }
+}
+
+/// The counters of the engine, in this process or below a directory.
+fn statistics_of(target: &dyn Target, spec: &TargetSpec, settings: &Settings) -> Option<Value> {
+    match spec {
+        TargetSpec::Directory(path) => settings.mount_statistics.and_then(|of_mount| of_mount(path)),
+        TargetSpec::Engine(_) => target.statistics(),
+    }
+}
+
+fn counted(before: &Option<Value>, after: Option<Value>) -> Option<Value> {
+    Some(engine_figures::between(before.as_ref()?, after?))
 }
 
 fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::Result<Findings> {

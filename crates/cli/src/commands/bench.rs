@@ -7,7 +7,7 @@ use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::peers::{self, DirectIo, PeerWorkload, PeersSettings, System};
-use cairn_bench::{DeviceSpec, Interrupt, Origin, Report, Settings, SyncMethod, TargetSpec, Workload, engine_figures};
+use cairn_bench::{DeviceSpec, Interrupt, Origin, Report, Settings, SyncMethod, TargetSpec, Workload};
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -159,6 +159,7 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         file_bytes: usize::try_from(run.file_size.bytes).unwrap_or(usize::MAX),
         directories: run.directories,
         sync_method,
+        mount_statistics: Some(mount_statistics),
         ..run.load.settings(interrupt)?
     };
     let folder = match &run.target {
@@ -167,16 +168,12 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         TargetSpec::Engine(_) => None,
     };
     let origin = Origin::here(recorded_command(), folder);
-    let before = mount_statistics(&run.target);
     let report = run.workload.run(&run.target, &settings)?;
-    let counted = before.and_then(|before| Some(engine_figures::between(&before, mount_statistics(&run.target)?)));
-    let statistics = report.statistics.clone().or(counted);
-    output::print(&Report { statistics, origin: Some(origin), ..report }, run.load.json)
+    output::print(&Report { origin: Some(origin), ..report }, run.load.json)
 }
 
-/// What the server of the mount says that a target lies in; `None` when it is no mount of Cairn's.
-fn mount_statistics(target: &TargetSpec) -> Option<serde_json::Value> {
-    let TargetSpec::Directory(directory) = target else { return None };
+/// What the server of the mount says that a directory lies in; `None` when it is no mount of Cairn's.
+fn mount_statistics(directory: &Path) -> Option<serde_json::Value> {
     let directory = directory.canonicalize().ok()?;
     let mount = directory.ancestors().find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
     serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()

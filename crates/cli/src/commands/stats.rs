@@ -2,6 +2,7 @@
 use crate::image::{self, Image};
 use crate::{mount_error, output};
 use anyhow::Context;
+use cairn_bench::engine_figures;
 use cairn_blockdev::OpenMode;
 use cairn_engine::{FsyncStage, Statistics};
 use serde::Deserialize;
@@ -54,34 +55,17 @@ fn readable(value: &Value) -> anyhow::Result<String> {
     }
     let mut lines = Vec::new();
     flatten("", &counters, &mut lines);
-    lines.extend(derived(&statistics).map(|(name, value)| format!("{name}: {value:.2}")));
+    lines.extend(engine_figures::ratios(value).iter().map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value)));
     if !statistics.fsync_stages.is_empty() {
         lines.push(String::new());
         lines.push(format!("{:<18}{:>12}{:>12}{:>12}{:>12}{:>12}", "fsync stage, µs", "count", "mean", "p50", "p99", "max"));
         let row = |stage: &FsyncStage| {
-            let FsyncStage { stage, count, mean_us, p50_us, p99_us, max_us } = stage;
+            let FsyncStage { stage, count, mean_us, p50_us, p99_us, max_us, .. } = stage;
             format!("{stage:<18}{count:>12}{mean_us:>12.1}{p50_us:>12.1}{p99_us:>12.1}{max_us:>12.1}")
         };
         lines.extend(statistics.fsync_stages.iter().map(row));
     }
     Ok(lines.join("\n"))
-}
-
-/// Figures that follow from the counters.
-fn derived(statistics: &Statistics) -> [(&'static str, f64); 6] {
-    let per = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
-    let fallbacks = statistics.fallbacks_ring_full + statistics.fallbacks_context_too_large;
-    [
-        ("fsyncs_per_flush", per(statistics.fsyncs_grouped, statistics.log_flushes)),
-        ("bytes_per_checkpoint", per(statistics.bytes_logged, statistics.checkpoints)),
-        ("bytes_logged_per_fsync", per(statistics.bytes_logged, statistics.fsyncs())),
-        ("items_logged_per_operation", per(statistics.items_logged, statistics.operations_logged)),
-        ("fallbacks_per_10000_fsyncs", 1e4 * per(fallbacks, statistics.fsyncs())),
-        (
-            "lock_waits_per_1000_operations",
-            1e3 * per(statistics.root_lock_waits + statistics.inner_lock_waits + statistics.leaf_lock_waits, statistics.operations_logged),
-        ),
-    ]
 }
 
 /// One line `group.name: value` for each number and text in `value`.
@@ -111,17 +95,26 @@ mod tests {
 
     #[test]
     fn figures_that_follow_and_stages_stand_below_the_counters() {
-        let stage = FsyncStage { stage: "flush".into(), count: 40, mean_us: 140.25, p50_us: 130.0, p99_us: 300.0, max_us: 1234.5 };
+        let stage = FsyncStage {
+            stage: "flush".into(),
+            count: 40,
+            mean_us: 140.25,
+            p50_us: 130.0,
+            p99_us: 300.0,
+            max_us: 1234.5,
+            buckets: vec![(130, 40)],
+        };
         let statistics = Statistics {
             fsyncs_grouped: 40,
             log_flushes: 10,
             checkpoints: 8,
             bytes_logged: 16_000,
+            log_blocks_written: 12,
             fsync_stages: vec![stage],
             ..Statistics::default()
         };
         let text = readable(&serde_json::to_value(&statistics).unwrap()).unwrap();
-        for line in ["log_flushes: 10", "fsyncs_per_flush: 4.00", "bytes_per_checkpoint: 2000.00", "bytes_logged_per_fsync: 400.00"] {
+        for line in ["log_flushes: 10", "fsyncs_per_log_flush: 4.00", "bytes_per_checkpoint: 6144.00", "bytes_logged_per_fsync: 400.00"] {
             assert!(text.lines().any(|shown| shown == line), "{line} is not in {text}");
         }
         let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
