@@ -168,6 +168,9 @@ impl PeersSettings {
         missing.sort();
         missing.dedup();
         ensure!(missing.is_empty(), "these commands are not installed: {}; install their packages, or leave them out", missing.join(", "));
+        for system in self.systems.iter().filter(|system| system.size_bytes_min() > self.size_bytes) {
+            bail!("{} needs at least {} MiB; write a larger --size", system.name(), system.size_bytes_min() >> 20);
+        }
         let images = self.candidates().len() as u64;
         let needed_bytes = self.size_bytes.saturating_mul(images);
         let space = rustix::fs::statvfs(&self.folder).with_context(|| format!("{}", self.folder.display()))?;

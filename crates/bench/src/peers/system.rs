@@ -47,6 +47,15 @@ impl System {
         Ok(systems)
     }
 
+    /// The smallest volume that its mkfs makes.
+    pub fn size_bytes_min(self) -> u64 {
+        match self {
+            System::Xfs => 300 << 20,
+            System::Btrfs => 128 << 20,
+            System::Ext4 | System::CairnLoop | System::CairnImage => 16 << 20,
+        }
+    }
+
     /// Whether it is one of Cairn's rows.
     pub fn is_cairn(self) -> bool {
         matches!(self, System::CairnLoop | System::CairnImage)

@@ -36,7 +36,8 @@ enum Command {
 struct Run {
     /// Name of the load.
     workload: Workload,
-    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G] or engine:simulated[:flush_ms=10,size=4G].
+    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G] or engine:simulated[:flush_ms=10,size=4G]. An image that is
+    /// missing is made, and stays.
     #[arg(long)]
     target: TargetSpec,
     #[command(flatten)]
@@ -58,11 +59,11 @@ struct Run {
 #[derive(clap::Args)]
 struct Load {
     /// Threads.
-    #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 8)]
+    #[arg(long, visible_alias = "threads", value_name = "N", default_value = "8", value_parser = positive)]
     clients: usize,
     /// Time of a measurement; a fraction is possible.
-    #[arg(long, value_name = "S", default_value_t = 10.0)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "10", value_parser = duration, allow_negative_numbers = true)]
+    seconds: Duration,
     /// Load file for dbench [default: the one of Debian's package].
     #[arg(long, value_name = "FILE")]
     loadfile: Option<PathBuf>,
@@ -85,7 +86,7 @@ struct Peers {
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<PeerWorkload>,
     /// Rounds; each figure is their median.
-    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(long, default_value = "5", value_name = "N", value_parser = positive)]
     repeat: usize,
     /// Size of each file system.
     #[arg(long, default_value = "3G", value_name = "SIZE")]
@@ -105,6 +106,17 @@ struct Peers {
     markdown: bool,
     #[command(flatten)]
     load: Load,
+}
+
+/// A number of something of which there must be one.
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "write a number from 1 on".into())
+}
+
+/// The time of a measurement.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.filter(|duration| !duration.is_zero()).ok_or_else(|| "write a number of seconds above 0, for example 2.5".into())
 }
 
 /// Runs the command.
@@ -129,13 +141,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Load {
-    fn duration(&self) -> anyhow::Result<Duration> {
-        Duration::try_from_secs_f64(self.seconds).with_context(|| format!("--seconds {}", self.seconds))
-    }
-
     fn settings(&self, interrupt: Interrupt) -> anyhow::Result<Settings> {
-        let (duration, loadfile) = (self.duration()?, self.loadfile.clone());
-        Ok(Settings { clients: self.clients, duration, loadfile, interrupt, ..Settings::default() })
+        let loadfile = self.loadfile.clone();
+        Ok(Settings { clients: self.clients, duration: self.seconds, loadfile, interrupt, ..Settings::default() })
     }
 }
 
@@ -180,7 +188,7 @@ fn mount_statistics(directory: &Path) -> Option<serde_json::Value> {
 }
 
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
-    let (mut repeat, mut duration, mut size_bytes) = (arguments.repeat, arguments.load.duration()?, arguments.size.bytes);
+    let (mut repeat, mut duration, mut size_bytes) = (arguments.repeat, arguments.load.seconds, arguments.size.bytes);
     if arguments.quick {
         ensure!(
             arguments.direct_io != DirectIo::Both,

@@ -1,6 +1,7 @@
 //! `cairn bench ab`: a mechanism off and on.
+use super::bench;
 use crate::output;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use cairn_bench::ab::{self, AbSettings, Mechanism};
 use cairn_bench::{DeviceSpec, Interrupt, TargetSpec};
 use clap::Parser;
@@ -24,13 +25,13 @@ pub struct Arguments {
     #[arg(long)]
     device: Option<String>,
     /// Runs on each side; each figure is their median.
-    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(long, default_value = "5", value_name = "N", value_parser = bench::positive)]
     repeat: usize,
     /// Time of a run; a fraction is possible.
-    #[arg(long, value_name = "S", default_value_t = 5.0)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "5", value_parser = bench::duration, allow_negative_numbers = true)]
+    seconds: Duration,
     /// Threads, in place of the loads' own numbers.
-    #[arg(long, visible_alias = "threads", value_name = "N")]
+    #[arg(long, visible_alias = "threads", value_name = "N", value_parser = bench::positive)]
     clients: Option<usize>,
     /// Load file for dbench [default: the one of Debian's package].
     #[arg(long, value_name = "FILE")]
@@ -48,8 +49,7 @@ pub struct Arguments {
 /// # Errors
 /// When the mechanism can't be turned off, a run fails, or the user interrupts it.
 pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
-    let duration = Duration::try_from_secs_f64(arguments.seconds).with_context(|| format!("--seconds {}", arguments.seconds))?;
-    let (repeat, duration) = if arguments.quick { (QUICK_ROUNDS, QUICK_TIME) } else { (arguments.repeat, duration) };
+    let (repeat, duration) = if arguments.quick { (QUICK_ROUNDS, QUICK_TIME) } else { (arguments.repeat, arguments.seconds) };
     let settings = AbSettings {
         mechanism: arguments.mechanism,
         device: arguments.device.as_deref().map(device).transpose()?,

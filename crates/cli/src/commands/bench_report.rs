@@ -1,6 +1,6 @@
 //! `cairn bench report`: a page, or tables for a README, from results that other commands wrote.
 use crate::output;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use cairn_bench::report_page::{self, Results};
 use clap::Parser;
 use std::fs;
@@ -14,7 +14,7 @@ pub struct Arguments {
     /// Files with results.
     #[arg(required = true, value_name = "RESULTS")]
     results: Vec<PathBuf>,
-    /// Where the page goes; an existing file is replaced.
+    /// Where the page goes; an existing file is replaced. Not needed with --markdown.
     #[arg(short, long, value_name = "FILE", required_unless_present = "markdown")]
     output: Option<PathBuf>,
     /// Print the tables as Markdown.
@@ -27,6 +27,14 @@ pub struct Arguments {
 /// # Errors
 /// When a file can't be read or understood, or the page can't be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(page) = arguments.output.as_ref().and_then(|path| path.canonicalize().ok()) {
+        let is_page = |path: &&PathBuf| path.canonicalize().is_ok_and(|path| path == page);
+        ensure!(
+            !arguments.results.iter().any(|path| is_page(&path)),
+            "{} is one of the results; name another file for the page",
+            page.display()
+        );
+    }
     let results = arguments.results.iter().map(|path| Results::read(path)).collect::<anyhow::Result<Vec<Results>>>()?;
     if let Some(path) = &arguments.output {
         fs::write(path, report_page::page(&results)).with_context(|| format!("cannot write {}", path.display()))?;
