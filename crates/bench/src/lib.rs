@@ -1,7 +1,8 @@
 //! Load generators, written once and run against a directory or against the engine in this process.
 //!
-//! Layers, imports pointing down: `report_page` shows results; `peers` and `ab` compare runs; `workloads` are the generators; `client` runs their
-//! threads, `recorder` keeps latencies, `report` is what comes out; `target` is what they run against, named by `spec`.
+//! Layers, imports pointing down: `report_page` shows results; `peers` and `ab` compare runs; `workloads` are the generators;
+//! `client` runs their threads, `recorder` keeps latencies, `report` is what comes out; `target` is what they run against, named
+//! by `spec`; `machine` and `mounts` tell what this machine is.
 //!
 //! Every generator works below one directory of its own inside the target and removes it when it ends, also after an
 //! interruption ([`Interrupt`]) or an error.
