@@ -109,11 +109,12 @@ impl Report {
         table
     }
 
-    /// As dbench prints it.
+    /// As dbench prints it, and the percentiles.
     fn dbench_table(&self) -> Table {
-        let mut table = Table::new(["operation", "count", "average", "maximum latency"]);
+        let mut table = Table::new(["operation", "count", "average", "maximum latency", "p50", "p90", "p99", "p99.9"]);
         for operation in &self.operations {
-            let times = [operation.average_us, operation.max_us].map(microseconds);
+            let times = [operation.average_us, operation.max_us, operation.p50_us, operation.p90_us, operation.p99_us, operation.p999_us];
+            let times = times.map(microseconds);
             table.row([operation.name.clone(), operation.count.to_string()].into_iter().chain(times));
         }
         table
@@ -206,7 +207,7 @@ mod tests {
         let heading = shown.lines().find(|line| line.starts_with("operation")).unwrap();
         assert_eq!(
             heading.split("  ").filter(|part| !part.is_empty()).map(str::trim).collect::<Vec<_>>(),
-            ["operation", "count", "average", "maximum latency"]
+            ["operation", "count", "average", "maximum latency", "p50", "p90", "p99", "p99.9"]
         );
     }
 }
