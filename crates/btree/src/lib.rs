@@ -80,7 +80,7 @@ mod damage_tests;
 mod order_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod page_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
+#[cfg(all(test, not(feature = "shuttle"), not(feature = "baselines")))]
 mod quick_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;

@@ -12,11 +12,12 @@ use std::sync::Arc;
 pub(crate) const VOLUME: VolumeId = VolumeId(*b"btree test bytes");
 pub(crate) type Model = BTreeMap<Key, Vec<u8>>;
 
-/// A cache. With the feature `baselines` its nodes have the locks that came before: so the tests run over both kinds.
+/// A cache. With the feature `baselines` its nodes have the locks that came before, and descents are locked: so the tests
+/// run over both.
 fn new_cache(device: &Arc<dyn BlockDevice>, geometry: Geometry, cache_bytes: u64) -> Arc<NodeCache> {
     let cache = NodeCache::new(Arc::clone(device), VOLUME, geometry, cache_bytes);
     #[cfg(feature = "baselines")]
-    let cache = cache.with_waking_locks(true);
+    let cache = cache.with_waking_locks(true).with_locked_descents(true);
     cache
 }
 
