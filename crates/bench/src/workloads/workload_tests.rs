@@ -142,7 +142,7 @@ fn a_failed_clean_up_is_told_beside_the_failed_load() {
     let folder = tempfile::tempdir().unwrap();
     let spec = TargetSpec::Directory(folder.path().into());
     let run = |load: &dyn Fn(&Place) -> anyhow::Result<Findings>| {
-        let report = run_in_folder(Workload::FsyncWrite, &spec, &Settings::default(), FlushMode::Real, load);
+        let report = run_in_folder("fsync-write", &spec, &Settings::default(), FlushMode::Real, load);
         format!("{:#}", report.unwrap_err())
     };
     let error = run(&|place| {
