@@ -168,7 +168,7 @@ impl PeersSettings {
         missing.sort();
         missing.dedup();
         ensure!(missing.is_empty(), "these commands are not installed: {}; install their packages, or leave them out", missing.join(", "));
-        for system in self.systems.iter().filter(|system| system.size_bytes_min() > self.size_bytes) {
+        if let Some(system) = self.systems.iter().find(|system| system.size_bytes_min() > self.size_bytes) {
             bail!("{} needs at least {} MiB; write a larger --size", system.name(), system.size_bytes_min() >> 20);
         }
         let images = self.candidates().len() as u64;
