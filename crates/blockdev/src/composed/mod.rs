@@ -1,8 +1,8 @@
 //! Devices made of devices: a [`Mirror`] holds everything on each member, a [`Concat`] puts members one behind the other.
 //!
 //! A member carries a label ([`label`]) outside the composed address space, which tells members from strangers and a
-//! stale member from a current one ([`assembly`]); [`members`] holds the members of an open device and raises their
-//! event counters; [`flusher`] lets members flush at the same time; [`Rebuild`] fills a new member.
+//! stale member from a current one (`assembly`); `members` holds the members of an open device and raises their
+//! event counters; `flusher` lets members flush at the same time; [`Rebuild`] fills a new member.
 //!
 //! States of a mirror: *complete*, every member in sync; *degraded*, at least one is; *failed*, none is. A member that
 //! fails in use is left behind: first the others' labels say so durably, then the request that it failed returns.
