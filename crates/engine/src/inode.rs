@@ -133,10 +133,29 @@ impl InodeState {
     /// Looks at what the log has done since: pages that were written leave memory, those that could not be written are
     /// dirty again. Returns how many became dirty.
     pub(crate) fn settle_flights(&mut self) -> u64 {
+        self.settle(|_| true)
+    }
+
+    /// As [`InodeState::settle_flights`], but leaves alone what could not be written.
+    fn settle_written(&mut self) {
+        let lost = self.settle(|written| written);
+        debug_assert_eq!(lost, 0);
+    }
+
+    /// Settles the flights that ended, of those the ones that `choose` wants to, which is told whether they were written.
+    fn settle(&mut self, choose: impl Fn(bool) -> bool) -> u64 {
         let mut lost = 0;
-        let ended: Vec<Flight> = self.flights.extract_if(.., |flight| flight.ticket.outcome().is_some()).collect();
-        for flight in ended {
-            let written = flight.ticket.outcome().is_some_and(|outcome| outcome.is_ok());
+        // Looks at each once: it may end at any moment.
+        let written = |flight: &Flight| flight.ticket.outcome().map(|outcome| outcome.is_ok()).filter(|written| choose(*written));
+        let (mut ended, mut others) = (Vec::new(), Vec::new());
+        for flight in std::mem::take(&mut self.flights) {
+            match written(&flight) {
+                Some(written) => ended.push((flight, written)),
+                None => others.push(flight),
+            }
+        }
+        self.flights = others;
+        for (flight, written) in ended {
             for block in flight.blocks {
                 let Some(page) = self.pages.get_mut(&block).filter(|page| page.state == PageState::Logged(flight.number)) else { continue };
                 if written {
@@ -194,9 +213,8 @@ impl Inode {
     pub(crate) fn try_release_written(&self, dirty_inodes: &DirtyInodes) {
         if let Some(mut guard) = self.state.try_write()
             && let Some(state) = guard.as_mut()
-            && state.flights.iter().all(|flight| !matches!(flight.ticket.outcome(), Some(Err(_))))
         {
-            state.settle_flights();
+            state.settle_written();
             if !state.is_dirty() {
                 dirty_inodes.lock().remove(&self.number);
             }

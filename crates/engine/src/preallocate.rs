@@ -101,7 +101,9 @@ impl VolumeInner {
                 let gone = self.extents_in(inode.number, first, last, batch)?;
                 finished = gone.len() < batch;
                 self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
-                self.drop_pages(&mut state, first, last);
+                // The extents that stay until the next round may have their data in memory alone.
+                let gone_end = gone.last().filter(|_| !finished).map_or(last, |(start, extent)| (start + extent.blocks).min(last));
+                self.drop_pages(&mut state, first, gone_end);
                 if state.all_logged() {
                     // What held the size back is gone: the rest of the file is a hole.
                     state.disk_size = state.item.size;

@@ -106,13 +106,16 @@ impl VolumeInner {
         }
     }
 
-    /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable.
-    fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
+    /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable. Returns the operation
+    /// to wait for, and the data on its way, of which nobody has seen the end yet: the extents mutex is held.
+    fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<(LogSeq, Vec<Arc<DataTicket>>)> {
         let _extents = inode.extents.lock();
         self.settle_flights(inode)?;
         let pages = self.read_inode(inode)?.dirty_pages;
         let little = pages <= WITH_GROUP_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
-        self.write_back_by(inode, Effort::Writeback, if little { Delivery::WithGroup } else { Delivery::Here })
+        self.write_back_by(inode, Effort::Writeback, if little { Delivery::WithGroup } else { Delivery::Here })?;
+        let state = self.read_inode(inode)?;
+        Ok((state.last, state.flights.iter().map(|flight| Arc::clone(&flight.ticket)).collect()))
     }
 
     fn write_back_by(&self, inode: &Arc<Inode>, effort: Effort, delivery: Delivery) -> Result<()> {
@@ -417,11 +420,11 @@ impl VolumeInner {
         if !regular {
             return Ok(Prepared { inode, target: last, tickets: Vec::new() });
         }
-        self.write_back_for_fsync(&inode)?;
-        let (mut target, needs_item, tickets) = {
+        let (mut target, tickets) = self.write_back_for_fsync(&inode)?;
+        let needs_item = {
             let state = self.read_inode(&inode)?;
-            let needs_item = state.size_dirty || (kind == FsyncKind::Full && state.times_dirty);
-            (state.last, needs_item, state.flights.iter().map(|flight| Arc::clone(&flight.ticket)).collect())
+            target = target.max(state.last);
+            state.size_dirty || (kind == FsyncKind::Full && state.times_dirty)
         };
         if needs_item {
             target = self.log_attributes(&inode)?;

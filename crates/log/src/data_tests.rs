@@ -4,7 +4,7 @@ use crate::replay;
 use cairn_blockdev::simulated::{EventInfo, Fate};
 use cairn_blockdev::{BlockDevice, Operation};
 use cairn_environment::thread;
-use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags};
+use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags, Generation, Superblock};
 use std::sync::Arc;
 
 fn block(index: u64) -> BlockNumber {
@@ -65,7 +65,7 @@ fn a_write_that_fails_is_tried_again_alone() {
     volume.device.fail_next(Operation::Write, 1);
     let tickets: Vec<_> = (0..3).map(|index| volume.put_carried(index, block(index), 5).1).collect();
     // The first write to fail might be the checkpoint's, which is not tried again: let the commit write the data.
-    volume.log.write_data();
+    volume.log.write_data().unwrap();
     assert!(tickets.iter().all(|ticket| matches!(ticket.outcome(), Some(Ok(())))));
     assert_eq!(volume.log.data_losses(), 0);
     volume.log.wait_durable(volume.log.last()).unwrap();
@@ -126,7 +126,34 @@ fn a_failed_checkpoint_write_settles_the_data_and_fails_everybody() {
     assert!(matches!(ticket.outcome(), Some(Ok(()))));
     volume.put_carried(2, block(2), 5);
     assert_eq!(volume.log.unwritten_blocks(), 0, "a dead log keeps nothing");
-    volume.log.write_data();
+    assert!(volume.log.write_data().is_err(), "a commit must not go on without the data");
+}
+
+/// Blocks stop to count as lost when their superblock is durable, also in the middle of a push that began before.
+#[test]
+fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
+    let mut volume = Volume::new();
+    volume.device.fail_range(Operation::Write, bytes_of(block(1)));
+    volume.put_carried(1, block(1), 5);
+    let cut = volume.cut();
+    volume.log.write_data().unwrap();
+    assert_eq!(volume.log.data_losses(), 1);
+    volume.device.clear_failures();
+    // The push waits for data that somebody else took.
+    volume.put_carried(5, block(5), 7);
+    let taken = volume.log.shared_for_tests().data.take();
+    let (last, ticket) = volume.put_carried(2, block(2), 6);
+    let log = Arc::clone(&volume.log);
+    let waiter = thread::spawn("fsync", move || log.wait_durable(last));
+    while ticket.outcome().is_none() {
+        thread::yield_now();
+    }
+    let generation = Generation(volume.running.0 - 1);
+    volume.superblock = Superblock { generation, log_tail: cut.position, ..volume.superblock.clone() };
+    volume.log.super_committed(generation);
+    volume.log.shared_for_tests().write_data(&taken, Vec::new());
+    waiter.join().unwrap().unwrap();
+    assert_eq!(volume.replayed().len(), 2, "what was acknowledged is in the log");
 }
 
 /// While a group's data is under way, a commit waits for it.
@@ -141,7 +168,7 @@ fn a_commit_waits_for_what_others_took() {
     let log = Arc::clone(&volume.log);
     let (send, returned) = std::sync::mpsc::channel();
     let committer = thread::spawn("commit", move || {
-        log.write_data();
+        log.write_data().unwrap();
         send.send(()).unwrap();
     });
     for _ in 0..1000 {

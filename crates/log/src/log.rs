@@ -201,8 +201,12 @@ impl Log {
 
     /// Writes the data of all operations so far that is not written yet, and waits for what is under way. A commit does so
     /// between its cut and its first flush.
-    pub fn write_data(&self) {
+    ///
+    /// # Errors
+    /// The log is dead: data that was queued may have been thrown away, so no superblock may follow.
+    pub fn write_data(&self) -> Result<(), LogError> {
         self.shared.write_queued_data();
+        self.error().map_or(Ok(()), Err)
     }
 
     /// Blocks of data that are not written yet.

@@ -79,16 +79,18 @@ impl Shared {
     /// blocks don't have their data verified, so all data in them must be durable before. The place and the length of a
     /// checkpoint stay what they were; torn between the two versions, its checksum fails, and nothing in it was acknowledged.
     fn write_together(&self, taken: &Taken, data: &DataBatch) -> Result<(), LogError> {
-        if self.data.lost().is_empty() {
+        // Decided once: a superblock may become durable meanwhile, and with it blocks no longer count as lost.
+        let data_first = !self.data.lost().is_empty();
+        if data_first {
+            self.write_data(data, Vec::new());
+        } else {
             let checkpoints = self.format(taken, &[]);
             let results = self.write_data(data, self.checkpoint_writes(taken, &checkpoints));
             results.into_iter().collect::<Result<(), _>>()?;
-        } else {
-            self.write_data(data, Vec::new());
         }
         self.count_checkpoints(taken);
         let lost = self.data.lost();
-        if lost.is_empty() || taken.contexts.is_empty() {
+        if taken.contexts.is_empty() || (lost.is_empty() && !data_first) {
             return Ok(());
         }
         self.device.flush()?;

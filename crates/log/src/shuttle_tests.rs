@@ -220,7 +220,7 @@ fn nobody_is_told_before_the_data_is_flushed() {
                     for generation in 2..4 {
                         yield_sometimes(60);
                         log.cut(Generation(generation + 1));
-                        log.write_data();
+                        log.write_data().unwrap();
                         device.flush().unwrap();
                         log.super_committed(Generation(generation));
                     }
