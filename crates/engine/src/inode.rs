@@ -198,7 +198,8 @@ impl InodeState {
 /// An inode in memory.
 pub(crate) struct Inode {
     pub(crate) number: InodeNumber,
-    /// Serialises everything that changes extents; held across device writes of this file's data.
+    /// Serialises everything that changes extents; held across device writes of this file's data, but for data that
+    /// goes with a group.
     pub(crate) extents: Mutex<()>,
     state: RwLock<Option<Box<InodeState>>>,
 }
