@@ -44,7 +44,7 @@ impl Results {
     /// What the page calls it.
     pub fn title(&self) -> String {
         match &self.content {
-            Content::Run(report) => format!("{} on {}", report.workload, report.target),
+            Content::Run(report) => format!("{} on {}, clients: {}", report.workload, report.target, report.clients),
             Content::Peers(summary) => format!("File systems beside each other, {} rounds", summary.rounds),
             Content::Comparison(comparison) => format!("{}: {}", comparison.mechanism, comparison.title),
         }

@@ -189,7 +189,7 @@ pub fn comparison_cells(row: &Row) -> Vec<String> {
 
 /// A single run.
 pub fn run(html: &mut Html, report: &Report) {
-    html.leaf("h2", &[], &format!("{} on {}", report.workload, report.target));
+    html.leaf("h2", &[], &format!("{} on {}, clients: {}", report.workload, report.target, report.clients));
     let per_operation = |value: f64| number(value / report.completed.max(1) as f64);
     let mut rows = vec![pair("threads", report.clients.to_string()), pair("time", format!("{} s", number(report.seconds)))];
     let figures = [&report.throughput].into_iter().chain(&report.figures);
