@@ -1,7 +1,7 @@
 //! The engine: a mounted volume as a library.
 //!
 //! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`, `rename`, `file`,
-//! `extents`, `writeback`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes in memory (`inode`), over
+//! `extents`, `writeback`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes and file data in memory (`inode`, `pages`), over
 //! operations joined to a transaction (`operation`, `transaction`), over the crates for trees, log and space.
 //!
 //! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and recovery.
@@ -19,6 +19,7 @@ pub mod mkfs;
 mod operation;
 mod options;
 mod orphans;
+mod pages;
 mod preallocate;
 mod recovery;
 mod rename;

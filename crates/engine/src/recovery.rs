@@ -15,7 +15,7 @@ use crate::statistics::Counters;
 use crate::transaction::Transactions;
 use crate::volume::{BitmapSlot, SharedSignal, VolumeInner};
 use crate::{Error, Result, VolumeOptions};
-use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, BlockPool, read_verified};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -28,6 +28,9 @@ use cairn_space::{Request, Space, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Of the memory for dirty file data, this part is kept for later when it is not in use.
+const UNUSED_BUFFERS_SHARE: u64 = 4;
 
 /// What stands in a block, from whichever copy is good.
 fn read_block<T>(device: &dyn BlockDevice, block: BlockNumber, decode: impl FnMut(&[u8]) -> Decoded<T>) -> Result<T> {
@@ -232,6 +235,7 @@ impl VolumeInner {
         let log = Log::new(device.clone(), superblock.volume, geometry, start, next_inode.clone(), Box::new(request), log_options);
         Ok(Self {
             inodes: InodeTable::new(options.inode_cache_entries),
+            buffers: BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX)),
             device,
             superblock,
             log_epoch,
