@@ -18,6 +18,7 @@ mod progress;
 mod signature;
 mod size;
 
+use cairn_bench::Interrupted;
 use cairn_blockdev::DeviceError;
 use clap::{Parser, Subcommand};
 use std::io;
@@ -59,11 +60,14 @@ fn main() -> ExitCode {
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }
 
+/// What a shell reports of a program that Ctrl-C has ended.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
 /// The exit code of a command; an error is told on standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
         eprintln!("cairn: {}", message(&error));
-        ExitCode::from(failure)
+        ExitCode::from(if error.is::<Interrupted>() { EXIT_INTERRUPTED } else { failure })
     })
 }
 

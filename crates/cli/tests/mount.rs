@@ -87,7 +87,7 @@ impl Drop for Mounted {
 fn a_volume_is_created_used_and_found_again() {
     let Some(mounted) = Mounted::new() else { return };
     let create = ["mount", "image", "dir", "--create", "64M"];
-    mounted.succeeds(&create);
+    assert_eq!(mounted.succeeds(&create), "", "all is said by the mount's being there");
     assert!(mounted.is_mounted(), "the mount answers when the command returns");
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
     fs::set_permissions(mounted.path("dir/letter"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -192,6 +192,13 @@ fn a_read_only_mount_changes_nothing() {
 fn a_signal_ends_the_mount_with_everything_durable() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    for (signal, code) in [(rustix::process::Signal::TERM, 0), (rustix::process::Signal::INT, 130)] {
+        ends_with(&mounted, signal, code);
+    }
+}
+
+/// Lets a server in the foreground end by `signal`.
+fn ends_with(mounted: &Mounted, signal: rustix::process::Signal, code: i32) {
     let mut server = mounted.command(&["mount", "--foreground", "image", "dir", "--log", "log"]).spawn().unwrap();
     while !mounted.is_mounted() {
         assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", fs::read_to_string(mounted.path("log")).unwrap());
@@ -199,8 +206,8 @@ fn a_signal_ends_the_mount_with_everything_durable() {
     }
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
     let pid = rustix::process::Pid::from_child(&server);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert!(server.wait().unwrap().success());
+    rustix::process::kill_process(pid, signal).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(code));
     assert!(!mounted.is_mounted());
     assert!(fs::read_to_string(mounted.path("log")).unwrap().contains("unmounted"));
     mounted.succeeds(&["fsck", "--data", "image"]);
