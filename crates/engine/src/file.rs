@@ -146,7 +146,7 @@ impl VolumeInner {
         while at < data.len() {
             let offset = offset_bytes + at as u64;
             let step = (data.len() - at).min(STEP_BLOCKS as usize * BLOCK_SIZE - (offset as usize % BLOCK_SIZE));
-            self.throttle_dirty_data(&inode)?;
+            self.throttle_dirty_data(&inode, blocks_for_bytes(step as u64))?;
             self.write_step(&inode, offset, &data[at..at + step], &|blocks| whole(at + blocks.start..at + blocks.end))?;
             at += step;
         }

@@ -1,7 +1,8 @@
 //! The engine: a mounted volume as a library.
 //!
 //! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`, `rename`, `file`,
-//! `extents`, `writeback`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes and file data in memory (`inode`, `pages`), over
+//! `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes and file data in memory (`inode`,
+//! `pages`), over
 //! operations joined to a transaction (`operation`, `transaction`), over the crates for trees, log and space.
 //!
 //! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and recovery.
@@ -24,6 +25,7 @@ mod preallocate;
 mod recovery;
 mod rename;
 mod statistics;
+mod throttle;
 mod transaction;
 mod truncate;
 mod types;

@@ -252,6 +252,7 @@ impl VolumeInner {
             rename_lock: Mutex::new(Rank::RENAME, ()),
             dirty_inodes: Arc::new(Mutex::new(Rank::LEAF, BTreeMap::new())),
             dirty_pages: AtomicU64::new(0),
+            dirty_throttle: crate::throttle::DirtyThrottle::new(),
             counters,
             signal,
             work: VolumeInner::new_work(),

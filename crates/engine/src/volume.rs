@@ -12,6 +12,7 @@ use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
 use crate::statistics::{Counters, Statistics};
+use crate::throttle::DirtyThrottle;
 use crate::transaction::Transactions;
 use crate::types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, XattrMode,
@@ -80,6 +81,7 @@ pub(crate) struct VolumeInner {
     pub(crate) dirty_pages: AtomicU64,
     /// Memory for file data.
     pub(crate) buffers: BlockPool,
+    pub(crate) dirty_throttle: DirtyThrottle,
     pub(crate) counters: Counters,
     pub(crate) signal: Arc<SharedSignal>,
     pub(crate) work: Mutex<Work>,
@@ -186,24 +188,6 @@ impl VolumeInner {
         if !state.is_dirty() {
             self.dirty_inodes.lock().remove(&inode.number);
         }
-    }
-
-    /// Makes a writer write when memory holds too much dirty data.
-    pub(crate) fn throttle_dirty_data(&self, inode: &Arc<Inode>) -> Result<()> {
-        let limit = self.options.dirty_data_bytes_max / BLOCK_SIZE as u64;
-        if self.dirty_pages.load(Ordering::Relaxed) <= limit {
-            return Ok(());
-        }
-        self.write_back(inode, Effort::Writeback)?;
-        let others: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
-        for other in others {
-            if self.dirty_pages.load(Ordering::Relaxed) <= limit {
-                break;
-            }
-            // Another file's failure is that file's, reported to its fsync.
-            let _ = self.write_back(&other, Effort::Writeback);
-        }
-        Ok(())
     }
 
     /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all the same.
