@@ -277,7 +277,7 @@ fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result
 }
 
 /// Keeps an image of a failing state; says where.
-fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: String) -> String {
+pub(crate) fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: String) -> String {
     let Some(directory) = directory else { return error };
     let path = directory.join(format!("cairn-crash-{:08x}.img", cairn_environment::random::u64() as u32));
     let kept = FileDevice::create(&path, state.length_bytes()).map_err(|e| e.to_string());
