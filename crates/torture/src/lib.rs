@@ -13,6 +13,7 @@ pub mod crash;
 pub mod files;
 pub mod generator;
 pub mod history;
+pub mod hostile;
 pub mod model;
 mod model_apply;
 pub mod operation;
