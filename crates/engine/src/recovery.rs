@@ -10,6 +10,7 @@
 //!    says why that is right). *A crash: again.*
 //! 6. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
 use crate::inode::InodeTable;
+use crate::mkfs::INODE_FIRST;
 use crate::orphans::Orphans;
 use crate::statistics::Counters;
 use crate::transaction::Transactions;
@@ -99,7 +100,7 @@ impl Bitmaps {
         let fixed = geometry.groups() * (BITMAP_BYTES as u64 * 8) - geometry.allocatable().blocks;
         let recorded = superblock.bitmaps_checksum;
         let right_ones = recorded == 0 || recorded == bitmap_generations_checksum(self.slots.iter().map(|slot| slot.generation));
-        if right_ones && set == superblock.used_blocks + fixed {
+        if right_ones && set.checked_sub(fixed) == Some(superblock.used_blocks) {
             return Ok(());
         }
         let (block, cause) = match &self.damaged {
@@ -173,6 +174,17 @@ fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
     Ok(item)
 }
 
+/// A number given out a second time would give one file another's items.
+fn check_next_inode(files: &Tree, next_inode: u64, superblock: &Superblock) -> Result<()> {
+    let last = files.last(Key::MIN..=Key::MAX)?.map_or(0, |(key, _)| key.inode);
+    if next_inode > last.max(INODE_FIRST - 1) {
+        return Ok(());
+    }
+    let problem = format!("the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` mends that");
+    let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
+    Err(FormatError::new(Structure::Superblock, block, problem).into())
+}
+
 impl VolumeInner {
     /// Steps 1 to 5; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
@@ -212,7 +224,11 @@ impl VolumeInner {
             // What verifies is the same in all copies by now; what remains is what no flush covered.
             device.resynchronise(&overwritten_in_place(geometry))?;
         }
-        let next_inode = Arc::new(AtomicU64::new(replay.next_inode.max(superblock.next_inode)));
+        let next_inode = replay.next_inode.max(superblock.next_inode);
+        if !options.read_only {
+            check_next_inode(&files, next_inode, &superblock)?;
+        }
+        let next_inode = Arc::new(AtomicU64::new(next_inode));
         let log_epoch = superblock.log_epoch + 1;
         let start = LogStart { epoch: log_epoch, position: replay.end, generation };
         drop(replay);

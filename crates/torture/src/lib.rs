@@ -16,6 +16,7 @@ pub mod files;
 pub mod found;
 pub mod generator;
 pub mod history;
+pub mod hostile;
 pub mod model;
 mod model_apply;
 pub mod operation;
