@@ -3,13 +3,15 @@
 //! States of a buffer: [`BlockBuffer`], which one owner fills → [`SharedBlocks`], ranges of it that many refer to and nobody
 //! changes → unused, in the pool, when the last of them goes.
 //!
-//! Invariants: what more than one refers to doesn't change; the pool keeps at most as many unused bytes as it was told, and
-//! a buffer from it holds whatever was in it before, so no fresh memory is zeroed or faulted in again.
+//! Invariants: what more than one refers to doesn't change; a buffer holds whatever was in it before, so no memory is zeroed or
+//! faulted in again. The memory comes in large pages (`slab`); with more unused than it was told, the pool gives a large page
+//! back as soon as nothing of it is in use.
 //!
 //! Lock discipline: the pool's list (rank `BUFFERS`), to push or pop one buffer; also when the last reference is dropped.
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
+use crate::slab::{Piece, SLAB_BYTES, Slabs};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use std::fmt;
@@ -42,34 +44,47 @@ struct Unused {
     buffers: Mutex<Buffers>,
 }
 
-#[derive(Default)]
 struct Buffers {
     /// By the logarithm of their length in blocks.
-    by_class: [Vec<AlignedBuffer>; CLASSES],
-    bytes: usize,
+    by_class: [Slabs; CLASSES],
+    /// In slabs, and not in use.
+    unused_bytes: usize,
+}
+
+impl Buffers {
+    fn take(&mut self, class: usize) -> Option<Piece> {
+        let slabs = &mut self.by_class[class];
+        let piece = match slabs.take() {
+            Some(piece) => piece,
+            None if slabs.grow() => {
+                self.unused_bytes += SLAB_BYTES;
+                slabs.take()?
+            }
+            None => return None,
+        };
+        self.unused_bytes -= piece.len();
+        Some(piece)
+    }
 }
 
 impl BlockPool {
-    /// A pool that keeps at most `unused_bytes_max` of unused memory.
+    /// A pool that keeps about `unused_bytes_max` of unused memory.
     pub fn new(unused_bytes_max: usize) -> BlockPool {
-        BlockPool { unused: Arc::new(Unused { bytes_max: unused_bytes_max, buffers: Mutex::new(Rank::BUFFERS, Buffers::default()) }) }
+        let by_class = std::array::from_fn(|class| Slabs::new(BLOCK_BYTES << class));
+        let buffers = Mutex::new(Rank::BUFFERS, Buffers { by_class, unused_bytes: 0 });
+        BlockPool { unused: Arc::new(Unused { bytes_max: unused_bytes_max, buffers }) }
     }
 
     /// At least `length_bytes` in whole blocks, with any content.
     pub fn take(&self, length_bytes: usize) -> BlockBuffer {
         let blocks = length_bytes.div_ceil(BLOCK_BYTES).max(1);
         let kept_blocks = blocks.next_power_of_two();
-        if kept_blocks > POOLED_BLOCKS_MAX {
-            return BlockBuffer { memory: Memory { buffer: AlignedBuffer::zeroed(blocks * BLOCK_BYTES), pool: None }, blocks };
-        }
-        let kept = {
-            let mut buffers = self.unused.buffers.lock();
-            let kept = buffers.by_class[kept_blocks.ilog2() as usize].pop();
-            buffers.bytes -= kept.as_ref().map_or(0, |buffer| buffer.len());
-            kept
+        let piece = if kept_blocks > POOLED_BLOCKS_MAX { None } else { self.unused.buffers.lock().take(kept_blocks.ilog2() as usize) };
+        let memory = match piece {
+            Some(piece) => Memory::Pooled(Some((piece, Arc::clone(&self.unused)))),
+            None => Memory::Own(AlignedBuffer::zeroed(blocks * BLOCK_BYTES)),
         };
-        let buffer = kept.unwrap_or_else(|| AlignedBuffer::zeroed(kept_blocks * BLOCK_BYTES));
-        BlockBuffer { memory: Memory { buffer, pool: Some(Arc::clone(&self.unused)) }, blocks }
+        BlockBuffer { memory, blocks }
     }
 
     /// A copy of `bytes`, which are whole blocks.
@@ -85,25 +100,52 @@ impl BlockPool {
 
 impl fmt::Debug for BlockPool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "BlockPool({} bytes unused)", self.unused.buffers.lock().bytes)
+        write!(formatter, "BlockPool({} bytes unused)", self.unused.buffers.lock().unused_bytes)
     }
 }
 
-/// Memory that goes back to its pool in the end.
-struct Memory {
-    buffer: AlignedBuffer,
-    pool: Option<Arc<Unused>>,
+/// What a buffer is made of.
+enum Memory {
+    /// Goes back to its pool in the end; `None` only while it is dropped.
+    Pooled(Option<(Piece, Arc<Unused>)>),
+    Own(AlignedBuffer),
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Memory::Pooled(piece) => piece.as_ref().map_or(&[], |(piece, _)| piece),
+            Memory::Own(buffer) => buffer,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Pooled(piece) => piece.as_mut().map_or(&mut [], |(piece, _)| piece),
+            Memory::Own(buffer) => buffer,
+        }
+    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let Some(pool) = &self.pool else { return };
-        let buffer = std::mem::take(&mut self.buffer);
+        let Memory::Pooled(piece) = self else { return };
+        let Some((piece, pool)) = piece.take() else { return };
+        // A large page is given back without the lock.
+        let _surplus;
         let mut buffers = pool.buffers.lock();
-        if buffers.bytes + buffer.len() <= pool.bytes_max {
-            buffers.bytes += buffer.len();
-            buffers.by_class[(buffer.len() / BLOCK_BYTES).ilog2() as usize].push(buffer);
+        let buffers = &mut *buffers;
+        buffers.unused_bytes += piece.len();
+        let class = (piece.len() / BLOCK_BYTES).ilog2() as usize;
+        let surplus = buffers.by_class[class].give_back(piece, buffers.unused_bytes > pool.bytes_max);
+        if surplus.is_some() {
+            buffers.unused_bytes -= SLAB_BYTES;
         }
+        _surplus = surplus;
     }
 }
 
@@ -124,13 +166,13 @@ impl Deref for BlockBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory.buffer[..self.blocks * BLOCK_BYTES]
+        &self.memory[..self.blocks * BLOCK_BYTES]
     }
 }
 
 impl DerefMut for BlockBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory.buffer[..self.blocks * BLOCK_BYTES]
+        &mut self.memory[..self.blocks * BLOCK_BYTES]
     }
 }
 
@@ -138,7 +180,7 @@ impl From<AlignedBuffer> for BlockBuffer {
     /// Memory of no pool.
     fn from(buffer: AlignedBuffer) -> Self {
         let blocks = buffer.len() / BLOCK_BYTES;
-        Self { memory: Memory { buffer, pool: None }, blocks }
+        Self { memory: Memory::Own(buffer), blocks }
     }
 }
 
@@ -165,7 +207,7 @@ impl SharedBlocks {
 
     /// Number of blocks that stay in memory because of these.
     pub fn kept_blocks(&self) -> usize {
-        self.memory.buffer.len() / BLOCK_BYTES
+        self.memory.len() / BLOCK_BYTES
     }
 
     /// Some of the blocks.
@@ -180,12 +222,12 @@ impl SharedBlocks {
     /// The bytes, to be changed, if nobody else refers to the buffer.
     pub fn get_mut(&mut self) -> Option<&mut [u8]> {
         let bytes = self.first * BLOCK_BYTES..(self.first + self.count) * BLOCK_BYTES;
-        Arc::get_mut(&mut self.memory).map(|memory| &mut memory.buffer[bytes])
+        Arc::get_mut(&mut self.memory).map(|memory| &mut memory[bytes])
     }
 
     /// The whole buffer back, to be filled again, if nobody else refers to it.
     pub fn reclaim(self) -> Option<BlockBuffer> {
-        Arc::into_inner(self.memory).map(|memory| BlockBuffer { blocks: memory.buffer.len() / BLOCK_BYTES, memory })
+        Arc::into_inner(self.memory).map(|memory| BlockBuffer { blocks: memory.len() / BLOCK_BYTES, memory })
     }
 }
 
@@ -193,7 +235,7 @@ impl Deref for SharedBlocks {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory.buffer[self.first * BLOCK_BYTES..(self.first + self.count) * BLOCK_BYTES]
+        &self.memory[self.first * BLOCK_BYTES..(self.first + self.count) * BLOCK_BYTES]
     }
 }
 
@@ -209,12 +251,12 @@ mod tests {
     use crate::is_aligned;
 
     fn unused_bytes(pool: &BlockPool) -> usize {
-        pool.unused.buffers.lock().bytes
+        pool.unused.buffers.lock().unused_bytes
     }
 
     #[test]
     fn memory_returns_with_its_last_reference_and_is_used_again() {
-        let pool = BlockPool::new(1 << 20);
+        let pool = BlockPool::new(64 << 20);
         let mut buffer = pool.take(5 * BLOCK_BYTES);
         assert!(is_aligned(&buffer) && buffer.len() == 5 * BLOCK_BYTES);
         buffer.fill(9);
@@ -223,11 +265,11 @@ mod tests {
         let (head, tail) = (shared.slice(0..2), shared.slice(2..5));
         assert_eq!((head.blocks(), tail.blocks(), tail.kept_blocks()), (2, 3, 8));
         drop((shared, head));
-        assert_eq!(unused_bytes(&pool), 0);
+        assert_eq!(unused_bytes(&pool), SLAB_BYTES - 8 * BLOCK_BYTES);
         drop(tail);
-        assert_eq!(unused_bytes(&pool), 8 * BLOCK_BYTES);
+        assert_eq!(unused_bytes(&pool), SLAB_BYTES);
         let again = pool.take(8 * BLOCK_BYTES);
-        assert_eq!((again.as_ptr(), unused_bytes(&pool)), (address, 0));
+        assert_eq!(again.as_ptr(), address);
         assert_eq!(again[..5 * BLOCK_BYTES], [9; 5 * BLOCK_BYTES]);
     }
 
@@ -247,13 +289,15 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_keeps_no_more_than_it_may() {
-        let pool = BlockPool::new(3 * BLOCK_BYTES);
-        let buffers: Vec<_> = (0..5).map(|_| pool.take(1)).collect();
+    fn the_pool_keeps_about_as_much_as_it_may() {
+        let pool = BlockPool::new(3 * SLAB_BYTES);
+        let buffers: Vec<_> = (0..20).map(|_| pool.take(1 << 20)).collect();
+        assert_eq!(unused_bytes(&pool), 0);
         drop(buffers);
-        assert_eq!(unused_bytes(&pool), 3 * BLOCK_BYTES);
+        assert_eq!(unused_bytes(&pool), 3 * SLAB_BYTES);
         drop(pool.take((POOLED_BLOCKS_MAX + 1) * BLOCK_BYTES));
-        drop(pool.take(4 * BLOCK_BYTES));
-        assert_eq!(unused_bytes(&pool), 3 * BLOCK_BYTES);
+        assert_eq!(unused_bytes(&pool), 3 * SLAB_BYTES);
+        drop(pool.take(1));
+        assert!(unused_bytes(&pool) <= 3 * SLAB_BYTES);
     }
 }

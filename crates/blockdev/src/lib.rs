@@ -22,6 +22,7 @@ mod kernel;
 mod memory;
 mod ring;
 pub mod simulated;
+mod slab;
 
 pub use aligned::{AlignedBuffer, BufferPool, PooledBuffer, is_aligned};
 pub use blocks::{BlockBuffer, BlockPool, SharedBlocks};
