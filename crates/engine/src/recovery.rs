@@ -18,6 +18,7 @@ use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation,
@@ -27,7 +28,6 @@ use cairn_log::{CommitReason, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What stands in a block, from whichever copy is good.
 fn read_block<T>(device: &dyn BlockDevice, block: BlockNumber, decode: impl FnMut(&[u8]) -> Decoded<T>) -> Result<T> {

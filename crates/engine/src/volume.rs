@@ -19,6 +19,7 @@ use crate::types::{
 use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::BlockDevice;
 use cairn_btree::{NodeCache, Tree};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, NODE_BLOCKS, Superblock, Timestamp};
@@ -26,7 +27,6 @@ use cairn_log::{Log, LogError, RequestTimer};
 use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The present, as stored in inodes.

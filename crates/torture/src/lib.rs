@@ -18,6 +18,8 @@ mod model_apply;
 pub mod operation;
 pub mod plain;
 pub mod runner;
+#[cfg(feature = "shuttle")]
+pub mod simulation;
 pub mod snapshot;
 pub mod verdict;
 pub mod workload;
