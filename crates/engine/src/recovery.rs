@@ -19,6 +19,7 @@ use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::{AlignedBuffer, BlockDevice, BlockPool, read_verified};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation,
@@ -28,7 +29,6 @@ use cairn_log::{CommitReason, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Of the memory for dirty file data, this part is kept for later when it is not in use.
 const UNUSED_BUFFERS_SHARE: u64 = 4;

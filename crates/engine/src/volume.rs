@@ -20,6 +20,7 @@ use crate::types::{
 use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::{BlockDevice, BlockPool, SharedBlocks};
 use cairn_btree::{NodeCache, Tree};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, NODE_BLOCKS, Superblock, Timestamp};
@@ -28,7 +29,6 @@ use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The present, as stored in inodes.

@@ -348,3 +348,30 @@ fn text_of(payload: Option<Box<dyn std::any::Any + Send>>) -> Option<String> {
     let text = payload.downcast_ref::<String>().cloned();
     text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
 }
+
+/// The time that really passes, since the program first asked.
+pub fn real_time() -> Duration {
+    static BEGINNING: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    BEGINNING.get_or_init(std::time::Instant::now).elapsed()
+}
+
+/// The processor's time that this thread of the system has had, where the system tells; otherwise the time that passes.
+pub fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    match text.split(' ').next().and_then(|word| word.parse().ok()) {
+        Some(nanoseconds) => Duration::from_nanos(nanoseconds),
+        None => real_time(),
+    }
+}
+
+/// Calls `function` with 0, 1, … on as many threads of the system, each of which may run simulations of its own.
+///
+/// # Panics
+/// When one of them does.
+pub fn run_on_cores<T: Send>(count: usize, function: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let function = &function;
+        let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || function(index))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}

@@ -24,6 +24,8 @@ pub mod plain;
 pub mod runner;
 pub mod search;
 pub mod sequence;
+#[cfg(feature = "shuttle")]
+pub mod simulation;
 pub mod snapshot;
 pub mod survivors;
 pub mod systematic;

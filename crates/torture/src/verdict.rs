@@ -196,24 +196,25 @@ fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), Stri
 
 /// What was found must be a prefix of the order in which the operations of *all* clients happened: an operation that is
 /// there cannot have begun after one had ended that is not.
+///
+/// Where several prefixes explain what was found of a client, the shortest is taken at first. If it lacks something that it
+/// must have because of what is there of another client, the next longer one is taken; what is there only grows by that, so no
+/// choice has to be taken back.
 fn one_order(histories: &[ClientHistory], explanations: &[Vec<Explanation>]) -> Result<(), String> {
     let mut chosen = vec![0; histories.len()];
-    let mut problem = None;
     loop {
         let picks: Vec<Explanation> = explanations.iter().zip(&chosen).map(|(list, &index)| list[index]).collect();
-        match contradiction(histories, &picks) {
-            None => return Ok(()),
-            Some(text) => problem = problem.or(Some(text)),
+        let Some((lacking, text)) = contradiction(histories, &picks) else { return Ok(()) };
+        chosen[lacking] += 1;
+        if chosen[lacking] == explanations[lacking].len() {
+            return Err(text);
         }
-        let Some(next) = (0..chosen.len()).find(|&client| chosen[client] + 1 < explanations[client].len()) else { break };
-        chosen[..next].fill(0);
-        chosen[next] += 1;
     }
-    Err(problem.expect("the loop ran once"))
 }
 
-fn contradiction(histories: &[ClientHistory], picks: &[Explanation]) -> Option<String> {
-    for (absent_client, absent) in histories.iter().zip(picks) {
+/// A client that lacks something that it must have, and why.
+fn contradiction(histories: &[ClientHistory], picks: &[Explanation]) -> Option<(usize, String)> {
+    for (index_absent, (absent_client, absent)) in histories.iter().zip(picks).enumerate() {
         // An operation that changes nothing visible may be absent or not, so the end of a run is what counts.
         let Some(missing) = absent_client.spans.get(absent.last) else { continue };
         if !absent_client.runs.iter().any(|run| run.first == absent.last + 1) {
@@ -222,14 +223,15 @@ fn contradiction(histories: &[ClientHistory], picks: &[Explanation]) -> Option<S
         for (present_client, present) in histories.iter().zip(picks) {
             let Some(index) = present.first.checked_sub(1) else { continue };
             if present_client.client != absent_client.client && present_client.spans[index].begin > missing.end {
-                return Some(format!(
+                let text = format!(
                     "client {} lacks operation {} {:?}, which ended before client {} began operation {index} {:?}, which is there",
                     absent_client.client,
                     absent.last,
                     absent_client.operations[absent.last],
                     present_client.client,
                     present_client.operations[index],
-                ));
+                );
+                return Some((index_absent, text));
             }
         }
     }
