@@ -20,6 +20,7 @@ pub mod plain;
 pub mod runner;
 pub mod snapshot;
 pub mod verdict;
+pub mod watchdog;
 pub mod workload;
 
 pub use contents::Tag;
