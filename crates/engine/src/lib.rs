@@ -35,6 +35,7 @@ mod xattr;
 
 pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
 pub use cairn_log::FlushPolicy;
+pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
 pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]

@@ -577,6 +577,12 @@ impl Volume {
         self.shared.inner.forget(inode, count);
     }
 
+    /// The caller of this request (see [`crate::on_behalf_of`]) was told to stop. If it is gone and waits for space, the wait
+    /// ends with [`Error::Interrupted`]; returns whether it did.
+    pub fn call_off(&self, request: u64) -> bool {
+        self.shared.inner.space.call_off(request)
+    }
+
     /// Makes an inode durable; `completion` runs once that is known, on this thread or another, and no lock is held then.
     pub fn fsync(&self, inode: InodeNumber, kind: FsyncKind, completion: Completion) {
         self.shared.inner.fsync(inode, kind, completion);

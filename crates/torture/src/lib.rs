@@ -30,6 +30,7 @@ pub mod snapshot;
 pub mod survivors;
 pub mod systematic;
 pub mod verdict;
+pub mod watchdog;
 pub mod workload;
 
 pub use contents::Tag;

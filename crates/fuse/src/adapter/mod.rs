@@ -19,8 +19,11 @@
 mod attributes;
 mod data;
 mod directory;
+mod dying;
 mod errno;
 mod extended;
+#[cfg(test)]
+mod killed_tests;
 mod names;
 mod periodic;
 mod requests;
@@ -36,7 +39,7 @@ use crate::kernel;
 use crate::protocol::wire::{IoctlOut, StatfsOut};
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
-use cairn_engine::{Error, InodeNumber, Volume};
+use cairn_engine::{Caller, Error, InodeNumber, Volume, on_behalf_of};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, thread};
@@ -215,7 +218,8 @@ fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
 impl Handler for VolumeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let changes = request.operation.changes_volume();
-        self.requests.count(request.header.opcode, || self.dispatch(request, reply));
+        let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
+        self.requests.count(request.header.opcode, || on_behalf_of(caller, || self.dispatch(request, reply)));
         // Afterwards: a sync that runs meanwhile may miss the change.
         if changes {
             self.changed.store(true, Ordering::Release);
@@ -239,8 +243,9 @@ impl VolumeHandler {
             Op::Release | Op::ReleaseDirectory => reply.status(Ok(())),
             Op::Forget { count } => self.forget(header.node, count),
             Op::BatchForget(list) => list.iter().for_each(|(node, count)| self.forget(node, count)),
-            // Nothing that can be interrupted waits for long.
-            Op::Interrupt { .. } | Op::NotifyReply => {}
+            // What else a request waits for doesn't take long.
+            Op::Interrupt { unique } => drop(self.volume.call_off(unique)),
+            Op::NotifyReply => {}
             Op::GetAttributes => answer(reply, self.get_attributes(node)),
             Op::Statx { .. } => answer(reply, self.statx(node)),
             Op::SetAttributes(change) => answer(reply, self.set_attributes(node, &change)),

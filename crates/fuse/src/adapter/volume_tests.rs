@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const IMAGE_BYTES: u64 = 256 << 20;
 
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let possible = rustix::process::geteuid().is_root() && fs::exists("/dev/fuse").unwrap_or(false);
     if !possible {
         eprintln!("skipped: needs root and /dev/fuse");
