@@ -43,6 +43,7 @@ enum Command {
     Stats(commands::stats::Arguments),
     Device(commands::device::Arguments),
     Bench(commands::bench::Arguments),
+    Torture(commands::torture::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Stats(arguments) => commands::stats::run(&arguments),
         Command::Device(arguments) => commands::device::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Torture(arguments) => return report(commands::torture::run(&arguments), 1),
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }

@@ -10,6 +10,9 @@ use cairn_environment::{Rank, clock, thread};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A campaign ends after so many findings, unless its options say something else.
+pub const FINDINGS_MAX: usize = 10;
+
 /// What to run.
 pub enum Source {
     /// The sequences of so many steps.
@@ -46,7 +49,7 @@ impl CampaignOptions {
             only: None,
             seed,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
-            findings_max: 10,
+            findings_max: FINDINGS_MAX,
             duration: None,
             search,
         }

@@ -9,4 +9,5 @@ pub mod mkfs;
 pub mod mount;
 pub mod stats;
 pub mod sync;
+pub mod torture;
 pub mod umount;
