@@ -22,6 +22,7 @@ mod orphans;
 mod preallocate;
 mod recovery;
 mod rename;
+mod shutdown;
 mod statistics;
 mod transaction;
 mod truncate;
@@ -37,6 +38,7 @@ pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
+pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,
