@@ -217,6 +217,37 @@ fn ends_with(mounted: &Mounted, signal: rustix::process::Signal, code: i32) {
 }
 
 #[test]
+fn a_shutdown_refuses_everything_until_the_next_mount() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    for (round, no_log_flush) in [false, true].into_iter().enumerate() {
+        mounted.succeeds(&["mount", "image", "dir", "-o", "commit=600", "--log", "log"]);
+        let (synced, unsynced) = (mounted.path(&format!("dir/synced-{round}")), mounted.path(&format!("dir/unsynced-{round}")));
+        fs::write(&synced, "durable").unwrap();
+        fs::File::open(&synced).unwrap().sync_all().unwrap();
+        fs::write(&unsynced, "volatile").unwrap();
+        let held = fs::File::open(&unsynced).unwrap();
+        let option: &[&str] = if no_log_flush { &["--no-log-flush"] } else { &[] };
+        mounted.succeeds(&[&["shutdown", "dir"], option].concat());
+        let refused = |result: std::io::Result<()>| result.unwrap_err().raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+        assert!(refused(fs::write(mounted.path("dir/late"), "late")));
+        assert!(refused(held.sync_all()) && refused(fs::metadata(mounted.path("dir/unknown")).map(drop)));
+        mounted.exits_with(1, &["sync", "dir"]);
+        mounted.exits_with(1, &["shutdown", "dir"]);
+        assert!(mounted.is_mounted());
+        drop(held);
+        mounted.succeeds(&["umount", "dir"]);
+        mounted.succeeds(&["fsck", "--data", "image"]);
+        mounted.succeeds(&["mount", "image", "dir"]);
+        assert_eq!(fs::read(&synced).unwrap(), b"durable");
+        assert!(!fs::exists(mounted.path("dir/late")).unwrap());
+        // Without the flush it may have become durable all the same.
+        assert!(no_log_flush || fs::read(&unsynced).unwrap() == b"volatile");
+        mounted.succeeds(&["umount", "dir"]);
+    }
+}
+
+#[test]
 fn a_dead_server_is_reported_and_its_mount_taken_away() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);

@@ -24,6 +24,7 @@ mod pages;
 mod preallocate;
 mod recovery;
 mod rename;
+mod shutdown;
 mod statistics;
 mod throttle;
 mod transaction;
@@ -41,6 +42,7 @@ pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
+pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,

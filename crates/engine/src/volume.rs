@@ -11,6 +11,7 @@ use crate::directory::CREATION_ITEMS;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
+use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
 use crate::throttle::DirtyThrottle;
 use crate::transaction::Transactions;
@@ -169,7 +170,7 @@ impl VolumeInner {
     }
 
     /// Ends every wait and every later change with an error; whether this was the first reason to.
-    fn halt(&self, message: &str, reason: LogError) -> bool {
+    pub(crate) fn halt(&self, message: &str, reason: LogError) -> bool {
         let first = self.transactions.fail(message);
         self.failed.store(true, Ordering::Release);
         self.log.abort(reason);
@@ -207,7 +208,7 @@ impl VolumeInner {
         result
     }
 
-    fn sync(&self) -> Result<()> {
+    pub(crate) fn sync(&self) -> Result<()> {
         self.check_alive()?;
         if self.options.read_only {
             return Ok(());
@@ -569,6 +570,8 @@ operations! {
     fn list_xattrs(&self, inode: InodeNumber) -> Result<Vec<Vec<u8>>>;
     /// Removes an extended attribute.
     fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()>;
+    /// Stops the volume as a crash would, after making everything durable if asked to; then it can only be read and closed.
+    fn shut_down(&self, log: ShutdownLog) -> Result<()>;
 }
 
 impl Volume {
