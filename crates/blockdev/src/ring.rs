@@ -19,6 +19,7 @@ use io_uring::{IoUring, opcode, types};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 /// Requests that a ring has under way at once.
@@ -55,19 +56,21 @@ impl Rings {
     }
 
     /// Writes the set. The results are those of the system, short counts included; what failed may not have been tried.
-    /// `None`: no ring could be had, and nothing was written.
-    pub(crate) fn write(&self, file: &File, writes: &[RingWrite<'_>]) -> Option<Vec<io::Result<usize>>> {
+    /// `None`: no ring could be had, and nothing was written. `meanwhile` is called once, when the first requests are under
+    /// way, unless there is no ring.
+    pub(crate) fn write(&self, file: &File, writes: &[RingWrite<'_>], meanwhile: &mut dyn FnMut()) -> Option<Vec<io::Result<usize>>> {
         let unused = self.unused.lock().pop();
         let mut ring = match unused {
             Some(ring) => ring,
             None => Ring::new().ok()?,
         };
         let mut results = Vec::with_capacity(writes.len());
+        let mut once = Some(meanwhile);
         for chunk in writes.chunks(ENTRIES as usize) {
             if ring.broken {
                 results.extend(chunk.iter().map(|_| untried()));
             } else {
-                results.extend(ring.write(file, chunk));
+                results.extend(ring.write(file, chunk, once.take()));
             }
         }
         if !ring.broken {
@@ -96,7 +99,7 @@ impl Ring {
     }
 
     /// Writes at most [`ENTRIES`] requests and waits for all of them.
-    fn write(&mut self, file: &File, writes: &[RingWrite<'_>]) -> Vec<io::Result<usize>> {
+    fn write(&mut self, file: &File, writes: &[RingWrite<'_>], meanwhile: Option<&mut dyn FnMut()>) -> Vec<io::Result<usize>> {
         debug_assert!(writes.iter().all(|write| write.parts.len() <= PARTS_MAX));
         let mut results: Vec<io::Result<usize>> = writes.iter().map(|_| untried()).collect();
         let descriptor = types::Fd(file.as_raw_fd());
@@ -111,7 +114,15 @@ impl Ring {
             let pushed = unsafe { self.ring.submission().push(&request) };
             debug_assert!(pushed.is_ok(), "a chunk has no more requests than the ring has entries");
         }
+        let panic = meanwhile.and_then(|meanwhile| {
+            // What the kernel does not take now is submitted with the wait, where errors count.
+            let _ = self.ring.submit();
+            std::panic::catch_unwind(AssertUnwindSafe(meanwhile)).err()
+        });
         self.wait_for_all(writes.len(), &mut results, |ring, count| ring.submit_and_wait(count));
+        if let Some(panic) = panic {
+            std::panic::resume_unwind(panic);
+        }
         results
     }
 
