@@ -25,6 +25,7 @@ mod report;
 pub mod report_page;
 mod resources;
 mod scratch_image;
+mod simulated_disk;
 mod spec;
 mod table;
 mod target;

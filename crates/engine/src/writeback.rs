@@ -101,19 +101,18 @@ impl VolumeInner {
         self.write_back_by(inode, effort, Delivery::Here)
     }
 
-    /// As [`VolumeInner::write_back`], and on return no data of the file is on its way with a group.
+    /// As [`VolumeInner::write_back`], also for data that is on its way with a group at the time of the call. What fsyncs of
+    /// others send after it meanwhile is not waited for, or it might take for ever.
     pub(crate) fn write_back_and_wait(&self, inode: &Arc<Inode>) -> Result<()> {
-        loop {
-            self.write_back(inode, Effort::Writeback)?;
-            let target = {
-                let state = self.read_inode(inode)?;
-                (!state.flights.is_empty()).then_some(state.last)
-            };
-            match target {
-                Some(target) => self.log.wait_durable(target)?,
-                None => return Ok(()),
-            }
-        }
+        self.write_back(inode, Effort::Writeback)?;
+        let target = {
+            let state = self.read_inode(inode)?;
+            (!state.flights.is_empty()).then_some(state.last)
+        };
+        let Some(target) = target else { return Ok(()) };
+        self.log.wait_durable(target)?;
+        // What could not be written on that way is dirty again.
+        self.write_back(inode, Effort::Writeback)
     }
 
     /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable. Returns the operation

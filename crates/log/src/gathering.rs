@@ -2,16 +2,18 @@
 //! on ext4 and the batching in jbd2.
 //!
 //! A flush keeps a simple device from everything else, so the fewer of them the better; but who waits for company is not
-//! served meanwhile. If a group of `G` requests is closed a time `T` after the one before, then `G / T` requests are served
-//! per time, for each cycle has one flush. So the leader waits as long as requests arrive faster than that. This tells
-//! apart the two reasons why requests come:
-//! - *In a circle*: those who come are the ones that the last group let go, and they make way only while no flush is
-//!   under way. Then they arrive faster while the leader waits than over the whole cycle, and a longer wait is worth more,
-//!   until all are there.
-//! - *By themselves*: as many come during a flush as at any other time. Then all waits are worth the same, and none is made.
+//! served meanwhile. Whether that pays depends on why requests come:
+//! - *In a circle*: those who come are the ones that the last group let go. Then, if the leader waits until all are there,
+//!   one flush does for all of them, and more requests are served per time.
+//! - *By themselves*, whatever the leader does. Then as many are served per time with a wait as without, and all that the
+//!   wait changes is that each takes longer.
 //!
-//! States of a group: nothing → *gathering* ([`Gathering::begin`], then [`Gathering::patience`] until it is out, then
-//! [`Gathering::end`]) → written and flushed → [`Gathering::completed`].
+//! So groups are closed in one of two ways: *together*, when all who were active lately have come, and *apart*, at once. The
+//! requests per time are measured for both, from close to close; together is for those times at which it served more. From
+//! time to time the other way is tried for a few groups, the more rarely the more often it was found to be worse.
+//!
+//! States of a group: nothing → *gathering*, unless it is closed at once ([`Gathering::begin`], then
+//! [`Gathering::patience`] until it is out, then [`Gathering::end`]) → closed → [`Gathering::completed`].
 //!
 //! Plain state, under the group's lock. It is told the time, so that tests can run it on a clock of their own.
 use cairn_environment::clock::Monotonic;
@@ -20,10 +22,10 @@ use std::time::Duration;
 /// When a leader waits for others to join its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FlushPolicy {
-    /// When a flush takes at least 2 ms and others are expected.
+    /// When a flush takes at least 2 ms, others are expected, and waiting for them was found to pay.
     #[default]
     Auto,
-    /// When others are expected, however fast the device is.
+    /// When others are expected, however fast the device is, and whether it pays or not.
     Coordinate,
     /// Never; and each request gets a flush of its own.
     Each,
@@ -31,27 +33,60 @@ pub enum FlushPolicy {
 
 /// Below this a flush is too cheap to wait for company.
 const FLUSH_TIME_MIN: Duration = Duration::from_millis(2);
-/// Requests must come faster than they are served by this part, which is what a longer wait could still save. It bounds the
-/// wait as well: after 48 flush times, a flush is no larger part of the whole.
-const MARGIN: f64 = 1.0 / 48.0;
-/// Over the last groups, so many times more requests must have come while leaders waited than during flushes; less may be
-/// chance.
-const SURPLUS: f64 = 1.25;
-/// What happened counts for so much less with every group that follows.
-const FADING: f64 = 15.0 / 16.0;
-/// However long a flush takes, nobody waits longer than this for company.
+/// Nobody waits for company longer than so many flush times, after which a flush is only a small part of the whole,
+const WAIT_MAX_FLUSHES: u32 = 48;
+/// nor longer than this.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Arrivals are irregular: a pause of this many mean intervals is taken as the end of them,
 const PAUSE_INTERVALS: f64 = 8.0;
 /// or of this many when almost all are there;
 const PAUSE_INTERVALS_COMPLETE: f64 = 2.0;
-/// but not below this part of a flush, nor above so many flush times: who comes later might as well have its own.
+/// but not below this part of a flush, nor above so many flush times.
 const PAUSE_MIN: f64 = 1.0 / 8.0;
-const PAUSE_MAX: f64 = 2.0;
-/// A rate is told from so many arrivals, or from a wait of one flush time.
-const ARRIVALS_MIN: usize = 8;
-/// After this many groups without a wait, one wait tells whether it would pay now.
-const GROUPS_BETWEEN_PROBES: u32 = 64;
+const PAUSE_MAX: f64 = 4.0;
+/// Together must serve so many times more requests per time: less may be chance.
+const GAIN: f64 = 1.1;
+/// The other way is tried until each requester was served so many times,
+const TRIAL_TURNS: usize = 2;
+/// after so many groups at first, and at most, without a trial.
+const GROUPS_BETWEEN_TRIALS: (u32, u32) = (8, 512);
+
+/// How groups are closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Together,
+    Apart,
+}
+
+impl Way {
+    fn other(self) -> Way {
+        match self {
+            Way::Together => Way::Apart,
+            Way::Apart => Way::Together,
+        }
+    }
+}
+
+/// How many requests a way served lately, and in which time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Served {
+    count: f64,
+    seconds: f64,
+}
+
+impl Served {
+    /// What was before counts for less and less: some hundred requests are remembered, but not fewer than some groups.
+    fn add(&mut self, count: usize, time: Duration) {
+        let kept = (1.0 - count as f64 / 512.0).clamp(0.75, 15.0 / 16.0);
+        self.count = self.count * kept + count as f64;
+        self.seconds = self.seconds * kept + time.as_secs_f64();
+    }
+
+    /// Requests per second, once there were any.
+    fn rate(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.count / self.seconds)
+    }
+}
 
 /// How long a leader waits, unless more requests come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,32 +101,7 @@ pub(crate) struct Patience {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     begin: Monotonic,
-    /// Requests at hand then.
-    waiting: usize,
     flush_time: Duration,
-}
-
-/// How fast requests came lately.
-#[derive(Clone, Copy, Debug, Default)]
-struct Arrivals {
-    count: f64,
-    seconds: f64,
-}
-
-impl Arrivals {
-    fn add(&mut self, count: usize, time: Duration) {
-        self.count += count as f64;
-        self.seconds += time.as_secs_f64();
-    }
-
-    fn fade(&mut self) {
-        self.count *= FADING;
-        self.seconds *= FADING;
-    }
-
-    fn per_second(&self) -> f64 {
-        if self.seconds > 0.0 { self.count / self.seconds } else { 0.0 }
-    }
 }
 
 #[derive(Debug)]
@@ -99,10 +109,15 @@ pub(crate) struct Gathering {
     policy: FlushPolicy,
     /// Requesters that were active lately.
     expected: usize,
-    /// While leaders waited, and while groups were written and flushed.
-    while_waiting: Arrivals,
-    while_flushing: Arrivals,
-    groups_without: u32,
+    together: Served,
+    apart: Served,
+    /// How the last group was closed, and how many requests will be served before it counts.
+    way: Way,
+    uncounted: usize,
+    /// The way that is tried, and for how many requests more.
+    trial: Option<(Way, usize)>,
+    groups_without_trial: u32,
+    groups_between_trials: u32,
     /// When the last group was closed, and when it was done.
     closed: Option<Monotonic>,
     completed: Option<Monotonic>,
@@ -114,9 +129,13 @@ impl Gathering {
         Self {
             policy,
             expected: 0,
-            while_waiting: Arrivals::default(),
-            while_flushing: Arrivals::default(),
-            groups_without: 0,
+            together: Served::default(),
+            apart: Served::default(),
+            way: Way::Together,
+            uncounted: 0,
+            trial: None,
+            groups_without_trial: 0,
+            groups_between_trials: GROUPS_BETWEEN_TRIALS.0,
             closed: None,
             completed: None,
             wait: None,
@@ -129,79 +148,102 @@ impl Gathering {
 
     /// Whether the leader waits for others. If not, its group, of `waiting` requests, is closed.
     pub(crate) fn begin(&mut self, now: Monotonic, waiting: usize, flush_time: Duration) -> bool {
-        let waits = self.pays(now, waiting, flush_time);
-        if waits {
-            self.wait = Some(Wait { begin: now, waiting, flush_time });
-        } else {
-            self.closed = Some(now);
-        }
-        waits
-    }
-
-    /// Whether waiting is expected to gain more than it costs.
-    fn pays(&mut self, now: Monotonic, waiting: usize, flush_time: Duration) -> bool {
         let flush_long_enough = match self.policy {
             FlushPolicy::Auto => flush_time >= FLUSH_TIME_MIN,
             FlushPolicy::Coordinate => !flush_time.is_zero(),
             FlushPolicy::Each => false,
         };
-        // With a pause of two flush times behind it, the device has nothing to gain.
+        // With a pause of two flush times behind it, the device has nothing to gain, and nothing is learned.
         let busy = self.completed.is_some_and(|completed| now - completed < flush_time * 2);
-        if !flush_long_enough || !busy || self.expected < 2 || waiting == 0 || waiting >= self.expected {
+        if !flush_long_enough || !busy || self.expected < 2 || waiting == 0 {
+            self.closed = Some(now);
             return false;
         }
-        let known = self.while_waiting.seconds >= flush_time.as_secs_f64();
-        let rate = self.while_waiting.per_second();
-        // Each that joins saves a flush: a wait that is longer than that, for one, is no gain either.
-        let pays = rate > self.while_flushing.per_second() * SURPLUS && rate * flush_time.as_secs_f64() > 1.0;
-        if known && !pays && self.groups_without < GROUPS_BETWEEN_PROBES {
-            self.groups_without += 1;
-            return false;
+        match self.choose() {
+            Way::Together if waiting < self.expected => {
+                self.wait = Some(Wait { begin: now, flush_time });
+                true
+            }
+            way => {
+                self.close(now, waiting, way);
+                false
+            }
         }
-        self.groups_without = 0;
-        true
     }
 
-    /// Requests served per second, if the group were closed now.
-    fn rate(&self, now: Monotonic, waiting: usize) -> f64 {
-        let since = self.closed.map_or(Duration::ZERO, |closed| now - closed);
-        waiting as f64 / since.max(Duration::from_nanos(1)).as_secs_f64()
+    /// The way for the next group.
+    fn choose(&mut self) -> Way {
+        if self.policy == FlushPolicy::Coordinate {
+            return Way::Together;
+        }
+        match self.trial {
+            Some((way, left)) if left > 0 => return way,
+            Some((way, _)) => {
+                self.trial = None;
+                let longer = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1);
+                self.groups_between_trials = if self.better() == way { GROUPS_BETWEEN_TRIALS.0 } else { longer };
+            }
+            None => {}
+        }
+        let better = self.better();
+        self.groups_without_trial += 1;
+        if self.groups_without_trial <= self.groups_between_trials {
+            return better;
+        }
+        self.groups_without_trial = 0;
+        self.trial = Some((better.other(), TRIAL_TURNS * self.expected));
+        better.other()
+    }
+
+    /// The way that serves more requests.
+    fn better(&self) -> Way {
+        match (self.together.rate(), self.apart.rate()) {
+            (Some(together), Some(apart)) if together < apart * GAIN => Way::Apart,
+            _ => Way::Together,
+        }
+    }
+
+    fn close(&mut self, now: Monotonic, waiting: usize, way: Way) {
+        let Some(before) = self.closed.replace(now) else { return };
+        if std::mem::replace(&mut self.way, way) != way {
+            self.uncounted = self.expected;
+        }
+        if self.uncounted > 0 {
+            self.uncounted = self.uncounted.saturating_sub(waiting);
+            return;
+        }
+        let served = if way == Way::Together { &mut self.together } else { &mut self.apart };
+        served.add(waiting, now - before);
+        if let Some((_, left)) = &mut self.trial {
+            *left = left.saturating_sub(waiting);
+        }
     }
 
     /// What a leader that began to wait does with `waiting` requests at hand: wait so long, or no longer.
     pub(crate) fn patience(&self, now: Monotonic, waiting: usize) -> Option<Patience> {
-        let Wait { begin, waiting: before, flush_time } = self.wait?;
-        let (waited, arrived) = (now - begin, waiting.saturating_sub(before));
-        if waiting == 0 || waiting >= self.expected || waited >= WAIT_MAX.min(flush_time.div_f64(MARGIN)) {
-            return None;
-        }
-        let rate = self.rate(now, waiting);
-        let known = arrived >= ARRIVALS_MIN || waited >= flush_time;
-        if known && arrived as f64 / waited.as_secs_f64() < rate * (1.0 + MARGIN) {
+        let Wait { begin, flush_time } = self.wait?;
+        if waiting == 0 || waiting >= self.expected || now - begin >= WAIT_MAX.min(flush_time * WAIT_MAX_FLUSHES) {
             return None;
         }
         // A few may be late or gone; the others do not wait long for them.
-        let complete = waiting >= self.expected - self.expected / 16;
+        let almost = self.expected - self.expected / 16;
+        let complete = waiting >= almost;
+        let interval = self.closed.map_or(flush_time, |closed| now - closed).div_f64(waiting as f64);
         let intervals = if complete { PAUSE_INTERVALS_COMPLETE } else { PAUSE_INTERVALS };
-        let bounds = (flush_time.mul_f64(PAUSE_MIN), flush_time.mul_f64(PAUSE_MAX));
-        let pause = Duration::from_secs_f64(intervals / rate).clamp(bounds.0, bounds.1);
-        let wanted = if complete { self.expected } else { self.expected - self.expected / 16 };
-        Some(Patience { wanted, pause })
+        let pause = interval.mul_f64(intervals).clamp(flush_time.mul_f64(PAUSE_MIN), flush_time.mul_f64(PAUSE_MAX));
+        Some(Patience { wanted: if complete { self.expected } else { almost }, pause })
     }
 
     /// The wait is over, and the group closed with `waiting` requests.
     pub(crate) fn end(&mut self, now: Monotonic, waiting: usize) {
-        let Some(wait) = self.wait.take() else { return };
-        self.while_waiting.add(waiting.saturating_sub(wait.waiting), now - wait.begin);
-        self.closed = Some(now);
+        if self.wait.take().is_some() {
+            self.close(now, waiting, Way::Together);
+        }
     }
 
     /// A group of `size` is done, and `waiting` others have come meanwhile.
     pub(crate) fn completed(&mut self, now: Monotonic, size: usize, waiting: usize) {
         self.completed = Some(now);
-        self.while_waiting.fade();
-        self.while_flushing.fade();
-        self.while_flushing.add(waiting, self.closed.map_or(Duration::ZERO, |closed| now - closed));
         let active = size + waiting;
         self.expected = if active >= self.expected { active } else { (self.expected + active) / 2 };
     }

@@ -1,5 +1,6 @@
 //! The policy alone, and the policy on a device that serves one request at a time, on a clock of the tests' own.
 use super::*;
+use cairn_blockdev::FlushTime;
 use cairn_environment::random::Seeded;
 use std::collections::BinaryHeap;
 
@@ -103,11 +104,16 @@ struct Model {
     /// Whether the leader may wait at all.
     gathers: bool,
     flush_us: u64,
+    /// As it is measured, with what came before the flush; and when the one under way began.
+    measured: FlushTime,
+    flush_began_us: u64,
     read_us: u64,
     think_us: u64,
     now_us: u64,
     free_us: u64,
     events: BinaryHeap<std::cmp::Reverse<(u64, Event)>>,
+    /// Of each client, since its last fsync.
+    writes: Vec<u32>,
     waiting: Vec<usize>,
     leader: Leader,
     pause_number: u64,
@@ -125,11 +131,14 @@ impl Model {
             gathering: Gathering::new(policy),
             gathers: true,
             flush_us,
+            measured: FlushTime::default(),
+            flush_began_us: 0,
             read_us,
             think_us,
             now_us: 0,
             free_us: 0,
             events: (0..clients).map(|client| std::cmp::Reverse((client as u64, Event::Step(client)))).collect(),
+            writes: vec![0; clients],
             waiting: Vec::new(),
             leader: Leader::Idle,
             pause_number: 0,
@@ -151,23 +160,26 @@ impl Model {
         self.push(self.free_us, event);
     }
 
-    /// One step in six is the fsync, the others are reads; or a time of thinking between half and three halves.
+    /// Every other step is a read, the others are writes, which cost nothing; an fsync follows each fifth of them.
     fn step(&mut self, client: usize) {
-        if self.read_us > 0 && self.random.below(6) > 0 {
-            self.serve(self.read_us, Event::Step(client));
-        } else {
-            self.waiting.push(client);
-            self.began_us[client] = self.now_us;
-            match self.leader {
-                Leader::Idle => self.lead(),
-                Leader::Gathering { .. } => self.gather(true),
-                Leader::Flushing { .. } => {}
+        while self.read_us > 0 && self.writes[client] < 5 {
+            if self.random.chance(1, 2) {
+                return self.serve(self.read_us, Event::Step(client));
             }
+            self.writes[client] += 1;
+        }
+        self.writes[client] = 0;
+        self.waiting.push(client);
+        self.began_us[client] = self.now_us;
+        match self.leader {
+            Leader::Idle => self.lead(),
+            Leader::Gathering { .. } => self.gather(true),
+            Leader::Flushing { .. } => {}
         }
     }
 
     fn lead(&mut self) {
-        let (flush_time, waiting) = (Duration::from_micros(self.flush_us), self.waiting.len());
+        let (flush_time, waiting) = (self.measured.average(), self.waiting.len());
         if self.gathers && self.gathering.begin(at(self.now_us), waiting, flush_time) {
             self.leader = Leader::Gathering { seen: waiting };
             self.patience();
@@ -210,11 +222,13 @@ impl Model {
     fn flush(&mut self) {
         let size = if self.gathering.policy() == FlushPolicy::Each { 1 } else { self.waiting.len() };
         self.leader = Leader::Flushing { group: self.waiting.drain(..size).collect() };
+        self.flush_began_us = self.now_us;
         self.serve(self.flush_us, Event::Flushed);
     }
 
     fn flushed(&mut self) {
         let Leader::Flushing { group } = std::mem::replace(&mut self.leader, Leader::Idle) else { return };
+        self.measured.record(Duration::from_micros(self.now_us - self.flush_began_us));
         self.gathering.completed(at(self.now_us), group.len(), self.waiting.len());
         (self.flushes, self.fsyncs) = (self.flushes + 1, self.fsyncs + group.len() as u64);
         for client in group {
@@ -273,6 +287,16 @@ fn thinking(clients: usize, think_us: u64, gathers: bool) -> Outcome {
     model.run(100)
 }
 
+/// The extremes of the policy, where none of them pays.
+#[test]
+fn each_and_coordinate_do_as_they_are_told() {
+    let run = |policy, think_us| Model::new(policy, 20, 1000, 0, think_us).run(10);
+    assert_eq!(run(FlushPolicy::Each, 20).per_flush, 1.0);
+    // On a device as fast as this the default doesn't wait.
+    let [auto, coordinate] = [FlushPolicy::Auto, FlushPolicy::Coordinate].map(|policy| run(policy, 20_000).per_flush);
+    assert!(auto < 2.0 && coordinate > 5.0, "{auto} {coordinate}");
+}
+
 #[test]
 fn those_who_come_back_at_once_share_every_flush() {
     for clients in [2, 64] {
@@ -289,7 +313,7 @@ fn those_who_come_by_themselves_hardly_wait() {
         for clients in [2, 20, 200] {
             let [with, without] = [true, false].map(|gathers| thinking(clients, think_us, gathers).latency_us);
             println!("{clients} clients that think {think_us} µs: {with:.0} µs, if nobody ever gathered {without:.0} µs");
-            assert!(with < without * 1.2, "{with} {without}");
+            assert!(with < without * 1.1, "{with} {without}");
         }
     }
 }
@@ -314,7 +338,7 @@ fn the_loss_to_flushes_is_near_the_least_that_is_possible() {
             let least = least_loss_percent(clients);
             println!("flush {flush_us} µs, {clients} clients: each {each:.1} %, auto {auto:.1} %, least {least:.1} %");
             assert!((75.0..85.0).contains(&each), "{each}");
-            assert!(auto < least + 2.0, "{auto} {least}");
+            assert!(auto < least + 1.5, "{auto} {least}");
         }
     }
 }
