@@ -1,7 +1,7 @@
 //! Tiny files until the volume is full, as many as one likes: every sixteenth holds a few bytes, the others nothing.
 //!
 //! `CAIRN_TINY_FILES` (default 20,000) says about how many; the volume gets the size for them.
-//! `CAIRN_TINY_FILES=10000000 scripts/test -p cairn-torture --test tiny_files -- --nocapture` takes 4 GiB of memory.
+//! `CAIRN_TINY_FILES=10000000 scripts/test -p cairn-torture --test tiny_files -- --nocapture` takes 7 GiB of memory.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions};
 use cairn_environment::{clock, thread};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const THREADS: u64 = 4;
 /// A file of these takes about this much, with its entry and its share of the data.
-const FILE_BYTES: u64 = 400;
+const FILE_BYTES: u64 = 650;
 const CONTENT: &[u8] = b"some bytes";
 const DATA_EVERY: u64 = 16;
 const REMOVED_EVERY: u64 = 10;
