@@ -33,7 +33,7 @@ mod workloads;
 
 pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
-pub use interrupt::Interrupt;
+pub use interrupt::{Interrupt, Interrupted};
 pub use machine::{Machine, utc_now};
 pub use posix_target::PosixTarget;
 pub use report::{Figure, OperationSummary, Origin, Report};

@@ -1,7 +1,8 @@
 //! The engine: a mounted volume as a library.
 //!
 //! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`, `rename`, `file`,
-//! `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes in memory (`inode`), over
+//! `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes and file data in memory (`inode`,
+//! `pages`), over
 //! operations joined to a transaction (`operation`, `transaction`), over the crates for trees, log and space.
 //!
 //! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and recovery.
@@ -19,9 +20,11 @@ pub mod mkfs;
 mod operation;
 mod options;
 mod orphans;
+mod pages;
 mod preallocate;
 mod recovery;
 mod rename;
+mod shutdown;
 mod statistics;
 mod throttle;
 mod transaction;
@@ -39,6 +42,7 @@ pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
+pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,

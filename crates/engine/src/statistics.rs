@@ -3,9 +3,9 @@ use crate::fsync_stage::FsyncStage;
 use crate::volume::VolumeInner;
 use cairn_blockdev::DeviceHealth;
 use cairn_blockdev::composed::MemberHealth;
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{BLOCK_SIZE, NODE_BLOCKS};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters that no other part keeps.
 #[derive(Default)]

@@ -1,53 +1,96 @@
-//! What the locks are made of under the model checker: raw locks built of its mutex and condition variable.
+//! What the locks are made of under the model checker's scheduler: it alone decides who goes on.
 //!
-//! The values that the locks protect stay in `lock_api`'s cells, so that guards, owned guards and their drops are the
-//! same code as in a normal build; only *who may go on* is decided here.
+//! All modelled threads (*tasks*) share one thread of the system, and the scheduler switches between them only at *points*:
+//! before a lock is taken or released, before a notification, before an access to an atomic. Between two points nothing
+//! else runs, so the bookkeeping here needs no care. The values that the locks protect stay in `lock_api`'s cells, so that
+//! guards, owned guards and their drops are the same code as in a normal build.
 //!
-//! Lock discipline: the inner mutex of a raw lock is held for a few instructions and nothing is taken under it. A
-//! condition variable's inner mutex is taken while the user's mutex is held (waiter), and the user's raw mutex is
-//! released under it; a notifier takes it alone or under the user's mutex.
+//! States of a waiter on a condition variable: *waiting*, then *notified* or *expired*, once.
+//!
+//! Lock discipline: the standard mutexes below are never contended, and none is held at a point.
 
+use crate::simulation;
 use lock_api::{GuardNoSend, MutexGuard};
-use shuttle::sync as model;
-use std::sync::PoisonError;
+use shuttle_engine::runtime::execution::ExecutionState;
+use shuttle_engine::runtime::task::TaskId;
+use shuttle_engine::runtime::thread::continuation::switch;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-fn locked<T>(mutex: &model::Mutex<T>) -> model::MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn waited<'a, T>(condvar: &model::Condvar, guard: model::MutexGuard<'a, T>) -> model::MutexGuard<'a, T> {
-    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+/// The running task.
+pub(crate) fn this_task() -> TaskId {
+    ExecutionState::me()
+}
+
+/// Sleeps until somebody calls [`wake`].
+pub(crate) fn block() {
+    ExecutionState::with(|state| state.current_mut().block(false));
+    switch();
+}
+
+/// Makes a task runnable again. It must exist, and need not sleep.
+pub(crate) fn wake(task: TaskId) {
+    ExecutionState::with(|state| {
+        let task = state.get_mut(task);
+        if !task.finished() {
+            task.unblock();
+        }
+    });
+}
+
+/// Tasks that wait until something is released; all try again, and the scheduler says who is first.
+struct Queue(Mutex<Vec<TaskId>>);
+
+impl Queue {
+    const fn new() -> Queue {
+        Queue(Mutex::new(Vec::new()))
+    }
+
+    fn sleep(&self) {
+        locked(&self.0).push(this_task());
+        block();
+    }
+
+    fn wake_all(&self) {
+        let waiting = std::mem::take(&mut *locked(&self.0));
+        waiting.into_iter().for_each(wake);
+    }
 }
 
 /// A mutex without a value.
 pub(crate) struct RawMutex {
-    taken: model::Mutex<bool>,
-    released: model::Condvar,
+    taken: AtomicBool,
+    released: Queue,
 }
 
-// SAFETY: `lock` returns only after it set `taken` from false to true under the inner mutex, and only the holder's
-// `unlock` sets it back, so at most one thread is between the two.
+// SAFETY: `lock` returns only after it found `taken` false and set it, with no point in between, and only the holder's
+// `unlock` sets it back, so at most one task is between the two.
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: RawMutex = RawMutex { taken: model::Mutex::new(false), released: model::Condvar::new() };
+    const INIT: RawMutex = RawMutex { taken: AtomicBool::new(false), released: Queue::new() };
     type GuardMarker = GuardNoSend;
 
     fn lock(&self) {
-        let mut taken = locked(&self.taken);
-        while *taken {
-            taken = waited(&self.released, taken);
+        switch();
+        while self.taken.swap(true, Relaxed) {
+            self.released.sleep();
         }
-        *taken = true;
     }
 
     fn try_lock(&self) -> bool {
-        !std::mem::replace(&mut *locked(&self.taken), true)
+        switch();
+        !self.taken.swap(true, Relaxed)
     }
 
     unsafe fn unlock(&self) {
-        *locked(&self.taken) = false;
-        self.released.notify_one();
+        switch();
+        self.taken.store(false, Relaxed);
+        self.released.wake_all();
     }
 }
 
@@ -59,121 +102,215 @@ struct Sharing {
 
 /// A reader-writer lock without a value; waiting writers go before new readers.
 pub(crate) struct RawRwLock {
-    sharing: model::Mutex<Sharing>,
-    released: model::Condvar,
+    sharing: Mutex<Sharing>,
+    released: Queue,
 }
 
 // SAFETY: `writer` is set only when there is neither a reader nor a writer, `readers` grows only when there is no writer,
-// both under the inner mutex; the unlocking functions undo exactly their own step.
+// each in one step without a point; the unlocking functions undo exactly their own step.
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: RawRwLock = RawRwLock {
-        sharing: model::Mutex::new(Sharing { readers: 0, writer: false, writers_waiting: 0 }),
-        released: model::Condvar::new(),
-    };
+    const INIT: RawRwLock =
+        RawRwLock { sharing: Mutex::new(Sharing { readers: 0, writer: false, writers_waiting: 0 }), released: Queue::new() };
     type GuardMarker = GuardNoSend;
 
     fn lock_shared(&self) {
-        let mut sharing = locked(&self.sharing);
-        while sharing.writer || sharing.writers_waiting > 0 {
-            sharing = waited(&self.released, sharing);
+        switch();
+        while !self.share() {
+            self.released.sleep();
         }
-        sharing.readers += 1;
     }
 
     fn try_lock_shared(&self) -> bool {
+        switch();
+        self.share()
+    }
+
+    unsafe fn unlock_shared(&self) {
+        switch();
+        locked(&self.sharing).readers -= 1;
+        self.released.wake_all();
+    }
+
+    fn lock_exclusive(&self) {
+        switch();
+        if self.seize() {
+            return;
+        }
+        locked(&self.sharing).writers_waiting += 1;
+        while !self.seize() {
+            self.released.sleep();
+        }
+        locked(&self.sharing).writers_waiting -= 1;
+    }
+
+    fn try_lock_exclusive(&self) -> bool {
+        switch();
+        self.seize()
+    }
+
+    unsafe fn unlock_exclusive(&self) {
+        switch();
+        locked(&self.sharing).writer = false;
+        self.released.wake_all();
+    }
+}
+
+impl RawRwLock {
+    fn share(&self) -> bool {
         let mut sharing = locked(&self.sharing);
         let free = !sharing.writer && sharing.writers_waiting == 0;
         sharing.readers += u32::from(free);
         free
     }
 
-    unsafe fn unlock_shared(&self) {
-        locked(&self.sharing).readers -= 1;
-        self.released.notify_all();
-    }
-
-    fn lock_exclusive(&self) {
-        let mut sharing = locked(&self.sharing);
-        sharing.writers_waiting += 1;
-        while sharing.writer || sharing.readers > 0 {
-            sharing = waited(&self.released, sharing);
-        }
-        sharing.writers_waiting -= 1;
-        sharing.writer = true;
-    }
-
-    fn try_lock_exclusive(&self) -> bool {
+    fn seize(&self) -> bool {
         let mut sharing = locked(&self.sharing);
         let free = !sharing.writer && sharing.readers == 0;
         sharing.writer |= free;
         free
     }
+}
 
-    unsafe fn unlock_exclusive(&self) {
-        locked(&self.sharing).writer = false;
-        self.released.notify_all();
+const WAITING: u8 = 0;
+const NOTIFIED: u8 = 1;
+const EXPIRED: u8 = 2;
+
+/// A task that waits for a notification, for a moment, or for whichever comes first.
+pub(crate) struct Waiter {
+    task: TaskId,
+    state: AtomicU8,
+}
+
+impl Waiter {
+    /// For the running task.
+    pub(crate) fn new() -> Arc<Waiter> {
+        Arc::new(Waiter { task: this_task(), state: AtomicU8::new(WAITING) })
+    }
+
+    /// Whether nothing has happened to it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.state.load(Relaxed) == WAITING
+    }
+
+    fn end(&self, state: u8) {
+        if self.is_waiting() {
+            self.state.store(state, Relaxed);
+            wake(self.task);
+        }
+    }
+
+    /// Its time has come.
+    pub(crate) fn expire(&self) {
+        self.end(EXPIRED);
+    }
+
+    /// Sleeps until something happens; returns whether that was its time.
+    pub(crate) fn sleep(&self) -> bool {
+        while self.is_waiting() {
+            block();
+        }
+        self.state.load(Relaxed) == EXPIRED
     }
 }
 
-/// A condition variable. `notifications` makes a timed wait see what happened while it did not sleep.
+/// A condition variable. A notification goes to any of those who wait.
 pub(crate) struct Condvar {
-    notifications: model::Mutex<u64>,
-    notified: model::Condvar,
+    waiters: Mutex<Vec<Arc<Waiter>>>,
 }
 
 impl Condvar {
     pub(crate) const fn new() -> Condvar {
-        Condvar { notifications: model::Mutex::new(0), notified: model::Condvar::new() }
+        Condvar { waiters: Mutex::new(Vec::new()) }
+    }
+
+    /// Enters the running task. A notification that comes before is lost, as it would be.
+    fn enter(&self) -> Arc<Waiter> {
+        switch();
+        let waiter = Waiter::new();
+        locked(&self.waiters).push(Arc::clone(&waiter));
+        waiter
+    }
+
+    fn leave(&self, waiter: &Arc<Waiter>) {
+        locked(&self.waiters).retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
     pub(crate) fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, RawMutex, T>) {
-        // The inner mutex is held from before the user's mutex is released until this thread sleeps: a notification
-        // that follows the release finds it sleeping.
-        let inner = locked(&self.notifications);
-        MutexGuard::unlocked(guard, || drop(waited(&self.notified, inner)));
+        let waiter = self.enter();
+        MutexGuard::unlocked(guard, || waiter.sleep());
     }
 
     pub(crate) fn notify_one(&self) {
-        *locked(&self.notifications) += 1;
-        self.notified.notify_one();
+        switch();
+        let mut waiters = locked(&self.waiters);
+        let chosen = match waiters.len() {
+            0 => return,
+            1 => 0,
+            count => (ExecutionState::next_u64() % count as u64) as usize,
+        };
+        let waiter = waiters.remove(chosen);
+        drop(waiters);
+        waiter.end(NOTIFIED);
     }
 
     pub(crate) fn notify_all(&self) {
-        *locked(&self.notifications) += 1;
-        self.notified.notify_all();
+        switch();
+        let waiters = std::mem::take(&mut *locked(&self.waiters));
+        waiters.iter().for_each(|waiter| waiter.end(NOTIFIED));
     }
 }
 
-/// The model has no time: a timed wait lets the others run once, and has timed out unless somebody notified meanwhile.
-pub(crate) fn wait_for<T: ?Sized>(condvar: &Condvar, guard: &mut MutexGuard<'_, RawMutex, T>, _timeout: Duration) -> bool {
-    let before = *locked(&condvar.notifications);
-    MutexGuard::unlocked(guard, shuttle::thread::yield_now);
-    *locked(&condvar.notifications) == before
+/// Waits until notified or until `timeout` has passed in the simulation. Outside of one there is no time: a timed wait lets
+/// the others run once, and has timed out unless somebody notified meanwhile.
+pub(crate) fn wait_for<T: ?Sized>(condvar: &Condvar, guard: &mut MutexGuard<'_, RawMutex, T>, timeout: Duration) -> bool {
+    let waiter = condvar.enter();
+    let simulated = simulation::is_running();
+    if simulated {
+        simulation::wake_after(timeout, &waiter);
+    }
+    MutexGuard::unlocked(guard, || match simulated {
+        true => drop(waiter.sleep()),
+        false => shuttle::thread::yield_now(),
+    });
+    let notified = waiter.state.load(Relaxed) == NOTIFIED;
+    if !notified {
+        condvar.leave(&waiter);
+    }
+    !notified
 }
 
 /// Threads that wait for a condition of which they are told all at once.
 #[cfg(feature = "baselines")]
-pub(crate) struct WaitQueue {
-    queue: model::Mutex<()>,
-    changed: model::Condvar,
-}
+pub(crate) struct WaitQueue(Queue);
 
 #[cfg(feature = "baselines")]
 impl WaitQueue {
     pub(crate) const fn new() -> WaitQueue {
-        WaitQueue { queue: model::Mutex::new(()), changed: model::Condvar::new() }
+        WaitQueue(Queue::new())
     }
 
     pub(crate) fn wait_while(&self, condition: impl Fn() -> bool) {
-        let mut queue = locked(&self.queue);
-        while condition() {
-            queue = waited(&self.changed, queue);
+        let task = this_task();
+        loop {
+            // The condition reads atomics, so there are points between its check and the sleep: enter first.
+            locked(&self.0.0).push(task);
+            let waits = condition();
+            // Whoever was entered may have been woken at one of those points.
+            let entered = locked(&self.0.0).contains(&task);
+            if waits && entered {
+                block();
+            } else {
+                locked(&self.0.0).retain(|other| *other != task);
+            }
+            if !waits {
+                return;
+            }
         }
     }
 
     pub(crate) fn wake_all(&self) {
-        drop(locked(&self.queue));
-        self.changed.notify_all();
+        switch();
+        self.0.wake_all();
     }
 }

@@ -1,7 +1,7 @@
 //! Time. Intervals come from a clock that never goes back, time stamps from the wall clock.
 //!
-//! Under the feature `shuttle` the monotonic clock moves only when it is read or slept on, so that a schedule can be
-//! replayed; the wall clock then stands still.
+//! Under the feature `shuttle` the time is that of the simulation. Where there is none, the monotonic clock moves only when it
+//! is read or slept on, so that a schedule can be replayed, and the wall clock stands still.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -94,22 +94,28 @@ mod source {
 
 #[cfg(feature = "shuttle")]
 mod source {
+    use crate::simulation;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
+    /// Without a simulation the clock moves when it is read or slept on.
     static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+    const WALL_SECONDS: u64 = 1_700_000_000;
 
     pub(super) fn monotonic_nanoseconds() -> u64 {
-        NANOSECONDS.fetch_add(1_000, Ordering::Relaxed)
+        simulation::read_clock().unwrap_or_else(|| NANOSECONDS.fetch_add(1_000, Ordering::Relaxed))
     }
 
     pub(super) fn wall() -> (i64, u32) {
-        (1_700_000_000, 0)
+        let now = Duration::from_nanos(simulation::now().unwrap_or(0));
+        ((WALL_SECONDS + now.as_secs()) as i64, now.subsec_nanos())
     }
 
     pub(super) fn sleep(interval: Duration) {
-        NANOSECONDS.fetch_add(super::nanoseconds(interval), Ordering::Relaxed);
-        shuttle::thread::yield_now();
+        if !simulation::sleep(interval) {
+            NANOSECONDS.fetch_add(super::nanoseconds(interval), Ordering::Relaxed);
+            shuttle::thread::yield_now();
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub mod lock;
 pub mod published;
 pub mod random;
 pub mod rank;
+#[cfg(feature = "shuttle")]
+pub mod simulation;
 pub mod thread;
 #[cfg(feature = "baselines")]
 mod waking;
@@ -34,5 +36,7 @@ mod lock_tests;
 mod rank_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
+#[cfg(all(test, feature = "shuttle"))]
+mod simulation_tests;
 #[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
 mod waking_tests;

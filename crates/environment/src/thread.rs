@@ -5,7 +5,33 @@ use shuttle::thread as system;
 #[cfg(not(feature = "shuttle"))]
 use std::thread as system;
 
-pub use system::{JoinHandle, yield_now};
+#[cfg(not(feature = "shuttle"))]
+pub use system::JoinHandle;
+pub use system::yield_now;
+
+/// A thread's end, to wait for.
+#[cfg(feature = "shuttle")]
+#[derive(Debug)]
+pub struct JoinHandle<T> {
+    inner: system::JoinHandle<T>,
+    ended: std::sync::Arc<crate::atomic::AtomicBool>,
+}
+
+#[cfg(feature = "shuttle")]
+impl<T> JoinHandle<T> {
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// The thread panicked.
+    pub fn join(self) -> std::thread::Result<T> {
+        self.inner.join()
+    }
+
+    /// Whether the thread's function has returned.
+    pub fn is_finished(&self) -> bool {
+        self.ended.load(crate::atomic::Ordering::SeqCst)
+    }
+}
 
 /// Starts a thread. The system shows the first 15 bytes of `name`.
 ///
@@ -21,8 +47,22 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
+    #[cfg(feature = "shuttle")]
+    let ended = std::sync::Arc::new(crate::atomic::AtomicBool::new(false));
+    #[cfg(feature = "shuttle")]
+    let function = {
+        let ended = std::sync::Arc::clone(&ended);
+        move || {
+            let value = function();
+            ended.store(true, crate::atomic::Ordering::SeqCst);
+            value
+        }
+    };
     match system::Builder::new().name(name.to_owned()).spawn(function) {
+        #[cfg(not(feature = "shuttle"))]
         Ok(handle) => handle,
+        #[cfg(feature = "shuttle")]
+        Ok(inner) => JoinHandle { inner, ended },
         Err(error) => panic!("cannot start the thread \"{name}\": {error}"),
     }
 }

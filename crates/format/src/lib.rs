@@ -37,6 +37,7 @@ pub use key::{INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, 
 pub use node::{ChildPointer, Node};
 pub use superblock::{Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock};
 pub use units::{
+    COUNTER_MAX,
     BLOCK_SIZE, BlockNumber, BlockRange, Generation, InodeNumber, LogSeq, NODE_BLOCKS, NODE_SIZE, SECTOR_SIZE, TreeId, VolumeId,
     blocks_for_bytes,
 };

@@ -147,10 +147,19 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass `Items`.
+    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass `Items`, unless the
+    /// log replaces it: then that pass does not see it, but replay does.
     fn claim_extents(&mut self, node: &Node) {
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
-            let Ok(extent) = Extent::decode(value) else { continue };
+            let extent = match Extent::decode(value) {
+                Ok(extent) => extent,
+                Err(error) if self.checker.overlay.changes.contains_key(&key) => {
+                    let problem = format!("extent {key:?}, which the log replaces: {}", error.problem);
+                    self.checker.found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
+                    continue;
+                }
+                Err(_) => continue,
+            };
             let problem = if !self.checker.reader.contains(extent.range()) {
                 Some(format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start))
             } else {

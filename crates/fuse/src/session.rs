@@ -33,6 +33,7 @@ pub enum SessionError {
 pub struct Session {
     threads: RequestThreads,
     rings: Option<RingThreads>,
+    over_ring: bool,
     handler: Arc<dyn Handler>,
     unmounter: Unmounter,
     forwards_sync: bool,
@@ -81,10 +82,9 @@ impl Session {
             tracing::warn!("the kernel refused FUSE over io_uring: {failure}; requests come over /dev/fuse");
         }
         let over_ring = rings.as_ref().is_some_and(|rings| rings.failure.is_none());
-        tracing::info!(transport = if over_ring { "uring" } else { "dev" }, "serving");
         let thread_count = if over_ring { DEVICE_THREADS_BESIDE_RINGS } else { options.threads };
         let threads = RequestThreads::start(&channel, thread_count, &handler);
-        Ok(Self { threads, rings, handler, unmounter, forwards_sync, agreement })
+        Ok(Self { threads, rings, over_ring, handler, unmounter, forwards_sync, agreement })
     }
 
     /// A handle that unmounts, for another thread.
@@ -94,6 +94,10 @@ impl Session {
     /// Whether sync(2), syncfs(2) and umount(2) reach the server.
     pub fn forwards_sync(&self) -> bool {
         self.forwards_sync
+    }
+    /// Whether requests arrive over io_uring.
+    pub fn is_over_ring(&self) -> bool {
+        self.over_ring
     }
     /// What kernel and server agreed on.
     pub fn agreement(&self) -> &Agreement {

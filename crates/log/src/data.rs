@@ -15,11 +15,11 @@
 //!
 //! Lock: a leaf around the queue; a ticket has its own. None is held during device I/O.
 use crate::shared::Shared;
-use cairn_blockdev::{AlignedBuffer, DeviceError, SetWrite};
+use cairn_blockdev::{DeviceError, SetWrite, SharedBlocks};
 use cairn_environment::Rank;
 use cairn_environment::atomic::Ordering;
 use cairn_environment::lock::{Condvar, Mutex};
-use cairn_format::{BLOCK_SIZE, BlockRange, EntryFlags, Extent, Generation, ItemKind};
+use cairn_format::{BlockRange, EntryFlags, Extent, Generation, ItemKind};
 use std::sync::Arc;
 
 /// What became of a file's data that travels with a group.
@@ -62,20 +62,12 @@ impl DataTicket {
 pub struct DataWrite {
     /// Where.
     pub range: BlockRange,
-    /// Holds the content.
-    pub buffer: Arc<AlignedBuffer>,
-    /// Where in the buffer the content begins.
-    pub from_byte: usize,
+    /// The content; nobody changes it meanwhile.
+    pub data: SharedBlocks,
     /// Transaction of the operation.
     pub generation: Generation,
     /// Hears what became of it.
     pub ticket: Arc<DataTicket>,
-}
-
-impl DataWrite {
-    fn bytes(&self) -> &[u8] {
-        &self.buffer[self.from_byte..self.from_byte + self.range.blocks as usize * BLOCK_SIZE]
-    }
 }
 
 /// Blocks whose extent is logged, but whose data never got there.
@@ -124,7 +116,7 @@ impl DataBatch {
 
     fn set_write(&self, run: &std::ops::Range<usize>) -> SetWrite<'_> {
         let writes = &self.writes[run.clone()];
-        SetWrite { offset_bytes: writes[0].range.start.offset_bytes(), buffers: writes.iter().map(DataWrite::bytes).collect() }
+        SetWrite { offset_bytes: writes[0].range.start.offset_bytes(), buffers: writes.iter().map(|write| &write.data[..]).collect() }
     }
 }
 
@@ -207,8 +199,10 @@ impl DataQueue {
 
     /// Nothing more is written: the log is dead.
     pub(crate) fn forget(&self) {
+        // Dropped after the lock: the memory goes back to its pool.
+        let forgotten;
         let mut queue = self.queue.lock();
-        let forgotten = std::mem::take(&mut queue.queued);
+        forgotten = std::mem::take(&mut queue.queued);
         queue.blocks -= forgotten.iter().map(|write| write.range.blocks).sum::<u64>();
     }
 }
@@ -228,7 +222,7 @@ impl Shared {
         for (run, result) in runs.into_iter().zip(data_results) {
             for write in &batch.writes[run] {
                 // Whose fault it was is not known: each again, alone.
-                let again = |_| self.device.write(write.range.start.offset_bytes(), &[write.bytes()]);
+                let again = |_| self.device.write(write.range.start.offset_bytes(), &[&write.data]);
                 let result = result.clone().or_else(again);
                 if let Err(error) = &result {
                     tracing::warn!("file data could not be written: {error}");

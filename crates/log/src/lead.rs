@@ -99,28 +99,24 @@ impl Shared {
     fn gather(&self) {
         let flush_time = self.device.flush_time();
         let mut group = self.group.lock();
-        let waiting = group.waiting();
-        let Some(plan) = group.gathering.plan(waiting, flush_time) else { return };
-        let begin = clock::now_monotonic();
-        let mut seen = waiting;
-        group.gather_wanted = Some(plan.wanted);
-        while group.gather_wanted.is_some() && group.error.is_none() && seen > 0 {
-            let rest = plan.limit.saturating_sub(begin.elapsed()).min(plan.pause);
-            if rest.is_zero() {
+        let (begin, waiting) = (clock::now_monotonic(), group.waiting());
+        if !group.gathering.begin(begin, waiting, flush_time) {
+            return;
+        }
+        while group.error.is_none() {
+            let (now, seen) = (clock::now_monotonic(), group.waiting());
+            let Some(patience) = group.gathering.patience(now, seen) else { break };
+            group.gather_wanted = Some(patience.wanted);
+            let paused = self.joined.wait_for(&mut group, patience.pause);
+            if paused && group.waiting() <= seen {
                 break;
             }
-            let paused = self.joined.wait_for(&mut group, rest);
-            let now = group.waiting();
-            if paused && now <= seen {
-                break;
-            }
-            seen = now;
         }
         group.gather_wanted = None;
-        let joined = group.waiting() > waiting;
-        group.gathering.gathered(joined);
+        let (now, waiting) = (clock::now_monotonic(), group.waiting());
+        group.gathering.end(now, waiting);
         drop(group);
-        let spent_ns = nanoseconds(begin.elapsed());
+        let spent_ns = nanoseconds(now - begin);
         self.count(|counters| {
             counters.gathers += 1;
             counters.gather_time_ns += spent_ns;

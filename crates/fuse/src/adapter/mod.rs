@@ -11,7 +11,7 @@
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
 //! Threads: all methods run on request threads, several at once. Fsync waits as a continuation, the ioctl that syncs on a
-//! thread of its own; the rest may block its thread while it waits for the device.
+//! thread of its own, like those that shut down; the rest may block its thread while it waits for the device.
 //!
 //! Locks: `closing` (leaf) is never held while the volume is called. Whoever finds it open closes the volume, so that DESTROY
 //! and the end of the session close it once; the other waits for the outcome.
@@ -30,6 +30,7 @@ mod names;
 mod periodic;
 mod requests;
 mod settle;
+mod shutdown;
 #[cfg(test)]
 mod volume_tests;
 
@@ -37,14 +38,14 @@ pub use periodic::PeriodicCommit;
 
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
-use crate::kernel;
-use crate::protocol::wire::{IoctlOut, StatfsOut};
+use self::shutdown::ShutdownState;
+use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
 use cairn_engine::{Caller, Error, InodeNumber, Volume, on_behalf_of};
+use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
-use cairn_environment::{Rank, thread};
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -90,6 +91,7 @@ pub struct VolumeHandler {
     changed: AtomicBool,
     writes: WritesInWork,
     requests: RequestCounters,
+    shutdown: ShutdownState,
     closing: Mutex<Closing>,
     closed: Condvar,
 }
@@ -110,6 +112,7 @@ impl VolumeHandler {
             changed: AtomicBool::new(false),
             writes: WritesInWork::default(),
             requests: RequestCounters::default(),
+            shutdown: ShutdownState::default(),
             closing: Mutex::new(Rank::LEAF, Closing::Open),
             closed: Condvar::new(),
         }
@@ -123,7 +126,7 @@ impl VolumeHandler {
 
     /// Syncs if something was received since the last time, and the volume is still open.
     fn sync_if_changed(&self) -> Result<(), Error> {
-        let open = matches!(*self.closing.lock(), Closing::Open);
+        let open = matches!(*self.closing.lock(), Closing::Open) && !self.shutdown.has_begun();
         if open && self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
     }
 
@@ -132,7 +135,8 @@ impl VolumeHandler {
         if matches!(*closing, Closing::Open) {
             *closing = Closing::Begun;
             drop(closing);
-            let result = self.volume.close();
+            // After a shutdown there is nothing that could still become durable, and whoever asked for it has been told.
+            let result = self.volume.close().or_else(|error| if self.shutdown.has_begun() { Ok(()) } else { Err(error) });
             *self.closing.lock() = Closing::Done(result.clone());
             self.closed.notify_all();
             return result;
@@ -156,17 +160,6 @@ impl VolumeHandler {
             name_length_max: NAME_BYTES_MAX,
             ..StatfsOut::default()
         }
-    }
-
-    fn ioctl(&self, command: u32, reply: Reply) {
-        if command != kernel::IOCTL_SYNC {
-            return reply.error(Errno::NOTTY);
-        }
-        let (volume, writes) = (self.volume.clone(), self.writes.clone());
-        thread::spawn("cairn-sync", move || {
-            writes.wait_for_quiet(&reply);
-            answer(reply, volume.sync().map(|()| IoctlOut::default()).map_err(Into::into));
-        });
     }
 
     fn forget(&self, node: u64, count: u64) {
@@ -219,6 +212,9 @@ fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
 
 impl Handler for VolumeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
+        if self.shutdown.has_begun() && !shutdown::is_still_answered(&request) {
+            return reply.error(Errno::IO);
+        }
         let changes = request.operation.changes_volume();
         let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
         self.requests.count(request.header.opcode, || on_behalf_of(caller, || self.dispatch(request, reply)));
@@ -254,7 +250,7 @@ impl VolumeHandler {
             Op::StatFs => answer(reply, Ok(self.statfs())),
             Op::SyncFs => answer_status(reply, self.sync()),
             Op::Destroy => answer_status(reply, self.close()),
-            Op::Ioctl { command, .. } => self.ioctl(command, reply),
+            Op::Ioctl { command, .. } => self.ioctl(&header, command, reply),
             Op::Read { .. }
             | Op::Write { .. }
             | Op::Fallocate { .. }
