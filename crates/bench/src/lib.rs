@@ -24,6 +24,7 @@ mod recorder;
 mod report;
 pub mod report_page;
 mod resources;
+mod run_queue;
 mod scratch_image;
 mod simulated_disk;
 mod spec;

@@ -11,6 +11,12 @@ use crate::workloads::{Settings, SyncMethod, Workload, attribute_changes, tight_
 use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 4 << 30;
+/// Room for the files of 200 clients of dbench, 24 MB each.
+const DBENCH_VOLUME_BYTES: u64 = 8 << 30;
+/// From so many clients on dbench first writes for a while, before anything competes for the tree.
+const DBENCH_CLIENTS_MANY: usize = 100;
+/// Its fifth, the warm-up, is for that.
+const DBENCH_DURATION_MIN: Duration = Duration::from_secs(30);
 /// Full after some ten thousands of empty files.
 const TIGHT_VOLUME_BYTES: u64 = 32 << 20;
 /// Runs full several times in a second under dbench, so that fsyncs become commits.
@@ -181,13 +187,17 @@ fn tree_locks(ab: &AbSettings) -> Vec<Measurement> {
 fn tree_loads(ab: &AbSettings) -> Vec<Measurement> {
     let dbench = |clients: usize| {
         let published = if clients == 200 { ["+227 %", "1/2 to 1/3"] } else { ["", ""] };
-        let settings = settings_of(ab, clients);
+        let mut settings = settings_of(ab, clients);
+        if settings.clients >= DBENCH_CLIENTS_MANY && !ab.quick {
+            settings.duration = settings.duration.max(DBENCH_DURATION_MIN);
+        }
         let wanted = [
             Wanted::more("throughput", "MB/s", Source::Throughput).published(published[0]),
             Wanted::less("maximum latency", "ms", Source::Longest),
             Wanted::neutral("lock waits", "", Source::LockWaits),
         ];
-        let mut made = measurement(format!("dbench, {} clients", settings.clients), Workload::Dbench, memory(), settings, &wanted);
+        let device = DeviceSpec::Memory { size_bytes: DBENCH_VOLUME_BYTES };
+        let mut made = measurement(format!("dbench, {} clients", settings.clients), Workload::Dbench, device, settings, &wanted);
         if let Some(switches) = made.wanted.last_mut() {
             *switches = switches.published(published[1]);
         }

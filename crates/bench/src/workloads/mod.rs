@@ -142,6 +142,8 @@ pub struct Settings {
     pub sync_method: SyncMethod,
     /// Load file of `dbench`; `None` for the one that its package installs.
     pub loadfile: Option<PathBuf>,
+    /// Whether `dbench` also tells latencies without the time in which a thread had no CPU.
+    pub run_queue: bool,
     /// How the engine shares flushes.
     pub policy: FlushPolicy,
     /// How the engine differs from its defaults.
@@ -162,6 +164,7 @@ impl Default for Settings {
             directories: 8,
             sync_method: SyncMethod::FsyncEach,
             loadfile: None,
+            run_queue: false,
             policy: FlushPolicy::Auto,
             engine: EngineSettings::default(),
             mount_statistics: None,

@@ -23,6 +23,8 @@ mod dying;
 mod errno;
 mod extended;
 #[cfg(test)]
+mod full_tests;
+#[cfg(test)]
 mod killed_tests;
 mod names;
 mod periodic;

@@ -31,7 +31,7 @@ fn open_volume(image: &Path, read_only: bool) -> Volume {
     Volume::open(Arc::new(FileDevice::open(image, mode).unwrap()), options).unwrap()
 }
 
-struct Mounted {
+pub struct Mounted {
     unmounter: Unmounter,
     server: Option<JoinHandle<()>>,
     directory: TempDir,
@@ -39,7 +39,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new(options: &MountOptions) -> Self {
+    pub fn new(options: &MountOptions) -> Self {
         let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         let device = FileDevice::create(&directory.path().join("image"), IMAGE_BYTES).unwrap();
         mkfs::mkfs(&device, &mkfs::MkfsOptions::default()).unwrap();
@@ -54,21 +54,21 @@ impl Mounted {
         let server = Some(thread::spawn("mounted", move || mounted.run().unwrap()));
         Self { unmounter, server, directory, forwards_sync }
     }
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join("mnt").join(name)
     }
-    fn root(&self) -> PathBuf {
+    pub fn root(&self) -> PathBuf {
         self.directory.path().join("mnt")
     }
     /// Unmounts and returns the directory with the image.
-    fn unmount(mut self) -> TempDir {
+    pub fn unmount(mut self) -> TempDir {
         self.unmounter.unmount().unwrap();
         self.server.take().unwrap().join().unwrap();
         assert_eq!(find_mount(&self.root()).unwrap(), None);
         let other = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         std::mem::replace(&mut self.directory, other)
     }
-    fn remount(self, options: &MountOptions) -> Self {
+    pub fn remount(self, options: &MountOptions) -> Self {
         Self::mount(self.unmount(), options)
     }
     /// The content of a file of the root directory, after somebody else unmounted.
@@ -99,7 +99,7 @@ impl Drop for Mounted {
     }
 }
 
-fn pattern(length: usize) -> Vec<u8> {
+pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i / 3) as u8 ^ (i >> 12) as u8).collect()
 }
 
