@@ -67,6 +67,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/environment/src/waking.rs",
     "crates/fuse/src/kernel.rs",
     "crates/log/tests/allocations.rs",
+    "crates/torture/tests/hostile.rs",
     "crates/fuse/src/transport/ring/kernel_ring.rs",
 ];
 

@@ -39,6 +39,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
     if !roots.iter().any(|root| root.tree == TREE_FILES) && !checker.has_errors(PassId::Trees) {
+        checker.lost_keys.push((Key::MIN, None));
         checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
     }
     let mut walk = Walk { checker, roots: Vec::new() };
@@ -76,6 +77,9 @@ impl Walk<'_, '_> {
     }
 
     fn damaged(&mut self, expected: &Expected, problem: impl Into<String>) {
+        let lost = if expected.tree == TREE_ROOTS { (Key::MIN, None) } else { (expected.lower, expected.upper) };
+        self.checker.lost_keys.push(lost);
+        self.checker.doubtful_nodes.insert(expected.pointer.block.0);
         self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
     }
 
@@ -139,7 +143,10 @@ impl Walk<'_, '_> {
                     self.roots.push(Expected::root(tree, item.root, node.generation()));
                     (!known).then(|| format!("{key:?} in the root tree: this version knows only tree {TREE_FILES}"))
                 }
-                Err(error) => Some(format!("{key:?}: {}", error.problem)),
+                Err(error) => {
+                    self.checker.lost_keys.push((Key::MIN, None));
+                    Some(format!("{key:?}: {}", error.problem))
+                }
             };
             if let Some(problem) = problem {
                 self.checker.found(finding(Structure::Item, problem).at(node.address().0));
