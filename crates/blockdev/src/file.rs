@@ -18,7 +18,7 @@ use crate::holes::Holes;
 use crate::kernel::{self, PARTS_MAX, Storage};
 use crate::ring::{RingWrite, Rings};
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::clock;
+use cairn_environment::{clock, thread};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::Path;
@@ -350,6 +350,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 
 impl BlockDevice for FileDevice {
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        thread::will_block();
         let range = self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
         let result = if self.direct && !is_aligned(buffer) {
             self.read_bounced(offset_bytes, buffer)
@@ -362,6 +363,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        thread::will_block();
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         self.writable(range)?;
         let _large_write = self.holes.as_ref().and_then(|holes| holes.before_write(&self.file, offset_bytes, range.length_bytes));
@@ -376,6 +378,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
+        thread::will_block();
         match &self.rings {
             Some(rings) if writes.len() > 1 => self.write_rest(writes, self.write_through_ring(rings, writes, &mut || {})),
             _ => writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect(),
@@ -383,6 +386,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+        thread::will_block();
         let Some(rings) = &self.rings else {
             meanwhile();
             return self.write_set(writes);
@@ -399,6 +403,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
+        thread::will_block();
         let range = self.checked(Operation::Flush, 0, 0)?;
         self.writable(range)?;
         let begin = clock::now_monotonic();

@@ -115,6 +115,50 @@ pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
     }
 }
 
+/// Shared mappings for tests.
+#[cfg(test)]
+pub mod mapping {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+    use std::fs::File;
+
+    /// The first `length_bytes` of a file, mapped for writing.
+    pub struct Mapping {
+        start: *mut u8,
+        length_bytes: usize,
+    }
+
+    impl Mapping {
+        pub fn new(file: &File, length_bytes: usize) -> Self {
+            // SAFETY: a new mapping at an address of the kernel's choice. Nobody shortens the file while it is mapped.
+            let start = unsafe {
+                rustix::mm::mmap(std::ptr::null_mut(), length_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
+            };
+            Self { start: start.unwrap().cast(), length_bytes }
+        }
+        pub fn write(&self, at: usize, bytes: &[u8]) {
+            assert!(at + bytes.len() <= self.length_bytes);
+            // SAFETY: inside of the mapping, as just checked.
+            unsafe { self.start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        pub fn read(&self, at: usize) -> u8 {
+            assert!(at < self.length_bytes);
+            // SAFETY: inside of the mapping, as just checked.
+            unsafe { self.start.add(at).read_volatile() }
+        }
+        pub fn sync(&self) {
+            // SAFETY: the whole mapping, which exists as long as `self`.
+            unsafe { rustix::mm::msync(self.start.cast(), self.length_bytes, MsyncFlags::SYNC) }.unwrap();
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: made by `new` with this length; nobody has a reference into it.
+            unsafe { rustix::mm::munmap(self.start.cast(), self.length_bytes) }.unwrap();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,9 @@
 use crate::error::MountError;
 use crate::mounting::{self, MadeMount, MountOptions, Transport, find_mount};
 use crate::negotiation::{self, Agreement, Extras};
-use crate::protocol::{self, Operation};
+use crate::protocol::Operation;
 use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingThreads, Rings};
+use cairn_blockdev::BlockPool;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -175,10 +176,10 @@ fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
 
 /// Answers INIT, which the kernel sends before anything else.
 fn agree(channel: &Arc<Channel>, extras: Extras) -> Result<Agreement, MountError> {
-    let mut buffer = RequestBuffer::new();
+    let mut buffer = RequestBuffer::new(&BlockPool::new(0));
     loop {
         let length_bytes = channel.receive(&mut buffer).map_err(|_| MountError::NoConnection)?;
-        let request = protocol::parse(buffer.filled(length_bytes)).map_err(|_| MountError::NoConnection)?;
+        let request = buffer.parse(length_bytes).map_err(|_| MountError::NoConnection)?;
         let reply = Reply::new(Arc::clone(channel), request.header.unique);
         let Operation::Init(offer) = request.operation else {
             reply.error(Errno::IO);

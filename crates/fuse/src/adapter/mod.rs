@@ -10,8 +10,8 @@
 //! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it sets is stored as it is;
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
-//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation, the ioctl that syncs on a
-//! thread of its own, like those that shut down; the rest may block its thread while it waits for the device.
+//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation; the ioctls that sync or shut
+//! down and the search for holes have threads of their own; the rest may block its thread while it waits for the device.
 //!
 //! Locks: `closing` (leaf) is never held while the volume is called. Whoever finds it open closes the volume, so that DESTROY
 //! and the end of the session close it once; the other waits for the outcome.
@@ -22,6 +22,7 @@ mod directory;
 mod dying;
 mod errno;
 mod extended;
+mod holes;
 #[cfg(test)]
 mod full_tests;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use self::shutdown::ShutdownState;
 use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
+use cairn_blockdev::BlockPool;
 use cairn_engine::{Caller, Error, InodeNumber, Volume, on_behalf_of};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
@@ -222,6 +224,10 @@ impl Handler for VolumeHandler {
         if changes {
             self.changed.store(true, Ordering::Release);
         }
+    }
+
+    fn buffers(&self) -> BlockPool {
+        self.volume.buffers().clone()
     }
 
     fn finish(&self) -> Result<(), HandlerFailure> {
