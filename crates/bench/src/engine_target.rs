@@ -198,11 +198,7 @@ impl TargetFile for EngineFile {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
-        let mut read = Vec::with_capacity(buffer.len());
-        self.file.volume.read(self.file.inode, offset_bytes, buffer.len(), &mut read).map_err(error_of)?;
-        let length = read.len().min(buffer.len());
-        buffer[..length].copy_from_slice(&read[..length]);
-        Ok(length)
+        self.file.volume.read_into(self.file.inode, offset_bytes, buffer).map_err(error_of)
     }
 
     fn sync(&self) -> io::Result<()> {

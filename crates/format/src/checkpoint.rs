@@ -116,26 +116,26 @@ pub struct CheckpointHeader {
     pub next_inode: u64,
 }
 
-/// Collects entries and makes the blocks of a checkpoint.
-pub struct CheckpointBuilder {
-    bytes: Vec<u8>,
+/// Collects entries and makes the blocks of a checkpoint, in memory of the caller.
+pub struct CheckpointBuilder<'m> {
+    memory: &'m mut [u8],
+    length_bytes: usize,
     entries: u32,
 }
 
-impl Default for CheckpointBuilder {
-    fn default() -> Self {
-        Self::with_capacity(0)
-    }
-}
-
-impl CheckpointBuilder {
-    /// A builder with room for `entry_bytes` bytes of entries.
-    pub fn with_capacity(entry_bytes: usize) -> Self {
-        let mut bytes = Vec::with_capacity((ENTRIES_AT + entry_bytes).next_multiple_of(BLOCK_SIZE));
-        bytes.resize(ENTRIES_AT, 0);
-        Self { bytes, entries: 0 }
+impl<'m> CheckpointBuilder<'m> {
+    /// A builder in `memory`, whatever that holds: whole blocks, with room for [`CHECKPOINT_HEADER_BYTES`] and all entries.
+    ///
+    /// # Panics
+    /// When there is no room for the header.
+    pub fn new(memory: &'m mut [u8]) -> Self {
+        assert!(memory.len() >= ENTRIES_AT && memory.len().is_multiple_of(BLOCK_SIZE), "a checkpoint in {} bytes", memory.len());
+        Self { memory, length_bytes: ENTRIES_AT, entries: 0 }
     }
     /// Adds an entry.
+    ///
+    /// # Panics
+    /// When the memory has no room for it.
     pub fn push(&mut self, entry: CheckpointEntry<'_>) {
         debug_assert!(entry.value.len() <= VALUE_BYTES_MAX);
         let raw = RawEntry {
@@ -147,8 +147,11 @@ impl CheckpointBuilder {
             flags: entry.flags.0,
             reserved: U32::ZERO,
         };
-        self.bytes.extend_from_slice(raw.as_bytes());
-        self.bytes.extend_from_slice(entry.value);
+        let value_at = self.length_bytes + ENTRY_HEADER_BYTES;
+        let end = value_at + entry.value.len();
+        self.memory[self.length_bytes..value_at].copy_from_slice(raw.as_bytes());
+        self.memory[value_at..end].copy_from_slice(entry.value);
+        self.length_bytes = end;
         self.entries += 1;
     }
     /// Number of entries so far.
@@ -157,12 +160,11 @@ impl CheckpointBuilder {
     }
     /// Blocks that the checkpoint will take.
     pub fn blocks(&self) -> u64 {
-        self.bytes.len().div_ceil(BLOCK_SIZE) as u64
+        self.length_bytes.div_ceil(BLOCK_SIZE) as u64
     }
-    /// The sealed blocks of the checkpoint that starts at `ring_block`.
-    pub fn finish(mut self, header: &CheckpointHeader, volume: VolumeId, ring_block: u64) -> Vec<u8> {
-        let length = self.bytes.len();
-        let common = Header::new(MAGIC, length, volume, BlockNumber(ring_block), header.generation);
+    /// The sealed blocks of the checkpoint that starts at `ring_block`: the beginning of the memory.
+    pub fn finish(self, header: &CheckpointHeader, volume: VolumeId, ring_block: u64) -> &'m mut [u8] {
+        let common = Header::new(MAGIC, self.length_bytes, volume, BlockNumber(ring_block), header.generation);
         let raw = RawCheckpoint {
             sequence: U64::new(header.sequence),
             log_epoch: U64::new(header.log_epoch),
@@ -172,11 +174,12 @@ impl CheckpointBuilder {
             entries: U32::new(self.entries),
             reserved: U32::ZERO,
         };
-        self.bytes[..HEADER_BYTES].copy_from_slice(common.as_bytes());
-        self.bytes[HEADER_BYTES..ENTRIES_AT].copy_from_slice(raw.as_bytes());
-        Header::seal(&mut self.bytes);
-        self.bytes.resize(length.next_multiple_of(BLOCK_SIZE), 0);
-        self.bytes
+        let bytes = &mut self.memory[..self.length_bytes.next_multiple_of(BLOCK_SIZE)];
+        bytes[..HEADER_BYTES].copy_from_slice(common.as_bytes());
+        bytes[HEADER_BYTES..ENTRIES_AT].copy_from_slice(raw.as_bytes());
+        bytes[self.length_bytes..].fill(0);
+        Header::seal(bytes);
+        bytes
     }
 }
 

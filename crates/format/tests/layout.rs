@@ -166,7 +166,8 @@ fn bitmaps_are_as_documented() {
 #[test]
 fn a_checkpoint_is_header_checkpoint_header_entries() {
     let key = Key { inode: 5, kind: 80, offset: 6 };
-    let mut builder = CheckpointBuilder::default();
+    let mut memory = [0xee; BLOCK_SIZE];
+    let mut builder = CheckpointBuilder::new(&mut memory);
     builder.push(CheckpointEntry { tree: TREE_FILES, key, flags: EntryFlags::NEW_DATA, value: b"abc" });
     let header = CheckpointHeader {
         sequence: A,

@@ -27,7 +27,8 @@ impl Logged {
 
     /// Appends a checkpoint that puts (or removes) these items.
     fn append(&mut self, entries: &[(Key, Option<Vec<u8>>, EntryFlags)]) -> u64 {
-        let mut builder = CheckpointBuilder::default();
+        let mut memory = vec![0; 64 * BLOCK_SIZE];
+        let mut builder = CheckpointBuilder::new(&mut memory);
         for (key, value, flags) in entries {
             let flags = EntryFlags(flags.0 | if value.is_none() { EntryFlags::DELETE.0 } else { 0 });
             builder.push(CheckpointEntry { tree: TREE_FILES, key: *key, flags, value: value.as_deref().unwrap_or_default() });
@@ -223,7 +224,8 @@ fn entries_that_cannot_be() {
 #[test]
 fn an_entry_of_another_tree_is_an_error() {
     let log = Logged::new();
-    let mut builder = CheckpointBuilder::default();
+    let mut memory = vec![0; BLOCK_SIZE];
+    let mut builder = CheckpointBuilder::new(&mut memory);
     builder.push(CheckpointEntry { tree: TreeId(9), key: Key::MIN, flags: EntryFlags::DELETE, value: &[] });
     let header = CheckpointHeader {
         sequence: log.sequence,
@@ -234,7 +236,7 @@ fn an_entry_of_another_tree_is_an_error() {
         next_inode: 17,
     };
     let bytes = builder.finish(&header, VOLUME, log.ring_block);
-    log.volume.write_block(BlockNumber(log.volume.superblock.geometry.log().start.0 + log.ring_block), &bytes);
+    log.volume.write_block(BlockNumber(log.volume.superblock.geometry.log().start.0 + log.ring_block), bytes);
     log.volume.assert_error("changes tree 9");
 }
 

@@ -164,9 +164,9 @@ impl Context {
         self.values.value(vector.place, vector.value_bytes as usize)
     }
 
-    /// The entries of its checkpoint, which calls no data new that was `lost`.
-    pub(crate) fn format(&self, lost: &[Lost]) -> CheckpointBuilder {
-        let mut builder = CheckpointBuilder::with_capacity(self.entry_bytes);
+    /// The entries of its checkpoint, which calls no data new that was `lost`, in memory of [`Context::blocks`] blocks.
+    pub(crate) fn format<'m>(&self, memory: &'m mut [u8], lost: &[Lost]) -> CheckpointBuilder<'m> {
+        let mut builder = CheckpointBuilder::new(memory);
         for (at, vector) in self.vectors.iter().enumerate() {
             let Identity { tree, key, .. } = vector.identity;
             let value = self.value(at);

@@ -199,7 +199,8 @@ impl Shared {
         let stays = match leader {
             Leader::Blocked(slot) => !own_finished(slot),
             Leader::Passing => !group.several_wait() && group.callback_waits(),
-            Leader::Worker => group.several_wait() || group.callback_waits(),
+            // To wake somebody first would only be later.
+            Leader::Worker => true,
         };
         if !idle && stays {
             return true;

@@ -11,13 +11,16 @@ use crate::shared::{CacheAligned, ItemList, Shared};
 use crate::stages::{Ending, RequestTimer, StageTime, Stages};
 use crate::statistics::LogStatistics;
 use crate::worker::{self, WorkerSignal};
-use cairn_blockdev::BlockDevice;
+use cairn_blockdev::{BlockDevice, BlockPool};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_may_block, thread};
 use cairn_format::{BLOCK_SIZE, Generation, Geometry, LogPosition, LogSeq, VolumeId};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Memory for checkpoints that is kept for later ones.
+const UNUSED_BUFFERS_BYTES_MAX: usize = 4 << 20;
 
 /// Called when an operation is durable, or never will be.
 pub type DurableCallback = Box<dyn FnOnce(Result<(), LogError>) + Send>;
@@ -144,6 +147,7 @@ impl Log {
             left: Condvar::new(),
             ring: CacheAligned(Mutex::new(Rank::LOG_RING, Ring::new(geometry.log_blocks, start.position))),
             data: CacheAligned(DataQueue::new()),
+            buffers: BlockPool::new(UNUSED_BUFFERS_BYTES_MAX),
             worker: CacheAligned(WorkerSignal::new()),
             last: CacheAligned(AtomicU64::new(0)),
             durable: CacheAligned(AtomicU64::new(0)),

@@ -5,7 +5,7 @@ use crate::error::{CommitReason, LogError};
 use crate::ring::Place;
 use crate::shared::Shared;
 use crate::stages::RoundTimes;
-use cairn_blockdev::{AlignedBuffer, SetWrite};
+use cairn_blockdev::{BlockBuffer, SetWrite};
 use cairn_environment::atomic::Ordering;
 use cairn_environment::clock;
 use cairn_format::{BLOCK_SIZE, CheckpointHeader, LogSeq};
@@ -137,7 +137,7 @@ impl Shared {
         Ok(taken)
     }
 
-    fn format(&self, taken: &Taken, lost: &[Lost]) -> Vec<AlignedBuffer> {
+    fn format(&self, taken: &Taken, lost: &[Lost]) -> Vec<BlockBuffer> {
         // Read after the contexts were closed, so it is above every inode number in them.
         let next_inode = self.next_inode.load(Ordering::Acquire);
         let format = |(context, place): &(Context, Place)| {
@@ -149,8 +149,9 @@ impl Shared {
                 last_operation: context.last,
                 next_inode,
             };
-            // Aligned, so that the device takes it as it is.
-            AlignedBuffer::copy_of(&context.format(lost).finish(&header, self.volume, place.ring_block))
+            let mut buffer = self.buffers.take(context.blocks() as usize * BLOCK_SIZE);
+            context.format(&mut buffer, lost).finish(&header, self.volume, place.ring_block);
+            buffer
         };
         taken.contexts.iter().map(format).collect()
     }
@@ -166,7 +167,7 @@ impl Shared {
     }
 
     /// The writes that put `checkpoints` one behind the other into the ring: one, or two where the ring ends.
-    fn checkpoint_writes<'a>(&self, taken: &Taken, checkpoints: &'a [AlignedBuffer]) -> Vec<SetWrite<'a>> {
+    fn checkpoint_writes<'a>(&self, taken: &Taken, checkpoints: &'a [BlockBuffer]) -> Vec<SetWrite<'a>> {
         let Some((_, first)) = taken.contexts.first() else { return Vec::new() };
         let ring = self.geometry.log();
         let mut before_end_bytes = (ring.blocks - first.ring_block) as usize * BLOCK_SIZE;

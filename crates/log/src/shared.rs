@@ -12,7 +12,7 @@ use crate::ring::Ring;
 use crate::stages::{Ending, RoundTimes, Stages};
 use crate::statistics::LogStatistics;
 use crate::worker::WorkerSignal;
-use cairn_blockdev::BlockDevice;
+use cairn_blockdev::{BlockDevice, BlockPool};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::clock;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -114,6 +114,8 @@ pub(crate) struct Shared {
     pub(crate) left: Condvar,
     pub(crate) ring: CacheAligned<Mutex<Ring>>,
     pub(crate) data: CacheAligned<DataQueue>,
+    /// Memory for checkpoints.
+    pub(crate) buffers: BlockPool,
     pub(crate) worker: CacheAligned<WorkerSignal>,
     /// Copies for reading without a lock.
     pub(crate) last: CacheAligned<AtomicU64>,

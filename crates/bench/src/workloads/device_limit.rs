@@ -5,7 +5,7 @@ use crate::client::{self, Limit, Measured};
 use crate::report::{Figure, Report};
 use crate::spec::TargetSpec;
 use anyhow::ensure;
-use cairn_blockdev::AlignedBuffer;
+use cairn_blockdev::{BlockBuffer, BlockPool};
 
 const SIZES: [(&str, usize); 11] = [
     ("4 KiB", 4 << 10),
@@ -21,6 +21,8 @@ const SIZES: [(&str, usize); 11] = [
     ("4 MiB", 4 << 20),
 ];
 const RING_BYTES: u64 = 64 << 20;
+/// Written from so much memory in one piece.
+const PART_BYTES: usize = 1 << 20;
 
 pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     let scratch = spec.scratch_device(RING_BYTES)?;
@@ -32,17 +34,25 @@ pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
         length_bytes >> 10,
         needed_bytes >> 10,
     );
+    let pool = BlockPool::new(RING_BYTES as usize);
     let (mut all, mut figures) = (Measured::default(), Vec::new());
     for (name, write_bytes) in SIZES {
         let mut plan = settings.plan(name, Limit::Time(settings.duration / SIZES.len() as u32));
         plan.clients = 1;
-        let device = scratch.device.clone();
+        let (device, pool) = (scratch.device.clone(), pool.clone());
         let measured = client::run(&plan, move |client, recorder| {
-            let buffer = AlignedBuffer::zeroed(write_bytes);
+            // The same memory as the engine's, all of it touched before.
+            let part = |_| {
+                let mut part = pool.take(write_bytes.min(PART_BYTES));
+                part.fill(0x5a);
+                part
+            };
+            let buffer: Vec<BlockBuffer> = (0..write_bytes.div_ceil(PART_BYTES)).map(part).collect();
+            let parts: Vec<&[u8]> = buffer.iter().map(|part| &part[..]).collect();
             let ring_bytes = RING_BYTES.min(device.length_bytes()) / write_bytes as u64 * write_bytes as u64;
             let mut offset_bytes = 0;
             loop {
-                recorder.time(name, || device.write(offset_bytes % ring_bytes, &[&buffer]).and_then(|()| device.flush()))?;
+                recorder.time(name, || device.write(offset_bytes % ring_bytes, &parts).and_then(|()| device.flush()))?;
                 recorder.add_bytes(write_bytes as u64);
                 client.completed();
                 offset_bytes += write_bytes as u64;
