@@ -436,7 +436,7 @@ mod tests {
             "engine:memory:speed=9",
         ] {
             let error = text.parse::<TargetSpec>().unwrap_err();
-            assert!(error.contains("size=4G") || error.contains("flush_ms") || error.contains("IMAGE"), "{error}");
+            assert!(error.contains("size=4G") || error.contains("_ms=") || error.contains("IMAGE"), "{error}");
         }
         assert_eq!(parse_size_bytes("99999999T"), None);
         assert_eq!(parse_size_bytes("512M"), Some(512 << 20));
