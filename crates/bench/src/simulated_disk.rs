@@ -7,9 +7,9 @@
 //! Lock: a leaf around the time at which the disk is free; a request is delayed without it. The times of requests follow
 //! each other exactly, however late their threads wake up.
 use cairn_blockdev::{BlockDevice, DeviceError, FlushTime, MemoryDevice, SetWrite};
+use cairn_environment::Rank;
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::lock::Mutex;
-use cairn_environment::Rank;
 use std::time::Duration;
 
 pub(crate) struct SimulatedDisk {

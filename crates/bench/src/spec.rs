@@ -10,7 +10,7 @@ use crate::posix_target::PosixTarget;
 use crate::simulated_disk::SimulatedDisk;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
-use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, FileDevice, MemoryDevice, OpenMode, SetWrite, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, FileDevice, MemoryDevice, OpenMode, Operation, SetWrite, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FlushPolicy, Volume};
 use std::ops::Range;
@@ -29,8 +29,8 @@ pub enum DeviceSpec {
     Image { path: PathBuf, size_bytes: u64 },
     /// Memory.
     Memory { size_bytes: u64 },
-    /// Memory whose flush takes a time.
-    Simulated { size_bytes: u64, flush_time: Duration },
+    /// Memory whose flush takes a time, and each discard.
+    Simulated { size_bytes: u64, flush_time: Duration, discard_time: Duration },
     /// A simple disk that serves one request at a time.
     Disk { size_bytes: u64, read_time: Duration, flush_time: Duration },
 }
@@ -81,18 +81,20 @@ impl FromStr for TargetSpec {
             return Ok(TargetSpec::Directory(text.into()));
         };
         let (name, options) = rest.split_once(':').unwrap_or((rest, ""));
-        let (mut size_bytes, mut flush_time, mut read_time) = (SIZE_BYTES_DEFAULT, Duration::ZERO, Duration::ZERO);
+        let mut size_bytes = SIZE_BYTES_DEFAULT;
+        let (mut flush_time, mut read_time, mut discard_time) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("size", value)) => {
                     size_bytes = parse_size_bytes(value).ok_or_else(|| format!("\"{value}\" is not a size; write for example size=4G"))?;
                 }
                 Some(("flush_ms", value)) if name == "simulated" || name == "disk" => flush_time = parse_milliseconds("flush_ms", value)?,
+                Some(("discard_ms", value)) if name == "simulated" => discard_time = parse_milliseconds("discard_ms", value)?,
                 Some(("read_ms", value)) if name == "disk" => read_time = parse_milliseconds("read_ms", value)?,
                 _ => {
                     return Err(format!(
                         "\"{option}\" is not an option of engine:{name}; there are size=4G, for engine:simulated and engine:disk \
-                         flush_ms=10, for engine:disk read_ms=0.5"
+                         flush_ms=10, for the one discard_ms=0.02, for the other read_ms=0.5"
                     ));
                 }
             }
@@ -103,7 +105,7 @@ impl FromStr for TargetSpec {
                 return Err("engine: lacks the name of an image; write engine:IMAGE, engine:memory or engine:simulated:flush_ms=10".into());
             }
             "memory" => DeviceSpec::Memory { size_bytes },
-            "simulated" => DeviceSpec::Simulated { size_bytes, flush_time },
+            "simulated" => DeviceSpec::Simulated { size_bytes, flush_time, discard_time },
             "disk" => DeviceSpec::Disk { size_bytes, read_time, flush_time },
             path => DeviceSpec::Image { path: path.into(), size_bytes },
         }))
@@ -128,9 +130,10 @@ impl DeviceSpec {
     pub fn open(&self) -> anyhow::Result<(Arc<dyn BlockDevice>, bool)> {
         Ok(match self {
             DeviceSpec::Memory { size_bytes } => (Arc::new(MemoryDevice::new(*size_bytes)), true),
-            DeviceSpec::Simulated { size_bytes, flush_time } => {
+            DeviceSpec::Simulated { size_bytes, flush_time, discard_time } => {
                 let device = SimulatedDevice::new(*size_bytes);
                 device.set_flush_time(*flush_time);
+                device.set_delay(Operation::Discard, *discard_time);
                 (Arc::new(device), true)
             }
             DeviceSpec::Disk { size_bytes, read_time, flush_time } => {
@@ -329,8 +332,9 @@ mod tests {
         let parse = |text: &str| text.parse::<TargetSpec>().unwrap();
         assert_eq!(parse("/mnt/x"), TargetSpec::Directory("/mnt/x".into()));
         assert_eq!(parse("engine:memory"), TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 4 << 30 }));
-        let simulated = DeviceSpec::Simulated { size_bytes: 1 << 30, flush_time: Duration::from_millis(10) };
-        assert_eq!(parse("engine:simulated:flush_ms=10,size=1G"), TargetSpec::Engine(simulated));
+        let simulated =
+            DeviceSpec::Simulated { size_bytes: 1 << 30, flush_time: Duration::from_millis(10), discard_time: Duration::from_micros(20) };
+        assert_eq!(parse("engine:simulated:flush_ms=10,discard_ms=0.02,size=1G"), TargetSpec::Engine(simulated));
         let (read_time, flush_time) = (Duration::from_micros(500), Duration::from_millis(10));
         let disk = DeviceSpec::Disk { size_bytes: 1 << 30, read_time, flush_time };
         assert_eq!(parse("engine:disk:flush_ms=10,read_ms=0.5,size=1G"), TargetSpec::Engine(disk));
@@ -422,11 +426,17 @@ mod tests {
 
     #[test]
     fn bad_targets_say_what_is_possible() {
-        for text in
-            ["engine:", "engine:memory:flush_ms=1", "engine:simulated:read_ms=1", "engine:disk:read_ms=x", "engine:simulated:flush_ms=-1", "engine:memory:size=4X", "engine:memory:speed=9"]
-        {
+        for text in [
+            "engine:",
+            "engine:memory:flush_ms=1",
+            "engine:simulated:read_ms=1",
+            "engine:disk:read_ms=x",
+            "engine:simulated:flush_ms=-1",
+            "engine:memory:size=4X",
+            "engine:memory:speed=9",
+        ] {
             let error = text.parse::<TargetSpec>().unwrap_err();
-            assert!(error.contains("size=4G") || error.contains("flush_ms") || error.contains("IMAGE"), "{error}");
+            assert!(error.contains("size=4G") || error.contains("_ms=") || error.contains("IMAGE"), "{error}");
         }
         assert_eq!(parse_size_bytes("99999999T"), None);
         assert_eq!(parse_size_bytes("512M"), Some(512 << 20));

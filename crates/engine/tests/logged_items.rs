@@ -64,6 +64,16 @@ fn names_log_the_entry_the_directory_and_what_they_name() {
 }
 
 #[test]
+fn a_hundred_removals_log_the_directory_once_and_nothing_above_it() {
+    let fixture = Fixture::new();
+    let name = |index: u32| format!("{index}").into_bytes();
+    fixture.items(|f| (0..101).for_each(|index| _ = f.create(&name(index))));
+    let one = fixture.items(|f| f.volume.unlink(f.directory, &name(100)).unwrap());
+    let hundred = fixture.items(|f| (0..100).for_each(|index| f.volume.unlink(f.directory, &name(index)).unwrap()));
+    assert_eq!(hundred, 100 * (one - 1) + 1);
+}
+
+#[test]
 fn what_comes_and_goes_between_two_checkpoints_leaves_only_the_directory() {
     let fixture = Fixture::new();
     let work = |f: &Fixture| {

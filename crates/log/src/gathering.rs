@@ -9,8 +9,9 @@
 //!   wait changes is that each takes longer.
 //!
 //! So groups are closed in one of two ways: *together*, when all who were active lately have come, and *apart*, at once. The
-//! requests per time are measured for both, from close to close; together is for those times at which it served more. From
-//! time to time the other way is tried for a few groups, the more rarely the more often it was found to be worse.
+//! requests per time are measured for both, from close to close; groups wait only while that was found to serve more. From
+//! time to time the other way is tried for a while, after the first trials more rarely. After a change of the way nothing counts
+//! until each requester may have come once: they come as the old way let them go.
 //!
 //! States of a group: nothing → *gathering*, unless it is closed at once ([`Gathering::begin`], then
 //! [`Gathering::patience`] until it is out, then [`Gathering::end`]) → closed → [`Gathering::completed`].
@@ -40,16 +41,22 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Arrivals are irregular: a pause of this many mean intervals is taken as the end of them,
 const PAUSE_INTERVALS: f64 = 8.0;
 /// or of this many when almost all are there;
-const PAUSE_INTERVALS_COMPLETE: f64 = 2.0;
+const PAUSE_INTERVALS_COMPLETE: f64 = 3.0;
 /// but not below this part of a flush, nor above so many flush times.
 const PAUSE_MIN: f64 = 1.0 / 8.0;
 const PAUSE_MAX: f64 = 4.0;
-/// Together must serve so many times more requests per time: less may be chance.
-const GAIN: f64 = 1.1;
-/// The other way is tried until each requester was served so many times,
-const TRIAL_TURNS: usize = 2;
+/// A device that did nothing for so many flush times since the last flush is not busy; more of a pause doesn't count.
+const BUSY_FLUSHES: u32 = 2;
+/// With fewer requests in a flush time there is nobody to share a flush with.
+const SHARERS_MIN: f64 = 0.75;
+/// Together must serve so many times more requests per time,
+const GAIN: f64 = 1.02;
+/// and by this part more than what chance does to so few irregular arrivals as were counted.
+const CHANCE: f64 = 0.75;
+/// The other way is tried for as many requests as there are requesters, and for so many at least,
+const TRIAL_REQUESTS_MIN: usize = 48;
 /// after so many groups at first, and at most, without a trial.
-const GROUPS_BETWEEN_TRIALS: (u32, u32) = (8, 512);
+const GROUPS_BETWEEN_TRIALS: (u32, u32) = (64, 2048);
 
 /// How groups are closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,9 +82,9 @@ struct Served {
 }
 
 impl Served {
-    /// What was before counts for less and less: some hundred requests are remembered, but not fewer than some groups.
+    /// What was before counts for less and less: some hundred requests are remembered, and some groups at least.
     fn add(&mut self, count: usize, time: Duration) {
-        let kept = (1.0 - count as f64 / 512.0).clamp(0.75, 15.0 / 16.0);
+        let kept = (1.0 - count as f64 / 384.0).max(0.75);
         self.count = self.count * kept + count as f64;
         self.seconds = self.seconds * kept + time.as_secs_f64();
     }
@@ -107,8 +114,9 @@ struct Wait {
 #[derive(Debug)]
 pub(crate) struct Gathering {
     policy: FlushPolicy,
-    /// Requesters that were active lately.
+    /// Requesters that were active lately, and whether there seem to be more: some came while the last group was flushed.
     expected: usize,
+    grows: bool,
     together: Served,
     apart: Served,
     /// How the last group was closed, and how many requests will be served before it counts.
@@ -129,9 +137,10 @@ impl Gathering {
         Self {
             policy,
             expected: 0,
+            grows: false,
             together: Served::default(),
             apart: Served::default(),
-            way: Way::Together,
+            way: Way::Apart,
             uncounted: 0,
             trial: None,
             groups_without_trial: 0,
@@ -153,57 +162,67 @@ impl Gathering {
             FlushPolicy::Coordinate => !flush_time.is_zero(),
             FlushPolicy::Each => false,
         };
-        // With a pause of two flush times behind it, the device has nothing to gain, and nothing is learned.
-        let busy = self.completed.is_some_and(|completed| now - completed < flush_time * 2);
-        if !flush_long_enough || !busy || self.expected < 2 || waiting == 0 {
+        if !flush_long_enough || waiting == 0 {
             self.closed = Some(now);
             return false;
         }
-        match self.choose() {
-            Way::Together if waiting < self.expected => {
+        // With a pause behind it, or with a single requester, there is nothing to gain.
+        let idle = self.completed.map_or(Duration::MAX, |completed| now - completed);
+        if idle >= flush_time * BUSY_FLUSHES || self.expected < 2 {
+            let pause = idle.saturating_sub(flush_time * BUSY_FLUSHES);
+            self.close(now, pause, waiting, self.way);
+            return false;
+        }
+        match self.choose(flush_time) {
+            Way::Together if waiting < self.expected || self.grows => {
                 self.wait = Some(Wait { begin: now, flush_time });
                 true
             }
             way => {
-                self.close(now, waiting, way);
+                self.close(now, Duration::ZERO, waiting, way);
                 false
             }
         }
     }
 
     /// The way for the next group.
-    fn choose(&mut self) -> Way {
+    fn choose(&mut self, flush_time: Duration) -> Way {
         if self.policy == FlushPolicy::Coordinate {
             return Way::Together;
         }
         match self.trial {
             Some((way, left)) if left > 0 => return way,
-            Some((way, _)) => {
+            Some(_) => {
                 self.trial = None;
-                let longer = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1);
-                self.groups_between_trials = if self.better() == way { GROUPS_BETWEEN_TRIALS.0 } else { longer };
+                self.groups_between_trials = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1);
             }
             None => {}
         }
         let better = self.better();
         self.groups_without_trial += 1;
-        if self.groups_without_trial <= self.groups_between_trials {
+        let untried = self.together.rate().is_none() && self.apart.count >= self.expected.max(TRIAL_REQUESTS_MIN) as f64;
+        let lonely = better == Way::Apart && self.apart.rate().is_none_or(|rate| rate * flush_time.as_secs_f64() < SHARERS_MIN);
+        if lonely || (self.groups_without_trial <= self.groups_between_trials && !untried) {
             return better;
         }
         self.groups_without_trial = 0;
-        self.trial = Some((better.other(), TRIAL_TURNS * self.expected));
+        self.trial = Some((better.other(), self.expected.max(TRIAL_REQUESTS_MIN)));
         better.other()
     }
 
-    /// The way that serves more requests.
+    /// The way that was found to serve more requests.
     fn better(&self) -> Way {
         match (self.together.rate(), self.apart.rate()) {
-            (Some(together), Some(apart)) if together < apart * GAIN => Way::Apart,
-            _ => Way::Together,
+            (Some(together), Some(apart)) => {
+                let chance = (1.0 / self.together.count.sqrt() + 1.0 / self.apart.count.sqrt()) * CHANCE;
+                if together > apart * (GAIN + chance) { Way::Together } else { Way::Apart }
+            }
+            _ => Way::Apart,
         }
     }
 
-    fn close(&mut self, now: Monotonic, waiting: usize, way: Way) {
+    /// A group is closed; of the time since the one before, `pause` doesn't count.
+    fn close(&mut self, now: Monotonic, pause: Duration, waiting: usize, way: Way) {
         let Some(before) = self.closed.replace(now) else { return };
         if std::mem::replace(&mut self.way, way) != way {
             self.uncounted = self.expected;
@@ -213,7 +232,7 @@ impl Gathering {
             return;
         }
         let served = if way == Way::Together { &mut self.together } else { &mut self.apart };
-        served.add(waiting, now - before);
+        served.add(waiting, (now - before).saturating_sub(pause));
         if let Some((_, left)) = &mut self.trial {
             *left = left.saturating_sub(waiting);
         }
@@ -222,7 +241,7 @@ impl Gathering {
     /// What a leader that began to wait does with `waiting` requests at hand: wait so long, or no longer.
     pub(crate) fn patience(&self, now: Monotonic, waiting: usize) -> Option<Patience> {
         let Wait { begin, flush_time } = self.wait?;
-        if waiting == 0 || waiting >= self.expected || now - begin >= WAIT_MAX.min(flush_time * WAIT_MAX_FLUSHES) {
+        if waiting == 0 || (waiting >= self.expected && !self.grows) || now - begin >= WAIT_MAX.min(flush_time * WAIT_MAX_FLUSHES) {
             return None;
         }
         // A few may be late or gone; the others do not wait long for them.
@@ -231,19 +250,21 @@ impl Gathering {
         let interval = self.closed.map_or(flush_time, |closed| now - closed).div_f64(waiting as f64);
         let intervals = if complete { PAUSE_INTERVALS_COMPLETE } else { PAUSE_INTERVALS };
         let pause = interval.mul_f64(intervals).clamp(flush_time.mul_f64(PAUSE_MIN), flush_time.mul_f64(PAUSE_MAX));
-        Some(Patience { wanted: if complete { self.expected } else { almost }, pause })
+        let wanted = [almost, self.expected].into_iter().find(|wanted| waiting < *wanted);
+        Some(Patience { wanted: wanted.unwrap_or(usize::MAX), pause })
     }
 
     /// The wait is over, and the group closed with `waiting` requests.
     pub(crate) fn end(&mut self, now: Monotonic, waiting: usize) {
         if self.wait.take().is_some() {
-            self.close(now, waiting, Way::Together);
+            self.close(now, Duration::ZERO, waiting, Way::Together);
         }
     }
 
     /// A group of `size` is done, and `waiting` others have come meanwhile.
     pub(crate) fn completed(&mut self, now: Monotonic, size: usize, waiting: usize) {
         self.completed = Some(now);
+        self.grows = waiting > 0;
         let active = size + waiting;
         self.expected = if active >= self.expected { active } else { (self.expected + active) / 2 };
     }

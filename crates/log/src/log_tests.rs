@@ -457,3 +457,21 @@ fn a_flush_of_its_own_for_each() {
     assert_eq!((statistics.group_size_max, statistics.groups), (1, statistics.flushes));
     assert_eq!(statistics.groups + statistics.immediate, 8);
 }
+
+/// Who inserts, who waits, and who pushes don't slow each other down by sharing a cache line.
+#[test]
+fn each_lock_has_cache_lines_of_its_own() {
+    let volume = Volume::new();
+    let shared = volume.log.shared_for_tests();
+    let line = |address: usize| address / 128;
+    let lines = [
+        line(std::ptr::from_ref(&*shared.list).addr()),
+        line(std::ptr::from_ref(&*shared.group).addr()),
+        line(std::ptr::from_ref(&*shared.ring).addr()),
+        line(std::ptr::from_ref(&*shared.data).addr()),
+    ];
+    for (index, one) in lines.iter().enumerate() {
+        assert!(lines.iter().skip(index + 1).all(|other| other != one), "{lines:?}");
+    }
+    assert_eq!(std::mem::align_of_val(&shared.list), 128);
+}

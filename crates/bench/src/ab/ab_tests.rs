@@ -36,7 +36,8 @@ fn every_measurement_has_all_its_figures_on_both_sides() {
     for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.check_built().is_ok()) {
         let mut settings = settings(mechanism, folder.path());
         // As much memory as a volume's size is not wanted in a test.
-        settings.device = Some(DeviceSpec::Simulated { size_bytes: 256 << 20, flush_time: Duration::from_micros(100) });
+        settings.device =
+            Some(DeviceSpec::Simulated { size_bytes: 256 << 20, flush_time: Duration::from_micros(100), discard_time: Duration::ZERO });
         let wanted = measurements::of(mechanism, &settings);
         let comparison = run(&settings, &mut |_| {}).unwrap_or_else(|error| panic!("{}: {error:#}", mechanism.name()));
         assert_eq!(comparison.measurements.len(), wanted.len());

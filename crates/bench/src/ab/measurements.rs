@@ -69,7 +69,12 @@ fn memory() -> DeviceSpec {
 }
 
 fn simulated(flush_us: u64) -> DeviceSpec {
-    DeviceSpec::Simulated { size_bytes: VOLUME_BYTES, flush_time: Duration::from_micros(flush_us) }
+    DeviceSpec::Simulated { size_bytes: VOLUME_BYTES, flush_time: Duration::from_micros(flush_us), discard_time: Duration::ZERO }
+}
+
+/// Where blocks can't be freed for nothing: a discard takes as long as a fast device needs for the command.
+fn discarding() -> DeviceSpec {
+    DeviceSpec::Simulated { size_bytes: VOLUME_BYTES, flush_time: Duration::from_millis(2), discard_time: Duration::from_micros(20) }
 }
 
 /// A simple disk, as those on which the coordination of flushes was published. A flush takes as long as twenty reads, so that
@@ -161,7 +166,7 @@ fn early_wake_up(ab: &AbSettings) -> Vec<Measurement> {
         let settings = Settings { engine, ..settings_of(ab, clients) };
         let log = if commits_only { "every fsync a commit" } else { "with the log" };
         let name = format!("dbench, {} clients, discard, {log}", settings.clients);
-        measurement(name, Workload::Dbench, simulated(2000), settings, &wanted)
+        measurement(name, Workload::Dbench, discarding(), settings, &wanted)
     };
     [(true, 32), (true, 64), (false, 32), (false, 64)].map(|(commits_only, clients)| of(commits_only, clients)).into()
 }
@@ -244,7 +249,11 @@ fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
         Wanted::neutral("fsyncs per log flush", "", Source::FsyncsPerFlush),
     ];
     let of = |(device, shown, clients): (DeviceSpec, &str, usize)| {
-        let settings = settings_of(ab, clients);
+        let mut settings = settings_of(ab, clients);
+        if let (DeviceSpec::Disk { flush_time, .. }, false) = (&device, ab.quick || clients == 1) {
+            // Many clients in a circle need some time until it is round, the more the slower the disk is.
+            settings.duration = settings.duration.max(*flush_time * 500);
+        }
         let name = format!("fsync-happy, {}, flush {shown}", clients_text(&settings));
         measurement(name, Workload::FsyncHappy, device, settings, &WANTED)
     };
@@ -273,7 +282,8 @@ fn tickets(ab: &AbSettings) -> Measurement {
     ];
     wanted.extend(RESOURCES);
     let name = format!("fs_mark, empty files, {}, volume of {} MiB", clients_text(&settings), TIGHT_VOLUME_BYTES >> 20);
-    let device = DeviceSpec::Simulated { size_bytes: TIGHT_VOLUME_BYTES, flush_time: Duration::from_millis(1) };
+    let device =
+        DeviceSpec::Simulated { size_bytes: TIGHT_VOLUME_BYTES, flush_time: Duration::from_millis(1), discard_time: Duration::ZERO };
     Measurement { name, load: Load::TightVolume, device, own_size: true, settings, locked_descents: LockedDescents::Neither, wanted }
 }
 

@@ -54,7 +54,7 @@ fn targets(folder: &Path) -> Vec<TargetSpec> {
     let directory = folder.join("directory");
     fs::create_dir(&directory).unwrap();
     let image = DeviceSpec::Image { path: folder.join("image"), size_bytes: 128 << 20 };
-    let simulated = DeviceSpec::Simulated { size_bytes: 128 << 20, flush_time: Duration::from_micros(200) };
+    let simulated = DeviceSpec::Simulated { size_bytes: 128 << 20, flush_time: Duration::from_micros(200), discard_time: Duration::ZERO };
     vec![TargetSpec::Directory(directory), TargetSpec::Engine(image), TargetSpec::Engine(simulated)]
 }
 

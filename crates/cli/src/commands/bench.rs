@@ -30,14 +30,14 @@ enum Command {
 
 /// Run one load against a directory or the engine.
 ///
-/// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench, fsync-happy. Each works in a
-/// directory of its own inside the target, and removes it.
+/// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench, fsync-happy,
+/// isolation. Each works in a directory of its own inside the target, and removes it.
 #[derive(Parser)]
 struct Run {
     /// Name of the load.
     workload: Workload,
-    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G] or engine:simulated[:flush_ms=10,size=4G]. An image that is
-    /// missing is made, and stays.
+    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G], engine:simulated[:flush_ms=10,discard_ms=0.02,size=4G]
+    /// or engine:disk[:flush_ms=10,read_ms=0.5,size=4G]. An image that is missing is made, and stays.
     #[arg(long)]
     target: TargetSpec,
     #[command(flatten)]

@@ -20,8 +20,9 @@ const QUICK_TIME: Duration = Duration::from_millis(500);
 pub struct Arguments {
     /// M1 (early wake-up), M2 (tree locks), M3 (coordination of flushes), M4 (tickets) or M5 (committed item list).
     mechanism: Mechanism,
-    /// memory[:size=4G], simulated[:flush_ms=10,size=4G] or IMAGE[:size=4G], in place of the loads' own devices. An image
-    /// must not exist: it is made anew for each run, and removed.
+    /// memory[:size=4G], simulated[:flush_ms=10,discard_ms=0.02,size=4G], disk[:flush_ms=10,read_ms=0.5,size=4G] or
+    /// IMAGE[:size=4G], in place of the loads' own devices. An image must not exist: it is made anew for each run, and
+    /// removed.
     #[arg(long)]
     device: Option<String>,
     /// Runs on each side; each figure is their median.
