@@ -12,7 +12,7 @@
 //! expected, its generation is not smaller than its predecessor's, and, unless a later checkpoint's
 //! `flushed_sequence` or the superblock covers it, all data extents marked [`EntryFlags::NEW_DATA`] verify.
 use crate::header::{HEADER_BYTES, Header};
-use crate::units::{BLOCK_SIZE, COUNTER_MAX, BlockNumber, Generation, LogSeq, TreeId, VolumeId};
+use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, LogSeq, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure, node::VALUE_BYTES_MAX};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -3,7 +3,7 @@
 //! It is written to slot `generation % 2`; after that has been flushed, a copy goes to the end of the device. A
 //! reader takes the valid one with the highest generation, so a torn write loses nothing.
 use crate::header::{HEADER_BYTES, Header};
-use crate::units::{BLOCK_SIZE, COUNTER_MAX, BlockNumber, Generation, NODE_BLOCKS, VolumeId};
+use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, NODE_BLOCKS, VolumeId};
 use crate::{FormatError, Geometry, Structure};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

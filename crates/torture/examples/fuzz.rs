@@ -16,7 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             corpus.push(std::fs::read(entry?.path())?);
         }
     }
-    let options = FuzzOptions { seed: number(1)?, time: Duration::from_secs(number(0)?), corpus, findings_max: 40, ..FuzzOptions::default() };
+    let options =
+        FuzzOptions { seed: number(1)?, time: Duration::from_secs(number(0)?), corpus, findings_max: 40, ..FuzzOptions::default() };
     let mut shown = 0;
     let report = fuzz(&options, &mut |progress| {
         if progress.elapsed.as_secs() / 30 > shown {

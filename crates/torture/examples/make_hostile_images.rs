@@ -6,7 +6,9 @@ mod sparse_image;
 
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode};
+use cairn_engine::{
+    AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode,
+};
 use std::error::Error;
 use std::sync::Arc;
 

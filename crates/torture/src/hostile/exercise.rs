@@ -139,7 +139,9 @@ fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, S
     let device = Arc::new(device.copy());
     let volume = match open(&device, false) {
         Ok(volume) => volume,
-        Err(error) if whole && !only_readable(&error) => return Err(format!("fsck calls the volume whole, but it can't be mounted: {error}")),
+        Err(error) if whole && !only_readable(&error) => {
+            return Err(format!("fsck calls the volume whole, but it can't be mounted: {error}"));
+        }
         Err(error) => {
             seen.text("open for writing", &error.to_string());
             return Ok(false);

@@ -262,8 +262,7 @@ impl Draft<'_> {
     fn item(&mut self) {
         let (Some(address), Some(source)) = (self.input.one_of(&self.base.nodes), self.input.one_of(&self.base.nodes)) else { return };
         let superblock = &self.base.superblock;
-        let (Some(mut node), Some(source)) =
-            (read_node(&self.device, superblock, address), read_node(&self.device, superblock, source))
+        let (Some(mut node), Some(source)) = (read_node(&self.device, superblock, address), read_node(&self.device, superblock, source))
         else {
             return;
         };
