@@ -29,7 +29,7 @@ fn name(number: u64) -> Vec<u8> {
 fn fill(volume: &Volume, directory: InodeNumber) -> u64 {
     for number in 0.. {
         let made = volume.create(directory, &name(number), &NEW_FILE).and_then(|made| {
-            let written = if number % DATA_EVERY == 0 { volume.write(made.inode, 0, CONTENT) } else { Ok(()) };
+            let written = if number.is_multiple_of(DATA_EVERY) { volume.write(made.inode, 0, CONTENT) } else { Ok(()) };
             volume.forget(made.inode, 1);
             written
         });
@@ -54,10 +54,10 @@ fn expect(volume: &Volume, directory: InodeNumber, files: u64, removed: bool) {
         })
         .expect("it can be listed");
     assert_eq!(listed, if removed { files - files.div_ceil(REMOVED_EVERY) } else { files });
-    for number in (0..files).step_by(997).filter(|number| !removed || number % REMOVED_EVERY != 0) {
+    for number in (0..files).step_by(997).filter(|number| !removed || !number.is_multiple_of(REMOVED_EVERY)) {
         let found = volume.lookup(directory, &name(number)).unwrap_or_else(|error| panic!("{number}: {error}"));
         let content = read_all(volume, found.inode).unwrap_or_else(|error| panic!("{number}: {error}"));
-        assert_eq!(content, if number % DATA_EVERY == 0 { CONTENT } else { b"" }, "{number}");
+        assert_eq!(content, if number.is_multiple_of(DATA_EVERY) { CONTENT } else { b"" }, "{number}");
         volume.forget(found.inode, 1);
     }
 }
