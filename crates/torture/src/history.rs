@@ -9,6 +9,7 @@ use crate::found::Times;
 use crate::model::{Effects, Layout, Model, NodeId};
 use crate::operation::{Allocate, Operation};
 use crate::snapshot::{Snapshot, of_model};
+use cairn_engine::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -74,11 +75,20 @@ struct Promise {
     times: bool,
 }
 
+/// The times after an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct NotedTimes {
+    /// What they were.
+    pub times: Times,
+    /// When the operation began, if it changed data: part of that may survive, with a time at which it was under way.
+    pub begun: Option<Timestamp>,
+}
+
 /// How the times of one node changed; every number is a prefix.
 #[derive(Clone, Debug, Default)]
 pub struct TimesHistory {
     /// The times, each from its prefix on.
-    pub versions: Vec<(usize, Times)>,
+    pub versions: Vec<(usize, NotedTimes)>,
     /// Operations that logged all attributes of the node.
     pub logged: Vec<usize>,
 }
@@ -195,10 +205,10 @@ impl ClientHistory {
     }
 
     /// Notes the times that a node has after the operation that was added last.
-    pub fn note_times(&mut self, node: NodeId, times: Times) {
+    pub fn note_times(&mut self, node: NodeId, noted: NotedTimes) {
         let versions = &mut self.times.entry(node).or_default().versions;
-        if versions.last().is_none_or(|(_, last)| *last != times) {
-            versions.push((self.operations.len(), times));
+        if versions.last().is_none_or(|(_, last)| last.times != noted.times) {
+            versions.push((self.operations.len(), noted));
         }
     }
 

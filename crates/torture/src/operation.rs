@@ -267,6 +267,24 @@ pub enum Operation {
     Commit,
 }
 
+impl Operation {
+    /// What the operation changes, if that is one inode that it names.
+    pub fn changed_target(&self) -> Option<&Target> {
+        match self {
+            Self::Write { target, .. }
+            | Self::Truncate { target, .. }
+            | Self::Allocate { target, .. }
+            | Self::CopyRange { to: target, .. }
+            | Self::SetMode { target, .. }
+            | Self::SetOwner { target, .. }
+            | Self::SetModified { target, .. }
+            | Self::SetXattr { target, .. }
+            | Self::RemoveXattr { target, .. } => Some(target),
+            _ => None,
+        }
+    }
+}
+
 /// The name of extended attribute number `name`.
 pub fn xattr_name(name: u8) -> Vec<u8> {
     match name {

@@ -7,7 +7,7 @@ use crate::history::{Acknowledgement, ClientHistory, Span};
 use crate::model::{Layout, Model};
 use crate::operation::Operation;
 use crate::runner::{Runner, make_bases};
-use crate::workload::{compare_outcome, note_times, touched};
+use crate::workload::{Touched, compare_outcome, now};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use std::sync::Arc;
@@ -51,14 +51,14 @@ impl Performer<'_> {
     fn step(&mut self, operation: &Operation) -> Result<(), String> {
         let index = self.history.operations.len();
         let history_begin = self.device.history_len();
-        let order = 2 * index as u64;
+        let (order, begun) = (2 * index as u64, now());
         let found = self.runner.perform(index, operation);
         let at = self.device.history_len();
         let (expected, effects) = self.model.apply(operation);
         compare_outcome(index, operation, &found, &expected)?;
-        let touched = touched(operation, &effects, &self.model);
+        let touched = Touched::by(operation, &effects, &self.model, begun);
         self.history.push(operation.clone(), Span { history_begin, begin: order, end: order + 1 }, &effects, &self.model);
-        note_times(&mut self.history, &self.model, &self.runner, &touched);
+        touched.note(&mut self.history, &self.model, &self.runner);
         if found.is_ok() {
             // Only what promises anything counts.
             self.history.acknowledge(Acknowledgement { at, operation: index });

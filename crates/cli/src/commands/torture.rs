@@ -82,7 +82,10 @@ struct Selection {
     /// Only so many of the workloads, chosen by the seed.
     #[arg(long, value_name = "N")]
     sample: Option<u64>,
-    /// Only the workload at this place, counted from 0.
+    /// Begin with the workload at this place, counted from 0.
+    #[arg(long, value_name = "K", default_value_t = 0, conflicts_with_all = ["sample", "only"])]
+    from: u64,
+    /// Only the workload at this place.
     #[arg(long, value_name = "K", conflicts_with = "sample")]
     only: Option<u64>,
     /// Recover one of so many images for writing as well, and cut the power once more in that; 0 for none.
@@ -185,6 +188,7 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
     let seed = common.seed();
     let options = CampaignOptions {
         sample: selection.sample,
+        from: selection.from,
         only: selection.only,
         threads: common.threads(),
         duration: common.seconds,
@@ -295,6 +299,17 @@ impl fmt::Display for Told<CrashTold> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_torture::campaign::CampaignFinding;
+
+    #[test]
+    fn a_finding_says_how_to_repeat_it() {
+        let finding = CampaignFinding { workload: 7, operations: "unlink a; fsync d".into(), problem: "it is there".into() };
+        let report = CampaignReport { workloads: 8, workloads_total: 34, findings: vec![finding], threads: 1, ..CampaignReport::default() };
+        let told = Told { command: "systematic --length 1".into(), seed: 5, passed: false, report }.to_string();
+        assert!(told.contains("FOUND in workload 7: unlink a; fsync d\n  it is there"), "{told}");
+        assert!(told.contains("repeat: cairn torture systematic --length 1 --only 7 --seed 5"), "{told}");
+        assert!(!told.contains("Every state"), "{told}");
+    }
 
     #[test]
     fn digits_are_grouped() {
