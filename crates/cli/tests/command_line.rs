@@ -265,6 +265,13 @@ fn torture_tells_what_was_tried_and_how_to_repeat_it() {
 }
 
 #[test]
+fn torture_tables_the_outcome_of_faults() {
+    let cairn = Cairn::new();
+    let told = cairn.succeeds(&["torture", "faults", "--seed", "3"]);
+    assert!(told.contains("flush  from then on") && told.contains("(seed 3)"), "{told}");
+}
+
+#[test]
 fn torture_runs_workloads_of_a_file() {
     let cairn = Cairn::new();
     fs::write(cairn.path("list"), "# workload 1\nmkdir A 0777\nsync\ncheckpoint 1\n# workload 2\nfly A\n").unwrap();

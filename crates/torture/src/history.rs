@@ -110,6 +110,8 @@ pub struct ClientHistory {
     pub files: BTreeMap<NodeId, FileHistory>,
     /// The times of its nodes, as far as they were noted.
     pub times: BTreeMap<NodeId, TimesHistory>,
+    /// The device failed writes: data that was never acknowledged may be unreadable.
+    pub may_be_unreadable: bool,
     promises: BTreeMap<usize, Promise>,
     acknowledged: Vec<(usize, Promise)>,
     previous: BTreeMap<NodeId, crate::contents::Contents>,
@@ -134,6 +136,7 @@ impl ClientHistory {
             runs: vec![Run { first: 0, snapshot: Arc::new(of_model(model)) }],
             files: BTreeMap::new(),
             times: BTreeMap::new(),
+            may_be_unreadable: false,
             promises: BTreeMap::new(),
             acknowledged: Vec::new(),
             previous: BTreeMap::new(),

@@ -268,6 +268,11 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Whether it leaves names, attributes and data as they are.
+    pub fn changes_no_file(&self) -> bool {
+        matches!(self, Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Read { .. } | Self::GetXattr { .. } | Self::Close { .. })
+    }
+
     /// What the operation changes, if that is one inode that it names.
     pub fn changed_target(&self) -> Option<&Target> {
         match self {

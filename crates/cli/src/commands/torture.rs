@@ -9,6 +9,7 @@ use anyhow::Context;
 use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{self, CampaignOptions, CampaignReport, Source};
 use cairn_torture::crash::{self, CrashOptions, CrashReport};
+use cairn_torture::faults::{self, FaultReport, FaultRow};
 use cairn_torture::search::SearchOptions;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
@@ -34,6 +35,7 @@ enum Command {
     Crash(Crash),
     Systematic(Systematic),
     Ace(Ace),
+    Faults(Faults),
 }
 
 /// Random runs of several clients, with power failures at random points.
@@ -75,6 +77,20 @@ struct Ace {
     selection: Selection,
     #[command(flatten)]
     common: Common,
+}
+
+/// Every read, write and flush of many short runs fails in turn, once or from then on.
+///
+/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must be reported to whom they
+/// concern, and whatever was acknowledged must be there after a power failure at the end.
+#[derive(Parser)]
+struct Faults {
+    /// Chooses which unflushed writes survive the power failure [default: a random one, which is printed].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(clap::Args)]
@@ -132,6 +148,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let source = Source::Ace(AceFile::read(&ace.file).map_err(anyhow::Error::msg)?);
             run_campaign(source, &format!("ace {}", ace.file.display()), &ace.selection, &ace.common, &stop)
         }
+        Command::Faults(faults) => run_faults(faults, &stop),
     }
 }
 
@@ -232,6 +249,40 @@ impl fmt::Display for Told<CampaignReport> {
             0 => writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed),
             count => writeln!(formatter, "\n{count} findings; the run ends after {}.", campaign::FINDINGS_MAX),
         }
+    }
+}
+
+fn run_faults(arguments: &Faults, stop: &AtomicBool) -> anyhow::Result<ExitCode> {
+    let seed = arguments.seed.unwrap_or_else(cairn_environment::random::u64);
+    let bar = ProgressBar::items("workloads", 0);
+    let mut begun = false;
+    let mut show = |done, total| {
+        if !std::mem::replace(&mut begun, true) {
+            bar.restart("workloads", total);
+        }
+        bar.set(done);
+    };
+    let report = faults::run(seed, stop, &mut show).map_err(anyhow::Error::msg)?;
+    drop(bar);
+    Told { command: "faults".into(), seed, passed: report.findings.is_empty(), report }.tell(arguments.json)
+}
+
+impl fmt::Display for Told<FaultReport> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "cairn torture faults: {} workloads", self.report.workloads)?;
+        writeln!(formatter, "  fails                 in turn   mount refused   reported   absorbed   crash states judged")?;
+        for row in &self.report.rows {
+            let lasting = if row.lasting { "from then on" } else { "once" };
+            let FaultRow { faults, refused, reported, absorbed, states, .. } = row;
+            writeln!(formatter, "  {:<6} {lasting:<13} {faults:>8} {refused:>15} {reported:>10} {absorbed:>10} {states:>21}", row.request)?;
+        }
+        for finding in &self.report.findings {
+            writeln!(formatter, "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}", self.seed)?;
+        }
+        if self.passed {
+            writeln!(formatter, "Every error was reported or harmless; nothing acknowledged was lost. (seed {})", self.seed)?;
+        }
+        Ok(())
     }
 }
 
