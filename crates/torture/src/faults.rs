@@ -87,9 +87,8 @@ fn workloads() -> Vec<(String, Vec<Step>)> {
 pub fn run(seed: u64, stop: &AtomicBool, progress: &mut dyn FnMut(u64, u64)) -> Result<FaultReport, String> {
     let start = Start::new(&systematic::setup())?;
     let kinds = [Request::Read, Request::Write, Request::Flush].into_iter().flat_map(|request| [(request, false), (request, true)]);
-    let mut report = FaultReport::default();
-    report.rows =
-        kinds.clone().map(|(request, lasting)| FaultRow { request: request.to_string(), lasting, ..FaultRow::default() }).collect();
+    let row = |(request, lasting): (Request, bool)| FaultRow { request: request.to_string(), lasting, ..FaultRow::default() };
+    let mut report = FaultReport { rows: kinds.clone().map(row).collect(), ..FaultReport::default() };
     let workloads = workloads();
     for (name, steps) in &workloads {
         if stop.load(Ordering::Relaxed) {
