@@ -250,3 +250,36 @@ fn a_lost_member_is_replaced() {
     cairn.fails(&["device", "replace", "concat:x,y", "x", "z"], &["no second copy"]);
     cairn.fails(&["device", "status", "letter"], &["single image"]);
 }
+
+#[test]
+fn torture_tells_what_was_tried_and_how_to_repeat_it() {
+    let cairn = Cairn::new();
+    let told = cairn.succeeds(&["torture", "systematic", "--length", "2", "--sample", "3", "--seed", "7"]);
+    assert!(told.contains("3  of 1,156") && told.contains("nothing acknowledged was lost. (seed 7)"), "{told}");
+    let json = cairn.succeeds(&["torture", "systematic", "--length", "1", "--only", "4", "--seed", "7", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&json).expect("it is JSON");
+    assert_eq!((report["passed"].as_bool(), report["workloads"].as_u64(), report["seed"].as_u64()), (Some(true), Some(1), Some(7)));
+    assert!(report["search"]["states"].as_u64() > report["search"]["images"].as_u64(), "{json}");
+    let told = cairn.succeeds(&["torture", "crash", "--states", "20", "--seed", "9", "--threads", "1"]);
+    assert!(told.contains("crash states") && told.contains("(seed 9)"), "{told}");
+}
+
+#[test]
+fn torture_tables_the_outcome_of_faults() {
+    let cairn = Cairn::new();
+    let told = cairn.succeeds(&["torture", "faults", "--seed", "3"]);
+    assert!(told.contains("flush  from then on") && told.contains("(seed 3)"), "{told}");
+}
+
+#[test]
+fn torture_runs_workloads_of_a_file() {
+    let cairn = Cairn::new();
+    fs::write(cairn.path("list"), "# workload 1\nmkdir A 0777\nsync\ncheckpoint 1\n# workload 2\nfly A\n").unwrap();
+    let told = cairn.succeeds(&["torture", "ace", "list", "--only", "0"]);
+    assert!(told.contains("1  of 2"), "{told}");
+    cairn.fails(&["torture", "ace", "list"], &["FOUND in workload 1", "\"fly A\": this is no operation"]);
+    cairn.fails(&["torture", "ace", "list", "--only", "2"], &["there is no workload 2; there are 2"]);
+    cairn.fails(&["torture", "ace", "missing"], &["missing: No such file"]);
+    cairn.exits_with(2, &["torture", "systematic", "--length", "4"]);
+    cairn.exits_with(2, &["torture", "systematic"]);
+}

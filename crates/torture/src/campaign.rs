@@ -26,6 +26,8 @@ pub enum Source {
 pub struct CampaignOptions {
     /// Only so many workloads, chosen by the seed; all otherwise.
     pub sample: Option<u64>,
+    /// The place to begin at, when no sample is chosen.
+    pub from: u64,
     /// Only this workload: its place in the source.
     pub only: Option<u64>,
     /// Chooses samples, random sets of surviving writes, and what is recovered.
@@ -46,6 +48,7 @@ impl CampaignOptions {
         let search = SearchOptions::default();
         Self {
             sample: None,
+            from: 0,
             only: None,
             seed,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -157,7 +160,7 @@ impl Shared {
             if late || number >= self.total || self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            let index = self.chosen.as_ref().map_or(number, |chosen| chosen[number as usize]);
+            let index = self.chosen.as_ref().map_or(self.options.from + number, |chosen| chosen[number as usize]);
             let result = self.prepared.run(index, &self.options);
             let mut report = self.report.lock();
             report.workloads += 1;
@@ -209,7 +212,7 @@ pub fn run(
         (None, Some(wanted)) if wanted < all => Some(sample(all, wanted, options.seed)),
         (None, _) => None,
     };
-    let total = chosen.as_ref().map_or(all, |chosen| chosen.len() as u64);
+    let total = chosen.as_ref().map_or(all.saturating_sub(options.from), |chosen| chosen.len() as u64);
     let report = CampaignReport { workloads_total: all, workloads_chosen: total, threads: options.threads, ..CampaignReport::default() };
     let report = Mutex::new(Rank::LEAF, report);
     let shared = Shared { prepared, options: options.clone(), chosen, total, next: AtomicU64::new(0), stop: stop.clone(), report };

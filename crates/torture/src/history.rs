@@ -9,6 +9,7 @@ use crate::found::Times;
 use crate::model::{Effects, Layout, Model, NodeId};
 use crate::operation::{Allocate, Operation};
 use crate::snapshot::{Snapshot, of_model};
+use cairn_engine::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -74,11 +75,20 @@ struct Promise {
     times: bool,
 }
 
+/// The times after an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct NotedTimes {
+    /// What they were.
+    pub times: Times,
+    /// When the operation began, if it changed data: part of that may survive, with a time at which it was under way.
+    pub begun: Option<Timestamp>,
+}
+
 /// How the times of one node changed; every number is a prefix.
 #[derive(Clone, Debug, Default)]
 pub struct TimesHistory {
     /// The times, each from its prefix on.
-    pub versions: Vec<(usize, Times)>,
+    pub versions: Vec<(usize, NotedTimes)>,
     /// Operations that logged all attributes of the node.
     pub logged: Vec<usize>,
 }
@@ -100,6 +110,8 @@ pub struct ClientHistory {
     pub files: BTreeMap<NodeId, FileHistory>,
     /// The times of its nodes, as far as they were noted.
     pub times: BTreeMap<NodeId, TimesHistory>,
+    /// The device failed writes: data that was never acknowledged may be unreadable.
+    pub may_be_unreadable: bool,
     promises: BTreeMap<usize, Promise>,
     acknowledged: Vec<(usize, Promise)>,
     previous: BTreeMap<NodeId, crate::contents::Contents>,
@@ -124,6 +136,7 @@ impl ClientHistory {
             runs: vec![Run { first: 0, snapshot: Arc::new(of_model(model)) }],
             files: BTreeMap::new(),
             times: BTreeMap::new(),
+            may_be_unreadable: false,
             promises: BTreeMap::new(),
             acknowledged: Vec::new(),
             previous: BTreeMap::new(),
@@ -195,10 +208,10 @@ impl ClientHistory {
     }
 
     /// Notes the times that a node has after the operation that was added last.
-    pub fn note_times(&mut self, node: NodeId, times: Times) {
+    pub fn note_times(&mut self, node: NodeId, noted: NotedTimes) {
         let versions = &mut self.times.entry(node).or_default().versions;
-        if versions.last().is_none_or(|(_, last)| *last != times) {
-            versions.push((self.operations.len(), times));
+        if versions.last().is_none_or(|(_, last)| last.times != noted.times) {
+            versions.push((self.operations.len(), noted));
         }
     }
 

@@ -12,6 +12,7 @@ pub mod ace;
 pub mod campaign;
 pub mod contents;
 pub mod crash;
+pub mod faults;
 pub mod files;
 pub mod found;
 pub mod generator;

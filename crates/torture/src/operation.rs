@@ -267,6 +267,29 @@ pub enum Operation {
     Commit,
 }
 
+impl Operation {
+    /// Whether it leaves names, attributes and data as they are.
+    pub fn changes_no_file(&self) -> bool {
+        matches!(self, Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Read { .. } | Self::GetXattr { .. } | Self::Close { .. })
+    }
+
+    /// What the operation changes, if that is one inode that it names.
+    pub fn changed_target(&self) -> Option<&Target> {
+        match self {
+            Self::Write { target, .. }
+            | Self::Truncate { target, .. }
+            | Self::Allocate { target, .. }
+            | Self::CopyRange { to: target, .. }
+            | Self::SetMode { target, .. }
+            | Self::SetOwner { target, .. }
+            | Self::SetModified { target, .. }
+            | Self::SetXattr { target, .. }
+            | Self::RemoveXattr { target, .. } => Some(target),
+            _ => None,
+        }
+    }
+}
+
 /// The name of extended attribute number `name`.
 pub fn xattr_name(name: u8) -> Vec<u8> {
     match name {

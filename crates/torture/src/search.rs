@@ -177,7 +177,8 @@ impl Search<'_> {
     }
 }
 
-fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
+/// Opens a volume on which nothing happens but what is asked for.
+pub(crate) fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
     let options = VolumeOptions { read_only, ..quiet_options() };
     Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("it does not mount: {error}"))
 }

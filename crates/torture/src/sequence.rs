@@ -4,10 +4,10 @@
 //! Everything but the times of day follows from the list: there is no work in the background.
 use crate::files::format;
 use crate::history::{Acknowledgement, ClientHistory, Span};
-use crate::model::{Layout, Model};
+use crate::model::{Failure, Layout, Model};
 use crate::operation::Operation;
 use crate::runner::{Runner, make_bases};
-use crate::workload::{compare_outcome, note_times, touched};
+use crate::workload::{Touched, compare_outcome, now};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use std::sync::Arc;
@@ -40,25 +40,77 @@ pub(crate) fn quiet_options() -> VolumeOptions {
 }
 
 /// Performs the operations one after the other, and compares what they return with the model.
-struct Performer<'a> {
+pub(crate) struct Performer<'a> {
     runner: Runner,
     device: &'a SimulatedDevice,
     model: Model,
     history: ClientHistory,
 }
 
-impl Performer<'_> {
+/// What an operation on a device with faults came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// What the model says.
+    AsExpected,
+    /// An error of the device was reported, and the files are what they were.
+    Reported,
+    /// An error was reported; the operation may have been done or not.
+    Unknown,
+}
+
+impl<'a> Performer<'a> {
+    /// A client at the beginning.
+    pub(crate) fn new(start: &Start, volume: &Volume, device: &'a SimulatedDevice) -> Result<Self, String> {
+        let runner = Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
+        Ok(Self { runner, device, model: start.model.clone(), history: start.history.clone() })
+    }
+
+    /// What should be there now.
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What was done.
+    pub(crate) fn into_history(self) -> ClientHistory {
+        self.history
+    }
+
+    /// As [`Performer::step`], on a device with faults: errors that a healthy volume never returns are reported, not wrong.
+    pub(crate) fn attempt(&mut self, operation: &Operation) -> Result<Attempt, String> {
+        let index = self.history.operations.len();
+        let span = Span { history_begin: self.device.history_len(), begin: 2 * index as u64, end: 2 * index as u64 + 1 };
+        let begun = now();
+        let found = self.runner.perform(index, operation);
+        let at = self.device.history_len();
+        let (expected, effects) = self.model.apply(operation);
+        let is_fault = matches!(found, Err(Failure::Other(_)));
+        if !is_fault {
+            compare_outcome(index, operation, &found, &expected)?;
+        }
+        let touched = Touched::by(operation, &effects, &self.model, begun);
+        self.history.push(operation.clone(), span, &effects, &self.model);
+        if !is_fault {
+            touched.note(&mut self.history, &self.model, &self.runner);
+            if found.is_ok() {
+                self.history.acknowledge(Acknowledgement { at, operation: index });
+            }
+            return Ok(Attempt::AsExpected);
+        }
+        let changes_nothing = operation.changes_no_file() || expected.is_err();
+        Ok(if changes_nothing { Attempt::Reported } else { Attempt::Unknown })
+    }
+
     fn step(&mut self, operation: &Operation) -> Result<(), String> {
         let index = self.history.operations.len();
         let history_begin = self.device.history_len();
-        let order = 2 * index as u64;
+        let (order, begun) = (2 * index as u64, now());
         let found = self.runner.perform(index, operation);
         let at = self.device.history_len();
         let (expected, effects) = self.model.apply(operation);
         compare_outcome(index, operation, &found, &expected)?;
-        let touched = touched(operation, &effects, &self.model);
+        let touched = Touched::by(operation, &effects, &self.model, begun);
         self.history.push(operation.clone(), Span { history_begin, begin: order, end: order + 1 }, &effects, &self.model);
-        note_times(&mut self.history, &self.model, &self.runner, &touched);
+        touched.note(&mut self.history, &self.model, &self.runner);
         if found.is_ok() {
             // Only what promises anything counts.
             self.history.acknowledge(Acknowledgement { at, operation: index });
@@ -87,6 +139,16 @@ impl Start {
         Ok(Self { device: Arc::new(device.snapshot()), model, history })
     }
 
+    /// A device with the volume, closed.
+    pub(crate) fn device(&self) -> Arc<SimulatedDevice> {
+        Arc::new(self.device.snapshot())
+    }
+
+    /// What has been done, all of it durable.
+    pub(crate) fn history(&self) -> ClientHistory {
+        self.history.clone()
+    }
+
     /// Performs the operations, closes all handles, syncs, and closes the volume.
     ///
     /// # Errors
@@ -95,8 +157,7 @@ impl Start {
         let device = Arc::new(self.device.snapshot());
         let volume = open(&device)?;
         device.start_recording();
-        let runner = Runner::new(&volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
-        let mut performer = Performer { runner, device: &device, model: self.model.clone(), history: self.history.clone() };
+        let mut performer = Performer::new(self, &volume, &device)?;
         for operation in operations {
             performer.step(operation)?;
         }

@@ -1,7 +1,7 @@
 //! Judges what is found on a volume after a crash.
 use crate::contents::{BLOCK_BYTES, describe};
 use crate::found::{Found, FoundObject, Times};
-use crate::history::{ClientHistory, FileHistory, values_between};
+use crate::history::{ClientHistory, FileHistory, NotedTimes, values_between};
 use crate::model::{Layout, NodeId};
 use crate::snapshot::{Snapshot, differences, of_client, show};
 use cairn_engine::{InodeNumber, Timestamp, Volume};
@@ -26,6 +26,17 @@ struct Window<'h> {
     to: usize,
     /// The size may be that of this prefix at the oldest.
     size_from: usize,
+    /// What was never acknowledged may be unreadable.
+    may_be_unreadable: bool,
+}
+
+impl Window<'_> {
+    /// Whether the contents may be anything but those of the oldest prefix.
+    fn is_open(&self) -> bool {
+        let changes = |at: usize| at > self.from && at <= self.to;
+        self.file
+            .is_some_and(|file| file.sizes.iter().any(|(at, _)| changes(*at)) || file.blocks.values().flatten().any(|(at, _)| changes(*at)))
+    }
 }
 
 /// Checks the whole volume against all clients' histories, after a crash at `position` of the device's history.
@@ -108,21 +119,18 @@ fn check_objects(
         if !seen.insert(*node) {
             continue;
         }
-        check_times(history, *node, object.times, (first, last), position)
-            .map_err(|error| format!("{} (node {node}): {error}", show(path)))?;
-        if object.bytes.is_none() {
-            continue;
-        }
         let file = history.files.get(node);
         let latest = |list: &[usize], limit: usize| list.iter().copied().filter(|at| *at <= limit).max().unwrap_or(0);
         let replaced = file.map_or(0, |file| latest(&file.replacements, last));
         let truncated = file.map_or(0, |file| latest(&file.truncations, first));
         let from = history.contents_floor(*node, position).max(replaced).min(last);
-        let window = Window { file, from, to: last, size_from: from.max(truncated) };
+        let window = Window { file, from, to: last, size_from: from.max(truncated), may_be_unreadable: history.may_be_unreadable };
         check_file(object, &window).map_err(|error| {
             let about = operations_on(history, *node, window.from, window.to);
             format!("{} (node {node}, inode {inode}): {error}\n  writes and truncations since prefix {from}: {about}", show(path))
         })?;
+        check_times(history, *node, object.times, (first, last), position)
+            .map_err(|error| format!("{} (node {node}): {error}", show(path)))?;
     }
     Ok(())
 }
@@ -141,13 +149,18 @@ fn check_times(history: &ClientHistory, node: NodeId, found: Times, (first, last
     let Some(noted) = history.times.get(&node).filter(|times| !times.versions.is_empty()) else { return Ok(()) };
     let from = history.times_floor(node, position, first).min(last);
     let (current, later) = values_between(&noted.versions, from, last);
-    let possible: Vec<&Times> = current.into_iter().chain(later).collect();
+    let later: Vec<&NotedTimes> = later.collect();
     let check = |what: &str, of: fn(&Times) -> Timestamp| {
-        if possible.is_empty() || possible.iter().any(|times| of(times) == of(&found)) {
+        let time = of(&found);
+        let within =
+            |noted: &&NotedTimes| of(&noted.times) == time || noted.begun.is_some_and(|begun| begun <= time && time < of(&noted.times));
+        if current.is_some_and(|noted| of(&noted.times) == time) || later.iter().any(within) || (current.is_none() && later.is_empty()) {
             return Ok(());
         }
-        let expected: Vec<Timestamp> = possible.iter().map(|times| of(times)).collect();
-        Err(format!("{what} is {:?}, expected one of {expected:?}, of prefixes {from} to {last}", of(&found)))
+        let expected: Vec<Timestamp> = current.iter().chain(&later).map(|noted| of(&noted.times)).collect();
+        let prefixes = noted.versions.iter().map(|(at, _)| *at).filter(|at| *at >= from && *at <= last + 1);
+        let about: String = prefixes.filter(|at| *at > 0).map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1])).collect();
+        Err(format!("{what} is {time:?}, expected one of {expected:?}, of prefixes {from} to {last}; changed by{about}"))
     };
     check("the time of its last modification", |times| times.modified)?;
     check("the time of its last change", |times| times.changed)?;
@@ -155,6 +168,7 @@ fn check_times(history: &ClientHistory, node: NodeId, found: Times, (first, last
 }
 
 fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
+    let Some(bytes) = &object.bytes else { return Ok(()) };
     let size = object.size_bytes;
     let sizes = window.file.map_or(&[][..], |file| &file.sizes);
     let (current, later) = values_between(sizes, window.size_from, window.to);
@@ -163,8 +177,10 @@ fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
     if size < smallest || size > largest {
         return Err(format!("size is {size}, expected {smallest} to {largest}"));
     }
-    let Some(bytes) = &object.bytes else { return Ok(()) };
-    let bytes = bytes.as_ref().map_err(Clone::clone)?;
+    let bytes = match bytes {
+        Err(_) if window.may_be_unreadable && window.is_open() => return Ok(()),
+        bytes => bytes.as_ref().map_err(Clone::clone)?,
+    };
     for (block, found) in (0..).zip(bytes.chunks(BLOCK_BYTES as usize)) {
         check_block(block, found, window)?;
     }

@@ -1,14 +1,14 @@
 //! Several clients at once on one volume, each with its own generator, model and history.
 use crate::generator::{Generator, Profile};
-use crate::history::{Acknowledgement, ClientHistory, Span};
+use crate::history::{Acknowledgement, ClientHistory, NotedTimes, Span};
 use crate::model::{Effects, Failure, Layout, Model, NodeId, Outcome, Value};
 use crate::operation::{Base, Operation, listing};
 use crate::runner::Runner;
 use cairn_blockdev::SimulatedDevice;
-use cairn_engine::Volume;
+use cairn_engine::{Timestamp, Volume};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_environment::{Rank, thread};
+use cairn_environment::{Rank, clock, thread};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -69,6 +69,7 @@ impl Client {
 
     fn step(&mut self, runner: &mut Runner, device: &SimulatedDevice, index: usize, operation: Operation) -> Result<(), String> {
         let history_begin = device.history_len();
+        let begun = now();
         let begin = self.order.fetch_add(1, Ordering::SeqCst);
         let found = runner.perform(index, &operation);
         let end = self.order.fetch_add(1, Ordering::SeqCst);
@@ -76,9 +77,9 @@ impl Client {
         let (expected, effects) = self.model.apply(&operation);
         compare_outcome(index, &operation, &found, &expected)?;
         let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
-        let touched = touched(&operation, &effects, &self.model);
+        let touched = Touched::by(&operation, &effects, &self.model, begun);
         self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);
-        note_times(&mut self.history, &self.model, runner, &touched);
+        touched.note(&mut self.history, &self.model, runner);
         if waited && found != Err(Failure::NotOpen) && found.is_ok() {
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
@@ -86,29 +87,44 @@ impl Client {
     }
 }
 
-/// The nodes whose times an operation may have changed.
-pub(crate) fn touched(operation: &Operation, effects: &Effects, model: &Model) -> BTreeSet<NodeId> {
-    let mut touched: BTreeSet<NodeId> = effects.data.union(&effects.metadata).copied().chain(effects.truncated).collect();
-    if let Operation::SetModified { target, .. } = operation {
-        touched.extend(model.target(target));
-    }
-    touched
+/// The nodes whose times an operation may have changed, and since when.
+pub(crate) struct Touched {
+    nodes: BTreeSet<NodeId>,
+    data: BTreeSet<NodeId>,
+    begun: Timestamp,
 }
 
-/// Notes the times of nodes; but not of directories that other clients change as well.
-pub(crate) fn note_times(history: &mut ClientHistory, model: &Model, runner: &Runner, touched: &BTreeSet<NodeId>) {
-    if touched.is_empty() {
-        return;
+impl Touched {
+    /// To be asked before the operation is added to the history; `begun` is a time before it began.
+    pub(crate) fn by(operation: &Operation, effects: &Effects, model: &Model, begun: Timestamp) -> Self {
+        let data: BTreeSet<NodeId> = effects.data.iter().copied().chain(effects.truncated).collect();
+        let mut nodes: BTreeSet<NodeId> = data.union(&effects.metadata).copied().collect();
+        // Some change times and nothing else: a truncation to the length that the file has, for example.
+        nodes.extend(operation.changed_target().and_then(|target| model.target(target).ok()));
+        Self { nodes, data, begun }
     }
-    for (path, node) in model.paths() {
-        let is_common = path.names.is_empty() && path.base == Base::Shared && model.layout != Layout::Alone;
-        if touched.contains(&node)
-            && !is_common
-            && let Some(times) = runner.times(&path)
-        {
-            history.note_times(node, times);
+
+    /// Notes the times that the nodes have now; but not of directories that other clients change as well.
+    pub(crate) fn note(&self, history: &mut ClientHistory, model: &Model, runner: &Runner) {
+        if self.nodes.is_empty() {
+            return;
+        }
+        for (path, node) in model.paths() {
+            let is_common = path.names.is_empty() && path.base == Base::Shared && model.layout != Layout::Alone;
+            if self.nodes.contains(&node)
+                && !is_common
+                && let Some(times) = runner.times(&path)
+            {
+                history.note_times(node, NotedTimes { times, begun: self.data.contains(&node).then_some(self.begun) });
+            }
         }
     }
+}
+
+/// The present, as inodes store it.
+pub(crate) fn now() -> Timestamp {
+    let (seconds, nanoseconds) = clock::now_wall();
+    Timestamp { seconds, nanoseconds }
 }
 
 /// Fsyncs of one client that ended without anybody waiting for them.

@@ -108,6 +108,22 @@ fn a_changed_mode_is_noticed() {
 }
 
 #[test]
+fn a_changed_time_is_noticed() {
+    let time = cairn_engine::TimeChange::At(cairn_engine::Timestamp { seconds: 86_400, nanoseconds: 5 });
+    let set = |change: cairn_engine::AttributeChange| {
+        judged_after(|volume| {
+            let (.., inode) = some_file(volume);
+            volume.set_attributes(inode, &change).expect("it exists");
+        })
+        .expect_err("a time changed")
+    };
+    let modified = set(cairn_engine::AttributeChange { modified: Some(time), ..Default::default() });
+    assert!(modified.contains("the time of its last modification"), "{modified}");
+    let changed = set(cairn_engine::AttributeChange { changed: Some(time), ..Default::default() });
+    assert!(changed.contains("the time of its last change"), "{changed}");
+}
+
+#[test]
 fn states_before_the_acknowledgement_are_refused() {
     let (device, histories) = finished_run();
     let end = device.history_len();

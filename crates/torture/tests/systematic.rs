@@ -1,8 +1,10 @@
 //! Crash-state searches of systematic workloads: this project's own, and those of another team's generator.
 //!
 //! Every sequence of one step and every workload with one core operation is always searched in full. `CAIRN_SYSTEMATIC` says
-//! how many sequences of two and of three steps (40 of each by default), `CAIRN_SEED` which.
+//! how many sequences of two and of three steps and workloads with two core operations (40 of each by default), `CAIRN_SEED`
+//! which.
 use cairn_environment::atomic::AtomicBool;
+use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{CampaignOptions, CampaignReport, Source, run};
 use cairn_torture::{number_from_environment, seed_from_environment};
 use std::sync::Arc;
@@ -36,4 +38,21 @@ fn sequences_of_two_steps() {
 #[test]
 fn sequences_of_three_steps() {
     campaign(Source::Systematic(3), &sampled(seed_from_environment()));
+}
+
+fn ace_file(name: &str) -> Source {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(name);
+    Source::Ace(AceFile::read(&path).unwrap_or_else(|error| panic!("{error}")))
+}
+
+#[test]
+fn workloads_with_one_core_operation() {
+    let report = campaign(ace_file("seq1.jlang.xz"), &CampaignOptions::new(seed_from_environment()));
+    assert_eq!(report.workloads, 435);
+}
+
+#[test]
+fn workloads_with_two_core_operations() {
+    let report = campaign(ace_file("seq2.jlang.xz"), &sampled(seed_from_environment()));
+    assert_eq!(report.workloads_total, 466_382);
 }

@@ -9,6 +9,7 @@ use anyhow::Context;
 use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{self, CampaignOptions, CampaignReport, Source};
 use cairn_torture::crash::{self, CrashOptions, CrashReport};
+use cairn_torture::faults::{self, FaultReport, FaultRow};
 use cairn_torture::search::SearchOptions;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
@@ -34,6 +35,7 @@ enum Command {
     Crash(Crash),
     Systematic(Systematic),
     Ace(Ace),
+    Faults(Faults),
 }
 
 /// Random runs of several clients, with power failures at random points.
@@ -77,12 +79,29 @@ struct Ace {
     common: Common,
 }
 
+/// Every read, write and flush of many short runs fails in turn, once or from then on.
+///
+/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must be reported to whom they
+/// concern, and whatever was acknowledged must be there after a power failure at the end.
+#[derive(Parser)]
+struct Faults {
+    /// Chooses which unflushed writes survive the power failure [default: a random one, which is printed].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(clap::Args)]
 struct Selection {
     /// Only so many of the workloads, chosen by the seed.
     #[arg(long, value_name = "N")]
     sample: Option<u64>,
-    /// Only the workload at this place, counted from 0.
+    /// Begin with the workload at this place, counted from 0.
+    #[arg(long, value_name = "K", default_value_t = 0, conflicts_with_all = ["sample", "only"])]
+    from: u64,
+    /// Only the workload at this place.
     #[arg(long, value_name = "K", conflicts_with = "sample")]
     only: Option<u64>,
     /// Recover one of so many images for writing as well, and cut the power once more in that; 0 for none.
@@ -129,6 +148,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let source = Source::Ace(AceFile::read(&ace.file).map_err(anyhow::Error::msg)?);
             run_campaign(source, &format!("ace {}", ace.file.display()), &ace.selection, &ace.common, &stop)
         }
+        Command::Faults(faults) => run_faults(faults, &stop),
     }
 }
 
@@ -185,6 +205,7 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
     let seed = common.seed();
     let options = CampaignOptions {
         sample: selection.sample,
+        from: selection.from,
         only: selection.only,
         threads: common.threads(),
         duration: common.seconds,
@@ -228,6 +249,40 @@ impl fmt::Display for Told<CampaignReport> {
             0 => writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed),
             count => writeln!(formatter, "\n{count} findings; the run ends after {}.", campaign::FINDINGS_MAX),
         }
+    }
+}
+
+fn run_faults(arguments: &Faults, stop: &AtomicBool) -> anyhow::Result<ExitCode> {
+    let seed = arguments.seed.unwrap_or_else(cairn_environment::random::u64);
+    let bar = ProgressBar::items("workloads", 0);
+    let mut begun = false;
+    let mut show = |done, total| {
+        if !std::mem::replace(&mut begun, true) {
+            bar.restart("workloads", total);
+        }
+        bar.set(done);
+    };
+    let report = faults::run(seed, stop, &mut show).map_err(anyhow::Error::msg)?;
+    drop(bar);
+    Told { command: "faults".into(), seed, passed: report.findings.is_empty(), report }.tell(arguments.json)
+}
+
+impl fmt::Display for Told<FaultReport> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "cairn torture faults: {} workloads", self.report.workloads)?;
+        writeln!(formatter, "  fails                 in turn   mount refused   reported   absorbed   crash states judged")?;
+        for row in &self.report.rows {
+            let lasting = if row.lasting { "from then on" } else { "once" };
+            let FaultRow { faults, refused, reported, absorbed, states, .. } = row;
+            writeln!(formatter, "  {:<6} {lasting:<13} {faults:>8} {refused:>15} {reported:>10} {absorbed:>10} {states:>21}", row.request)?;
+        }
+        for finding in &self.report.findings {
+            writeln!(formatter, "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}", self.seed)?;
+        }
+        if self.passed {
+            writeln!(formatter, "Every error was reported or harmless; nothing acknowledged was lost. (seed {})", self.seed)?;
+        }
+        Ok(())
     }
 }
 
@@ -295,6 +350,17 @@ impl fmt::Display for Told<CrashTold> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_torture::campaign::CampaignFinding;
+
+    #[test]
+    fn a_finding_says_how_to_repeat_it() {
+        let finding = CampaignFinding { workload: 7, operations: "unlink a; fsync d".into(), problem: "it is there".into() };
+        let report = CampaignReport { workloads: 8, workloads_total: 34, findings: vec![finding], threads: 1, ..CampaignReport::default() };
+        let told = Told { command: "systematic --length 1".into(), seed: 5, passed: false, report }.to_string();
+        assert!(told.contains("FOUND in workload 7: unlink a; fsync d\n  it is there"), "{told}");
+        assert!(told.contains("repeat: cairn torture systematic --length 1 --only 7 --seed 5"), "{told}");
+        assert!(!told.contains("Every state"), "{told}");
+    }
 
     #[test]
     fn digits_are_grouped() {
