@@ -6,7 +6,7 @@
 //! 3. Names: each leads to something, stands in a slot of its hash, and occurs once; a directory has one.
 //! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
-use super::gather::{Gathered, Inode, invented_item};
+use super::gather::{Attribute, Gathered, Inode, invented_item};
 use cairn_format::{
     DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, blocks_for_bytes, hash_name,
     name_slot_range,
@@ -91,11 +91,27 @@ fn contents(inode: &mut Inode, rules: &Rules) {
         None => inode.target.clear(),
     }
     inode.extents.values_mut().for_each(|extent| extent.generation = extent.generation.clamp(Generation(1), rules.generation));
+    xattrs(inode, rules);
+}
+
+/// Each attribute that is complete, once, in a slot of its name's hash: the one it has if that is one.
+fn xattrs(inode: &mut Inode, rules: &Rules) {
     let mut known = BTreeSet::new();
-    inode.xattrs.retain(|slot, attribute| {
-        let slots = name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
-        attribute.is_complete() && slots.contains(slot) && known.insert(attribute.item.name.clone())
-    });
+    let slots_of = |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
+    let mut misplaced = Vec::new();
+    for (slot, attribute) in std::mem::take(&mut inode.xattrs).into_iter().filter(|(_, attribute)| attribute.is_complete()) {
+        if !slots_of(&attribute).contains(&slot) {
+            misplaced.push(attribute);
+        } else if known.insert(attribute.item.name.clone()) {
+            inode.xattrs.insert(slot, attribute);
+        }
+    }
+    for attribute in misplaced {
+        let slot = slots_of(&attribute).find(|slot| !inode.xattrs.contains_key(slot));
+        if let Some(slot) = slot.filter(|_| known.insert(attribute.item.name.clone())) {
+            inode.xattrs.insert(slot, attribute);
+        }
+    }
 }
 
 /// Step 3.
