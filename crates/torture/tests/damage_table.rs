@@ -227,7 +227,7 @@ fn each_block_in_each_way() {
 /// Whether a repair leaves no errors; then everything works.
 fn repairs(device: &Arc<SimulatedDevice>, what: &str) -> bool {
     let repaired = fsck(device, true);
-    if !repaired.is_some_and(|report| report.errors == 0) {
+    if repaired.is_none_or(|report| report.errors != 0) {
         return false;
     }
     let volume = open(device, false).unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));

@@ -275,7 +275,7 @@ fn orphans(gathered: &mut Gathered) {
     let before = std::mem::take(&mut gathered.orphans);
     for (&number, inode) in &gathered.inodes {
         let Some(item) = &inode.item else { continue };
-        let data_end = inode.extents.iter().filter(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data).last();
+        let data_end = inode.extents.iter().rfind(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data);
         let behind_end = data_end.is_some_and(|(block, extent)| block + extent.blocks > blocks_for_bytes(item.size));
         let was_cut = before.get(&number) == Some(&OrphanKind::Truncate) && inode.file_type() == Some(FileType::Regular);
         if item.links == 0 {
