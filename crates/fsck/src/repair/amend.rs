@@ -8,8 +8,8 @@
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, Gathered, Inode, invented_item};
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, blocks_for_bytes, hash_name,
-    name_slot_range,
+    DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, XattrItem, blocks_for_bytes,
+    hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -99,7 +99,12 @@ fn xattrs(inode: &mut Inode, rules: &Rules) {
     let mut known = BTreeSet::new();
     let slots_of = |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
     let mut misplaced = Vec::new();
-    for (slot, attribute) in std::mem::take(&mut inode.xattrs).into_iter().filter(|(_, attribute)| attribute.is_complete()) {
+    for (slot, mut attribute) in std::mem::take(&mut inode.xattrs) {
+        let needed = XattrItem::parts(attribute.item.value_bytes as usize) as u64;
+        attribute.parts.retain(|part, _| (1..=needed).contains(part));
+        if !attribute.is_complete() {
+            continue;
+        }
         if !slots_of(&attribute).contains(&slot) {
             misplaced.push(attribute);
         } else if known.insert(attribute.item.name.clone()) {
