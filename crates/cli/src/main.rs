@@ -15,6 +15,7 @@ mod mount_error;
 mod mount_options;
 mod output;
 mod progress;
+mod repair_backup;
 mod signature;
 mod size;
 

@@ -142,7 +142,11 @@ fn fsck_tells_damage_by_its_exit_code() {
     assert!(cairn.exits_with(8, &["fsck", "letter"]).contains("letter"));
     // Slot 0 of the superblock: a repair writes it again from the others.
     overwrite(&cairn.path("image"), 16 * 4096 + 100, &[0xff; 8]);
-    cairn.exits_with(1, &["fsck", "image", "--repair"]);
+    let told = cairn.exits_with(1, &["fsck", "image", "--repair"]);
+    assert!(told.contains("--undo"), "{told}");
+    cairn.succeeds(&["fsck", "image", "--undo", "image.before-repair"]);
+    cairn.exits_with(1, &["fsck", "image", "--repair", "--backup", "backup"]);
+    assert!(cairn.path("backup").exists());
     cairn.succeeds(&["fsck", "image"]);
     // The leaf of the file tree: only a backup helps.
     let start = cairn_format::Geometry::for_size(32 << 20, Some(4 << 20)).unwrap().data_start();

@@ -251,14 +251,24 @@ impl VolumeInner {
     /// Target of a symbolic link.
     pub(crate) fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
         let inode = self.inodes.get(number);
-        if self.read_inode(&inode)?.file_type() != FileType::Symlink {
-            return Err(Error::InvalidArgument("not a symbolic link"));
+        let length = {
+            let state = self.read_inode(&inode)?;
+            if state.file_type() != FileType::Symlink {
+                return Err(Error::InvalidArgument("not a symbolic link"));
+            }
+            state.item.size
+        };
+        let (mut target, mut in_order) = (Vec::new(), true);
+        for (part, item) in (0..).zip(self.files.range(Key::all(number, ItemKind::Symlink))) {
+            let (key, value) = item?;
+            in_order &= key.offset == part;
+            target.extend(value);
         }
-        let mut target = Vec::new();
-        for item in self.files.range(Key::all(number, ItemKind::Symlink)) {
-            target.extend(item?.1);
+        if in_order && !target.is_empty() && target.len() as u64 == length && !target.contains(&0) {
+            return Ok(target);
         }
-        if target.is_empty() { Err(Error::NotFound) } else { Ok(target) }
+        let problem = format!("inode {number}: a symbolic link of {length} bytes with an impossible target of {}", target.len());
+        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
     }
 
     /// The directory that contains `directory`.

@@ -5,7 +5,9 @@ use crate::operation::{Effort, Operation};
 use crate::types::XattrMode;
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
-use cairn_format::{InodeNumber, ItemKind, Key, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range};
+use cairn_format::{
+    BlockNumber, FormatError, InodeNumber, ItemKind, Key, Structure, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range,
+};
 
 const NAME_BYTES_MAX: usize = 255;
 
@@ -45,9 +47,13 @@ impl VolumeInner {
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         let mut value = item.inline;
         for part in 1..=XattrItem::parts(item.value_bytes as usize) {
-            value.extend(self.files.get(&part_key(number, slot, part))?.ok_or(Error::NoAttribute)?);
+            value.extend(self.files.get(&part_key(number, slot, part))?.unwrap_or_default());
         }
-        Ok(value)
+        if value.len() == item.value_bytes as usize {
+            return Ok(value);
+        }
+        let problem = format!("inode {number}: an extended attribute has {} of its {} bytes", value.len(), item.value_bytes);
+        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
     }
 
     /// Names of all attributes.

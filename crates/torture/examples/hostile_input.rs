@@ -1,13 +1,12 @@
 //! Shows what becomes of one input of the fuzzer: `cargo run -p cairn-torture --example hostile_input HEX`.
 use cairn_blockdev::BlockDevice;
 use cairn_fsck::{CheckOptions, check};
-use cairn_torture::hostile::{images::BaseImage, program, try_input};
+use cairn_torture::hostile::{from_hex, images::BaseImage, program, try_input};
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let text = std::env::args().nth(1).ok_or("usage: hostile_input HEX")?;
-    let digits = (0..text.len() / 2).map(|index| u8::from_str_radix(&text[2 * index..2 * index + 2], 16));
-    let input: Vec<u8> = digits.collect::<Result<_, _>>()?;
+    let input = from_hex(&text).ok_or("an input consists of hexadecimal digits")?;
     let bases = BaseImage::all();
     let device = program::run(&bases, &input);
     println!("a volume of {} bytes", device.length_bytes());

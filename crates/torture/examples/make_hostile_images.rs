@@ -13,6 +13,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 type Done = Result<(), Box<dyn Error>>;
+/// Makes a part of a volume's content.
+type Part = fn(&Volume) -> Done;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
@@ -147,7 +149,7 @@ fn main() -> Done {
         println!("{name}: {} bytes", sparse.len());
         Ok(std::fs::write(format!("{folder}/{name}.sparse"), sparse)?)
     };
-    let makers: [(&str, u64, &[fn(&Volume) -> Done], bool); 5] = [
+    let makers: [(&str, u64, &[Part], bool); 5] = [
         ("everything", 16, &[everything], true),
         ("logged", 16, &[everything, logged], false),
         ("orphans", 16, &[orphans], false),

@@ -2,10 +2,9 @@
 //!
 //! The allocator of this program counts, so that an image that makes memory run out is found.
 use cairn_environment::random::Seeded;
-use cairn_torture::hostile::{AllocationMeter, FuzzOptions, fuzz};
+use cairn_torture::hostile::{AllocationMeter, FuzzOptions, corpus, fuzz};
 use cairn_torture::number_from_environment;
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -45,16 +44,9 @@ fn peak_bytes() -> u64 {
 /// What one volume of 24 MiB may make the program allocate, all uses of it together.
 const ALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
-fn corpus(folder: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(folder);
-    let mut files: Vec<_> = std::fs::read_dir(folder).expect("the corpus is there").map(|entry| entry.expect("it lists").path()).collect();
-    files.sort();
-    files.iter().map(|path| std::fs::read(path).expect("it reads")).collect()
-}
-
 #[test]
 fn no_hostile_volume_breaks_a_rule() {
-    let corpus = [corpus("regressions"), corpus("inputs")].concat();
+    let corpus = corpus();
     let given = corpus.len() as u64;
     let seconds = number_from_environment("CAIRN_FUZZ_SECONDS").unwrap_or(5);
     let options = FuzzOptions {

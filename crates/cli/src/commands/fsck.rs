@@ -2,10 +2,12 @@
 use crate::image::{self, Image};
 use crate::output;
 use crate::progress::ProgressBar;
+use crate::repair_backup::{self, BackingUp};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_fsck::{CheckOptions, FsckError, PassId, Progress};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code of a check that could not be done.
@@ -23,9 +25,15 @@ pub struct Arguments {
     /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
     data: bool,
-    /// Repair what can be repaired without guessing.
+    /// Repair what can be repaired; what lost its name moves to /lost+found.
     #[arg(long)]
     repair: bool,
+    /// With --repair: the file for what is overwritten [default: IMAGE.before-repair].
+    #[arg(long, value_name = "FILE", requires = "repair")]
+    backup: Option<PathBuf>,
+    /// Take a repair back, with the file that it made.
+    #[arg(long, value_name = "FILE", conflicts_with = "repair")]
+    undo: Option<PathBuf>,
     /// Repair a mirror without its lost members.
     #[arg(long)]
     degraded: bool,
@@ -39,9 +47,18 @@ pub struct Arguments {
 /// # Errors
 /// When the check could not be done.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mode = if arguments.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
-    let device = arguments.image.open(mode, arguments.degraded || !arguments.repair)?;
+    let writes = arguments.repair || arguments.undo.is_some();
+    let mode = if writes { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
+    let device = arguments.image.open(mode, arguments.degraded || !writes)?;
     image::warn_if_degraded(&*device);
+    if let Some(file) = &arguments.undo {
+        let writes = repair_backup::undo(&*device, file)?;
+        device.close()?;
+        println!("{}: {writes} writes taken back", arguments.image);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let backup = BackingUp::new(device.clone(), arguments.backup.clone().unwrap_or_else(|| backup_place(&arguments.image)));
+    let checked: &dyn BlockDevice = if arguments.repair { &backup } else { &*device };
     let options = CheckOptions { data: arguments.data, repair: arguments.repair };
     let bar = ProgressBar::items("superblocks", 0);
     let mut pass: Option<PassId> = None;
@@ -51,7 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         bar.set(progress.done);
     };
-    let result = cairn_fsck::check(&*device, &options, &mut show);
+    let result = cairn_fsck::check(checked, &options, &mut show);
     // What the first copy has is good by now, or known to be bad; the others are read for their own sake.
     let comparable = !may_differ(&*device) && result.is_ok();
     let other_copies = if arguments.data && comparable { 1..device.copies() } else { 0..0 };
@@ -59,12 +76,27 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let _same_report = cairn_fsck::check(&CopyFirst { device: &*device, copy }, &options, &mut show);
     }
     drop(bar);
+    if let Some(file) = backup.file() {
+        eprintln!(
+            "cairn: what the repair has overwritten is in {0}; `cairn fsck {1} --undo {0}` takes the repair back",
+            file.display(),
+            arguments.image
+        );
+    }
     let report = result.with_context(|| arguments.image.to_string())?;
     output::print(&report, arguments.json)?;
     if arguments.repair {
         device.flush().with_context(|| arguments.image.to_string())?;
     }
     Ok(ExitCode::from(report.exit_code().max(tell_bad_copies(&*device, arguments.repair))))
+}
+
+/// Beside an image file; of a block device in the current folder.
+fn backup_place(image: &Image) -> PathBuf {
+    let source = image.mount_source();
+    let mut name = source.file_name().unwrap_or_default().to_owned();
+    name.push(".before-repair");
+    if source.is_file() { source.with_file_name(name) } else { name.into() }
 }
 
 fn may_differ(device: &dyn BlockDevice) -> bool {

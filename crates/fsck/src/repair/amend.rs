@@ -6,10 +6,10 @@
 //! 3. Names: each leads to something, stands in a slot of its hash, and occurs once; a directory has one.
 //! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
-use super::gather::{Gathered, Inode, invented_item};
+use super::gather::{Attribute, Gathered, Inode, invented_item};
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, blocks_for_bytes, hash_name,
-    name_slot_range,
+    DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, XattrItem, blocks_for_bytes,
+    hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,11 +91,32 @@ fn contents(inode: &mut Inode, rules: &Rules) {
         None => inode.target.clear(),
     }
     inode.extents.values_mut().for_each(|extent| extent.generation = extent.generation.clamp(Generation(1), rules.generation));
+    xattrs(inode, rules);
+}
+
+/// Each attribute that is complete, once, in a slot of its name's hash: the one it has if that is one.
+fn xattrs(inode: &mut Inode, rules: &Rules) {
     let mut known = BTreeSet::new();
-    inode.xattrs.retain(|slot, attribute| {
-        let slots = name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
-        attribute.is_complete() && slots.contains(slot) && known.insert(attribute.item.name.clone())
-    });
+    let slots_of = |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
+    let mut misplaced = Vec::new();
+    for (slot, mut attribute) in std::mem::take(&mut inode.xattrs) {
+        let needed = XattrItem::parts(attribute.item.value_bytes as usize) as u64;
+        attribute.parts.retain(|part, _| (1..=needed).contains(part));
+        if !attribute.is_complete() {
+            continue;
+        }
+        if !slots_of(&attribute).contains(&slot) {
+            misplaced.push(attribute);
+        } else if known.insert(attribute.item.name.clone()) {
+            inode.xattrs.insert(slot, attribute);
+        }
+    }
+    for attribute in misplaced {
+        let slot = slots_of(&attribute).find(|slot| !inode.xattrs.contains_key(slot));
+        if let Some(slot) = slot.filter(|_| known.insert(attribute.item.name.clone())) {
+            inode.xattrs.insert(slot, attribute);
+        }
+    }
 }
 
 /// Step 3.
@@ -259,7 +280,7 @@ fn orphans(gathered: &mut Gathered) {
     let before = std::mem::take(&mut gathered.orphans);
     for (&number, inode) in &gathered.inodes {
         let Some(item) = &inode.item else { continue };
-        let data_end = inode.extents.iter().filter(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data).last();
+        let data_end = inode.extents.iter().rfind(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data);
         let behind_end = data_end.is_some_and(|(block, extent)| block + extent.blocks > blocks_for_bytes(item.size));
         let was_cut = before.get(&number) == Some(&OrphanKind::Truncate) && inode.file_type() == Some(FileType::Regular);
         if item.links == 0 {

@@ -7,7 +7,7 @@
 //! any thread is one, too. Process-wide state: while it runs, panics are collected instead of printed; one run at a time.
 use super::images::BaseImage;
 use super::input::{mutate, shrink};
-use super::try_input;
+use super::{to_hex, try_input};
 use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -102,7 +102,7 @@ pub struct FuzzReport {
 impl fmt::Display for FuzzReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for finding in &self.findings {
-            writeln!(f, "input {}: {}", hex(&finding.input), finding.problem)?;
+            writeln!(f, "input {}: {}", to_hex(&finding.input), finding.problem)?;
         }
         let seconds = self.elapsed.as_secs_f64();
         write!(
@@ -116,11 +116,6 @@ impl fmt::Display for FuzzReport {
             self.findings.len()
         )
     }
-}
-
-/// An input as text.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Panics of all threads since they were last taken.

@@ -251,7 +251,7 @@ impl Draft<'_> {
 
     /// A known field that fits into `length` bytes, or any byte of them.
     fn field_of(&mut self, length: usize, fields: &[(usize, usize)]) -> (usize, usize) {
-        if self.input.byte() % 8 == 0 {
+        if self.input.byte().is_multiple_of(8) {
             return (self.input.below(length.max(1)), 1);
         }
         let fitting: Vec<_> = fields.iter().copied().filter(|(offset, width)| offset + width <= length).collect();
@@ -267,7 +267,7 @@ impl Draft<'_> {
             return;
         };
         let how = self.input.byte();
-        if how % 4 == 0 {
+        if how.is_multiple_of(4) {
             let index = self.input.below(node.count().max(1));
             if index < node.count() {
                 node.remove(index);
@@ -352,7 +352,7 @@ impl Draft<'_> {
                 }
                 at = next;
             }
-            if draft.input.byte() % 2 == 0 {
+            if draft.input.byte().is_multiple_of(2) {
                 let (offset, width) = draft.input.one_of(&ENTRY_FIELDS).unwrap_or((0, 8));
                 draft.set_field(bytes, (at + offset, width));
             } else {
@@ -391,7 +391,7 @@ impl Draft<'_> {
             sequence,
             log_epoch: superblock.log_epoch,
             generation,
-            flushed_sequence: if self.input.byte() % 2 == 0 { sequence - 1 } else { self.number(sequence) },
+            flushed_sequence: if self.input.byte().is_multiple_of(2) { sequence - 1 } else { self.number(sequence) },
             last_operation: cairn_format::LogSeq(last.as_ref().map_or(1, |last| last.header.last_operation.0.saturating_add(1))),
             next_inode: superblock.next_inode.saturating_add(64),
         };
@@ -445,7 +445,7 @@ impl Draft<'_> {
         let Some(target) = self.input.one_of(&self.base.nodes) else { return };
         let mut page = self.read(source.0, NODE_BLOCKS);
         page[32..40].copy_from_slice(&target.0.to_le_bytes());
-        if self.input.byte() % 2 == 0 {
+        if self.input.byte().is_multiple_of(2) {
             let generation = self.read(target.0, 1)[40..48].to_vec();
             page[40..48].copy_from_slice(&generation);
         }
@@ -456,7 +456,7 @@ impl Draft<'_> {
     /// A shorter device, or a repaired one that further operations change.
     fn whole_device(&mut self) {
         let blocks = self.base.superblock.geometry.total_blocks;
-        if self.input.byte() % 4 == 0 {
+        if self.input.byte().is_multiple_of(4) {
             let length = (self.number(blocks) % (blocks + 1)) * BLOCK_SIZE as u64;
             self.device = self.device.copy().cut(length);
         } else {

@@ -1,0 +1,191 @@
+//! What a repair overwrites, kept in a file, so that the repair can be taken back: `cairn fsck IMAGE --undo FILE`.
+//!
+//! The file: `CRNUNDO1`, then records of offset (u64), length (u32), CRC-32C of the bytes (u32), bytes; little-endian. Each record
+//! is durable before its blocks are overwritten. Undoing writes the records back from the last to the first; a record that a crash
+//! tore has not been needed.
+//!
+//! Lock discipline: one lock of rank `LEAF` around the file, held while a record is written; the device is read before and
+//! written after.
+use anyhow::{Context, ensure};
+use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, Operation};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
+use cairn_format::checksum;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+const MAGIC: &[u8; 8] = b"CRNUNDO1";
+const RECORD_HEADER_BYTES: usize = 16;
+/// Names that are tried for a backup.
+const NAMES_MAX: u32 = 1000;
+
+/// A device that keeps what is overwritten.
+pub struct BackingUp {
+    device: Arc<dyn BlockDevice>,
+    place: PathBuf,
+    /// Made with the first write.
+    file: Mutex<Option<(PathBuf, File)>>,
+}
+
+impl BackingUp {
+    /// Keeps what is overwritten on `device` in the file `place`, or in one with a number behind that name if it exists.
+    pub fn new(device: Arc<dyn BlockDevice>, place: PathBuf) -> Self {
+        Self { device, place, file: Mutex::new(Rank::LEAF, None) }
+    }
+
+    /// Where the backup is, if anything was written.
+    pub fn file(&self) -> Option<PathBuf> {
+        self.file.lock().as_ref().map(|(path, _)| path.clone())
+    }
+
+    fn keep(&self, offset_bytes: u64, old: &[u8]) -> io::Result<()> {
+        let mut file = self.file.lock();
+        if file.is_none() {
+            *file = Some(create(&self.place)?);
+        }
+        if let Some((_, file)) = &mut *file {
+            file.write_all(&record(offset_bytes, old))?;
+            file.sync_data()?;
+        }
+        Ok(())
+    }
+}
+
+fn create(place: &Path) -> io::Result<(PathBuf, File)> {
+    for number in 1..NAMES_MAX {
+        let path = if number == 1 { place.to_owned() } else { PathBuf::from(format!("{}.{number}", place.display())) };
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(mut file) => {
+                file.write_all(MAGIC)?;
+                return Ok((path, file));
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(io::Error::new(error.kind(), format!("backup {}: {error}", path.display()))),
+        }
+    }
+    Err(io::Error::new(ErrorKind::AlreadyExists, format!("backup {}: remove old ones", place.display())))
+}
+
+fn record(offset_bytes: u64, bytes: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(bytes.len()).expect("a repair writes a node at most");
+    [&offset_bytes.to_le_bytes()[..], &length.to_le_bytes(), &checksum(bytes).to_le_bytes(), bytes].concat()
+}
+
+/// The records of a backup, up to one that was torn.
+fn records(bytes: &[u8]) -> Vec<(u64, &[u8])> {
+    let mut records = Vec::new();
+    let mut rest = bytes;
+    while let Some((header, after)) = rest.split_at_checked(RECORD_HEADER_BYTES) {
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let offset = u64::from(word(0)) | u64::from(word(4)) << 32;
+        let Some((content, next)) = after.split_at_checked(word(8) as usize) else { break };
+        if checksum(content) != word(12) {
+            break;
+        }
+        records.push((offset, content));
+        rest = next;
+    }
+    records
+}
+
+/// Takes a repair back; returns how many writes it had made.
+///
+/// # Errors
+/// The file is no backup, or does not fit the device, or the device fails.
+pub fn undo(device: &dyn BlockDevice, path: &Path) -> anyhow::Result<usize> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let content = bytes.strip_prefix(MAGIC).with_context(|| format!("{} is not a backup of a repair", path.display()))?;
+    let records = records(content);
+    let fits = |(offset, bytes): &(u64, &[u8])| {
+        let whole = offset.is_multiple_of(4096) && bytes.len().is_multiple_of(4096);
+        whole && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= device.length_bytes())
+    };
+    ensure!(records.iter().all(fits), "{} is a backup of another, larger device", path.display());
+    for (offset, bytes) in records.iter().rev() {
+        device.write(*offset, &[bytes])?;
+    }
+    device.flush()?;
+    Ok(records.len())
+}
+
+impl BlockDevice for BackingUp {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let mut old = vec![0; buffers.iter().map(|buffer| buffer.len()).sum()];
+        // What can't be read can't be brought back either.
+        if self.device.read(offset_bytes, &mut old).is_ok() {
+            let failed = |error| DeviceError::new(Operation::Write, offset_bytes, old.len() as u64, &Arc::from("the backup"), error);
+            self.keep(offset_bytes, &old).map_err(failed)?;
+        }
+        self.device.write(offset_bytes, buffers)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+
+    fn flush_time(&self) -> Duration {
+        self.device.flush_time()
+    }
+
+    fn copies(&self) -> usize {
+        self.device.copies()
+    }
+
+    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read_copy(copy, offset_bytes, buffer)
+    }
+
+    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
+        self.device.repair(offset_bytes, good)
+    }
+
+    fn health(&self) -> Option<DeviceHealth> {
+        self.device.health()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_blockdev::MemoryDevice;
+
+    #[test]
+    fn what_was_overwritten_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("backup");
+        let device = Arc::new(MemoryDevice::new(1 << 20));
+        device.write(8192, &[&[1; 4096]]).unwrap();
+        let backing = BackingUp::new(device.clone(), place.clone());
+        assert_eq!(backing.file(), None);
+        backing.write(8192, &[&[2; 4096]]).unwrap();
+        backing.write(4096, &[&[3; 4096], &[4; 4096]]).unwrap();
+        assert_eq!(backing.file(), Some(place.clone()));
+        // The end of the last record is torn.
+        let bytes = std::fs::read(&place).unwrap();
+        std::fs::write(&place, [&bytes[..], &record(0, &[9; 4096])[..900]].concat()).unwrap();
+        assert_eq!(undo(&*device, &place).unwrap(), 2);
+        let mut now = vec![0; 8192];
+        device.read(4096, &mut now).unwrap();
+        assert!(now[..4096] == [0; 4096] && now[4096..] == [1; 4096]);
+        let second = BackingUp::new(device.clone(), place);
+        second.write(0, &[&[1; 4096]]).unwrap();
+        assert_eq!(second.file(), Some(folder.path().join("backup.2")));
+        std::fs::write(folder.path().join("other"), b"text").unwrap();
+        assert!(undo(&*device, &folder.path().join("other")).is_err());
+    }
+}
