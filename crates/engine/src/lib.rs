@@ -22,6 +22,8 @@ mod orphans;
 mod preallocate;
 mod recovery;
 mod rename;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
 mod statistics;
 mod transaction;
 mod truncate;
