@@ -1,7 +1,19 @@
 //! Whether the user wants the run to end.
-use anyhow::bail;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The user wants the run to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 /// A flag that a signal handler may set; every loop of a run looks at it.
 #[derive(Clone, Debug, Default)]
@@ -25,9 +37,6 @@ impl Interrupt {
     /// # Errors
     /// When the flag is set.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.is_set() {
-            bail!("interrupted");
-        }
-        Ok(())
+        if self.is_set() { Err(Interrupted.into()) } else { Ok(()) }
     }
 }

@@ -24,7 +24,9 @@ mod recorder;
 mod report;
 pub mod report_page;
 mod resources;
+mod run_queue;
 mod scratch_image;
+mod simulated_disk;
 mod spec;
 mod table;
 mod target;
@@ -32,7 +34,7 @@ mod workloads;
 
 pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
-pub use interrupt::Interrupt;
+pub use interrupt::{Interrupt, Interrupted};
 pub use machine::{Machine, utc_now};
 pub use posix_target::PosixTarget;
 pub use report::{Figure, OperationSummary, Origin, Report};

@@ -5,6 +5,7 @@ use crate::report::OperationSummary;
 use cairn_environment::clock::{self, Monotonic};
 use hdrhistogram::Histogram;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Relative error of a quantile: one part in a thousand.
 const SIGNIFICANT_DIGITS: u8 = 3;
@@ -29,6 +30,7 @@ pub struct Recorder {
     begin: Monotonic,
     end: Option<Monotonic>,
     bytes: u64,
+    longest_running: Option<(Duration, &'static str)>,
 }
 
 impl Recorder {
@@ -63,6 +65,18 @@ impl Recorder {
         latencies.max_ns = latencies.max_ns.max(latency_ns);
     }
 
+    /// An operation that began at `start` took `latency` without the time in which its thread had no CPU.
+    pub fn record_running(&mut self, name: &'static str, start: Monotonic, latency: Duration) {
+        if start >= self.begin {
+            self.longest_running = self.longest_running.max(Some((latency, name)));
+        }
+    }
+
+    /// The longest of those, and which operation it was.
+    pub fn longest_running(&self) -> Option<(Duration, &'static str)> {
+        self.longest_running
+    }
+
     /// Counts bytes that were read or written just now.
     pub fn add_bytes(&mut self, bytes: u64) {
         let now = clock::now_monotonic();
@@ -85,6 +99,7 @@ impl Recorder {
     /// Adds what another one has.
     pub fn merge(&mut self, other: &Recorder) {
         self.bytes += other.bytes;
+        self.longest_running = self.longest_running.max(other.longest_running);
         for (name, theirs) in &other.operations {
             let ours = self.operations.entry(name).or_insert_with(Latencies::new);
             ours.histogram.add(&theirs.histogram).expect("a growing histogram takes every value");

@@ -1,11 +1,13 @@
 //! What `--target` says, and how it becomes a target.
 //!
 //! `DIR` is a directory; `engine:IMAGE`, `engine:memory` and `engine:simulated` run the engine in this process on an image
-//! file or block device, on memory, and on memory whose flushes take a given time. Options follow a second colon:
+//! file or block device, on memory, and on memory whose flushes take a given time; `engine:disk` on a simple disk, whose reads
+//! take time as well and where nothing else is served during a flush. Options follow a second colon:
 //! `engine:simulated:flush_ms=10,size=4G`.
 use crate::engine_settings::EngineSettings;
 use crate::engine_target::EngineTarget;
 use crate::posix_target::PosixTarget;
+use crate::simulated_disk::SimulatedDisk;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, FileDevice, MemoryDevice, OpenMode, SetWrite, SimulatedDevice};
@@ -29,6 +31,8 @@ pub enum DeviceSpec {
     Memory { size_bytes: u64 },
     /// Memory whose flush takes a time.
     Simulated { size_bytes: u64, flush_time: Duration },
+    /// A simple disk that serves one request at a time.
+    Disk { size_bytes: u64, read_time: Duration, flush_time: Duration },
 }
 
 /// What a load runs against.
@@ -64,6 +68,11 @@ pub fn parse_size_bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
+fn parse_milliseconds(name: &str, value: &str) -> Result<Duration, String> {
+    let milliseconds: f64 = value.parse().map_err(|_| format!("\"{value}\" is not a time; write for example {name}=10"))?;
+    Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| format!("{name}={value}: {error}"))
+}
+
 impl FromStr for TargetSpec {
     type Err = String;
 
@@ -72,21 +81,18 @@ impl FromStr for TargetSpec {
             return Ok(TargetSpec::Directory(text.into()));
         };
         let (name, options) = rest.split_once(':').unwrap_or((rest, ""));
-        let (mut size_bytes, mut flush_time) = (SIZE_BYTES_DEFAULT, None);
+        let (mut size_bytes, mut flush_time, mut read_time) = (SIZE_BYTES_DEFAULT, Duration::ZERO, Duration::ZERO);
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("size", value)) => {
                     size_bytes = parse_size_bytes(value).ok_or_else(|| format!("\"{value}\" is not a size; write for example size=4G"))?;
                 }
-                Some(("flush_ms", value)) if name == "simulated" => {
-                    let milliseconds: f64 =
-                        value.parse().map_err(|_| format!("\"{value}\" is not a time; write for example flush_ms=10"))?;
-                    flush_time =
-                        Some(Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| format!("flush_ms={value}: {error}"))?);
-                }
+                Some(("flush_ms", value)) if name == "simulated" || name == "disk" => flush_time = parse_milliseconds("flush_ms", value)?,
+                Some(("read_ms", value)) if name == "disk" => read_time = parse_milliseconds("read_ms", value)?,
                 _ => {
                     return Err(format!(
-                        "\"{option}\" is not an option of engine:{name}; there are size=4G and, for engine:simulated, flush_ms=10"
+                        "\"{option}\" is not an option of engine:{name}; there are size=4G, for engine:simulated and engine:disk \
+                         flush_ms=10, for engine:disk read_ms=0.5"
                     ));
                 }
             }
@@ -97,7 +103,8 @@ impl FromStr for TargetSpec {
                 return Err("engine: lacks the name of an image; write engine:IMAGE, engine:memory or engine:simulated:flush_ms=10".into());
             }
             "memory" => DeviceSpec::Memory { size_bytes },
-            "simulated" => DeviceSpec::Simulated { size_bytes, flush_time: flush_time.unwrap_or_default() },
+            "simulated" => DeviceSpec::Simulated { size_bytes, flush_time },
+            "disk" => DeviceSpec::Disk { size_bytes, read_time, flush_time },
             path => DeviceSpec::Image { path: path.into(), size_bytes },
         }))
     }
@@ -107,9 +114,10 @@ impl DeviceSpec {
     /// Size of a new device.
     pub fn size_bytes(&self) -> u64 {
         match self {
-            DeviceSpec::Image { size_bytes, .. } | DeviceSpec::Memory { size_bytes } | DeviceSpec::Simulated { size_bytes, .. } => {
-                *size_bytes
-            }
+            DeviceSpec::Image { size_bytes, .. }
+            | DeviceSpec::Memory { size_bytes }
+            | DeviceSpec::Simulated { size_bytes, .. }
+            | DeviceSpec::Disk { size_bytes, .. } => *size_bytes,
         }
     }
 
@@ -125,6 +133,9 @@ impl DeviceSpec {
                 device.set_flush_time(*flush_time);
                 (Arc::new(device), true)
             }
+            DeviceSpec::Disk { size_bytes, read_time, flush_time } => {
+                (Arc::new(SimulatedDisk::new(*size_bytes, *read_time, *flush_time)), true)
+            }
             DeviceSpec::Image { path, .. } if path.exists() => (Arc::new(FileDevice::open(path, OpenMode::ReadWrite)?), false),
             DeviceSpec::Image { path, size_bytes } => (Arc::new(FileDevice::create(path, *size_bytes)?), true),
         })
@@ -138,6 +149,9 @@ impl TargetSpec {
             TargetSpec::Directory(path) => path.display().to_string(),
             TargetSpec::Engine(DeviceSpec::Memory { .. }) => "engine on memory".into(),
             TargetSpec::Engine(DeviceSpec::Simulated { flush_time, .. }) => format!("engine on memory, flush {flush_time:?}"),
+            TargetSpec::Engine(DeviceSpec::Disk { read_time, flush_time, .. }) => {
+                format!("engine on a disk, read {read_time:?}, flush {flush_time:?}")
+            }
             TargetSpec::Engine(DeviceSpec::Image { path, .. }) => format!("engine on {}", path.display()),
         }
     }
@@ -317,6 +331,9 @@ mod tests {
         assert_eq!(parse("engine:memory"), TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 4 << 30 }));
         let simulated = DeviceSpec::Simulated { size_bytes: 1 << 30, flush_time: Duration::from_millis(10) };
         assert_eq!(parse("engine:simulated:flush_ms=10,size=1G"), TargetSpec::Engine(simulated));
+        let (read_time, flush_time) = (Duration::from_micros(500), Duration::from_millis(10));
+        let disk = DeviceSpec::Disk { size_bytes: 1 << 30, read_time, flush_time };
+        assert_eq!(parse("engine:disk:flush_ms=10,read_ms=0.5,size=1G"), TargetSpec::Engine(disk));
         let image = DeviceSpec::Image { path: "a/b".into(), size_bytes: 64 << 20 };
         assert_eq!(parse("engine:a/b:size=64M"), TargetSpec::Engine(image));
     }
@@ -405,9 +422,15 @@ mod tests {
 
     #[test]
     fn bad_targets_say_what_is_possible() {
-        for text in
-            ["engine:", "engine:memory:flush_ms=1", "engine:simulated:flush_ms=-1", "engine:memory:size=4X", "engine:memory:speed=9"]
-        {
+        for text in [
+            "engine:",
+            "engine:memory:flush_ms=1",
+            "engine:simulated:read_ms=1",
+            "engine:disk:read_ms=x",
+            "engine:simulated:flush_ms=-1",
+            "engine:memory:size=4X",
+            "engine:memory:speed=9",
+        ] {
             let error = text.parse::<TargetSpec>().unwrap_err();
             assert!(error.contains("size=4G") || error.contains("flush_ms") || error.contains("IMAGE"), "{error}");
         }

@@ -28,7 +28,7 @@ pub fn is_aligned(memory: &[u8]) -> bool {
 /// assert!(is_aligned(&buffer));
 /// assert_eq!(buffer.len(), 8192);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct AlignedBuffer {
     pages: Vec<Page>,
 }

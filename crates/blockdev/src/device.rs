@@ -63,6 +63,13 @@ pub trait BlockDevice: Send + Sync {
         writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
     }
 
+    /// As [`BlockDevice::write_set`]; `meanwhile` is called once, while the writes are under way where the device can, and
+    /// before them otherwise.
+    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+        meanwhile();
+        self.write_set(writes)
+    }
+
     /// Makes durable every write that completed before the call.
     ///
     /// # Errors
@@ -146,6 +153,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
         (**self).write_set(writes)
+    }
+
+    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+        (**self).write_set_while(writes, meanwhile)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -18,7 +18,7 @@ use crate::holes::Holes;
 use crate::kernel::{self, PARTS_MAX, Storage};
 use crate::ring::{RingWrite, Rings};
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::clock;
+use cairn_environment::{clock, thread};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::Path;
@@ -225,10 +225,15 @@ impl FileDevice {
 
     /// Puts those of `writes` that a ring can take through one, and says for each what became of it: `None` if it is still
     /// to be written.
-    fn write_through_ring(&self, rings: &Rings, writes: &[SetWrite<'_>]) -> Vec<Option<Result<(), DeviceError>>> {
+    fn write_through_ring(
+        &self,
+        rings: &Rings,
+        writes: &[SetWrite<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Vec<Option<Result<(), DeviceError>>> {
         let mut results: Vec<_> = writes.iter().map(|_| None).collect();
         let ready: Vec<usize> = (0..writes.len()).filter(|&index| self.ready_for_ring(&writes[index])).collect();
-        if ready.len() < 2 {
+        if ready.is_empty() {
             return results;
         }
         let requests: Vec<RingWrite<'_>> = ready
@@ -238,7 +243,7 @@ impl FileDevice {
                 parts: writes[index].buffers.iter().map(|buffer| IoSlice::new(buffer)).collect(),
             })
             .collect();
-        let Some(written) = rings.write(&self.file, &requests) else { return results };
+        let Some(written) = rings.write(&self.file, &requests, meanwhile) else { return results };
         for (index, result) in ready.into_iter().zip(written) {
             let length_bytes = gathered_bytes(&writes[index].buffers);
             let range = Range { operation: Operation::Write, offset_bytes: writes[index].offset_bytes, length_bytes, device: &self.name };
@@ -247,13 +252,21 @@ impl FileDevice {
                     self.counters.count_write(length_bytes);
                     Some(Ok(()))
                 }
-                // Cut short, or the kernel would not do it this way now: all of it again, by a plain call.
+                // Cut short, or the kernel would not do it this way: all of it again, by a plain call, whose errors count.
                 Ok(_) => None,
-                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
-                Err(error) => Some(Err(range.error(error))),
+                Err(error) => {
+                    tracing::debug!("through a ring: {}", range.error(error));
+                    None
+                }
             };
         }
         results
+    }
+
+    /// Writes what a ring did not write, one after the other.
+    fn write_rest(&self, writes: &[SetWrite<'_>], written: Vec<Option<Result<(), DeviceError>>>) -> Vec<Result<(), DeviceError>> {
+        let rest = |(write, done): (&SetWrite<'_>, Option<_>)| done.unwrap_or_else(|| self.write(write.offset_bytes, &write.buffers));
+        writes.iter().zip(written).map(rest).collect()
     }
 
     fn read_bounced(&self, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -337,6 +350,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 
 impl BlockDevice for FileDevice {
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        thread::will_block();
         let range = self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
         let result = if self.direct && !is_aligned(buffer) {
             self.read_bounced(offset_bytes, buffer)
@@ -349,6 +363,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        thread::will_block();
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         self.writable(range)?;
         let _large_write = self.holes.as_ref().and_then(|holes| holes.before_write(&self.file, offset_bytes, range.length_bytes));
@@ -363,15 +378,32 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
-        let written = match &self.rings {
-            Some(rings) if writes.len() > 1 => self.write_through_ring(rings, writes),
-            _ => writes.iter().map(|_| None).collect(),
+        thread::will_block();
+        match &self.rings {
+            Some(rings) if writes.len() > 1 => self.write_rest(writes, self.write_through_ring(rings, writes, &mut || {})),
+            _ => writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect(),
+        }
+    }
+
+    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+        thread::will_block();
+        let Some(rings) = &self.rings else {
+            meanwhile();
+            return self.write_set(writes);
         };
-        let rest = |(write, done): (&SetWrite<'_>, Option<_>)| done.unwrap_or_else(|| self.write(write.offset_bytes, &write.buffers));
-        writes.iter().zip(written).map(rest).collect()
+        let mut called = false;
+        let mut once = || {
+            if !std::mem::replace(&mut called, true) {
+                meanwhile();
+            }
+        };
+        let written = self.write_through_ring(rings, writes, &mut once);
+        once();
+        self.write_rest(writes, written)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
+        thread::will_block();
         let range = self.checked(Operation::Flush, 0, 0)?;
         self.writable(range)?;
         let begin = clock::now_monotonic();

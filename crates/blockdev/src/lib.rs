@@ -9,6 +9,7 @@
 //! those of [`composed`] and `holes`, no lock is held during a system call or a simulated delay.
 
 mod aligned;
+mod blocks;
 pub mod composed;
 mod copies;
 mod counters;
@@ -21,8 +22,10 @@ mod kernel;
 mod memory;
 mod ring;
 pub mod simulated;
+mod slab;
 
 pub use aligned::{AlignedBuffer, BufferPool, PooledBuffer, is_aligned};
+pub use blocks::{BlockBuffer, BlockPool, SharedBlocks};
 pub use composed::{ComposedError, DeviceHealth};
 pub use copies::read_verified;
 pub use counters::DeviceCounters;

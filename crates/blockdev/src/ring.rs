@@ -4,7 +4,8 @@
 //! run of blocks there is no difference, so [`FileDevice`](crate::FileDevice) uses a ring from two writes on.
 //!
 //! States of a request: pushed → taken by the kernel → completed. [`Ring::write`] returns when all that the kernel took are
-//! completed, whatever happens: the memory is only lent to it.
+//! completed, whatever happens: the memory is only lent to it. When the kernel takes no more, the rest fails, and the ring is
+//! not used again.
 //!
 //! Where the kernel refuses rings (old, forbidden by the administrator or a container), there is none, and the writes go one
 //! after the other. `CAIRN_IO=calls` in the environment asks for that, too.
@@ -13,16 +14,21 @@
 
 use crate::kernel::PARTS_MAX;
 use cairn_environment::lock::Mutex;
-use cairn_environment::{Rank, thread};
+use cairn_environment::{Rank, clock};
 use io_uring::{IoUring, opcode, types};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 /// Requests that a ring has under way at once.
 const ENTRIES: u32 = 128;
 /// Rings kept for later.
 const RINGS_KEPT: usize = 4;
+/// How often to look for completions while the kernel can't be asked.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// One write: where, and the aligned memory to write there, in at most [`PARTS_MAX`] parts.
 pub(crate) struct RingWrite<'a> {
     pub(crate) offset_bytes: u64,
@@ -49,37 +55,53 @@ impl Rings {
         }
     }
 
-    /// Writes the set. The results are those of the system, short counts included; `None`: no ring could be had, and
-    /// nothing was written.
-    pub(crate) fn write(&self, file: &File, writes: &[RingWrite<'_>]) -> Option<Vec<io::Result<usize>>> {
+    /// Writes the set. The results are those of the system, short counts included; what failed may not have been tried.
+    /// `None`: no ring could be had, and nothing was written. `meanwhile` is called once, when the first requests are under
+    /// way, unless there is no ring.
+    pub(crate) fn write(&self, file: &File, writes: &[RingWrite<'_>], meanwhile: &mut dyn FnMut()) -> Option<Vec<io::Result<usize>>> {
         let unused = self.unused.lock().pop();
         let mut ring = match unused {
             Some(ring) => ring,
             None => Ring::new().ok()?,
         };
-        let results = writes.chunks(ENTRIES as usize).flat_map(|chunk| ring.write(file, chunk)).collect();
-        let mut unused = self.unused.lock();
-        if unused.len() < RINGS_KEPT {
-            unused.push(ring);
+        let mut results = Vec::with_capacity(writes.len());
+        let mut once = Some(meanwhile);
+        for chunk in writes.chunks(ENTRIES as usize) {
+            if ring.broken {
+                results.extend(chunk.iter().map(|_| untried()));
+            } else {
+                results.extend(ring.write(file, chunk, once.take()));
+            }
+        }
+        if !ring.broken {
+            let mut unused = self.unused.lock();
+            if unused.len() < RINGS_KEPT {
+                unused.push(ring);
+            }
         }
         Some(results)
     }
 }
 
+fn untried() -> io::Result<usize> {
+    Err(io::Error::other("the kernel did not take the request"))
+}
+
 struct Ring {
     ring: IoUring,
+    /// It holds requests that the kernel did not take, and that must never be taken.
+    broken: bool,
 }
 
 impl Ring {
     fn new() -> io::Result<Self> {
-        Ok(Self { ring: IoUring::new(ENTRIES)? })
+        Ok(Self { ring: IoUring::new(ENTRIES)?, broken: false })
     }
 
     /// Writes at most [`ENTRIES`] requests and waits for all of them.
-    fn write(&mut self, file: &File, writes: &[RingWrite<'_>]) -> Vec<io::Result<usize>> {
+    fn write(&mut self, file: &File, writes: &[RingWrite<'_>], meanwhile: Option<&mut dyn FnMut()>) -> Vec<io::Result<usize>> {
         debug_assert!(writes.iter().all(|write| write.parts.len() <= PARTS_MAX));
-        let unknown = || Err(io::ErrorKind::Other.into());
-        let mut results: Vec<io::Result<usize>> = writes.iter().map(|_| unknown()).collect();
+        let mut results: Vec<io::Result<usize>> = writes.iter().map(|_| untried()).collect();
         let descriptor = types::Fd(file.as_raw_fd());
         for (write, index) in writes.iter().zip(0..) {
             // `IoSlice` has the layout of `iovec`, which is what the kernel reads.
@@ -92,20 +114,30 @@ impl Ring {
             let pushed = unsafe { self.ring.submission().push(&request) };
             debug_assert!(pushed.is_ok(), "a chunk has no more requests than the ring has entries");
         }
-        self.wait_for_all(writes.len(), &mut results);
+        let panic = meanwhile.and_then(|meanwhile| {
+            // What the kernel does not take now is submitted with the wait, where errors count.
+            let _ = self.ring.submit();
+            std::panic::catch_unwind(AssertUnwindSafe(meanwhile)).err()
+        });
+        self.wait_for_all(writes.len(), &mut results, |ring, count| ring.submit_and_wait(count));
+        if let Some(panic) = panic {
+            std::panic::resume_unwind(panic);
+        }
         results
     }
 
-    /// Waits until `count` requests are completed. What goes wrong with the waiting itself can't be reported before the
-    /// kernel has given back the memory, so it is tried again.
-    fn wait_for_all(&mut self, count: usize, results: &mut [io::Result<usize>]) {
+    /// Waits until `count` requests are completed; `enter` calls the kernel. If that fails, those that the kernel has taken are
+    /// waited for all the same, since it still has their memory: completions arrive without a call, too. The others are
+    /// given up.
+    fn wait_for_all(
+        &mut self,
+        count: usize,
+        results: &mut [io::Result<usize>],
+        mut enter: impl FnMut(&mut IoUring, usize) -> io::Result<usize>,
+    ) {
         let mut completed = 0;
         while completed < count {
-            if let Err(error) = self.ring.submit_and_wait(count - completed)
-                && error.kind() != io::ErrorKind::Interrupted
-            {
-                thread::yield_now();
-            }
+            let entered = enter(&mut self.ring, count - completed);
             for entry in self.ring.completion() {
                 let result = entry.result();
                 if let Some(slot) = results.get_mut(entry.user_data() as usize) {
@@ -113,6 +145,63 @@ impl Ring {
                 }
                 completed += 1;
             }
+            match entered {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    let not_taken = self.ring.submission().len();
+                    if completed + not_taken >= count {
+                        tracing::warn!("a ring takes no requests ({error}): {not_taken} writes go another way");
+                        self.broken |= not_taken > 0;
+                        return;
+                    }
+                    clock::sleep(PAUSE);
+                }
+                _ => {}
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aligned::AlignedBuffer;
+    use std::os::unix::fs::FileExt;
+
+    /// Pushes two writes of a block, the second of them by `enter`, and returns what became of both.
+    fn two_writes(enter: impl FnMut(&mut IoUring, usize) -> io::Result<usize>) -> Option<(Vec<io::Result<usize>>, bool, File)> {
+        let file = tempfile::tempfile().expect("a file");
+        let mut ring = Ring::new().ok()?;
+        let blocks = [AlignedBuffer::copy_of(&[1; 4096]), AlignedBuffer::copy_of(&[2; 4096])];
+        let mut results = vec![untried(), untried()];
+        for (block, index) in blocks.iter().zip(0..) {
+            let request = opcode::Write::new(types::Fd(file.as_raw_fd()), block.as_ptr(), 4096).offset(index * 4096).build();
+            // SAFETY: descriptor and memory live until `wait_for_all` has returned, which waits for what the kernel took.
+            unsafe { ring.ring.submission().push(&request.user_data(index)).expect("room") };
+        }
+        ring.wait_for_all(2, &mut results, enter);
+        let broken = ring.broken;
+        Some((results, broken, file))
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_take_is_given_up() {
+        let Some((results, broken, file)) = two_writes(|_, _| Err(io::ErrorKind::InvalidInput.into())) else { return };
+        assert!(broken && results.iter().all(Result::is_err));
+        assert_eq!(file.metadata().expect("it exists").len(), 0);
+    }
+
+    #[test]
+    fn what_the_kernel_took_is_waited_for() {
+        let mut calls = 0;
+        let enter = |ring: &mut IoUring, _| {
+            calls += 1;
+            let submitted = if calls == 1 { ring.submit() } else { Ok(0) };
+            submitted.and(Err(io::ErrorKind::ResourceBusy.into()))
+        };
+        let Some((results, broken, file)) = two_writes(enter) else { return };
+        assert!(!broken && results.iter().all(|result| matches!(result, Ok(4096))), "{results:?}");
+        let mut bytes = [0; 8192];
+        file.read_exact_at(&mut bytes, 0).expect("both are there");
+        assert_eq!((bytes[0], bytes[8191]), (1, 2));
     }
 }

@@ -18,6 +18,7 @@ mod progress;
 mod signature;
 mod size;
 
+use cairn_bench::Interrupted;
 use cairn_blockdev::DeviceError;
 use clap::{Parser, Subcommand};
 use std::io;
@@ -37,11 +38,13 @@ enum Command {
     Mount(commands::mount::Arguments),
     Umount(commands::umount::Arguments),
     Sync(commands::sync::Arguments),
+    Shutdown(commands::shutdown::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
     Device(commands::device::Arguments),
     Bench(commands::bench::Arguments),
+    Torture(commands::torture::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -50,20 +53,25 @@ fn main() -> ExitCode {
         Command::Mount(arguments) => return report(commands::mount::run(&arguments), 1),
         Command::Umount(arguments) => commands::umount::run(&arguments),
         Command::Sync(arguments) => commands::sync::run(&arguments),
+        Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
         Command::Fsck(arguments) => return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE),
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Stats(arguments) => commands::stats::run(&arguments),
         Command::Device(arguments) => commands::device::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Torture(arguments) => return report(commands::torture::run(&arguments), 1),
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }
+
+/// What a shell reports of a program that Ctrl-C has ended.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 /// The exit code of a command; an error is told on standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
         eprintln!("cairn: {}", message(&error));
-        ExitCode::from(failure)
+        ExitCode::from(if error.is::<Interrupted>() { EXIT_INTERRUPTED } else { failure })
     })
 }
 

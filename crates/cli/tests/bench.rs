@@ -134,7 +134,7 @@ fn an_interrupted_load_leaves_nothing_behind() {
         std::thread::yield_now();
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(left_in(folder.path()).is_empty());
 }
 
@@ -223,7 +223,7 @@ fn interrupt_when(workload: &str, signal: &str, is_moment: impl Fn(&Path) -> boo
     }
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
     let told: Vec<String> = told.map_while(Result::ok).collect();
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{told:?}");
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{told:?}");
     assert!(told.iter().any(|line| line.contains("interrupted")), "{told:?}");
     let traces = traces_of(folder.path());
     assert!(traces.is_empty(), "{traces:?}");

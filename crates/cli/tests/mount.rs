@@ -87,7 +87,7 @@ impl Drop for Mounted {
 fn a_volume_is_created_used_and_found_again() {
     let Some(mounted) = Mounted::new() else { return };
     let create = ["mount", "image", "dir", "--create", "64M"];
-    mounted.succeeds(&create);
+    assert_eq!(mounted.succeeds(&create), "", "all is said by the mount's being there");
     assert!(mounted.is_mounted(), "the mount answers when the command returns");
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
     fs::set_permissions(mounted.path("dir/letter"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -192,6 +192,13 @@ fn a_read_only_mount_changes_nothing() {
 fn a_signal_ends_the_mount_with_everything_durable() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    for (signal, code) in [(rustix::process::Signal::TERM, 0), (rustix::process::Signal::INT, 130)] {
+        ends_with(&mounted, signal, code);
+    }
+}
+
+/// Lets a server in the foreground end by `signal`.
+fn ends_with(mounted: &Mounted, signal: rustix::process::Signal, code: i32) {
     let mut server = mounted.command(&["mount", "--foreground", "image", "dir", "--log", "log"]).spawn().unwrap();
     while !mounted.is_mounted() {
         assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", fs::read_to_string(mounted.path("log")).unwrap());
@@ -199,14 +206,45 @@ fn a_signal_ends_the_mount_with_everything_durable() {
     }
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
     let pid = rustix::process::Pid::from_child(&server);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert!(server.wait().unwrap().success());
+    rustix::process::kill_process(pid, signal).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(code));
     assert!(!mounted.is_mounted());
     assert!(fs::read_to_string(mounted.path("log")).unwrap().contains("unmounted"));
     mounted.succeeds(&["fsck", "--data", "image"]);
     mounted.succeeds(&["mount", "image", "dir"]);
     assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
     mounted.succeeds(&["umount", "dir"]);
+}
+
+#[test]
+fn a_shutdown_refuses_everything_until_the_next_mount() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    for (round, no_log_flush) in [false, true].into_iter().enumerate() {
+        mounted.succeeds(&["mount", "image", "dir", "-o", "commit=600", "--log", "log"]);
+        let (synced, unsynced) = (mounted.path(&format!("dir/synced-{round}")), mounted.path(&format!("dir/unsynced-{round}")));
+        fs::write(&synced, "durable").unwrap();
+        fs::File::open(&synced).unwrap().sync_all().unwrap();
+        fs::write(&unsynced, "volatile").unwrap();
+        let held = fs::File::open(&unsynced).unwrap();
+        let option: &[&str] = if no_log_flush { &["--no-log-flush"] } else { &[] };
+        mounted.succeeds(&[&["shutdown", "dir"], option].concat());
+        let refused = |result: std::io::Result<()>| result.unwrap_err().raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+        assert!(refused(fs::write(mounted.path("dir/late"), "late")));
+        assert!(refused(held.sync_all()) && refused(fs::metadata(mounted.path("dir/unknown")).map(drop)));
+        mounted.exits_with(1, &["sync", "dir"]);
+        mounted.exits_with(1, &["shutdown", "dir"]);
+        assert!(mounted.is_mounted());
+        drop(held);
+        mounted.succeeds(&["umount", "dir"]);
+        mounted.succeeds(&["fsck", "--data", "image"]);
+        mounted.succeeds(&["mount", "image", "dir"]);
+        assert_eq!(fs::read(&synced).unwrap(), b"durable");
+        assert!(!fs::exists(mounted.path("dir/late")).unwrap());
+        // Without the flush it may have become durable all the same.
+        assert!(no_log_flush || fs::read(&unsynced).unwrap() == b"volatile");
+        mounted.succeeds(&["umount", "dir"]);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Each switch of [`Baselines`] replaces its mechanism, and no other.
 use crate::mkfs::{MkfsOptions, mkfs};
-use crate::options::{Baselines, FsyncWait, VolumeOptions};
+use crate::options::{Baselines, VolumeOptions};
 use crate::volume::{Volume, VolumeInner};
 use crate::{FileType, NewInode};
 use cairn_blockdev::MemoryDevice;
@@ -19,7 +19,6 @@ fn replaced(baselines: Baselines) -> Baselines {
     let inner = &*volume.shared.inner;
     let created = volume.create(volume.root(), b"file", &FILE).unwrap();
     let found = Baselines {
-        whole_commits: inner.options.fsync_wait() == FsyncWait::Complete,
         waking_locks: leaf_lock_wakes(inner),
         locked_descents: !descends_by_routes(inner),
         shared_flusher: inner.space.has_shared_flusher(),
@@ -46,7 +45,6 @@ fn a_switch_replaces_its_mechanism_alone() {
     let none = Baselines::default();
     assert_eq!(replaced(none), none);
     for one in [
-        Baselines { whole_commits: true, ..none },
         Baselines { waking_locks: true, ..none },
         Baselines { locked_descents: true, ..none },
         Baselines { shared_flusher: true, ..none },

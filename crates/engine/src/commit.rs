@@ -88,7 +88,7 @@ impl VolumeInner {
         *self.bitmap_slots.lock() = slots;
         commit.super_committed();
         // Before anything else: this is what fsyncs without room in the log wait for.
-        if self.options.fsync_wait() == FsyncWait::Super {
+        if self.options.fsync_wait == FsyncWait::Super {
             self.log.super_committed(frozen.generation);
         }
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl VolumeInner {
             }
         }
         self.space.unpin(generation);
-        if self.options.fsync_wait() == FsyncWait::Complete {
+        if self.options.fsync_wait == FsyncWait::Complete {
             // The closed contexts stay in the list so long, and the ring is freed later: neither hurts.
             self.log.super_committed(generation);
         }

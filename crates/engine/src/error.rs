@@ -23,6 +23,8 @@ pub enum Error {
     NameLength(usize),
     #[error("no space left on the volume")]
     NoSpace,
+    #[error("interrupted while it waited for space: nobody waits for the result any more")]
+    Interrupted,
     #[error("the volume is mounted read-only")]
     ReadOnly,
     #[error("no such extended attribute")]
@@ -72,6 +74,7 @@ impl From<SpaceError> for Error {
     fn from(error: SpaceError) -> Self {
         match error {
             SpaceError::NoSpace { .. } | SpaceError::TimedOut { .. } => Error::NoSpace,
+            SpaceError::CalledOff => Error::Interrupted,
             SpaceError::Stopped | SpaceError::ReservationExhausted { .. } => Error::Aborted(error.to_string()),
             SpaceError::Conflict { range, .. } => Error::Damaged(FormatError::new(Structure::Bitmap, range.start, error.to_string())),
         }

@@ -123,28 +123,22 @@ impl VolumeInner {
         Ok((file_block, extent.clone()))
     }
 
-    /// Reads file blocks from the device into `buffer` (whole blocks), verifying checksums; holes and unwritten extents
-    /// read as zeros. `wanted` says which blocks matter; the others are left as they are.
-    pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8], wanted: &dyn Fn(u64) -> bool) -> Result<()> {
+    /// Fills `buffer` (whole blocks) with file blocks from the device, verifying checksums; holes and unwritten extents read
+    /// as zeros.
+    pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8]) -> Result<()> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
+        let bytes = |from: u64, to: u64| (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE;
+        let mut at = first_block;
         for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
-            if extent.kind != ExtentKind::Data {
+            let (from, to) = (start.max(at), end_block.min(start + extent.blocks));
+            if extent.kind != ExtentKind::Data || from >= to {
                 continue;
             }
-            let last = end_block.min(start + extent.blocks);
-            let mut block = first_block.max(start);
-            while block < last {
-                if !wanted(block) {
-                    block += 1;
-                    continue;
-                }
-                let run_end = (block + 1..last).find(|&b| !wanted(b)).unwrap_or(last);
-                let part = extent.slice(block - start, run_end - block);
-                let at = (block - first_block) as usize * BLOCK_SIZE;
-                self.read_verified(inode, block, &part, &mut buffer[at..at + part.blocks as usize * BLOCK_SIZE])?;
-                block = run_end;
-            }
+            buffer[bytes(at, from)].fill(0);
+            self.read_verified(inode, from, &extent.slice(from - start, to - from), &mut buffer[bytes(from, to)])?;
+            at = to;
         }
+        buffer[bytes(at, end_block)].fill(0);
         Ok(())
     }
 

@@ -1,17 +1,18 @@
 //! Reading, writing and seeking in files.
 //!
-//! A write copies into pages in memory and reserves the space that writing them out will take; it joins no transaction.
+//! A write copies into memory, or leaves whole blocks in the caller's shared buffer, and reserves the space that writing
+//! them out will take; it joins no transaction.
 //! Bytes of a page past the end of the file are zero, always: extending a file then shows zeros.
 use crate::extents::gaps;
-use crate::inode::{Inode, InodeState, Page, PageState};
+use crate::inode::{Inode, InodeState};
 use crate::operation::Effort;
+use crate::pages::{Pages, is_worth_its_buffer};
 use crate::types::SeekTarget;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
-use cairn_blockdev::AlignedBuffer;
+use cairn_blockdev::{BlockBuffer, SharedBlocks, is_aligned};
 use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
 use cairn_space::{Request, Reservation};
-use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,8 +20,8 @@ use std::sync::atomic::Ordering;
 /// Longest file in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = 1 << 60;
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Longest write that is done in one step.
-const STEP_BYTES: usize = 1 << 20;
+/// Longest read or write that is done in one step.
+const STEP_BLOCKS: u64 = 256;
 
 /// The end of a range of a file, if a file can be that long.
 pub(crate) fn checked_end(offset_bytes: u64, length_bytes: u64) -> Result<u64> {
@@ -44,79 +45,167 @@ impl VolumeInner {
         let state = self.read_inode(&inode)?;
         state.expect_regular()?;
         let end = offset_bytes.saturating_add(length_bytes as u64).min(state.item.size);
-        if offset_bytes >= end {
-            return Ok(());
+        let mut at = offset_bytes;
+        while at < end {
+            let step_end = end.min((at / BLOCK + STEP_BLOCKS) * BLOCK);
+            let content = self.read_copy(number, &state, at..step_end)?;
+            let skip = (at % BLOCK) as usize;
+            out.extend_from_slice(&content[skip..skip + (step_end - at) as usize]);
+            at = step_end;
         }
-        let blocks = blocks_of(offset_bytes..end);
-        let mut buffer = AlignedBuffer::zeroed((blocks.end - blocks.start) as usize * BLOCK_SIZE);
-        self.read_blocks(number, &state, blocks.start, &mut buffer)?;
-        let skip = (offset_bytes - blocks.start * BLOCK) as usize;
-        out.extend_from_slice(&buffer[skip..skip + (end - offset_bytes) as usize]);
         Ok(())
     }
 
-    /// Fills `buffer` with the blocks from `first_block` on, from memory or the device. `buffer` holds zeros before.
+    /// Reads into `buffer`; returns how many bytes, fewer at the end of the file.
+    pub(crate) fn read_into(&self, number: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize> {
+        let inode = self.inodes.get(number);
+        let state = self.read_inode(&inode)?;
+        state.expect_regular()?;
+        let end = offset_bytes.saturating_add(buffer.len() as u64).min(state.item.size);
+        let mut at = offset_bytes;
+        while at < end {
+            let step_end = end.min((at / BLOCK + STEP_BLOCKS) * BLOCK);
+            let blocks = blocks_of(at..step_end);
+            let rest = &mut buffer[(at - offset_bytes) as usize..];
+            let whole_bytes = (blocks.end - blocks.start) as usize * BLOCK_SIZE;
+            if at.is_multiple_of(BLOCK) && rest.len() >= whole_bytes && is_aligned(rest) {
+                self.read_blocks(number, &state, blocks.start, &mut rest[..whole_bytes])?;
+            } else {
+                let content = self.read_copy(number, &state, at..step_end)?;
+                let (skip, length_bytes) = ((at % BLOCK) as usize, (step_end - at) as usize);
+                rest[..length_bytes].copy_from_slice(&content[skip..skip + length_bytes]);
+            }
+            at = step_end;
+        }
+        Ok((at - offset_bytes) as usize)
+    }
+
+    /// The blocks that `bytes` lie in.
+    fn read_copy(&self, number: InodeNumber, state: &InodeState, bytes: Range<u64>) -> Result<BlockBuffer> {
+        let blocks = blocks_of(bytes);
+        let mut buffer = self.buffers.take((blocks.end - blocks.start) as usize * BLOCK_SIZE);
+        self.read_blocks(number, state, blocks.start, &mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// Fills `buffer` with the blocks from `first_block` on, from memory or the device.
     fn read_blocks(&self, number: InodeNumber, state: &InodeState, first_block: u64, buffer: &mut [u8]) -> Result<()> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
-        let mut in_memory = 0;
-        for (block, page) in state.pages.range(first_block..end_block) {
-            let at = (block - first_block) as usize * BLOCK_SIZE;
-            buffer[at..at + BLOCK_SIZE].copy_from_slice(&page.data[..]);
-            in_memory += 1;
+        let gone = state.truncated_from.unwrap_or(u64::MAX);
+        let absent = |blocks: Range<u64>, bytes: &mut [u8]| {
+            let (there, zeros) = bytes.split_at_mut((gone.clamp(blocks.start, blocks.end) - blocks.start) as usize * BLOCK_SIZE);
+            zeros.fill(0);
+            if there.is_empty() { Ok(()) } else { self.read_mapped(number, blocks.start, there) }
+        };
+        let (mut at, mut rest) = (first_block, buffer);
+        for (blocks, content) in state.pages.within(first_block, end_block) {
+            let (before, after) = std::mem::take(&mut rest).split_at_mut((blocks.start - at) as usize * BLOCK_SIZE);
+            absent(at..blocks.start, before)?;
+            let (here, after) = after.split_at_mut(content.len());
+            here.copy_from_slice(content);
+            (at, rest) = (blocks.end, after);
         }
-        if in_memory < end_block - first_block {
-            let kept = state.truncated_from.unwrap_or(u64::MAX);
-            self.read_mapped(number, first_block, buffer, &|block| block < kept && !state.pages.contains_key(&block))?;
-        }
-        Ok(())
+        absent(at..end_block, rest)
     }
 
     /// One block as the file has it now.
-    pub(crate) fn read_block(&self, number: InodeNumber, state: &InodeState, block: u64) -> Result<Box<[u8; BLOCK_SIZE]>> {
-        let mut buffer = AlignedBuffer::zeroed(BLOCK_SIZE);
-        self.read_blocks(number, state, block, &mut buffer)?;
-        Ok(buffer.to_vec().into_boxed_slice().try_into().expect("one block"))
+    pub(crate) fn read_block(&self, number: InodeNumber, state: &InodeState, block: u64) -> Result<BlockBuffer> {
+        self.read_copy(number, state, block * BLOCK..(block + 1) * BLOCK)
     }
 
     /// Writes `data` at `offset_bytes`, into memory; the file grows when needed.
     pub(crate) fn write(&self, number: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()> {
+        self.write_from(number, offset_bytes, data, &|blocks| self.buffers.copy_of(&data[blocks]))
+    }
+
+    /// As [`VolumeInner::write`], with the bytes `range` of a buffer, whose whole blocks become the file's.
+    pub(crate) fn write_shared(&self, number: InodeNumber, offset_bytes: u64, data: &SharedBlocks, range: Range<usize>) -> Result<()> {
+        if range.start > range.end || range.end > data.len() {
+            return Err(Error::InvalidArgument("a range outside of the buffer"));
+        }
+        let from_byte = range.start;
+        let bytes = &data[range];
+        self.write_from(number, offset_bytes, bytes, &|blocks| {
+            let in_buffer = from_byte + blocks.start..from_byte + blocks.end;
+            if in_buffer.start.is_multiple_of(BLOCK_SIZE) {
+                let slice = data.slice(in_buffer.start / BLOCK_SIZE..in_buffer.end / BLOCK_SIZE);
+                if is_worth_its_buffer(&slice) {
+                    return slice;
+                }
+            }
+            self.buffers.copy_of(&bytes[blocks])
+        })
+    }
+
+    /// `whole` makes shared blocks of a part of `data`.
+    fn write_from(&self, number: InodeNumber, offset_bytes: u64, data: &[u8], whole: &dyn Fn(Range<usize>) -> SharedBlocks) -> Result<()> {
         checked_end(offset_bytes, data.len() as u64)?;
         self.check_writable()?;
         let inode = self.inodes.get(number);
         let mut at = 0;
         while at < data.len() {
             let offset = offset_bytes + at as u64;
-            let step = (data.len() - at).min(STEP_BYTES - (offset as usize % BLOCK_SIZE));
-            self.throttle_dirty_data(&inode)?;
-            self.write_step(&inode, offset, &data[at..at + step])?;
+            let step = (data.len() - at).min(STEP_BLOCKS as usize * BLOCK_SIZE - (offset as usize % BLOCK_SIZE));
+            self.throttle_dirty_data(&inode, blocks_for_bytes(step as u64))?;
+            self.write_step(&inode, offset, &data[at..at + step], &|blocks| whole(at + blocks.start..at + blocks.end))?;
             at += step;
         }
         Ok(())
     }
 
-    fn write_step(&self, inode: &Arc<Inode>, offset_bytes: u64, data: &[u8]) -> Result<()> {
+    fn write_step(&self, inode: &Arc<Inode>, offset_bytes: u64, data: &[u8], whole: &dyn Fn(Range<usize>) -> SharedBlocks) -> Result<()> {
         let bytes = offset_bytes..offset_bytes + data.len() as u64;
         let blocks = blocks_of(bytes.clone());
         let reservation = self.reserve_for_write(inode, &blocks)?;
+        // Copied before the lock is taken.
+        let whole_blocks = blocks_for_bytes(bytes.start)..bytes.end / BLOCK;
+        let middle = (!whole_blocks.is_empty())
+            .then(|| whole((whole_blocks.start * BLOCK - offset_bytes) as usize..(whole_blocks.end * BLOCK - offset_bytes) as usize));
         let mut state = self.write_inode(inode)?;
         state.expect_regular()?;
         // What may fail first: only the blocks at both ends can be partial.
         let last = blocks.end - 1;
-        let mut head = self.content_for(inode, &state, blocks.start, &bytes)?;
-        let mut tail = if last == blocks.start { None } else { self.content_for(inode, &state, last, &bytes)? };
-        for block in blocks {
+        let is_partial = |block: u64| !whole_blocks.contains(&block);
+        let head = if is_partial(blocks.start) { self.content_for(inode, &state, blocks.start, &bytes)? } else { None };
+        let tail = if last > blocks.start && is_partial(last) { self.content_for(inode, &state, last, &bytes)? } else { None };
+        let source = |block: u64| {
             let part = part_of_block(block, &bytes);
-            let source = (block * BLOCK + part.start as u64 - offset_bytes) as usize;
-            let old = head.take().or_else(|| if block == last { tail.take() } else { None });
-            self.write_page(&mut state, block, part.clone(), &data[source..source + part.len()], old);
-            self.take_for_page(&mut state, &reservation);
-        }
+            let from = (block * BLOCK + part.start as u64 - offset_bytes) as usize;
+            (part.clone(), &data[from..from + part.len()])
+        };
+        self.change_pages(&mut state, |pages| {
+            if is_partial(blocks.start) {
+                let (part, source) = source(blocks.start);
+                pages.edit(blocks.start, head, &self.buffers, |content| content[part].copy_from_slice(source));
+            }
+            if let Some(middle) = middle {
+                pages.insert(whole_blocks.start, middle, &self.buffers);
+            }
+            if last > blocks.start && is_partial(last) {
+                let (part, source) = source(last);
+                pages.edit(last, tail, &self.buffers, |content| content[part].copy_from_slice(source));
+            }
+        });
+        self.take_for_pages(&mut state, &reservation);
         state.item.size = state.item.size.max(bytes.end);
         state.size_dirty |= state.item.size != state.disk_size;
         state.times_dirty = true;
         self.touch(&mut state);
         self.list_dirty(inode);
         Ok(())
+    }
+
+    /// Changes the pages of a file, and counts those that are dirty.
+    pub(crate) fn change_pages<R>(&self, state: &mut InodeState, change: impl FnOnce(&mut Pages) -> R) -> R {
+        let before = state.pages.dirty();
+        let result = change(&mut state.pages);
+        let after = state.pages.dirty();
+        if after > before {
+            self.dirty_pages.fetch_add(after - before, Ordering::Relaxed);
+        } else if before > after {
+            self.dirty_pages.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        result
     }
 
     /// Space for writing `blocks`; blocks allocated before need none, and that is asked only when space is short.
@@ -138,36 +227,14 @@ impl VolumeInner {
     }
 
     /// What a block holds before a part of it is written, if that matters and is not in memory.
-    fn content_for(&self, inode: &Inode, state: &InodeState, block: u64, bytes: &Range<u64>) -> Result<Option<Box<[u8; BLOCK_SIZE]>>> {
-        let needed = part_of_block(block, bytes).len() < BLOCK_SIZE && block * BLOCK < state.item.size && !state.pages.contains_key(&block);
+    fn content_for(&self, inode: &Inode, state: &InodeState, block: u64, bytes: &Range<u64>) -> Result<Option<BlockBuffer>> {
+        let needed = part_of_block(block, bytes).len() < BLOCK_SIZE && block * BLOCK < state.item.size && !state.pages.contains(block);
         if needed { Ok(Some(self.read_block(inode.number, state, block)?)) } else { Ok(None) }
     }
 
-    fn write_page(&self, state: &mut InodeState, block: u64, part: Range<usize>, data: &[u8], old: Option<Box<[u8; BLOCK_SIZE]>>) {
-        let whole = <&[u8; BLOCK_SIZE]>::try_from(data).ok();
-        let page = match (state.pages.entry(block), whole) {
-            // Into new memory, without looking at what was there.
-            (Entry::Vacant(entry), Some(content)) => entry.insert(Page { data: Arc::new(*content), state: PageState::Writing }),
-            (entry, _) => {
-                let page = entry.or_insert_with(|| {
-                    let content = old.unwrap_or_else(|| Box::new([0; BLOCK_SIZE]));
-                    Page { data: Arc::from(content), state: PageState::Writing }
-                });
-                Arc::make_mut(&mut page.data)[part].copy_from_slice(data);
-                page
-            }
-        };
-        if page.state != PageState::Dirty {
-            state.logged_pages -= u64::from(matches!(page.state, PageState::Logged(_)));
-            page.state = PageState::Dirty;
-            state.dirty_pages += 1;
-            self.dirty_pages.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
     /// Keeps, of `reservation`, what the dirty pages of the file need.
-    fn take_for_page(&self, state: &mut InodeState, reservation: &Reservation) {
-        let dirty_pages = state.dirty_pages;
+    fn take_for_pages(&self, state: &mut InodeState, reservation: &Reservation) {
+        let dirty_pages = state.pages.dirty();
         let held = state.reservation.as_ref().map_or((0, 0), |r| (r.data_blocks(), r.nodes()));
         let blocks = dirty_pages.saturating_sub(held.0).min(reservation.data_blocks());
         let nodes = (1 + dirty_pages / 64).saturating_sub(held.1).min(reservation.nodes());
@@ -182,21 +249,16 @@ impl VolumeInner {
 
     /// Forgets the pages `from..to`; their content is gone or written elsewhere.
     pub(crate) fn drop_pages(&self, state: &mut InodeState, from: u64, to: u64) {
-        let blocks: Vec<u64> = state.pages.range(from..to).map(|(block, _)| *block).collect();
-        for block in blocks {
-            if state.remove_page(block) {
-                self.dirty_pages.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
+        self.change_pages(state, |pages| pages.remove(from, to, &self.buffers));
         self.trim_reservation(state);
     }
 
     /// Gives back what the dirty pages don't need any more.
     pub(crate) fn trim_reservation(&self, state: &mut InodeState) {
-        if state.dirty_pages == 0 {
+        if state.pages.dirty() == 0 {
             state.reservation = None;
         } else if let Some(reservation) = &state.reservation {
-            let surplus = reservation.data_blocks().saturating_sub(state.dirty_pages);
+            let surplus = reservation.data_blocks().saturating_sub(state.pages.dirty());
             reservation.give_back(surplus, 0);
         }
     }
@@ -207,15 +269,14 @@ impl VolumeInner {
         let part = part_of_block(block, &bytes);
         let reservation = self.reserve(Request { data_blocks: 1, nodes: 1 }, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
-        let hole = !state.pages.contains_key(&block)
+        let hole = !state.pages.contains(block)
             && !self.extents_in(inode.number, block, block + 1, 1)?.iter().any(|(_, extent)| extent.kind == ExtentKind::Data);
         if hole || part.is_empty() {
             return Ok(());
         }
-        let zeros = vec![0; part.len()];
         let old = self.content_for(inode, &state, block, &bytes)?;
-        self.write_page(&mut state, block, part, &zeros, old);
-        self.take_for_page(&mut state, &reservation);
+        self.change_pages(&mut state, |pages| pages.edit(block, old, &self.buffers, |content| content[part].fill(0)));
+        self.take_for_pages(&mut state, &reservation);
         self.list_dirty(inode);
         Ok(())
     }
@@ -250,7 +311,7 @@ impl VolumeInner {
 
     /// The first block of `from..end` that holds data.
     fn next_data(&self, number: InodeNumber, state: &InodeState, from: u64, end: u64) -> Result<Option<u64>> {
-        let page = state.pages.range(from..end.max(from)).next().map(|(block, _)| *block);
+        let page = state.pages.within(from, end.max(from)).next().map(|(blocks, _)| blocks.start);
         let mut at = from;
         while at < page.unwrap_or(end) {
             let Some((start, extent)) = self.extents_in(number, at, end, 1)?.into_iter().next() else { break };

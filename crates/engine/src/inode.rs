@@ -9,38 +9,23 @@
 //!
 //! Lock discipline: extents mutex (EXTENTS) before joining a transaction; state locks (INODE) in ascending inode
 //! number, several of them only through [`VolumeInner::lock_inodes`]; the table's shards (INODE_TABLE) inside.
+use crate::pages::Pages;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use cairn_format::{BLOCK_SIZE, FileType, InodeItem, InodeNumber, ItemKind, Key, LogSeq};
+use cairn_format::{FileType, InodeItem, InodeNumber, ItemKind, Key, LogSeq};
 use cairn_log::DataTicket;
 use cairn_space::Reservation;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
-
-/// What a page in memory waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PageState {
-    /// Changed since its last writeback began.
-    Dirty,
-    /// Being written by whoever holds the extents mutex; not in the tree yet.
-    Writing,
-    /// In tree and log, and in the hands of the log; the number is its [`Flight`]'s. Whoever changes or drops it leaves
-    /// blocks behind that may still be written to: they are pinned until the transaction is durable, which comes later.
-    Logged(u64),
-}
-
-/// One block of file data in memory that is not on the device yet.
-pub(crate) struct Page {
-    pub(crate) data: Arc<[u8; BLOCK_SIZE]>,
-    pub(crate) state: PageState,
-}
 
 /// Data of one operation that the log writes together with the operation's checkpoint.
 pub(crate) struct Flight {
     pub(crate) number: u64,
-    pub(crate) blocks: Vec<u64>,
+    /// File blocks.
+    pub(crate) blocks: Vec<Range<u64>>,
     pub(crate) ticket: Arc<DataTicket>,
 }
 
@@ -59,12 +44,8 @@ pub(crate) struct InodeState {
     pub(crate) times_dirty: bool,
     /// `item` has a size that the tree doesn't have.
     pub(crate) size_dirty: bool,
-    /// Data not on the device yet, by file block.
-    pub(crate) pages: BTreeMap<u64, Page>,
-    /// Number of dirty pages.
-    pub(crate) dirty_pages: u64,
-    /// Number of logged pages.
-    pub(crate) logged_pages: u64,
+    /// Data not on the device yet.
+    pub(crate) pages: Pages,
     /// What the log writes, or has written without anybody looking yet.
     pub(crate) flights: Vec<Flight>,
     /// Number of the next one.
@@ -84,9 +65,7 @@ impl InodeState {
             truncated_from: None,
             times_dirty: false,
             size_dirty: false,
-            pages: BTreeMap::new(),
-            dirty_pages: 0,
-            logged_pages: 0,
+            pages: Pages::default(),
             flights: Vec::new(),
             next_flight: 0,
             reservation: None,
@@ -114,20 +93,12 @@ impl InodeState {
 
     /// Whether every page in memory is in the tree.
     pub(crate) fn all_logged(&self) -> bool {
-        self.pages.len() as u64 == self.logged_pages
+        self.pages.blocks() == self.pages.logged()
     }
 
     /// Pages that are not in the tree: `item.blocks` does not count their blocks yet.
     pub(crate) fn delayed_blocks(&self) -> u64 {
-        self.pages.len() as u64 - self.logged_pages
-    }
-
-    /// Takes a page out; whether it was dirty.
-    pub(crate) fn remove_page(&mut self, block: u64) -> bool {
-        let state = self.pages.remove(&block).map(|page| page.state);
-        self.logged_pages -= u64::from(matches!(state, Some(PageState::Logged(_))));
-        self.dirty_pages -= u64::from(state == Some(PageState::Dirty));
-        state == Some(PageState::Dirty)
+        self.pages.blocks() - self.pages.logged()
     }
 
     /// Looks at what the log has done since: pages that were written leave memory, those that could not be written are
@@ -144,31 +115,18 @@ impl InodeState {
 
     /// Settles the flights that ended, of those the ones that `choose` wants to, which is told whether they were written.
     fn settle(&mut self, choose: impl Fn(bool) -> bool) -> u64 {
-        let mut lost = 0;
-        // Looks at each once: it may end at any moment.
-        let written = |flight: &Flight| flight.ticket.outcome().map(|outcome| outcome.is_ok()).filter(|written| choose(*written));
-        let (mut ended, mut others) = (Vec::new(), Vec::new());
-        for flight in std::mem::take(&mut self.flights) {
-            match written(&flight) {
-                Some(written) => ended.push((flight, written)),
-                None => others.push(flight),
+        let dirty_before = self.pages.dirty();
+        let pages = &mut self.pages;
+        self.flights.retain(|flight| {
+            // Looks at each once: it may end at any moment.
+            let outcome = flight.ticket.outcome().map(|outcome| outcome.is_ok());
+            let Some(written) = outcome.filter(|written| choose(*written)) else { return true };
+            for blocks in &flight.blocks {
+                pages.landed(blocks.start, blocks.end, flight.number, written);
             }
-        }
-        self.flights = others;
-        for (flight, written) in ended {
-            for block in flight.blocks {
-                let Some(page) = self.pages.get_mut(&block).filter(|page| page.state == PageState::Logged(flight.number)) else { continue };
-                if written {
-                    self.pages.remove(&block);
-                } else {
-                    page.state = PageState::Dirty;
-                    self.dirty_pages += 1;
-                    lost += 1;
-                }
-                self.logged_pages -= 1;
-            }
-        }
-        lost
+            false
+        });
+        self.pages.dirty() - dirty_before
     }
 
     /// Whether memory has something that tree or log or device don't have.

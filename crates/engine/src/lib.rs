@@ -1,7 +1,8 @@
 //! The engine: a mounted volume as a library.
 //!
 //! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`, `rename`, `file`,
-//! `extents`, `writeback`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes in memory (`inode`), over
+//! `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes and file data in memory (`inode`,
+//! `pages`), over
 //! operations joined to a transaction (`operation`, `transaction`), over the crates for trees, log and space.
 //!
 //! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and recovery.
@@ -19,12 +20,15 @@ pub mod mkfs;
 mod operation;
 mod options;
 mod orphans;
+mod pages;
 mod preallocate;
 mod recovery;
 mod rename;
+mod shutdown;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod statistics;
+mod throttle;
 mod transaction;
 mod truncate;
 mod types;
@@ -34,11 +38,13 @@ mod xattr;
 
 pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
 pub use cairn_log::FlushPolicy;
+pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
 pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
+pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,

@@ -2,12 +2,11 @@
 use cairn_log::FlushPolicy;
 use std::time::Duration;
 
-/// Which mechanisms are replaced by what came before them. Exists only with the feature `baselines`, for measurements.
+/// Which mechanisms are replaced by what came before them, where that is no option of the product ([`FlushPolicy::Each`] and
+/// [`FsyncWait::Complete`] are). Exists only with the feature `baselines`, for measurements.
 #[cfg(feature = "baselines")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Baselines {
-    /// M1 off: an fsync that became a commit waits until the freed blocks are unpinned.
-    pub whole_commits: bool,
     /// M2 off: node locks spin, block, and wake everybody. Changes the locks alone.
     pub waking_locks: bool,
     /// What came before the routes: every descent through a tree locks its way down, node by node. With the waking locks
@@ -59,17 +58,6 @@ pub struct VolumeOptions {
     /// What came before the mechanisms, in their place.
     #[cfg(feature = "baselines")]
     pub baselines: Baselines,
-}
-
-impl VolumeOptions {
-    /// What fsyncs wait for that became a commit.
-    pub(crate) fn fsync_wait(&self) -> FsyncWait {
-        #[cfg(feature = "baselines")]
-        if self.baselines.whole_commits {
-            return FsyncWait::Complete;
-        }
-        self.fsync_wait
-    }
 }
 
 impl Default for VolumeOptions {

@@ -10,12 +10,13 @@
 //!    says why that is right). *A crash: again.*
 //! 6. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
 use crate::inode::InodeTable;
+use crate::mkfs::INODE_FIRST;
 use crate::orphans::Orphans;
 use crate::statistics::Counters;
 use crate::transaction::Transactions;
 use crate::volume::{BitmapSlot, SharedSignal, VolumeInner};
 use crate::{Error, Result, VolumeOptions};
-use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, BlockPool, read_verified};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +29,9 @@ use cairn_log::{CommitReason, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Of the memory for dirty file data, this part is kept for later when it is not in use.
+const UNUSED_BUFFERS_SHARE: u64 = 4;
 
 /// What stands in a block, from whichever copy is good.
 fn read_block<T>(device: &dyn BlockDevice, block: BlockNumber, decode: impl FnMut(&[u8]) -> Decoded<T>) -> Result<T> {
@@ -96,7 +100,7 @@ impl Bitmaps {
         let fixed = geometry.groups() * (BITMAP_BYTES as u64 * 8) - geometry.allocatable().blocks;
         let recorded = superblock.bitmaps_checksum;
         let right_ones = recorded == 0 || recorded == bitmap_generations_checksum(self.slots.iter().map(|slot| slot.generation));
-        if right_ones && set == superblock.used_blocks + fixed {
+        if right_ones && set.checked_sub(fixed) == Some(superblock.used_blocks) {
             return Ok(());
         }
         let (block, cause) = match &self.damaged {
@@ -170,6 +174,17 @@ fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
     Ok(item)
 }
 
+/// A number given out a second time would give one file another's items.
+fn check_next_inode(files: &Tree, next_inode: u64, superblock: &Superblock) -> Result<()> {
+    let last = files.last(Key::MIN..=Key::MAX)?.map_or(0, |(key, _)| key.inode);
+    if next_inode > last.max(INODE_FIRST - 1) {
+        return Ok(());
+    }
+    let problem = format!("the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` mends that");
+    let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
+    Err(FormatError::new(Structure::Superblock, block, problem).into())
+}
+
 impl VolumeInner {
     /// Steps 1 to 5; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
@@ -209,7 +224,11 @@ impl VolumeInner {
             // What verifies is the same in all copies by now; what remains is what no flush covered.
             device.resynchronise(&overwritten_in_place(geometry))?;
         }
-        let next_inode = Arc::new(AtomicU64::new(replay.next_inode.max(superblock.next_inode)));
+        let next_inode = replay.next_inode.max(superblock.next_inode);
+        if !options.read_only {
+            check_next_inode(&files, next_inode, &superblock)?;
+        }
+        let next_inode = Arc::new(AtomicU64::new(next_inode));
         let log_epoch = superblock.log_epoch + 1;
         let start = LogStart { epoch: log_epoch, position: replay.end, generation };
         drop(replay);
@@ -232,6 +251,7 @@ impl VolumeInner {
         let log = Log::new(device.clone(), superblock.volume, geometry, start, next_inode.clone(), Box::new(request), log_options);
         Ok(Self {
             inodes: InodeTable::new(options.inode_cache_entries),
+            buffers: BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX)),
             device,
             superblock,
             log_epoch,
@@ -248,6 +268,7 @@ impl VolumeInner {
             rename_lock: Mutex::new(Rank::RENAME, ()),
             dirty_inodes: Arc::new(Mutex::new(Rank::LEAF, BTreeMap::new())),
             dirty_pages: AtomicU64::new(0),
+            dirty_throttle: crate::throttle::DirtyThrottle::new(),
             counters,
             signal,
             work: VolumeInner::new_work(),

@@ -4,7 +4,7 @@ use crate::volume::VolumeInner;
 use cairn_blockdev::DeviceHealth;
 use cairn_blockdev::composed::MemberHealth;
 use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_format::BLOCK_SIZE;
+use cairn_format::{BLOCK_SIZE, NODE_BLOCKS};
 use serde::{Deserialize, Serialize};
 
 /// Counters that no other part keeps.
@@ -69,6 +69,9 @@ pub struct Statistics {
     pub fallbacks_context_too_large: u64,
     pub log_throttle_waits: u64,
     pub log_wraps: u64,
+    /// Space that operations in work and delayed data hold.
+    pub reserved_bytes: u64,
+    pub tickets_waiting: u64,
     pub tickets_waited: u64,
     pub tickets_granted: u64,
     pub tickets_failed: u64,
@@ -180,6 +183,8 @@ impl VolumeInner {
             fallbacks_context_too_large: log.fallbacks_context_too_large,
             log_throttle_waits: log.throttle_waits,
             log_wraps: log.wraps,
+            reserved_bytes: (space.reserved_data + space.reserved_nodes * NODE_BLOCKS) * block,
+            tickets_waiting: space.tickets_waiting,
             tickets_waited: space.tickets_waited,
             tickets_granted: space.tickets_granted,
             tickets_failed: space.tickets_failed,

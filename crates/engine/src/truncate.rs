@@ -14,7 +14,6 @@ use crate::operation::{Effort, Operation};
 use crate::types::{AttributeChange, Attributes, TimeChange};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
-use cairn_blockdev::AlignedBuffer;
 use cairn_format::{
     BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, OrphanKind, Timestamp, blocks_for_bytes, checksum, encode_orphan,
 };
@@ -137,13 +136,13 @@ impl VolumeInner {
         let block = size / BLOCK_SIZE as u64;
         let existing = self.extents_in(number, block, block + 1, 1)?;
         if !existing.iter().any(|(_, extent)| extent.kind == ExtentKind::Data) {
-            if let Some(page) = state.pages.get_mut(&block) {
-                Arc::make_mut(&mut page.data)[tail..].fill(0);
+            if state.pages.contains(block) {
+                // Not in a tree, and the extents mutex is held: it was dirty before, too.
+                state.pages.edit(block, None, &self.buffers, |bytes| bytes[tail..].fill(0));
             }
             return Ok(());
         }
-        let mut content = AlignedBuffer::zeroed(BLOCK_SIZE);
-        content.copy_from_slice(&self.read_block(number, state, block)?[..]);
+        let mut content = self.read_block(number, state, block)?;
         content[tail..].fill(0);
         let range = self.space.allocate_data(operation.reservation(), 1, None)?;
         if let Err(error) = self.device.write(range.start.offset_bytes(), &[&content]) {

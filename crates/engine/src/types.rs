@@ -45,7 +45,7 @@ impl Attributes {
             uid: item.uid,
             gid: item.gid,
             size_bytes: item.size,
-            blocks_512: (item.blocks + delayed_blocks) * 8,
+            blocks_512: item.blocks.saturating_add(delayed_blocks).saturating_mul(8),
             device: item.device,
             accessed: item.accessed,
             modified: item.modified,

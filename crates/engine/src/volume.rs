@@ -11,13 +11,15 @@ use crate::directory::CREATION_ITEMS;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
+use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
+use crate::throttle::DirtyThrottle;
 use crate::transaction::Transactions;
 use crate::types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, XattrMode,
 };
 use crate::{Error, Result, VolumeOptions};
-use cairn_blockdev::BlockDevice;
+use cairn_blockdev::{BlockDevice, BlockPool, SharedBlocks};
 use cairn_btree::{NodeCache, Tree};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
@@ -26,6 +28,7 @@ use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, NODE_BLOCKS,
 use cairn_log::{Log, LogError, RequestTimer};
 use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,6 +80,9 @@ pub(crate) struct VolumeInner {
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) dirty_inodes: Arc<DirtyInodes>,
     pub(crate) dirty_pages: AtomicU64,
+    /// Memory for file data.
+    pub(crate) buffers: BlockPool,
+    pub(crate) dirty_throttle: DirtyThrottle,
     pub(crate) counters: Counters,
     pub(crate) signal: Arc<SharedSignal>,
     pub(crate) work: Mutex<Work>,
@@ -164,7 +170,7 @@ impl VolumeInner {
     }
 
     /// Ends every wait and every later change with an error; whether this was the first reason to.
-    fn halt(&self, message: &str, reason: LogError) -> bool {
+    pub(crate) fn halt(&self, message: &str, reason: LogError) -> bool {
         let first = self.transactions.fail(message);
         self.failed.store(true, Ordering::Release);
         self.log.abort(reason);
@@ -185,24 +191,6 @@ impl VolumeInner {
         }
     }
 
-    /// Makes a writer write when memory holds too much dirty data.
-    pub(crate) fn throttle_dirty_data(&self, inode: &Arc<Inode>) -> Result<()> {
-        let limit = self.options.dirty_data_bytes_max / BLOCK_SIZE as u64;
-        if self.dirty_pages.load(Ordering::Relaxed) <= limit {
-            return Ok(());
-        }
-        self.write_back(inode, Effort::Writeback)?;
-        let others: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
-        for other in others {
-            if self.dirty_pages.load(Ordering::Relaxed) <= limit {
-                break;
-            }
-            // Another file's failure is that file's, reported to its fsync.
-            let _ = self.write_back(&other, Effort::Writeback);
-        }
-        Ok(())
-    }
-
     /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all the same.
     pub(crate) fn write_back_all(&self) -> Result<()> {
         let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
@@ -220,7 +208,7 @@ impl VolumeInner {
         result
     }
 
-    fn sync(&self) -> Result<()> {
+    pub(crate) fn sync(&self) -> Result<()> {
         self.check_alive()?;
         if self.options.read_only {
             return Ok(());
@@ -501,6 +489,11 @@ impl Volume {
         &self.shared.inner.superblock
     }
 
+    /// Memory for [`Volume::write_shared`], and for other data on its way.
+    pub fn buffers(&self) -> &BlockPool {
+        &self.shared.inner.buffers
+    }
+
     /// Size and free space.
     pub fn space(&self) -> SpaceInfo {
         self.shared.inner.space_info()
@@ -551,6 +544,12 @@ operations! {
     fn read(&self, inode: InodeNumber, offset_bytes: u64, length_bytes: usize, out: &mut Vec<u8>) -> Result<()>;
     /// Writes into memory; [`Volume::fsync`] makes it durable.
     fn write(&self, inode: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()>;
+    /// Reads into `buffer` from `offset_bytes`; returns how many bytes, fewer at the end of the file. Whole blocks in
+    /// aligned memory come from the device without a copy.
+    fn read_into(&self, inode: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize>;
+    /// As [`Volume::write`] with the bytes `range` of `data`. Whole blocks of the file that are whole blocks of the buffer
+    /// are not copied: the buffer stays in memory until they are written, or replaced.
+    fn write_shared(&self, inode: InodeNumber, offset_bytes: u64, data: &SharedBlocks, range: Range<usize>) -> Result<()>;
     /// Allocates or frees a range of a file.
     fn allocate(&self, inode: InodeNumber, offset_bytes: u64, length_bytes: u64, mode: AllocateMode) -> Result<()>;
     /// The next data or hole at or after an offset.
@@ -571,12 +570,20 @@ operations! {
     fn list_xattrs(&self, inode: InodeNumber) -> Result<Vec<Vec<u8>>>;
     /// Removes an extended attribute.
     fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()>;
+    /// Stops the volume as a crash would, after making everything durable if asked to; then it can only be read and closed.
+    fn shut_down(&self, log: ShutdownLog) -> Result<()>;
 }
 
 impl Volume {
     /// Gives back `count` references on an inode.
     pub fn forget(&self, inode: InodeNumber, count: u64) {
         self.shared.inner.forget(inode, count);
+    }
+
+    /// The caller of this request (see [`crate::on_behalf_of`]) was told to stop. If it is gone and waits for space, the wait
+    /// ends with [`Error::Interrupted`]; returns whether it did.
+    pub fn call_off(&self, request: u64) -> bool {
+        self.shared.inner.space.call_off(request)
     }
 
     /// Makes an inode durable; `completion` runs once that is known, on this thread or another, and no lock is held then.

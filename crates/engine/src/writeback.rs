@@ -3,7 +3,7 @@
 //! [`VolumeInner::write_back`], with the file's extents mutex held throughout:
 //! 1. Under the state lock take a batch of dirty pages (their content is shared, not copied) and the space kept for them.
 //! 2. Without the state lock: allocate, or find the unwritten blocks that the file has there; reserve for the items.
-//! 3. Copy, checksum and write. *Crash: blocks in flight, referenced by nothing.*
+//! 3. Checksum and write, out of the pages' own memory. *Crash: blocks in flight, referenced by nothing.*
 //! 4. Join; under the state lock replace the extents, log them with the inode; forget the pages that nobody changed
 //!    meanwhile. *Crash before the checkpoint is durable: the old extents count, their blocks are pinned.*
 //!
@@ -11,21 +11,23 @@
 //!
 //! **An fsync of little data** leaves the writing of step 3 to the log, which writes the data of a whole group together with
 //! the group's checkpoint ([`Delivery::WithGroup`]): one wait for the device instead of one per file and another. Until the
-//! data is written its pages stay in memory as [`PageState::Logged`]. More data than that is written here, by its own
+//! data is written its pages stay in memory as [`PageState::Logged`](crate::pages::PageState::Logged). More data than that is written here, by its own
 //! thread, so that a large fsync never stands in the way of a group; and so is everything while the log holds much.
 //!
 //! If the log could not write the data, the file's extents name blocks that hold something else, which their checksums tell:
 //! reading them after a crash is an error. The fsyncs that wait for it report the error, the pages are dirty again, and the
 //! next writeback puts the data elsewhere.
 use crate::extents::unwritten_run;
-use crate::inode::{Flight, Inode, InodeState, PageState};
+use crate::inode::{Flight, Inode, InodeState};
 use crate::operation::{Effort, Operation};
+use crate::pages::Segment;
 use crate::types::{Completion, FsyncKind};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
-use cairn_blockdev::AlignedBuffer;
+use cairn_blockdev::SharedBlocks;
 use cairn_format::{
-    BLOCK_SIZE, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS,
+    checksum,
 };
 use cairn_log::{DataTicket, DataWrite, LogError, RequestTimer};
 use cairn_space::{Request, Reservation};
@@ -33,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Pages that are written in one operation.
-const BATCH_PAGES: usize = 1024;
+const BATCH_PAGES: u64 = 1024;
 /// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its reservation.
 const BATCH_PIECES: usize = 16;
 /// Longest piece when space is short.
@@ -43,8 +45,6 @@ const WITH_GROUP_PAGES_MAX: u64 = 64;
 /// Unwritten blocks in the log from which on nothing is left to it.
 const WITH_GROUP_BLOCKS_MAX: u64 = 4096;
 
-type Content = Arc<[u8; BLOCK_SIZE]>;
-
 /// A run of file blocks and the device blocks that they get.
 struct Piece {
     file_block: u64,
@@ -52,6 +52,13 @@ struct Piece {
     /// The blocks belong to the file already, as unwritten ones.
     in_place: bool,
     checksums: Vec<u32>,
+}
+
+impl Piece {
+    /// The file block behind it.
+    fn end(&self) -> u64 {
+        self.file_block + self.range.blocks
+    }
 }
 
 /// Who writes the data.
@@ -71,9 +78,12 @@ struct Step {
     pieces_max: usize,
 }
 
+/// Blocks of the device and what they are to hold.
+type Part = (BlockRange, SharedBlocks);
+
 /// Dirty pages on their way to the device.
 struct Batch {
-    pages: Vec<(u64, Content)>,
+    segments: Vec<Segment>,
     reservation: Option<Reservation>,
     /// Length of the file when the pages were taken: what they hold past it was written later.
     size: u64,
@@ -91,19 +101,18 @@ impl VolumeInner {
         self.write_back_by(inode, effort, Delivery::Here)
     }
 
-    /// As [`VolumeInner::write_back`], and on return no data of the file is on its way with a group.
+    /// As [`VolumeInner::write_back`], also for data that is on its way with a group at the time of the call. What fsyncs of
+    /// others send after it meanwhile is not waited for, or it might take for ever.
     pub(crate) fn write_back_and_wait(&self, inode: &Arc<Inode>) -> Result<()> {
-        loop {
-            self.write_back(inode, Effort::Writeback)?;
-            let target = {
-                let state = self.read_inode(inode)?;
-                (!state.flights.is_empty()).then_some(state.last)
-            };
-            match target {
-                Some(target) => self.log.wait_durable(target)?,
-                None => return Ok(()),
-            }
-        }
+        self.write_back(inode, Effort::Writeback)?;
+        let target = {
+            let state = self.read_inode(inode)?;
+            (!state.flights.is_empty()).then_some(state.last)
+        };
+        let Some(target) = target else { return Ok(()) };
+        self.log.wait_durable(target)?;
+        // What could not be written on that way is dirty again.
+        self.write_back(inode, Effort::Writeback)
     }
 
     /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable. Returns the operation
@@ -111,7 +120,7 @@ impl VolumeInner {
     fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<(LogSeq, Vec<Arc<DataTicket>>)> {
         let _extents = inode.extents.lock();
         self.settle_flights(inode)?;
-        let pages = self.read_inode(inode)?.dirty_pages;
+        let pages = self.read_inode(inode)?.pages.dirty();
         let little = pages <= WITH_GROUP_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
         self.write_back_by(inode, Effort::Writeback, if little { Delivery::WithGroup } else { Delivery::Here })?;
         let state = self.read_inode(inode)?;
@@ -125,14 +134,14 @@ impl VolumeInner {
         let mut from = 0;
         let last = {
             let state = self.read_inode(inode)?;
-            match state.pages.last_key_value() {
-                Some((block, _)) if state.dirty_pages > 0 => *block,
+            match state.pages.last() {
+                Some(block) if state.pages.dirty() > 0 => block,
                 _ => return Ok(()),
             }
         };
         while from <= last {
             let Some(batch) = self.take_batch(inode, from)? else { break };
-            from = batch.pages.last().expect("a batch has pages").0 + 1;
+            from = batch.segments.last().expect("a batch has pages").end();
             self.write_batch(inode, batch, effort, delivery)?;
         }
         Ok(())
@@ -155,37 +164,25 @@ impl VolumeInner {
 
     fn take_batch(&self, inode: &Arc<Inode>, from: u64) -> Result<Option<Batch>> {
         let mut state = self.write_inode(inode)?;
-        let mut pages: Vec<(u64, Content)> = Vec::new();
-        let mut runs = 0;
-        for (&block, page) in state.pages.range_mut(from..).filter(|(_, page)| page.state == PageState::Dirty) {
-            let new_run = pages.last().is_none_or(|(before, _)| before + 1 != block);
-            if pages.len() == BATCH_PAGES || (new_run && runs == BATCH_PIECES) {
-                break;
-            }
-            runs += usize::from(new_run);
-            page.state = PageState::Writing;
-            pages.push((block, page.data.clone()));
-        }
-        if pages.is_empty() {
+        let dirty_before = state.pages.dirty();
+        let segments = self.change_pages(&mut state, |pages| pages.take_dirty(from, BATCH_PAGES, BATCH_PIECES));
+        if segments.is_empty() {
             return Ok(None);
         }
-        let count = pages.len() as u64;
-        state.dirty_pages -= count;
-        self.dirty_pages.fetch_sub(count, Ordering::Relaxed);
+        let count = dirty_before - state.pages.dirty();
         let reservation = state.reservation.as_ref().map(|kept| {
-            let all = state.dirty_pages == 0;
+            let all = state.pages.dirty() == 0;
             kept.split(count.min(kept.data_blocks()), if all { kept.nodes() } else { 0 })
         });
-        Ok(Some(Batch { pages, reservation, size: state.item.size }))
+        Ok(Some(Batch { segments, reservation, size: state.item.size }))
     }
 
-    fn write_batch(&self, inode: &Arc<Inode>, batch: Batch, effort: Effort, delivery: Delivery) -> Result<()> {
-        let mut pages = &batch.pages[..];
+    fn write_batch(&self, inode: &Arc<Inode>, mut batch: Batch, effort: Effort, delivery: Delivery) -> Result<()> {
         let mut result = Ok(());
         let mut step = Step { effort, delivery, pieces_max: BATCH_PIECES };
-        while !pages.is_empty() {
-            match self.write_pieces(inode, pages, &batch, step) {
-                Ok(written) => pages = &pages[written..],
+        while !batch.segments.is_empty() {
+            match self.write_pieces(inode, &batch, step) {
+                Ok(written) => drop_front(&mut batch.segments, written),
                 // The data was accepted, so there is space for it: piece by piece, and with the help of the reserve.
                 Err(Error::NoSpace) if step.pieces_max > 1 => {
                     let effort = if effort == Effort::Reclaim { effort } else { Effort::Removal };
@@ -198,26 +195,27 @@ impl VolumeInner {
             }
         }
         if result.is_err() {
-            self.redirty(inode, pages, batch.reservation)?;
+            self.redirty(inode, batch)?;
         }
         result
     }
 
-    /// Writes the first of `pages`, as many as make up one operation; returns how many.
-    fn write_pieces(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], batch: &Batch, step: Step) -> Result<usize> {
-        let (first, last) = (pages[0].0, pages[pages.len() - 1].0);
-        let existing = self.extents_in(inode.number, first, last + 1, usize::MAX)?;
+    /// Writes the first blocks of the batch, as many as make up one operation; returns how many.
+    fn write_pieces(&self, inode: &Arc<Inode>, batch: &Batch, step: Step) -> Result<u64> {
+        let segments = &batch.segments[..];
+        let (first, end) = (segments[0].block, segments[segments.len() - 1].end());
+        let existing = self.extents_in(inode.number, first, end, usize::MAX)?;
         let mut pieces = Vec::new();
-        let result = self.allocate_pieces(pages, &existing, batch.reservation.as_ref(), step, &mut pieces).and_then(|count| {
-            let buffer = gather(&pages[..count], &mut pieces);
+        let result = self.allocate_pieces(segments, &existing, batch.reservation.as_ref(), step, &mut pieces).and_then(|count| {
+            let parts = parts_of(segments, &mut pieces);
             let with_group = match step.delivery {
                 Delivery::Here => {
-                    self.write_data(&buffer, &pieces)?;
+                    self.write_data(&parts)?;
                     None
                 }
-                Delivery::WithGroup => Some(buffer),
+                Delivery::WithGroup => Some(parts),
             };
-            self.insert_pieces(inode, (&pages[..count], batch.size), &pieces, &existing, with_group, step.effort)?;
+            self.insert_pieces(inode, batch.size, &pieces, &existing, with_group, step.effort)?;
             Ok(count)
         });
         if result.is_err() && self.transactions.failure().is_none() {
@@ -233,32 +231,35 @@ impl VolumeInner {
 
     fn allocate_pieces(
         &self,
-        pages: &[(u64, Content)],
+        segments: &[Segment],
         existing: &[(u64, Extent)],
         kept: Option<&Reservation>,
         step: Step,
         pieces: &mut Vec<Piece>,
-    ) -> Result<usize> {
-        let mut index = 0;
-        while index < pages.len() && pieces.len() < step.pieces_max {
-            let file_block = pages[index].0;
-            let run = pages[index..].iter().zip(file_block..).take_while(|((block, _), expected)| block == expected).count() as u64;
-            // A single piece is for when space is short: it should not overlap many extents either.
-            let run = run.min(if step.pieces_max > 1 { MAX_EXTENT_BLOCKS } else { SHORT_PIECE_BLOCKS });
-            let (range, in_place) = match unwritten_run(existing, file_block, run) {
-                Some(range) => (range, true),
-                None => {
-                    let next_unwritten = existing
-                        .iter()
-                        .find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block)
-                        .map_or(u64::MAX, |(s, _)| *s);
-                    (self.allocate_blocks(run.min(next_unwritten - file_block), kept, step.effort)?, false)
-                }
-            };
-            index += range.blocks as usize;
-            pieces.push(Piece { file_block, range, in_place, checksums: Vec::with_capacity(range.blocks as usize) });
+    ) -> Result<u64> {
+        let mut count = 0;
+        // A single piece is for when space is short: it should not overlap many extents either.
+        let run_max = if step.pieces_max > 1 { MAX_EXTENT_BLOCKS } else { SHORT_PIECE_BLOCKS };
+        for stretch in segments.chunk_by(|before, after| before.end() == after.block) {
+            let (mut file_block, end) = (stretch[0].block, stretch[stretch.len() - 1].end());
+            while file_block < end && pieces.len() < step.pieces_max {
+                let run = (end - file_block).min(run_max);
+                let (range, in_place) = match unwritten_run(existing, file_block, run) {
+                    Some(range) => (range, true),
+                    None => {
+                        let next_unwritten = existing
+                            .iter()
+                            .find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block)
+                            .map_or(u64::MAX, |(s, _)| *s);
+                        (self.allocate_blocks(run.min(next_unwritten - file_block), kept, step.effort)?, false)
+                    }
+                };
+                pieces.push(Piece { file_block, range, in_place, checksums: Vec::with_capacity(range.blocks as usize) });
+                file_block += range.blocks;
+                count += range.blocks;
+            }
         }
-        Ok(index)
+        Ok(count)
     }
 
     fn allocate_blocks(&self, blocks: u64, kept: Option<&Reservation>, effort: Effort) -> Result<BlockRange> {
@@ -271,27 +272,10 @@ impl VolumeInner {
     }
 
     /// Writes; neighbours on the device go in one write.
-    fn write_data(&self, buffer: &[u8], pieces: &[Piece]) -> Result<()> {
-        let mut rest = buffer;
-        let mut run: Option<(BlockRange, &[u8])> = None;
-        for piece in pieces {
-            let (bytes, after) = rest.split_at(piece.range.blocks as usize * BLOCK_SIZE);
-            run = match run {
-                Some((range, _)) if range.end() == piece.range.start => {
-                    let blocks = range.blocks + piece.range.blocks;
-                    let start = buffer.len() - rest.len() - range.blocks as usize * BLOCK_SIZE;
-                    Some((BlockRange::new(range.start, blocks), &buffer[start..start + blocks as usize * BLOCK_SIZE]))
-                }
-                Some((range, bytes_before)) => {
-                    self.device.write(range.start.offset_bytes(), &[bytes_before])?;
-                    Some((piece.range, bytes))
-                }
-                None => Some((piece.range, bytes)),
-            };
-            rest = after;
-        }
-        if let Some((range, bytes)) = run {
-            self.device.write(range.start.offset_bytes(), &[bytes])?;
+    fn write_data(&self, parts: &[Part]) -> Result<()> {
+        for run in parts.chunk_by(|(before, _), (after, _)| before.end() == after.start) {
+            let buffers: Vec<&[u8]> = run.iter().map(|(_, data)| &data[..]).collect();
+            self.device.write(run[0].0.start.offset_bytes(), &buffers)?;
         }
         Ok(())
     }
@@ -299,10 +283,10 @@ impl VolumeInner {
     fn insert_pieces(
         &self,
         inode: &Arc<Inode>,
-        (pages, size): (&[(u64, Content)], u64),
+        size: u64,
         pieces: &[Piece],
         existing: &[(u64, Extent)],
-        with_group: Option<AlignedBuffer>,
+        with_group: Option<Vec<Part>>,
         effort: Effort,
     ) -> Result<()> {
         // One item for the new extent; of those that were there each is removed or cut, and one of them in two.
@@ -332,8 +316,8 @@ impl VolumeInner {
                 self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
             }
         }
-        let data = with_group.map(|buffer| data_writes(pieces, buffer, operation.generation()));
-        self.finish_batch(&mut state, pages, size, data.as_ref().map(|(ticket, _)| ticket));
+        let data = with_group.map(|parts| data_writes(parts, operation.generation()));
+        self.finish_pieces(&mut state, pieces, size, data.as_ref().map(|(ticket, _)| ticket));
         operation.put_inode(inode.number, &state.loggable())?;
         let sequence = match data {
             Some((_, writes)) => operation.log_with_data(writes),
@@ -366,42 +350,27 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// The batch is in the tree. Pages leave memory, or stay until the data of `ticket` is written.
-    fn finish_batch(&self, state: &mut InodeState, pages: &[(u64, Content)], size: u64, ticket: Option<&Arc<DataTicket>>) {
-        let number = state.next_flight;
-        let mut blocks = Vec::new();
-        for (block, _) in pages {
-            let Some(page) = state.pages.get_mut(block).filter(|page| page.state == PageState::Writing) else { continue };
-            if ticket.is_some() {
-                page.state = PageState::Logged(number);
-                blocks.push(*block);
-            } else {
-                state.pages.remove(block);
-            }
+    /// The pieces are in the tree. Pages leave memory, or stay until the data of `ticket` is written.
+    fn finish_pieces(&self, state: &mut InodeState, pieces: &[Piece], size: u64, ticket: Option<&Arc<DataTicket>>) {
+        let flight = ticket.map(|_| state.next_flight);
+        for piece in pieces {
+            state.pages.written(piece.file_block, piece.end(), flight);
         }
         if let Some(ticket) = ticket {
-            state.logged_pages += blocks.len() as u64;
-            state.flights.push(Flight { number, blocks, ticket: Arc::clone(ticket) });
+            let blocks = pieces.iter().map(|piece| piece.file_block..piece.end()).collect();
+            state.flights.push(Flight { number: state.next_flight, blocks, ticket: Arc::clone(ticket) });
             state.next_flight += 1;
         }
-        let written_end = (pages[pages.len() - 1].0 + 1) * BLOCK_SIZE as u64;
+        let written_end = pieces[pieces.len() - 1].end() * BLOCK_SIZE as u64;
         state.disk_size = if state.all_logged() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
         self.trim_reservation(state);
     }
 
-    /// After a failure: the pages are dirty again.
-    fn redirty(&self, inode: &Arc<Inode>, pages: &[(u64, Content)], kept: Option<Reservation>) -> Result<()> {
+    /// After a failure: the pages that are left are dirty again.
+    fn redirty(&self, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
         let mut state = self.write_inode(inode)?;
-        let mut count = 0;
-        for (block, _) in pages {
-            if let Some(page) = state.pages.get_mut(block).filter(|page| page.state == PageState::Writing) {
-                page.state = PageState::Dirty;
-                count += 1;
-            }
-        }
-        state.dirty_pages += count;
-        self.dirty_pages.fetch_add(count, Ordering::Relaxed);
-        match (&state.reservation, kept) {
+        self.change_pages(&mut state, |pages| batch.segments.iter().for_each(|segment| pages.not_written(segment.block, segment.end())));
+        match (&state.reservation, batch.reservation) {
             (Some(reservation), Some(kept)) => reservation.merge(kept),
             (None, kept) => state.reservation = kept,
             _ => {}
@@ -499,26 +468,47 @@ impl Prepared {
     }
 }
 
-/// Copies the pages together and takes their checksums.
-fn gather(pages: &[(u64, Content)], pieces: &mut [Piece]) -> AlignedBuffer {
-    let buffer = AlignedBuffer::of_blocks(pages.iter().map(|(_, content)| &**content));
-    let mut blocks = buffer.chunks_exact(BLOCK_SIZE);
+/// Takes the blocks of `pieces` from the beginning of `segments`, and their checksums.
+fn parts_of(segments: &[Segment], pieces: &mut [Piece]) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(pieces.len().max(segments.len()));
+    let mut segments = segments.iter();
+    let mut rest: Option<SharedBlocks> = None;
     for piece in pieces {
-        piece.checksums.extend(blocks.by_ref().take(piece.range.blocks as usize).map(checksum));
+        let mut range = piece.range;
+        while range.blocks > 0 {
+            let data = rest.take().or_else(|| segments.next().map(|segment| segment.data.clone())).expect("pieces are made of segments");
+            let count = data.blocks().min(range.blocks as usize);
+            let part = data.slice(0..count);
+            rest = (count < data.blocks()).then(|| data.slice(count..data.blocks()));
+            piece.checksums.extend(part.chunks_exact(BLOCK_SIZE).map(checksum));
+            parts.push((BlockRange::new(range.start, count as u64), part));
+            range = BlockRange::new(BlockNumber(range.start.0 + count as u64), range.blocks - count as u64);
+        }
     }
-    buffer
+    parts
+}
+
+/// Takes `blocks` blocks off the beginning.
+fn drop_front(segments: &mut Vec<Segment>, mut blocks: u64) {
+    let mut gone = 0;
+    for segment in segments.iter_mut() {
+        let length = segment.end() - segment.block;
+        if length > blocks {
+            segment.data = segment.data.slice(blocks as usize..segment.data.blocks());
+            segment.block += blocks;
+            break;
+        }
+        blocks -= length;
+        gone += 1;
+    }
+    segments.drain(..gone);
 }
 
 /// What the log is to write, with the ticket that tells how it ended.
-fn data_writes(pieces: &[Piece], buffer: AlignedBuffer, generation: Generation) -> (Arc<DataTicket>, Vec<DataWrite>) {
-    let (buffer, ticket) = (Arc::new(buffer), DataTicket::new(pieces.len()));
-    let mut from_byte = 0;
-    let write = |piece: &Piece| {
-        let write = DataWrite { range: piece.range, buffer: Arc::clone(&buffer), from_byte, generation, ticket: Arc::clone(&ticket) };
-        from_byte += piece.range.blocks as usize * BLOCK_SIZE;
-        write
-    };
-    let writes = pieces.iter().map(write).collect();
+fn data_writes(parts: Vec<Part>, generation: Generation) -> (Arc<DataTicket>, Vec<DataWrite>) {
+    let ticket = DataTicket::new(parts.len());
+    let write = |(range, data)| DataWrite { range, data, generation, ticket: Arc::clone(&ticket) };
+    let writes = parts.into_iter().map(write).collect();
     (ticket, writes)
 }
 

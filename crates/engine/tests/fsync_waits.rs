@@ -1,7 +1,7 @@
 //! What an fsync waits for, and what it does not: another file's data, the freeing of blocks.
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, Volume, VolumeOptions};
+use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
@@ -27,6 +27,7 @@ struct Gate {
     held: Mutex<Held>,
     changed: Condvar,
     waiting: AtomicU64,
+    permits: AtomicU64,
     ring_bytes: (u64, u64),
 }
 
@@ -39,6 +40,9 @@ impl Gate {
     fn pass(&self, kind: Held) {
         let mut held = self.held.lock();
         while *held == kind {
+            if self.permits.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |permits| permits.checked_sub(1)).is_ok() {
+                return;
+            }
             self.waiting.fetch_add(1, Ordering::SeqCst);
             self.changed.wait(&mut held);
             self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -49,6 +53,13 @@ impl Gate {
         while self.waiting.load(Ordering::SeqCst) == 0 {
             clock::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Lets one request of those that are held pass.
+    fn pass_one(&self) {
+        let _held = self.held.lock();
+        self.permits.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_all();
     }
 }
 
@@ -91,6 +102,7 @@ fn gated(options: VolumeOptions) -> (Arc<Gate>, Volume) {
         held: Mutex::new(Rank::LEAF, Held::Nothing),
         changed: Condvar::new(),
         waiting: AtomicU64::new(0),
+        permits: AtomicU64::new(0),
         ring_bytes: (ring.start.offset_bytes(), ring.end().offset_bytes()),
     });
     mkfs(&*gate, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() }).unwrap();
@@ -201,6 +213,42 @@ fn a_commit_waits_for_data_on_its_way() {
     content.clear();
     volume.read(inode, 0, 4096, &mut content).unwrap();
     assert_eq!(content, [3; 4096]);
+    volume.close().unwrap();
+}
+
+/// A rename that replaces a file waits for the data of its source that is on its way, but not for what comes after that.
+#[test]
+fn a_looping_fsync_delays_a_rename_by_one_round() {
+    let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
+    let target = file(&volume, b"target", b"old");
+    let source = file(&volume, b"source", &[1; 4096]);
+    volume.sync().unwrap();
+    gate.set(Held::LogWrites);
+    let fsync = |block: u64| {
+        volume.write(source, block * 4096, &[2; 4096]).unwrap();
+        let volume = volume.clone();
+        thread::spawn("fsync", move || volume.fsync_blocking(source, FsyncKind::Full))
+    };
+    let first = fsync(1);
+    gate.wait_until_something_is_held();
+    let in_rename = volume.clone();
+    let root = volume.root();
+    let rename = thread::spawn("rename", move || in_rename.rename(root, b"source", root, b"target", RenameMode::Replace));
+    clock::sleep(Duration::from_millis(50));
+    assert!(!rename.is_finished(), "data of the source is on its way");
+    let second = fsync(2);
+    clock::sleep(Duration::from_millis(50));
+    // The first round ends; the second stays.
+    gate.pass_one();
+    rename.join().unwrap().unwrap();
+    first.join().unwrap().unwrap();
+    assert!(!second.is_finished());
+    gate.set(Held::Nothing);
+    second.join().unwrap().unwrap();
+    assert_eq!(volume.lookup(root, b"target").unwrap().inode, source);
+    for (inode, count) in [(source, 2), (target, 1)] {
+        volume.forget(inode, count);
+    }
     volume.close().unwrap();
 }
 

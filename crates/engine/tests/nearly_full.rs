@@ -1,6 +1,7 @@
 //! What a full volume must still do.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_environment::random::Seeded;
 use std::sync::Arc;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
@@ -91,4 +92,61 @@ fn deleting_frees_space_on_a_full_volume_of_32_mib() {
 #[test]
 fn deleting_frees_space_on_a_full_volume_of_64_mib() {
     deleting_frees_space(64 << 20);
+}
+
+/// Random writes to random files at random fill levels, each step's acceptance a promise: fsync stores it, or the write said no.
+#[test]
+fn what_write_accepted_fsync_stores_at_any_level() {
+    for seed in 0..12 {
+        let (device, volume) = volume(48 << 20);
+        let mut random = Seeded::new(seed);
+        let root = volume.root();
+        let filler = volume.create(root, b"filler", &FILE).unwrap().inode;
+        let end = fill(&volume, filler);
+        // From the brim to a few MiB below it.
+        let freed = random.below(if seed % 3 == 0 { 64 } else { 1500 }) * 4096;
+        volume.set_attributes(filler, &AttributeChange { size: Some(end.saturating_sub(freed)), ..AttributeChange::default() }).unwrap();
+        let (mut files, mut refused) = (Vec::<(InodeNumber, Vec<u8>)>::new(), 0);
+        for number in 0..12 {
+            match volume.create(root, format!("file {number}").as_bytes(), &FILE) {
+                Ok(made) => files.push((made.inode, Vec::new())),
+                Err(error) => {
+                    assert!(matches!(error, Error::NoSpace), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+        for step in 0..300_u64 {
+            let Some(index) = (!files.is_empty()).then(|| random.below(files.len() as u64) as usize) else { break };
+            let (inode, content) = &mut files[index];
+            let (at, length) = (random.below(1 << 20) as usize, 1 + random.below(20_000) as usize);
+            let data = vec![step as u8 | 1; length];
+            match volume.write(*inode, at as u64, &data) {
+                Ok(()) => {
+                    content.resize(content.len().max(at + length), 0);
+                    content[at..at + length].copy_from_slice(&data);
+                }
+                Err(error) => {
+                    assert!(matches!(error, Error::NoSpace), "{error}");
+                    refused += 1;
+                }
+            }
+            if random.chance(1, 20) {
+                volume.fsync_blocking(*inode, FsyncKind::Full).unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
+            }
+        }
+        for (inode, _) in &files {
+            volume.fsync_blocking(*inode, FsyncKind::Full).unwrap_or_else(|error| panic!("seed {seed}, in the end: {error}"));
+        }
+        assert!(refused > 0 || freed > 64 * 4096, "seed {seed}: the volume was not nearly full");
+        // As after a power failure.
+        drop(volume);
+        let volume = open(&device).unwrap();
+        for (inode, content) in &files {
+            let mut read = Vec::new();
+            volume.read(*inode, 0, content.len() + 1, &mut read).unwrap();
+            assert!(read == *content, "seed {seed}: a file holds other bytes than were accepted");
+        }
+        volume.close().unwrap();
+    }
 }

@@ -160,6 +160,7 @@ impl Condvar {
     #[track_caller]
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
         guard.held.check_again();
+        crate::thread::will_block();
         self.inner.wait(&mut guard.inner);
     }
 
@@ -167,6 +168,7 @@ impl Condvar {
     #[track_caller]
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
         guard.held.check_again();
+        crate::thread::will_block();
         backend::wait_for(&self.inner, &mut guard.inner, timeout)
     }
 

@@ -5,6 +5,8 @@ use shuttle::thread as system;
 #[cfg(not(feature = "shuttle"))]
 use std::thread as system;
 
+use std::cell::Cell;
+
 #[cfg(not(feature = "shuttle"))]
 pub use system::JoinHandle;
 pub use system::yield_now;
@@ -30,6 +32,32 @@ impl<T> JoinHandle<T> {
     /// Whether the thread's function has returned.
     pub fn is_finished(&self) -> bool {
         self.ended.load(crate::atomic::Ordering::SeqCst)
+    }
+}
+
+thread_local! {
+    static BLOCK_HOOK: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// Lets `hook` be called whenever the calling thread is about to wait for others or for a device, so that somebody else can do
+/// its work meanwhile. It is called with locks held: it must take none.
+///
+/// ```
+/// use cairn_environment::thread::{on_block, will_block};
+/// use std::cell::Cell;
+/// thread_local!(static BLOCKED: Cell<u32> = const { Cell::new(0) });
+/// on_block(Some(|| BLOCKED.set(BLOCKED.get() + 1)));
+/// will_block();
+/// assert_eq!(BLOCKED.get(), 1);
+/// ```
+pub fn on_block(hook: Option<fn()>) {
+    BLOCK_HOOK.set(hook);
+}
+
+/// Says that the calling thread is about to wait. Waiting for a condition says so by itself, taking a lock doesn't.
+pub fn will_block() {
+    if let Some(hook) = BLOCK_HOOK.get() {
+        hook();
     }
 }
 

@@ -12,7 +12,7 @@
 //! expected, its generation is not smaller than its predecessor's, and, unless a later checkpoint's
 //! `flushed_sequence` or the superblock covers it, all data extents marked [`EntryFlags::NEW_DATA`] verify.
 use crate::header::{HEADER_BYTES, Header};
-use crate::units::{BLOCK_SIZE, BlockNumber, Generation, LogSeq, TreeId, VolumeId};
+use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, LogSeq, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure, node::VALUE_BYTES_MAX};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -209,6 +209,10 @@ impl Checkpoint {
         let Some(Ok(raw)) = bytes.get(HEADER_BYTES..ENTRIES_AT).map(RawCheckpoint::read_from_bytes) else {
             return fail(format!("only {} bytes", bytes.len()));
         };
+        let counters = [common.generation, raw.sequence, raw.log_epoch, raw.last_operation, raw.next_inode];
+        if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
+            return fail(format!("impossible counter {counter}"));
+        }
         let checkpoint = Self {
             header: CheckpointHeader {
                 sequence: raw.sequence.get(),

@@ -3,7 +3,7 @@
 //! It is written to slot `generation % 2`; after that has been flushed, a copy goes to the end of the device. A
 //! reader takes the valid one with the highest generation, so a torn write loses nothing.
 use crate::header::{HEADER_BYTES, Header};
-use crate::units::{BLOCK_SIZE, BlockNumber, Generation, NODE_BLOCKS, VolumeId};
+use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, NODE_BLOCKS, VolumeId};
 use crate::{FormatError, Geometry, Structure};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -212,6 +212,10 @@ impl Superblock {
         let log_tail = LogPosition { block: raw.log_tail_block.get(), sequence: raw.log_tail_sequence.get() };
         if log_tail.block >= geometry.log_blocks {
             return fail(format!("log tail {} outside the log", log_tail.block));
+        }
+        let counters = [raw.header.generation, raw.next_inode, raw.log_epoch, raw.log_tail_sequence];
+        if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
+            return fail(format!("impossible counter {counter}"));
         }
         let label_end = raw.label.iter().position(|&b| b == 0).unwrap_or(LABEL_BYTES);
         Ok(Self {

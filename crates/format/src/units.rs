@@ -49,6 +49,10 @@ impl BlockNumber {
     }
 }
 
+/// Generations, inode numbers, epochs and sequences beyond this are damage: no volume lives so long, and the next ones can
+/// still be counted.
+pub const COUNTER_MAX: u64 = 1 << 62;
+
 /// Identity of a volume, random, made by mkfs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct VolumeId(pub [u8; 16]);

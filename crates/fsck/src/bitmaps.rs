@@ -3,6 +3,7 @@
 //!
 //! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a newer or a torn one.
 use crate::FsckError;
+use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::{read_blocks, read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -88,7 +89,7 @@ fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots
         checker.found(finding(Severity::Error, addresses[0], format!("both slots of group {group} have the same generation")));
     }
     let active = usize::from(generation_1 > generation_0);
-    let expected = expected_bits(checker, geometry, group);
+    let expected = expected_bits(&checker.referenced, geometry, group);
     let (Slot::Valid(bitmap), Some(_)) = (slots[active], [generation_0, generation_1][active]) else {
         let state = slots.map(|slot| match slot {
             Slot::Damaged(problem) => problem.clone(),
@@ -130,18 +131,49 @@ fn check_unused(checker: &mut Checker<'_>, group: u64, address: BlockNumber, slo
     }
 }
 
-/// The bits that the trees ask for: everything that can't be allocated is in use.
-fn expected_bits(checker: &Checker<'_>, geometry: &Geometry, group: u64) -> Bits {
+/// The bits for blocks that are `referenced`: everything that can't be allocated is in use.
+pub(crate) fn expected_bits(referenced: &BlockSet, geometry: &Geometry, group: u64) -> Bits {
     let mut bits: Bits = vec![0; BITMAP_BYTES].into_boxed_slice().try_into().expect("size matches");
     let allocatable = geometry.allocatable().range();
     let first = group * Geometry::GROUP_BLOCKS;
     for index in 0..Geometry::GROUP_BLOCKS {
         let block = first + index;
-        if !allocatable.contains(&block) || checker.referenced.contains(block) {
+        if !allocatable.contains(&block) || referenced.contains(block) {
             bits[(index / 8) as usize] |= 1 << (index % 8);
         }
     }
     bits
+}
+
+/// The bitmap of a group that a mount would use, and its slot.
+fn in_use(checker: &Checker<'_>, group: u64) -> Option<(usize, Bitmap)> {
+    let valid = |slot| match read_slots(checker, group, 1, slot).pop() {
+        Some(Slot::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => Some((slot, bitmap)),
+        _ => None,
+    };
+    [valid(0), valid(1)].into_iter().flatten().reduce(|best, other| if other.1.generation > best.1.generation { other } else { best })
+}
+
+/// The slot of a group that a mount would use; without a valid one, slot 1, so that slot 0 is written.
+pub(crate) fn slot_in_use(checker: &Checker<'_>, group: u64) -> usize {
+    in_use(checker, group).map_or(1, |(slot, _)| slot)
+}
+
+/// The blocks that the bitmaps call used; of a group without a valid one, all.
+pub(crate) fn allocated_blocks(checker: &Checker<'_>) -> BlockSet {
+    let blocks_present = checker.reader.blocks_present();
+    let mut allocated = BlockSet::new(blocks_present);
+    for group in 0..blocks_present.div_ceil(Geometry::GROUP_BLOCKS) {
+        let bitmap = in_use(checker, group);
+        let first = group * Geometry::GROUP_BLOCKS;
+        for block in first..(first + Geometry::GROUP_BLOCKS).min(blocks_present) {
+            let index = (block - first) as usize;
+            if bitmap.as_ref().is_none_or(|(_, bitmap)| bitmap.bits[index / 8] & (1 << (index % 8)) != 0) {
+                allocated.insert(BlockRange::new(BlockNumber(block), 1));
+            }
+        }
+    }
+    allocated
 }
 
 /// How the stored bits differ, in words.

@@ -2,7 +2,7 @@
 use cairn_format::BlockRange;
 
 /// Which blocks have been seen. Ranges given to it lie within the size it was made for.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct BlockSet {
     words: Vec<u64>,
 }

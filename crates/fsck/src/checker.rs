@@ -7,8 +7,8 @@ use crate::report::{Finding, PassId, Progress, Report, Severity, Statistics};
 use crate::superblocks::Superblocks;
 use crate::{CheckOptions, FsckError};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BlockNumber, Superblock};
-use std::collections::HashMap;
+use cairn_format::{BlockNumber, Key, Superblock};
+use std::collections::{HashMap, HashSet};
 
 /// A check in progress.
 pub(crate) struct Checker<'a> {
@@ -20,6 +20,8 @@ pub(crate) struct Checker<'a> {
     progress: &'a mut dyn FnMut(Progress),
     /// Passes with errors that remain.
     erroneous: Vec<PassId>,
+    /// Whether an error was found that only new trees can mend.
+    pub(crate) needs_rebuild: bool,
 
     /// From pass `Log`: what the replayable checkpoints change.
     pub(crate) overlay: Overlay,
@@ -29,6 +31,10 @@ pub(crate) struct Checker<'a> {
     pub(crate) referenced: BlockSet,
     /// From pass `Trees`: extents, in those trees, of the inodes whose extents the log changes.
     pub(crate) earlier_extents: HashMap<u64, Vec<(u64, u64)>>,
+    /// From pass `Trees`: keys of the file tree that a damaged node may have held.
+    pub(crate) lost_keys: Vec<(Key, Option<Key>)>,
+    /// From pass `Trees`: nodes that are referred to but are not what their parent expects.
+    pub(crate) doubtful_nodes: HashSet<u64>,
     /// From pass `Items`: inodes, ascending.
     pub(crate) inodes: Vec<InodeFacts>,
     /// From pass `Items`: directory entries.
@@ -66,9 +72,12 @@ impl<'a> Checker<'a> {
             report,
             progress,
             erroneous: Vec::new(),
+            needs_rebuild: false,
             leaves: Vec::new(),
             referenced: BlockSet::new(reader.blocks_present()),
             earlier_extents: HashMap::new(),
+            lost_keys: Vec::new(),
+            doubtful_nodes: HashSet::new(),
             inodes: Vec::new(),
             names: Vec::new(),
         }
@@ -78,8 +87,9 @@ impl<'a> Checker<'a> {
         (self.progress)(Progress { pass, done: done.min(total), total });
     }
 
-    /// Records a finding that no repair exists for.
+    /// Records a finding that no change of a single block mends.
     pub(crate) fn found(&mut self, finding: Finding) {
+        self.needs_rebuild |= finding.severity == Severity::Error && finding.pass != PassId::Data;
         let finding = match (self.options.repair, finding.severity) {
             (true, Severity::Warning | Severity::Error) => finding.not_repaired("there is no safe repair"),
             _ => finding,

@@ -152,7 +152,7 @@ impl FileGroup {
         let before = self.symlink_bytes.unwrap_or(0);
         self.symlink_bytes = Some(before + value.len() as u64);
         self.file_type_is(FileType::Symlink, "the target of a symbolic link")?;
-        let in_order = key.offset * SYMLINK_PART_BYTES as u64 == before;
+        let in_order = key.offset.checked_mul(SYMLINK_PART_BYTES as u64) == Some(before);
         require(in_order, || format!("part {} of the target of a symbolic link follows {before} bytes", key.offset))?;
         let valid = !value.is_empty() && !value.contains(&0);
         require(valid, || format!("an impossible target of {} bytes for a symbolic link", value.len()))

@@ -33,6 +33,7 @@ mod overlay;
 mod passes;
 mod paths;
 mod reader;
+mod repair;
 mod report;
 mod superblocks;
 mod trees;
@@ -86,11 +87,36 @@ impl FsckError {
 /// # Errors
 /// There is no volume, it changes meanwhile, or a repair can't be written. Damage is not an error but a [`Finding`].
 pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dyn FnMut(Progress)) -> Result<Report, FsckError> {
+    let checker = run(device, CheckOptions { repair: false, ..*options }, progress)?;
+    if !options.repair || checker.report.errors + checker.report.warnings == 0 {
+        return Ok(checker.report);
+    }
+    if !checker.needs_rebuild {
+        drop(checker);
+        return Ok(run(device, *options, progress)?.report);
+    }
+    let outcome = repair::rebuild(&checker)?;
+    let before = checker.report;
+    match outcome {
+        repair::Outcome::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
+        repair::Outcome::Done { rescued, salvaged } => {
+            let after = run(device, *options, progress)?.report;
+            Ok(before.repaired_to(after, rescued, salvaged))
+        }
+    }
+}
+
+/// One run of all passes.
+fn run<'a>(
+    device: &'a dyn BlockDevice,
+    options: CheckOptions,
+    progress: &'a mut dyn FnMut(Progress),
+) -> Result<checker::Checker<'a>, FsckError> {
     let superblocks = superblocks::read(device)?;
-    let mut checker = checker::Checker::new(device, *options, superblocks, progress);
+    let mut checker = checker::Checker::new(device, options, superblocks, progress);
     passes::run(&mut checker)?;
     paths::add(&mut checker)?;
-    Ok(checker.report)
+    Ok(checker)
 }
 
 #[cfg(test)]
@@ -99,5 +125,7 @@ mod damage_tests;
 mod log_tests;
 #[cfg(test)]
 mod logic_tests;
+#[cfg(test)]
+mod repair_tests;
 #[cfg(test)]
 mod test_volume;

@@ -13,7 +13,7 @@ use cairn_format::{
 };
 
 /// Blocks of the ring that are searched at once.
-const SEARCH_BLOCKS: u64 = 256;
+const SEARCH_BLOCKS: u64 = 32;
 
 /// A checkpoint of the chain.
 pub(crate) struct ChainLink {

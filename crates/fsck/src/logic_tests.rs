@@ -23,6 +23,7 @@ fn expect(text: &str, change: impl FnOnce(&mut TestVolume)) {
     change(&mut volume);
     volume.write();
     volume.assert_error(text);
+    volume.assert_repairable();
 }
 
 #[test]
@@ -333,10 +334,14 @@ fn superblocks_that_contradict_each_other() {
 fn a_repair_that_is_not_safe_says_so() {
     let mut volume = TestVolume::unwritten();
     volume.change_inode(LARGE, |item| item.links = 3);
+    volume.superblock.features.read_only_compatible = 1;
     volume.write();
     let report = volume.repair();
     assert_eq!((report.repaired, report.errors), (0, 1));
-    assert!(report.findings[0].to_string().ends_with("(not repaired: there is no safe repair)"), "{report}");
+    assert!(
+        report.findings[0].to_string().ends_with("(not repaired: the volume uses features that this program can only read)"),
+        "{report}"
+    );
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!((&json["findings"][0]["pass"], &json["findings"][0]["path"]), (&"namespace".into(), &"/large".into()));
     let plain = check(&volume.device, &CheckOptions::default(), &mut |_| {}).unwrap();

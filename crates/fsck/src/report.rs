@@ -228,6 +228,35 @@ impl Report {
             self.findings_dropped += 1;
         }
     }
+    /// The same report when nothing could be repaired, because of `obstacle`.
+    pub(crate) fn not_repaired(mut self, obstacle: &str) -> Self {
+        for finding in self.findings.iter_mut().filter(|finding| finding.severity > Severity::Note) {
+            finding.not_repaired_because = Some(obstacle.to_owned());
+        }
+        self
+    }
+
+    /// What was found before a repair, and what is still, or new, after it. `rescued` inodes moved to `lost+found`, `salvaged`
+    /// leaves had been lost.
+    pub(crate) fn repaired_to(self, after: Report, rescued: u64, salvaged: u64) -> Self {
+        let same =
+            |one: &Finding, other: &Finding| (one.pass, one.structure, &one.problem) == (other.pass, other.structure, &other.problem);
+        let mended = |finding: &Finding| finding.severity > Severity::Note && !after.findings.iter().any(|other| same(finding, other));
+        let mended: Vec<Finding> = self.findings.into_iter().filter(mended).collect();
+        let kept = after.findings.clone();
+        let cleared = Report { findings: Vec::new(), findings_dropped: 0, errors: 0, warnings: 0, repaired: 0, ..after };
+        let mut report = Report { findings_dropped: self.findings_dropped, ..cleared };
+        mended.into_iter().for_each(|finding| report.add(finding.repaired()));
+        for (count, what) in [(rescued, "inodes without a name moved to /lost+found"), (salvaged, "leaves of the file tree found again")] {
+            if count > 0 {
+                report.add(Finding::new(PassId::Namespace, Severity::Note, Structure::Directory, format!("{count} {what}")));
+            }
+        }
+        kept.into_iter().for_each(|finding| report.add(finding));
+        report.repaired = report.repaired.max(1);
+        report
+    }
+
     /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains, 4: errors remain.
     pub fn exit_code(&self) -> u8 {
         match (self.errors, self.repaired) {

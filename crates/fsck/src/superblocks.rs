@@ -26,21 +26,35 @@ pub(crate) struct Superblocks {
     pub(crate) slots: Vec<(BlockNumber, Slot)>,
 }
 
+impl Superblocks {
+    /// Which of the three counts.
+    pub(crate) fn index_of_newest(&self) -> usize {
+        self.slots.iter().position(|(_, slot)| slot.as_ref() == Ok(&self.newest)).unwrap_or(COPY)
+    }
+}
+
 /// Reads all three, and chooses the newest.
 pub(crate) fn read(device: &dyn BlockDevice) -> Result<Superblocks, FsckError> {
     let blocks_present = device.length_bytes() / BLOCK_SIZE as u64;
     let mut slots: Vec<_> = Geometry::SUPERBLOCKS.iter().map(|&address| (address, read_one(device, address, blocks_present))).collect();
-    let newest_slot = slots.iter().filter_map(|(_, slot)| slot.as_ref().ok()).max_by_key(|superblock| superblock.generation);
-    let copy = newest_slot.map_or(BlockNumber(blocks_present.saturating_sub(1)), |superblock| superblock.geometry.superblock_copy());
+    let copy = newest(&slots).map_or(BlockNumber(blocks_present.saturating_sub(1)), |superblock| superblock.geometry.superblock_copy());
     slots.push((copy, read_one(device, copy, blocks_present)));
     debug_assert_eq!(slots.len(), SUPERBLOCK_SLOTS);
-    match slots.iter().filter_map(|(_, slot)| slot.as_ref().ok()).max_by_key(|superblock| superblock.generation) {
-        Some(newest) => Ok(Superblocks { newest: newest.clone(), slots }),
+    match newest(&slots).cloned() {
+        Some(newest) => Ok(Superblocks { newest, slots }),
         None => {
             let problems: Vec<_> = slots.iter().map(|(address, slot)| problem_of(*address, slot)).collect();
             Err(FsckError::NoVolume { problems: problems.join("; ") })
         }
     }
+}
+
+/// The one that counts: of several with the newest generation the first, as for a mount.
+fn newest(slots: &[(BlockNumber, Slot)]) -> Option<&Superblock> {
+    slots
+        .iter()
+        .filter_map(|(_, slot)| slot.as_ref().ok())
+        .reduce(|best, other| if other.generation > best.generation { other } else { best })
 }
 
 fn problem_of(address: BlockNumber, slot: &Slot) -> String {

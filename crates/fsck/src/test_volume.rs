@@ -18,7 +18,7 @@ pub(crate) struct TestVolume {
     pub(crate) nodes: Vec<BlockNumber>,
     /// Blocks marked used besides the nodes.
     pub(crate) data: Vec<BlockRange>,
-    next_data: u64,
+    pub(crate) next_data: u64,
     next_node: u64,
 }
 
@@ -139,6 +139,15 @@ impl TestVolume {
         let extent = self.new_extent(blocks, kind);
         self.data.push(extent.range());
         self.items.insert(Key::new(InodeNumber(inode), ItemKind::Extent, file_block), extent.encode());
+        self.change_inode(inode, |item| item.blocks += blocks);
+    }
+
+    /// Gives a file all of these blocks, unwritten.
+    pub(crate) fn fill(&mut self, inode: u64, start: u64, blocks: u64) {
+        let range = BlockRange::new(BlockNumber(start), blocks);
+        let extent = Extent { start: range.start, blocks, kind: ExtentKind::Unwritten, generation: Generation(3), checksums: Vec::new() };
+        self.data.push(range);
+        self.items.insert(Key::new(InodeNumber(inode), ItemKind::Extent, 0), extent.encode());
         self.change_inode(inode, |item| item.blocks += blocks);
     }
 
@@ -320,6 +329,21 @@ impl TestVolume {
 
     pub(crate) fn repair(&self) -> Report {
         self.check_with(CheckOptions { data: false, repair: true })
+    }
+
+    /// Asserts that a repair mends everything.
+    #[track_caller]
+    pub(crate) fn assert_repairable(&self) {
+        let before = self.check();
+        if before.findings.iter().all(|finding| finding.pass == crate::PassId::Data) {
+            return;
+        }
+        let repaired = self.repair();
+        assert_eq!((repaired.exit_code(), repaired.errors), (1, 0), "{repaired}\nbefore:\n{before}");
+        let after = self.check();
+        // Data that was overwritten stays so.
+        let others = after.findings.iter().filter(|finding| finding.severity > Severity::Note && finding.pass != crate::PassId::Data);
+        assert_eq!(others.count(), 0, "{after}\nthe repair:\n{repaired}\nbefore:\n{before}");
     }
 
     fn check_with(&self, options: CheckOptions) -> Report {

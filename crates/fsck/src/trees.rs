@@ -39,6 +39,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
     if !roots.iter().any(|root| root.tree == TREE_FILES) && !checker.has_errors(PassId::Trees) {
+        checker.lost_keys.push((Key::MIN, None));
         checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
     }
     let mut walk = Walk { checker, roots: Vec::new() };
@@ -76,6 +77,9 @@ impl Walk<'_, '_> {
     }
 
     fn damaged(&mut self, expected: &Expected, problem: impl Into<String>) {
+        let lost = if expected.tree == TREE_ROOTS { (Key::MIN, None) } else { (expected.lower, expected.upper) };
+        self.checker.lost_keys.push(lost);
+        self.checker.doubtful_nodes.insert(expected.pointer.block.0);
         self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
     }
 
@@ -139,7 +143,10 @@ impl Walk<'_, '_> {
                     self.roots.push(Expected::root(tree, item.root, node.generation()));
                     (!known).then(|| format!("{key:?} in the root tree: this version knows only tree {TREE_FILES}"))
                 }
-                Err(error) => Some(format!("{key:?}: {}", error.problem)),
+                Err(error) => {
+                    self.checker.lost_keys.push((Key::MIN, None));
+                    Some(format!("{key:?}: {}", error.problem))
+                }
             };
             if let Some(problem) = problem {
                 self.checker.found(finding(Structure::Item, problem).at(node.address().0));
@@ -147,10 +154,19 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass `Items`.
+    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass `Items`, unless the
+    /// log replaces it: then that pass does not see it, but replay does.
     fn claim_extents(&mut self, node: &Node) {
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
-            let Ok(extent) = Extent::decode(value) else { continue };
+            let extent = match Extent::decode(value) {
+                Ok(extent) => extent,
+                Err(error) if self.checker.overlay.changes.contains_key(&key) => {
+                    let problem = format!("extent {key:?}, which the log replaces: {}", error.problem);
+                    self.checker.found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
+                    continue;
+                }
+                Err(_) => continue,
+            };
             let problem = if !self.checker.reader.contains(extent.range()) {
                 Some(format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start))
             } else {

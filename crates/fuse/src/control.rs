@@ -1,7 +1,7 @@
-//! What a program does with somebody's mount: unmount it, make it durable, ask for its statistics.
+//! What a program does with somebody's mount: unmount it, make it durable, shut it down, ask for its statistics.
 //!
-//! Two attributes that only the root directory of a mount has, and that no listing shows, answer questions:
-//! [`XATTR_STATISTICS`] and [`XATTR_SERVER`].
+//! Attributes that only the root directory of a mount has, and that no listing shows, answer questions:
+//! [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
 use crate::error::MountError;
 use crate::kernel;
 use crate::mounting::{self, MountInfo, find_mount};
@@ -16,6 +16,8 @@ use std::path::Path;
 pub const XATTR_STATISTICS: &str = "user.cairn.statistics";
 /// Extended attribute of a mount's root directory: the process id of its server, in decimal.
 pub const XATTR_SERVER: &str = "user.cairn.server";
+/// Extended attribute of a mount's root directory, which it has once the volume was shut down.
+pub const XATTR_SHUTDOWN: &str = "user.cairn.shutdown";
 
 /// How long a server may take to end after its mount is gone.
 const SERVER_END_SECONDS_MAX: u64 = 60;
@@ -33,7 +35,7 @@ pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
     let mount = cairn_mount(mountpoint)?;
     let server = server_of(&mount.mountpoint);
     // umount(2) does not reach the server of a plain mount, so its error could not be told. A dead server is no obstacle.
-    if !mount.forwards_sync() && server.is_some() {
+    if !mount.forwards_sync() && server.is_some() && !is_shut_down(&mount.mountpoint) {
         sync(&mount.mountpoint)?;
     }
     let process = server.and_then(open_other_process);
@@ -49,15 +51,8 @@ pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
 /// # Errors
 /// It is not, or something could not be written.
 pub fn sync(directory: &Path) -> Result<(), MountError> {
-    let no_answer = |errno| match errno {
-        Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
-        errno => MountError::NoAnswer { path: directory.to_owned(), errno },
-    };
-    let open = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(no_answer)?;
-    let file_system = rustix::fs::fstatfs(&open).map_err(no_answer)?;
-    if file_system.f_type as u64 != FUSE_MAGIC {
-        return Err(no_answer(Errno::NOTTY));
-    }
+    let no_answer = |errno| no_answer(directory, errno);
+    let open = open_in_mount(directory)?;
     let synced = rustix::fs::syncfs(&open).map_err(no_answer);
     // For `fuseblk` the kernel has waited until all it had cached was written, and then told the server to sync. For plain
     // `fuse` an older kernel has only begun to write, and tells nothing; the server waits for the rest.
@@ -67,6 +62,39 @@ pub fn sync(directory: &Path) -> Result<(), MountError> {
     }
     // Also when the kernel reports an error of one file: the others have a right to be written.
     kernel::request_sync(&open).map_err(no_answer).and(synced)
+}
+
+/// Stops the volume that `directory` shows, as a crash would; everything becomes durable before if `flush`. From then on
+/// every request but to unmount fails with EIO. Only root and the server's user may ask.
+///
+/// # Errors
+/// It is in no mount of Cairn, or not everything became durable; the volume is stopped all the same.
+pub fn shut_down(directory: &Path, flush: bool) -> Result<(), MountError> {
+    let no_answer = |errno| no_answer(directory, errno);
+    let open = open_in_mount(directory)?;
+    // What the kernel holds comes first; the server waits until it has arrived.
+    let synced = if flush { rustix::fs::syncfs(&open).map_err(no_answer) } else { Ok(()) };
+    kernel::request_shutdown(&open, flush).map_err(no_answer).and(synced)
+}
+
+/// Whether the volume mounted on `mountpoint` was shut down, and waits for its mount to end.
+pub fn is_shut_down(mountpoint: &Path) -> bool {
+    attribute(mountpoint, XATTR_SHUTDOWN).is_ok()
+}
+
+fn no_answer(directory: &Path, errno: Errno) -> MountError {
+    match errno {
+        Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
+        errno => MountError::NoAnswer { path: directory.to_owned(), errno },
+    }
+}
+
+/// Opens a directory, which must be in a mount of FUSE.
+fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
+    let no_answer = |errno| no_answer(directory, errno);
+    let open = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(no_answer)?;
+    let file_system = rustix::fs::fstatfs(&open).map_err(no_answer)?;
+    if file_system.f_type as u64 == FUSE_MAGIC { Ok(open) } else { Err(MountError::NotInCairn(directory.to_owned())) }
 }
 
 /// Statistics of the volume mounted on `mountpoint`, as JSON.

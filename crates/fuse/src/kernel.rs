@@ -1,4 +1,4 @@
-//! The ioctls that have no safe wrapper: cloning a FUSE device, setting up loop devices, and Cairn's own request.
+//! The ioctls that have no safe wrapper: cloning a FUSE device, setting up loop devices, and Cairn's own requests.
 //!
 //! The only module of the crate with `unsafe`.
 #![allow(unsafe_code)]
@@ -9,6 +9,12 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// `_IO(0xCA, 1)` on a directory of a mount: make everything durable.
 pub const IOCTL_SYNC: u32 = 0xca01;
+/// `_IO(0xCA, 2)`: make everything durable, then stop.
+pub const IOCTL_SHUTDOWN: u32 = 0xca02;
+/// `_IO(0xCA, 3)`: stop at once.
+pub const IOCTL_SHUTDOWN_DROP: u32 = 0xca03;
+/// `XFS_IOC_GOINGDOWN`, which ext4 and btrfs know as well. The kernel keeps its argument, a word of flags, to itself.
+pub const IOCTL_GOING_DOWN: u32 = 0x8004_587d;
 
 const FUSE_DEV_IOC_CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
 const LOOP_CTL_GET_FREE: Opcode = 0x4c82;
@@ -95,6 +101,62 @@ pub fn configure_loop_device(device: &OwnedFd, backing: &OwnedFd, flags: u32, sh
 pub fn request_sync(directory: impl AsFd) -> io::Result<()> {
     // SAFETY: the request has no argument, by its number; a file system that does not know it answers ENOTTY.
     unsafe { ioctl::ioctl(directory, NoArg::<{ IOCTL_SYNC as Opcode }>::new()) }
+}
+
+/// Asks the mount that `directory` belongs to, to stop; everything becomes durable before if `flush`.
+pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
+    // SAFETY: the requests have no argument, by their numbers; a file system that does not know them answers ENOTTY.
+    unsafe {
+        if flush {
+            ioctl::ioctl(directory, NoArg::<{ IOCTL_SHUTDOWN as Opcode }>::new())
+        } else {
+            ioctl::ioctl(directory, NoArg::<{ IOCTL_SHUTDOWN_DROP as Opcode }>::new())
+        }
+    }
+}
+
+/// Shared mappings for tests.
+#[cfg(test)]
+pub mod mapping {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+    use std::fs::File;
+
+    /// The first `length_bytes` of a file, mapped for writing.
+    pub struct Mapping {
+        start: *mut u8,
+        length_bytes: usize,
+    }
+
+    impl Mapping {
+        pub fn new(file: &File, length_bytes: usize) -> Self {
+            // SAFETY: a new mapping at an address of the kernel's choice. Nobody shortens the file while it is mapped.
+            let start = unsafe {
+                rustix::mm::mmap(std::ptr::null_mut(), length_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
+            };
+            Self { start: start.unwrap().cast(), length_bytes }
+        }
+        pub fn write(&self, at: usize, bytes: &[u8]) {
+            assert!(at + bytes.len() <= self.length_bytes);
+            // SAFETY: inside of the mapping, as just checked.
+            unsafe { self.start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        pub fn read(&self, at: usize) -> u8 {
+            assert!(at < self.length_bytes);
+            // SAFETY: inside of the mapping, as just checked.
+            unsafe { self.start.add(at).read_volatile() }
+        }
+        pub fn sync(&self) {
+            // SAFETY: the whole mapping, which exists as long as `self`.
+            unsafe { rustix::mm::msync(self.start.cast(), self.length_bytes, MsyncFlags::SYNC) }.unwrap();
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: made by `new` with this length; nobody has a reference into it.
+            unsafe { rustix::mm::munmap(self.start.cast(), self.length_bytes) }.unwrap();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Cairn's own FUSE transport, and the mount that answers with a volume.
 //!
-//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`statistics`],
+//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`shut_down`], [`statistics`],
 //! [`find_mount`]); the adapter that answers requests with a volume ([`VolumeHandler`]); the session (INIT to unmount);
 //! making mounts; [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in two
 //! modules: one wraps ioctls, the other io_uring.
 //!
-//! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes everything durable;
-//! the root directory's attributes [`XATTR_STATISTICS`] and [`XATTR_SERVER`] tell statistics and server.
+//! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes everything durable,
+//! `0xca02` does so and stops the volume, `0xca03` stops it at once; the root directory's attributes [`XATTR_STATISTICS`],
+//! [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] tell statistics, server, and whether it was stopped.
 //!
 //! ```no_run
 //! use cairn_blockdev::{FileDevice, OpenMode};
@@ -39,7 +40,7 @@ mod session_tests;
 mod tiny_file_system;
 
 pub use adapter::VolumeHandler;
-pub use control::{XATTR_SERVER, XATTR_STATISTICS, statistics, sync, unmount};
+pub use control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync, unmount};
 pub use error::MountError;
 pub use mounted::{MountedVolume, mount};
 pub use mounting::{MountInfo, MountOptions, Transport, find_mount};

@@ -41,6 +41,10 @@ impl MountedVolume {
     pub fn unmounter(&self) -> Unmounter {
         self.session.unmounter()
     }
+    /// Whether requests arrive over io_uring.
+    pub fn is_over_ring(&self) -> bool {
+        self.session.is_over_ring()
+    }
     /// Whether sync(2), syncfs(2) and umount(2) reach the volume. If not, it commits every second when something changed.
     pub fn forwards_sync(&self) -> bool {
         self.session.forwards_sync()

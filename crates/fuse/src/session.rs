@@ -6,8 +6,9 @@
 use crate::error::MountError;
 use crate::mounting::{self, MadeMount, MountOptions, Transport, find_mount};
 use crate::negotiation::{self, Agreement, Extras};
-use crate::protocol::{self, Operation};
+use crate::protocol::Operation;
 use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingThreads, Rings};
+use cairn_blockdev::BlockPool;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +34,7 @@ pub enum SessionError {
 pub struct Session {
     threads: RequestThreads,
     rings: Option<RingThreads>,
+    over_ring: bool,
     handler: Arc<dyn Handler>,
     unmounter: Unmounter,
     forwards_sync: bool,
@@ -81,10 +83,9 @@ impl Session {
             tracing::warn!("the kernel refused FUSE over io_uring: {failure}; requests come over /dev/fuse");
         }
         let over_ring = rings.as_ref().is_some_and(|rings| rings.failure.is_none());
-        tracing::info!(transport = if over_ring { "uring" } else { "dev" }, "serving");
         let thread_count = if over_ring { DEVICE_THREADS_BESIDE_RINGS } else { options.threads };
         let threads = RequestThreads::start(&channel, thread_count, &handler);
-        Ok(Self { threads, rings, handler, unmounter, forwards_sync, agreement })
+        Ok(Self { threads, rings, over_ring, handler, unmounter, forwards_sync, agreement })
     }
 
     /// A handle that unmounts, for another thread.
@@ -94,6 +95,10 @@ impl Session {
     /// Whether sync(2), syncfs(2) and umount(2) reach the server.
     pub fn forwards_sync(&self) -> bool {
         self.forwards_sync
+    }
+    /// Whether requests arrive over io_uring.
+    pub fn is_over_ring(&self) -> bool {
+        self.over_ring
     }
     /// What kernel and server agreed on.
     pub fn agreement(&self) -> &Agreement {
@@ -171,10 +176,10 @@ fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
 
 /// Answers INIT, which the kernel sends before anything else.
 fn agree(channel: &Arc<Channel>, extras: Extras) -> Result<Agreement, MountError> {
-    let mut buffer = RequestBuffer::new();
+    let mut buffer = RequestBuffer::new(&BlockPool::new(0));
     loop {
         let length_bytes = channel.receive(&mut buffer).map_err(|_| MountError::NoConnection)?;
-        let request = protocol::parse(buffer.filled(length_bytes)).map_err(|_| MountError::NoConnection)?;
+        let request = buffer.parse(length_bytes).map_err(|_| MountError::NoConnection)?;
         let reply = Reply::new(Arc::clone(channel), request.header.unique);
         let Operation::Init(offer) = request.operation else {
             reply.error(Errno::IO);

@@ -2,7 +2,7 @@
 use crate::mounting::{MountOptions, Transport};
 use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::{self, Attr, AttrOut, EntryOut, OpenOut, WriteOut, setattr_flag};
-use crate::protocol::{DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request};
+use crate::protocol::{DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request, WriteData};
 use crate::transport::{Handler, HandlerFailure, Reply};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, thread};
@@ -144,7 +144,15 @@ impl Handler for TinyFileSystem {
                 }
                 Err(errno) => reply.error(errno),
             },
-            Operation::Write { offset_bytes, data, .. } => answer(reply, state.write(node, offset_bytes, data)),
+            Operation::Write { offset_bytes, data, .. } => {
+                let data = match data {
+                    WriteData::Bytes(bytes) => bytes.to_vec(),
+                    WriteData::Shared { parts, length_bytes } => {
+                        parts.iter().flat_map(|part| part.iter()).take(length_bytes).copied().collect()
+                    }
+                };
+                answer(reply, state.write(node, offset_bytes, &data));
+            }
             Operation::ReadDirectory { cookie, length_bytes } => drop(reply.bytes(&state.list(cookie, length_bytes).into_bytes())),
             Operation::ReadDirectoryPlus { cookie, length_bytes } => drop(reply.bytes(state.list_plus(cookie, length_bytes).as_bytes())),
             Operation::StatFs => answer(reply, Ok(wire::StatfsOut { block_size: 4096, blocks: 100, ..wire::StatfsOut::default() })),

@@ -14,12 +14,13 @@
 //!   carry the mark for them.
 //!
 //! Lock: a leaf around the queue; a ticket has its own. None is held during device I/O.
+use crate::error::LogError;
 use crate::shared::Shared;
-use cairn_blockdev::{AlignedBuffer, DeviceError, SetWrite};
+use cairn_blockdev::{DeviceError, SetWrite, SharedBlocks};
 use cairn_environment::Rank;
 use cairn_environment::atomic::Ordering;
 use cairn_environment::lock::{Condvar, Mutex};
-use cairn_format::{BLOCK_SIZE, BlockRange, EntryFlags, Extent, Generation, ItemKind};
+use cairn_format::{BlockRange, EntryFlags, Extent, Generation, ItemKind};
 use std::sync::Arc;
 
 /// What became of a file's data that travels with a group.
@@ -62,20 +63,12 @@ impl DataTicket {
 pub struct DataWrite {
     /// Where.
     pub range: BlockRange,
-    /// Holds the content.
-    pub buffer: Arc<AlignedBuffer>,
-    /// Where in the buffer the content begins.
-    pub from_byte: usize,
+    /// The content; nobody changes it meanwhile.
+    pub data: SharedBlocks,
     /// Transaction of the operation.
     pub generation: Generation,
     /// Hears what became of it.
     pub ticket: Arc<DataTicket>,
-}
-
-impl DataWrite {
-    fn bytes(&self) -> &[u8] {
-        &self.buffer[self.from_byte..self.from_byte + self.range.blocks as usize * BLOCK_SIZE]
-    }
 }
 
 /// Blocks whose extent is logged, but whose data never got there.
@@ -124,7 +117,7 @@ impl DataBatch {
 
     fn set_write(&self, run: &std::ops::Range<usize>) -> SetWrite<'_> {
         let writes = &self.writes[run.clone()];
-        SetWrite { offset_bytes: writes[0].range.start.offset_bytes(), buffers: writes.iter().map(DataWrite::bytes).collect() }
+        SetWrite { offset_bytes: writes[0].range.start.offset_bytes(), buffers: writes.iter().map(|write| &write.data[..]).collect() }
     }
 }
 
@@ -139,6 +132,23 @@ struct Queue {
     lost: Vec<Lost>,
     /// Writes ever lost.
     losses: u64,
+    /// A thread panicked with a batch under way: what became of it will never be known.
+    abandoned: bool,
+}
+
+struct Watch<'a> {
+    queue: &'a DataQueue,
+    number: u64,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut queue = self.queue.queue.lock();
+            queue.abandoned |= queue.under_way.contains(&self.number);
+            self.queue.settled.notify_all();
+        }
+    }
 }
 
 /// Data writes that are not settled.
@@ -183,12 +193,18 @@ impl DataQueue {
     }
 
     /// Waits until everything that others took before is settled, too.
-    pub(crate) fn wait_for_others(&self) {
+    fn wait_for_others(&self) -> Result<(), LogError> {
         let mut queue = self.queue.lock();
         let next = queue.next_number;
-        while queue.under_way.iter().any(|number| *number < next) {
+        while !queue.abandoned && queue.under_way.iter().any(|number| *number < next) {
             self.settled.wait(&mut queue);
         }
+        if queue.abandoned { Err(LogError::Aborted("a thread that wrote data ended with a panic".into())) } else { Ok(()) }
+    }
+
+    /// While this lives, a panic lets nobody wait for `batch` for ever.
+    pub(crate) fn watch(&self, batch: &DataBatch) -> impl Sized + use<'_> {
+        Watch { queue: self, number: batch.number }
     }
 
     fn settle(&self, batch: &DataBatch, lost: Vec<Lost>) {
@@ -207,28 +223,33 @@ impl DataQueue {
 
     /// Nothing more is written: the log is dead.
     pub(crate) fn forget(&self) {
+        // Dropped after the lock: the memory goes back to its pool.
+        let forgotten;
         let mut queue = self.queue.lock();
-        let forgotten = std::mem::take(&mut queue.queued);
+        forgotten = std::mem::take(&mut queue.queued);
         queue.blocks -= forgotten.iter().map(|write| write.range.blocks).sum::<u64>();
     }
 }
 
 impl Shared {
-    /// Writes `batch`, and beside it what is in `others`; settles the batch and waits for what others took before. Returns
-    /// the results of `others`.
-    pub(crate) fn write_data(&self, batch: &DataBatch, others: Vec<SetWrite<'_>>) -> Vec<Result<(), DeviceError>> {
+    /// Writes `batch`, and beside it what is in `others`; settles the batch and waits for what others took before. Calls
+    /// `meanwhile` while the device works.
+    ///
+    /// # Errors
+    /// One of `others` could not be written, or a thread panicked that had taken data.
+    pub(crate) fn write_data(&self, batch: &DataBatch, others: Vec<SetWrite<'_>>, meanwhile: &mut dyn FnMut()) -> Result<(), LogError> {
         let runs = batch.runs();
         let count = others.len();
         let mut set = others;
         set.extend(runs.iter().map(|run| batch.set_write(run)));
-        let mut results = if set.is_empty() { Vec::new() } else { self.device.write_set(&set) };
+        let mut results = if set.is_empty() { Vec::new() } else { self.device.write_set_while(&set, meanwhile) };
         let data_results = results.split_off(count);
         drop(set);
         let mut lost = Vec::new();
         for (run, result) in runs.into_iter().zip(data_results) {
             for write in &batch.writes[run] {
                 // Whose fault it was is not known: each again, alone.
-                let again = |_| self.device.write(write.range.start.offset_bytes(), &[write.bytes()]);
+                let again = |_| self.device.write(write.range.start.offset_bytes(), &[&write.data]);
                 let result = result.clone().or_else(again);
                 if let Err(error) = &result {
                     tracing::warn!("file data could not be written: {error}");
@@ -238,14 +259,15 @@ impl Shared {
             }
         }
         self.data.settle(batch, lost);
-        self.data.wait_for_others();
-        results
+        self.data.wait_for_others()?;
+        Ok(results.into_iter().collect::<Result<(), _>>()?)
     }
 
     /// Writes what is queued; on return everything that was queued before has settled.
-    pub(crate) fn write_queued_data(&self) {
+    pub(crate) fn write_queued_data(&self) -> Result<(), LogError> {
         let batch = self.data.take();
-        self.write_data(&batch, Vec::new());
+        let _watch = self.data.watch(&batch);
+        self.write_data(&batch, Vec::new(), &mut || {})
     }
 
     /// Queues data, unless nothing is written any more.

@@ -48,7 +48,7 @@ fn without_its_data_a_checkpoint_does_not_count() {
     volume.log.wait_durable(volume.log.last()).unwrap();
     volume.put_carried(0, block(0), 7);
     volume.log.shared_for_tests().push_in_background();
-    volume.log.shared_for_tests().push().unwrap();
+    volume.log.shared_for_tests().push(&mut || {}).unwrap();
     let ring = geometry().log();
     let survivor = volume.device.crash_state_with(|unflushed| {
         let in_ring = |offset: u64| (ring.start.offset_bytes()..ring.end().offset_bytes()).contains(&offset);
@@ -151,7 +151,7 @@ fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
     let generation = Generation(volume.running.0 - 1);
     volume.superblock = Superblock { generation, log_tail: cut.position, ..volume.superblock.clone() };
     volume.log.super_committed(generation);
-    volume.log.shared_for_tests().write_data(&taken, Vec::new());
+    volume.log.shared_for_tests().write_data(&taken, Vec::new(), &mut || {}).unwrap();
     waiter.join().unwrap().unwrap();
     assert_eq!(volume.replayed().len(), 2, "what was acknowledged is in the log");
 }
@@ -175,8 +175,39 @@ fn a_commit_waits_for_what_others_took() {
         thread::yield_now();
     }
     assert!(returned.try_recv().is_err(), "the data is not written");
-    volume.log.shared_for_tests().write_data(&batch, Vec::new());
+    volume.log.shared_for_tests().write_data(&batch, Vec::new(), &mut || {}).unwrap();
     returned.recv().unwrap();
     committer.join().unwrap();
     assert!(holds(&volume.device.snapshot(), block(1), 5));
+}
+
+/// What a thread took that panicked is neither written nor lost: nobody waits for it, and nobody believes it.
+#[test]
+fn a_panic_with_data_under_way_ends_the_waits_for_it() {
+    let volume = Volume::new();
+    let (last, ticket) = volume.put_carried(1, block(1), 5);
+    let log = Arc::clone(&volume.log);
+    let taker = thread::spawn("taker", move || {
+        let shared = log.shared_for_tests();
+        let batch = shared.data.take();
+        let _watch = shared.data.watch(&batch);
+        panic!("on purpose");
+    });
+    assert!(taker.join().is_err());
+    assert!(volume.log.write_data().is_err());
+    assert!(volume.log.wait_durable(last).is_err());
+    assert!(ticket.outcome().is_none());
+}
+
+/// A callback that panics takes its leader along, and with it the log, but none of those who wait.
+#[test]
+fn a_panic_of_the_leader_ends_every_wait() {
+    let volume = Volume::new();
+    volume.put(1, b"one");
+    let log = Arc::clone(&volume.log);
+    let leader = thread::spawn("leader", move || log.on_durable(log.last(), Box::new(|_| panic!("on purpose"))));
+    assert!(leader.join().is_err());
+    volume.put(2, b"two");
+    assert!(volume.log.wait_durable(volume.log.last()).is_err());
+    volume.log.stop();
 }

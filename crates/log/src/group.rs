@@ -183,19 +183,20 @@ impl Group {
         self.waiters.iter().any(|(_, waiter)| matches!(waiter, Waiter::Callback(..)))
     }
 
-    /// Appoints the next leader: a blocked thread, which wakes up for this anyway, or else the worker.
+    /// Whether a thread that does nothing else is worth its wake-up.
+    pub(crate) fn several_wait(&self) -> bool {
+        self.waiters.len() > 1
+    }
+
+    /// Appoints the next leader: who waits alone and blocked, since it wakes up anyway, or else the worker.
     pub(crate) fn appoint(&mut self) -> Successor {
         self.leader = true;
-        let blocked = self.waiters.iter().find_map(|(_, waiter)| match waiter {
-            Waiter::Blocked(slot) => Some(slot),
-            Waiter::Callback(..) => None,
-        });
-        match blocked {
-            Some(slot) => {
+        match &self.waiters[..] {
+            [(_, Waiter::Blocked(slot))] => {
                 slot.state.lock().leads = true;
                 Successor::Blocked(Arc::clone(slot))
             }
-            None => Successor::Worker,
+            _ => Successor::Worker,
         }
     }
 }

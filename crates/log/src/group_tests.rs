@@ -83,7 +83,7 @@ fn callbacks_share_a_flush_without_a_thread_each() {
     (1..500).for_each(|at| register(&volume.log, at));
     assert_eq!(done.load(Ordering::SeqCst), 0);
     leader.join().unwrap();
-    assert_eq!(done.load(Ordering::SeqCst), 500);
+    wait_until(|| done.load(Ordering::SeqCst) == 500);
     let statistics = volume.log.statistics();
     assert_eq!((statistics.flushes, statistics.groups, statistics.group_size_max), (2, 2, 499));
     assert_eq!(volume.replayed().len(), 500);

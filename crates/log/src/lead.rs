@@ -1,14 +1,15 @@
 //! Leading: one round after the other while somebody waits.
 //!
-//! A round: gather → push → flush → tell those who waited. While its flush runs, others register and form the next
-//! group; whoever leads that one is appointed before anybody is told, since waking many takes as long as a flush, and the
-//! device must not wait for it. A thread that waits for its own operation leads until that is durable and hands over to
-//! another blocked thread; one that came with a callback goes on while callbacks wait, because waking somebody else costs
-//! more than the round itself.
+//! A round: gather → push → flush → tell those who waited. While it runs, others register and form the next group. While
+//! several wait, the log's worker leads: between two rounds there is no hand-over then, and the device need not wait for a
+//! thread to wake up, which takes longest when many others have just been woken. Whoever waits alone leads its own round and
+//! hands over to nobody. Those whose operation is durable are told while the device works on the next group, since telling
+//! many takes as long as a flush; but before a leader waits for others to join, for it is them who join.
 //!
 //! Why no wake-up is lost: the decision to stop leading and the registration of a waiter happen under the group's lock;
 //! a waiter that comes after the decision finds `leader` unset and leads itself. A successor is appointed while it is in
-//! the list of waiters; if it is finished before it wakes up, it still sees that it leads, and hands over again.
+//! the list of waiters; if it is finished before it wakes up, it still sees that it leads, and hands over again. [`Telling`]
+//! tells everybody at the latest when it is dropped. A leader that panics leaves a dead log.
 use crate::error::{CommitReason, LogError};
 use crate::gathering::FlushPolicy;
 use crate::group::{Slot, Waiter};
@@ -17,6 +18,7 @@ use crate::push::{NoRoom, nanoseconds};
 use crate::shared::Shared;
 use crate::stages::{Ending, RoundTimes};
 use cairn_environment::clock;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// What a round left to do.
@@ -28,12 +30,69 @@ struct Round {
     times: RoundTimes,
 }
 
+/// Who leads.
+#[derive(Clone, Copy)]
+pub(crate) enum Leader<'a> {
+    /// A thread that waits here for its own operation.
+    Blocked(&'a Arc<Slot>),
+    /// A thread that brought a callback and has other things to do.
+    Passing,
+    /// The log's worker.
+    Worker,
+}
+
+/// Those whose operation is durable, on the way to being told.
+struct Telling<'a> {
+    shared: &'a Shared,
+    finished: std::vec::IntoIter<Waiter>,
+    times: RoundTimes,
+}
+
+impl Telling<'_> {
+    fn now(&mut self) {
+        for waiter in self.finished.by_ref() {
+            waiter.finish(Ok(Ending::Round(self.times)), &self.shared.stages);
+        }
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        // After a panic of one callback the others are called all the same; a second panic is lost in the first.
+        while self.finished.len() > 0 && std::panic::catch_unwind(AssertUnwindSafe(|| self.now())).is_err() {}
+    }
+}
+
+/// Leaves a dead log when the leader panics: nobody else would ever lead.
+struct Watch<'a>(&'a Shared);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(LogError::Aborted("a thread that led a group ended with a panic".into()));
+            self.0.group.lock().leader = false;
+            self.0.left.notify_all();
+        }
+    }
+}
+
 impl Shared {
-    /// Leads until the caller, which is the leader, need not or must not any more. `own` is where it waits, if it does.
-    pub(crate) fn lead(&self, own: Option<&Arc<Slot>>) {
-        let mut round = Round::default();
-        while self.goes_on(own, round) {
-            round = self.round_or_fail(Self::round);
+    /// Leads until `leader` need not or must not any more.
+    pub(crate) fn lead(&self, leader: Leader<'_>) {
+        let _watch = Watch(self);
+        self.lead_after(leader, Round::default());
+    }
+
+    fn lead_after(&self, leader: Leader<'_>, mut round: Round) {
+        loop {
+            let goes_on = self.decide(leader, round.no_room, &round.finished);
+            let mut telling = Telling { shared: self, finished: std::mem::take(&mut round.finished).into_iter(), times: round.times };
+            if !goes_on {
+                telling.now();
+                return;
+            }
+            round = self.round_or_fail(|shared| shared.round(&mut telling));
+            telling.now();
         }
     }
 
@@ -50,22 +109,21 @@ impl Shared {
             }
             group.leader = true;
         }
+        let _watch = Watch(self);
         let round = self.round_or_fail(|shared| {
             let LogOptions { background_push_bytes, hard_limit_bytes, .. } = shared.options;
             if shared.list.lock().entry_bytes() < background_push_bytes.min(hard_limit_bytes) {
                 return Ok(Round::default());
             }
             shared.count(|counters| counters.background_pushes += 1);
-            let no_room = shared.push()?;
+            let no_room = shared.push(&mut || {})?;
             let mut round = Round { no_room, ..Round::default() };
             if no_room.is_some() {
                 shared.flush_and_complete(&mut round)?;
             }
             Ok(round)
         });
-        if self.goes_on(None, round) {
-            self.lead(None);
-        }
+        self.lead_after(Leader::Worker, round);
     }
 
     fn round_or_fail(&self, round: impl FnOnce(&Self) -> Result<Round, LogError>) -> Round {
@@ -75,15 +133,16 @@ impl Shared {
         })
     }
 
-    fn round(&self) -> Result<Round, LogError> {
-        self.gather();
+    fn round(&self, telling: &mut Telling<'_>) -> Result<Round, LogError> {
+        self.gather(telling);
         let Some(target) = self.group.lock().highest_target() else { return Ok(Round::default()) };
         let written_last = self.ring.lock().written_last;
         let mut round = Round::default();
         if target > written_last {
             round.times.writing();
-            round.no_room = self.push()?;
+            round.no_room = self.push(&mut || telling.now())?;
         }
+        telling.now();
         self.flush_and_complete(&mut round)?;
         Ok(round)
     }
@@ -96,56 +155,51 @@ impl Shared {
     }
 
     /// Waits for others that are expected to join.
-    fn gather(&self) {
+    fn gather(&self, telling: &mut Telling<'_>) {
         let flush_time = self.device.flush_time();
         let mut group = self.group.lock();
-        let waiting = group.waiting();
-        let Some(plan) = group.gathering.plan(waiting, flush_time) else { return };
-        let begin = clock::now_monotonic();
-        let mut seen = waiting;
-        group.gather_wanted = Some(plan.wanted);
-        while group.gather_wanted.is_some() && group.error.is_none() && seen > 0 {
-            let rest = plan.limit.saturating_sub(begin.elapsed()).min(plan.pause);
-            if rest.is_zero() {
+        let (begin, waiting) = (clock::now_monotonic(), group.waiting());
+        if !group.gathering.begin(begin, waiting, flush_time) {
+            return;
+        }
+        if telling.finished.len() > 0 {
+            // It is them who join.
+            drop(group);
+            telling.now();
+            group = self.group.lock();
+        }
+        while group.error.is_none() {
+            let (now, seen) = (clock::now_monotonic(), group.waiting());
+            let Some(patience) = group.gathering.patience(now, seen) else { break };
+            group.gather_wanted = Some(patience.wanted);
+            let paused = self.joined.wait_for(&mut group, patience.pause);
+            if paused && group.waiting() <= seen {
                 break;
             }
-            let paused = self.joined.wait_for(&mut group, rest);
-            let now = group.waiting();
-            if paused && now <= seen {
-                break;
-            }
-            seen = now;
         }
         group.gather_wanted = None;
-        let joined = group.waiting() > waiting;
-        group.gathering.gathered(joined);
+        let (now, waiting) = (clock::now_monotonic(), group.waiting());
+        group.gathering.end(now, waiting);
         drop(group);
-        let spent_ns = nanoseconds(begin.elapsed());
+        let spent_ns = nanoseconds(now - begin);
         self.count(|counters| {
             counters.gathers += 1;
             counters.gather_time_ns += spent_ns;
         });
     }
 
-    /// After a round: whether the leader, whose own slot is `own`, does another one. Otherwise it leads no more. Either way
-    /// those who are finished have been told.
-    fn goes_on(&self, own: Option<&Arc<Slot>>, round: Round) -> bool {
-        let Round { no_room, finished, times } = round;
-        let goes_on = self.decide(own, no_room, &finished);
-        finished.into_iter().for_each(|waiter| waiter.finish(Ok(Ending::Round(times)), &self.stages));
-        goes_on
-    }
-
-    fn decide(&self, own: Option<&Arc<Slot>>, no_room: Option<NoRoom>, finished: &[Waiter]) -> bool {
+    /// After a round: whether the leader does another one. Otherwise it leads no more.
+    fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>, finished: &[Waiter]) -> bool {
         let own_finished = |slot: &Arc<Slot>| slot.is_done() || finished.iter().any(|waiter| waiter.is(slot));
         let mut group = self.group.lock();
         // A superblock that became durable since the decision has made room: then the next round finds out.
         let no_room = no_room.filter(|no_room| group.error.is_none() && no_room.commits >= group.commits);
         group.fallback |= no_room.is_some();
         let idle = group.error.is_some() || group.fallback || group.waiting() == 0;
-        let stays = match own {
-            Some(slot) => !own_finished(slot),
-            None => group.callback_waits(),
+        let stays = match leader {
+            Leader::Blocked(slot) => !own_finished(slot),
+            Leader::Passing => !group.several_wait() && group.callback_waits(),
+            Leader::Worker => group.several_wait() || group.callback_waits(),
         };
         if !idle && stays {
             return true;

@@ -5,6 +5,7 @@ use crate::data::{DataQueue, DataWrite};
 use crate::error::{CommitReason, LogError};
 use crate::gathering::{FlushPolicy, Gathering};
 use crate::group::{Group, Registered, Slot, Waiter, Wake};
+use crate::lead::Leader;
 use crate::ring::Ring;
 use crate::shared::{CacheAligned, ItemList, Shared};
 use crate::stages::{Ending, RequestTimer, StageTime, Stages};
@@ -205,7 +206,7 @@ impl Log {
     /// # Errors
     /// The log is dead: data that was queued may have been thrown away, so no superblock may follow.
     pub fn write_data(&self) -> Result<(), LogError> {
-        self.shared.write_queued_data();
+        self.shared.write_queued_data()?;
         self.error().map_or(Ok(()), Err)
     }
 
@@ -261,8 +262,7 @@ impl Log {
     }
 
     /// Calls `callback` when the operation `target` is durable: at once if it is, otherwise later, on whichever thread
-    /// makes it durable. If nobody is making anything durable, the calling thread does, and goes on while other
-    /// callbacks wait. Callbacks run one after the other, without a lock held: they must be short and must not wait.
+    /// makes it durable. If nobody is making anything durable, the calling thread does, until several others wait. Callbacks run one after the other, without a lock held: they must be short and must not wait.
     pub fn on_durable(&self, target: LogSeq, callback: DurableCallback) {
         self.on_durable_since(RequestTimer::begin(), target, callback);
     }
@@ -274,7 +274,7 @@ impl Log {
         match self.shared.register(target, Waiter::Callback(callback, registration)) {
             Registered::Finished(waiter, outcome) => waiter.finish(outcome.map(|()| Ending::Immediate), &self.shared.stages),
             Registered::Waiting => {}
-            Registered::Lead => self.shared.lead(None),
+            Registered::Lead => self.shared.lead(Leader::Passing),
         }
     }
 
@@ -307,11 +307,11 @@ impl Log {
         match self.shared.register(target, Waiter::Blocked(Arc::clone(&slot))) {
             Registered::Finished(_, outcome) => return outcome.map(|()| Ending::Immediate),
             Registered::Waiting => {}
-            Registered::Lead => self.shared.lead(Some(&slot)),
+            Registered::Lead => self.shared.lead(Leader::Blocked(&slot)),
         }
         loop {
             match slot.wait() {
-                Wake::Lead => self.shared.lead(Some(&slot)),
+                Wake::Lead => self.shared.lead(Leader::Blocked(&slot)),
                 Wake::Done(outcome) => return outcome,
             }
         }

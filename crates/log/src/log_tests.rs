@@ -134,7 +134,7 @@ fn a_commit_does_not_make_later_operations_durable() {
     let cut = volume.cut();
     let new = volume.put(2, b"b");
     // Written, but not flushed.
-    volume.log.shared_for_tests().push().unwrap();
+    volume.log.shared_for_tests().push(&mut || {}).unwrap();
     volume.commit(cut);
     assert_eq!(volume.log.durable(), old);
     volume.log.wait_durable(new).unwrap();

@@ -45,21 +45,23 @@ impl Shared {
     /// 1. take the contexts and give each its place, in one step, so that a cut sees either both or neither;
     /// 2. take the data, which was queued before the items that refer to it;
     /// 3. format the checkpoints, holding no lock;
-    /// 4. write data and checkpoints side by side, and wait for all of it, also for data that a commit took over;
+    /// 4. write data and checkpoints side by side, call `meanwhile` while the device works, and wait for all of it, also for
+    ///    data that a commit took over;
     /// 5. if data could not be written, the checkpoints are not what they should be: write them again;
     /// 6. note them as written.
     ///
     /// A crash before the next flush leaves any part of them on the device; replay takes the checkpoints that are whole, and
     /// whose data is there.
-    pub(crate) fn push(&self) -> Result<Option<NoRoom>, LogError> {
+    pub(crate) fn push(&self, meanwhile: &mut dyn FnMut()) -> Result<Option<NoRoom>, LogError> {
         let taken = match self.take_contexts() {
             Ok(taken) => taken,
             Err(no_room) => return Ok(Some(no_room)),
         };
         let data = self.data.take();
+        let _watch = self.data.watch(&data);
         self.shrunk.notify_all();
         let begin = clock::now_monotonic();
-        self.write_together(&taken, &data)?;
+        self.write_together(&taken, &data, meanwhile)?;
         if let Some((_, newest)) = taken.contexts.last() {
             let write_time_ns = nanoseconds(begin.elapsed());
             self.ring.lock().wrote(newest.sequence, taken.last);
@@ -78,15 +80,14 @@ impl Shared {
     /// While blocks count as lost, a checkpoint goes after its data, with a flush between them: its entries that name lost
     /// blocks don't have their data verified, so all data in them must be durable before. The place and the length of a
     /// checkpoint stay what they were; torn between the two versions, its checksum fails, and nothing in it was acknowledged.
-    fn write_together(&self, taken: &Taken, data: &DataBatch) -> Result<(), LogError> {
+    fn write_together(&self, taken: &Taken, data: &DataBatch, meanwhile: &mut dyn FnMut()) -> Result<(), LogError> {
         // Decided once: a superblock may become durable meanwhile, and with it blocks no longer count as lost.
         let data_first = !self.data.lost().is_empty();
         if data_first {
-            self.write_data(data, Vec::new());
+            self.write_data(data, Vec::new(), meanwhile)?;
         } else {
             let checkpoints = self.format(taken, &[]);
-            let results = self.write_data(data, self.checkpoint_writes(taken, &checkpoints));
-            results.into_iter().collect::<Result<(), _>>()?;
+            self.write_data(data, self.checkpoint_writes(taken, &checkpoints), meanwhile)?;
         }
         self.count_checkpoints(taken);
         let lost = self.data.lost();

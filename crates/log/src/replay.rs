@@ -65,7 +65,7 @@ struct RingReader<'d> {
 }
 
 /// Blocks read at once in search of checkpoints.
-const SEARCH_BLOCKS: u64 = 256;
+const SEARCH_BLOCKS: u64 = 32;
 
 /// A step of the walk: the next checkpoint, or why there is none.
 type Step<T> = Result<Result<T, String>, ReplayError>;

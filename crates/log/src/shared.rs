@@ -14,6 +14,7 @@ use crate::statistics::LogStatistics;
 use crate::worker::WorkerSignal;
 use cairn_blockdev::BlockDevice;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::clock;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{Generation, Geometry, LogSeq, VolumeId};
 use std::collections::VecDeque;
@@ -196,7 +197,7 @@ impl Shared {
             let limit = if group.gathering.policy() == FlushPolicy::Each { 1 } else { usize::MAX };
             let finished = group.take_durable(limit);
             let waiting = group.waiting();
-            group.gathering.completed(finished.len(), waiting);
+            group.gathering.completed(clock::now_monotonic(), finished.len(), waiting);
             finished
         };
         if finished.is_empty() {

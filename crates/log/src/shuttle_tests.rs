@@ -1,7 +1,7 @@
 //! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which the
 //! scheduler reports.
 use crate::{Batch, CommitReason, DataTicket, DataWrite, Log, LogError, LogOptions, LogStart};
-use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, MemoryDevice, Operation};
+use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, MemoryDevice, Operation};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::simulation::schedules;
@@ -239,8 +239,7 @@ fn nobody_is_told_before_the_data_is_flushed() {
                             let ticket = DataTicket::new(1);
                             let write = DataWrite {
                                 range: BlockRange::new(BlockNumber(block), 1),
-                                buffer: Arc::new(AlignedBuffer::zeroed(BLOCK_SIZE)),
-                                from_byte: 0,
+                                data: BlockBuffer::from(AlignedBuffer::zeroed(BLOCK_SIZE)).share(),
                                 generation: Generation(2),
                                 ticket: Arc::clone(&ticket),
                             };

@@ -1,6 +1,6 @@
 //! What the tests share: a small volume on a simulated device, with commits that consist of a superblock in memory.
 use crate::{Batch, CommitReason, Cut, DataTicket, DataWrite, Log, LogOptions, LogStart, Replay, ReplayError, replay};
-use cairn_blockdev::{AlignedBuffer, BlockDevice, SimulatedDevice};
+use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, SimulatedDevice};
 use cairn_environment::Rank;
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::Mutex;
@@ -116,9 +116,9 @@ impl Volume {
     /// One block of data that the log is to write, and its ticket.
     pub(crate) fn carried(&self, block: BlockNumber, data: &[u8]) -> (DataWrite, Arc<DataTicket>) {
         let ticket = DataTicket::new(1);
-        let buffer = Arc::new(AlignedBuffer::copy_of(data));
+        let data = BlockBuffer::from(AlignedBuffer::copy_of(data)).share();
         let range = BlockRange::new(block, 1);
-        (DataWrite { range, buffer, from_byte: 0, generation: self.running, ticket: Arc::clone(&ticket) }, ticket)
+        (DataWrite { range, data, generation: self.running, ticket: Arc::clone(&ticket) }, ticket)
     }
 
     /// Logs an extent of one block and leaves writing it to the log.

@@ -1,6 +1,7 @@
-//! The log's own thread: it pushes when the list is long, and leads groups in which only callbacks wait.
+//! The log's own thread: it pushes when the list is long, and leads while several wait.
 //!
 //! Signals are levels, not edges: each stays set until the worker saw it.
+use crate::lead::Leader;
 use crate::shared::Shared;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -43,7 +44,7 @@ pub(crate) fn run(shared: &Shared) {
     loop {
         let signals = shared.worker.receive();
         if signals.lead {
-            shared.lead(None);
+            shared.lead(Leader::Worker);
         }
         if signals.stop {
             return;

@@ -23,6 +23,9 @@ pub enum SpaceError {
         /// Nodes that were asked for.
         nodes: u64,
     },
+    /// Whoever asked for the request is gone.
+    #[error("the request for space was called off: its caller is gone")]
+    CalledOff,
     /// An allocation from a reservation that holds nothing of that kind: its worst case was estimated too low.
     #[error("the reservation holds no more {kind}")]
     ReservationExhausted {

@@ -42,6 +42,7 @@
 
 mod bits;
 mod budget;
+mod caller;
 mod error;
 mod group_set;
 mod groups;
@@ -54,6 +55,7 @@ mod space;
 mod tickets;
 
 pub use budget::{Request, Urgency};
+pub use caller::{Caller, on_behalf_of};
 pub use error::SpaceError;
 pub use groups::Snapshot;
 pub use reclaim::Reclaimer;
@@ -62,6 +64,8 @@ pub use space::{Space, SpaceReport};
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod bits_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod caller_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod model_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -2,6 +2,7 @@
 //!
 //! See the crate's head for states, invariants and lock discipline.
 use crate::budget::{Budget, Request, Urgency};
+use crate::caller::Caller;
 use crate::groups::{Groups, Snapshot};
 use crate::reclaim::Reclaim;
 use crate::reservation::Reservation;
@@ -189,26 +190,38 @@ impl Space {
         let ticket = ledger.tickets.enqueue(request, urgency);
         ledger.reclaim.kick(urgency);
         drop(ledger);
+        if urgency == Urgency::Normal && ticket.caller.is_some_and(Caller::is_gone) {
+            self.withdraw(&ticket, Outcome::CalledOff);
+        }
         let outcome = match ticket.wait(deadline) {
-            Outcome::Waiting => self.withdraw(&ticket),
+            Outcome::Waiting => self.withdraw(&ticket, Outcome::Withdrawn),
             decided => decided,
         };
         match outcome {
             Outcome::Granted => Ok(Reservation::new(self, request)),
             Outcome::Failed => Err(no_space(request)),
             Outcome::Stopped => Err(SpaceError::Stopped),
+            Outcome::CalledOff => Err(SpaceError::CalledOff),
             Outcome::Withdrawn | Outcome::Waiting => Err(timed_out(request)),
         }
     }
 
-    /// Takes a ticket whose time is over off its queue, unless it was decided at the last moment.
-    fn withdraw(&self, ticket: &Arc<Ticket>) -> Outcome {
+    /// Takes a ticket that is no longer wanted off its queue, unless it was decided at the last moment.
+    fn withdraw(&self, ticket: &Arc<Ticket>, outcome: Outcome) -> Outcome {
         let mut ledger = self.ledger.lock();
         if ticket.outcome() == Outcome::Waiting {
-            ledger.tickets.finish(ticket, Outcome::Withdrawn);
+            ledger.tickets.finish(ticket, outcome);
             ledger.satisfy();
         }
         ticket.outcome()
+    }
+
+    /// The caller of request number `request` was told to stop: if it is gone, and waits as an ordinary request, its wait ends.
+    /// Returns whether it did.
+    pub fn call_off(&self, request: u64) -> bool {
+        let ticket = self.ledger.lock().tickets.of_caller(request).cloned();
+        let Some(ticket) = ticket.filter(|ticket| ticket.caller.is_some_and(Caller::is_gone)) else { return false };
+        self.withdraw(&ticket, Outcome::CalledOff) == Outcome::CalledOff
     }
 
     fn grant_at_once(&self, ledger: &mut Ledger, request: Request, urgency: Urgency) -> bool {

@@ -88,7 +88,7 @@ impl Reclaimer for Gate {
     }
 }
 
-fn started(space: &Arc<Space>, gate: &Arc<Gate>) {
+pub(crate) fn started(space: &Arc<Space>, gate: &Arc<Gate>) {
     let weak = Arc::downgrade(gate);
     space.start(weak);
 }
@@ -99,7 +99,7 @@ pub(crate) fn fill(space: &Arc<Space>, left: u64) -> Reservation {
 }
 
 /// A request on a thread of its own; returns when its ticket is in the queue.
-fn waiting(space: &Arc<Space>, request: Request, urgency: Urgency) -> JoinHandle<Outcome> {
+pub(crate) fn waiting(space: &Arc<Space>, request: Request, urgency: Urgency) -> JoinHandle<Outcome> {
     let before = space.report().tickets_waiting;
     let other = Arc::clone(space);
     let handle = thread::spawn("waiter", move || other.reserve(request, urgency));

@@ -1,12 +1,13 @@
 //! Tickets: requests that wait for space, in queues that are served in order.
 //!
-//! States of a ticket: waiting → granted | failed | stopped | withdrawn. The state changes under the ledger's lock, before
+//! States of a ticket: waiting → granted | failed | stopped | withdrawn | called off. The state changes under the ledger's lock, before
 //! its owner is woken; only a waiting ticket changes, so that none is ever granted and failed. While it waits it stands in
 //! exactly one queue.
 //!
 //! Order: removals before writeback before ordinary requests; first come, first served within each. Space goes to the first
 //! ticket of the first queue that isn't empty, and to nobody else while that one waits: nobody barges.
 use crate::budget::{Request, Urgency};
+use crate::caller::{self, Caller};
 use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_may_block};
@@ -22,6 +23,7 @@ pub(crate) enum Outcome {
     Failed,
     Stopped,
     Withdrawn,
+    CalledOff,
 }
 
 /// One waiting request.
@@ -30,6 +32,7 @@ pub(crate) struct Ticket {
     pub(crate) urgency: Urgency,
     /// Position in the order of arrival.
     pub(crate) sequence: u64,
+    pub(crate) caller: Option<Caller>,
     began: Monotonic,
     /// Changed with the ledger's lock held as well. The owner waits with this mutex alone: whoever is woken doesn't queue
     /// for the ledger behind those who still work.
@@ -97,7 +100,8 @@ impl Tickets {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let outcome = Mutex::new(Rank::LEAF, Outcome::Waiting);
-        let ticket = Arc::new(Ticket { request, urgency, sequence, began: now_monotonic(), outcome, changed: Condvar::new() });
+        let caller = caller::current();
+        let ticket = Arc::new(Ticket { request, urgency, sequence, caller, began: now_monotonic(), outcome, changed: Condvar::new() });
         self.queues[queue_of(urgency)].push_back(Arc::clone(&ticket));
         ticket
     }
@@ -115,6 +119,11 @@ impl Tickets {
     /// The first of the ordinary ones.
     pub(crate) fn first_normal(&self) -> Option<&Arc<Ticket>> {
         self.queues[NORMAL].front()
+    }
+
+    /// The ordinary ticket that waits on behalf of request number `request`. The others wait for no longer than a commit.
+    pub(crate) fn of_caller(&self, request: u64) -> Option<&Arc<Ticket>> {
+        self.queues[NORMAL].iter().find(|ticket| ticket.caller.is_some_and(|caller| caller.request == request))
     }
 
     /// Blocks that all ordinary tickets ask for.

@@ -32,12 +32,14 @@ pub struct CrashOptions {
     pub only_run: Option<u64>,
     /// Threads that check.
     pub threads: usize,
+    /// No run begins later than this after the start.
+    pub duration: Option<Duration>,
     /// Where to keep the image of a state that fails.
     pub keep_in: Option<PathBuf>,
 }
 
 /// What was tested.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct CrashReport {
     /// Runs of the workload.
     pub runs: u64,
@@ -49,8 +51,8 @@ pub struct CrashReport {
     pub during_recovery: u64,
     /// States of a crash after the recovered volume had been used.
     pub after_use: u64,
-    /// States that were checked by fsck before recovery as well.
-    pub checked_before_recovery: u64,
+    /// States that were recovered for writing, not only read.
+    pub recovered: u64,
     /// States whose log held something to replay.
     pub replayed: u64,
     /// Runs that wrote more to the log than its ring holds.
@@ -66,7 +68,7 @@ impl CrashReport {
         self.states += other.states;
         self.during_recovery += other.during_recovery;
         self.after_use += other.after_use;
-        self.checked_before_recovery += other.checked_before_recovery;
+        self.recovered += other.recovered;
         self.replayed += other.replayed;
         self.wrapped += other.wrapped;
         self.fallbacks += other.fallbacks;
@@ -197,29 +199,39 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
+    /// Checks and reads `state` without changing it: the log is replayed in memory.
+    fn read(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
+        self.report.states += 1;
+        let replayable = expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
+        self.report.replayed += u64::from(replayable > 0);
+        let volume = open_state(state, true)?;
+        judge(&volume, &self.recorded.histories, position).map_err(|error| format!("read-only: {error}"))
+    }
+
     /// Recovers `state`, judges it, and closes it cleanly.
     fn recover(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
-        self.report.states += 1;
-        if self.random.chance(1, 4) {
-            self.report.checked_before_recovery += 1;
-            let replayable = expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
-            self.report.replayed += u64::from(replayable > 0);
-        }
+        self.report.recovered += 1;
         state.start_recording();
-        let volume = open_state(state)?;
+        let volume = open_state(state, false)?;
         judge(&volume, &self.recorded.histories, position)?;
         volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
         expect_clean(&**state).map_err(|error| format!("after recovery: {error}"))?;
         Ok(())
     }
 
-    /// Judges a state of the record, and now and then what a second crash makes of it.
+    /// Judges a state of the record, and now and then what recovery and a second crash make of it.
     fn state(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
         let original = state.snapshot();
-        self.recover(state, position).map_err(|error| keep(self.keep_in, &original, error))?;
-        match self.random.below(6) {
+        let keep_in = self.keep_in;
+        let kept = |error| keep(keep_in, &original, error);
+        self.read(state, position).map_err(kept)?;
+        let next = self.random.below(8);
+        if next < 3 {
+            self.recover(state, position).map_err(kept)?;
+        }
+        match next {
             0 | 1 => self.crash_during_recovery(state, position),
-            2 => self.crash_after_use(original, position),
+            3 => self.crash_after_use(original, position),
             _ => Ok(()),
         }
     }
@@ -231,7 +243,7 @@ impl Judge<'_> {
         let again = Arc::new(explorer.state(&mut self.random));
         let original = again.snapshot();
         self.report.during_recovery += 1;
-        let result = self.recover(&again, position);
+        let result = self.read(&again, position).and_then(|()| self.recover(&again, position));
         result.map_err(|error| keep(self.keep_in, &original, format!("after a crash in recovery, after {event} of its events: {error}")))
     }
 
@@ -239,7 +251,7 @@ impl Judge<'_> {
     fn crash_after_use(&mut self, original: SimulatedDevice, position: usize) -> Result<(), String> {
         let state = Arc::new(original);
         state.start_recording();
-        let volume = open_state(&state)?;
+        let volume = open_state(&state, false)?;
         let name = b"after the crash";
         let new = NewInode { file_type: FileType::Regular, mode: 0o600, uid: 0, gid: 0, device: 0, target: None };
         let data = vec![0xA5; 1 + self.random.below(100_000) as usize];
@@ -256,16 +268,18 @@ impl Judge<'_> {
         drop(volume);
         let original = again.snapshot();
         self.report.after_use += 1;
+        self.report.states += 1;
         self.recover(&again, position).and_then(|()| expect_file(&again, name, &data)).map_err(|error| keep(self.keep_in, &original, error))
     }
 }
 
-fn open_state(state: &Arc<SimulatedDevice>) -> Result<Volume, String> {
-    Volume::open(state.clone() as Arc<dyn BlockDevice>, recovery_options()).map_err(|error| format!("the state does not mount: {error}"))
+fn open_state(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
+    let options = VolumeOptions { read_only, ..recovery_options() };
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("the state does not mount: {error}"))
 }
 
 fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result<(), String> {
-    let volume = open_state(state)?;
+    let volume = open_state(state, true)?;
     let mut found = Vec::new();
     let result = volume.lookup(volume.root(), name).and_then(|file| volume.read(file.inode, 0, data.len() + 1, &mut found));
     volume.close().map_err(|error| error.to_string())?;
@@ -277,7 +291,7 @@ fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result
 }
 
 /// Keeps an image of a failing state; says where.
-fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: String) -> String {
+pub(crate) fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: String) -> String {
     let Some(directory) = directory else { return error };
     let path = directory.join(format!("cairn-crash-{:08x}.img", cairn_environment::random::u64() as u32));
     let kept = FileDevice::create(&path, state.length_bytes()).map_err(|e| e.to_string());
@@ -332,20 +346,54 @@ const STATES_PER_RUN: u64 = 250;
 /// Without a finished run for so long, the volume hangs.
 const HANG_TIME: Duration = Duration::from_secs(240);
 
-/// Waits until all workers have ended, or none makes progress.
-fn wait_for<T>(workers: &[thread::JoinHandle<T>], total: &Mutex<CrashReport>, seed: &u64) -> Result<(), String> {
-    let mut progress = (0, clock::now_monotonic());
-    while workers.iter().any(|worker| !worker.is_finished()) {
-        clock::sleep(Duration::from_millis(20));
-        let runs = total.lock().runs;
-        if runs != progress.0 {
-            progress = (runs, clock::now_monotonic());
-        }
-        if progress.1.elapsed() > HANG_TIME {
-            return Err(format!("no run ended for {HANG_TIME:?}: the volume hangs (CAIRN_SEED={seed}, after {runs} runs)"));
+/// What the workers of a test share.
+struct Shared {
+    options: CrashOptions,
+    next_run: AtomicU64,
+    stop: Arc<AtomicBool>,
+    total: Mutex<CrashReport>,
+}
+
+impl Shared {
+    /// Runs until enough has been checked.
+    fn work(&self) -> Result<(), String> {
+        let (begin, options) = (clock::now_monotonic(), &self.options);
+        loop {
+            let done = self.total.lock().states;
+            let late = options.duration.is_some_and(|duration| begin.elapsed() >= duration);
+            if self.stop.load(Ordering::Relaxed) || late || done >= options.states {
+                return Ok(());
+            }
+            let number = self.next_run.fetch_add(1, Ordering::Relaxed);
+            let seed = Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64();
+            let report = one_run(seed, STATES_PER_RUN.min(options.states), options.keep_in.as_deref()).map_err(|error| {
+                self.stop.store(true, Ordering::Relaxed);
+                format!("run {number} of seed {}: {error}", options.seed)
+            })?;
+            self.total.lock().add(&report);
+            if options.only_run.is_some() {
+                return Ok(());
+            }
         }
     }
-    Ok(())
+
+    /// Waits until all workers have ended, or none makes progress.
+    fn wait_for<T>(&self, workers: &[thread::JoinHandle<T>], progress: &mut dyn FnMut(&CrashReport)) -> Result<(), String> {
+        let mut last = (0, clock::now_monotonic());
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            clock::sleep(Duration::from_millis(20));
+            let total = *self.total.lock();
+            progress(&total);
+            if total.runs != last.0 {
+                last = (total.runs, clock::now_monotonic());
+            }
+            if last.1.elapsed() > HANG_TIME {
+                let (seed, runs) = (self.options.seed, total.runs);
+                return Err(format!("no run ended for {HANG_TIME:?}: the volume hangs (seed {seed}, after {runs} runs)"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Runs the test.
@@ -353,40 +401,33 @@ fn wait_for<T>(workers: &[thread::JoinHandle<T>], total: &Mutex<CrashReport>, se
 /// # Errors
 /// The first state that is not permitted: seed, run, crash point, client, what was expected and what was found.
 pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
-    let next_run = Arc::new(AtomicU64::new(options.only_run.unwrap_or(0)));
-    let stop = Arc::new(AtomicBool::new(false));
-    let total = Arc::new(Mutex::new(Rank::LEAF, CrashReport::default()));
+    let (report, outcome) = run_until(options, &Arc::new(AtomicBool::new(false)), &mut |_| {});
+    outcome.map(|()| report)
+}
+
+/// As [`run`], until `stop` is set; `progress` is told several times a second what has been tested. What was tested is returned
+/// with a finding, too.
+pub fn run_until(
+    options: &CrashOptions,
+    stop: &Arc<AtomicBool>,
+    progress: &mut dyn FnMut(&CrashReport),
+) -> (CrashReport, Result<(), String>) {
+    let total = Mutex::new(Rank::LEAF, CrashReport::default());
+    let next_run = AtomicU64::new(options.only_run.unwrap_or(0));
+    let shared = Arc::new(Shared { options: options.clone(), next_run, stop: stop.clone(), total });
     let threads = if options.only_run.is_some() { 1 } else { options.threads };
-    let workers: Vec<_> = (0..threads)
-        .map(|_| {
-            let (options, next_run, stop, total) = (options.clone(), next_run.clone(), stop.clone(), total.clone());
-            thread::spawn("crash states", move || -> Result<(), String> {
-                loop {
-                    let done = total.lock().states;
-                    if stop.load(Ordering::Relaxed) || (done >= options.states) {
-                        return Ok(());
-                    }
-                    let number = next_run.fetch_add(1, Ordering::Relaxed);
-                    let seed = Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64();
-                    let report = one_run(seed, STATES_PER_RUN.min(options.states), options.keep_in.as_deref()).map_err(|error| {
-                        stop.store(true, Ordering::Relaxed);
-                        format!("run {number} (repeat with CAIRN_SEED={} CAIRN_CRASH_RUN={number}): {error}", options.seed)
-                    })?;
-                    total.lock().add(&report);
-                    if options.only_run.is_some() {
-                        return Ok(());
-                    }
-                }
-            })
-        })
-        .collect();
-    wait_for(&workers, &total, &options.seed)?;
-    let mut outcome = Ok(());
-    for worker in workers {
-        let result = worker.join().map_err(|_| format!("a thread panicked (CAIRN_SEED={})", options.seed))?;
-        outcome = outcome.and(result);
+    let worker = || {
+        let shared = shared.clone();
+        thread::spawn("crash states", move || shared.work())
+    };
+    let workers: Vec<_> = (0..threads).map(|_| worker()).collect();
+    let mut outcome = shared.wait_for(&workers, progress);
+    if outcome.is_ok() {
+        for worker in workers {
+            let result = worker.join().map_err(|_| format!("a thread panicked (seed {})", options.seed));
+            outcome = outcome.and(result.and_then(|result| result));
+        }
     }
-    outcome?;
-    let report = *total.lock();
-    Ok(report)
+    let report = *shared.total.lock();
+    (report, outcome)
 }

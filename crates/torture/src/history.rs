@@ -5,7 +5,8 @@
 //! prefix, but not older than what was acknowledged for that file: each block is one of the versions that the block had
 //! since then.
 use crate::contents::Block;
-use crate::model::{Effects, Model, NodeId};
+use crate::found::Times;
+use crate::model::{Effects, Layout, Model, NodeId};
 use crate::operation::{Allocate, Operation};
 use crate::snapshot::{Snapshot, of_model};
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ pub struct Span {
 }
 
 /// Consecutive prefixes with the same namespace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Run {
     /// The first prefix.
     pub first: usize,
@@ -32,7 +33,7 @@ pub struct Run {
 }
 
 /// How the contents of one file changed; every number is a prefix.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct FileHistory {
     /// Sizes, each from its prefix on.
     pub sizes: Vec<(usize, u64)>,
@@ -69,13 +70,26 @@ struct Promise {
     /// The contents of the scope are at least these.
     contents: usize,
     scope: Scope,
+    /// The times, too: not those of an fdatasync.
+    times: bool,
+}
+
+/// How the times of one node changed; every number is a prefix.
+#[derive(Clone, Debug, Default)]
+pub struct TimesHistory {
+    /// The times, each from its prefix on.
+    pub versions: Vec<(usize, Times)>,
+    /// Operations that logged all attributes of the node.
+    pub logged: Vec<usize>,
 }
 
 /// History of a client.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ClientHistory {
     /// The client.
     pub client: u8,
+    /// Whether it is the only one.
+    pub layout: Layout,
     /// What it did.
     pub operations: Vec<Operation>,
     /// When.
@@ -84,6 +98,8 @@ pub struct ClientHistory {
     pub runs: Vec<Run>,
     /// Its files.
     pub files: BTreeMap<NodeId, FileHistory>,
+    /// The times of its nodes, as far as they were noted.
+    pub times: BTreeMap<NodeId, TimesHistory>,
     promises: BTreeMap<usize, Promise>,
     acknowledged: Vec<(usize, Promise)>,
     previous: BTreeMap<NodeId, crate::contents::Contents>,
@@ -102,10 +118,12 @@ impl ClientHistory {
     pub fn new(model: &Model) -> Self {
         Self {
             client: model.client(),
+            layout: model.layout,
             operations: Vec::new(),
             spans: Vec::new(),
             runs: vec![Run { first: 0, snapshot: Arc::new(of_model(model)) }],
             files: BTreeMap::new(),
+            times: BTreeMap::new(),
             promises: BTreeMap::new(),
             acknowledged: Vec::new(),
             previous: BTreeMap::new(),
@@ -120,12 +138,15 @@ impl ClientHistory {
         if let Some((node, data_only)) = effects.fsync {
             let certain = self.certain.get(&node).copied().unwrap_or_default();
             let namespace = if data_only { certain.data } else { certain.data.max(certain.metadata) };
-            self.promises.insert(index, Promise { namespace, contents: prefix, scope: Scope::Node(node) });
+            self.promises.insert(index, Promise { namespace, contents: prefix, scope: Scope::Node(node), times: !data_only });
         } else if operation == Operation::Sync {
-            self.promises.insert(index, Promise { namespace: prefix, contents: prefix, scope: Scope::All });
+            self.promises.insert(index, Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true });
+        } else if operation == Operation::Commit {
+            self.promises.insert(index, Promise { namespace: prefix, contents: 0, scope: Scope::All, times: false });
         }
         for node in &effects.metadata {
             self.certain.entry(*node).or_default().metadata = prefix;
+            self.times.entry(*node).or_default().logged.push(prefix);
         }
         let adds_data = matches!(operation, Operation::Write { .. });
         let may_undo = matches!(operation, Operation::Truncate { .. })
@@ -173,6 +194,14 @@ impl ClientHistory {
         *before = contents.clone();
     }
 
+    /// Notes the times that a node has after the operation that was added last.
+    pub fn note_times(&mut self, node: NodeId, times: Times) {
+        let versions = &mut self.times.entry(node).or_default().versions;
+        if versions.last().is_none_or(|(_, last)| *last != times) {
+            versions.push((self.operations.len(), times));
+        }
+    }
+
     /// Notes that what operation `operation` (an fsync or sync) promises had been acknowledged when the device had
     /// recorded `at` events.
     pub fn acknowledge(&mut self, acknowledgement: Acknowledgement) {
@@ -181,10 +210,17 @@ impl ClientHistory {
         }
     }
 
-    /// Notes that everything done so far was durable at `at`.
+    /// Notes that everything done so far was durable at `at`, wherever it was promised.
     pub fn acknowledge_all(&mut self, at: usize) {
         let prefix = self.operations.len();
-        self.acknowledged.push((at, Promise { namespace: prefix, contents: prefix, scope: Scope::All }));
+        self.acknowledged.push((at, Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true }));
+    }
+
+    /// Everything so far is durable, and lies before the beginning of the device's history.
+    pub(crate) fn forget_positions(&mut self) {
+        self.spans.iter_mut().for_each(|span| span.history_begin = 0);
+        self.acknowledged.clear();
+        self.acknowledge_all(0);
     }
 
     fn promised(&self, position: usize) -> impl Iterator<Item = &Promise> {
@@ -198,10 +234,27 @@ impl ClientHistory {
         (least, most.max(least))
     }
 
+    /// The same number for positions at which the same may be found.
+    pub(crate) fn promises_key(&self, position: usize) -> u64 {
+        let acknowledged = self.acknowledged.iter().filter(|(at, _)| *at <= position).count() as u64;
+        let (_, most) = self.prefixes_at(position);
+        acknowledged << 32 | most as u64
+    }
+
     /// The prefix whose contents of `node` are the oldest that may be found after a crash at `position`.
     pub fn contents_floor(&self, node: NodeId, position: usize) -> usize {
         let concerns = |promise: &&Promise| promise.scope == Scope::All || promise.scope == Scope::Node(node);
         self.promised(position).filter(concerns).map(|promise| promise.contents).max().unwrap_or(0)
+    }
+
+    /// The prefix whose times of `node` are the oldest that may be found after a crash at `position` that left at least the
+    /// first `first` operations.
+    pub fn times_floor(&self, node: NodeId, position: usize, first: usize) -> usize {
+        let concerns = |promise: &&Promise| promise.times && (promise.scope == Scope::All || promise.scope == Scope::Node(node));
+        let promised = self.promised(position).filter(concerns).map(|promise| promise.contents).max().unwrap_or(0);
+        let logged = self.times.get(&node).map_or(&[][..], |times| &times.logged);
+        let logged = logged.iter().copied().filter(|prefix| *prefix <= first).max().unwrap_or(0);
+        promised.max(logged)
     }
 
     /// The last prefix of run number `run`.

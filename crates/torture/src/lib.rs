@@ -8,20 +8,29 @@
 //! several, the seed fixes what each client does, but not how they interleave.
 #![forbid(unsafe_code)]
 
+pub mod ace;
+pub mod campaign;
 pub mod contents;
 pub mod crash;
 pub mod files;
+pub mod found;
 pub mod generator;
 pub mod history;
+pub mod hostile;
 pub mod model;
 mod model_apply;
 pub mod operation;
 pub mod plain;
 pub mod runner;
+pub mod search;
+pub mod sequence;
 #[cfg(feature = "shuttle")]
 pub mod simulation;
 pub mod snapshot;
+pub mod survivors;
+pub mod systematic;
 pub mod verdict;
+pub mod watchdog;
 pub mod workload;
 
 pub use contents::Tag;

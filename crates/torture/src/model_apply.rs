@@ -132,7 +132,7 @@ impl Model {
                 effects.fsync = Some((self.target(target)?, *data_only));
                 Ok(Value::Nothing)
             }
-            Operation::Sync => Ok(Value::Nothing),
+            Operation::Sync | Operation::Commit => Ok(Value::Nothing),
             other => self.perform_on_attributes(other, effects),
         }
     }

@@ -152,31 +152,119 @@ pub enum XattrSet {
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
 #[allow(missing_docs)]
 pub enum Operation {
-    Create { path: Path, mode: u32, uid: u32 },
-    MakeDirectory { path: Path, mode: u32 },
-    MakeSymlink { path: Path, target_bytes: u16 },
-    MakeSpecial { path: Path, special: Special, device: u32 },
-    Link { from: Path, to: Path },
-    Unlink { path: Path },
-    RemoveDirectory { path: Path },
-    Rename { from: Path, to: Path, mode: Rename },
-    Open { path: Path, handle: u8 },
-    CreateUnnamed { directory: Path, handle: u8, mode: u32 },
-    LinkHandle { handle: u8, to: Path },
-    Close { handle: u8 },
-    Write { target: Target, offset_bytes: u64, length_bytes: u64, tag: Tag },
-    Read { target: Target, offset_bytes: u64, length_bytes: u64 },
-    Truncate { target: Target, size_bytes: u64 },
-    Allocate { target: Target, offset_bytes: u64, length_bytes: u64, mode: Allocate },
-    CopyRange { from: Target, from_offset_bytes: u64, to: Target, to_offset_bytes: u64, length_bytes: u64 },
-    SetMode { target: Target, mode: u32 },
-    SetOwner { target: Target, uid: u32, gid: u32 },
-    SetModified { target: Target, seconds: i64 },
-    SetXattr { target: Target, name: u8, length_bytes: u32, tag: Tag, mode: XattrSet },
-    GetXattr { target: Target, name: u8 },
-    RemoveXattr { target: Target, name: u8 },
-    Fsync { target: Target, data_only: bool, wait: bool },
+    Create {
+        path: Path,
+        mode: u32,
+        uid: u32,
+    },
+    MakeDirectory {
+        path: Path,
+        mode: u32,
+    },
+    MakeSymlink {
+        path: Path,
+        target_bytes: u16,
+    },
+    MakeSpecial {
+        path: Path,
+        special: Special,
+        device: u32,
+    },
+    Link {
+        from: Path,
+        to: Path,
+    },
+    Unlink {
+        path: Path,
+    },
+    RemoveDirectory {
+        path: Path,
+    },
+    Rename {
+        from: Path,
+        to: Path,
+        mode: Rename,
+    },
+    Open {
+        path: Path,
+        handle: u8,
+    },
+    CreateUnnamed {
+        directory: Path,
+        handle: u8,
+        mode: u32,
+    },
+    LinkHandle {
+        handle: u8,
+        to: Path,
+    },
+    Close {
+        handle: u8,
+    },
+    Write {
+        target: Target,
+        offset_bytes: u64,
+        length_bytes: u64,
+        tag: Tag,
+    },
+    Read {
+        target: Target,
+        offset_bytes: u64,
+        length_bytes: u64,
+    },
+    Truncate {
+        target: Target,
+        size_bytes: u64,
+    },
+    Allocate {
+        target: Target,
+        offset_bytes: u64,
+        length_bytes: u64,
+        mode: Allocate,
+    },
+    CopyRange {
+        from: Target,
+        from_offset_bytes: u64,
+        to: Target,
+        to_offset_bytes: u64,
+        length_bytes: u64,
+    },
+    SetMode {
+        target: Target,
+        mode: u32,
+    },
+    SetOwner {
+        target: Target,
+        uid: u32,
+        gid: u32,
+    },
+    SetModified {
+        target: Target,
+        seconds: i64,
+    },
+    SetXattr {
+        target: Target,
+        name: u8,
+        length_bytes: u32,
+        tag: Tag,
+        mode: XattrSet,
+    },
+    GetXattr {
+        target: Target,
+        name: u8,
+    },
+    RemoveXattr {
+        target: Target,
+        name: u8,
+    },
+    Fsync {
+        target: Target,
+        data_only: bool,
+        wait: bool,
+    },
     Sync,
+    /// Commits the running transaction: what the clients of a mount get every few seconds.
+    Commit,
 }
 
 /// The name of extended attribute number `name`.

@@ -3,6 +3,7 @@
 //! Paths are walked through `lookup`, as the kernel would, and every reference taken is given back, so that an inode
 //! without names lives exactly as long as a handle of the client refers to it.
 use crate::contents::pattern;
+use crate::found::Times;
 use crate::model::{Failure, Layout, Outcome, SHARED_NAME, Value, own_name};
 use crate::operation::{self, Allocate, Base, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name};
 use cairn_engine::{
@@ -137,6 +138,12 @@ impl Runner {
         Ok(held)
     }
 
+    /// The times of what a path refers to.
+    pub fn times(&self, path: &Path) -> Option<Times> {
+        let held = self.resolve(path).ok()?;
+        self.volume.attributes(held.inode).ok().map(|attributes| Times::of(&attributes))
+    }
+
     fn place(&self, path: &Path) -> Result<(Held<'_>, Vec<u8>), Failure> {
         let (directory, name) = path.split().ok_or(Failure::InvalidArgument)?;
         Ok((self.resolve(&directory)?, name.bytes(self.client)))
@@ -240,6 +247,7 @@ impl Runner {
                 nothing(volume.rename(old.inode, &old_name, new.inode, &new_name, mode))
             }
             Operation::Sync => nothing(volume.sync()),
+            Operation::Commit => nothing(volume.commit()),
             other => self.perform_on_inode(index, other),
         }
     }

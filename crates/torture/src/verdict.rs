@@ -1,13 +1,12 @@
 //! Judges what is found on a volume after a crash.
 use crate::contents::{BLOCK_BYTES, describe};
+use crate::found::{Found, FoundObject, Times};
 use crate::history::{ClientHistory, FileHistory, values_between};
-use crate::model::NodeId;
-use crate::snapshot::{Snapshot, differences, of_client, of_volume, show};
-use cairn_engine::{InodeNumber, Volume};
+use crate::model::{Layout, NodeId};
+use crate::snapshot::{Snapshot, differences, of_client, show};
+use cairn_engine::{InodeNumber, Timestamp, Volume};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
-
-/// Entries of a directory that are read at once.
-const LISTING_BATCH: usize = 7;
 
 /// A run of prefixes that explains what was found of a client.
 #[derive(Clone, Copy, Debug)]
@@ -34,17 +33,27 @@ struct Window<'h> {
 /// # Errors
 /// The first difference, in words.
 pub fn judge(volume: &Volume, histories: &[ClientHistory], position: usize) -> Result<(), String> {
-    let whole = of_volume(volume, LISTING_BATCH).map_err(|error| format!("reading the namespace: {error}"))?;
+    judge_found(&Found::read(volume)?, histories, position)
+}
+
+/// As [`judge`], from what was read of the volume.
+///
+/// # Errors
+/// The first difference, in words.
+pub fn judge_found(whole: &Found, histories: &[ClientHistory], position: usize) -> Result<(), String> {
     let mut explanations = Vec::new();
     for history in histories {
-        let found = of_client(&whole, history.client);
-        explanations.push(explain(volume, history, &found, position)?);
+        let found = match history.layout {
+            Layout::Alone => Cow::Borrowed(&whole.names),
+            Layout::Among(client) => Cow::Owned(of_client(&whole.names, client)),
+        };
+        explanations.push(explain(whole, history, &found, position)?);
     }
     one_order(histories, &explanations)
 }
 
 /// All runs of prefixes that explain what was found of one client.
-fn explain(volume: &Volume, history: &ClientHistory, found: &Snapshot<InodeNumber>, position: usize) -> Result<Vec<Explanation>, String> {
+fn explain(whole: &Found, history: &ClientHistory, found: &Snapshot<InodeNumber>, position: usize) -> Result<Vec<Explanation>, String> {
     let (least, most) = history.prefixes_at(position);
     let mut explanations = Vec::new();
     let mut problem = None;
@@ -53,7 +62,7 @@ fn explain(volume: &Volume, history: &ClientHistory, found: &Snapshot<InodeNumbe
         if first > last || run.snapshot.digest != found.digest {
             continue;
         }
-        match check_contents(volume, history, &run.snapshot, found, (first, last), position) {
+        match check_objects(whole, history, &run.snapshot, found, (first, last), position) {
             Ok(()) => explanations.push(Explanation { first, last }),
             Err(error) => problem = Some(format!("client {}, prefix {first} to {last}: {error}", history.client)),
         }
@@ -85,8 +94,8 @@ fn unexplained(history: &ClientHistory, found: &Snapshot<InodeNumber>, (least, m
     text
 }
 
-fn check_contents(
-    volume: &Volume,
+fn check_objects(
+    whole: &Found,
     history: &ClientHistory,
     expected: &Snapshot<NodeId>,
     found: &Snapshot<InodeNumber>,
@@ -95,8 +104,13 @@ fn check_contents(
 ) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
-        let attributes = volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
-        if attributes.file_type != cairn_engine::FileType::Regular || !seen.insert(*node) {
+        let object = &whole.objects[inode];
+        if !seen.insert(*node) {
+            continue;
+        }
+        check_times(history, *node, object.times, (first, last), position)
+            .map_err(|error| format!("{} (node {node}): {error}", show(path)))?;
+        if object.bytes.is_none() {
             continue;
         }
         let file = history.files.get(node);
@@ -105,7 +119,7 @@ fn check_contents(
         let truncated = file.map_or(0, |file| latest(&file.truncations, first));
         let from = history.contents_floor(*node, position).max(replaced).min(last);
         let window = Window { file, from, to: last, size_from: from.max(truncated) };
-        check_file(volume, *inode, attributes.size_bytes, &window).map_err(|error| {
+        check_file(object, &window).map_err(|error| {
             let about = operations_on(history, *node, window.from, window.to);
             format!("{} (node {node}, inode {inode}): {error}\n  writes and truncations since prefix {from}: {about}", show(path))
         })?;
@@ -122,7 +136,26 @@ fn operations_on(history: &ClientHistory, node: NodeId, from: usize, to: usize) 
     wanted.map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1])).collect()
 }
 
-fn check_file(volume: &Volume, inode: InodeNumber, size: u64, window: &Window<'_>) -> Result<(), String> {
+/// Times are never older than what was promised, or than the newest operation found that logged them; and never from nowhere.
+fn check_times(history: &ClientHistory, node: NodeId, found: Times, (first, last): (usize, usize), position: usize) -> Result<(), String> {
+    let Some(noted) = history.times.get(&node).filter(|times| !times.versions.is_empty()) else { return Ok(()) };
+    let from = history.times_floor(node, position, first).min(last);
+    let (current, later) = values_between(&noted.versions, from, last);
+    let possible: Vec<&Times> = current.into_iter().chain(later).collect();
+    let check = |what: &str, of: fn(&Times) -> Timestamp| {
+        if possible.is_empty() || possible.iter().any(|times| of(times) == of(&found)) {
+            return Ok(());
+        }
+        let expected: Vec<Timestamp> = possible.iter().map(|times| of(times)).collect();
+        Err(format!("{what} is {:?}, expected one of {expected:?}, of prefixes {from} to {last}", of(&found)))
+    };
+    check("the time of its last modification", |times| times.modified)?;
+    check("the time of its last change", |times| times.changed)?;
+    check("the time of its birth", |times| times.created)
+}
+
+fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
+    let size = object.size_bytes;
     let sizes = window.file.map_or(&[][..], |file| &file.sizes);
     let (current, later) = values_between(sizes, window.size_from, window.to);
     let possible: Vec<u64> = std::iter::once(current.copied().unwrap_or(0)).chain(later.copied()).collect();
@@ -130,11 +163,8 @@ fn check_file(volume: &Volume, inode: InodeNumber, size: u64, window: &Window<'_
     if size < smallest || size > largest {
         return Err(format!("size is {size}, expected {smallest} to {largest}"));
     }
-    let mut bytes = Vec::new();
-    volume.read(inode, 0, size as usize, &mut bytes).map_err(|error| format!("reading it: {error}"))?;
-    if bytes.len() as u64 != size {
-        return Err(format!("{} bytes could be read of {size}", bytes.len()));
-    }
+    let Some(bytes) = &object.bytes else { return Ok(()) };
+    let bytes = bytes.as_ref().map_err(Clone::clone)?;
     for (block, found) in (0..).zip(bytes.chunks(BLOCK_BYTES as usize)) {
         check_block(block, found, window)?;
     }

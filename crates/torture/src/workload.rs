@@ -1,14 +1,15 @@
 //! Several clients at once on one volume, each with its own generator, model and history.
 use crate::generator::{Generator, Profile};
 use crate::history::{Acknowledgement, ClientHistory, Span};
-use crate::model::{Failure, Layout, Model, Outcome, Value};
-use crate::operation::{Operation, listing};
+use crate::model::{Effects, Failure, Layout, Model, NodeId, Outcome, Value};
+use crate::operation::{Base, Operation, listing};
 use crate::runner::Runner;
 use cairn_blockdev::SimulatedDevice;
 use cairn_engine::Volume;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, thread};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One client: what it will do, what it should see, what it did.
@@ -75,11 +76,38 @@ impl Client {
         let (expected, effects) = self.model.apply(&operation);
         compare_outcome(index, &operation, &found, &expected)?;
         let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
+        let touched = touched(&operation, &effects, &self.model);
         self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);
+        note_times(&mut self.history, &self.model, runner, &touched);
         if waited && found != Err(Failure::NotOpen) && found.is_ok() {
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
         Ok(())
+    }
+}
+
+/// The nodes whose times an operation may have changed.
+pub(crate) fn touched(operation: &Operation, effects: &Effects, model: &Model) -> BTreeSet<NodeId> {
+    let mut touched: BTreeSet<NodeId> = effects.data.union(&effects.metadata).copied().chain(effects.truncated).collect();
+    if let Operation::SetModified { target, .. } = operation {
+        touched.extend(model.target(target));
+    }
+    touched
+}
+
+/// Notes the times of nodes; but not of directories that other clients change as well.
+pub(crate) fn note_times(history: &mut ClientHistory, model: &Model, runner: &Runner, touched: &BTreeSet<NodeId>) {
+    if touched.is_empty() {
+        return;
+    }
+    for (path, node) in model.paths() {
+        let is_common = path.names.is_empty() && path.base == Base::Shared && model.layout != Layout::Alone;
+        if touched.contains(&node)
+            && !is_common
+            && let Some(times) = runner.times(&path)
+        {
+            history.note_times(node, times);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ fn every_crash_state_recovers_to_a_prefix() {
         states: number_from_environment("CAIRN_CRASH_STATES").unwrap_or(1000),
         only_run: number_from_environment("CAIRN_CRASH_RUN"),
         threads: 2,
+        duration: None,
         keep_in: Some(std::env::temp_dir()),
     };
     match run(&options) {
@@ -26,6 +27,6 @@ fn every_crash_state_recovers_to_a_prefix() {
                 assert!(report.fallbacks > 0, "no fsync fell back to a commit");
             }
         }
-        Err(error) => panic!("CAIRN_SEED={}: {error}", options.seed),
+        Err(error) => panic!("{error}\n(CAIRN_SEED and CAIRN_CRASH_RUN repeat it)"),
     }
 }

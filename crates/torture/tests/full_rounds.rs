@@ -5,12 +5,12 @@
 //! `CAIRN_FULL_ROUNDS=100 CAIRN_FULL_BYTES=1073741824 cargo test --profile checked -p cairn-torture --test full_rounds`.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{Error, FsyncKind, SpaceInfo, Statistics, Volume, VolumeOptions};
-use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::clock;
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
-use cairn_environment::{Rank, clock};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{create, format};
+use cairn_torture::watchdog::Watchdog;
 use cairn_torture::{number_from_environment, seed_from_environment};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,35 +19,6 @@ const THREADS: u64 = 16;
 const LARGE_BYTES: usize = 1 << 20;
 const SMALL_BYTES: usize = 4096;
 const BLOCK_BYTES: u64 = 4096;
-
-/// Ends the process when a round takes longer than anything but a hang could.
-struct Watchdog(Arc<(Mutex<bool>, Condvar)>);
-
-impl Watchdog {
-    fn new(what: String, limit: Duration) -> Self {
-        let shared = Arc::new((Mutex::new(Rank::LEAF, false), Condvar::new()));
-        let other = shared.clone();
-        drop(thread::spawn("watchdog", move || {
-            let begin = clock::now_monotonic();
-            let mut done = other.0.lock();
-            while !*done {
-                if begin.elapsed() >= limit {
-                    eprintln!("{what} hangs");
-                    std::process::abort();
-                }
-                other.1.wait_for(&mut done, Duration::from_secs(1));
-            }
-        }));
-        Self(shared)
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        *self.0.0.lock() = true;
-        self.0.1.notify_all();
-    }
-}
 
 /// Files of one client.
 #[derive(Default)]

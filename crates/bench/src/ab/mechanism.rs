@@ -1,7 +1,7 @@
 //! The five mechanisms: their names, what was published about them, and how a load is told to do without one.
 use crate::workloads::Settings;
 use anyhow::ensure;
-use cairn_engine::FlushPolicy;
+use cairn_engine::{FlushPolicy, FsyncWait};
 use std::str::FromStr;
 
 /// A mechanism.
@@ -119,8 +119,7 @@ impl Mechanism {
         let baselines = &mut settings.engine.baselines;
         match self {
             Mechanism::FlushCoordination => settings.policy = FlushPolicy::Each,
-            #[cfg(feature = "baselines")]
-            Mechanism::EarlyWakeUp => baselines.whole_commits = true,
+            Mechanism::EarlyWakeUp => settings.engine.fsync_wait = FsyncWait::Complete,
             #[cfg(feature = "baselines")]
             Mechanism::TreeLocks => baselines.waking_locks = true,
             #[cfg(feature = "baselines")]
@@ -185,7 +184,7 @@ mod tests {
         use cairn_engine::Baselines;
         let none = Baselines::default();
         let switches = [
-            (Mechanism::EarlyWakeUp, Baselines { whole_commits: true, ..none }),
+            (Mechanism::EarlyWakeUp, none),
             (Mechanism::TreeLocks, Baselines { waking_locks: true, ..none }),
             (Mechanism::FlushCoordination, none),
             (Mechanism::Tickets, Baselines { shared_flusher: true, ..none }),
@@ -197,6 +196,8 @@ mod tests {
             let [off, on] = mechanism.sides(&usual, LockedDescents::Neither);
             assert_eq!((off.engine.baselines, on.engine.baselines), (wanted, none), "{}", mechanism.name());
             assert_eq!(off.policy != usual.policy, mechanism == Mechanism::FlushCoordination, "{}", mechanism.name());
+            let waits = off.engine.fsync_wait != on.engine.fsync_wait;
+            assert_eq!(waits, mechanism == Mechanism::EarlyWakeUp, "{}", mechanism.name());
         }
     }
 

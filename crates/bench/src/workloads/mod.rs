@@ -6,6 +6,7 @@ mod device_limit;
 mod fs_mark;
 mod fsync_happy;
 mod fsync_write;
+mod isolation;
 mod small_durable_files;
 pub(crate) mod tight_volume;
 #[cfg(test)]
@@ -45,11 +46,13 @@ pub enum Workload {
     Dbench,
     /// Reads and writes with a periodic fsync, and the same without the cost of flushes.
     FsyncHappy,
+    /// Small fsyncs, without and beside a large one.
+    Isolation,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 7] = [
+    pub const ALL: [Workload; 8] = [
         Workload::FsyncWrite,
         Workload::SmallDurableFiles,
         Workload::FsMark,
@@ -57,6 +60,7 @@ impl Workload {
         Workload::DeviceLimit,
         Workload::Dbench,
         Workload::FsyncHappy,
+        Workload::Isolation,
     ];
 
     /// Its name on the command line.
@@ -69,6 +73,7 @@ impl Workload {
             Workload::DeviceLimit => "device-limit",
             Workload::Dbench => "dbench",
             Workload::FsyncHappy => "fsync-happy",
+            Workload::Isolation => "isolation",
         }
     }
 
@@ -80,6 +85,9 @@ impl Workload {
         settings.check()?;
         if self == Workload::DeviceLimit {
             return device_limit::run(spec, settings);
+        }
+        if self == Workload::Isolation {
+            return run_on_target(self, spec, &isolation::settings(settings), FlushMode::Real);
         }
         let report = run_on_target(self, spec, settings, FlushMode::Real)?;
         if self == Workload::FsyncHappy { fsync_happy::with_loss(report, spec, settings) } else { Ok(report) }
@@ -134,6 +142,8 @@ pub struct Settings {
     pub sync_method: SyncMethod,
     /// Load file of `dbench`; `None` for the one that its package installs.
     pub loadfile: Option<PathBuf>,
+    /// Whether `dbench` also tells latencies without the time in which a thread had no CPU.
+    pub run_queue: bool,
     /// How the engine shares flushes.
     pub policy: FlushPolicy,
     /// How the engine differs from its defaults.
@@ -154,6 +164,7 @@ impl Default for Settings {
             directories: 8,
             sync_method: SyncMethod::FsyncEach,
             loadfile: None,
+            run_queue: false,
             policy: FlushPolicy::Auto,
             engine: EngineSettings::default(),
             mount_statistics: None,
@@ -300,6 +311,7 @@ fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::R
         Workload::CreateWalkUnlink => create_walk_unlink::run(place, settings),
         Workload::Dbench => dbench::run(place, settings),
         Workload::FsyncHappy => fsync_happy::run(place, settings),
+        Workload::Isolation => isolation::run(place, settings),
         Workload::DeviceLimit => unreachable!("it needs a device, not a target"),
     }
 }

@@ -154,6 +154,34 @@ fn one_point_of_the_run_can_be_asked_for() {
     assert_eq!(explorer.flush_positions().len(), 40);
 }
 
+#[test]
+fn equal_states_have_equal_fingerprints() {
+    let device = SimulatedDevice::new(MIB);
+    device.write(0, &[&[9; 4096]]).unwrap();
+    device.flush().unwrap();
+    device.start_recording();
+    for block in [3, 1, 3] {
+        device.write(block * 4096, &[&[block as u8; 4096]]).unwrap();
+    }
+    device.write(0, &[&[9; 4096]]).unwrap();
+    device.write(8 * 4096, &[&[0; 4096]]).unwrap();
+    let mut explorer = device.explorer();
+    explorer.advance_to(5);
+    let fingerprint = |written: &[usize]| {
+        let fate = |index| if written.contains(&index) { Fate::Written } else { Fate::Lost };
+        explorer.fingerprint(&explorer.state_with(|unflushed| (0..unflushed.len()).map(fate).collect()))
+    };
+    assert_eq!(fingerprint(&[0]), fingerprint(&[2]), "the same bytes, written twice");
+    assert_eq!(fingerprint(&[]), fingerprint(&[3, 4]), "what was there already, and zeros over a hole");
+    let all: HashSet<u64> = [&[][..], &[0], &[1], &[0, 1]].into_iter().map(fingerprint).collect();
+    assert_eq!(all.len(), 4);
+    let torn = explorer.state_with(|_| {
+        let half = Fate::Torn((0..4).collect());
+        vec![half, Fate::Lost, Fate::Lost, Fate::Lost, Fate::Lost]
+    });
+    assert!(!all.contains(&explorer.fingerprint(&torn)));
+}
+
 /// Faults are part of the run: the replay knows what the live device knew.
 #[test]
 fn the_replay_agrees_with_the_live_device() {

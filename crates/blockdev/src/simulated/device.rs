@@ -134,7 +134,12 @@ impl SimulatedDevice {
 
     /// Another device with the content that reads see now, all of it durable.
     pub fn snapshot(&self) -> SimulatedDevice {
-        SimulatedDevice::from_image(self.state.lock().current.clone())
+        SimulatedDevice::from_image(self.image())
+    }
+
+    /// What reads see now.
+    pub(super) fn image(&self) -> SparseImage {
+        self.state.lock().current.clone()
     }
 
     /// Writes what reads see now to another device, and flushes that. Blocks of zeros that were never written are left
@@ -143,7 +148,7 @@ impl SimulatedDevice {
     /// # Errors
     /// Those of `target`.
     pub fn copy_to(&self, target: &dyn BlockDevice) -> Result<(), DeviceError> {
-        let image = self.state.lock().current.clone();
+        let image = self.image();
         for (index, block) in image.blocks() {
             target.write(index * BLOCK_BYTES as u64, &[&block[..]])?;
         }

@@ -2,6 +2,7 @@
 
 use super::crash::{Fate, random_fates};
 use super::device::SimulatedDevice;
+use super::image::{Block, SparseImage};
 use super::media::{Event, Media, WriteInfo};
 use cairn_environment::random::Seeded;
 use std::fmt;
@@ -62,11 +63,13 @@ pub struct CrashExplorer {
     events: std::sync::Arc<[Event]>,
     position: usize,
     media: Media,
+    /// What was durable when the recording began.
+    base: SparseImage,
 }
 
 impl CrashExplorer {
     pub(super) fn new(base: Media, events: std::sync::Arc<[Event]>) -> CrashExplorer {
-        CrashExplorer { events, position: 0, media: base }
+        CrashExplorer { events, position: 0, base: base.durable().clone(), media: base }
     }
 
     /// How many events were recorded.
@@ -129,6 +132,40 @@ impl CrashExplorer {
     pub fn state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
         SimulatedDevice::from_image(self.media.crash(&decide(&self.media.writes())))
     }
+
+    /// A number that is the same for states of this walk with the same content, and different for others, but for an accident
+    /// of one in 2^64. It costs time proportional to what was written since the recording began.
+    pub fn fingerprint(&self, state: &SimulatedDevice) -> u64 {
+        let image = state.image();
+        // A sum, so that the order of blocks doesn't matter; blocks that hold what they held contribute nothing.
+        let held = |index| self.base.block(index).map_or(ZEROS_DIGEST, |block| digest(block));
+        image.changed_since(&self.base).fold(0, |sum: u64, (index, block)| {
+            let (now, before) = (block.map_or(ZEROS_DIGEST, |block| digest(block)), held(index));
+            if now == before { sum } else { sum.wrapping_add(mix(now ^ SEEDS[2], index ^ SEEDS[3])) }
+        })
+    }
+}
+
+const SEEDS: [u64; 4] = [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
+
+/// A product of 128 bits, folded; after wyhash.
+fn mix(left: u64, right: u64) -> u64 {
+    let product = u128::from(left) * u128::from(right);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// The digest of a block of zeros, which may be stored or not.
+const ZEROS_DIGEST: u64 = 0;
+
+fn digest(block: &Block) -> u64 {
+    let (pairs, _) = block.as_chunks::<16>();
+    let mut zeros = true;
+    let digest = pairs.iter().fold(SEEDS[0], |digest, pair| {
+        let pair = u128::from_le_bytes(*pair);
+        zeros &= pair == 0;
+        mix(digest ^ pair as u64, SEEDS[1] ^ (pair >> 64) as u64)
+    });
+    if zeros { ZEROS_DIGEST } else { digest }
 }
 
 impl fmt::Debug for CrashExplorer {

@@ -147,6 +147,10 @@ impl Media {
         Media { durable, unflushed: BTreeMap::new() }
     }
 
+    pub(super) fn durable(&self) -> &SparseImage {
+        &self.durable
+    }
+
     pub(super) fn is_unflushed(&self, id: WriteId) -> bool {
         self.unflushed.contains_key(&id)
     }

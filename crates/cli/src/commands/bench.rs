@@ -54,6 +54,9 @@ struct Run {
     /// When files are made durable (fs_mark's -S: 0 never, 1 each, 2 sync, 3 fsync reversed, 4 both, 5 fsync, 6 both).
     #[arg(short = 'S', long, value_name = "0-6", default_value_t = 1)]
     sync_method: u8,
+    /// Also tell the longest latency without the time in which a thread was ready and had no CPU (dbench).
+    #[arg(long)]
+    run_queue: bool,
 }
 
 #[derive(clap::Args)]
@@ -167,6 +170,7 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         file_bytes: usize::try_from(run.file_size.bytes).unwrap_or(usize::MAX),
         directories: run.directories,
         sync_method,
+        run_queue: run.run_queue,
         mount_statistics: Some(mount_statistics),
         ..run.load.settings(interrupt)?
     };

@@ -7,6 +7,8 @@ pub mod dump;
 pub mod fsck;
 pub mod mkfs;
 pub mod mount;
+pub mod shutdown;
 pub mod stats;
 pub mod sync;
+pub mod torture;
 pub mod umount;

@@ -7,10 +7,11 @@ use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::mount_options::{Flush, MountSettings};
 use crate::size::Size;
-use crate::{daemon, logging, mount_error};
+use crate::{EXIT_INTERRUPTED, daemon, logging, mount_error};
 use anyhow::{Context, ensure};
 use cairn_blockdev::OpenMode;
 use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::thread;
 use cairn_fuse::{MountOptions, Unmounter};
 use rustix::io::Errno;
@@ -20,6 +21,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Mount a volume at a directory; returns when the mount answers.
 #[derive(clap::Args)]
@@ -54,7 +56,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let settings = MountSettings::parse(&arguments.options).map_err(anyhow::Error::msg)?;
     if arguments.serve || arguments.foreground {
-        return serve(arguments, &settings).map(|()| ExitCode::SUCCESS);
+        return serve(arguments, &settings);
     }
     check_mountpoint(&arguments.dir)?;
     if let Some(size) = arguments.create {
@@ -106,7 +108,7 @@ fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
     Ok(list)
 }
 
-fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> {
+fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<ExitCode> {
     check_mountpoint(&arguments.dir)?;
     if let Some(size) = arguments.create {
         create_if_missing(&arguments.image, size)?;
@@ -127,29 +129,36 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<()> 
             return Err(mount_error::explain(error));
         }
     };
-    end_on_signal(signals, session.unmounter(), volume.clone());
+    let interrupted = Arc::new(AtomicBool::new(false));
+    end_on_signal(signals, session.unmounter(), volume.clone(), Arc::clone(&interrupted));
     if arguments.serve {
         daemon::detach(log)?;
     }
-    tracing::info!(image = %image, mountpoint = %arguments.dir.display(), "mounted");
+    // Not earlier: until now standard error is the user's.
+    let transport = if session.is_over_ring() { "uring" } else { "dev" };
+    tracing::info!(image = %image, mountpoint = %arguments.dir.display(), transport, "mounted");
     let served = session.run();
     match &served {
         Ok(()) => tracing::info!("unmounted; everything is durable"),
         Err(error) => tracing::error!("{error}"),
     }
-    served.with_context(|| image.to_string())
+    served.with_context(|| image.to_string())?;
+    Ok(if interrupted.load(Ordering::Acquire) { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 /// The first signal unmounts; if the mount is in use, it vanishes from the tree, and the server ends with the last user.
-/// Another signal ends the server at once; what the volume has received is made durable all the same.
-fn end_on_signal(mut signals: Signals, unmounter: Unmounter, volume: Volume) {
+/// Another signal ends the server at once; what the volume has received is made durable all the same. `interrupted` is set
+/// by SIGINT: whoever waits for a command that Ctrl-C has ended is to hear of it.
+fn end_on_signal(mut signals: Signals, unmounter: Unmounter, volume: Volume, interrupted: Arc<AtomicBool>) {
     // The thread waits for signals as long as the process lives.
     let _ = thread::spawn("signals", move || {
         for (count, signal) in signals.forever().enumerate() {
             tracing::info!(signal, "unmounting");
+            interrupted.fetch_or(signal == SIGINT, Ordering::AcqRel);
             if count > 0 {
                 let closed = volume.close().inspect_err(|error| tracing::error!(%error, "the volume could not be closed"));
-                std::process::exit(if closed.is_ok() { 0 } else { 1 });
+                let ended = if interrupted.load(Ordering::Acquire) { EXIT_INTERRUPTED } else { 0 };
+                std::process::exit(if closed.is_ok() { ended.into() } else { 1 });
             }
             let ended = unmounter.unmount().or_else(|busy| {
                 tracing::warn!("{busy}; the server ends with the last user, or with another signal");

@@ -1,21 +1,14 @@
-//! READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE, FSYNC, FSYNCDIR.
+//! READ, WRITE, FALLOCATE, COPY_FILE_RANGE, FSYNC, FSYNCDIR.
 use super::{Answer, VolumeHandler, answer, answer_status, fail};
-use crate::protocol::wire::{CopyFileRangeOut, LseekOut, WRITE_KILL_SUIDGID, WriteOut};
-use crate::protocol::{Operation, RequestHeader};
+use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteOut};
+use crate::protocol::{Operation, RequestHeader, WriteData};
 use crate::transport::{Reply, TRANSFER_BYTES_MAX};
-use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, InodeNumber, SeekTarget};
+use cairn_blockdev::SharedBlocks;
+use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, InodeNumber};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use std::cell::RefCell;
 
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
 const SET_ID_BITS: u32 = 0o6000;
-
-thread_local! {
-    /// Where this thread reads file data to, again and again: new memory for each read would be cleared by the kernel.
-    static READ_DATA: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 fn allocate_mode(mode: u32) -> Answer<AllocateMode> {
     let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
@@ -44,7 +37,7 @@ impl VolumeHandler {
                 });
                 answer_status(reply, done);
             }
-            Operation::Seek { offset_bytes, whence } => answer(reply, self.seek(node, offset_bytes, whence)),
+            Operation::Seek { offset_bytes, whence } => self.seek(node, offset_bytes, whence, reply),
             Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags, wide } => {
                 let to = InodeNumber(to_node);
                 let length_bytes = if wide { length_bytes } else { length_bytes.min(u64::from(u32::MAX) & !0xfff) };
@@ -63,22 +56,37 @@ impl VolumeHandler {
     }
 
     fn read(&self, node: InodeNumber, offset_bytes: u64, length_bytes: u32, reply: Reply) {
-        READ_DATA.with_borrow_mut(|data| {
-            data.clear();
-            match self.volume.read(node, offset_bytes, (length_bytes as usize).min(TRANSFER_BYTES_MAX), data) {
-                Ok(()) => drop(reply.bytes(data)),
-                Err(error) => fail(reply, &error.into()),
-            }
-        });
+        let length_bytes = (length_bytes as usize).min(TRANSFER_BYTES_MAX);
+        if let Err((reply, error)) = reply.filled(length_bytes, |buffer| self.volume.read_into(node, offset_bytes, buffer)) {
+            fail(reply, &error.into());
+        }
     }
 
-    fn write(&self, node: InodeNumber, offset_bytes: u64, data: &[u8], flags: u32, reply: &Reply) -> Answer<WriteOut> {
+    fn write(&self, node: InodeNumber, offset_bytes: u64, data: WriteData<'_>, flags: u32, reply: &Reply) -> Answer<WriteOut> {
         let _in_work = self.writes.begin();
-        self.volume.write(node, offset_bytes, data)?;
+        let written_bytes = match data {
+            WriteData::Bytes(bytes) => self.volume.write(node, offset_bytes, bytes).map(|()| bytes.len())?,
+            WriteData::Shared { parts, length_bytes } => self.write_parts(node, offset_bytes, parts, length_bytes, flags)?,
+        };
         if flags & WRITE_KILL_SUIDGID != 0 {
             self.clear_set_id(node, reply)?;
         }
-        Ok(WriteOut { size: data.len() as u32, padding: 0 })
+        Ok(WriteOut { size: written_bytes as u32, padding: 0 })
+    }
+
+    /// Returns how much was written: as much as there is room for, if somebody hears of it.
+    fn write_parts(&self, node: InodeNumber, offset_bytes: u64, parts: &[SharedBlocks], length_bytes: usize, flags: u32) -> Answer<usize> {
+        let mut written_bytes = 0;
+        for part in parts {
+            let here_bytes = part.len().min(length_bytes - written_bytes);
+            match self.volume.write_shared(node, offset_bytes + written_bytes as u64, part, 0..here_bytes) {
+                Ok(()) => written_bytes += here_bytes,
+                // The kernel forgets what of its own pages was not taken.
+                Err(error) if written_bytes == 0 || flags & WRITE_CACHE != 0 => return Err(error.into()),
+                Err(_) => break,
+            }
+        }
+        Ok(written_bytes)
     }
 
     fn copy_range(
@@ -104,21 +112,6 @@ impl VolumeHandler {
             reply.invalidate_attributes(node.0);
         }
         Ok(())
-    }
-
-    /// With the writeback cache the kernel may hold data that the volume does not know, and it does not send it before it
-    /// asks: the volume would call it a hole, and a program that copies a file would leave it out. So the request is refused
-    /// once, and the kernel calls the whole file data.
-    fn seek(&self, node: InodeNumber, offset_bytes: u64, whence: u32) -> Answer<LseekOut> {
-        if self.writeback {
-            return Err(Errno::NOSYS.into());
-        }
-        let target = match whence {
-            SEEK_DATA => SeekTarget::Data,
-            SEEK_HOLE => SeekTarget::Hole,
-            _ => return Err(Errno::INVAL.into()),
-        };
-        Ok(LseekOut { offset: self.volume.seek(node, offset_bytes, target)? })
     }
 
     /// The answer goes out from wherever the data became durable.

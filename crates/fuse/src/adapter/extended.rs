@@ -1,6 +1,7 @@
-//! Extended attributes, and those that the root directory makes up: [`XATTR_STATISTICS`] and [`XATTR_SERVER`].
+//! Extended attributes, and those that the root directory makes up: [`XATTR_STATISTICS`], [`XATTR_SERVER`] and
+//! [`XATTR_SHUTDOWN`].
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
-use crate::control::{XATTR_SERVER, XATTR_STATISTICS};
+use crate::control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS};
 use crate::protocol::wire::GetxattrOut;
 use crate::protocol::{Operation, ROOT_NODE, RequestHeader};
 use crate::transport::Reply;
@@ -16,8 +17,8 @@ fn check_namespace(name: &[u8]) -> Result<(), Errno> {
     if NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
-fn is_made_up(node: u64, name: &[u8]) -> bool {
-    node == ROOT_NODE && (name == XATTR_STATISTICS.as_bytes() || name == XATTR_SERVER.as_bytes())
+pub(super) fn is_made_up(node: u64, name: &[u8]) -> bool {
+    node == ROOT_NODE && [XATTR_STATISTICS, XATTR_SERVER, XATTR_SHUTDOWN].iter().any(|own| own.as_bytes() == name)
 }
 
 fn set_mode(flags: u32) -> Answer<XattrMode> {
@@ -61,6 +62,9 @@ impl VolumeHandler {
     fn made_up_value(&self, name: &[u8]) -> Answer<Vec<u8>> {
         if name == XATTR_SERVER.as_bytes() {
             return Ok(std::process::id().to_string().into_bytes());
+        }
+        if name == XATTR_SHUTDOWN.as_bytes() {
+            return if self.shutdown.has_begun() { Ok(b"1".to_vec()) } else { Err(Errno::NODATA.into()) };
         }
         let mut statistics = serde_json::to_value(self.volume.statistics()).map_err(|_| Errno::IO)?;
         statistics["requests"] = self.requests.to_json();

@@ -10,8 +10,8 @@
 //! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it sets is stored as it is;
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
-//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation, the ioctl that syncs on a
-//! thread of its own; the rest may block its thread while it waits for the device.
+//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation; the ioctls that sync or shut
+//! down and the search for holes have threads of their own; the rest may block its thread while it waits for the device.
 //!
 //! Locks: `closing` (leaf) is never held while the volume is called. Whoever finds it open closes the volume, so that DESTROY
 //! and the end of the session close it once; the other waits for the outcome.
@@ -19,12 +19,19 @@
 mod attributes;
 mod data;
 mod directory;
+mod dying;
 mod errno;
 mod extended;
+#[cfg(test)]
+mod full_tests;
+mod holes;
+#[cfg(test)]
+mod killed_tests;
 mod names;
 mod periodic;
 mod requests;
 mod settle;
+mod shutdown;
 #[cfg(test)]
 mod volume_tests;
 
@@ -32,14 +39,15 @@ pub use periodic::PeriodicCommit;
 
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
-use crate::kernel;
-use crate::protocol::wire::{IoctlOut, StatfsOut};
+use self::shutdown::ShutdownState;
+use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
-use cairn_engine::{Error, InodeNumber, Volume};
+use cairn_blockdev::BlockPool;
+use cairn_engine::{Caller, Error, InodeNumber, Volume, on_behalf_of};
+use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
-use cairn_environment::{Rank, thread};
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -85,6 +93,7 @@ pub struct VolumeHandler {
     changed: AtomicBool,
     writes: WritesInWork,
     requests: RequestCounters,
+    shutdown: ShutdownState,
     closing: Mutex<Closing>,
     closed: Condvar,
 }
@@ -105,6 +114,7 @@ impl VolumeHandler {
             changed: AtomicBool::new(false),
             writes: WritesInWork::default(),
             requests: RequestCounters::default(),
+            shutdown: ShutdownState::default(),
             closing: Mutex::new(Rank::LEAF, Closing::Open),
             closed: Condvar::new(),
         }
@@ -118,7 +128,7 @@ impl VolumeHandler {
 
     /// Syncs if something was received since the last time, and the volume is still open.
     fn sync_if_changed(&self) -> Result<(), Error> {
-        let open = matches!(*self.closing.lock(), Closing::Open);
+        let open = matches!(*self.closing.lock(), Closing::Open) && !self.shutdown.has_begun();
         if open && self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
     }
 
@@ -127,7 +137,8 @@ impl VolumeHandler {
         if matches!(*closing, Closing::Open) {
             *closing = Closing::Begun;
             drop(closing);
-            let result = self.volume.close();
+            // After a shutdown there is nothing that could still become durable, and whoever asked for it has been told.
+            let result = self.volume.close().or_else(|error| if self.shutdown.has_begun() { Ok(()) } else { Err(error) });
             *self.closing.lock() = Closing::Done(result.clone());
             self.closed.notify_all();
             return result;
@@ -151,17 +162,6 @@ impl VolumeHandler {
             name_length_max: NAME_BYTES_MAX,
             ..StatfsOut::default()
         }
-    }
-
-    fn ioctl(&self, command: u32, reply: Reply) {
-        if command != kernel::IOCTL_SYNC {
-            return reply.error(Errno::NOTTY);
-        }
-        let (volume, writes) = (self.volume.clone(), self.writes.clone());
-        thread::spawn("cairn-sync", move || {
-            writes.wait_for_quiet(&reply);
-            answer(reply, volume.sync().map(|()| IoctlOut::default()).map_err(Into::into));
-        });
     }
 
     fn forget(&self, node: u64, count: u64) {
@@ -214,12 +214,20 @@ fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
 
 impl Handler for VolumeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
+        if self.shutdown.has_begun() && !shutdown::is_still_answered(&request) {
+            return reply.error(Errno::IO);
+        }
         let changes = request.operation.changes_volume();
-        self.requests.count(request.header.opcode, || self.dispatch(request, reply));
+        let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
+        self.requests.count(request.header.opcode, || on_behalf_of(caller, || self.dispatch(request, reply)));
         // Afterwards: a sync that runs meanwhile may miss the change.
         if changes {
             self.changed.store(true, Ordering::Release);
         }
+    }
+
+    fn buffers(&self) -> BlockPool {
+        self.volume.buffers().clone()
     }
 
     fn finish(&self) -> Result<(), HandlerFailure> {
@@ -239,15 +247,16 @@ impl VolumeHandler {
             Op::Release | Op::ReleaseDirectory => reply.status(Ok(())),
             Op::Forget { count } => self.forget(header.node, count),
             Op::BatchForget(list) => list.iter().for_each(|(node, count)| self.forget(node, count)),
-            // Nothing that can be interrupted waits for long.
-            Op::Interrupt { .. } | Op::NotifyReply => {}
+            // What else a request waits for doesn't take long.
+            Op::Interrupt { unique } => drop(self.volume.call_off(unique)),
+            Op::NotifyReply => {}
             Op::GetAttributes => answer(reply, self.get_attributes(node)),
             Op::Statx { .. } => answer(reply, self.statx(node)),
             Op::SetAttributes(change) => answer(reply, self.set_attributes(node, &change)),
             Op::StatFs => answer(reply, Ok(self.statfs())),
             Op::SyncFs => answer_status(reply, self.sync()),
             Op::Destroy => answer_status(reply, self.close()),
-            Op::Ioctl { command, .. } => self.ioctl(command, reply),
+            Op::Ioctl { command, .. } => self.ioctl(&header, command, reply),
             Op::Read { .. }
             | Op::Write { .. }
             | Op::Fallocate { .. }

@@ -1,4 +1,5 @@
 //! Real mounts of real volumes: they need root and `/dev/fuse`, and are skipped without.
+use crate::kernel::mapping::Mapping;
 use crate::tiny_file_system::options_of_tests;
 use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
 use cairn_blockdev::{FileDevice, OpenMode};
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 
 const IMAGE_BYTES: u64 = 256 << 20;
 
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let possible = rustix::process::geteuid().is_root() && fs::exists("/dev/fuse").unwrap_or(false);
     if !possible {
         eprintln!("skipped: needs root and /dev/fuse");
@@ -31,7 +32,7 @@ fn open_volume(image: &Path, read_only: bool) -> Volume {
     Volume::open(Arc::new(FileDevice::open(image, mode).unwrap()), options).unwrap()
 }
 
-struct Mounted {
+pub struct Mounted {
     unmounter: Unmounter,
     server: Option<JoinHandle<()>>,
     directory: TempDir,
@@ -39,7 +40,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new(options: &MountOptions) -> Self {
+    pub fn new(options: &MountOptions) -> Self {
         let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         let device = FileDevice::create(&directory.path().join("image"), IMAGE_BYTES).unwrap();
         mkfs::mkfs(&device, &mkfs::MkfsOptions::default()).unwrap();
@@ -54,21 +55,21 @@ impl Mounted {
         let server = Some(thread::spawn("mounted", move || mounted.run().unwrap()));
         Self { unmounter, server, directory, forwards_sync }
     }
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join("mnt").join(name)
     }
-    fn root(&self) -> PathBuf {
+    pub fn root(&self) -> PathBuf {
         self.directory.path().join("mnt")
     }
     /// Unmounts and returns the directory with the image.
-    fn unmount(mut self) -> TempDir {
+    pub fn unmount(mut self) -> TempDir {
         self.unmounter.unmount().unwrap();
         self.server.take().unwrap().join().unwrap();
         assert_eq!(find_mount(&self.root()).unwrap(), None);
         let other = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         std::mem::replace(&mut self.directory, other)
     }
-    fn remount(self, options: &MountOptions) -> Self {
+    pub fn remount(self, options: &MountOptions) -> Self {
         Self::mount(self.unmount(), options)
     }
     /// The content of a file of the root directory, after somebody else unmounted.
@@ -99,7 +100,7 @@ impl Drop for Mounted {
     }
 }
 
-fn pattern(length: usize) -> Vec<u8> {
+pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i / 3) as u8 ^ (i >> 12) as u8).collect()
 }
 
@@ -336,6 +337,76 @@ fn data_that_the_kernel_still_holds_is_not_called_a_hole() {
             assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(hole)), Err(Errno::NXIO));
         }
         drop(file);
+        mounted.unmount();
+    }
+}
+
+/// Whether SEEK_DATA leads to `at`, with only holes around it.
+fn is_data(file: &File, at: u64) -> bool {
+    let data = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)).unwrap();
+    let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at)).unwrap();
+    data <= at && hole > at
+}
+
+#[test]
+fn what_is_written_through_a_mapping_is_seen_by_all_and_made_durable() {
+    if !can_mount() {
+        return;
+    }
+    for (writeback, plain) in [(true, false), (false, false), (false, true)] {
+        let mounted = Mounted::new(&MountOptions { writeback, plain, ..options_of_tests() });
+        let file = File::options().read(true).write(true).create_new(true).open(mounted.path("mapped")).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let mapping = Mapping::new(&file, 1 << 20);
+        mapping.write(5, b"first");
+        mapping.write(700_000, b"second");
+        let mut read = [0; 6];
+        file.read_exact_at(&mut read, 700_000).unwrap();
+        assert_eq!(&read, b"second");
+        assert!(is_data(&file, 700_000) && is_data(&file, 5), "not a hole before it is synced");
+        file.write_all_at(b"third", 300_000).unwrap();
+        assert_eq!(mapping.read(300_004), b'd', "a mapping shows what was written");
+        mapping.write(300_000, b"T");
+        mapping.sync();
+        let expected = [(5, &b"first"[..]), (300_000, b"Third"), (700_000, b"second")];
+        let durable = mounted.after_crash("mapped").unwrap();
+        assert!(expected.iter().all(|(at, bytes)| durable[*at..].starts_with(bytes)), "msync");
+        mapping.write(900_000, b"fourth");
+        file.sync_data().unwrap();
+        assert!(mounted.after_crash("mapped").unwrap()[900_000..].starts_with(b"fourth"), "fdatasync");
+        // The kernel copies what it has not sent yet.
+        mapping.write(100_000, b"fifth");
+        let copy = File::options().read(true).write(true).create_new(true).open(mounted.path("copy")).unwrap();
+        let copied = rustix::fs::copy_file_range(&file, Some(&mut 98_304), &copy, Some(&mut 98_304), 8192).unwrap();
+        assert_eq!(copied, 8192);
+        assert!(fs::read(mounted.path("copy")).unwrap()[100_000..].starts_with(b"fifth"));
+        drop((mapping, file, copy));
+        mounted.unmount();
+    }
+}
+
+#[test]
+fn appended_parts_follow_each_other_whatever_their_length() {
+    if !can_mount() {
+        return;
+    }
+    for writeback in [true, false] {
+        let options = MountOptions { writeback, ..options_of_tests() };
+        let mounted = Mounted::new(&options);
+        let all = pattern(3_000_000);
+        let mut file = File::options().append(true).create_new(true).open(mounted.path("appended")).unwrap();
+        let (mut at, mut length) = (0, 1);
+        while at < all.len() {
+            let end = all.len().min(at + length);
+            file.write_all(&all[at..end]).unwrap();
+            (at, length) = (end, length * 3 + 7);
+        }
+        assert!(fs::read(mounted.path("appended")).unwrap() == all);
+        file.sync_all().unwrap();
+        assert!(mounted.after_crash("appended").unwrap() == all);
+        drop(file);
+        let mounted = mounted.remount(&options);
+        assert!(fs::read(mounted.path("appended")).unwrap() == all);
         mounted.unmount();
     }
 }

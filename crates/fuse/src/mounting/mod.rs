@@ -38,7 +38,7 @@ pub enum Transport {
 pub struct MountOptions {
     /// Threads that read requests; over io_uring, those for requests that may wait for the device.
     pub threads: usize,
-    /// Whether the kernel keeps written data for a while. Without it, write(2) reports a lack of space.
+    /// Whether the kernel keeps written data for a while. Without it, each write(2) is a request, and reports a lack of space.
     pub writeback: bool,
     /// Whether other users may enter, subject to permissions. Root's mounts always allow it.
     pub allow_other: bool,
@@ -52,7 +52,7 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { threads: 8, writeback: true, allow_other: false, read_only: false, transport: Transport::Auto, plain: false }
+        Self { threads: 8, writeback: false, allow_other: false, read_only: false, transport: Transport::Auto, plain: false }
     }
 }
 

@@ -13,7 +13,8 @@ pub mod wire;
 
 pub use directory_list::{DirectoryList, DirectoryPlusList};
 pub use parse::{MalformedRequest, parse, parse_parts};
-pub use request::{ForgetList, Operation, Request, RequestHeader};
+pub(crate) use parse::{check_length, parse_write};
+pub use request::{ForgetList, Operation, Request, RequestHeader, WriteData};
 
 /// Major version of the protocol.
 pub const MAJOR_VERSION: u32 = 7;

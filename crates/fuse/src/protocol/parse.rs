@@ -1,5 +1,5 @@
 //! From the bytes of a request to a [`Request`].
-use super::request::{ForgetList, Operation, Request, RequestHeader};
+use super::request::{ForgetList, Operation, Request, RequestHeader, WriteData};
 use super::wire::{self, InHeader, opcode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -32,10 +32,18 @@ pub struct MalformedRequest {
 pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
     let malformed = |unique, opcode, what| MalformedRequest { unique, opcode, what };
     let (header, body) = InHeader::read_from_prefix(bytes).map_err(|_| malformed(0, 0, "shorter than its header"))?;
-    if header.length as usize != bytes.len() {
-        return Err(malformed(header.unique, header.opcode, "length in the header is not the length read"));
-    }
+    check_length(&header, bytes.len())?;
     parse_parts(&header, body, &[])
+}
+
+/// Checks that as much was read as the header says.
+///
+/// # Errors
+/// It wasn't.
+pub(crate) fn check_length(header: &InHeader, length_bytes: usize) -> Result<(), MalformedRequest> {
+    let &InHeader { unique, opcode, .. } = header;
+    let what = "length in the header is not the length read";
+    if header.length as usize == length_bytes { Ok(()) } else { Err(MalformedRequest { unique, opcode, what }) }
 }
 
 /// Parses a request that arrived in parts: its header, the structure of its opcode (which some have not), and the rest.
@@ -47,9 +55,26 @@ pub fn parse_parts<'a>(header: &InHeader, structure: &'a [u8], rest: &'a [u8]) -
     // Extensions (supplementary groups, security contexts) stand at the end; none is negotiated.
     let last = if body.then.is_empty() { &mut body.now } else { &mut body.then };
     *last = &last[..last.len().saturating_sub(usize::from(header.extension_words) * 8)];
-    let &InHeader { unique, opcode, node, uid, gid, pid, .. } = header;
+    let &InHeader { unique, opcode, .. } = header;
     let operation = parse_operation(opcode, body).map_err(|what| MalformedRequest { unique, opcode, what })?;
-    Ok(Request { header: RequestHeader { unique, opcode, node, uid, gid, pid }, operation })
+    Ok(Request { header: request_header(header), operation })
+}
+
+/// Parses a WRITE whose data is at hand.
+///
+/// # Errors
+/// Bytes that are no such request.
+pub(crate) fn parse_write<'a>(header: &InHeader, structure: &'a [u8], data: WriteData<'a>) -> Result<Request<'a>, MalformedRequest> {
+    let &InHeader { unique, opcode, .. } = header;
+    let write: Parsed<wire::WriteIn> = Body { now: structure, then: &[] }.structure();
+    let write = write.map_err(|what| MalformedRequest { unique, opcode, what })?;
+    let operation = Operation::Write { offset_bytes: write.offset, data, flags: write.write_flags };
+    Ok(Request { header: request_header(header), operation })
+}
+
+fn request_header(header: &InHeader) -> RequestHeader {
+    let &InHeader { unique, opcode, node, uid, gid, pid, .. } = header;
+    RequestHeader { unique, opcode, node, uid, gid, pid }
 }
 
 type Parsed<T> = Result<T, &'static str>;
@@ -214,7 +239,7 @@ fn parse_data(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
         }
         opcode::WRITE => {
             let write: wire::WriteIn = body.structure()?;
-            Operation::Write { offset_bytes: write.offset, data: body.bytes(write.size)?, flags: write.write_flags }
+            Operation::Write { offset_bytes: write.offset, data: WriteData::Bytes(body.bytes(write.size)?), flags: write.write_flags }
         }
         opcode::FALLOCATE => {
             let wire::FallocateIn { offset, length, mode, .. } = body.structure()?;

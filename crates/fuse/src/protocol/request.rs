@@ -1,5 +1,6 @@
 //! A request of the kernel, parsed. Names and data borrow the buffer that the request was read into.
 use super::wire::{ForgetOne, InitIn, SetattrIn};
+use cairn_blockdev::SharedBlocks;
 use zerocopy::FromBytes;
 
 /// What all requests have.
@@ -95,7 +96,7 @@ pub enum Operation<'a> {
     },
     Write {
         offset_bytes: u64,
-        data: &'a [u8],
+        data: WriteData<'a>,
         flags: u32,
     },
     Fallocate {
@@ -186,6 +187,30 @@ impl Operation<'_> {
                 | Self::SetXattr { .. }
                 | Self::RemoveXattr { .. }
         )
+    }
+}
+
+/// Data of a WRITE.
+#[derive(Clone, Copy, Debug)]
+pub enum WriteData<'a> {
+    /// Memory that belongs to the request.
+    Bytes(&'a [u8]),
+    /// Blocks that may be kept. The data begins with the first, and each part but the last is full.
+    Shared {
+        /// The blocks.
+        parts: &'a [SharedBlocks],
+        /// Length of the data.
+        length_bytes: usize,
+    },
+}
+
+impl WriteData<'_> {
+    /// Length of the data.
+    pub fn length_bytes(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Shared { length_bytes, .. } => *length_bytes,
+        }
     }
 }
 

@@ -67,7 +67,7 @@ fn names_and_data_are_cut_out() {
     let write = wire::WriteIn { offset: 4096, size: 3, write_flags: 4, ..Default::default() };
     let write = request(opcode::WRITE, &[bytes(&write), b"abcdef"]);
     let Operation::Write { offset_bytes, data, flags } = parse(&write).unwrap().operation else { panic!() };
-    assert_eq!((offset_bytes, data, flags), (4096, &b"abc"[..], 4));
+    assert!(matches!((offset_bytes, data, flags), (4096, WriteData::Bytes(b"abc"), 4)));
 
     let set = wire::SetxattrIn { size: 2, flags: 1 };
     let set = request(opcode::SETXATTR, &[bytes(&set), b"user.a\0\0v"]);
@@ -142,7 +142,7 @@ fn a_request_in_parts_is_the_same_request() {
     let header = |opcode| wire::InHeader { opcode, unique: 77, node: 5, ..Default::default() };
     let write = wire::WriteIn { offset: 4096, size: 3, ..Default::default() };
     let write = parse_parts(&header(opcode::WRITE), bytes(&write), b"abc").unwrap();
-    assert!(matches!(write.operation, Operation::Write { offset_bytes: 4096, data: b"abc", .. }));
+    assert!(matches!(write.operation, Operation::Write { offset_bytes: 4096, data: WriteData::Bytes(b"abc"), .. }));
     let rename = wire::Rename2In { new_parent: 8, flags: 2, padding: 0 };
     let rename = parse_parts(&header(opcode::RENAME2), bytes(&rename), b"old\0new\0").unwrap();
     assert!(matches!(rename.operation, Operation::Rename { old_name: b"old", new_parent: 8, new_name: b"new", flags: 2 }));

@@ -191,6 +191,8 @@ pub mod setattr_flag {
 
 /// Code of the notification [`InvalidateInode`].
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
+/// `write_flags`: the kernel writes pages of its own, and tells nobody how many were taken.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// `write_flags`: the writer may not keep the set-id bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `fsync_flags`: data only.

@@ -1,7 +1,7 @@
 //! `/dev/fuse`: request threads that read, and replies written from whichever thread has them.
+use super::turns::Turns;
 use super::{Handler, Reply, RequestBuffer};
 use crate::kernel;
-use crate::protocol;
 use cairn_environment::thread::{self, JoinHandle};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
@@ -52,7 +52,7 @@ impl Channel {
     /// There will be no more requests.
     pub fn receive(&self, buffer: &mut RequestBuffer) -> Result<usize, End> {
         loop {
-            return match io::read(&self.device, &mut *buffer.room()) {
+            return match io::readv(&self.device, &mut buffer.room()) {
                 Ok(length_bytes) => Ok(length_bytes),
                 // ENOENT: the caller was killed before the request could be read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
@@ -77,10 +77,9 @@ impl Channel {
     }
 }
 
-/// Reads one request and hands it to `handler`.
-pub(crate) fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, handler: &dyn Handler) -> Result<(), End> {
-    let length_bytes = channel.receive(buffer)?;
-    match protocol::parse(buffer.filled(length_bytes)) {
+/// Hands the request of `length_bytes` in `buffer` to `handler`.
+fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, length_bytes: usize, handler: &dyn Handler) {
+    match buffer.parse(length_bytes) {
         Ok(request) => {
             let unique = request.header.unique;
             let reply = if request.operation.expects_reply() { Reply::new(Arc::clone(channel), unique) } else { Reply::silent(unique) };
@@ -93,7 +92,7 @@ pub(crate) fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, hand
             }
         }
     }
-    Ok(())
+    buffer.release();
 }
 
 /// The threads that read requests. They end when the file system is unmounted.
@@ -105,11 +104,13 @@ pub struct RequestThreads {
 impl RequestThreads {
     /// Starts `count` threads. A channel that cannot be cloned is shared.
     pub fn start(channel: &Arc<Channel>, count: usize, handler: &Arc<dyn Handler>) -> Self {
+        let turns = Turns::new(count);
         let threads = (0..count.max(1))
             .map(|index| {
+                let turns = turns.clone();
                 let own = if index == 0 { Arc::clone(channel) } else { clone_or_share(channel) };
                 let handler = Arc::clone(handler);
-                thread::spawn(&format!("cairn-fuse-{index}"), move || serve(&own, handler.as_ref()))
+                thread::spawn(&format!("cairn-fuse-{index}"), move || serve(&own, handler.as_ref(), turns))
             })
             .collect();
         Self { threads }
@@ -132,10 +133,15 @@ fn clone_or_share(channel: &Arc<Channel>) -> Arc<Channel> {
     }
 }
 
-fn serve(channel: &Arc<Channel>, handler: &dyn Handler) -> End {
-    let mut buffer = RequestBuffer::new();
+fn serve(channel: &Arc<Channel>, handler: &dyn Handler, turns: Option<Turns>) -> End {
+    let mut buffer = RequestBuffer::new(&handler.buffers());
+    let turn = turns.map(Turns::join);
     loop {
-        if let Err(end) = serve_one(channel, &mut buffer, handler) {
+        let received = match &turn {
+            Some(turn) => turn.wait(|| channel.receive(&mut buffer)),
+            None => channel.receive(&mut buffer),
+        };
+        if let Err(end) = received.map(|length_bytes| serve_one(channel, &mut buffer, length_bytes, handler)) {
             return end;
         }
     }

@@ -14,6 +14,7 @@ mod buffer;
 mod device;
 mod reply;
 mod ring;
+mod turns;
 
 pub use buffer::RequestBuffer;
 pub use device::{Channel, DEVICE_PATH, End, RequestThreads};
@@ -21,6 +22,7 @@ pub use reply::{Delivery, Reply};
 pub use ring::{RingFailure, RingThreads, Rings};
 
 use crate::protocol::Request;
+use cairn_blockdev::BlockPool;
 
 /// Longest data of one read or write, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -32,6 +34,11 @@ pub type HandlerFailure = Box<dyn std::error::Error + Send + Sync>;
 pub trait Handler: Send + Sync + 'static {
     /// Answers `request` through `reply`, now or later, on this thread or another.
     fn handle(&self, request: Request<'_>, reply: Reply);
+
+    /// Memory that data of WRITEs arrives in.
+    fn buffers(&self) -> BlockPool {
+        BlockPool::new(0)
+    }
 
     /// Called once, when no more requests come.
     ///

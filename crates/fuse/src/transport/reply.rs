@@ -2,10 +2,18 @@
 use super::device::Channel;
 use super::ring::RingReply;
 use crate::protocol::wire::{InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader};
+use cairn_blockdev::{AlignedBuffer, BLOCK_BYTES};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
+
+thread_local! {
+    /// Where this thread reads file data to, again and again: new memory for each read would be cleared by the kernel.
+    static READ_DATA: RefCell<AlignedBuffer> = RefCell::new(AlignedBuffer::default());
+}
 
 /// What became of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,15 +73,23 @@ impl Reply {
     }
     /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the answer.
     pub fn invalidate_attributes(&self, node: u64) {
-        let Some(route) = &self.route else { return };
         // A negative offset means: no data.
-        let what = InvalidateInode { node, offset_bytes: -1, length_bytes: 0 };
+        self.invalidate(InvalidateInode { node, offset_bytes: -1, length_bytes: 0 });
+    }
+    /// Tells the kernel to forget what it has cached of `bytes` of `node`. Returns when the kernel has sent what of it was
+    /// written through mappings: never call it on a request thread.
+    pub fn invalidate_data(&self, node: u64, bytes: &Range<u64>) {
+        let length_bytes = (bytes.end - bytes.start) as i64;
+        self.invalidate(InvalidateInode { node, offset_bytes: bytes.start as i64, length_bytes });
+    }
+    fn invalidate(&self, what: InvalidateInode) {
+        let Some(route) = &self.route else { return };
         let length = (size_of::<OutHeader>() + size_of::<InvalidateInode>()) as u32;
         let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
         match route.channel().write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]) {
             // ENOENT: the kernel does not know the inode any more.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(failure) => tracing::warn!(node, "the kernel refused to forget attributes: {failure}"),
+            Err(failure) => tracing::warn!(what.node, "the kernel refused to forget an inode: {failure}"),
         }
     }
     /// The request failed.
@@ -89,9 +105,39 @@ impl Reply {
     pub fn bytes(mut self, bytes: &[u8]) -> Delivery {
         self.send(0, bytes)
     }
+    /// Result as bytes, up to `length_bytes`, that `read` puts into memory in which anything may stand before; it says how many.
+    /// Where the way back has room for them, they are put there at once.
+    pub fn filled<E>(mut self, length_bytes: usize, read: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<Delivery, (Self, E)> {
+        if let Some(Route::Ring(ring)) = &mut self.route
+            && let Some(room) = ring.room(length_bytes)
+        {
+            return match read(room) {
+                Ok(length_bytes) => Ok(self.send_room(length_bytes)),
+                Err(error) => Err((self, error)),
+            };
+        }
+        READ_DATA.with_borrow_mut(|buffer| {
+            if buffer.len() < length_bytes {
+                *buffer = AlignedBuffer::zeroed(length_bytes.next_multiple_of(BLOCK_BYTES));
+            }
+            match read(&mut buffer[..length_bytes]) {
+                Ok(length_bytes) => Ok(self.send(0, &buffer[..length_bytes])),
+                Err(error) => Err((self, error)),
+            }
+        })
+    }
     /// Result as one structure.
     pub fn structure<T: IntoBytes + Immutable>(self, value: &T) -> Delivery {
         self.bytes(value.as_bytes())
+    }
+
+    /// Sends what stands in the room of the ring.
+    fn send_room(&mut self, length_bytes: usize) -> Delivery {
+        let length = (size_of::<OutHeader>() + length_bytes) as u32;
+        if let Some(Route::Ring(ring)) = self.route.take() {
+            ring.send_room(OutHeader { length, error: 0, unique: self.unique }, length_bytes);
+        }
+        Delivery::Delivered
     }
 
     fn send(&mut self, error: i32, payload: &[u8]) -> Delivery {

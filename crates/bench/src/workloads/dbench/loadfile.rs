@@ -60,6 +60,20 @@ impl Command<'_> {
             Command::Sleep { .. } => "Sleep",
         }
     }
+
+    /// Whether it is one operation on metadata, which moves no data and waits for no device.
+    pub fn is_metadata(&self) -> bool {
+        !matches!(
+            self,
+            Command::ReadX { .. }
+                | Command::WriteX { .. }
+                | Command::Flush { .. }
+                | Command::Sleep { .. }
+                | Command::Deltree { .. }
+                | Command::Lock { .. }
+                | Command::Unlock { .. }
+        )
+    }
 }
 
 /// What a line says.

@@ -9,6 +9,7 @@
 use super::loadfile::{self, Command, Handle, LoadFile, Operation};
 use crate::client::Client;
 use crate::recorder::Recorder;
+use crate::run_queue::RunQueue;
 use crate::target::{Open, Target, TargetFile};
 use anyhow::{Context, bail};
 use cairn_environment::clock;
@@ -42,13 +43,19 @@ pub struct Replay<'a> {
     parent: Option<Pid>,
     open: HashMap<Handle, OpenFile>,
     read_buffer: Vec<u8>,
+    run_queue: Option<RunQueue>,
 }
 
 impl<'a> Replay<'a> {
     /// The client with this number, below `folder`.
     pub fn new(target: &'a dyn Target, folder: &'a str, load: &'a LoadFile, client: usize) -> Self {
         let client_name = format!("client{client}");
-        Self { target, load, folder, client_name, parent: getppid(), open: HashMap::new(), read_buffer: Vec::new() }
+        Self { target, load, folder, client_name, parent: getppid(), open: HashMap::new(), read_buffer: Vec::new(), run_queue: None }
+    }
+
+    /// Also records how long metadata operations take without the time in which the thread has no CPU.
+    pub fn with_run_queue(self, wanted: bool) -> Self {
+        Self { run_queue: if wanted { RunQueue::of_this_thread() } else { None }, ..self }
     }
 
     /// Replays the load from the start, until its end or until the run's.
@@ -71,9 +78,14 @@ impl<'a> Replay<'a> {
             if let Some(not_before) = operation.not_before {
                 wait_while(client, || pass.elapsed() < not_before);
             }
+            let queued = self.run_queue.as_ref().map(RunQueue::waited);
             let start = clock::now_monotonic();
-            let name = operation.command.name();
+            let (name, is_metadata) = (operation.command.name(), operation.command.is_metadata());
             let bytes = self.perform(operation, client).with_context(|| format!("{name}, line {number}"))?;
+            if let (Some(queue), Some(before), true) = (&self.run_queue, queued, is_metadata) {
+                let latency = start.elapsed();
+                recorder.record_running(name, start, latency.saturating_sub(queue.waited().saturating_sub(before)));
+            }
             recorder.record(name, start);
             recorder.add_bytes(bytes);
             client.completed();

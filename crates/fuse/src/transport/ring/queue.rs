@@ -91,6 +91,19 @@ pub struct RingReply {
 }
 
 impl RingReply {
+    /// Where a result of `length_bytes` may be put at once.
+    pub fn room(&mut self, length_bytes: usize) -> Option<&mut [u8]> {
+        self.memory.as_mut()?.payload_mut().get_mut(..length_bytes)
+    }
+
+    /// Sends the first `length_bytes` of the room.
+    pub fn send_room(self, header: OutHeader, length_bytes: usize) {
+        match self.memory {
+            Some(memory) => self.queue.put(self.index, Half::Whole(header, memory, length_bytes)),
+            None => self.queue.put(self.index, Half::Answer(OutHeader { error: -Errno::IO.raw_os_error(), ..header }, Vec::new())),
+        }
+    }
+
     /// Sends `payload`.
     pub fn send(self, header: OutHeader, payload: &[u8]) {
         let what = match self.memory {

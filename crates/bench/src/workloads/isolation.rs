@@ -1,0 +1,114 @@
+//! Whether one large fsync disturbs small ones of other files.
+//!
+//! Each client writes 4 KiB of its own file and fsyncs it, again and again: first for the time of the run with nothing beside
+//! it, then while another thread fsyncs a file of 1 GiB. What counts is the 99th percentile of both.
+use super::{Findings, Place, Settings};
+use crate::client::{self, Client, Limit};
+use crate::recorder::Recorder;
+use crate::report::Figure;
+use crate::target::Open;
+use cairn_environment::clock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+const SMALL_BYTES: usize = 4 << 10;
+/// Each client's file is written from the start again after so many blocks.
+const SMALL_BLOCKS: u64 = 1024;
+/// Unless that is more than a quarter of the free space.
+const LARGE_BYTES: u64 = 1 << 30;
+const PART_BYTES: usize = 1 << 20;
+const QUIET_CHECK: Duration = Duration::from_millis(1);
+
+pub const QUIET: &str = "fsync, quiet";
+pub const BESIDE: &str = "fsync, beside";
+pub const LARGE: &str = "fsync, large";
+pub const RATIO: &str = "p99 beside / quiet";
+
+/// What the thread with the large file does.
+const WAITS: u8 = 0;
+const WRITES: u8 = 1;
+const FSYNCS: u8 = 2;
+const HAS_ENDED: u8 = 3;
+
+/// The large file must be dirty in memory, as a whole, when it is fsynced.
+pub fn settings(settings: &Settings) -> Settings {
+    let mut settings = settings.clone();
+    settings.engine.dirty_data_bytes_max = Some(2 * LARGE_BYTES);
+    settings
+}
+
+pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    let large_bytes = LARGE_BYTES.min(place.target.space_bytes()? / 4);
+    let (in_clients, phase, quiet_time) = (place.clone(), Arc::new(AtomicU8::new(WAITS)), settings.duration);
+    let small_clients = settings.clients;
+    // What is counted are the three parts of the large file's story.
+    let mut plan = settings.plan("isolation", Limit::Operations(3));
+    plan.clients += 1;
+    let measured = client::run(&plan, move |client, recorder| {
+        if client.index < small_clients {
+            return fsync_small_file(&in_clients, client, recorder, &phase);
+        }
+        let fsynced = fsync_large_file(&in_clients, client, recorder, &phase, quiet_time, large_bytes);
+        phase.store(HAS_ENDED, Ordering::SeqCst);
+        fsynced
+    })?;
+    let summaries = measured.recorder.summaries();
+    let find = |name: &str| summaries.iter().find(|summary| summary.name == name);
+    let p99_us = |name: &str| find(name).map_or(0.0, |summary| summary.p99_us);
+    let (quiet_us, beside_us) = (p99_us(QUIET), p99_us(BESIDE));
+    let completed = find(QUIET).map_or(0, |summary| summary.count);
+    let ratio = if quiet_us > 0.0 { beside_us / quiet_us } else { 0.0 };
+    let figures = vec![Figure::new(RATIO, ratio, ""), Figure::new("large file", large_bytes as f64 / 1e6, "MB")];
+    let throughput = Figure::new("throughput", completed as f64 / quiet_time.as_secs_f64(), "fsyncs/s while quiet");
+    Ok(Findings { measured, completed, throughput, figures })
+}
+
+fn fsync_small_file(place: &Place, client: &Client, recorder: &mut Recorder, phase: &AtomicU8) -> anyhow::Result<()> {
+    let file = place.target.open(&place.path(&format!("small-{}", client.index)), Open::Create)?;
+    let block = [client.index as u8; SMALL_BYTES];
+    for round in 0.. {
+        let before = phase.load(Ordering::SeqCst);
+        if before == HAS_ENDED || !client.goes_on() {
+            break;
+        }
+        file.write_at(&block, round % SMALL_BLOCKS * SMALL_BYTES as u64)?;
+        let begin = clock::now_monotonic();
+        file.sync()?;
+        // One that took so long that the large fsync ended meanwhile counts above all.
+        match before {
+            WAITS => recorder.record(QUIET, begin),
+            FSYNCS => recorder.record(BESIDE, begin),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn fsync_large_file(
+    place: &Place,
+    client: &Client,
+    recorder: &mut Recorder,
+    phase: &AtomicU8,
+    quiet_time: Duration,
+    large_bytes: u64,
+) -> anyhow::Result<()> {
+    while client.begin.elapsed() < quiet_time && client.goes_on() {
+        clock::sleep(QUIET_CHECK);
+    }
+    client.completed();
+    phase.store(WRITES, Ordering::SeqCst);
+    let file = place.target.open(&place.path("large"), Open::Create)?;
+    let part = vec![0x4c; PART_BYTES];
+    for index in 0..large_bytes / PART_BYTES as u64 {
+        if !client.goes_on() {
+            return Ok(());
+        }
+        file.write_at(&part, index * PART_BYTES as u64)?;
+    }
+    client.completed();
+    phase.store(FSYNCS, Ordering::SeqCst);
+    recorder.time(LARGE, || file.sync())?;
+    client.completed();
+    Ok(())
+}

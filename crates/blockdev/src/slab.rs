@@ -1,0 +1,206 @@
+//! Memory in large pages, cut into pieces of one size.
+//!
+//! Why: the kernel hands a device one segment for each page that is not followed by its physical neighbour. Measured on a
+//! virtual disk, a direct write of 2 MiB from large pages took 0.72 ms and 62 µs of CPU, from ordinary ones 1.27 ms and
+//! 196 µs; 32 pieces of 64 KiB scattered over large pages are nearly as good as one.
+//!
+//! States of a piece: free (its bit is set) → given out, by [`Slabs::take`] → free, by [`Slabs::give_back`].
+//!
+//! Invariants: a piece is given out to one owner at a time, so its memory has one owner; a slab stays mapped while a piece of
+//! it is out; pieces are taken from the slab that was made first, so that later ones become free.
+//!
+//! Lock discipline: none; whoever has [`Slabs`] locks them.
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A large page of this processor.
+pub(crate) const SLAB_BYTES: usize = 2 << 20;
+const PIECES_MAX: usize = SLAB_BYTES / crate::BLOCK_BYTES;
+
+/// A mapping of [`SLAB_BYTES`], aligned to as much.
+struct Slab {
+    start: NonNull<u8>,
+}
+
+// SAFETY: the memory belongs to no thread; who may use which part of it is settled by the pieces.
+unsafe impl Send for Slab {}
+// SAFETY: as above; the slab itself gives access to nothing.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// Zeros; `None` when there is no memory.
+    fn new() -> Option<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let mapped = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * SLAB_BYTES, protection, flags) }.ok()?;
+        let before_bytes = mapped.addr().next_multiple_of(SLAB_BYTES) - mapped.addr();
+        let start = mapped.wrapping_byte_add(before_bytes);
+        let end = start.wrapping_byte_add(SLAB_BYTES);
+        // SAFETY: the mapping was made above with twice the length, so both parts lie in it, and nobody knows of them.
+        unsafe {
+            if before_bytes > 0 {
+                let _ = rustix::mm::munmap(mapped, before_bytes);
+            }
+            let _ = rustix::mm::munmap(end, SLAB_BYTES - before_bytes);
+            // Where there are no large pages, ordinary ones will do.
+            let _ = rustix::mm::madvise(start, SLAB_BYTES, Advice::LinuxHugepage);
+        }
+        NonNull::new(start.cast()).map(|start| Self { start })
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this slab's, and every piece keeps its slab, so nobody refers to the memory.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), SLAB_BYTES) };
+    }
+}
+
+/// Memory that one owner has, to be [given back](Slabs::give_back).
+pub(crate) struct Piece {
+    slab: Arc<Slab>,
+    slot: usize,
+    index: usize,
+    length_bytes: usize,
+}
+
+impl Piece {
+    fn start(&self) -> *mut u8 {
+        self.slab.start.as_ptr().wrapping_add(self.index * self.length_bytes)
+    }
+}
+
+impl Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the piece lies in its slab, which is mapped and was zeroed by the kernel; a piece is given out once at a
+        // time, so whoever changes its bytes has this piece exclusively.
+        unsafe { std::slice::from_raw_parts(self.start(), self.length_bytes) }
+    }
+}
+
+impl DerefMut for Piece {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`, and the piece is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.length_bytes) }
+    }
+}
+
+struct Slot {
+    slab: Arc<Slab>,
+    /// A bit for each piece.
+    free: [u64; PIECES_MAX / 64],
+    free_pieces: usize,
+}
+
+/// Slabs that are cut into pieces of one size.
+pub(crate) struct Slabs {
+    piece_bytes: usize,
+    slots: Vec<Option<Slot>>,
+    /// No slot before this one has a free piece.
+    first_free: usize,
+}
+
+impl Slabs {
+    /// Without memory; `piece_bytes` divides [`SLAB_BYTES`] into at most 512 pieces.
+    pub(crate) fn new(piece_bytes: usize) -> Self {
+        assert!(SLAB_BYTES.is_multiple_of(piece_bytes) && SLAB_BYTES / piece_bytes <= PIECES_MAX, "pieces of {piece_bytes} bytes");
+        Self { piece_bytes, slots: Vec::new(), first_free: 0 }
+    }
+
+    fn pieces_per_slab(&self) -> usize {
+        SLAB_BYTES / self.piece_bytes
+    }
+
+    /// A piece with any content, of a slab that exists.
+    pub(crate) fn take(&mut self) -> Option<Piece> {
+        let piece_bytes = self.piece_bytes;
+        while let Some(slot) = self.slots.get_mut(self.first_free) {
+            if let Some(slot) = slot.as_mut().filter(|slot| slot.free_pieces > 0)
+                && let Some(word) = slot.free.iter().position(|word| *word != 0)
+            {
+                let bit = slot.free[word].trailing_zeros();
+                slot.free[word] &= !(1 << bit);
+                slot.free_pieces -= 1;
+                let index = word * 64 + bit as usize;
+                return Some(Piece { slab: Arc::clone(&slot.slab), slot: self.first_free, index, length_bytes: piece_bytes });
+            }
+            self.first_free += 1;
+        }
+        None
+    }
+
+    /// Adds a slab; whether there was memory for it.
+    pub(crate) fn grow(&mut self) -> bool {
+        let Some(slab) = Slab::new() else { return false };
+        let pieces = self.pieces_per_slab();
+        let mut free = [0; PIECES_MAX / 64];
+        for piece in 0..pieces {
+            free[piece / 64] |= 1 << (piece % 64);
+        }
+        let new = Some(Slot { slab: Arc::new(slab), free, free_pieces: pieces });
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        match self.slots.get_mut(slot) {
+            Some(empty) => *empty = new,
+            None => self.slots.push(new),
+        }
+        self.first_free = self.first_free.min(slot);
+        true
+    }
+
+    /// Takes a piece back. If its slab is unused then, and `shrink` is set, that is what remains to be dropped.
+    pub(crate) fn give_back(&mut self, piece: Piece, shrink: bool) -> Option<impl Sized + use<>> {
+        let pieces = self.pieces_per_slab();
+        let place = &mut self.slots[piece.slot];
+        let slot = place.as_mut().filter(|slot| Arc::ptr_eq(&slot.slab, &piece.slab)).expect("a piece returns to where it came from");
+        slot.free[piece.index / 64] |= 1 << (piece.index % 64);
+        slot.free_pieces += 1;
+        self.first_free = self.first_free.min(piece.slot);
+        if shrink && slot.free_pieces == pieces { place.take() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_do_not_overlap_and_are_used_again() {
+        let mut slabs = Slabs::new(64 << 10);
+        assert!(slabs.take().is_none());
+        assert!(slabs.grow() && slabs.grow());
+        let mut pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
+        assert_eq!(pieces.len(), 64);
+        for (fill, piece) in (0..).zip(&mut pieces) {
+            assert!(piece.iter().all(|byte| *byte == 0) && piece.as_ptr().addr().is_multiple_of(64 << 10));
+            piece.fill(fill + 1);
+        }
+        assert!((0..).zip(&pieces).all(|(fill, piece)| piece.iter().all(|byte| *byte == fill + 1)));
+        let address = pieces[40].as_ptr();
+        drop(slabs.give_back(pieces.swap_remove(40), false));
+        assert_eq!(slabs.take().expect("it is free").as_ptr(), address);
+    }
+
+    #[test]
+    fn the_oldest_slab_is_filled_first_and_an_unused_one_can_go() {
+        let mut slabs = Slabs::new(1 << 20);
+        assert!(slabs.grow() && slabs.grow());
+        let pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
+        let slots: Vec<usize> = pieces.iter().map(|piece| piece.slot).collect();
+        assert_eq!(slots, [0, 0, 1, 1]);
+        let mut pieces = pieces.into_iter();
+        assert!(slabs.give_back(pieces.next().expect("four"), true).is_none());
+        assert!(slabs.give_back(pieces.next().expect("four"), true).is_some());
+        assert!(slabs.slots[0].is_none() && slabs.take().is_none());
+        assert!(slabs.grow() && slabs.slots.len() == 2);
+        assert_eq!(slabs.take().expect("new").slot, 0);
+        let kept = pieces.next().expect("four");
+        assert!(slabs.give_back(pieces.next().expect("four"), true).is_none());
+        drop(slabs);
+        assert!(kept.iter().all(|byte| *byte == 0), "it stays mapped");
+    }
+}

@@ -1,0 +1,303 @@
+//! `cairn torture`: tries to break Cairn, in memory: no image, no mount and no right is needed.
+//!
+//! Each part lives in `cairn-torture`; here are its arguments, the progress, and the report in words. Ctrl-C ends a run in
+//! order, with the report of what was done. Exit code: 0 nothing found, 1 a finding or a failure, 2 wrong usage.
+use super::bench::{duration, positive};
+use crate::output;
+use crate::progress::ProgressBar;
+use anyhow::Context;
+use cairn_torture::ace::AceFile;
+use cairn_torture::campaign::{self, CampaignOptions, CampaignReport, Source};
+use cairn_torture::crash::{self, CrashOptions, CrashReport};
+use cairn_torture::search::SearchOptions;
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Try to break it: power failures at every point of recorded runs, judged by an independent model, fsck, and every byte read.
+///
+/// Everything happens in memory. Every finding is printed with the command that repeats it.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Crash(Crash),
+    Systematic(Systematic),
+    Ace(Ace),
+}
+
+/// Random runs of several clients, with power failures at random points.
+///
+/// The runs differ in clients, log size, commits, flush times; failures come during recovery and after it, too.
+#[derive(Parser)]
+struct Crash {
+    /// Crash states to check [default: 20000, or as many as --seconds allows].
+    #[arg(long, value_name = "N")]
+    states: Option<u64>,
+    /// Only the run with this number.
+    #[arg(long, value_name = "N")]
+    run: Option<u64>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// All sequences of so many operations on a small tree, with power failures between every two device operations.
+///
+/// At each of them, all sets of unflushed writes that may have survived are tried (when they are more than 10: prefixes, single
+/// losses, pairs, random sets), and writes torn at sectors of 512 bytes.
+#[derive(Parser)]
+struct Systematic {
+    /// Operations in each sequence.
+    #[arg(long, value_name = "1-3", value_parser = clap::value_parser!(u32).range(1..=3))]
+    length: u32,
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Workloads of a file made by ACE, the generator of CrashMonkey, searched as those of `systematic`.
+#[derive(Parser)]
+struct Ace {
+    /// The file, plain or .xz; the source tree has two of them in crates/torture/data.
+    file: PathBuf,
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct Selection {
+    /// Only so many of the workloads, chosen by the seed.
+    #[arg(long, value_name = "N")]
+    sample: Option<u64>,
+    /// Only the workload at this place, counted from 0.
+    #[arg(long, value_name = "K", conflicts_with = "sample")]
+    only: Option<u64>,
+    /// Recover one of so many images for writing as well, and cut the power once more in that; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    recover_one_of: u64,
+}
+
+#[derive(clap::Args)]
+struct Common {
+    /// Chooses everything that is chosen at random [default: a random one, which is printed].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Begin nothing new after this time.
+    #[arg(long, value_name = "S", value_parser = duration, allow_negative_numbers = true)]
+    seconds: Option<Duration>,
+    /// Threads [default: as many as there are CPUs].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    threads: Option<usize>,
+    /// Folder in which to keep the image of a state that fails.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a file can't be read, or the test itself fails.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone()).context("cannot listen to signals")?;
+        signal_hook::flag::register(signal, stop.clone()).context("cannot listen to signals")?;
+    }
+    match &arguments.command {
+        Command::Crash(crash) => run_crash(crash, &stop),
+        Command::Systematic(systematic) => {
+            let command = format!("systematic --length {}", systematic.length);
+            run_campaign(Source::Systematic(systematic.length), &command, &systematic.selection, &systematic.common, &stop)
+        }
+        Command::Ace(ace) => {
+            let source = Source::Ace(AceFile::read(&ace.file).map_err(anyhow::Error::msg)?);
+            run_campaign(source, &format!("ace {}", ace.file.display()), &ace.selection, &ace.common, &stop)
+        }
+    }
+}
+
+impl Common {
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(cairn_environment::random::u64)
+    }
+
+    fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+/// A report with what it takes to repeat it.
+#[derive(Serialize)]
+struct Told<T> {
+    /// What was run.
+    command: String,
+    seed: u64,
+    /// Whether nothing was found.
+    passed: bool,
+    #[serde(flatten)]
+    report: T,
+}
+
+impl<T: Serialize> Told<T>
+where
+    Told<T>: fmt::Display,
+{
+    fn tell(&self, json: bool) -> anyhow::Result<ExitCode> {
+        output::print(self, json)?;
+        Ok(if self.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn line(formatter: &mut fmt::Formatter<'_>, name: &str, value: u64, explanation: &str) -> fmt::Result {
+    writeln!(formatter, "  {name:<22} {:>12}  {explanation}", grouped(value))
+}
+
+fn run_campaign(source: Source, command: &str, selection: &Selection, common: &Common, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
+    let seed = common.seed();
+    let options = CampaignOptions {
+        sample: selection.sample,
+        only: selection.only,
+        threads: common.threads(),
+        duration: common.seconds,
+        search: SearchOptions { recover_one_of: selection.recover_one_of, keep_in: common.keep.clone() },
+        ..CampaignOptions::new(seed)
+    };
+    let bar = ProgressBar::items("workloads", 0);
+    let mut total_before = 0;
+    let mut show = |done, total, _states| {
+        if total_before != total {
+            bar.restart("workloads", total);
+            total_before = total;
+        }
+        bar.set(done);
+    };
+    let report = campaign::run(source, &options, stop, &mut show).map_err(anyhow::Error::msg)?;
+    drop(bar);
+    let passed = report.findings.is_empty();
+    Told { command: command.to_owned(), seed, passed, report }.tell(common.json)
+}
+
+impl fmt::Display for Told<CampaignReport> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CampaignReport { search, workloads, workloads_total, .. } = &self.report;
+        let (seconds, threads) = (self.report.seconds, self.report.threads);
+        let speed = self.report.states_per_second_and_thread();
+        writeln!(formatter, "cairn torture {}", self.command)?;
+        line(formatter, "workloads", *workloads, &format!("of {}", grouped(*workloads_total)))?;
+        line(formatter, "points of failure", search.points, "between every two device operations")?;
+        line(formatter, "crash states", search.states, "each with another set of surviving writes")?;
+        line(formatter, "different images", search.images, "checked by fsck, replayed, every byte read; judged for each state")?;
+        line(formatter, "with a log to replay", search.replayed, "")?;
+        line(formatter, "recovered for writing", search.recovered, "and closed, checked, judged again")?;
+        line(formatter, "failures in recovery", search.during_recovery, "")?;
+        writeln!(formatter, "  {seconds:.1} s on {threads} threads: {speed:.0} crash states a second and thread")?;
+        for finding in &self.report.findings {
+            writeln!(formatter, "\nFOUND in workload {}: {}\n  {}", finding.workload, finding.operations, finding.problem)?;
+            writeln!(formatter, "  repeat: cairn torture {} --only {} --seed {}", self.command, finding.workload, self.seed)?;
+        }
+        match self.report.findings.len() {
+            0 => writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed),
+            count => writeln!(formatter, "\n{count} findings; the run ends after {}.", campaign::FINDINGS_MAX),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct CrashTold {
+    #[serde(flatten)]
+    tested: CrashReport,
+    seconds: f64,
+    finding: Option<String>,
+}
+
+fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
+    let common = &arguments.common;
+    let seed = common.seed();
+    let default_states = if common.seconds.is_some() { u64::MAX } else { 20_000 };
+    let options = CrashOptions {
+        seed,
+        states: arguments.states.unwrap_or(default_states),
+        only_run: arguments.run,
+        threads: common.threads(),
+        duration: common.seconds,
+        keep_in: common.keep.clone(),
+    };
+    let begin = cairn_environment::clock::now_monotonic();
+    let bar = match common.seconds {
+        Some(duration) => ProgressBar::items("seconds", duration.as_secs().max(1)),
+        None => ProgressBar::items("crash states", options.states),
+    };
+    let mut show = |report: &CrashReport| bar.set(if common.seconds.is_some() { begin.elapsed().as_secs() } else { report.states });
+    let (tested, outcome) = crash::run_until(&options, stop, &mut show);
+    drop(bar);
+    let report = CrashTold { tested, seconds: begin.elapsed().as_secs_f64(), finding: outcome.err() };
+    Told { command: "crash".into(), seed, passed: report.finding.is_none(), report }.tell(common.json)
+}
+
+impl fmt::Display for Told<CrashTold> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CrashTold { tested, seconds, finding } = &self.report;
+        writeln!(formatter, "cairn torture {}", self.command)?;
+        line(formatter, "runs", tested.runs, "each on a volume of its own, with 1 to 4 clients")?;
+        line(formatter, "operations", tested.operations, "compared with the model")?;
+        line(formatter, "crash states", tested.states, "checked by fsck, replayed, every byte read, judged")?;
+        line(formatter, "with a log to replay", tested.replayed, "")?;
+        line(formatter, "recovered for writing", tested.recovered, "and closed, checked, judged again")?;
+        line(formatter, "failures in recovery", tested.during_recovery, "")?;
+        line(formatter, "failures after use", tested.after_use, "of the recovered volume")?;
+        line(formatter, "logs that wrapped", tested.wrapped, "")?;
+        line(formatter, "fallbacks to commits", tested.fallbacks, "fsyncs for which the log had no room")?;
+        writeln!(formatter, "  {seconds:.1} s")?;
+        match finding {
+            None => {
+                writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed)
+            }
+            Some(problem) => {
+                writeln!(
+                    formatter,
+                    "\nFOUND in {problem}\n  repeat: cairn torture crash --seed {} --run N, with the number of the run",
+                    self.seed
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,271 @@
+//! Makes of what was gathered a tree of files without contradictions. Nothing that has a name or data is dropped if it can be
+//! kept: what lost its name moves to `lost+found`.
+//!
+//! 1. Attributes: an inode without its item gets one; impossible fields become possible ones.
+//! 2. Contents: extents (`extents`), extended attributes, targets of links.
+//! 3. Names: each leads to something, stands in a slot of its hash, and occurs once; a directory has one.
+//! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
+//! 5. Counts: links, entries, sizes, blocks, parents.
+use super::gather::{Gathered, Inode, invented_item};
+use cairn_format::{
+    DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, blocks_for_bytes, hash_name,
+    name_slot_range,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+const NANOSECONDS_MAX: u32 = 999_999_999;
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// What the repaired volume is like.
+pub(super) struct Rules {
+    pub(super) hash_seed: [u8; 16],
+    /// The repair's transaction.
+    pub(super) generation: Generation,
+}
+
+/// Steps 1 to 5; extents have been sorted out. Returns how many inodes moved to `lost+found`.
+pub(super) fn amend(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) -> u64 {
+    attributes(gathered, rules);
+    gathered.inodes.iter_mut().for_each(|(_, inode)| contents(inode, rules));
+    names(gathered, rules);
+    let lost = unreachable(gathered);
+    let count = lost.len() as u64;
+    *next_inode = gathered.inodes.last_key_value().map_or(*next_inode, |(&last, _)| (*next_inode).max(last + 1));
+    rescue(gathered, &lost, rules, next_inode);
+    counts(gathered);
+    orphans(gathered);
+    count
+}
+
+fn attributes(gathered: &mut Gathered, rules: &Rules) {
+    gathered.inodes.entry(INODE_ROOT.0).or_default();
+    for (&number, inode) in &mut gathered.inodes {
+        if number == INODE_ROOT.0 && inode.file_type() != Some(FileType::Directory) {
+            inode.item = Some(invented_item(FileType::Directory, 0o755, rules.generation));
+        }
+        let Some(file_type) = inode.file_type() else { continue };
+        let mut item = inode.item.unwrap_or_else(|| {
+            let end = inode.extents.last_key_value().map_or(0, |(block, extent)| (block + extent.blocks) * cairn_format::BLOCK_SIZE as u64);
+            let permissions = if file_type == FileType::Directory { 0o700 } else { 0o600 };
+            InodeItem { size: end, ..invented_item(file_type, permissions, rules.generation) }
+        });
+        sanitise(&mut item, file_type, rules);
+        inode.item = Some(item);
+    }
+    gathered.inodes.retain(|_, inode| match inode.file_type() {
+        Some(FileType::Symlink) => inode.whole_target().is_some(),
+        file_type => file_type.is_some(),
+    });
+}
+
+fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &Rules) {
+    item.generation = item.generation.clamp(Generation(1), rules.generation);
+    for time in [&mut item.accessed, &mut item.modified, &mut item.changed, &mut item.created] {
+        *time = Timestamp { nanoseconds: time.nanoseconds.min(NANOSECONDS_MAX), ..*time };
+    }
+    item.flags = 0;
+    if !matches!(file_type, FileType::BlockDevice | FileType::CharacterDevice) {
+        item.device = 0;
+    }
+    if file_type != FileType::Directory {
+        (item.parent, item.entries) = (0, 0);
+    }
+    if !matches!(file_type, FileType::Regular | FileType::Directory | FileType::Symlink) {
+        item.size = 0;
+    }
+}
+
+fn contents(inode: &mut Inode, rules: &Rules) {
+    let file_type = inode.file_type();
+    if file_type != Some(FileType::Directory) {
+        inode.entries.clear();
+    }
+    if file_type != Some(FileType::Regular) {
+        inode.extents.clear();
+    }
+    match inode.whole_target().filter(|_| file_type == Some(FileType::Symlink)) {
+        Some(target) => {
+            let parts = target.chunks(cairn_format::SYMLINK_PART_BYTES).map(<[u8]>::to_vec);
+            inode.target = (0..).zip(parts).collect();
+        }
+        None => inode.target.clear(),
+    }
+    inode.extents.values_mut().for_each(|extent| extent.generation = extent.generation.clamp(Generation(1), rules.generation));
+    let mut known = BTreeSet::new();
+    inode.xattrs.retain(|slot, attribute| {
+        let slots = name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
+        attribute.is_complete() && slots.contains(slot) && known.insert(attribute.item.name.clone())
+    });
+}
+
+/// Step 3.
+fn names(gathered: &mut Gathered, rules: &Rules) {
+    let types: BTreeMap<u64, FileType> = gathered.inodes.iter().filter_map(|(&number, inode)| Some((number, inode.file_type()?))).collect();
+    let parents: BTreeMap<u64, u64> = gathered.inodes.iter().filter_map(|(&number, inode)| Some((number, inode.item?.parent))).collect();
+    // A directory keeps the name in the directory that it takes for its parent, or else the first.
+    let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
+    for (&directory, inode) in &gathered.inodes {
+        for child in inode.entries.values().map(|entry| entry.inode.0).filter(|child| types.get(child) == Some(&FileType::Directory)) {
+            let believed = parents.get(&child) == Some(&directory);
+            if believed || !homes.contains_key(&child) {
+                homes.insert(child, directory);
+            }
+        }
+    }
+    let mut named = BTreeSet::new();
+    for (&directory, inode) in &mut gathered.inodes {
+        let entries = std::mem::take(&mut inode.entries);
+        let mut known = BTreeSet::new();
+        for mut entry in entries.into_values() {
+            let child = entry.inode.0;
+            let Some(&file_type) = types.get(&child) else { continue };
+            let refused = child == INODE_ROOT.0 || entry.name == b"." || entry.name == b".." || known.contains(&entry.name);
+            let is_directory = file_type == FileType::Directory;
+            if refused || (is_directory && (homes.get(&child) != Some(&directory) || !named.insert(child))) {
+                continue;
+            }
+            entry.file_type = file_type;
+            known.insert(entry.name.clone());
+            insert_entry(inode, entry, rules);
+        }
+    }
+}
+
+/// Puts a name into the first free slot of its hash; says whether there was one.
+fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &Rules) -> bool {
+    let slot = name_slot_range(hash_name(&rules.hash_seed, &entry.name)).find(|slot| !inode.entries.contains_key(slot));
+    let Some(slot) = slot else { return false };
+    inode.entries.insert(slot, entry);
+    true
+}
+
+/// Step 4, first half: inodes that need a new name. A circle of directories is opened at its lowest number.
+fn unreachable(gathered: &mut Gathered) -> Vec<u64> {
+    let mut names: BTreeMap<u64, u64> = BTreeMap::new();
+    for inode in gathered.inodes.values() {
+        inode.entries.values().for_each(|entry| *names.entry(entry.inode.0).or_default() += 1);
+    }
+    let is_orphan = |number: &u64| gathered.orphans.get(number) == Some(&OrphanKind::Remove);
+    let unnamed = gathered.inodes.keys().filter(|number| **number != INODE_ROOT.0 && !names.contains_key(number));
+    let mut lost: Vec<u64> = unnamed.filter(|number| !is_orphan(number)).copied().collect();
+    let unnamed_orphans: Vec<u64> =
+        gathered.inodes.keys().filter(|number| !names.contains_key(number) && is_orphan(number)).copied().collect();
+    let mut reached = BTreeSet::new();
+    for start in [INODE_ROOT.0].into_iter().chain(lost.iter().copied()).chain(unnamed_orphans) {
+        reach(gathered, start, &mut reached);
+    }
+    let circles: Vec<u64> = gathered.inodes.keys().filter(|number| !reached.contains(number)).copied().collect();
+    for number in circles {
+        if reached.contains(&number) {
+            continue;
+        }
+        gathered.inodes.values_mut().for_each(|inode| inode.entries.retain(|_, entry| entry.inode.0 != number));
+        lost.push(number);
+        reach(gathered, number, &mut reached);
+    }
+    lost
+}
+
+/// Adds what can be reached from `start`.
+fn reach(gathered: &Gathered, start: u64, reached: &mut BTreeSet<u64>) {
+    let mut todo = vec![start];
+    while let Some(number) = todo.pop() {
+        if reached.insert(number)
+            && let Some(inode) = gathered.inodes.get(&number)
+        {
+            todo.extend(inode.entries.values().map(|entry| entry.inode.0));
+        }
+    }
+}
+
+/// Step 4, second half.
+fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &Rules, next_inode: &mut u64) {
+    if lost.is_empty() {
+        return;
+    }
+    let home = lost_and_found(gathered, rules, next_inode);
+    for &number in lost {
+        let Some(file_type) = gathered.inodes.get(&number).and_then(Inode::file_type) else { continue };
+        gathered.orphans.remove(&number);
+        let Some(directory) = gathered.inodes.get_mut(&home) else { continue };
+        let free = (0..).map(|attempt| if attempt == 0 { format!("#{number}") } else { format!("#{number}.{attempt}") });
+        for name in free.take(1000) {
+            let taken = directory.entries.values().any(|entry| entry.name == name.as_bytes());
+            let entry = DirectoryEntry { inode: InodeNumber(number), file_type, name: name.into_bytes() };
+            if !taken && insert_entry(directory, entry, rules) {
+                break;
+            }
+        }
+    }
+}
+
+/// The directory for what lost its name: made if it does not exist.
+fn lost_and_found(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) -> u64 {
+    let mut name = LOST_AND_FOUND.to_owned();
+    while let Some(root) = gathered.inodes.get(&INODE_ROOT.0) {
+        match root.entries.values().find(|entry| entry.name == name.as_bytes()) {
+            Some(entry) if entry.file_type == FileType::Directory => return entry.inode.0,
+            Some(_) => name.push('+'),
+            None => break,
+        }
+    }
+    let number = *next_inode;
+    *next_inode += 1;
+    let item = InodeItem { parent: INODE_ROOT.0, ..invented_item(FileType::Directory, 0o700, rules.generation) };
+    gathered.inodes.insert(number, Inode { item: Some(item), ..Inode::default() });
+    if let Some(root) = gathered.inodes.get_mut(&INODE_ROOT.0) {
+        let entry = DirectoryEntry { inode: InodeNumber(number), file_type: FileType::Directory, name: name.into_bytes() };
+        // 256 names with this hash in one directory: then they stay without a name, and the check after the repair says so.
+        insert_entry(root, entry, rules);
+    }
+    number
+}
+
+/// Step 5.
+fn counts(gathered: &mut Gathered) {
+    let mut links: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut parents: BTreeMap<u64, u64> = BTreeMap::from([(INODE_ROOT.0, INODE_ROOT.0)]);
+    for (&directory, inode) in &gathered.inodes {
+        for entry in inode.entries.values() {
+            let count = links.entry(entry.inode.0).or_default();
+            *count = count.saturating_add(1);
+            parents.insert(entry.inode.0, directory);
+        }
+    }
+    for (number, inode) in &mut gathered.inodes {
+        let (blocks, entries) = (inode.extents.values().map(|extent| extent.blocks).sum(), inode.entries.len() as u64);
+        let subdirectories = inode.entries.values().filter(|entry| entry.file_type == FileType::Directory).count() as u32;
+        let names_bytes = inode.entries.values().map(|entry| entry.name.len() as u64).sum();
+        let target_bytes = inode.target.values().map(|part| part.len() as u64).sum();
+        let file_type = inode.file_type();
+        let Some(item) = &mut inode.item else { continue };
+        let named = links.get(number).copied().unwrap_or(0);
+        item.blocks = blocks;
+        item.links = named;
+        match file_type {
+            Some(FileType::Directory) => {
+                item.links = if named > 0 || *number == INODE_ROOT.0 { 2 + subdirectories } else { 0 };
+                (item.size, item.entries) = (names_bytes, entries);
+                item.parent = parents.get(number).copied().unwrap_or(item.parent);
+            }
+            Some(FileType::Symlink) => item.size = target_bytes,
+            _ => {}
+        }
+    }
+}
+
+/// An orphan item for each inode without a name and each file with blocks behind its end, and no other.
+fn orphans(gathered: &mut Gathered) {
+    let before = std::mem::take(&mut gathered.orphans);
+    for (&number, inode) in &gathered.inodes {
+        let Some(item) = &inode.item else { continue };
+        let data_end = inode.extents.iter().filter(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data).last();
+        let behind_end = data_end.is_some_and(|(block, extent)| block + extent.blocks > blocks_for_bytes(item.size));
+        let was_cut = before.get(&number) == Some(&OrphanKind::Truncate) && inode.file_type() == Some(FileType::Regular);
+        if item.links == 0 {
+            gathered.orphans.insert(number, OrphanKind::Remove);
+        } else if behind_end || was_cut {
+            gathered.orphans.insert(number, OrphanKind::Truncate);
+        }
+    }
+}

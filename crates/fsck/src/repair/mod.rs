@@ -1,0 +1,110 @@
+//! The repair that makes the file tree anew: for damage that changing single blocks can't mend.
+//!
+//! Everything that can be read is taken together: the superblock's trees, on top of them the log as far as a mount would replay
+//! it, and leaves that only a damaged node led to (`salvage`). Of that, what can't be kept is dropped and what is missing
+//! is counted anew (`gather`, `extents`, `amend`); what lost its name moves to `lost+found`. Then all of it becomes durable at
+//! once (`write`): a crash leaves the volume as it was before.
+//!
+//! It takes memory for all items of the volume.
+mod amend;
+mod extents;
+mod gather;
+mod salvage;
+mod write;
+
+use crate::FsckError;
+use crate::bitmaps::allocated_blocks;
+use crate::block_set::BlockSet;
+use crate::checker::Checker;
+use crate::item_stream::{Item, Visitor, visit};
+use crate::superblocks::INODE_FIRST;
+use cairn_format::{COUNTER_MAX, Generation, Key, LogPosition};
+use gather::Gathered;
+use std::collections::BTreeMap;
+
+/// What a repair has done, or why it can't be done.
+pub(crate) enum Outcome {
+    Done {
+        /// Inodes that moved to `lost+found`.
+        rescued: u64,
+        /// Leaves that only a damaged node had led to.
+        salvaged: u64,
+    },
+    Impossible(&'static str),
+}
+
+struct Collector {
+    items: BTreeMap<Key, Vec<u8>>,
+}
+
+impl Visitor for Collector {
+    fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
+        self.items.insert(item.key, item.value.to_vec());
+        Ok(())
+    }
+    fn leaves_done(&mut self, _done: u64) {}
+}
+
+/// Makes the volume anew from what `checker`, whose passes have run, could read.
+pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
+    if let Some(obstacle) = obstacle(checker) {
+        return Ok(Outcome::Impossible(obstacle));
+    }
+    let mut collector = Collector { items: BTreeMap::new() };
+    visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
+    let allocated = allocated_blocks(checker);
+    let salvaged = salvage::lost_leaves(checker, &allocated, &mut collector.items);
+    if collector.items.is_empty() {
+        return Ok(Outcome::Impossible("nothing of the file tree can be read"));
+    }
+    // What the log removed stays removed, also where it was salvaged.
+    for (key, change) in &checker.overlay.changes {
+        if change.value.is_none() {
+            collector.items.remove(key);
+        }
+    }
+    let mut gathered = Gathered::default();
+    // Parts of an extended attribute follow it in key order.
+    collector.items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
+    drop(collector);
+    extents::sort_out(&mut gathered, &checker.reader);
+    let superblock_index = checker.superblocks.index_of_newest();
+    let generation = next_generation(checker, superblock_index);
+    let rules = amend::Rules { hash_seed: checker.superblock.hash_seed, generation };
+    let mut next_inode = checker.overlay.next_inode.clamp(INODE_FIRST, COUNTER_MAX - 2);
+    let rescued = amend::amend(&mut gathered, &rules, &mut next_inode);
+    // Those of what turned out not to be a file are gone.
+    let mut kept = BlockSet::new(checker.reader.blocks_present());
+    for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
+        kept.insert(extent.range());
+    }
+    let log_tail = LogPosition { block: checker.superblock.log_tail.block, sequence: checker.superblock.log_tail.sequence.max(1) };
+    let commit = write::Commit { generation, next_inode, log_tail, superblock_index };
+    let items = write::items(&gathered);
+    if write::commit(checker, &items, &kept, &allocated, &commit)? {
+        Ok(Outcome::Done { rescued, salvaged })
+    } else {
+        Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"))
+    }
+}
+
+fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
+    let superblock = &checker.superblock;
+    let counters = [superblock.generation.0, superblock.log_epoch, superblock.log_tail.sequence, checker.overlay.generation_max.0];
+    if superblock.features.read_only_compatible != 0 {
+        Some("the volume uses features that this program can only read")
+    } else if checker.reader.blocks_present() < superblock.geometry.total_blocks {
+        Some("the device is shorter than the volume")
+    } else if counters.iter().any(|counter| *counter >= COUNTER_MAX - 8) {
+        Some("a counter is at its end")
+    } else {
+        None
+    }
+}
+
+/// Above everything there is, and of the parity of the slot that does not hold the superblock that counts.
+fn next_generation(checker: &Checker<'_>, superblock_index: usize) -> Generation {
+    let next = checker.superblock.generation.max(checker.overlay.generation_max).next();
+    let wrong_slot = superblock_index < 2 && next.0 % 2 == superblock_index as u64;
+    if wrong_slot { next.next() } else { next }
+}

@@ -1,0 +1,196 @@
+//! What a repair brings back, and that it never leaves half a volume.
+use crate::test_volume::*;
+use crate::{CheckOptions, Report, Severity, check};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
+use cairn_format::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+fn key(inode: u64, kind: ItemKind, offset: u64) -> Key {
+    Key::new(InodeNumber(inode), kind, offset)
+}
+
+fn names(report: &Report) -> (u64, u64) {
+    (report.statistics.files, report.statistics.directories)
+}
+
+#[test]
+fn a_repair_of_a_whole_volume_changes_nothing() {
+    let volume = TestVolume::full();
+    let before = image(&volume.device);
+    assert_eq!(volume.repair().exit_code(), 0);
+    assert!(before == image(&volume.device));
+}
+
+#[test]
+fn leaves_below_a_damaged_inner_node_are_found_again() {
+    let volume = TestVolume::full();
+    let before = volume.check();
+    let inner = volume.nodes.iter().copied().filter(|&node| volume.read_node(node).level() > 0);
+    for address in inner {
+        let copy = TestVolume::full();
+        copy.flip(address, 200, 0x11);
+        copy.assert_error("checksum mismatch");
+        let repaired = copy.repair();
+        assert_eq!(repaired.exit_code(), 1, "{repaired}");
+        let after = copy.check();
+        assert_eq!((after.errors, names(&after), after.statistics.items), (0, names(&before), before.statistics.items), "{repaired}");
+        assert!(repaired.findings.iter().any(|finding| finding.problem.contains("found again")), "{repaired}");
+    }
+}
+
+#[test]
+fn a_damaged_leaf_costs_what_it_held() {
+    let whole = TestVolume::full();
+    let items = whole.check().statistics.items;
+    for &address in whole.nodes.iter().filter(|&&node| whole.read_node(node).level() == 0) {
+        let volume = TestVolume::full();
+        let (is_roots, held) = (whole.read_node(address).tree() == TREE_ROOTS, whole.read_node(address).count() as u64);
+        volume.flip(address, 300, 0x01);
+        volume.assert_repairable();
+        let after = volume.check();
+        // What lost its items is gone, what lost its name is in lost+found, so there may be more items than were left.
+        let least = if is_roots { items } else { items - 3 * held };
+        assert!(after.statistics.items >= least, "leaf {address}: {} items of {items}, {held} in the leaf", after.statistics.items);
+    }
+}
+
+#[test]
+fn what_lost_its_name_moves_to_lost_and_found() {
+    let mut volume = TestVolume::unwritten();
+    let (name, _) = TestVolume::entry(58, 1, "large", 0o100_644);
+    let (second, _) = TestVolume::entry(58, 16, "other name", 0o100_644);
+    volume.items.remove(&name).unwrap();
+    volume.items.remove(&second).unwrap();
+    volume.write();
+    let report = volume.repair();
+    assert!(report.findings.iter().any(|finding| finding.problem == "1 inodes without a name moved to /lost+found"), "{report}");
+    let after = volume.check();
+    assert!(after.errors == 0 && after.statistics.files == 43 && after.statistics.directories == 4, "{after}");
+    let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+    assert!(text.contains("\"lost+found\"") && text.contains("\"#58\""), "{text}");
+}
+
+#[test]
+fn blocks_that_two_files_claim_go_to_the_one_whose_checksums_match() {
+    let mut volume = TestVolume::unwritten();
+    let (first, second) = (key(21, ItemKind::Extent, 0), key(22, ItemKind::Extent, 0));
+    let right = Extent::decode(&volume.items[&second]).unwrap();
+    let wrong = Extent { checksums: vec![1; right.blocks as usize], ..right.clone() };
+    volume.items.insert(first, wrong.encode());
+    volume.change_inode(21, |item| item.blocks = right.blocks);
+    volume.write();
+    volume.assert_error("referred to twice");
+    assert_eq!(volume.repair().exit_code(), 1);
+    let after = volume.check();
+    assert_eq!((after.errors, after.statistics.data_blocks_verified), (0, after.statistics.data_blocks), "{after}");
+    let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+    assert!(text.contains("(22 Extent 0)") && !text.contains("(21 Extent 0)"), "{text}");
+}
+
+#[test]
+fn a_lost_root_directory_is_made_anew() {
+    let mut volume = TestVolume::unwritten();
+    volume.items.remove(&key(1, ItemKind::Inode, 0)).unwrap();
+    volume.write();
+    volume.assert_repairable();
+    assert_eq!(names(&volume.check()), (43, 3));
+}
+
+#[test]
+fn without_room_nothing_is_changed() {
+    // As many blocks are left as the nodes of the volume take.
+    let with_room_for = |nodes: u64| {
+        let mut volume = TestVolume::unwritten();
+        volume.change_inode(17, |item| item.links = 77);
+        let allocatable = volume.superblock.geometry.allocatable();
+        let (start, data, free) = (allocatable.start.0, allocatable.start.0 + 1024, volume.next_data);
+        for (name, from, to) in [("one", start + nodes * NODE_BLOCKS, data), ("two", free, allocatable.end().0)] {
+            let file = volume.make_file(1, name, 0);
+            volume.fill(file, from, to - from);
+        }
+        volume.write();
+        volume
+    };
+    let volume = (20..80).map(|nodes| (nodes, with_room_for(nodes))).find(|(nodes, volume)| volume.nodes.len() as u64 == *nodes).unwrap().1;
+    let before = image(&volume.device);
+    let report = volume.repair();
+    assert_eq!(report.exit_code(), 4);
+    assert!(report.to_string().contains("not enough free space"), "{report}");
+    assert!(counting(&before, &image(&volume.device)) < 4096);
+    volume.assert_error("links");
+}
+
+fn image(device: &MemoryDevice) -> Vec<u8> {
+    let mut bytes = vec![0; device.length_bytes() as usize];
+    device.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn counting(one: &[u8], other: &[u8]) -> usize {
+    one.chunks(4096).zip(other.chunks(4096)).filter(|(one, other)| one != other).count()
+}
+
+/// Fails every write after the first few: what is there then is what a crash leaves.
+struct Stops<'a> {
+    device: &'a MemoryDevice,
+    writes_left: AtomicU64,
+}
+
+impl BlockDevice for Stops<'_> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let left = self.writes_left.load(Ordering::Relaxed);
+        self.writes_left.store(left.saturating_sub(1), Ordering::Relaxed);
+        match left {
+            0 => self.device.write(1 << 40, buffers),
+            // The last one is torn.
+            1 => self.device.write(offset_bytes, &[&[buffers[0][..2048].to_vec(), vec![0xee; buffers[0].len() - 2048]].concat()]),
+            _ => self.device.write(offset_bytes, buffers),
+        }
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+    fn flush_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+#[test]
+fn a_repair_that_is_cut_short_at_any_write_leaves_the_volume_as_it_was_or_whole() {
+    let options = CheckOptions { data: true, repair: true };
+    let mut states = (0, 0);
+    for writes in 1.. {
+        let mut volume = TestVolume::unwritten();
+        volume.change_inode(17, |item| item.links = 77);
+        volume.write();
+        let before = volume.check();
+        let device = Stops { device: &volume.device, writes_left: AtomicU64::new(writes) };
+        let finished = check(&device, &options, &mut |_| {}).is_ok() && device.writes_left.load(Ordering::Relaxed) > 0;
+        if finished {
+            break;
+        }
+        let after = volume.check();
+        let errors =
+            after.findings.iter().filter(|finding| finding.severity == Severity::Error && finding.pass != crate::PassId::Superblocks);
+        match errors.count() as u64 {
+            0 => states.1 += 1,
+            // Links are wrong as before, and nothing else.
+            _ => {
+                assert_eq!(after.errors, before.errors, "after {writes} writes: {after}");
+                states.0 += 1;
+            }
+        }
+        volume.assert_repairable();
+    }
+    assert!(states.0 > 4 && states.1 > 1, "{states:?}");
+}

@@ -1,0 +1,135 @@
+//! Real mounts that get full: what was accepted without the kernel's writeback cache is stored, and what the kernel accepted
+//! on its own and could not be stored is reported.
+use super::volume_tests::{Mounted, can_mount, pattern};
+use crate::MountOptions;
+use crate::tiny_file_system::options_of_tests;
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+const CHUNK_BYTES: usize = 64 << 10;
+/// What a nearly full volume has left.
+const BYTES_LEFT: u64 = 6 << 20;
+/// More than that.
+const BYTES_TOO_MANY: u64 = 24 << 20;
+
+/// Fills the volume but for a little.
+fn nearly_fill(mounted: &Mounted) {
+    let filler = File::create(mounted.path("filler")).unwrap();
+    let space = rustix::fs::statvfs(mounted.root()).unwrap();
+    let left = space.f_bavail * space.f_frsize;
+    let chunk = vec![1; 1 << 20];
+    for number in 0..(left - BYTES_LEFT) >> 20 {
+        filler.write_all_at(&chunk, number << 20).unwrap();
+    }
+    filler.sync_all().unwrap();
+}
+
+#[test]
+fn without_writeback_what_was_accepted_on_a_nearly_full_volume_is_stored() {
+    if !can_mount() {
+        return;
+    }
+    let options = MountOptions { writeback: false, ..options_of_tests() };
+    let mounted = Mounted::new(&options);
+    nearly_fill(&mounted);
+    let data = pattern(CHUNK_BYTES);
+    let mut contents = Vec::new();
+    let mut refused = 0;
+    for number in 0..6 {
+        let file = File::create(mounted.path(&format!("file {number}"))).unwrap();
+        let mut content: Vec<u8> = Vec::new();
+        for step in 0..40_usize {
+            // Pieces of all lengths, with gaps, some over what is there.
+            let (at, length) = (step * 50_000 % 700_000, 1 + step * 1777 % CHUNK_BYTES);
+            let written = match file.write_at(&data[..length], at as u64) {
+                Ok(written) => written,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            content.resize(content.len().max(at + written), 0);
+            content[at..at + written].copy_from_slice(&data[..written]);
+        }
+        file.sync_all().expect("fsync stores what write accepted");
+        contents.push(content);
+    }
+    // Until the last block.
+    let rest = File::create(mounted.path("rest"));
+    let mut rest_bytes = 0;
+    if let Ok(rest) = &rest {
+        while let Ok(written) = rest.write_at(&data[..4096], rest_bytes) {
+            rest_bytes += written as u64;
+        }
+        rest.sync_all().expect("fsync stores what write accepted");
+        refused += 1;
+    }
+    drop(rest);
+    assert!(refused > 0, "the volume never got full");
+    let mounted = mounted.remount(&options);
+    for (number, content) in contents.iter().enumerate() {
+        let stored = fs::read(mounted.path(&format!("file {number}"))).unwrap();
+        assert!(stored.starts_with(content) && stored[content.len()..].iter().all(|byte| *byte == 0), "file {number}");
+    }
+    assert!(rest_bytes == 0 || fs::metadata(mounted.path("rest")).unwrap().len() == rest_bytes);
+    mounted.unmount();
+}
+
+/// Writes more than there is room for; what the kernel did not refuse at once, it must tell in one of the ways below.
+fn write_too_much(mounted: &Mounted, name: &str) -> (File, bool) {
+    let file = OpenOptions::new().create(true).truncate(true).write(true).open(mounted.path(name)).unwrap();
+    let chunk = vec![7; 1 << 20];
+    for number in 0..BYTES_TOO_MANY >> 20 {
+        match file.write_at(&chunk, number << 20) {
+            Ok(written) => assert_eq!(written, chunk.len()),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+                return (file, true);
+            }
+        }
+    }
+    (file, false)
+}
+
+fn is_no_space(result: Result<(), Errno>) -> bool {
+    match result {
+        Ok(()) => false,
+        Err(Errno::NOSPC | Errno::IO) => true,
+        Err(errno) => panic!("{errno}"),
+    }
+}
+
+#[test]
+fn with_writeback_the_loss_is_reported_by_fsync_close_and_syncfs() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::new(&options_of_tests());
+    nearly_fill(&mounted);
+    let root = File::open(mounted.root()).unwrap();
+    let (file, told) = write_too_much(&mounted, "fsync");
+    assert!(told | is_no_space(rustix::fs::fsync(&file)), "fsync was silent");
+    drop(file);
+    fs::remove_file(mounted.path("fsync")).unwrap();
+    // dd says what write or close told it.
+    let target = format!("of={}", mounted.path("close").display());
+    let dd = Command::new("dd").args(["if=/dev/zero", &target, "bs=1M", "count=24"]).output().unwrap();
+    let said = String::from_utf8_lossy(&dd.stderr);
+    assert!(!dd.status.success() && (said.contains("No space") || said.contains("Input/output")), "close was silent: {said}");
+    fs::remove_file(mounted.path("close")).unwrap();
+    let (file, told) = write_too_much(&mounted, "syncfs");
+    assert!(told | is_no_space(rustix::fs::syncfs(&root)), "syncfs was silent");
+    drop((file, root));
+    fs::remove_file(mounted.path("syncfs")).unwrap();
+    fs::remove_file(mounted.path("filler")).unwrap();
+    // Nothing is broken: what fits can be stored.
+    fs::write(mounted.path("fits"), pattern(5_000_000)).unwrap();
+    File::open(mounted.path("fits")).unwrap().sync_all().unwrap();
+    let mounted = mounted.remount(&options_of_tests());
+    assert!(fs::read(mounted.path("fits")).unwrap() == pattern(5_000_000));
+    mounted.unmount();
+}

@@ -1,0 +1,125 @@
+//! A program that is killed while it waits for space on a real mount: it ends at once, and nothing is left behind.
+use crate::mount;
+use crate::tiny_file_system::options_of_tests;
+use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice};
+use cairn_engine::{AllocateMode, Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_environment::Rank;
+use cairn_environment::clock;
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::thread;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+const VOLUME_BYTES: u64 = 64 << 20;
+
+/// A device whose flushes wait while it is shut: no commit ends, so who waits for space goes on waiting.
+struct Gated {
+    device: MemoryDevice,
+    shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gated {
+    fn set_shut(&self, shut: bool) {
+        *self.shut.lock() = shut;
+        self.opened.notify_all();
+    }
+}
+
+impl BlockDevice for Gated {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.device.write(offset_bytes, buffers)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        let mut shut = self.shut.lock();
+        while *shut {
+            self.opened.wait(&mut shut);
+        }
+        drop(shut);
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+    fn flush_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+fn create(volume: &Volume, name: &[u8]) -> InodeNumber {
+    let new = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+    let inode = volume.create(volume.root(), name, &new).unwrap().inode;
+    volume.forget(inode, 1);
+    inode
+}
+
+fn fill(volume: &Volume) {
+    let file = create(volume, b"filling");
+    let (mut end, mut step) = (0, 1 << 20);
+    while step >= 4096 {
+        match volume.allocate(file, end, step, AllocateMode::Allocate { keep_size: false }) {
+            Ok(()) => end += step,
+            Err(Error::NoSpace) => step /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
+    if !super::volume_tests::can_mount() {
+        return;
+    }
+    let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
+    let (image, mountpoint) = (directory.path().join("image"), directory.path().join("mnt"));
+    // The kernel wants something to mount; what it holds is in memory.
+    drop(FileDevice::create(&image, VOLUME_BYTES).unwrap());
+    std::fs::create_dir(&mountpoint).unwrap();
+    let device = Arc::new(Gated { device: MemoryDevice::new(VOLUME_BYTES), shut: Mutex::new(Rank::LEAF, false), opened: Condvar::new() });
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let options = VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
+    let volume = Volume::open(device.clone(), options).unwrap();
+    let mounted = mount(volume.clone(), &image, &mountpoint, &options_of_tests()).unwrap();
+    let unmounter = mounted.unmounter();
+    let server = thread::spawn("mounted", move || mounted.run().unwrap());
+    let before = volume.space();
+    create(&volume, b"extra");
+    fill(&volume);
+    device.set_shut(true);
+
+    // Something to commit, or the wait would be over in a moment.
+    volume.unlink(volume.root(), b"extra").unwrap();
+    let mut child = Command::new("mkdir").arg(mountpoint.join("new")).spawn().unwrap();
+    while volume.statistics().tickets_waiting == 0 {
+        clock::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    // The device is shut until then: nothing but the call to stop ends this wait.
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    while volume.statistics().tickets_waiting > 0 {
+        clock::sleep(Duration::from_millis(1));
+    }
+
+    device.set_shut(false);
+    std::fs::remove_file(mountpoint.join("filling")).unwrap();
+    assert!(!mountpoint.join("new").exists());
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    while volume.space().free_blocks + 64 < before.free_blocks {
+        clock::sleep(Duration::from_millis(1));
+    }
+    let statistics = volume.statistics();
+    assert_eq!(statistics.reserved_bytes, 0, "{statistics:?}");
+    unmounter.unmount().unwrap();
+    server.join().unwrap();
+    let again = Volume::open(device, VolumeOptions { read_only: true, ..VolumeOptions::default() });
+    assert!(again.is_ok(), "{:?}", again.err());
+}

@@ -1,0 +1,78 @@
+//! What a volume holds, as plain data: every name, every attribute, every byte. It is read once and can be judged many times,
+//! since one image may be what several crashes leave.
+use crate::snapshot::{Snapshot, of_volume, show};
+use cairn_engine::{Attributes, FileType, InodeNumber, Timestamp, Volume};
+use std::collections::BTreeMap;
+
+/// Entries of a directory that are read at once.
+const LISTING_BATCH: usize = 7;
+
+/// The times of an object that a crash must not change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Times {
+    /// Last change of data.
+    pub modified: Timestamp,
+    /// Last change of attributes.
+    pub changed: Timestamp,
+    /// Birth.
+    pub created: Timestamp,
+}
+
+impl Times {
+    /// Those of an object.
+    pub fn of(attributes: &Attributes) -> Self {
+        Self { modified: attributes.modified, changed: attributes.changed, created: attributes.created }
+    }
+}
+
+/// One object.
+#[derive(Clone, Debug)]
+pub struct FoundObject {
+    /// Its times.
+    pub times: Times,
+    /// Length.
+    pub size_bytes: u64,
+    /// All bytes of a regular file, or why they could not be read.
+    pub bytes: Option<Result<Vec<u8>, String>>,
+}
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// All names.
+    pub names: Snapshot<InodeNumber>,
+    /// All objects.
+    pub objects: BTreeMap<InodeNumber, FoundObject>,
+}
+
+impl Found {
+    /// Reads a volume.
+    ///
+    /// # Errors
+    /// The namespace can't be read. That a file can't be read is noted with the file.
+    pub fn read(volume: &Volume) -> Result<Self, String> {
+        let names = of_volume(volume, LISTING_BATCH).map_err(|error| format!("reading the namespace: {error}"))?;
+        let mut objects = BTreeMap::new();
+        for (path, (_, inode)) in &names.names {
+            if !objects.contains_key(inode) {
+                let attributes = volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
+                objects.insert(*inode, object(volume, &attributes));
+            }
+        }
+        Ok(Self { names, objects })
+    }
+}
+
+fn object(volume: &Volume, attributes: &Attributes) -> FoundObject {
+    let size_bytes = attributes.size_bytes;
+    let read = || {
+        let mut bytes = Vec::new();
+        volume.read(attributes.inode, 0, size_bytes as usize, &mut bytes).map_err(|error| format!("reading it: {error}"))?;
+        if bytes.len() as u64 != size_bytes {
+            return Err(format!("{} bytes could be read of {size_bytes}", bytes.len()));
+        }
+        Ok(bytes)
+    };
+    let bytes = (attributes.file_type == FileType::Regular).then(read);
+    FoundObject { times: Times::of(attributes), size_bytes, bytes }
+}

@@ -1,0 +1,202 @@
+//! What is done with a volume that may be hostile, and what must hold whatever it contains.
+//!
+//! 1. fsck and the dumps read it.
+//! 2. It is opened for reading; everything is listed and read, within bounds.
+//! 3. It is opened for writing; names and files are changed, and it is closed.
+//! 4. A copy is repaired.
+//!
+//! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can be mounted, read completely
+//! and changed, and is whole afterwards. After a repair that says that no errors are left there are none; what could be mounted
+//! before can be mounted after it, and what could be read of files can still be read.
+use super::overlay::OverlayDevice;
+use super::walk::{Found, change, walk};
+use cairn_blockdev::BlockDevice;
+use cairn_engine::{Error, Volume, VolumeOptions};
+use cairn_format::{TREE_FILES, TREE_ROOTS};
+use cairn_fsck::{CheckOptions, FsckError, Report, Severity, check, dump};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// What was seen of a volume: short descriptions without numbers, hashed. Inputs that show something new are worth keeping.
+#[derive(Default)]
+pub struct Seen {
+    /// The hashes.
+    pub features: BTreeSet<u64>,
+}
+
+impl Seen {
+    fn text(&mut self, stage: &str, text: &str) {
+        let mut hasher = DefaultHasher::new();
+        stage.hash(&mut hasher);
+        let mut number = false;
+        for character in text.chars() {
+            let is_digit = character.is_ascii_hexdigit() && !character.is_ascii_alphabetic();
+            if !is_digit || !number {
+                if is_digit { '0' } else { character }.hash(&mut hasher);
+            }
+            number = is_digit;
+        }
+        self.features.insert(hasher.finish());
+    }
+
+    fn count(&mut self, stage: &str, count: u64) {
+        (stage, count.checked_ilog2()).hash_into(&mut self.features);
+    }
+}
+
+trait HashInto {
+    fn hash_into(&self, features: &mut BTreeSet<u64>);
+}
+
+impl<T: Hash> HashInto for T {
+    fn hash_into(&self, features: &mut BTreeSet<u64>) {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        features.insert(hasher.finish());
+    }
+}
+
+fn options(read_only: bool) -> VolumeOptions {
+    VolumeOptions { background: false, read_only, ..VolumeOptions::default() }
+}
+
+fn open(device: &Arc<OverlayDevice>, read_only: bool) -> Result<Volume, Error> {
+    Volume::open(device.clone() as Arc<dyn BlockDevice>, options(read_only))
+}
+
+fn fsck(device: &OverlayDevice, repair: bool) -> Result<Report, FsckError> {
+    check(device, &CheckOptions { data: true, repair }, &mut |_| {})
+}
+
+/// Does all of it.
+///
+/// # Errors
+/// The rule that does not hold, in words.
+pub fn exercise(device: OverlayDevice) -> Result<Seen, String> {
+    let mut seen = Seen::default();
+    let device = Arc::new(device);
+    let report = fsck(&device, false);
+    describe(&mut seen, "check", &report);
+    dumps(&device);
+    let whole = report.as_ref().is_ok_and(|report| report.errors == 0);
+    let read = read(&device, &mut seen);
+    if whole {
+        let problem = match &read {
+            Ok(found) => found.errors.first().cloned(),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            return Err(format!("fsck calls the volume whole, but reading it fails: {problem}"));
+        }
+    }
+    let mountable = write(&device, whole, &mut seen)?;
+    if let Ok(report) = &report {
+        repair(&device, report, read.ok(), mountable, &mut seen)?;
+    }
+    Ok(seen)
+}
+
+fn describe(seen: &mut Seen, stage: &str, report: &Result<Report, FsckError>) {
+    match report {
+        Err(error) => seen.text(stage, &error.to_string()),
+        Ok(report) => {
+            for finding in &report.findings {
+                seen.text(stage, &finding.problem);
+            }
+            seen.count("checkpoints", report.statistics.checkpoints);
+            seen.count("nodes", report.statistics.nodes);
+        }
+    }
+}
+
+fn dumps(device: &OverlayDevice) {
+    let trees = [TREE_FILES, TREE_ROOTS].map(|tree| dump::dump_tree(device, tree, None).map(|tree| tree.to_string()));
+    let others = (dump::dump_super(device), dump::dump_log(device), dump::dump_space(device));
+    // What they say of a damaged volume is theirs to choose.
+    drop((trees, others));
+}
+
+fn read(device: &Arc<OverlayDevice>, seen: &mut Seen) -> Result<Found, Error> {
+    let volume = match open(device, true) {
+        Ok(volume) => volume,
+        Err(error) => {
+            seen.text("open for reading", &error.to_string());
+            return Err(error);
+        }
+    };
+    let found = walk(&volume);
+    for error in &found.errors {
+        seen.text("read", error);
+    }
+    seen.count("names", found.names);
+    volume.close()?;
+    Ok(found)
+}
+
+/// Opens for writing, changes everything, closes, and checks. Returns whether it could be opened.
+fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, String> {
+    let device = Arc::new(device.copy());
+    let volume = match open(&device, false) {
+        Ok(volume) => volume,
+        Err(error) if whole && !only_readable(&error) => {
+            return Err(format!("fsck calls the volume whole, but it can't be mounted: {error}"));
+        }
+        Err(error) => {
+            seen.text("open for writing", &error.to_string());
+            return Ok(false);
+        }
+    };
+    let errors = change(&volume);
+    let closed = volume.close();
+    for error in errors.iter().map(ToString::to_string).chain(closed.as_ref().err().map(ToString::to_string)) {
+        seen.text("change", &error);
+        if whole {
+            return Err(format!("fsck calls the volume whole, but changing it fails: {error}"));
+        }
+    }
+    drop(volume);
+    let report = fsck(&device, false);
+    describe(seen, "check of the changed volume", &report);
+    match report {
+        Ok(report) if whole && report.errors > 0 => Err(format!("whole before, but not after changes: {report}")),
+        Err(error) if whole => Err(format!("whole before, but not after changes: {error}")),
+        _ => Ok(true),
+    }
+}
+
+/// Unknown read-only features: nothing is wrong with the volume.
+fn only_readable(error: &Error) -> bool {
+    error.to_string().contains("can only read")
+}
+
+fn repair(device: &OverlayDevice, before: &Report, read_before: Option<Found>, mountable: bool, seen: &mut Seen) -> Result<(), String> {
+    let device = Arc::new(device.copy());
+    let repaired = fsck(&device, true);
+    describe(seen, "repair", &repaired);
+    let repaired = repaired.map_err(|error| format!("the check works, the repair does not: {error}"))?;
+    let again = fsck(&device, false);
+    let again = again.map_err(|error| format!("the repair works, a check after it does not: {error}"))?;
+    if repaired.errors == 0 && again.errors > 0 {
+        return Err(format!("no errors left after the repair, but then:\n{again}\nthe repair said:\n{repaired}"));
+    }
+    if again.errors > before.errors {
+        return Err(format!("{} errors before the repair, {} after it:\n{again}\nbefore:\n{before}", before.errors, again.errors));
+    }
+    let lost_blocks = again.findings.iter().any(|finding| finding.severity == Severity::Error);
+    match open(&device, false) {
+        Ok(volume) => drop(volume),
+        Err(error) if mountable => return Err(format!("the volume could be mounted before the repair, but not after it: {error}")),
+        Err(error) if !lost_blocks && !only_readable(&error) => return Err(format!("the repaired volume can't be mounted: {error}")),
+        Err(_) => {}
+    }
+    let Some(read_before) = read_before else { return Ok(()) };
+    let volume = open(&device, true).map_err(|error| format!("readable before the repair, not after it: {error}"))?;
+    let found = walk(&volume);
+    match read_before.contents.iter().find(|(digest, _)| !found.contents.contains_key(*digest)) {
+        Some((_, path)) if read_before.complete && found.complete => {
+            Err(format!("{path:?} could be read before the repair, but not after it:\n{repaired}"))
+        }
+        _ => Ok(()),
+    }
+}

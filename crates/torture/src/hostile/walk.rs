@@ -1,0 +1,228 @@
+//! Listing, reading and changing all of a volume that may contain anything: sizes of 2^63 - 1, directories within
+//! themselves, names without end. Everything has a bound.
+use cairn_engine::{
+    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, SeekTarget, Volume, XattrMode,
+};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const NAMES_MAX: usize = 3000;
+const DEPTH_MAX: usize = 24;
+const READ_BYTES_MAX: usize = 64 << 10;
+const REGIONS_MAX: usize = 16;
+/// Names that are changed one by one.
+const CHANGED_MAX: usize = 24;
+
+/// What a walk has found.
+#[derive(Default)]
+pub struct Found {
+    /// Digest of contents and attributes → path, of files that could be read without an error.
+    pub contents: BTreeMap<u64, String>,
+    /// What failed.
+    pub errors: Vec<String>,
+    /// Names seen.
+    pub names: u64,
+    /// Whether no bound was met.
+    pub complete: bool,
+}
+
+struct Entry {
+    path: String,
+    parent: InodeNumber,
+    name: Vec<u8>,
+    inode: InodeNumber,
+    file_type: FileType,
+}
+
+/// Reads everything, within bounds.
+pub fn walk(volume: &Volume) -> Found {
+    let mut found = Found { complete: true, ..Found::default() };
+    for entry in entries(volume, &mut found) {
+        match volume.lookup(entry.parent, &entry.name) {
+            Ok(attributes) => {
+                match digest(volume, &attributes) {
+                    Ok(digest) => drop(found.contents.insert(digest, entry.path)),
+                    Err(error) => found.errors.push(error.to_string()),
+                }
+                volume.forget(attributes.inode, 1);
+            }
+            Err(error) => found.errors.push(error.to_string()),
+        }
+    }
+    found
+}
+
+fn entries(volume: &Volume, found: &mut Found) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    let mut todo = vec![(String::new(), volume.root(), 0)];
+    while let Some((path, directory, depth)) = todo.pop() {
+        let before = entries.len();
+        let mut cookie = 0;
+        loop {
+            let mut taken = 0;
+            let listed = volume.read_directory(directory, cookie, &mut |item| {
+                cookie = item.cookie;
+                taken += 1;
+                let path = format!("{path}/{}", String::from_utf8_lossy(item.name));
+                entries.push(Entry { path, parent: directory, name: item.name.to_vec(), inode: item.inode, file_type: item.file_type });
+                taken < 64
+            });
+            if let Err(error) = listed {
+                found.errors.push(error.to_string());
+                break;
+            }
+            found.complete &= entries.len() < NAMES_MAX;
+            if taken < 64 || entries.len() >= NAMES_MAX {
+                break;
+            }
+        }
+        for entry in &entries[before..] {
+            if entry.file_type == FileType::Directory {
+                found.complete &= depth < DEPTH_MAX;
+                if depth < DEPTH_MAX && entries.len() < NAMES_MAX {
+                    todo.push((entry.path.clone(), entry.inode, depth + 1));
+                }
+            }
+        }
+    }
+    found.names = entries.len() as u64;
+    entries
+}
+
+/// Reads what there is of one inode.
+fn digest(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
+    let inode = attributes.inode;
+    let mut hasher = DefaultHasher::new();
+    (attributes.file_type as u8, attributes.mode, attributes.uid).hash(&mut hasher);
+    for name in volume.list_xattrs(inode)? {
+        let value = volume.get_xattr(inode, &name)?;
+        (name, value).hash(&mut hasher);
+    }
+    match attributes.file_type {
+        FileType::Symlink => volume.read_link(inode)?.hash(&mut hasher),
+        FileType::Regular => {
+            attributes.size_bytes.hash(&mut hasher);
+            contents(volume, inode, attributes.size_bytes, &mut hasher)?;
+        }
+        _ => {}
+    }
+    Ok(hasher.finish())
+}
+
+fn contents(volume: &Volume, inode: InodeNumber, size_bytes: u64, hasher: &mut DefaultHasher) -> Result<(), Error> {
+    let mut offsets = vec![0, size_bytes.saturating_sub(READ_BYTES_MAX as u64)];
+    let mut at = 0;
+    for _ in 0..REGIONS_MAX {
+        let Ok(data) = volume.seek(inode, at, SeekTarget::Data) else { break };
+        let Ok(hole) = volume.seek(inode, data, SeekTarget::Hole) else { break };
+        offsets.push(data);
+        if hole <= at {
+            break;
+        }
+        at = hole;
+    }
+    for offset in offsets {
+        let mut bytes = Vec::new();
+        volume.read(inode, offset, READ_BYTES_MAX, &mut bytes)?;
+        bytes.hash(hasher);
+    }
+    Ok(())
+}
+
+/// Errors that say no for a reason of the operation's own.
+fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotFound
+            | Error::Exists
+            | Error::NotDirectory
+            | Error::IsDirectory
+            | Error::NotEmpty
+            | Error::NameLength(_)
+            | Error::NoSpace
+            | Error::NoAttribute
+            | Error::InvalidArgument(_)
+            | Error::NotPermitted(_)
+            | Error::FileTooLarge(_)
+            | Error::TooManyLinks
+            | Error::OutOfRange
+            | Error::XattrTooLarge
+            | Error::HashCollisions
+            | Error::DataChecksum { .. }
+    )
+}
+
+/// Changes something of everything; the errors that are no refusals.
+pub fn change(volume: &Volume) -> Vec<Error> {
+    let mut errors = Vec::new();
+    let mut note = |result: Result<(), Error>| {
+        if let Err(error) = result
+            && !is_refusal(&error)
+        {
+            errors.push(error);
+        }
+    };
+    let mut found = Found::default();
+    let entries = entries(volume, &mut found);
+    note(create(volume));
+    let step = entries.len().div_ceil(CHANGED_MAX).max(1);
+    for (index, entry) in entries.iter().step_by(step).enumerate() {
+        match volume.lookup(entry.parent, &entry.name) {
+            Ok(attributes) => {
+                change_one(volume, entry, &attributes, index, &mut note);
+                volume.forget(attributes.inode, 1);
+            }
+            Err(error) => note(Err(error)),
+        }
+    }
+    note(volume.sync());
+    note(volume.commit());
+    errors
+}
+
+fn create(volume: &Volume) -> Result<(), Error> {
+    let file = NewInode { file_type: FileType::Regular, mode: 0o600, uid: 1, gid: 1, device: 0, target: None };
+    let directory = NewInode { file_type: FileType::Directory, ..file };
+    let new = volume.create(volume.root(), b"hostile-directory", &directory)?.inode;
+    for index in 0..8u8 {
+        let made = volume.create(new, &[b'f', b'0' + index], &file)?.inode;
+        volume.write(made, u64::from(index) * 3000, &[index; 9000])?;
+        if index % 3 == 0 {
+            volume.fsync_blocking(made, FsyncKind::Full)?;
+        }
+        volume.forget(made, 1);
+    }
+    volume.forget(new, 1);
+    Ok(())
+}
+
+fn change_one(volume: &Volume, entry: &Entry, attributes: &Attributes, index: usize, note: &mut impl FnMut(Result<(), Error>)) {
+    let inode = attributes.inode;
+    note(volume.set_xattr(inode, b"user.hostile", &[7; 4000], XattrMode::Any));
+    if attributes.file_type == FileType::Regular {
+        note(volume.write(inode, attributes.size_bytes / 2, &[3; 6000]));
+        note(volume.allocate(inode, 0, 8192, AllocateMode::PunchHole));
+        note(volume.allocate(inode, 4096, 70_000, AllocateMode::Allocate { keep_size: true }));
+        if index % 2 == 0 {
+            note(volume.fsync_blocking(inode, FsyncKind::Full));
+        }
+        let size = if index % 3 == 0 { 0 } else { attributes.size_bytes / 3 };
+        note(volume.set_attributes(inode, &AttributeChange { size: Some(size), ..AttributeChange::default() }).map(drop));
+    }
+    let new_name = format!("renamed {index}").into_bytes();
+    match index % 4 {
+        0 => {
+            note(volume.unlink(entry.parent, &entry.name));
+            note(volume.remove_directory(entry.parent, &entry.name));
+        }
+        1 => note(volume.rename(entry.parent, &entry.name, volume.root(), &new_name, RenameMode::Replace)),
+        2 => {
+            let linked = volume.link(inode, entry.parent, &new_name);
+            if linked.is_ok() {
+                volume.forget(inode, 1);
+            }
+            note(linked.map(drop));
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,183 @@
+//! The crash-state search of one recorded run: a power failure between every two device operations, with the sets of unflushed
+//! writes that may have survived ([`crate::survivors`]).
+//!
+//! What a failure leaves is an image. Images that are equal are read once: fsck checks the image, then it is opened read-only,
+//! which replays the log in memory, and every name, attribute and byte is read. What was found is then judged for every
+//! failure that leaves this image, since what has been acknowledged differs. Some images are also recovered for good: opened
+//! for writing, judged, closed, checked again; and the power fails once more during that.
+use crate::crash::{expect_clean, keep};
+use crate::found::Found;
+use crate::history::ClientHistory;
+use crate::sequence::{Recording, quiet_options};
+use crate::survivors::{describe, sets, tears};
+use crate::verdict::judge_found;
+use cairn_blockdev::simulated::{CrashExplorer, EventInfo, Fate};
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_engine::{Volume, VolumeOptions};
+use cairn_environment::random::Seeded;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How a run is searched.
+#[derive(Clone, Debug)]
+pub struct SearchOptions {
+    /// One image of so many is recovered for writing as well; 0 for none.
+    pub recover_one_of: u64,
+    /// Where to keep the image of a state that fails.
+    pub keep_in: Option<PathBuf>,
+}
+
+impl Default for SearchOptions {
+    fn default() -> Self {
+        Self { recover_one_of: 16, keep_in: None }
+    }
+}
+
+/// What was tested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct SearchReport {
+    /// Recorded runs.
+    pub runs: u64,
+    /// Points between two device operations.
+    pub points: u64,
+    /// Crash states: points, each with the sets of writes that may have survived.
+    pub states: u64,
+    /// States whose image had not been seen in this run: read in full.
+    pub images: u64,
+    /// Images in whose log there was something to replay.
+    pub replayed: u64,
+    /// Images that were recovered for writing, too.
+    pub recovered: u64,
+    /// Images of a second power failure, in the recovery from the first.
+    pub during_recovery: u64,
+}
+
+impl SearchReport {
+    /// Adds the numbers of another.
+    pub fn add(&mut self, other: &SearchReport) {
+        self.runs += other.runs;
+        self.points += other.points;
+        self.states += other.states;
+        self.images += other.images;
+        self.replayed += other.replayed;
+        self.recovered += other.recovered;
+        self.during_recovery += other.during_recovery;
+    }
+}
+
+/// A state that is not permitted.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// Where the power failed, what survived, what is wrong.
+    pub text: String,
+}
+
+/// The search of one run.
+struct Search<'a> {
+    histories: &'a [ClientHistory],
+    options: &'a SearchOptions,
+    random: Seeded,
+    report: SearchReport,
+    /// What images hold, by fingerprint.
+    seen: HashMap<u64, Arc<Found>>,
+    /// Images that were judged at points with the same promises.
+    judged: HashSet<(u64, u64)>,
+}
+
+/// Searches a run.
+///
+/// # Errors
+/// The first state that is not permitted.
+pub fn search(recording: &Recording, options: &SearchOptions, seed: u64) -> Result<SearchReport, Finding> {
+    let histories = std::slice::from_ref(&recording.history);
+    let report = SearchReport { runs: 1, ..SearchReport::default() };
+    let random = Seeded::new(seed);
+    let mut search = Search { histories, options, random, report, seen: HashMap::new(), judged: HashSet::new() };
+    let mut explorer = recording.device.explorer();
+    loop {
+        search.point(&explorer)?;
+        if !explorer.advance() {
+            return Ok(search.report);
+        }
+    }
+}
+
+impl Search<'_> {
+    /// All states at one point.
+    fn point(&mut self, explorer: &CrashExplorer) -> Result<(), Finding> {
+        self.report.points += 1;
+        let unflushed = explorer.unflushed();
+        let mut random = self.random.clone();
+        sets(unflushed.len(), &mut random, &mut |fates| self.state(explorer, fates))?;
+        let before_flush = matches!(explorer.event(explorer.position()), Some(EventInfo::Flush));
+        // The newest is the one that is being written; of the others each is torn once, when all are there.
+        let first = if before_flush { 0 } else { unflushed.len().saturating_sub(1) };
+        for torn in first..unflushed.len() {
+            tears(&unflushed, torn, &mut random, &mut |fates| self.state(explorer, fates))?;
+        }
+        self.random = random;
+        Ok(())
+    }
+
+    fn state(&mut self, explorer: &CrashExplorer, fates: &[Fate]) -> Result<(), Finding> {
+        self.report.states += 1;
+        let position = explorer.position();
+        let state = Arc::new(explorer.state_with(|_| fates.to_vec()));
+        let fingerprint = explorer.fingerprint(&state);
+        let promises = self.histories.iter().fold(0, |sum: u64, history| sum.wrapping_mul(31).wrapping_add(history.promises_key(position)));
+        if !self.judged.insert((fingerprint, promises)) {
+            return Ok(());
+        }
+        let result = self.judge(&state, fingerprint, position);
+        result.map_err(|error| {
+            let error = keep(self.options.keep_in.as_deref(), &state, error);
+            let total = explorer.history_len();
+            let survived = describe(&explorer.unflushed(), fates);
+            Finding { text: format!("power failure after {position} of {total} device operations; of the unflushed:{survived}\n  {error}") }
+        })
+    }
+
+    fn judge(&mut self, state: &Arc<SimulatedDevice>, fingerprint: u64, position: usize) -> Result<(), String> {
+        if let Some(found) = self.seen.get(&fingerprint) {
+            return judge_found(found, self.histories, position);
+        }
+        let found = Arc::new(self.read(state)?);
+        self.report.images += 1;
+        judge_found(&found, self.histories, position)?;
+        self.seen.insert(fingerprint, found);
+        if self.options.recover_one_of > 0 && self.random.below(self.options.recover_one_of) == 0 {
+            self.recover(state, position).map_err(|error| format!("recovered for writing: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Everything that an image holds, without changing it.
+    fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
+        let replayable = expect_clean(&**state)?;
+        self.report.replayed += u64::from(replayable > 0);
+        Found::read(&open(state, true)?)
+    }
+
+    /// Recovers an image for good, and crashes once in that.
+    fn recover(&mut self, image: &SimulatedDevice, position: usize) -> Result<(), String> {
+        let state = Arc::new(image.snapshot());
+        state.start_recording();
+        let volume = open(&state, false)?;
+        judge_found(&Found::read(&volume)?, self.histories, position)?;
+        volume.close().map_err(|error| format!("closing: {error}"))?;
+        expect_clean(&*state)?;
+        self.report.recovered += 1;
+        let mut explorer = state.explorer();
+        explorer.advance_to(self.random.below(explorer.history_len() as u64 + 1) as usize);
+        let again = Arc::new(explorer.state(&mut self.random));
+        self.report.during_recovery += 1;
+        let found = self.read(&again).map_err(|error| format!("after a power failure in recovery: {error}"))?;
+        judge_found(&found, self.histories, position).map_err(|error| format!("after a power failure in recovery: {error}"))
+    }
+}
+
+fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
+    let options = VolumeOptions { read_only, ..quiet_options() };
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("it does not mount: {error}"))
+}

@@ -1,0 +1,117 @@
+//! One client performs a list of operations on a small volume, while the device records: what a crash-state search
+//! ([`crate::search`]) begins with.
+//!
+//! Everything but the times of day follows from the list: there is no work in the background.
+use crate::files::format;
+use crate::history::{Acknowledgement, ClientHistory, Span};
+use crate::model::{Layout, Model};
+use crate::operation::Operation;
+use crate::runner::{Runner, make_bases};
+use crate::workload::{compare_outcome, note_times, touched};
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_engine::{Volume, VolumeOptions};
+use std::sync::Arc;
+
+/// Length of the volumes.
+const VOLUME_BYTES: u64 = 16 << 20;
+/// Length of their logs.
+const LOG_BYTES: u64 = 1 << 20;
+
+/// A volume to begin with.
+#[derive(Clone)]
+pub struct Start {
+    device: Arc<SimulatedDevice>,
+    /// What it holds.
+    pub model: Model,
+    history: ClientHistory,
+}
+
+/// A list that has been performed.
+pub struct Recording {
+    /// The device, with its history.
+    pub device: Arc<SimulatedDevice>,
+    /// What the client did.
+    pub history: ClientHistory,
+}
+
+/// Options of a volume on which nothing happens but what is asked for.
+pub(crate) fn quiet_options() -> VolumeOptions {
+    VolumeOptions { background: false, node_cache_bytes: 1 << 20, inode_cache_entries: 1000, ..VolumeOptions::default() }
+}
+
+/// Performs the operations one after the other, and compares what they return with the model.
+struct Performer<'a> {
+    runner: Runner,
+    device: &'a SimulatedDevice,
+    model: Model,
+    history: ClientHistory,
+}
+
+impl Performer<'_> {
+    fn step(&mut self, operation: &Operation) -> Result<(), String> {
+        let index = self.history.operations.len();
+        let history_begin = self.device.history_len();
+        let order = 2 * index as u64;
+        let found = self.runner.perform(index, operation);
+        let at = self.device.history_len();
+        let (expected, effects) = self.model.apply(operation);
+        compare_outcome(index, operation, &found, &expected)?;
+        let touched = touched(operation, &effects, &self.model);
+        self.history.push(operation.clone(), Span { history_begin, begin: order, end: order + 1 }, &effects, &self.model);
+        note_times(&mut self.history, &self.model, &self.runner, &touched);
+        if found.is_ok() {
+            // Only what promises anything counts.
+            self.history.acknowledge(Acknowledgement { at, operation: index });
+        }
+        Ok(())
+    }
+}
+
+impl Start {
+    /// A new volume on which `setup` has been done, all of it durable.
+    ///
+    /// # Errors
+    /// An operation does not return what the model says.
+    pub fn new(setup: &[Operation]) -> Result<Self, String> {
+        let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+        format(&*device, LOG_BYTES)?;
+        let volume = open(&device)?;
+        make_bases(&volume, 0).map_err(|error| format!("making the bases: {error}"))?;
+        volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
+        let model = Model::new(Layout::Alone);
+        let empty = Self { device, history: ClientHistory::new(&model), model };
+        let Recording { device, mut history } = empty.record(setup)?;
+        let mut model = empty.model;
+        setup.iter().for_each(|operation| drop(model.apply(operation)));
+        history.forget_positions();
+        Ok(Self { device: Arc::new(device.snapshot()), model, history })
+    }
+
+    /// Performs the operations, closes all handles, syncs, and closes the volume.
+    ///
+    /// # Errors
+    /// An operation does not return what the model says, or the volume can't be closed.
+    pub fn record(&self, operations: &[Operation]) -> Result<Recording, String> {
+        let device = Arc::new(self.device.snapshot());
+        let volume = open(&device)?;
+        device.start_recording();
+        let runner = Runner::new(&volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
+        let mut performer = Performer { runner, device: &device, model: self.model.clone(), history: self.history.clone() };
+        for operation in operations {
+            performer.step(operation)?;
+        }
+        for handle in performer.model.handles() {
+            performer.step(&Operation::Close { handle })?;
+        }
+        performer.step(&Operation::Sync)?;
+        let mut history = performer.history;
+        drop(performer.runner);
+        volume.close().map_err(|error| format!("closing the volume: {error}"))?;
+        history.acknowledge_all(device.history_len());
+        Ok(Recording { device, history })
+    }
+}
+
+fn open(device: &Arc<SimulatedDevice>) -> Result<Volume, String> {
+    Volume::open(device.clone() as Arc<dyn BlockDevice>, quiet_options()).map_err(|error| format!("opening the volume: {error}"))
+}

@@ -1,0 +1,74 @@
+//! Hostile images: every input of the corpus, and some time of fuzzing. `CAIRN_FUZZ_SECONDS` says how long (5).
+//!
+//! The allocator of this program counts, so that an image that makes memory run out is found.
+use cairn_environment::random::Seeded;
+use cairn_torture::hostile::{AllocationMeter, FuzzOptions, fuzz};
+use cairn_torture::number_from_environment;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+/// Bytes allocated now, relative to the last reset, and the most of that.
+static ALLOCATED: AtomicI64 = AtomicI64::new(0);
+static PEAK: AtomicI64 = AtomicI64::new(0);
+
+struct Counting;
+
+// SAFETY: forwards to the system's allocator, and counts beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = ALLOCATED.fetch_add(layout.size() as i64, Ordering::Relaxed) + layout.size() as i64;
+        PEAK.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: the caller's promise is the system allocator's condition.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn reset() {
+    ALLOCATED.store(0, Ordering::Relaxed);
+    PEAK.store(0, Ordering::Relaxed);
+}
+
+fn peak_bytes() -> u64 {
+    PEAK.load(Ordering::Relaxed).max(0) as u64
+}
+
+/// What one volume of 24 MiB may make the program allocate, all uses of it together.
+const ALLOCATED_BYTES_MAX: u64 = 256 << 20;
+
+fn corpus(folder: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(folder);
+    let mut files: Vec<_> = std::fs::read_dir(folder).expect("the corpus is there").map(|entry| entry.expect("it lists").path()).collect();
+    files.sort();
+    files.iter().map(|path| std::fs::read(path).expect("it reads")).collect()
+}
+
+#[test]
+fn no_hostile_volume_breaks_a_rule() {
+    let corpus = [corpus("regressions"), corpus("inputs")].concat();
+    let given = corpus.len() as u64;
+    let seconds = number_from_environment("CAIRN_FUZZ_SECONDS").unwrap_or(5);
+    let options = FuzzOptions {
+        seed: number_from_environment("CAIRN_SEED").unwrap_or_else(|| Seeded::new(cairn_environment::random::u64()).next_u64()),
+        time: Duration::from_secs(3600),
+        corpus,
+        allocations: Some(AllocationMeter { reset, peak_bytes, bytes_max: ALLOCATED_BYTES_MAX }),
+        ..FuzzOptions::default()
+    };
+    // First all that is known, however long that takes.
+    let known = fuzz(&FuzzOptions { runs_max: given + 5, ..options.clone() }, &mut |_| {});
+    assert!(known.findings.is_empty(), "{known}");
+    let report = fuzz(&FuzzOptions { time: Duration::from_secs(seconds), corpus: known.corpus, ..options }, &mut |_| {});
+    eprintln!("{report}; at most {} bytes allocated by one", report.allocated_bytes_max.unwrap_or(0));
+    assert!(report.findings.is_empty(), "{report}");
+    assert!(known.features > 100, "only {} different things seen in the corpus", known.features);
+}

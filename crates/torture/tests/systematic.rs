@@ -1,0 +1,39 @@
+//! Crash-state searches of systematic workloads: this project's own, and those of another team's generator.
+//!
+//! Every sequence of one step and every workload with one core operation is always searched in full. `CAIRN_SYSTEMATIC` says
+//! how many sequences of two and of three steps (40 of each by default), `CAIRN_SEED` which.
+use cairn_environment::atomic::AtomicBool;
+use cairn_torture::campaign::{CampaignOptions, CampaignReport, Source, run};
+use cairn_torture::{number_from_environment, seed_from_environment};
+use std::sync::Arc;
+
+fn campaign(source: Source, options: &CampaignOptions) -> CampaignReport {
+    let report = run(source, options, &Arc::new(AtomicBool::new(false)), &mut |_, _, _| {}).unwrap_or_else(|error| panic!("{error}"));
+    eprintln!("{:.0} states/s and thread: {:?}", report.states_per_second_and_thread(), report.search);
+    let shown: Vec<String> = report.findings.iter().map(|f| format!("{}: {}\n  {}", f.workload, f.operations, f.problem)).collect();
+    assert!(shown.is_empty(), "seed {}:\n{}", options.seed, shown.join("\n"));
+    assert_eq!(report.workloads, report.workloads_chosen);
+    report
+}
+
+fn sampled(seed: u64) -> CampaignOptions {
+    CampaignOptions { sample: Some(number_from_environment("CAIRN_SYSTEMATIC").unwrap_or(40)), ..CampaignOptions::new(seed) }
+}
+
+#[test]
+fn sequences_of_one_step() {
+    let report = campaign(Source::Systematic(1), &CampaignOptions::new(seed_from_environment()));
+    assert_eq!(report.workloads, cairn_torture::systematic::STEPS.len() as u64);
+    assert!(report.search.replayed > 0 && report.search.recovered > 0 && report.search.during_recovery > 0);
+    assert!(report.search.images < report.search.states, "no image was left twice");
+}
+
+#[test]
+fn sequences_of_two_steps() {
+    campaign(Source::Systematic(2), &sampled(seed_from_environment()));
+}
+
+#[test]
+fn sequences_of_three_steps() {
+    campaign(Source::Systematic(3), &sampled(seed_from_environment()));
+}
