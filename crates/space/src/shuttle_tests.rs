@@ -191,6 +191,8 @@ fn nobody_barges() {
     );
 }
 
+type Task = Box<dyn FnOnce(&Arc<Space>) + Send>;
+
 /// Of two transactions one is unpinned while the other frees blocks: each block is free once, and none too early.
 #[test]
 fn unpinning_frees_each_block_once() {
@@ -207,7 +209,7 @@ fn unpinning_frees_each_block_once() {
         let (old, young) = (BlockRange::new(start, 8), BlockRange::new(BlockNumber(start.0 + 8), 8));
         space.free(old, Generation(2)).unwrap();
         let owned: Arc<Mutex<HashSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, (young.start.0..young.end().0).collect()));
-        let spawn = |task: Box<dyn FnOnce(&Arc<Space>) + Send>| {
+        let spawn = |task: Task| {
             let space = Arc::clone(&space);
             thread::spawn("model", move || task(&space))
         };
