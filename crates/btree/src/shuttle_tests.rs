@@ -2,13 +2,18 @@
 use crate::test_support::{TestVolume, key, value, version_of};
 use crate::{Change, Tree};
 use cairn_environment::lock::RwLock;
+use cairn_environment::simulation::schedules;
 use cairn_environment::{Rank, thread};
 use cairn_format::{Generation, Key};
 use std::sync::Arc;
 
-const ITERATIONS: usize = 150;
+fn iterations() -> usize {
+    schedules(150)
+}
 /// The models of routes have more points at which threads switch.
-const ROUTE_ITERATIONS: usize = 300;
+fn route_iterations() -> usize {
+    schedules(300)
+}
 
 struct Shared {
     volume: TestVolume,
@@ -86,8 +91,8 @@ fn growth_beside_a_cursor() {
             join_all(threads);
             shared.finish(&[0, 1, 2, 4, 6, 7, 8]);
         };
-        shuttle::check_random(model, ITERATIONS);
-        shuttle::check_pct(model, ITERATIONS, 3);
+        shuttle::check_random(model, iterations());
+        shuttle::check_pct(model, iterations(), 3);
     }
 }
 
@@ -110,8 +115,8 @@ fn splits_beside_a_cursor() {
             join_all(threads);
             shared.finish(&[0, 1, 2, 4, 6, 7, 8, 10, 11, 12, 14, 16]);
         };
-        shuttle::check_random(model, ITERATIONS);
-        shuttle::check_pct(model, ITERATIONS, 3);
+        shuttle::check_random(model, iterations());
+        shuttle::check_pct(model, iterations(), 3);
     }
 }
 
@@ -145,8 +150,8 @@ fn merges_beside_a_reader() {
             join_all(threads);
             shared.finish(&[8, 9, 10]);
         };
-        shuttle::check_random(model, ITERATIONS);
-        shuttle::check_pct(model, ITERATIONS, 3);
+        shuttle::check_random(model, iterations());
+        shuttle::check_pct(model, iterations(), 3);
     }
 }
 
@@ -175,8 +180,8 @@ fn a_write_beside_the_next_transaction() {
         shared.volume.space.unpin(cut);
         shared.finish(&[0, 3, 4, 6]);
     };
-    shuttle::check_random(model, ITERATIONS);
-    shuttle::check_pct(model, ITERATIONS, 3);
+    shuttle::check_random(model, iterations());
+    shuttle::check_pct(model, iterations(), 3);
 }
 
 /// A cold cache: many want the same nodes, which are read once, and a removal misses a sibling.
@@ -196,8 +201,8 @@ fn misses_beside_changes() {
         join_all(threads);
         shared.finish(&[2, 4, 5, 6, 8, 10, 12, 14, 16]);
     };
-    shuttle::check_random(model, ITERATIONS);
-    shuttle::check_pct(model, ITERATIONS, 3);
+    shuttle::check_random(model, iterations());
+    shuttle::check_pct(model, iterations(), 3);
 }
 
 /// Every key is known to the routes, so that nobody needs a lock above the leaves until something changes.
@@ -244,8 +249,8 @@ fn routes_beside_splits_and_copies() {
             assert_eq!(version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("there")), 3);
             shared.finish(&[0, 1, 2, 4, 5, 6, 8, 10, 12, 14, 16]);
         };
-        shuttle::check_random(model, ROUTE_ITERATIONS);
-        shuttle::check_pct(model, ROUTE_ITERATIONS, 4);
+        shuttle::check_random(model, route_iterations());
+        shuttle::check_pct(model, route_iterations(), 4);
     }
 }
 
@@ -282,8 +287,8 @@ fn routes_beside_merges() {
             join_all(threads);
             shared.finish(&[8, 10]);
         };
-        shuttle::check_random(model, ROUTE_ITERATIONS);
-        shuttle::check_pct(model, ROUTE_ITERATIONS, 4);
+        shuttle::check_random(model, route_iterations());
+        shuttle::check_pct(model, route_iterations(), 4);
     }
 }
 
@@ -332,6 +337,6 @@ fn routes_beside_the_cut() {
             assert_eq!(version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there")), 3);
         }
     };
-    shuttle::check_random(model, ROUTE_ITERATIONS);
-    shuttle::check_pct(model, ROUTE_ITERATIONS, 4);
+    shuttle::check_random(model, route_iterations());
+    shuttle::check_pct(model, route_iterations(), 4);
 }

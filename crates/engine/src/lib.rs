@@ -25,6 +25,8 @@ mod preallocate;
 mod recovery;
 mod rename;
 mod shutdown;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
 mod statistics;
 mod throttle;
 mod transaction;

@@ -148,7 +148,8 @@ impl VolumeInner {
         Statistics {
             volume: self.superblock.volume.to_string(),
             label: self.superblock.label.clone(),
-            failure: self.transactions.failure(),
+            // The log knows first; the commit thread tells the transactions a moment later.
+            failure: self.transactions.failure().or_else(|| self.log.error().map(|error| error.to_string())),
             generation: self.transactions.generation().0,
             total_bytes: space.total_blocks * block,
             available_bytes: self.space_info().available_blocks * block,

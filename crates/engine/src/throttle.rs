@@ -15,13 +15,13 @@ use crate::Result;
 use crate::inode::Inode;
 use crate::operation::Effort;
 use crate::volume::VolumeInner;
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_may_block};
 use cairn_format::{BLOCK_SIZE, InodeNumber};
 use cairn_space::Reservation;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Of what a writer makes dirty it writes so many times as much.
 const SHARE: u64 = 2;

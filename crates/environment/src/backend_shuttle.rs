@@ -14,6 +14,7 @@ use lock_api::{GuardNoSend, MutexGuard};
 use shuttle_engine::runtime::execution::ExecutionState;
 use shuttle_engine::runtime::task::TaskId;
 use shuttle_engine::runtime::thread::continuation::switch;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,6 +41,15 @@ pub(crate) fn wake(task: TaskId) {
         if !task.finished() {
             task.unblock();
         }
+    });
+}
+
+/// Calls `function` with the name of each task that sleeps, and what else is known of it.
+pub(crate) fn for_each_sleeping(mut function: impl FnMut(TaskId, String)) {
+    ExecutionState::with(|state| {
+        let tasks = (0..).map_while(|index| state.try_get(TaskId::from(index)));
+        let sleeping = tasks.filter(|task| !task.finished() && !task.runnable());
+        sleeping.for_each(|task| function(task.id(), task.format_for_deadlock()));
     });
 }
 
@@ -180,12 +190,14 @@ const EXPIRED: u8 = 2;
 pub(crate) struct Waiter {
     task: TaskId,
     state: AtomicU8,
+    place: &'static Location<'static>,
 }
 
 impl Waiter {
-    /// For the running task.
+    /// For the running task, which waits at the caller's place.
+    #[track_caller]
     pub(crate) fn new() -> Arc<Waiter> {
-        Arc::new(Waiter { task: this_task(), state: AtomicU8::new(WAITING) })
+        Arc::new(Waiter { task: this_task(), state: AtomicU8::new(WAITING), place: Location::caller() })
     }
 
     /// Whether nothing has happened to it.
@@ -207,9 +219,11 @@ impl Waiter {
 
     /// Sleeps until something happens; returns whether that was its time.
     pub(crate) fn sleep(&self) -> bool {
+        simulation::note_place(self.task, Some(self.place));
         while self.is_waiting() {
             block();
         }
+        simulation::note_place(self.task, None);
         self.state.load(Relaxed) == EXPIRED
     }
 }
@@ -225,6 +239,7 @@ impl Condvar {
     }
 
     /// Enters the running task. A notification that comes before is lost, as it would be.
+    #[track_caller]
     fn enter(&self) -> Arc<Waiter> {
         switch();
         let waiter = Waiter::new();
@@ -236,6 +251,7 @@ impl Condvar {
         locked(&self.waiters).retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
+    #[track_caller]
     pub(crate) fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, RawMutex, T>) {
         let waiter = self.enter();
         MutexGuard::unlocked(guard, || waiter.sleep());
@@ -263,6 +279,7 @@ impl Condvar {
 
 /// Waits until notified or until `timeout` has passed in the simulation. Outside of one there is no time: a timed wait lets
 /// the others run once, and has timed out unless somebody notified meanwhile.
+#[track_caller]
 pub(crate) fn wait_for<T: ?Sized>(condvar: &Condvar, guard: &mut MutexGuard<'_, RawMutex, T>, timeout: Duration) -> bool {
     let waiter = condvar.enter();
     let simulated = simulation::is_running();

@@ -12,14 +12,14 @@
 //! (somebody spins), and *quiet*: simulated time passes, and [`note_progress`] isn't called. A lost wake-up that a later
 //! timeout would heal is found by that.
 
-use crate::backend::{Waiter, block, this_task, wake};
+use crate::backend::{Waiter, block, for_each_sleeping, this_task, wake};
 use crate::random::Seeded;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner, UngracefulShutdownConfig};
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
@@ -82,6 +82,8 @@ struct State {
     quiet_max_ns: u64,
     timers: BinaryHeap<Reverse<Timer>>,
     timers_made: u64,
+    /// Where tasks wait.
+    places: HashMap<TaskId, &'static Location<'static>>,
     /// The task that moves the clock, when it has begun.
     clock: Option<TaskId>,
     ended: bool,
@@ -135,6 +137,25 @@ pub(crate) fn wake_after(interval: Duration, waiter: &Arc<Waiter>) {
     }
 }
 
+/// Notes where a task waits for a notification or for time to pass.
+pub(crate) fn note_place(task: TaskId, place: Option<&'static Location<'static>>) {
+    with(|state| match place {
+        Some(place) => state.places.insert(task, place),
+        None => state.places.remove(&task),
+    });
+}
+
+/// Everybody who sleeps, and where, if not for a lock or for the end of another. With `SHUTTLE_CAPTURE_BACKTRACE=1` also how
+/// each came there.
+fn describe_sleeping() -> String {
+    let mut text = String::new();
+    for_each_sleeping(|task, name| {
+        let place = with(|state| state.places.get(&task).map(|place| format!(" at {}:{}", place.file(), place.line()))).flatten();
+        text += &format!("\n  {name}{}", place.unwrap_or_default());
+    });
+    text
+}
+
 /// Lets simulated time pass; false when there is no simulation.
 pub(crate) fn sleep(interval: Duration) -> bool {
     if !is_running() {
@@ -171,11 +192,12 @@ fn run_clock() {
         }
         match next_timer() {
             Some(timer) => {
-                timer.waiter.expire();
                 let quiet = with(|state| (state.now_ns - state.progress_ns, state.quiet_max_ns));
                 if let Some((quiet_ns, _)) = quiet.filter(|(quiet_ns, max_ns)| quiet_ns > max_ns) {
-                    panic!("nothing came to its end for {:?} of simulated time: somebody waits in vain", Duration::from_nanos(quiet_ns));
+                    let quiet = Duration::from_nanos(quiet_ns);
+                    panic!("nothing came to its end for {quiet:?} of simulated time, so somebody waits in vain:{}", describe_sleeping());
                 }
+                timer.waiter.expire();
             }
             None => block(),
         }
@@ -246,6 +268,9 @@ impl Scheduler for SeededScheduler {
     fn next_task(&mut self, runnable: &[&Task], current: Option<TaskId>, is_yielding: bool) -> Option<TaskId> {
         let (clock, soon) = with(|state| {
             state.steps += 1;
+            while state.timers.peek().is_some_and(|Reverse(timer)| !timer.waiter.is_waiting()) {
+                state.timers.pop();
+            }
             let soon = state.timers.peek().is_some_and(|Reverse(timer)| timer.at_ns.saturating_sub(state.now_ns) <= SHORT_NS);
             (state.clock, soon)
         })?;
@@ -308,6 +333,7 @@ pub fn run<T: Send + 'static>(settings: &Settings, function: impl FnOnce() -> T 
         quiet_max_ns: u64::try_from(settings.quiet_max.as_nanos()).unwrap_or(u64::MAX),
         timers: BinaryHeap::new(),
         timers_made: 0,
+        places: HashMap::new(),
         clock: None,
         ended: false,
         steps: 0,
@@ -347,6 +373,17 @@ fn text_of(payload: Option<Box<dyn std::any::Any + Send>>) -> Option<String> {
     let payload = payload?;
     let text = payload.downcast_ref::<String>().cloned();
     text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+}
+
+/// How many schedules a model is to try that tries `usual` ones usually: so many times more as `CAIRN_MODEL_FACTOR` says.
+///
+/// # Panics
+/// When the variable is not a number.
+pub fn schedules(usual: usize) -> usize {
+    match std::env::var("CAIRN_MODEL_FACTOR") {
+        Ok(text) => usual * text.parse::<usize>().unwrap_or_else(|error| panic!("CAIRN_MODEL_FACTOR={text}: {error}")),
+        Err(_) => usual,
+    }
 }
 
 /// The time that really passes, since the program first asked.

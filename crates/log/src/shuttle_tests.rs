@@ -4,6 +4,7 @@ use crate::{Batch, CommitReason, DataTicket, DataWrite, Log, LogError, LogOption
 use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, MemoryDevice, Operation};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::simulation::schedules;
 use cairn_environment::{Rank, thread};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq, TREE_FILES,
@@ -12,7 +13,9 @@ use cairn_format::{
 use std::collections::HashSet;
 use std::sync::Arc;
 
-const ITERATIONS: usize = 3000;
+fn iterations() -> usize {
+    schedules(3000)
+}
 
 /// What the commit thread sees.
 struct Requests {
@@ -93,7 +96,7 @@ fn leadership_is_handed_over_and_nobody_sleeps_for_ever() {
             log.stop();
             assert_eq!((done.load(Ordering::SeqCst), log.statistics().completed()), (6, 7));
         },
-        ITERATIONS,
+        iterations(),
     );
 }
 
@@ -125,7 +128,7 @@ fn a_full_ring_and_a_commit_meet_in_any_order() {
             committer.join().unwrap();
             log.stop();
         },
-        ITERATIONS / 3,
+        iterations() / 3,
     );
 }
 
@@ -256,7 +259,7 @@ fn nobody_is_told_before_the_data_is_flushed() {
             log.stop();
             assert_eq!((log.unwritten_blocks(), log.data_losses()), (0, 1));
         },
-        ITERATIONS,
+        iterations(),
     );
 }
 
@@ -276,6 +279,6 @@ fn an_abort_wakes_everybody_whoever_leads() {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             log.stop();
         },
-        ITERATIONS,
+        iterations(),
     );
 }

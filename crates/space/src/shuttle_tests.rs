@@ -3,12 +3,18 @@
 //! What every schedule must show: each waiter gets an answer (a lost wake-up would be a deadlock, which the checker
 //! reports), no ticket is decided twice (asserted where it happens), and no space is lost.
 use crate::{Reclaimer, Request, Space, Urgency};
-use cairn_environment::thread;
-use cairn_format::Geometry;
+use cairn_environment::atomic::{AtomicBool, Ordering::SeqCst};
+use cairn_environment::lock::Mutex;
+use cairn_environment::simulation::schedules;
+use cairn_environment::{Rank, thread};
+use cairn_format::{BlockNumber, BlockRange, Generation, Geometry};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-const SCHEDULES: usize = 300;
+fn schedules_each() -> usize {
+    schedules(300)
+}
 
 struct Idle;
 
@@ -71,17 +77,17 @@ fn compete(stop_early: bool) {
 
 #[test]
 fn every_waiter_gets_one_answer() {
-    shuttle::check_random(|| compete(false), SCHEDULES);
+    shuttle::check_random(|| compete(false), schedules_each());
 }
 
 #[test]
 fn every_waiter_gets_one_answer_when_the_volume_stops() {
-    shuttle::check_random(|| compete(true), SCHEDULES);
+    shuttle::check_random(|| compete(true), schedules_each());
 }
 
 #[test]
 fn every_waiter_gets_one_answer_under_adverse_priorities() {
-    shuttle::check_pct(|| compete(false), SCHEDULES, 3);
+    shuttle::check_pct(|| compete(false), schedules_each(), 3);
 }
 
 #[test]
@@ -104,6 +110,136 @@ fn a_returned_block_wakes_the_only_waiter() {
             space.stop();
             assert_eq!(space.report().reserved_data, 0);
         },
-        SCHEDULES,
+        schedules_each(),
     );
+}
+
+/// The first waits, or it was decided already.
+fn until_waiting_or_decided(space: &Space) {
+    while space.report().tickets_waiting == 0 && space.report().tickets_granted == 0 && space.report().tickets_failed == 0 {
+        thread::yield_now();
+    }
+}
+
+/// A large request that can't be served fails, and the small one behind it lives.
+#[test]
+fn a_small_request_outlives_a_large_one_that_fails() {
+    shuttle::check_random(
+        || {
+            let space = volume();
+            let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
+            space.start(Arc::downgrade(&reclaimer));
+            let available = space.report().available_blocks;
+            let held = space.try_reserve(data(available - 10), Urgency::Normal).unwrap();
+            let reserver = |blocks: u64| {
+                let space = Arc::clone(&space);
+                thread::spawn("waiter", move || space.reserve(data(blocks), Urgency::Normal).map(drop).is_ok())
+            };
+            let large = reserver(50);
+            until_waiting_or_decided(&space);
+            let small = reserver(5);
+            assert!(!large.join().unwrap(), "nobody returns so much");
+            assert!(small.join().unwrap(), "it fits");
+            drop(held);
+            space.stop();
+        },
+        schedules_each(),
+    );
+}
+
+/// Who comes while somebody waits gets nothing, although it would fit.
+#[test]
+fn nobody_barges() {
+    shuttle::check_random(
+        || {
+            let space = volume();
+            let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
+            space.start(Arc::downgrade(&reclaimer));
+            let available = space.report().available_blocks;
+            let held = space.try_reserve(data(available - 10), Urgency::Normal).unwrap();
+            let first_is_served = Arc::new(AtomicBool::new(false));
+            let first = {
+                let (space, served) = (Arc::clone(&space), Arc::clone(&first_is_served));
+                thread::spawn("first", move || {
+                    let reserved = space.reserve(data(15), Urgency::Normal);
+                    served.store(true, SeqCst);
+                    reserved
+                })
+            };
+            let newcomer = {
+                let space = Arc::clone(&space);
+                thread::spawn("newcomer", move || {
+                    while space.report().tickets_waiting == 0 && !first_is_served.load(SeqCst) {
+                        thread::yield_now();
+                    }
+                    let reserved: Vec<bool> = (0..3).map(|_| space.try_reserve(data(5), Urgency::Normal).is_ok()).collect();
+                    // Once the first has failed, it waits no longer.
+                    reserved.contains(&true) && space.report().tickets_failed == 0
+                })
+            };
+            let returner = thread::spawn("returner", move || {
+                held.give_back(5, 0);
+                held
+            });
+            let barged = newcomer.join().unwrap();
+            assert!(!barged, "what the first waits for went to another");
+            drop(first.join().unwrap());
+            drop(returner.join().unwrap());
+            space.stop();
+        },
+        schedules_each(),
+    );
+}
+
+type Task = Box<dyn FnOnce(&Arc<Space>) + Send>;
+
+/// Of two transactions one is unpinned while the other frees blocks: each block is free once, and none too early.
+#[test]
+fn unpinning_frees_each_block_once() {
+    let model = || {
+        let space = volume();
+        let all = space.try_reserve(data(space.report().available_blocks), Urgency::Normal).unwrap();
+        let mut extents = Vec::new();
+        while all.data_blocks() > 0 {
+            let range = space.allocate_data(&all, all.data_blocks(), None).unwrap();
+            space.reference(range);
+            extents.push(range);
+        }
+        let start = extents.iter().find(|range| range.blocks >= 16).expect("an empty volume has long extents").start;
+        let (old, young) = (BlockRange::new(start, 8), BlockRange::new(BlockNumber(start.0 + 8), 8));
+        space.free(old, Generation(2)).unwrap();
+        let owned: Arc<Mutex<HashSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, (young.start.0..young.end().0).collect()));
+        let spawn = |task: Task| {
+            let space = Arc::clone(&space);
+            thread::spawn("model", move || task(&space))
+        };
+        let take = |tries: u64| {
+            let owned = Arc::clone(&owned);
+            move |space: &Arc<Space>| {
+                for _ in 0..tries {
+                    let Ok(reservation) = space.try_reserve(data(2), Urgency::Normal) else { continue };
+                    while reservation.data_blocks() > 0 {
+                        let range = space.allocate_data(&reservation, reservation.data_blocks(), Some(start)).unwrap();
+                        space.reference(range);
+                        let mut owned = owned.lock();
+                        (range.start.0..range.end().0).for_each(|block| assert!(owned.insert(block), "block {block} was given away twice"));
+                    }
+                }
+            }
+        };
+        let threads = vec![
+            spawn(Box::new(|space| space.unpin(Generation(2)))),
+            spawn(Box::new(move |space| space.free(young, Generation(3)).unwrap())),
+            spawn(Box::new(take(3))),
+            spawn(Box::new(take(3))),
+        ];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        take(8)(&space);
+        let owned_blocks = owned.lock().len();
+        assert_eq!((owned_blocks, space.report().available_blocks), (16, 0));
+        space.unpin(Generation(3));
+        assert_eq!(space.report().available_blocks, 8);
+    };
+    shuttle::check_random(model, schedules_each());
+    shuttle::check_pct(model, schedules_each(), 3);
 }

@@ -13,6 +13,7 @@ use crate::error::{DeviceError, Operation};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock};
+use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -215,7 +216,12 @@ impl SimulatedDevice {
     /// Fails, with EIO, every request for which `predicate` returns true, until [`SimulatedDevice::clear_failures`]. The
     /// predicate must not use the device.
     pub fn fail_when(&self, predicate: impl FnMut(&Request) -> bool + Send + 'static) {
-        self.state.lock().faults.add(Box::new(predicate));
+        self.state.lock().faults.add(Box::new(predicate), Errno::IO);
+    }
+
+    /// [`SimulatedDevice::fail_when`], with ENOSPC: a sparse image on a full file system.
+    pub fn fail_for_lack_of_space_when(&self, predicate: impl FnMut(&Request) -> bool + Send + 'static) {
+        self.state.lock().faults.add(Box::new(predicate), Errno::NOSPC);
     }
 
     /// Fails the next `count` requests of this kind.
@@ -297,11 +303,11 @@ impl SimulatedDevice {
         let mut state = self.state.lock();
         powered(&state, range)?;
         match &record {
-            Some(record) if failed => state.record(Event::Failed(record.id)),
+            Some(record) if failed.is_some() => state.record(Event::Failed(record.id)),
             Some(record) => state.complete(record),
             None => {}
         }
-        if failed { Err(range.error(input_output_error())) } else { Ok(()) }
+        failed.map_or(Ok(()), |error| Err(range.error(error)))
     }
 }
 
@@ -335,8 +341,8 @@ impl BlockDevice for SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        if state.faults.fails(&request(range)) {
-            return Err(range.error(input_output_error()));
+        if let Some(error) = state.faults.fails(&request(range)) {
+            return Err(range.error(error));
         }
         state.current.read(offset_bytes, buffer);
         self.counters.count_read(range.length_bytes);
@@ -382,9 +388,9 @@ impl BlockDevice for SimulatedDevice {
             let mut state = self.state.lock();
             if let Err(error) = powered(&state, range) {
                 results[index] = Err(error);
-            } else if failed {
+            } else if let Some(error) = failed {
                 state.record(Event::Failed(record.id));
-                results[index] = Err(range.error(input_output_error()));
+                results[index] = Err(range.error(error));
             } else {
                 state.complete(&record);
                 self.counters.count_write(range.length_bytes);
@@ -405,11 +411,11 @@ impl BlockDevice for SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        state.record(if failed { Event::FlushFailed(Arc::clone(&covered)) } else { Event::Flushed(Arc::clone(&covered)) });
+        state.record(if failed.is_some() { Event::FlushFailed(Arc::clone(&covered)) } else { Event::Flushed(Arc::clone(&covered)) });
         let State { completed, media, .. } = &mut *state;
-        if failed {
+        if let Some(error) = failed {
             completed.retain(|id| !covered.contains(id));
-            return Err(range.error(input_output_error()));
+            return Err(range.error(error));
         }
         completed.retain(|id| media.is_unflushed(*id));
         self.counters.count_flush();

@@ -4,6 +4,7 @@
 //! must not use the device.
 
 use crate::error::Operation;
+use rustix::io::Errno;
 use std::ops::Range;
 
 /// A request as a predicate sees it.
@@ -28,19 +29,20 @@ type Predicate = Box<dyn FnMut(&Request) -> bool + Send>;
 
 #[derive(Default)]
 pub(super) struct Faults {
-    predicates: Vec<Predicate>,
+    predicates: Vec<(Predicate, Errno)>,
 }
 
 impl Faults {
-    pub(super) fn add(&mut self, predicate: Predicate) {
-        self.predicates.push(predicate);
+    pub(super) fn add(&mut self, predicate: Predicate, error: Errno) {
+        self.predicates.push((predicate, error));
     }
 
     pub(super) fn clear(&mut self) {
         self.predicates.clear();
     }
 
-    pub(super) fn fails(&mut self, request: &Request) -> bool {
-        self.predicates.iter_mut().any(|predicate| predicate(request))
+    /// The error with which the request fails.
+    pub(super) fn fails(&mut self, request: &Request) -> Option<Errno> {
+        self.predicates.iter_mut().find_map(|(predicate, error)| predicate(request).then_some(*error))
     }
 }

@@ -22,9 +22,9 @@ mod directory;
 mod dying;
 mod errno;
 mod extended;
-mod holes;
 #[cfg(test)]
 mod full_tests;
+mod holes;
 #[cfg(test)]
 mod killed_tests;
 mod names;

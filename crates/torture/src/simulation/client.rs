@@ -8,9 +8,10 @@ use cairn_blockdev::SimulatedDevice;
 use cairn_engine::Volume;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_environment::{Rank, simulation};
+use cairn_environment::{Rank, clock, random, simulation};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// What all clients of a run share.
 pub(super) struct Stage {
@@ -18,6 +19,8 @@ pub(super) struct Stage {
     pub(super) device: Arc<SimulatedDevice>,
     /// Numbers beginnings and ends of operations.
     pub(super) order: AtomicU64,
+    /// The longest pause before an operation.
+    pub(super) pause_us: u64,
     /// The power is off, or a request has failed: from now on operations may fail. Not a point of the scheduler.
     pub(super) broken: Arc<AtomicBool>,
 }
@@ -63,6 +66,9 @@ impl Client {
             simulation::note_progress();
         }));
         for operation in script {
+            if stage.pause_us > 0 {
+                clock::sleep(Duration::from_micros(random::u64() % stage.pause_us));
+            }
             let goes_on = self.step(&mut runner, stage, operation).map_err(|error| format!("client {}: {error}", self.history.client))?;
             simulation::note_progress();
             if !goes_on {

@@ -144,7 +144,8 @@ fn work(
     let broken = Arc::new(AtomicBool::new(false));
     let volume = Volume::open(wrap(device.clone()), scene.options.clone()).map_err(|error| format!("open: {error}"))?;
     plan_faults(scene, device, &broken);
-    let stage = Arc::new(Stage { volume, device: device.clone(), order: AtomicU64::new(0), broken: broken.clone() });
+    let stage =
+        Arc::new(Stage { volume, device: device.clone(), order: AtomicU64::new(0), pause_us: scene.pause_us, broken: broken.clone() });
     let threads: Vec<_> = scene.scripts.iter().enumerate().map(|(number, script)| start(number as u8, script.clone(), &stage)).collect();
     let power = match scene.ending {
         Ending::PowerCut { after_us } => Some(cut_power(Duration::from_micros(after_us), &stage)),

@@ -46,6 +46,8 @@ pub struct Scene {
     pub write_us: u64,
     /// How long a flush takes.
     pub flush_us: u64,
+    /// How long a client pauses before an operation, at most.
+    pub pause_us: u64,
     /// How it ends.
     pub ending: Ending,
     /// What each client does.
@@ -98,6 +100,7 @@ impl Scene {
         let profile = if full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
         let flush_us = one_of(random, &[0, 100, 500, 2500, 15_000]);
         let write_us = one_of(random, &[0, 30, 200]);
+        let pause_us = one_of(random, &[0, 0, 3_000, 20_000_000]);
         let scripts = (0..clients as u8).map(|client| script(client, random.next_u64(), profile, operations_each)).collect();
         Scene {
             volume_bytes: 192 * MIB,
@@ -106,7 +109,8 @@ impl Scene {
             read_us: one_of(random, &[0, 80]),
             write_us,
             flush_us,
-            ending: ending(random, operations_each * (flush_us + 2 * write_us + 50)),
+            pause_us,
+            ending: ending(random, operations_each * (flush_us + 2 * write_us + pause_us / 2 + 50)),
             scripts,
         }
     }

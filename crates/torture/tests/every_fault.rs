@@ -1,0 +1,264 @@
+//! Every write, flush and discard of a run fails in turn, once or from then on, with EIO or with ENOSPC. Whatever it was:
+//! it is reported, nothing wrong is read, nothing is acknowledged that is not durable, and the volume stops where it must.
+//!
+//! Several files are written and fsynced at the same time, so that their data travels with groups; writes of a set complete in
+//! an order of their own. Which request is the n-th differs a little from run to run; all of them have their turn.
+use cairn_blockdev::simulated::Request;
+use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
+use cairn_engine::{Error, FsyncKind, InodeNumber, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicBool, Ordering};
+use cairn_environment::random::Seeded;
+use cairn_environment::thread;
+use cairn_fsck::{CheckOptions, PassId, Severity, check};
+use cairn_torture::contents::{Tag, pattern};
+use cairn_torture::files::{NEW_FILE, create, format, read_all, read_named};
+use std::sync::Arc;
+use std::time::Duration;
+
+const VOLUME_BYTES: u64 = 48 << 20;
+const LOG_BYTES: u64 = 1 << 20;
+const BLOCK: usize = 4096;
+/// Of the writes of each file: some travel with the group, one is too large for that.
+const LENGTHS: [u64; 5] = [3_000, 20_000, 300_000, 5_000, 70_000];
+
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    /// Requests before it.
+    after: u64,
+    /// Those that follow fail, too.
+    lasting: bool,
+    no_space: bool,
+}
+
+/// One file and its versions, each of which holds the whole file.
+struct File {
+    name: Vec<u8>,
+    inode: InodeNumber,
+    versions: Vec<Vec<u8>>,
+    /// The newest version that an fsync acknowledged.
+    acknowledged: Option<usize>,
+    /// An fsync failed after that: the data on the device may be incomplete, and reading it an error.
+    suspect: bool,
+    errors: Vec<Error>,
+}
+
+impl File {
+    fn write(&mut self, volume: &Volume, client: u8, round: usize) -> bool {
+        let data = pattern(Tag { client, operation: round as u32 }, 0, LENGTHS[round]);
+        if let Err(error) = volume.write(self.inode, 0, &data) {
+            self.errors.push(error);
+            return false;
+        }
+        let mut version = self.versions.last().cloned().unwrap_or_default();
+        version.resize(version.len().max(data.len()), 0);
+        version[..data.len()].copy_from_slice(&data);
+        self.versions.push(version);
+        true
+    }
+
+    fn fsync(&mut self, volume: &Volume) -> bool {
+        match volume.fsync_blocking(self.inode, FsyncKind::Full) {
+            Ok(()) => (self.acknowledged, self.suspect) = (self.versions.len().checked_sub(1), false),
+            Err(error) => {
+                self.suspect = true;
+                self.errors.push(error);
+            }
+        }
+        !self.suspect
+    }
+
+    fn newest(&self) -> &[u8] {
+        self.versions.last().map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether `found` may be there after a crash: each block is that of a version since the acknowledged one.
+    fn permits(&self, found: &[u8]) -> Result<(), String> {
+        let possible = &self.versions[self.acknowledged.unwrap_or(0)..];
+        if self.acknowledged.is_some() && !possible.iter().any(|version| version.len() == found.len()) {
+            return Err(format!("{} bytes is none of its sizes", found.len()));
+        }
+        for (index, block) in found.chunks(BLOCK).enumerate() {
+            let at = index * BLOCK;
+            let of = |version: &Vec<u8>| version.get(at..(at + block.len()).min(version.len())).is_some_and(|part| block.starts_with(part));
+            let zeros = self.acknowledged.is_none() && block.iter().all(|&byte| byte == 0);
+            if !zeros && !possible.iter().any(of) {
+                return Err(format!("block {index} is of no version since the acknowledged one"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn client(volume: &Volume, number: u8) -> Option<File> {
+    let name = format!("file {number}").into_bytes();
+    let inode = create(volume, &name, b"").ok()?;
+    let mut file = File { name, inode, versions: vec![Vec::new()], acknowledged: None, suspect: false, errors: Vec::new() };
+    for round in 0..LENGTHS.len() {
+        if !file.write(volume, number, round) {
+            break;
+        }
+        file.fsync(volume);
+        if round == 2 && number == 0 {
+            file.errors.extend(volume.commit().err());
+        }
+    }
+    Some(file)
+}
+
+/// Has the requests fail; says whether one did.
+fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<AtomicBool> {
+    let happened = Arc::new(AtomicBool::new(false));
+    let (flag, mut seen) = (Arc::clone(&happened), 0);
+    let predicate = move |request: &Request| {
+        if request.operation == Operation::Read {
+            return false;
+        }
+        seen += 1;
+        let fails = seen > fault.after && (fault.lasting || seen == fault.after + 1);
+        flag.fetch_or(fails, Ordering::SeqCst);
+        fails
+    };
+    if fault.no_space {
+        device.fail_for_lack_of_space_when(predicate)
+    } else {
+        device.fail_when(predicate)
+    }
+    happened
+}
+
+/// What is on the device after a power failure is what was acknowledged, or newer, or an error where one was reported.
+fn judge(device: &SimulatedDevice, files: &[File], random: &mut Seeded) -> Result<(), String> {
+    let state = Arc::new(device.crash_state(random));
+    let volume = Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions { background: false, ..VolumeOptions::default() })
+        .map_err(|error| format!("it does not mount: {error}"))?;
+    for file in files {
+        let name = String::from_utf8_lossy(&file.name).into_owned();
+        match read_named(&volume, &file.name) {
+            Ok(found) => file.permits(&found).map_err(|error| format!("{name}: {error}"))?,
+            Err(Error::NotFound) if file.acknowledged.is_none() => {}
+            Err(Error::DataChecksum { .. }) if file.suspect => {}
+            Err(error) => return Err(format!("{name}, acknowledged {:?}: {error}", file.acknowledged)),
+        }
+    }
+    volume.close().map_err(|error| format!("closing: {error}"))?;
+    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
+    let suspect = |path: &str| files.iter().any(|file| file.suspect && path.trim_start_matches('/').as_bytes() == file.name);
+    let wrong = report.findings.iter().find(|finding| {
+        finding.severity == Severity::Error && (finding.pass != PassId::Data || !finding.path.as_deref().is_some_and(suspect))
+    });
+    wrong.map_or(Ok(()), |finding| Err(format!("fsck finds {finding:?}")))
+}
+
+/// The volume failed: it says so to everybody, for ever, also when the device works again.
+fn expect_stopped(volume: &Volume, files: &mut [File]) -> Result<(), String> {
+    for file in &mut *files {
+        if volume.fsync_blocking(file.inode, FsyncKind::Full).is_ok() && file.acknowledged.is_none_or(|at| at + 1 < file.versions.len()) {
+            return Err("an fsync succeeds after the failure".into());
+        }
+    }
+    if volume.sync().is_ok() || volume.commit().is_ok() {
+        return Err("a sync succeeds after the failure".into());
+    }
+    if !matches!(volume.create(volume.root(), b"later", &NEW_FILE), Err(Error::Aborted(_))) {
+        return Err("files can be made after the failure".into());
+    }
+    if volume.close().is_ok() { Err("closing claims success".into()) } else { Ok(()) }
+}
+
+/// Nothing but data was lost, if anything: it is in memory, and goes elsewhere.
+fn expect_healed(volume: &Volume, files: &mut [File]) -> Result<(), String> {
+    for file in &mut *files {
+        if !file.fsync(volume) {
+            return Err(format!("the device works, an fsync does not: {:?}", file.errors.last()));
+        }
+    }
+    volume.sync().map_err(|error| format!("sync: {error}"))
+}
+
+struct Seen {
+    happened: bool,
+    stopped: bool,
+    reported: bool,
+}
+
+fn one_run(fault: Fault, clients: u8, random: &mut Seeded) -> Result<Seen, String> {
+    let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+    format(&*device, LOG_BYTES)?;
+    let options = VolumeOptions { background: false, discard: true, ..VolumeOptions::default() };
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options).map_err(|error| error.to_string())?;
+    device.set_delay(Operation::Flush, Duration::from_micros(if clients > 1 { 200 } else { 0 }));
+    let happened = plan(&device, fault);
+    let threads: Vec<_> = (0..clients)
+        .map(|number| {
+            let volume = volume.clone();
+            thread::spawn("client", move || client(&volume, number))
+        })
+        .collect();
+    let mut files: Vec<File> = Vec::new();
+    for thread in threads {
+        files.extend(thread.join().map_err(|_| "a client panicked")?);
+    }
+    let reported = files.iter().any(|file| !file.errors.is_empty()) || files.len() < usize::from(clients);
+    let seen = Seen { happened: happened.load(Ordering::SeqCst), stopped: volume.statistics().failure.is_some(), reported };
+    for file in &files {
+        let found = read_all(&volume, file.inode).map_err(|error| format!("reading while mounted: {error}"))?;
+        if found != file.newest() {
+            return Err("what is read while mounted is not what was written".into());
+        }
+    }
+    if reported && !seen.happened {
+        return Err(format!("an error without a fault: {:?}", files.iter().flat_map(|file| &file.errors).next()));
+    }
+    if seen.happened && fault.lasting && !reported {
+        return Err("requests fail, and nobody was told".into());
+    }
+    judge(&device, &files, random)?;
+    device.clear_failures();
+    if seen.stopped {
+        expect_stopped(&volume, &mut files)?;
+        judge(&device, &files, random)?;
+    } else {
+        expect_healed(&volume, &mut files)?;
+        judge(&device, &files, random)?;
+        volume.close().map_err(|error| format!("closing: {error}"))?;
+    }
+    judge(&device, &files, random)?;
+    Ok(seen)
+}
+
+fn every_fault(clients: u8) {
+    let mut random = Seeded::new(cairn_torture::seed_from_environment());
+    let mut table = Vec::new();
+    for (lasting, no_space) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (mut points, mut stopped, mut reported) = (0, 0, 0);
+        for after in 0.. {
+            let fault = Fault { after, lasting, no_space };
+            let seen = one_run(fault, clients, &mut random).unwrap_or_else(|error| panic!("{fault:?}, {clients} clients: {error}"));
+            if !seen.happened {
+                break;
+            }
+            points += 1;
+            stopped += u64::from(seen.stopped);
+            reported += u64::from(seen.reported);
+        }
+        assert!(points > 15 && stopped > 0 && reported >= stopped, "{points} requests, {stopped} stopped the volume, {reported} reported");
+        table.push(format!(
+            "{} {}: {points} requests, {stopped} stopped the volume, {} were reported to their fsync, {} healed by trying again",
+            if no_space { "ENOSPC" } else { "EIO" },
+            if lasting { "lasting" } else { "once" },
+            reported - stopped,
+            points - reported
+        ));
+    }
+    eprintln!("{clients} clients:\n{}", table.join("\n"));
+}
+
+#[test]
+fn every_request_of_one_client_fails_in_turn() {
+    every_fault(1);
+}
+
+#[test]
+fn every_request_of_several_clients_fails_in_turn() {
+    every_fault(5);
+}
