@@ -72,8 +72,8 @@ fn work(arguments: &Arguments) -> Result<(), Problem> {
     while running.iter().all(|worker| !worker.is_finished()) {
         clock::sleep(Duration::from_millis(50));
     }
-    let ended = running.into_iter().filter(thread::JoinHandle::is_finished);
-    ended.map(|worker| worker.join().map_err(|_| "a worker panicked".to_owned())?).collect()
+    let mut ended = running.into_iter().filter(thread::JoinHandle::is_finished);
+    ended.try_for_each(|worker| worker.join().map_err(|_| "a worker panicked".to_owned())?)
 }
 
 fn read_memory(device: &Path) -> Result<String, Problem> {
