@@ -133,6 +133,7 @@ impl Soak<'_> {
         // On a full volume, workers may be refused, but for lack of space only.
         worked.or_else(|problem| if cycle.is_multiple_of(3) && problem.contains("No space") { Ok(()) } else { Err(problem) })?;
         filled?;
+        self.take_refusal()?;
         for load in ["fsync-write", "small-durable-files", "create-walk-unlink"] {
             self.bench(load, &self.server.mountpoint().to_string_lossy())?;
         }
@@ -155,7 +156,11 @@ impl Soak<'_> {
         let mut command = Command::new(&self.arguments.cairn);
         command.args(["bench", "run", load, "--target", target, "--seconds", &seconds]);
         let output = command.stdin(Stdio::null()).output().map_err(text)?;
-        if output.status.success() { Ok(()) } else { Err(format!("{load}: {}", String::from_utf8_lossy(&output.stderr))) }
+        if output.status.success() {
+            return Ok(());
+        }
+        let space = rustix::fs::statvfs(self.server.mountpoint()).map(|space| (space.f_bavail, space.f_blocks));
+        Err(format!("{load}, available and all blocks {space:?}: {}", String::from_utf8_lossy(&output.stderr)))
     }
 
     /// Writes files until nothing fits, then removes them; the volume must have room again. Returns how many there were.
@@ -173,11 +178,15 @@ impl Soak<'_> {
         if full.kind() != io::ErrorKind::StorageFull {
             return Err(format!("filling the volume: {full}"));
         }
-        // The kernel keeps the refusal for whoever syncs next, too.
-        self.server.sync().or_else(|problem| if problem.contains("No space") { Ok(()) } else { Err(problem) })?;
+        self.take_refusal()?;
         fs::remove_dir_all(&folder).map_err(|error| format!("emptying a full volume: {error}"))?;
         write_durably(&self.server.mountpoint().join("room"), &content).map_err(|error| format!("after emptying the volume: {error}"))?;
         Ok(files)
+    }
+
+    /// The kernel keeps a refusal of data for lack of space for whoever syncs next, whose data it need not have been.
+    fn take_refusal(&self) -> Result<(), Problem> {
+        self.server.sync().or_else(|problem| if problem.contains("No space") { Ok(()) } else { Err(problem) })
     }
 
     /// Ends a server's life under load, in one of the ways.
