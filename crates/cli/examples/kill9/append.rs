@@ -1,6 +1,7 @@
 //! The pattern of a database's log: append a record, fdatasync, go on; now and then begin a new file.
-use crate::{Problem, Worker, pattern};
+use crate::{Journal, Problem, Worker, memory, pattern};
 use cairn_environment::random::Seeded;
+use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,8 +11,10 @@ const RECORDS_MAX: usize = 400;
 const LENGTH_BYTES_MAX: u64 = 6000;
 
 /// Appends records.
+#[derive(Serialize, Deserialize)]
 pub struct Append {
     seed: u64,
+    #[serde(skip, default = "memory::fresh")]
     random: Seeded,
     file: u64,
     /// Length of each record of the current file, the ones that were only begun included.
@@ -37,13 +40,15 @@ impl Append {
     }
 
     /// A new file, whose name is durable before anything in it is acknowledged; the old one goes away.
-    fn rotate(&mut self, folder: &Path) -> io::Result<File> {
+    fn rotate(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<File> {
         let old = self.path(folder);
         self.file += 1;
         (self.lengths, self.acknowledged, self.named) = (Vec::new(), 0, false);
+        journal.record(self)?;
         let file = File::create(self.path(folder))?;
         File::open(folder)?.sync_all()?;
         self.named = true;
+        journal.record(self)?;
         match fs::remove_file(old) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(file),
@@ -52,23 +57,37 @@ impl Append {
 }
 
 impl Worker for Append {
-    fn work(&mut self, folder: &Path, stop: &AtomicBool) -> io::Result<()> {
+    fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
         let mut file = match OpenOptions::new().append(true).open(self.path(folder)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.rotate(folder)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.rotate(folder, journal)?,
             file => file?,
         };
         while !stop.load(Ordering::SeqCst) {
             if self.lengths.len() > RECORDS_MAX {
-                file = self.rotate(folder)?;
+                file = self.rotate(folder, journal)?;
             }
+            let first = self.lengths.len();
             for _ in 0..=self.random.below(4) {
                 self.lengths.push(24 + self.random.below(LENGTH_BYTES_MAX) as usize);
-                file.write_all(&self.record(self.lengths.len() - 1))?;
+            }
+            journal.record(self)?;
+            for index in first..self.lengths.len() {
+                file.write_all(&self.record(index))?;
             }
             file.sync_data()?;
             self.syncs += 1;
             self.acknowledged = self.lengths.len();
+            journal.record(self)?;
         }
+        Ok(())
+    }
+
+    fn memory(&self) -> io::Result<String> {
+        memory::of(self)
+    }
+
+    fn recall(&mut self, text: &str) -> Result<(), Problem> {
+        *self = memory::from(text)?;
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The pattern of a database's tables: blocks overwritten in place, several per fsync, in random order.
-use crate::{Problem, Worker, pattern};
+use crate::{Journal, Problem, Worker, memory, pattern};
 use cairn_environment::random::Seeded;
+use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -11,15 +12,17 @@ const BLOCK_BYTES: usize = 4096;
 const BLOCKS: u64 = 300;
 
 /// The version of a block on the volume lies between these, both included; 0 is a hole.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct Block {
     acknowledged: u64,
     written: u64,
 }
 
 /// Overwrites blocks.
+#[derive(Serialize, Deserialize)]
 pub struct Overwrite {
     seed: u64,
+    #[serde(skip, default = "memory::fresh")]
     random: Seeded,
     exists: bool,
     version: u64,
@@ -33,10 +36,15 @@ impl Overwrite {
         Self { seed, random: Seeded::new(seed), exists: false, version: 0, blocks: vec![Block::default(); BLOCKS as usize], syncs: 0 }
     }
 
-    fn write(&mut self, file: &File, block: u64) -> io::Result<()> {
+    /// The version that `block` gets next.
+    fn begin(&mut self, block: u64) -> (u64, u64) {
         self.version += 1;
         self.blocks[block as usize].written = self.version;
-        file.write_all_at(&pattern::content(pattern::identity(self.seed, block), self.version, BLOCK_BYTES), block * BLOCK_BYTES as u64)
+        (block, self.version)
+    }
+
+    fn write(&self, file: &File, (block, version): (u64, u64)) -> io::Result<()> {
+        file.write_all_at(&pattern::content(pattern::identity(self.seed, block), version, BLOCK_BYTES), block * BLOCK_BYTES as u64)
     }
 
     fn check_block(&mut self, index: usize, bytes: &[u8]) -> Result<(), Problem> {
@@ -52,20 +60,26 @@ impl Overwrite {
 }
 
 impl Worker for Overwrite {
-    fn work(&mut self, folder: &Path, stop: &AtomicBool) -> io::Result<()> {
+    fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(folder.join("table"))?;
         if !self.exists {
             file.set_len(BLOCKS * BLOCK_BYTES as u64)?;
             file.sync_all()?;
             File::open(folder)?.sync_all()?;
             self.exists = true;
+            journal.record(self)?;
         }
         while !stop.load(Ordering::SeqCst) {
             let start = self.random.below(BLOCKS);
+            let mut begun = Vec::new();
             for step in 0..=self.random.below(12) {
                 let scattered = self.random.chance(1, 2);
                 let block = if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
-                self.write(&file, block)?;
+                begun.push(self.begin(block));
+            }
+            journal.record(self)?;
+            for write in begun {
+                self.write(&file, write)?;
             }
             if self.random.chance(1, 2) {
                 file.sync_all()?
@@ -74,7 +88,18 @@ impl Worker for Overwrite {
             }
             self.blocks.iter_mut().for_each(|block| block.acknowledged = block.written);
             self.syncs += 1;
+            journal.record(self)?;
         }
+        Ok(())
+    }
+
+    fn memory(&self) -> io::Result<String> {
+        memory::of(self)
+    }
+
+    fn recall(&mut self, text: &str) -> Result<(), Problem> {
+        *self = memory::from(text)?;
+        self.version += memory::LOST_VERSIONS_MAX;
         Ok(())
     }
 

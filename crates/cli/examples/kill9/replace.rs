@@ -1,7 +1,8 @@
 //! The pattern of editors, mail servers and package managers: write a new file, fsync it, rename it over the old one,
 //! fsync the directory. And sometimes: unlink, fsync the directory.
-use crate::{Problem, Worker, pattern};
+use crate::{Journal, Problem, Worker, memory, pattern};
 use cairn_environment::random::Seeded;
+use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,15 +12,17 @@ const NAMES: u64 = 24;
 const LENGTH_BYTES_MAX: u64 = 150_000;
 
 /// What a name may show: the acknowledged state, or one of the states that were begun after it.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Name {
     acknowledged: Option<u64>,
     begun: Vec<Option<u64>>,
 }
 
 /// Replaces files.
+#[derive(Serialize, Deserialize)]
 pub struct Replace {
     seed: u64,
+    #[serde(skip, default = "memory::fresh")]
     random: Seeded,
     version: u64,
     names: Vec<Name>,
@@ -32,7 +35,7 @@ impl Replace {
         Self { seed, random: Seeded::new(seed), version: 0, names: vec![Name::default(); NAMES as usize], syncs: 0 }
     }
 
-    fn replace(&mut self, folder: &Path, index: u64) -> io::Result<()> {
+    fn replace(&mut self, folder: &Path, index: u64, journal: &dyn Journal) -> io::Result<()> {
         self.version += 1;
         let temporary = folder.join(format!("new-{index}"));
         let length = 24 + self.random.below(LENGTH_BYTES_MAX) as usize;
@@ -40,11 +43,13 @@ impl Replace {
         file.write_all(&pattern::content(pattern::identity(self.seed, index), self.version, length))?;
         file.sync_all()?;
         self.names[index as usize].begun.push(Some(self.version));
+        journal.record(self)?;
         fs::rename(&temporary, folder.join(format!("name-{index}")))
     }
 
-    fn remove(&mut self, folder: &Path, index: u64) -> io::Result<()> {
+    fn remove(&mut self, folder: &Path, index: u64, journal: &dyn Journal) -> io::Result<()> {
         self.names[index as usize].begun.push(None);
+        journal.record(self)?;
         match fs::remove_file(folder.join(format!("name-{index}"))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -53,7 +58,7 @@ impl Replace {
 }
 
 impl Worker for Replace {
-    fn work(&mut self, folder: &Path, stop: &AtomicBool) -> io::Result<()> {
+    fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
         let directory = File::open(folder)?;
         while !stop.load(Ordering::SeqCst) {
             // One fsync of the directory may cover several changes.
@@ -61,9 +66,9 @@ impl Worker for Replace {
             for _ in 0..=self.random.below(3) {
                 let index = self.random.below(NAMES);
                 if self.random.chance(1, 6) {
-                    self.remove(folder, index)?
+                    self.remove(folder, index, journal)?
                 } else {
-                    self.replace(folder, index)?
+                    self.replace(folder, index, journal)?
                 }
                 changed.push(index as usize);
             }
@@ -74,7 +79,18 @@ impl Worker for Replace {
                 name.acknowledged = name.begun.last().copied().unwrap_or(name.acknowledged);
                 name.begun.clear();
             }
+            journal.record(self)?;
         }
+        Ok(())
+    }
+
+    fn memory(&self) -> io::Result<String> {
+        memory::of(self)
+    }
+
+    fn recall(&mut self, text: &str) -> Result<(), Problem> {
+        *self = memory::from(text)?;
+        self.version += memory::LOST_VERSIONS_MAX;
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the kill.
 use crate::Problem;
 use cairn_environment::clock;
+use rustix::fs::{FlockOperation, flock};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,11 @@ pub struct Server {
 pub struct Running(Child);
 
 impl Running {
+    /// Process id of the server.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// SIGKILL, and wait until it is gone.
     pub fn kill(&mut self) -> Result<(), Problem> {
         if let Some(status) = self.0.try_wait().map_err(text)? {
@@ -43,7 +49,12 @@ fn text(error: std::io::Error) -> Problem {
 
 impl Server {
     pub fn new(cairn: &Path, work: &Path) -> Self {
-        Self { cairn: cairn.to_owned(), image: work.join("image"), mountpoint: work.join("mount") }
+        Self::with_image(cairn, work, work.join("image"))
+    }
+
+    /// For an image that has a volume already.
+    pub fn with_image(cairn: &Path, work: &Path, image: PathBuf) -> Self {
+        Self { cairn: cairn.to_owned(), image, mountpoint: work.join("mount") }
     }
 
     pub fn mountpoint(&self) -> &Path {
@@ -107,6 +118,16 @@ impl Server {
             }
             clock::sleep(POLL_INTERVAL);
         }
+        // A mount that was taken away may live on for a moment, in somebody's sync(2), and holds its loop device so long; what a
+        // dead server had in an io_uring holds its files until the kernel has cleaned up.
+        let image = fs::canonicalize(&self.image).map_err(text)?;
+        let file = fs::File::open(&image).map_err(text)?;
+        while is_behind_a_loop_device(&image) || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if begin.elapsed() > MOUNT_TIME_MAX {
+                return Err("the kernel does not let go of the image".into());
+            }
+            clock::sleep(POLL_INTERVAL);
+        }
         Ok(())
     }
 
@@ -123,6 +144,12 @@ impl Server {
         if data { self.run(&["fsck", "--data", &image]) } else { self.run(&["fsck", &image]) }
     }
 
+    /// `cairn shutdown`, which leaves the mount.
+    pub fn shut_down(&self, flush: bool) -> Result<(), Problem> {
+        let mountpoint = self.mountpoint.to_string_lossy();
+        if flush { self.run(&["shutdown", &mountpoint]) } else { self.run(&["shutdown", "--no-log-flush", &mountpoint]) }
+    }
+
     pub fn sync(&self) -> Result<(), Problem> {
         self.run(&["sync", &self.mountpoint.to_string_lossy()])
     }
@@ -135,6 +162,13 @@ impl Server {
         let told = [output.stdout, output.stderr].concat();
         Err(format!("cairn {}: {}\n{}", arguments.join(" "), output.status, String::from_utf8_lossy(&told)))
     }
+}
+
+fn is_behind_a_loop_device(image: &Path) -> bool {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices
+        .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok())
+        .any(|file| Path::new(file.trim_end()) == image)
 }
 
 fn device_of(path: &Path) -> Option<u64> {

@@ -2,8 +2,9 @@
 //!
 //! After a crash the names must be those after some prefix of the operations, and the prefix holds everything before the
 //! last complete round of fsyncs.
-use crate::{Problem, Worker, pattern};
+use crate::{Journal, Problem, Worker, memory, pattern};
 use cairn_environment::random::Seeded;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,7 +15,7 @@ const ENTRIES_MAX: usize = 40;
 const DEPTH_MAX: usize = 4;
 const LENGTH_BYTES_MAX: u64 = 20_000;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Entry {
     Directory,
     /// A file whose content is that version; `None`: created, its content not yet fsynced.
@@ -25,8 +26,10 @@ enum Entry {
 type State = BTreeMap<PathBuf, Entry>;
 
 /// Changes a tree.
+#[derive(Serialize, Deserialize)]
 pub struct Tree {
     identity: u64,
+    #[serde(skip, default = "memory::fresh")]
     random: Seeded,
     version: u64,
     /// The acknowledged state, then the state after each operation since. Never empty.
@@ -45,6 +48,12 @@ impl Tree {
         self.states.last().cloned().unwrap_or_default()
     }
 
+    /// From now on `state` may be what is found.
+    fn begin(&mut self, state: State, journal: &dyn Journal) -> io::Result<()> {
+        self.states.push(state);
+        journal.record(self)
+    }
+
     fn any(&mut self, state: &State, wanted: fn(&Entry) -> bool) -> Option<PathBuf> {
         let found: Vec<&PathBuf> = state.iter().filter(|(_, entry)| wanted(entry)).map(|(path, _)| path).collect();
         (!found.is_empty()).then(|| found[self.random.below(found.len() as u64) as usize].clone())
@@ -59,15 +68,15 @@ impl Tree {
     }
 
     /// The state is recorded before the system is asked: from then on the change may be on the volume.
-    fn step(&mut self, folder: &Path) -> io::Result<()> {
+    fn step(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
         let mut state = self.now();
         match self.random.below(if state.len() < ENTRIES_MAX { 8 } else { 3 }) {
-            0 | 1 => self.remove(folder, state),
-            2 | 3 => self.rename(folder, state),
+            0 | 1 => self.remove(folder, state, journal),
+            2 | 3 => self.rename(folder, state, journal),
             4 => {
                 let path = self.new_path(&state);
                 state.insert(path.clone(), Entry::Directory);
-                self.states.push(state);
+                self.begin(state, journal)?;
                 fs::create_dir(folder.join(path))
             }
             5 => match self.any(&state, |entry| matches!(entry, Entry::File(_))) {
@@ -75,40 +84,39 @@ impl Tree {
                 Some(old) => {
                     let path = self.new_path(&state);
                     state.insert(path.clone(), state[&old]);
-                    self.states.push(state);
+                    self.begin(state, journal)?;
                     fs::hard_link(folder.join(old), folder.join(path))
                 }
             },
-            _ => self.create(folder, state),
+            _ => self.create(folder, state, journal),
         }
     }
 
-    fn create(&mut self, folder: &Path, mut state: State) -> io::Result<()> {
+    fn create(&mut self, folder: &Path, mut state: State, journal: &dyn Journal) -> io::Result<()> {
         let path = self.new_path(&state);
         let version = self.version;
         state.insert(path.clone(), Entry::File(None));
-        self.states.push(state.clone());
+        self.begin(state.clone(), journal)?;
         let length = 24 + self.random.below(LENGTH_BYTES_MAX) as usize;
         let mut file = File::create(folder.join(&path))?;
         file.write_all(&pattern::content(self.identity, version, length))?;
         file.sync_all()?;
         state.insert(path, Entry::File(Some(version)));
         // The fsync came back: the state with an unknown content is past, but its names may still be what is found.
-        self.states.push(state);
-        Ok(())
+        self.begin(state, journal)
     }
 
-    fn remove(&mut self, folder: &Path, mut state: State) -> io::Result<()> {
+    fn remove(&mut self, folder: &Path, mut state: State, journal: &dyn Journal) -> io::Result<()> {
         let Some(path) = self.any(&state, |_| true) else { return Ok(()) };
         if state.keys().any(|other| other != &path && other.starts_with(&path)) {
             return Ok(());
         }
         let entry = state.remove(&path);
-        self.states.push(state);
+        self.begin(state, journal)?;
         if entry == Some(Entry::Directory) { fs::remove_dir(folder.join(path)) } else { fs::remove_file(folder.join(path)) }
     }
 
-    fn rename(&mut self, folder: &Path, state: State) -> io::Result<()> {
+    fn rename(&mut self, folder: &Path, state: State, journal: &dyn Journal) -> io::Result<()> {
         let Some(old) = self.any(&state, |_| true) else { return Ok(()) };
         let is_file = state[&old] != Entry::Directory;
         let onto_another = is_file && self.random.chance(1, 3);
@@ -128,7 +136,7 @@ impl Tree {
         if same_file.unwrap_or(false) {
             return Ok(());
         }
-        self.states.push(renamed);
+        self.begin(renamed, journal)?;
         fs::rename(folder.join(old), folder.join(new))
     }
 
@@ -180,14 +188,25 @@ fn read_tree(folder: &Path, below: &Path, found: &mut BTreeMap<PathBuf, Option<V
 }
 
 impl Worker for Tree {
-    fn work(&mut self, folder: &Path, stop: &AtomicBool) -> io::Result<()> {
+    fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
         while !stop.load(Ordering::SeqCst) {
             for _ in 0..=self.random.below(8) {
-                self.step(folder)?;
+                self.step(folder, journal)?;
             }
             self.sync(folder)?;
             self.syncs += 1;
+            journal.record(self)?;
         }
+        Ok(())
+    }
+
+    fn memory(&self) -> io::Result<String> {
+        memory::of(self)
+    }
+
+    fn recall(&mut self, text: &str) -> Result<(), Problem> {
+        *self = memory::from(text)?;
+        self.version += memory::LOST_VERSIONS_MAX;
         Ok(())
     }
 
