@@ -123,31 +123,34 @@ impl Worker {
         let (directory, name, to, other) =
             (self.directory(), self.random.below(CONTENDED_NAMES), self.directory(), self.random.below(CONTENDED_NAMES));
         let text = |name: u64| format!("contended {name}").into_bytes();
-        let appeared = |directory, name| shared.balance(directory, name).fetch_add(1, Ordering::Relaxed);
-        let vanished = |directory, name| shared.balance(directory, name).fetch_sub(1, Ordering::Relaxed);
+        let (from, into) = ((directory, name), (to, other));
+        let count = |(directory, name), change| _ = shared.balance(directory, name).fetch_add(change, Ordering::Relaxed);
         let done = match self.random.below(4) {
             0 => {
                 let made = volume.create(directories[directory], &text(name), &NEW_FILE).map(|made| volume.forget(made.inode, 1));
-                happened(made) && appeared(directory, name) >= i64::MIN
+                happened(made).then(|| count(from, 1))
             }
-            1 => happened(volume.unlink(directories[directory], &text(name))) && vanished(directory, name) >= i64::MIN,
-            2 if (directory, name) != (to, other) => {
+            1 => happened(volume.unlink(directories[directory], &text(name))).then(|| count(from, -1)),
+            2 if from != into => {
                 let mode = RenameMode::NoReplace;
-                let moved = happened(volume.rename(directories[directory], &text(name), directories[to], &text(other), mode));
-                moved && vanished(directory, name) >= i64::MIN && appeared(to, other) >= i64::MIN
+                let moved = volume.rename(directories[directory], &text(name), directories[to], &text(other), mode);
+                happened(moved).then(|| {
+                    count(from, -1);
+                    count(into, 1);
+                })
             }
             _ => match volume.lookup(directories[directory], &text(name)) {
                 Ok(found) => {
                     // Another thread may remove its last name at any moment.
                     let linked = volume.link(found.inode, directories[to], &text(other)).map(|_| volume.forget(found.inode, 1));
                     volume.forget(found.inode, 1);
-                    happened(linked) && appeared(to, other) >= i64::MIN
+                    happened(linked).then(|| count(into, 1))
                 }
-                Err(Error::NotFound) => false,
+                Err(Error::NotFound) => None,
                 Err(error) => panic!("lookup: {error}"),
             },
         };
-        shared.lost.fetch_add(u64::from(!done), Ordering::Relaxed);
+        shared.lost.fetch_add(u64::from(done.is_none()), Ordering::Relaxed);
     }
 
     /// A listing has each name at most once, and every file of this thread that is in the directory.

@@ -12,6 +12,8 @@ use cairn_format::{
 
 /// Operations beyond this number are not looked at.
 const OPERATIONS_MAX: usize = 24;
+/// Entries of a checkpoint that is made up; each takes less than a block.
+const ENTRIES_MAX: usize = 6;
 
 /// Offset and width of the fields of a header that matter.
 const HEADER_FIELDS: [(usize, usize); 6] = [(8, 2), (12, 4), (16, 8), (24, 8), (32, 8), (40, 8)];
@@ -378,8 +380,9 @@ impl Draft<'_> {
                 _ => break,
             }
         }
-        let mut builder = CheckpointBuilder::default();
-        for _ in 0..1 + self.input.below(6) {
+        let mut memory = vec![0; (1 + ENTRIES_MAX) * BLOCK_SIZE];
+        let mut builder = CheckpointBuilder::new(&mut memory);
+        for _ in 0..1 + self.input.below(ENTRIES_MAX) {
             let Some((key, value)) = self.any_item() else { continue };
             let flags = EntryFlags(self.input.byte() % 4);
             let value = if flags.contains(EntryFlags::DELETE) { Vec::new() } else { value };
