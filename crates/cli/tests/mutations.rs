@@ -1,4 +1,5 @@
-//! The deliberate bugs that `scripts/mutations` tries still apply to the code as it is, and name tests that exist.
+//! The deliberate bugs that `scripts/mutations` and `scripts/models bugs` try still apply to the code as it is; the first name tests
+//! that exist.
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -6,12 +7,16 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
 }
 
-fn patches() -> Vec<PathBuf> {
-    let folder = workspace().join("crates/torture/mutations");
-    let mut patches: Vec<_> =
-        std::fs::read_dir(folder).expect("the patches are there").map(|entry| entry.expect("it lists").path()).collect();
+fn patches_in(folder: &str) -> Vec<PathBuf> {
+    let folder = workspace().join(folder);
+    let entries = std::fs::read_dir(folder).expect("the patches are there").map(|entry| entry.expect("it lists").path());
+    let mut patches: Vec<_> = entries.filter(|path| path.is_file()).collect();
     patches.sort();
     patches
+}
+
+fn patches() -> Vec<PathBuf> {
+    patches_in("crates/torture/mutations")
 }
 
 #[test]
@@ -40,7 +45,8 @@ fn there_are_thirty_deliberate_bugs_and_each_says_what_it_is() {
 
 #[test]
 fn every_deliberate_bug_still_applies() {
-    let broken: Vec<String> = patches()
+    let all = [patches(), patches_in("crates/torture/mutations/models")].concat();
+    let broken: Vec<String> = all
         .iter()
         .filter_map(|patch| {
             let output = Command::new("git").args(["apply", "--check"]).arg(patch).current_dir(workspace()).output().expect("git runs");

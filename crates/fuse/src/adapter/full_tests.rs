@@ -108,7 +108,8 @@ fn with_writeback_the_loss_is_reported_by_fsync_close_and_syncfs() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let options = MountOptions { writeback: true, ..options_of_tests() };
+    let mounted = Mounted::new(&options);
     nearly_fill(&mounted);
     let root = File::open(mounted.root()).unwrap();
     let (file, told) = write_too_much(&mounted, "fsync");
@@ -129,7 +130,7 @@ fn with_writeback_the_loss_is_reported_by_fsync_close_and_syncfs() {
     // Nothing is broken: what fits can be stored.
     fs::write(mounted.path("fits"), pattern(5_000_000)).unwrap();
     File::open(mounted.path("fits")).unwrap().sync_all().unwrap();
-    let mounted = mounted.remount(&options_of_tests());
+    let mounted = mounted.remount(&options);
     assert!(fs::read(mounted.path("fits")).unwrap() == pattern(5_000_000));
     mounted.unmount();
 }

@@ -113,11 +113,15 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     assert!(!mountpoint.join("new").exists());
     volume.sync().unwrap();
     volume.commit().unwrap();
-    while volume.space().free_blocks + 64 < before.free_blocks {
+    // The kernel forgets the removed file when it likes; what this frees and takes is then on its way.
+    let settled = || volume.space().free_blocks + 64 >= before.free_blocks && volume.statistics().reserved_bytes == 0;
+    for _ in 0..30_000 {
+        if settled() {
+            break;
+        }
         clock::sleep(Duration::from_millis(1));
     }
-    let statistics = volume.statistics();
-    assert_eq!(statistics.reserved_bytes, 0, "{statistics:?}");
+    assert!(settled(), "{:?}", volume.statistics());
     unmounter.unmount().unwrap();
     server.join().unwrap();
     let again = Volume::open(device, VolumeOptions { read_only: true, ..VolumeOptions::default() });
