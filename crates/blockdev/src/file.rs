@@ -218,9 +218,7 @@ impl FileDevice {
         if !fits || length_bytes == 0 || range.and_then(|range| self.writable(range)).is_err() {
             return false;
         }
-        self.holes.as_ref().is_none_or(|holes| {
-            holes.is_filled(offset_bytes, length_bytes) || holes.before_write(&self.file, offset_bytes, length_bytes).is_none()
-        })
+        self.holes.as_ref().is_none_or(|holes| holes.before_write(&self.file, offset_bytes, length_bytes).is_none())
     }
 
     /// Puts those of `writes` that a ring can take through one, and says for each what became of it: `None` if it is still

@@ -5,7 +5,8 @@
 //! written over them; a thousand small fsyncs then share one wait. A large write is worth its wait, and filling ahead of
 //! it would only write everything twice.
 //!
-//! States of a chunk: unknown → filled, never back.
+//! States of a chunk: unknown → filled, never back. Large writes fill chunks, too, and so did earlier mounts: who comes to a
+//! chunk that is unknown looks first.
 //!
 //! Invariants: zeros go only into what the host calls a hole, and only while nobody else writes to a chunk that is not
 //! filled; a failure to fill is no failure of the write that it was for.
@@ -44,27 +45,41 @@ impl Holes {
         Self { length_bytes, filled: (0..chunks).map(|_| AtomicBool::new(false)).collect(), filling: RwLock::new(Rank::DEVICE, ()) }
     }
 
-    /// Whether a write there needs no preparation.
-    pub(crate) fn is_filled(&self, offset_bytes: u64, length_bytes: u64) -> bool {
-        let mut chunks = offset_bytes / CHUNK_BYTES..(offset_bytes + length_bytes).div_ceil(CHUNK_BYTES);
-        chunks.all(|chunk| self.filled[chunk as usize].load(Ordering::Acquire))
+    /// Whether the chunk has no holes. What the host says is remembered: holes don't come back but by discards, which
+    /// may cost the next flush some time.
+    fn is_filled(&self, file: &File, chunk: u64) -> bool {
+        let filled = &self.filled[chunk as usize];
+        if filled.load(Ordering::Acquire) {
+            return true;
+        }
+        let without_holes = matches!(kernel::next_hole(file, self.bytes(chunk)), Ok(None));
+        if without_holes {
+            filled.store(true, Ordering::Release);
+        }
+        without_holes
+    }
+
+    fn bytes(&self, chunk: u64) -> Range<u64> {
+        chunk * CHUNK_BYTES..((chunk + 1) * CHUNK_BYTES).min(self.length_bytes)
     }
 
     /// Prepares a write; what it returns is held until the write has completed.
     pub(crate) fn before_write(&self, file: &File, offset_bytes: u64, length_bytes: u64) -> Option<RwLockReadGuard<'_, ()>> {
         let chunks = offset_bytes / CHUNK_BYTES..(offset_bytes + length_bytes).div_ceil(CHUNK_BYTES);
-        let is_filled = |chunk: u64| self.filled[chunk as usize].load(Ordering::Acquire);
-        if chunks.clone().all(is_filled) {
+        if chunks.clone().all(|chunk| self.is_filled(file, chunk)) {
             return None;
         }
         if length_bytes >= LARGE_BYTES {
             return Some(self.filling.read());
         }
         let _filling = self.filling.write();
-        for chunk in chunks.filter(|&chunk| !is_filled(chunk)) {
-            let start = chunk * CHUNK_BYTES;
-            if let Err(error) = fill(file, start..(start + CHUNK_BYTES).min(self.length_bytes)) {
-                tracing::debug!("holes at {start} could not be filled: {error}");
+        for chunk in chunks {
+            if self.filled[chunk as usize].load(Ordering::Acquire) {
+                continue;
+            }
+            let bytes = self.bytes(chunk);
+            if let Err(error) = fill(file, bytes.clone()) {
+                tracing::debug!("holes at {} could not be filled: {error}", bytes.start);
             }
             self.filled[chunk as usize].store(true, Ordering::Release);
         }

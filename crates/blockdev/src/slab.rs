@@ -152,7 +152,8 @@ impl Slabs {
         true
     }
 
-    /// Takes a piece back. If its slab is unused then, and `shrink` is set, that is what remains to be dropped.
+    /// Takes a piece back. If its slab is unused then, and is not the only one that is, and `shrink` is set, that is what
+    /// remains to be dropped. (One stays: who takes and gives back the same few pieces would get a new slab each time.)
     pub(crate) fn give_back(&mut self, piece: Piece, shrink: bool) -> Option<impl Sized + use<>> {
         let pieces = self.pieces_per_slab();
         let place = &mut self.slots[piece.slot];
@@ -160,7 +161,11 @@ impl Slabs {
         slot.free[piece.index / 64] |= 1 << (piece.index % 64);
         slot.free_pieces += 1;
         self.first_free = self.first_free.min(piece.slot);
-        if shrink && slot.free_pieces == pieces { place.take() } else { None }
+        if !shrink || slot.free_pieces < pieces {
+            return None;
+        }
+        let unused = self.slots.iter().flatten().filter(|slot| slot.free_pieces == pieces).count();
+        if unused > 1 { self.slots[piece.slot].take() } else { None }
     }
 }
 
@@ -193,13 +198,18 @@ mod tests {
         let slots: Vec<usize> = pieces.iter().map(|piece| piece.slot).collect();
         assert_eq!(slots, [0, 0, 1, 1]);
         let mut pieces = pieces.into_iter();
-        assert!(slabs.give_back(pieces.next().expect("four"), true).is_none());
-        assert!(slabs.give_back(pieces.next().expect("four"), true).is_some());
-        assert!(slabs.slots[0].is_none() && slabs.take().is_none());
+        let (first, second, third, kept) =
+            (pieces.next().expect("1"), pieces.next().expect("2"), pieces.next().expect("3"), pieces.next().expect("4"));
+        assert!(slabs.give_back(first, true).is_none());
+        assert!(slabs.give_back(second, true).is_none(), "the only one that is unused stays");
+        assert!(slabs.give_back(third, true).is_none(), "it is used");
+        let (first, second) = (slabs.take().expect("unused"), slabs.take().expect("unused"));
+        assert_eq!((first.slot, second.slot), (0, 0));
+        assert!(slabs.give_back(first, true).is_none() && slabs.give_back(second, false).is_none());
+        assert!(slabs.give_back(kept, true).is_some(), "the second that is unused goes");
+        assert!(slabs.slots[1].is_none() && slabs.slots[0].is_some());
         assert!(slabs.grow() && slabs.slots.len() == 2);
-        assert_eq!(slabs.take().expect("new").slot, 0);
-        let kept = pieces.next().expect("four");
-        assert!(slabs.give_back(pieces.next().expect("four"), true).is_none());
+        let kept = slabs.take().expect("unused");
         drop(slabs);
         assert!(kept.iter().all(|byte| *byte == 0), "it stays mapped");
     }
