@@ -36,6 +36,8 @@ use std::sync::atomic::Ordering;
 
 /// Pages that are written in one operation.
 const BATCH_PAGES: u64 = 1024;
+/// Longest write: a group that comes meanwhile waits for it in the device's queue, and its flush for what it left there.
+const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its reservation.
 const BATCH_PIECES: usize = 16;
 /// Longest piece when space is short.
@@ -271,11 +273,21 @@ impl VolumeInner {
         Ok(self.space.allocate_data(&extra, 1, None)?)
     }
 
-    /// Writes; neighbours on the device go in one write.
+    /// Writes; neighbours on the device go in one write, as far as that is not too long.
     fn write_data(&self, parts: &[Part]) -> Result<()> {
         for run in parts.chunk_by(|(before, _), (after, _)| before.end() == after.start) {
-            let buffers: Vec<&[u8]> = run.iter().map(|(_, data)| &data[..]).collect();
-            self.device.write(run[0].0.start.offset_bytes(), &buffers)?;
+            let mut rest = run;
+            while let Some((first, _)) = rest.first() {
+                let mut bytes = 0;
+                let fits = |(_, data): &&Part| {
+                    bytes += data.len();
+                    bytes <= WRITE_BYTES_MAX
+                };
+                let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+                let buffers: Vec<&[u8]> = now.iter().map(|(_, data)| &data[..]).collect();
+                self.device.write(first.start.offset_bytes(), &buffers)?;
+                rest = later;
+            }
         }
         Ok(())
     }

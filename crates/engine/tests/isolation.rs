@@ -1,72 +1,107 @@
-//! A measurement, not a test: how long small fsyncs take while one file of 1 GiB is fsynced.
-//!
-//!     CAIRN_TEST_IMAGE=/disk/image cargo test --release -p cairn-engine --test isolation -- --ignored --nocapture
-use cairn_blockdev::FileDevice;
+//! A large fsync does not stand in the way of small ones of other files. (`cairn bench run isolation` measures how well.)
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions};
-use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::{clock, thread};
-use std::path::PathBuf;
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::thread;
 use std::sync::Arc;
 use std::time::Duration;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
-const LARGE_BYTES: u64 = 1 << 30;
-const CLIENTS: usize = 4;
-const QUIET_TIME: Duration = Duration::from_secs(3);
+const VOLUME_BYTES: u64 = 256 << 20;
+const LARGE_BYTES: usize = 16 << 20;
+const LONGEST_WRITE_BYTES: usize = 1 << 20;
+/// What is longer than this belongs to the large file.
+const SMALL_WRITE_BYTES: usize = 512 << 10;
 
-/// Fsyncs 4 KiB again and again until told to stop; how long each took.
-fn client(volume: &Volume, file: InodeNumber, stop: &AtomicBool) -> Vec<Duration> {
-    let mut times = Vec::new();
-    for round in 0_u64.. {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        volume.write(file, round % 1024 * 4096, &[round as u8; 4096]).unwrap();
-        let begin = clock::now_monotonic();
-        volume.fsync_blocking(file, FsyncKind::Full).unwrap();
-        times.push(begin.elapsed());
-    }
-    times
+#[derive(Default)]
+struct Gate {
+    shut: bool,
+    waiting: usize,
+    longest_bytes: usize,
 }
 
-/// The small fsyncs while `work` is done: number, median, 99th percentile, maximum.
-fn small_fsyncs_during(volume: &Volume, files: &[InodeNumber], work: impl FnOnce()) -> (usize, Duration, Duration, Duration) {
-    let stop = Arc::new(AtomicBool::new(false));
-    let clients: Vec<_> = files
-        .iter()
-        .map(|&file| {
-            let (volume, stop) = (volume.clone(), Arc::clone(&stop));
-            thread::spawn("client", move || client(&volume, file, &stop))
-        })
-        .collect();
-    work();
-    stop.store(true, Ordering::Relaxed);
-    let mut times: Vec<Duration> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
-    times.sort_unstable();
-    let at = |permille: usize| times[(times.len() - 1) * permille / 1000];
-    (times.len(), at(500), at(990), at(1000))
+/// A device whose long writes wait while it is shut.
+struct Gated {
+    device: MemoryDevice,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+}
+
+impl Gated {
+    fn change<T>(&self, change: impl FnOnce(&mut Gate) -> T) -> T {
+        let result = change(&mut self.gate.lock());
+        self.changed.notify_all();
+        result
+    }
+}
+
+impl BlockDevice for Gated {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(offset_bytes, buffer)
+    }
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut gate = self.gate.lock();
+        gate.longest_bytes = gate.longest_bytes.max(bytes);
+        gate.waiting += 1;
+        self.changed.notify_all();
+        while gate.shut && bytes > SMALL_WRITE_BYTES {
+            self.changed.wait(&mut gate);
+        }
+        gate.waiting -= 1;
+        drop(gate);
+        self.device.write(offset_bytes, buffers)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn length_bytes(&self) -> u64 {
+        self.device.length_bytes()
+    }
+    fn flush_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+fn file(volume: &Volume, name: &[u8]) -> InodeNumber {
+    volume.create(volume.root(), name, &FILE).expect("it is new").inode
 }
 
 #[test]
-#[ignore = "a measurement; needs CAIRN_TEST_IMAGE, a new file on the disk to measure, of 4 GiB"]
-fn small_fsyncs_beside_a_large_one() {
-    let path = PathBuf::from(std::env::var_os("CAIRN_TEST_IMAGE").expect("CAIRN_TEST_IMAGE names a file to make"));
-    let device = Arc::new(FileDevice::create(&path, 4 << 30).unwrap());
-    mkfs(&*device, &MkfsOptions::default()).unwrap();
-    let volume = Volume::open(device, VolumeOptions { dirty_data_bytes_max: 2 * LARGE_BYTES, ..VolumeOptions::default() }).unwrap();
-    let file = |name: String| volume.create(volume.root(), name.as_bytes(), &FILE).unwrap().inode;
-    let files: Vec<_> = (0..CLIENTS).map(|index| file(format!("small {index}"))).collect();
-    let quiet = small_fsyncs_during(&volume, &files, || clock::sleep(QUIET_TIME));
-    let large = file("large".to_owned());
-    let part = vec![7; 1 << 20];
-    (0..LARGE_BYTES >> 20).for_each(|index| volume.write(large, index << 20, &part).unwrap());
-    let begin = clock::now_monotonic();
-    let loaded = small_fsyncs_during(&volume, &files, || volume.fsync_blocking(large, FsyncKind::Full).unwrap());
-    let took = begin.elapsed();
-    println!("quiet (fsyncs, p50, p99, max): {quiet:?}");
-    println!("beside a fsync of 1 GiB, which took {took:?}: {loaded:?}");
-    println!("p99 ratio: {:.2}", loaded.2.as_secs_f64() / quiet.2.as_secs_f64());
-    volume.close().unwrap();
-    std::fs::remove_file(&path).unwrap();
+fn small_fsyncs_pass_a_large_one() {
+    let device =
+        Arc::new(Gated { device: MemoryDevice::new(VOLUME_BYTES), gate: Mutex::new(Rank::LEAF, Gate::default()), changed: Condvar::new() });
+    mkfs(&*device, &MkfsOptions::default()).expect("a volume");
+    let options = VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens");
+    let (large, small) = (file(&volume, b"large"), file(&volume, b"small"));
+    volume.sync().expect("durable");
+    volume.write(large, 0, &vec![7; LARGE_BYTES]).expect("room");
+    device.change(|gate| *gate = Gate { shut: true, ..Gate::default() });
+    let fsync = {
+        let volume = volume.clone();
+        thread::spawn("large", move || volume.fsync_blocking(large, FsyncKind::Full).expect("stored"))
+    };
+    {
+        let mut gate = device.gate.lock();
+        while gate.waiting == 0 {
+            device.changed.wait(&mut gate);
+        }
+    }
+    // The large file's first write does not end before the gate opens.
+    for round in 0..20_u8 {
+        volume.write(small, 0, &[round; 4096]).expect("room");
+        volume.fsync_blocking(small, FsyncKind::Full).expect("stored");
+    }
+    assert_eq!(device.change(|gate| gate.waiting), 1);
+    device.change(|gate| gate.shut = false);
+    fsync.join().expect("no panic");
+    let longest_bytes = device.change(|gate| gate.longest_bytes);
+    assert!((SMALL_WRITE_BYTES..=LONGEST_WRITE_BYTES).contains(&longest_bytes), "a write of {longest_bytes} bytes");
+    volume.close().expect("it closes");
 }
