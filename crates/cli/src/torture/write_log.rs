@@ -10,7 +10,7 @@
 //!
 //! *Epochs*: what stands between two flushes. At a power cut in epoch N, all epochs before N are on the disk, and any subset of
 //! N's writes, each perhaps torn at a sector. What is never flushed is not in the log: the last epoch ends with its flush.
-use crate::Problem;
+use super::workers::Problem;
 use cairn_environment::random::Seeded;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
