@@ -41,7 +41,7 @@ impl Faults {
 }
 
 /// The columns of both tables, behind the first one.
-const COLUMNS: [&str; 7] = ["fault points", "mount refused", "reported", "and stopped", "absorbed", "wrong", "crash states"];
+const COLUMNS: [&str; 7] = ["fault points", "mount refused", "reported", "reported, stopped", "absorbed", "wrong", "crash states"];
 
 fn row(formatter: &mut fmt::Formatter<'_>, name: &str, outcomes: &Outcomes) -> fmt::Result {
     let Outcomes { faults, refused, reported, stopped, absorbed, wrong, states } = *outcomes;

@@ -9,8 +9,8 @@
 use super::server::{Running, Server};
 use super::session::{self, Common, Halt, Length, Plan, Session};
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
-use cairn_environment::clock;
 use cairn_environment::random::Seeded;
+use cairn_environment::{clock, thread};
 use clap::Parser;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -122,7 +122,8 @@ fn run_rounds(session: &mut Session, rounds: u64, load_ms_max: u64, choose: fn(&
 fn load_and_stop(session: &Session, server: &Server, workers: Vec<Named>, load: Duration, how: Stop) -> Result<Vec<Named>, Problem> {
     let mut running = server.start(&[])?;
     let (stop, threads) = start_workers(server, workers);
-    session.sleep(load);
+    // A worker that has ended met an error.
+    session.sleep_while(load, || !threads.iter().any(thread::JoinHandle::is_finished));
     stop.store(true, Ordering::SeqCst);
     let stopped = how.stop(server, &mut running);
     let (workers, result) = join_workers(threads)?;

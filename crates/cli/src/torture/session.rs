@@ -150,8 +150,13 @@ impl Session {
 
     /// Waits; a signal ends the wait.
     pub fn sleep(&self, time: Duration) {
+        self.sleep_while(time, || true);
+    }
+
+    /// Waits as long as `wanted`, at most for `time`; a signal ends the wait.
+    pub fn sleep_while(&self, time: Duration, wanted: impl Fn() -> bool) {
         let begin = clock::now_monotonic();
-        while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero() && !self.is_interrupted()) {
+        while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero() && !self.is_interrupted() && wanted()) {
             clock::sleep(left.min(SLICE));
             self.show_time();
         }
