@@ -44,8 +44,8 @@ fuse_is_usable() { [ -c /dev/fuse ] && [ -r /dev/fuse ] && [ -w /dev/fuse ]; }
 
 need_root() { [ "$(id -u)" -eq 0 ] || fail "this must run as root, because it $1"; }
 
-# Builds the command, and sets $cairn. CAIRN_PROFILE=checked takes
-# the build with debug assertions instead of the release; CAIRN names a command that is built already.
+# Builds the command, and sets $cairn. CAIRN_PROFILE=checked takes the build with debug assertions instead of the release;
+# CAIRN names a command that is built already.
 build() {
     local arguments=(build --locked -p cairn --bin cairn) folder=${CAIRN_PROFILE:-release}
     case $folder in

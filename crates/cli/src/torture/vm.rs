@@ -118,6 +118,7 @@ fn run_boots(arguments: &Vm, session: &mut Session, qemu: PathBuf) -> Result<(),
     let random = Seeded::new(session.seed);
     // A small log goes round many times, and is full now and then.
     session.make_volume(&Server::with_image(&work, work.join("base")), &VOLUME_BYTES.to_string(), "4M")?;
+    session.set("boots", 0, "each with a power cut under load");
     let mut campaign = Campaign { arguments, session, machine, random, workers, memories, cuts: 0, lost_writes: 0 };
     (1..=arguments.boots).try_for_each(|boot| campaign.run_boot(boot).map_err(|halt| halt.within(&format!("boot {boot}"))))
 }
@@ -136,7 +137,7 @@ impl Campaign<'_> {
         let cuts = self.choose_cuts(&known);
         let before = self.lost_writes;
         self.check_cuts(&log, &known, &cuts)?;
-        self.session.set("boots", boot, "each with a power cut under load");
+        self.session.set("boots", boot, "");
         let told = format!(
             "started after {:.1} s, power cut after {load_ms} ms; {} flushes; {} cuts checked, {} writes lost or torn; {:.1} s",
             booted.as_secs_f64(),
