@@ -252,7 +252,7 @@ impl fmt::Display for Told<Report> {
             let tested = figures.0.iter().any(|(_, value, _)| *value > 0);
             return writeln!(formatter, "{} (seed {})", if tested { verdict } else { "Nothing was tested." }, self.seed);
         };
-        writeln!(formatter, "\nFOUND in {problem}")?;
+        writeln!(formatter, "\nFOUND: {problem}")?;
         if let Some(log) = server_log {
             writeln!(formatter, "  the server's last words:\n{log}")?;
         }
@@ -358,4 +358,60 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(finding: Option<Problem>, figures: Figures, interrupted: bool) -> Told<Report> {
+        let kept = if finding.is_some() { vec!["/work/image".into()] } else { Vec::new() };
+        let (server_log, verdict) = (finding.is_some().then(|| "a last word".into()), "All is well.".into());
+        let passed = finding.is_none();
+        let report = Report { interrupted, seconds: 1.0, figures, finding, server_log, kept, verdict };
+        Told { command: "kill9 --rounds 9".into(), seed: 5, passed, report }
+    }
+
+    fn rounds(count: u64) -> Figures {
+        Figures(vec![("kill_rounds", count, "of load".into())])
+    }
+
+    #[test]
+    fn a_report_says_what_was_tested() {
+        let text = told(None, rounds(3), false).to_string();
+        assert!(text.contains("kill rounds") && text.contains("All is well. (seed 5)"), "{text}");
+        let text = told(None, rounds(0), true).to_string();
+        assert!(text.contains("interrupted") && text.contains("Nothing was tested.") && !text.contains("All is well"), "{text}");
+        let json = serde_json::to_value(told(None, rounds(3), false)).unwrap();
+        assert_eq!((json["kill_rounds"].as_u64(), json["finding"].is_null()), (Some(3), true));
+    }
+
+    #[test]
+    fn a_finding_says_what_shows_it_and_how_to_repeat_it() {
+        let text = told(Some("round 3: a record is gone".into()), rounds(2), false).to_string();
+        for part in
+            ["FOUND: round 3: a record is gone", "a last word", "kept: /work/image", "repeat: cairn torture kill9 --rounds 9 --seed 5"]
+        {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        assert!(!text.contains("All is well"), "{text}");
+    }
+
+    #[test]
+    fn a_folder_goes_away_or_leaves_what_is_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Some(parent.path()), 0).unwrap();
+        fs::write(folder.0.join("image"), "x").unwrap();
+        let path = folder.0.clone();
+        drop(folder);
+        assert!(!path.exists());
+        let folder = Folder::new(Some(parent.path()), 0).unwrap();
+        let path = folder.0.clone();
+        fs::create_dir(path.join("mount")).unwrap();
+        ["image", "disk"].into_iter().for_each(|name| fs::write(path.join(name), "x").unwrap());
+        assert_eq!(folder.keep(&["image", "missing"]), [path.join("image")]);
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
+        let error = Folder::new(Some(parent.path()), u64::MAX).err().expect("there is less room").to_string();
+        assert!(error.contains("--work"), "{error}");
+    }
 }

@@ -256,3 +256,27 @@ fn write_durably(path: &Path, content: &[u8]) -> io::Result<()> {
     file.write_all(content)?;
     file.sync_all()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_noticed() {
+        let warm = Taken { memory_kib: 100_000, descriptors: 20, threads: 18 };
+        warm.check_growth_since(&warm).unwrap();
+        Taken { memory_kib: 125_000 + MEMORY_KIB_MORE_MAX, ..warm }.check_growth_since(&warm).unwrap();
+        Taken { memory_kib: 125_001 + MEMORY_KIB_MORE_MAX, ..warm }.check_growth_since(&warm).unwrap_err();
+        Taken { descriptors: 25, ..warm }.check_growth_since(&warm).unwrap_err();
+        Taken { threads: 23, ..warm }.check_growth_since(&warm).unwrap_err();
+        assert!(Taken::of(std::process::id()).unwrap().threads > 0);
+    }
+
+    #[test]
+    fn hours_may_be_fractions() {
+        assert_eq!(hours("0.5"), Ok(Duration::from_secs(1800)));
+        for wrong in ["0", "-1", "NaN", "soon"] {
+            assert!(hours(wrong).is_err(), "{wrong}");
+        }
+    }
+}
