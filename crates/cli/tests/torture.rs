@@ -8,6 +8,7 @@ use cairn_environment::lock::{Mutex, MutexGuard};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -84,12 +85,16 @@ impl Torture {
         fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// The mount point, once the workers are there.
-    fn mountpoint_under_load(&self) -> PathBuf {
-        loop {
-            let found = self.left().into_iter().map(|folder| folder.join("mount")).find(|mount| mount.join("tree-2").is_dir());
-            if let Some(mountpoint) = found {
-                return mountpoint;
+    /// Waits until the workers of `run` are there.
+    #[track_caller]
+    fn wait_for_load(&self, run: &mut Child) {
+        let is_loaded = || self.left().iter().any(|folder| folder.join("mount/tree-2").is_dir());
+        while !is_loaded() {
+            if run.try_wait().unwrap().is_some() {
+                let mut told = String::new();
+                run.stdout.take().unwrap().read_to_string(&mut told).unwrap();
+                run.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+                panic!("the run has ended: {told}");
             }
             clock::sleep(Duration::from_millis(5));
         }
@@ -152,8 +157,8 @@ fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
 #[test]
 fn an_interrupted_run_reports_and_cleans_up() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
-    let child = torture.start(&["kill9", "--rounds", "1000", "--load-ms-max", "4000000", "--json", "--work", "."]);
-    torture.mountpoint_under_load();
+    let mut child = torture.start(&["kill9", "--rounds", "1000", "--load-ms-max", "4000000", "--json", "--work", "."]);
+    torture.wait_for_load(&mut child);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let told = Told::from(child.wait_with_output().unwrap());
     let report = told.json();
@@ -164,8 +169,8 @@ fn an_interrupted_run_reports_and_cleans_up() {
 #[test]
 fn a_second_signal_ends_a_run_at_once() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
-    let child = torture.start(&["soak", "--hours", "1", "--work", "."]);
-    torture.mountpoint_under_load();
+    let mut child = torture.start(&["soak", "--hours", "1", "--work", "."]);
+    torture.wait_for_load(&mut child);
     let process = Pid::from_child(&child);
     kill_process(process, Signal::TERM).unwrap();
     // Signals of one kind may become one: hence another.
@@ -195,8 +200,8 @@ fn server_of(run: &Child) -> Pid {
 #[test]
 fn a_server_that_ends_by_itself_is_a_finding() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
-    let run = torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--json", "--work", "."]);
-    torture.mountpoint_under_load();
+    let mut run = torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--json", "--work", "."]);
+    torture.wait_for_load(&mut run);
     kill_process(server_of(&run), Signal::KILL).unwrap();
     let told = Told::from(run.wait_with_output().unwrap());
     let report = told.json();

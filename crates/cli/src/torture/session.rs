@@ -115,7 +115,16 @@ pub struct Session {
     length: Length,
     begin: clock::Monotonic,
     bar: ProgressBar,
-    interrupt: Arc<AtomicBool>,
+    signals: Arc<Received>,
+}
+
+/// What signals have asked for.
+#[derive(Default)]
+struct Received {
+    /// The first one: to end in order.
+    interrupt: AtomicBool,
+    /// The second one: the mounts are being taken away, and what the run finds from now on means nothing.
+    abandoned: AtomicBool,
 }
 
 impl Session {
@@ -126,15 +135,15 @@ impl Session {
             .open("/dev/fuse")
             .context("/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` makes it, a container must be given it")?;
         let folder = Folder::new(common.work.as_deref(), plan.needs_bytes)?;
-        let interrupt = Arc::new(AtomicBool::new(false));
-        listen(&folder.0, interrupt.clone())?;
+        let signals = Arc::new(Received::default());
+        listen(&folder.0, signals.clone())?;
         let bar = match plan.length {
             Length::Rounds(rounds) => ProgressBar::items("rounds", rounds),
             Length::Time(time) => ProgressBar::items("seconds", time.as_secs().max(1)),
         };
         let seed = common.seed.unwrap_or_else(random::u64);
         let (figures, begin) = (Figures::default(), clock::now_monotonic());
-        let session = Self { folder, seed, figures, length: plan.length, begin, bar, interrupt };
+        let session = Self { folder, seed, figures, length: plan.length, begin, bar, signals };
         session.tell(&format!("seed {seed}"));
         Ok(session)
     }
@@ -145,7 +154,7 @@ impl Session {
     }
 
     pub fn is_interrupted(&self) -> bool {
-        self.interrupt.load(Ordering::SeqCst)
+        self.signals.interrupt.load(Ordering::SeqCst)
     }
 
     /// Waits; a signal ends the wait.
@@ -203,7 +212,12 @@ impl Session {
 /// Runs `work`, and prints the report. Errors say that it could not be run.
 pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> Result<(), Halt>) -> anyhow::Result<ExitCode> {
     let mut session = Session::new(plan, common)?;
-    let finding = match work(&mut session) {
+    let ended = work(&mut session);
+    while session.signals.abandoned.load(Ordering::SeqCst) {
+        // Until the other thread has cleaned up, and ends the process.
+        clock::sleep(SLICE);
+    }
+    let finding = match ended {
         Ok(()) | Err(Halt::Interrupted) => None,
         Err(Halt::Found(problem)) => Some(problem),
         Err(Halt::Unable(problem)) => bail!("{problem}"),
@@ -268,12 +282,13 @@ fn last_lines(path: &Path) -> Option<String> {
 }
 
 /// Listens to signals for as long as the process lives.
-fn listen(folder: &Path, interrupt: Arc<AtomicBool>) -> anyhow::Result<()> {
+fn listen(folder: &Path, received: Arc<Received>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen to signals")?;
     let folder = folder.to_owned();
     drop(thread::spawn("signals", move || {
         for _ in signals.forever() {
-            if interrupt.swap(true, Ordering::SeqCst) {
+            if received.interrupt.swap(true, Ordering::SeqCst) {
+                received.abandoned.store(true, Ordering::SeqCst);
                 clear(&folder);
                 std::process::exit(EXIT_INTERRUPTED.into());
             }
