@@ -44,8 +44,8 @@ fuse_is_usable() { [ -c /dev/fuse ] && [ -r /dev/fuse ] && [ -w /dev/fuse ]; }
 
 need_root() { [ "$(id -u)" -eq 0 ] || fail "this must run as root, because it $1"; }
 
-# Builds the command and, with arguments, examples beside it, and sets $cairn and $examples. CAIRN_PROFILE=checked takes
-# the build with debug assertions instead of the release; CAIRN names a command that is built already.
+# Builds the command, and sets $cairn. CAIRN_PROFILE=checked takes the build with debug assertions instead of the release;
+# CAIRN names a command that is built already.
 build() {
     local arguments=(build --locked -p cairn --bin cairn) folder=${CAIRN_PROFILE:-release}
     case $folder in
@@ -53,11 +53,12 @@ build() {
         checked) arguments+=("${checked[@]}") ;;
         *) fail "CAIRN_PROFILE=$folder: use release or checked" ;;
     esac
-    for example in "$@"; do arguments+=(--example "$example"); done
-    if [ -z "${CAIRN:-}" ] || [ $# -gt 0 ]; then (cd "$root" && cargo "${arguments[@]}" </dev/null); fi
+    if [ -z "${CAIRN:-}" ]; then (cd "$root" && cargo "${arguments[@]}" </dev/null); fi
     cairn=${CAIRN:-$CARGO_TARGET_DIR/$folder/cairn}
-    examples=$CARGO_TARGET_DIR/$folder/examples
 }
+
+# cairn torture with CAIRN_SEED and CAIRN_WORK; it makes its own folder, and cleans up.
+torture() { "$cairn" torture "$@" ${CAIRN_SEED:+--seed "$CAIRN_SEED"} ${CAIRN_WORK:+--work "$CAIRN_WORK"} </dev/null; }
 
 # A folder for this run, which goes away with everything mounted below it, however the script ends. CAIRN_WORK names
 # the folder in which it is made.

@@ -16,7 +16,7 @@ mod engine_target;
 mod interrupt;
 mod intervals;
 mod machine;
-mod mounts;
+pub mod mounts;
 pub mod peers;
 mod posix_target;
 mod progress;

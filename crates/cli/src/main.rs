@@ -2,7 +2,7 @@
 //!
 //! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
 //! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` has its own (0 clean, 1 repaired,
-//! 4 errors left, 8 failure).
+//! 4 errors left, 8 failure), and of `torture` 1 is a finding, 2 everything else.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -18,6 +18,7 @@ mod progress;
 mod repair_backup;
 mod signature;
 mod size;
+mod torture;
 
 use cairn_bench::Interrupted;
 use cairn_blockdev::DeviceError;
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
         Command::Stats(arguments) => commands::stats::run(&arguments),
         Command::Device(arguments) => commands::device::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
-        Command::Torture(arguments) => return report(commands::torture::run(&arguments), 1),
+        Command::Torture(arguments) => return report(commands::torture::run(&arguments), commands::torture::EXIT_UNABLE),
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }

@@ -30,6 +30,15 @@ impl ProgressBar {
         self.bar.set_position(done);
     }
 
+    /// Tells `line` above the bar, or where it would be.
+    pub fn tell(&self, line: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{line}");
+        } else {
+            self.bar.println(line);
+        }
+    }
+
     /// Starts over with another task.
     pub fn restart(&self, task: &str, total: u64) {
         self.bar.set_message(task.to_owned());

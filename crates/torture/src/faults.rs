@@ -1,5 +1,5 @@
 //! Every request of a recorded run fails in turn: the first read, the second, … the last, then writes, then flushes; once, or from
-//! then on.
+//! then on; with EIO, and writes and flushes also with ENOSPC, as of a sparse image whose file system is full.
 //!
 //! Required: who asked is told, or nobody needs to be; what is read is right; and whatever was acknowledged, before the
 //! failure or after it, is there after a power failure at the end. One operation that fails for any other reason than the
@@ -7,44 +7,115 @@
 //!
 //! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them one after the other are another.
 use crate::found::Found;
+use crate::history::ClientHistory;
 use crate::operation::{Base, Operation, Target};
 use crate::search::open;
 use crate::sequence::{Attempt, Performer, Start};
 use crate::systematic::{self, STEPS, Step};
 use crate::verdict::judge_found;
-use cairn_blockdev::simulated::Fate;
-use cairn_blockdev::{Operation as Request, SimulatedDevice};
-use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_blockdev::simulated::{self, Fate};
+use cairn_blockdev::{BlockDevice, Operation as Request, SimulatedDevice};
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, Ordering};
+use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, Superblock};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+/// A kind of fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultKind {
+    /// Reads, writes or flushes.
+    pub request: Request,
+    /// The error is ENOSPC, not EIO.
+    pub no_space: bool,
+    /// All later ones of that kind fail as well.
+    pub lasting: bool,
+}
 
 /// Which request fails.
 #[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    /// Reads, writes or flushes.
-    pub request: Request,
-    /// All later ones of that kind fail as well.
-    pub lasting: bool,
+struct Fault {
+    kind: FaultKind,
     /// How many of that kind succeed before.
-    pub after: u64,
+    after: u64,
 }
 
-/// What came of the faults of one kind.
-#[derive(Clone, Debug, Default, serde::Serialize)]
+/// What a request reads or writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Structure {
+    Superblock,
+    Bitmap,
+    Log,
+    Node,
+    Data,
+    /// All of the device: a flush.
+    Device,
+}
+
+impl Structure {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Superblock, Self::Bitmap, Self::Log, Self::Node, Self::Data, Self::Device];
+
+    /// Its name in a table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Superblock => "superblock",
+            Self::Bitmap => "bitmap",
+            Self::Log => "log",
+            Self::Node => "node",
+            Self::Data => "data",
+            Self::Device => "-",
+        }
+    }
+}
+
+/// What came of the faults of one kind at one structure.
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct FaultRow {
     /// `read`, `write` or `flush`.
     pub request: String,
+    /// What the request was for.
+    pub structure: Structure,
+    /// `EIO` or `ENOSPC`.
+    pub error: &'static str,
     /// Whether all later requests failed, too.
     pub lasting: bool,
+    /// How they ended.
+    #[serde(flatten)]
+    pub outcomes: Outcomes,
+}
+
+/// What came of the faults during one workload.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct OperationRow {
+    /// The operation, before which there is nothing, and after which an fsync and a sync.
+    pub operation: String,
+    /// How they ended.
+    #[serde(flatten)]
+    pub outcomes: Outcomes,
+}
+
+/// How runs with a fault ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Outcomes {
     /// Requests that failed, each in a run of its own.
     pub faults: u64,
     /// The volume could not be opened.
     pub refused: u64,
-    /// At least one operation, or the end of the mount, returned an error.
+    /// At least one operation, or the end of the mount, returned an error; the volume went on.
     pub reported: u64,
+    /// The same, and the volume stopped: nothing could be changed any more.
+    pub stopped: u64,
     /// Nobody was told, and nothing was lost.
     pub absorbed: u64,
+    /// A rule did not hold.
+    pub wrong: u64,
     /// Crash states judged afterwards.
     pub states: u64,
 }
@@ -54,18 +125,19 @@ pub struct FaultRow {
 pub struct FaultReport {
     /// Workloads of which every request failed.
     pub workloads: u64,
-    /// By kind of fault.
+    /// By kind of fault and structure, those that were met.
     pub rows: Vec<FaultRow>,
+    /// By operation.
+    pub operations: Vec<OperationRow>,
     /// What was wrong.
     pub findings: Vec<String>,
 }
 
 /// How a run with a fault ended.
 enum Ending {
-    /// The run has no such request.
-    NotReached,
     Refused,
     Reported,
+    Stopped,
     Absorbed,
 }
 
@@ -80,100 +152,217 @@ fn workloads() -> Vec<(String, Vec<Step>)> {
     all
 }
 
+/// All kinds of fault. No read fails for lack of space.
+fn kinds() -> Vec<FaultKind> {
+    let errors = [(Request::Read, false), (Request::Write, false), (Request::Flush, false), (Request::Write, true), (Request::Flush, true)];
+    let both = |(request, no_space)| [false, true].map(|lasting| FaultKind { request, no_space, lasting });
+    errors.into_iter().flat_map(both).collect()
+}
+
+/// A row for each kind of fault and each structure.
+fn all_rows(kinds: &[FaultKind]) -> Vec<FaultRow> {
+    let row = |kind: FaultKind, structure| FaultRow {
+        request: kind.request.to_string(),
+        structure,
+        error: if kind.no_space { "ENOSPC" } else { "EIO" },
+        lasting: kind.lasting,
+        outcomes: Outcomes::default(),
+    };
+    kinds.iter().flat_map(|kind| Structure::ALL.map(|structure| row(*kind, structure))).collect()
+}
+
 /// Runs everything. `progress` is told the workloads done and to be done; `stop` ends it early.
 ///
 /// # Errors
 /// The volume to begin with can't be made. Findings are in the report.
 pub fn run(seed: u64, stop: &AtomicBool, progress: &mut dyn FnMut(u64, u64)) -> Result<FaultReport, String> {
     let start = Start::new(&systematic::setup())?;
-    let kinds = [Request::Read, Request::Write, Request::Flush].into_iter().flat_map(|request| [(request, false), (request, true)]);
-    let row = |(request, lasting): (Request, bool)| FaultRow { request: request.to_string(), lasting, ..FaultRow::default() };
-    let mut report = FaultReport { rows: kinds.clone().map(row).collect(), ..FaultReport::default() };
+    let kinds = kinds();
+    let mut report = FaultReport { rows: all_rows(&kinds), ..FaultReport::default() };
     let workloads = workloads();
     for (name, steps) in &workloads {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         let operations = systematic::operations(steps, &start.model, systematic::setup().len());
-        for ((request, lasting), row) in kinds.clone().zip(&mut report.rows) {
+        let map = Map::of(&start, &operations)?;
+        let mut of_workload = Outcomes::default();
+        for (kind, rows) in kinds.iter().zip(report.rows.chunks_mut(Structure::ALL.len())) {
             for after in 0.. {
-                let fault = Fault { request, lasting, after };
-                match one(&start, &operations, fault, seed) {
-                    Ok((Ending::NotReached, _)) => break,
-                    Ok((ending, states)) => row.add(&ending, states),
-                    Err(problem) => {
-                        row.faults += 1;
-                        report.findings.push(format!("{name}: {fault:?}: {problem}"));
-                    }
+                let fault = Fault { kind: *kind, after };
+                let Met { structure, outcome } = match one(&start, &operations, &map, fault, seed) {
+                    None => break,
+                    Some(met) => met,
+                };
+                let row = rows.iter_mut().find(|row| row.structure == structure).expect("a row for each structure");
+                row.outcomes.add(&outcome);
+                of_workload.add(&outcome);
+                if let Err(problem) = outcome {
+                    report.findings.push(format!("{name}: {fault:?}, {}: {problem}", structure.name()));
                 }
             }
         }
+        report.operations.push(OperationRow { operation: name.clone(), outcomes: of_workload });
         report.workloads += 1;
         progress(report.workloads, workloads.len() as u64);
     }
+    report.rows.retain(|row| row.outcomes.faults > 0);
     Ok(report)
 }
 
-impl FaultRow {
-    fn add(&mut self, ending: &Ending, states: u64) {
+impl Outcomes {
+    fn add(&mut self, outcome: &Result<(Ending, u64), String>) {
         self.faults += 1;
-        self.states += states;
-        match ending {
-            Ending::NotReached => {}
-            Ending::Refused => self.refused += 1,
-            Ending::Reported => self.reported += 1,
-            Ending::Absorbed => self.absorbed += 1,
+        match outcome {
+            Ok((ending, states)) => {
+                self.states += states;
+                match ending {
+                    Ending::Refused => self.refused += 1,
+                    Ending::Reported => self.reported += 1,
+                    Ending::Stopped => self.stopped += 1,
+                    Ending::Absorbed => self.absorbed += 1,
+                }
+            }
+            Err(_) => self.wrong += 1,
         }
     }
 }
 
-/// One run with one fault; how it ended, and how many states were judged afterwards.
-fn one(start: &Start, operations: &[Operation], fault: Fault, seed: u64) -> Result<(Ending, u64), String> {
+/// Where the structures of a workload's volume stand: nodes are found by reading what a run without faults has left.
+struct Map {
+    geometry: Geometry,
+    nodes: BTreeSet<u64>,
+}
+
+impl Map {
+    fn of(start: &Start, operations: &[Operation]) -> Result<Self, String> {
+        let device = start.device();
+        let touched: Arc<Mutex<BTreeSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, BTreeSet::new()));
+        let seen = touched.clone();
+        device.fail_when(move |request| {
+            let blocks =
+                request.offset_bytes / BLOCK_SIZE as u64..(request.offset_bytes + request.length_bytes).div_ceil(BLOCK_SIZE as u64);
+            seen.lock().extend(blocks);
+            false
+        });
+        let volume = open(&device, false)?;
+        let mut performer = Performer::new(start, &volume, &device)?;
+        perform(&mut performer, operations)?;
+        drop(performer);
+        volume.close().map_err(|error| format!("closing without a fault: {error}"))?;
+        device.clear_failures();
+        let block = |number: BlockNumber| {
+            let mut bytes = vec![0; BLOCK_SIZE];
+            device.read(number.offset_bytes(), &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
+        };
+        let first = Geometry::SUPERBLOCKS[0];
+        let superblock = Superblock::decode(&block(first)?, first).map_err(|error| error.to_string())?;
+        let is_node = |address: &u64| {
+            let mut page = Box::new([0; NODE_SIZE]);
+            let read = device.read(BlockNumber(*address).offset_bytes(), &mut page[..]);
+            read.is_ok() && Node::decode(page, superblock.volume, BlockNumber(*address)).is_ok()
+        };
+        let touched = std::mem::take(&mut *touched.lock());
+        let last = superblock.geometry.total_blocks - NODE_BLOCKS;
+        let nodes = touched.into_iter().filter(|address| *address <= last).filter(is_node).collect();
+        Ok(Self { geometry: superblock.geometry, nodes })
+    }
+
+    fn structure(&self, request: &simulated::Request) -> Structure {
+        let block = BlockNumber(request.offset_bytes / BLOCK_SIZE as u64);
+        let within = |range: BlockRange| (range.start.0..range.start.0 + range.blocks).contains(&block.0);
+        match request.operation {
+            Request::Flush => Structure::Device,
+            _ if Geometry::SUPERBLOCKS.contains(&block) || block == self.geometry.superblock_copy() => Structure::Superblock,
+            _ if within(self.geometry.bitmap_table()) => Structure::Bitmap,
+            _ if within(self.geometry.log()) => Structure::Log,
+            _ if self.nodes.contains(&block.0) => Structure::Node,
+            _ => Structure::Data,
+        }
+    }
+}
+
+/// A fault that was met, and what came of it: how the run ended, and how many states were judged afterwards.
+struct Met {
+    structure: Structure,
+    outcome: Result<(Ending, u64), String>,
+}
+
+/// Has the requests of `fault` fail; the first of them is kept.
+fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<OnceLock<simulated::Request>> {
+    let failed = Arc::new(OnceLock::new());
+    let (first, mut seen) = (failed.clone(), 0);
+    let predicate = move |request: &simulated::Request| {
+        if request.operation != fault.kind.request {
+            return false;
+        }
+        seen += 1;
+        let fails = seen == fault.after + 1 || fault.kind.lasting && seen > fault.after;
+        if fails {
+            first.get_or_init(|| *request);
+        }
+        fails
+    };
+    if fault.kind.no_space {
+        device.fail_for_lack_of_space_when(predicate)
+    } else {
+        device.fail_when(predicate)
+    }
+    failed
+}
+
+/// One run with one fault; `None` when it has no such request.
+fn one(start: &Start, operations: &[Operation], map: &Map, fault: Fault, seed: u64) -> Option<Met> {
     let device = start.device();
     device.start_recording();
-    let seen = Arc::new(AtomicU64::new(0));
-    let counter = seen.clone();
-    device.fail_when(move |request| {
-        request.operation == fault.request && {
-            let before = counter.fetch_add(1, Ordering::Relaxed);
-            before == fault.after || fault.lasting && before > fault.after
-        }
+    let failed = plan(&device, fault);
+    let ran = run_with_fault(start, operations, &device);
+    let structure = map.structure(failed.get()?);
+    device.clear_failures();
+    let judged = ran.and_then(|(mut history, ending)| {
+        history.may_be_unreadable = fault.kind.request == Request::Write;
+        Ok((ending, judge_states(&device, &history, seed ^ fault.after)?))
     });
-    let (history, ending) = match open(&device, false) {
-        Err(_) => (start.history(), Ending::Refused),
-        Ok(volume) => {
-            let (mut history, told) = match Performer::new(start, &volume, &device) {
-                // Not even the root could be read.
-                Err(_) => (start.history(), Told::Reported),
-                Ok(mut performer) => {
-                    let told = perform(&mut performer, operations)?;
-                    (performer.into_history(), told)
-                }
-            };
-            let closed = volume.close().is_ok();
-            if closed && told != Told::Unknown {
-                history.acknowledge_all(device.history_len());
-            }
-            (history, if closed && told == Told::Nothing { Ending::Absorbed } else { Ending::Reported })
+    Some(Met { structure, outcome: judged })
+}
+
+/// Opens the volume, performs the operations, and closes it. What the client did, and how it ended.
+fn run_with_fault(start: &Start, operations: &[Operation], device: &Arc<SimulatedDevice>) -> Result<(ClientHistory, Ending), String> {
+    let Ok(volume) = open(device, false) else { return Ok((start.history(), Ending::Refused)) };
+    let (mut history, told) = match Performer::new(start, &volume, device) {
+        // Not even the root could be read.
+        Err(_) => (start.history(), Told::Reported),
+        Ok(mut performer) => {
+            let told = perform(&mut performer, operations)?;
+            (performer.into_history(), told)
         }
     };
-    if seen.load(Ordering::Relaxed) <= fault.after {
-        return Ok((Ending::NotReached, 0));
+    let stopped_before = volume.statistics().failure.is_some();
+    let closed = volume.close().is_ok();
+    if closed && told != Told::Unknown {
+        history.acknowledge_all(device.history_len());
     }
-    device.clear_failures();
-    let mut history = history;
-    history.may_be_unreadable = fault.request == Request::Write;
+    let ending = match (closed && told == Told::Nothing, stopped_before) {
+        (true, _) => Ending::Absorbed,
+        (false, true) => Ending::Stopped,
+        (false, false) => Ending::Reported,
+    };
+    Ok((history, ending))
+}
+
+/// Judges what power failures at the end leave; returns how many states there were.
+fn judge_states(device: &SimulatedDevice, history: &ClientHistory, seed: u64) -> Result<u64, String> {
     let mut explorer = device.explorer();
     explorer.advance_to(explorer.history_len());
-    let mut random = Seeded::new(seed ^ fault.after);
+    let mut random = Seeded::new(seed);
     let mut states =
         vec![Fate::Written, Fate::Lost].into_iter().map(|fate| explorer.state_with(|all| vec![fate; all.len()])).collect::<Vec<_>>();
     states.extend((0..3).map(|_| explorer.state(&mut random)));
     let count = states.len() as u64;
     for state in states {
-        judge(Arc::new(state), &history, explorer.position())?;
+        judge(Arc::new(state), history, explorer.position())?;
     }
-    Ok((ending, count))
+    Ok(count)
 }
 
 /// Whether anybody was told of the fault.
@@ -205,7 +394,7 @@ fn perform(performer: &mut Performer<'_>, operations: &[Operation]) -> Result<To
 }
 
 /// Judges a state. Data that could not be written may be missing, which is an error for who reads it, and a finding of fsck.
-fn judge(state: Arc<SimulatedDevice>, history: &crate::history::ClientHistory, position: usize) -> Result<(), String> {
+fn judge(state: Arc<SimulatedDevice>, history: &ClientHistory, position: usize) -> Result<(), String> {
     let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
     let tolerated = |pass: PassId| history.may_be_unreadable && pass == PassId::Data;
     if let Some(finding) = report.findings.iter().find(|finding| finding.severity == Severity::Error && !tolerated(finding.pass)) {
@@ -223,11 +412,25 @@ mod tests {
     fn every_request_of_each_kind_is_met() {
         let report = run(1, &AtomicBool::new(false), &mut |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
         assert!(report.findings.is_empty(), "{}", report.findings.join("\n"));
-        assert_eq!((report.workloads as usize, report.rows.len()), (STEPS.len() + 1, 6));
-        for row in &report.rows {
-            assert!(row.faults > 100 && row.reported > 0 && row.states > 0, "{row:?}");
-            assert_eq!(row.faults, row.refused + row.reported + row.absorbed, "{row:?}");
+        assert_eq!((report.workloads as usize, report.operations.len()), (STEPS.len() + 1, STEPS.len() + 1));
+        for kind in kinds() {
+            let rows = report.rows.iter().filter(|row| {
+                let error = if kind.no_space { "ENOSPC" } else { "EIO" };
+                (row.request.as_str(), row.error, row.lasting) == (&*kind.request.to_string(), error, kind.lasting)
+            });
+            let sum = |count: fn(&Outcomes) -> u64| rows.clone().map(|row| count(&row.outcomes)).sum::<u64>();
+            assert!(sum(|row| row.faults) > 100 && sum(|row| row.reported + row.stopped) > 0 && sum(|row| row.states) > 0, "{kind:?}");
+            let structures: Vec<Structure> = rows.clone().map(|row| row.structure).collect();
+            let expected = if kind.request == Request::Flush { &Structure::ALL[5..] } else { &Structure::ALL[..5] };
+            assert_eq!(structures, expected, "{kind:?}");
         }
+        let all = report.rows.iter().map(|row| row.outcomes).chain(report.operations.iter().map(|row| row.outcomes));
+        for row in all {
+            assert_eq!(row.faults, row.refused + row.reported + row.stopped + row.absorbed, "{row:?}");
+        }
+        let sum = |faults: u64, row: &Outcomes| faults + row.faults;
+        let by_structure = report.rows.iter().map(|row| &row.outcomes).fold(0, sum);
+        assert_eq!(by_structure, report.operations.iter().map(|row| &row.outcomes).fold(0, sum));
     }
 
     #[test]

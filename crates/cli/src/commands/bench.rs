@@ -117,7 +117,7 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
 }
 
 /// The time of a measurement.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.filter(|duration| !duration.is_zero()).ok_or_else(|| "write a number of seconds above 0, for example 2.5".into())
 }

@@ -1,15 +1,23 @@
-//! `cairn torture`: tries to break Cairn, in memory: no image, no mount and no right is needed.
+//! `cairn torture`: tries to break Cairn. Most parts do so in memory and need no image, no mount and no right; the others stop real
+//! mounts of this program.
 //!
-//! Each part lives in `cairn-torture`; here are its arguments, the progress, and the report in words. Ctrl-C ends a run in
-//! order, with the report of what was done. Exit code: 0 nothing found, 1 a finding or a failure, 2 wrong usage.
+//! The parts in memory live in `cairn-torture`; here are arguments, progress, and reports in words. The others, and faults and
+//! fuzzing, are below `torture/`. Ctrl-C ends a run in order, with the report of what was done. Exit code: 0 nothing found, 1 a
+//! finding, 2 wrong usage, or this machine lacks what the run needs.
 use super::bench::{duration, positive};
-use crate::output;
 use crate::progress::ProgressBar;
+use crate::torture::faults::Faults;
+use crate::torture::fuzz::Fuzz;
+use crate::torture::guest::Guest;
+use crate::torture::load::{Kill9, Shutdown};
+use crate::torture::soak::Soak;
+use crate::torture::synced::Sync;
+use crate::torture::told::{Told, grouped, line};
+use crate::torture::vm::Vm;
 use anyhow::Context;
 use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{self, CampaignOptions, CampaignReport, Source};
 use cairn_torture::crash::{self, CrashOptions, CrashReport};
-use cairn_torture::faults::{self, FaultReport, FaultRow};
 use cairn_torture::search::SearchOptions;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
@@ -21,9 +29,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Try to break it: power failures at every point of recorded runs, judged by an independent model, fsck, and every byte read.
+/// Try to break it: power failures, faults of the device, hostile volumes, kills; nothing acknowledged may be lost.
 ///
-/// Everything happens in memory. Every finding is printed with the command that repeats it.
+/// crash, systematic, ace, faults and fuzz happen in memory and need no right. kill9, shutdown, sync and soak mount volumes
+/// and need /dev/fuse; vm needs QEMU. Every finding is printed with the command that repeats it. Exit code: 0 nothing was
+/// found, 1 something was, 2 wrong usage or something is missing.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -36,6 +46,14 @@ enum Command {
     Systematic(Systematic),
     Ace(Ace),
     Faults(Faults),
+    Fuzz(Fuzz),
+    Kill9(Kill9),
+    Shutdown(Shutdown),
+    Sync(Sync),
+    Soak(Soak),
+    Vm(Vm),
+    #[command(hide = true)]
+    Guest(Guest),
 }
 
 /// Random runs of several clients, with power failures at random points.
@@ -79,20 +97,6 @@ struct Ace {
     common: Common,
 }
 
-/// Every read, write and flush of many short runs fails in turn, once or from then on.
-///
-/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must be reported to whom they
-/// concern, and whatever was acknowledged must be there after a power failure at the end.
-#[derive(Parser)]
-struct Faults {
-    /// Chooses which unflushed writes survive the power failure [default: a random one, which is printed].
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
 #[derive(clap::Args)]
 struct Selection {
     /// Only so many of the workloads, chosen by the seed.
@@ -128,16 +132,18 @@ struct Common {
     json: bool,
 }
 
+/// Neither a finding nor none: it could not be run.
+pub const EXIT_UNABLE: u8 = 2;
+
 /// Runs the command.
 ///
 /// # Errors
 /// When a file can't be read, or the test itself fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone()).context("cannot listen to signals")?;
-        signal_hook::flag::register(signal, stop.clone()).context("cannot listen to signals")?;
-    }
+    // With something mounted, a second signal must clean up first.
+    let in_memory =
+        matches!(arguments.command, Command::Crash(_) | Command::Systematic(_) | Command::Ace(_) | Command::Faults(_) | Command::Fuzz(_));
+    let stop = if in_memory { stop_on_signals()? } else { Arc::default() };
     match &arguments.command {
         Command::Crash(crash) => run_crash(crash, &stop),
         Command::Systematic(systematic) => {
@@ -148,8 +154,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let source = Source::Ace(AceFile::read(&ace.file).map_err(anyhow::Error::msg)?);
             run_campaign(source, &format!("ace {}", ace.file.display()), &ace.selection, &ace.common, &stop)
         }
-        Command::Faults(faults) => run_faults(faults, &stop),
+        Command::Faults(faults) => faults.run(&stop),
+        Command::Fuzz(fuzz) => fuzz.run(&stop),
+        Command::Kill9(kill9) => kill9.run(),
+        Command::Shutdown(shutdown) => shutdown.run(),
+        Command::Sync(sync) => sync.run(),
+        Command::Soak(soak) => soak.run(),
+        Command::Vm(vm) => vm.run(),
+        Command::Guest(guest) => Ok(guest.run()),
     }
+}
+
+/// What Ctrl-C sets; a second one ends the program at once.
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone()).context("cannot listen to signals")?;
+        signal_hook::flag::register(signal, stop.clone()).context("cannot listen to signals")?;
+    }
+    Ok(stop)
 }
 
 impl Common {
@@ -160,45 +183,6 @@ impl Common {
     fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
-}
-
-/// A report with what it takes to repeat it.
-#[derive(Serialize)]
-struct Told<T> {
-    /// What was run.
-    command: String,
-    seed: u64,
-    /// Whether nothing was found.
-    passed: bool,
-    #[serde(flatten)]
-    report: T,
-}
-
-impl<T: Serialize> Told<T>
-where
-    Told<T>: fmt::Display,
-{
-    fn tell(&self, json: bool) -> anyhow::Result<ExitCode> {
-        output::print(self, json)?;
-        Ok(if self.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-    }
-}
-
-/// Digits in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-fn line(formatter: &mut fmt::Formatter<'_>, name: &str, value: u64, explanation: &str) -> fmt::Result {
-    writeln!(formatter, "  {name:<22} {:>12}  {explanation}", grouped(value))
 }
 
 fn run_campaign(source: Source, command: &str, selection: &Selection, common: &Common, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
@@ -249,40 +233,6 @@ impl fmt::Display for Told<CampaignReport> {
             0 => writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed),
             count => writeln!(formatter, "\n{count} findings; the run ends after {}.", campaign::FINDINGS_MAX),
         }
-    }
-}
-
-fn run_faults(arguments: &Faults, stop: &AtomicBool) -> anyhow::Result<ExitCode> {
-    let seed = arguments.seed.unwrap_or_else(cairn_environment::random::u64);
-    let bar = ProgressBar::items("workloads", 0);
-    let mut begun = false;
-    let mut show = |done, total| {
-        if !std::mem::replace(&mut begun, true) {
-            bar.restart("workloads", total);
-        }
-        bar.set(done);
-    };
-    let report = faults::run(seed, stop, &mut show).map_err(anyhow::Error::msg)?;
-    drop(bar);
-    Told { command: "faults".into(), seed, passed: report.findings.is_empty(), report }.tell(arguments.json)
-}
-
-impl fmt::Display for Told<FaultReport> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "cairn torture faults: {} workloads", self.report.workloads)?;
-        writeln!(formatter, "  fails                 in turn   mount refused   reported   absorbed   crash states judged")?;
-        for row in &self.report.rows {
-            let lasting = if row.lasting { "from then on" } else { "once" };
-            let FaultRow { faults, refused, reported, absorbed, states, .. } = row;
-            writeln!(formatter, "  {:<6} {lasting:<13} {faults:>8} {refused:>15} {reported:>10} {absorbed:>10} {states:>21}", row.request)?;
-        }
-        for finding in &self.report.findings {
-            writeln!(formatter, "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}", self.seed)?;
-        }
-        if self.passed {
-            writeln!(formatter, "Every error was reported or harmless; nothing acknowledged was lost. (seed {})", self.seed)?;
-        }
-        Ok(())
     }
 }
 
@@ -360,10 +310,5 @@ mod tests {
         assert!(told.contains("FOUND in workload 7: unlink a; fsync d\n  it is there"), "{told}");
         assert!(told.contains("repeat: cairn torture systematic --length 1 --only 7 --seed 5"), "{told}");
         assert!(!told.contains("Every state"), "{told}");
-    }
-
-    #[test]
-    fn digits_are_grouped() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 }

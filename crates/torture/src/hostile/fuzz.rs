@@ -15,6 +15,7 @@ use cairn_environment::{Rank, thread};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -47,6 +48,8 @@ pub struct FuzzOptions {
     pub allocations: Option<AllocationMeter>,
     /// Findings after which it ends.
     pub findings_max: usize,
+    /// Set, it ends after the input at hand.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for FuzzOptions {
@@ -59,6 +62,7 @@ impl Default for FuzzOptions {
             time_per_input_max: Duration::from_secs(60),
             allocations: None,
             findings_max: 10,
+            stop: Arc::default(),
         }
     }
 }
@@ -231,7 +235,8 @@ impl Fuzzer<'_> {
         let given: Vec<Vec<u8>> = unchanged.chain(self.options.corpus.iter().cloned()).collect();
         let mut random = Seeded::new(self.options.seed);
         for turn in 0.. {
-            let done = self.runs >= self.options.runs_max || self.start.elapsed() >= self.options.time;
+            let interrupted = self.options.stop.load(Ordering::Relaxed);
+            let done = interrupted || self.runs >= self.options.runs_max || self.start.elapsed() >= self.options.time;
             if done || self.findings.len() >= self.options.findings_max {
                 return;
             }

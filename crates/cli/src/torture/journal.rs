@@ -6,7 +6,7 @@
 //!
 //! A record: magic, number of the slot, length of the text (u32 each, little-endian, after the magic's 8 bytes), the text;
 //! padded to whole blocks. Each worker writes its slot again and again, one write each time. The last slot holds marks.
-use crate::{Journal, Problem, Worker};
+use super::workers::{Journal, Problem, Worker};
 use cairn_blockdev::AlignedBuffer;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};

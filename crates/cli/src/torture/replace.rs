@@ -1,6 +1,7 @@
 //! The pattern of editors, mail servers and package managers: write a new file, fsync it, rename it over the old one,
 //! fsync the directory. And sometimes: unlink, fsync the directory.
-use crate::{Journal, Problem, Worker, memory, pattern};
+use super::workers::{Journal, Problem, Worker};
+use super::{memory, pattern};
 use cairn_environment::random::Seeded;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};

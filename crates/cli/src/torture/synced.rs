@@ -1,52 +1,85 @@
-//! Kills right after a sync came back: without a single fsync, everything must be there, attributes included.
-use crate::server::Server;
-use crate::{Problem, pattern};
+//! `cairn torture sync` kills right after a sync came back: without a single fsync, everything must be there, attributes included.
+use super::pattern;
+use super::server::Server;
+use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::workers::Problem;
 use cairn_environment::random::Seeded;
+use clap::Parser;
 use std::fs::{self, File, FileTimes, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+const VOLUME_BYTES: u64 = 1 << 30;
 const FILES: u64 = 300;
 const LENGTH_BYTES_MAX: u64 = 60_000;
 const LARGE_BYTES: usize = 24 << 20;
 
 /// How everything is made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sync {
+enum Way {
     System,
     FileSystem,
     Command,
 }
 
-/// Runs `rounds` rounds, each with the next way to sync.
-pub fn run(server: &Server, rounds: u64, seed: u64) -> Result<(), Problem> {
-    // Only root's mounts hear of sync(2) and syncfs(2).
-    let ways: &[Sync] =
-        if rustix::process::geteuid().is_root() { &[Sync::System, Sync::FileSystem, Sync::Command] } else { &[Sync::Command] };
-    server.make_volume("1G", "8M")?;
-    for round in 1..=rounds {
-        let way = ways[(round as usize - 1) % ways.len()];
-        let in_round = |problem| format!("round {round}, {way:?}: {problem}");
-        run_round(server, way, round, seed).map_err(in_round)?;
-        println!("round {round}: {way:?} sync, killed, everything there");
+/// Write without any fsync, sync, kill the server at once: everything must be there, attributes included.
+///
+/// The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last one, since only root's mounts hear of
+/// the others.
+#[derive(Parser)]
+pub struct Sync {
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Sync {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let plan = Plan {
+            command: format!("sync --rounds {}", self.rounds),
+            length: Length::Rounds(self.rounds),
+            needs_bytes: VOLUME_BYTES / 4,
+            verdict: "Everything that was written before a sync was there.",
+            evidence: &["image", "image.log"],
+        };
+        session::run(&plan, &self.common, |session| run_rounds(session, self.rounds))
+    }
+}
+
+fn run_rounds(session: &mut Session, rounds: u64) -> Result<(), Halt> {
+    let ways: &[Way] = if rustix::process::geteuid().is_root() { &[Way::System, Way::FileSystem, Way::Command] } else { &[Way::Command] };
+    let server = Server::new(session.folder());
+    session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
+    for (round, way) in (1..=rounds).zip(ways.iter().cycle()) {
+        run_round(&server, *way, round, session.seed).map_err(|problem| format!("round {round}, {way:?}: {problem}"))?;
+        session.set("rounds", round, "of writing, sync, kill, recovery and check");
+        session.set("files", round * (FILES + 1), "written without fsync, a quarter of them removed again");
+        session.tell_round(round, &format!("{way:?} sync, killed, everything there"));
+        if session.is_interrupted() {
+            return Err(Halt::Interrupted);
+        }
     }
     Ok(())
 }
 
-fn run_round(server: &Server, way: Sync, round: u64, seed: u64) -> Result<(), Problem> {
+fn run_round(server: &Server, way: Way, round: u64, seed: u64) -> Result<(), Problem> {
     let folder = server.mountpoint().join(format!("round-{round}"));
     let round_seed = pattern::identity(seed, round);
     // Nothing may be durable by accident because a commit was due.
     let mut running = server.start(&["-o", "commit=600"])?;
     write(&folder, round_seed).map_err(|error| format!("writing: {error}"))?;
     match way {
-        Sync::System => rustix::fs::sync(),
-        Sync::FileSystem => {
+        Way::System => rustix::fs::sync(),
+        Way::FileSystem => {
             File::open(server.mountpoint()).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(|error| error.to_string())?
         }
-        Sync::Command => server.sync()?,
+        Way::Command => server.sync()?,
     }
     running.kill()?;
     server.take_away_dead_mount()?;

@@ -1,19 +1,30 @@
 //! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the kill.
-use crate::Problem;
+use super::session::detach;
+use super::workers::Problem;
+use cairn_bench::mounts;
 use cairn_environment::clock;
 use rustix::fs::{FlockOperation, flock};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// This program, even when another one has taken its place.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// A command of this program, in a process group of its own: a Ctrl-C is not meant for it.
+pub fn cairn(arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg0("cairn").args(arguments).process_group(0).stdin(Stdio::null());
+    command
+}
 
 /// Where the volume is and how to reach it.
 pub struct Server {
-    cairn: PathBuf,
     image: PathBuf,
     mountpoint: PathBuf,
 }
@@ -43,18 +54,20 @@ impl Drop for Running {
     }
 }
 
-fn text(error: std::io::Error) -> Problem {
+/// An error as a problem.
+pub fn text(error: std::io::Error) -> Problem {
     error.to_string()
 }
 
 impl Server {
-    pub fn new(cairn: &Path, work: &Path) -> Self {
-        Self::with_image(cairn, work, work.join("image"))
+    /// With an image and a mount point in the folder `work`.
+    pub fn new(work: &Path) -> Self {
+        Self::with_image(work, work.join("image"))
     }
 
     /// For an image that has a volume already.
-    pub fn with_image(cairn: &Path, work: &Path, image: PathBuf) -> Self {
-        Self { cairn: cairn.to_owned(), image, mountpoint: work.join("mount") }
+    pub fn with_image(work: &Path, image: PathBuf) -> Self {
+        Self { image, mountpoint: work.join("mount") }
     }
 
     pub fn mountpoint(&self) -> &Path {
@@ -74,7 +87,9 @@ impl Server {
         let begin = clock::now_monotonic();
         while device_of(&self.mountpoint).is_none_or(|device| device == outside) {
             if let Some(status) = running.0.try_wait().map_err(text)? {
-                return Err(format!("the volume cannot be mounted: {status}"));
+                let log = fs::read_to_string(self.log()).unwrap_or_default();
+                let told = log.lines().last().map_or(String::new(), |line| format!(": {line}"));
+                return Err(format!("the volume cannot be mounted: {status}{told}"));
             }
             if begin.elapsed() > MOUNT_TIME_MAX {
                 return Err(format!("no mount after {MOUNT_TIME_MAX:?}"));
@@ -93,26 +108,22 @@ impl Server {
     }
 
     fn spawn(&self, options: &[&str]) -> Result<Running, Problem> {
-        let mut command = Command::new(&self.cairn);
-        command.arg("mount").arg(&self.image).arg(&self.mountpoint).arg("--foreground").args(options);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.image.with_extension("log")).map_err(text)?;
-        Ok(Running(command.stderr(log).spawn().map_err(|error| format!("{}: {error}", self.cairn.display()))?))
+        let mut command = cairn(&["mount"]);
+        command.arg(&self.image).arg(&self.mountpoint).arg("--foreground").args(options).stdout(Stdio::null());
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).map_err(text)?;
+        Ok(Running(command.stderr(log).spawn().map_err(|error| format!("{PROGRAM}: {error}"))?))
+    }
+
+    /// What the servers wrote.
+    fn log(&self) -> PathBuf {
+        self.image.with_extension("log")
     }
 
     /// Takes away the mount whose server is dead, and waits until the kernel has let go of the image.
     pub fn take_away_dead_mount(&self) -> Result<(), Problem> {
-        let is_mounted =
-            || fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts.contains(&*self.mountpoint.to_string_lossy()));
         let begin = clock::now_monotonic();
-        while is_mounted() {
-            for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
-                let quiet =
-                    Command::new(program[0]).args(&program[1..]).arg(&self.mountpoint).stderr(Stdio::null()).stdout(Stdio::null()).status();
-                if quiet.is_ok_and(|status| status.success()) {
-                    break;
-                }
-            }
+        while mounts::is_mounted_below(&self.mountpoint) {
+            detach(&self.mountpoint);
             if begin.elapsed() > MOUNT_TIME_MAX {
                 return Err("the dead mount cannot be taken away".into());
             }
@@ -155,7 +166,7 @@ impl Server {
     }
 
     fn run(&self, arguments: &[&str]) -> Result<(), Problem> {
-        let output = Command::new(&self.cairn).args(arguments).stdin(Stdio::null()).output().map_err(text)?;
+        let output = cairn(arguments).output().map_err(text)?;
         if output.status.success() {
             return Ok(());
         }

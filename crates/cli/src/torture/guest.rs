@@ -1,11 +1,13 @@
 //! The load inside a virtual machine whose power will be cut: mount, check, work until the end.
-use crate::journal::{Device, Mark};
-use crate::server::Server;
-use crate::{Problem, check_workers, workers};
+use super::journal::{Device, Mark};
+use super::server::Server;
+use super::workers::{Journal, Problem, check_workers, workers};
 use cairn_environment::{clock, thread};
+use clap::Parser;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -14,11 +16,9 @@ pub const STARTED: &str = "CAIRN-GUEST: started";
 /// What the host fails at.
 pub const TROUBLE: &str = "CAIRN-GUEST: trouble";
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    /// The `cairn` command.
-    #[arg(long)]
-    cairn: PathBuf,
+/// The load inside the virtual machine of `cairn torture vm`.
+#[derive(Parser)]
+pub struct Guest {
     /// Folder for the mount point.
     #[arg(long)]
     work: PathBuf,
@@ -33,24 +33,26 @@ pub struct Arguments {
     memory: PathBuf,
 }
 
-/// Does not return before an error comes.
-pub fn run(arguments: &Arguments) -> Result<String, Problem> {
-    let problem = match work(arguments) {
-        Err(problem) => problem,
-        Ok(()) => "the workers ended".into(),
-    };
-    println!("{TROUBLE}: {}", problem.replace('\n', " | "));
-    Err(problem)
+impl Guest {
+    /// Does not return before an error comes.
+    pub fn run(&self) -> ExitCode {
+        let problem = match work(self) {
+            Err(problem) => problem,
+            Ok(()) => "the workers ended".into(),
+        };
+        println!("{TROUBLE}: {}", problem.replace('\n', " | "));
+        ExitCode::FAILURE
+    }
 }
 
-fn work(arguments: &Arguments) -> Result<(), Problem> {
+fn work(arguments: &Guest) -> Result<(), Problem> {
     let mut workers = workers(0);
     let memories: Vec<String> = serde_json::from_str(&read_memory(&arguments.memory)?).map_err(|error| error.to_string())?;
     for ((_, worker), memory) in workers.iter_mut().zip(&memories) {
         worker.recall(memory)?;
     }
     let journal = Device::open(&arguments.journal).map_err(|error| format!("journal: {error}"))?;
-    let server = Server::with_image(&arguments.cairn, &arguments.work, arguments.device.clone());
+    let server = Server::with_image(&arguments.work, arguments.device.clone());
     let _running = server.start(&[])?;
     journal.mark(Mark::Checking).map_err(|error| error.to_string())?;
     check_workers(&server, &mut workers)?;
@@ -58,7 +60,7 @@ fn work(arguments: &Arguments) -> Result<(), Problem> {
     let mut running = Vec::new();
     let slots: Vec<_> = (0..workers.len()).map(|index| journal.slot(index)).collect();
     for ((_, worker), slot) in workers.iter().zip(&slots) {
-        crate::Journal::record(slot, &**worker).map_err(|error| error.to_string())?;
+        Journal::record(slot, &**worker).map_err(|error| error.to_string())?;
     }
     journal.mark(Mark::Started).map_err(|error| error.to_string())?;
     println!("{STARTED}");

@@ -1,5 +1,6 @@
 //! The pattern of a database's log: append a record, fdatasync, go on; now and then begin a new file.
-use crate::{Journal, Problem, Worker, memory, pattern};
+use super::workers::{Journal, Problem, Worker};
+use super::{memory, pattern};
 use cairn_environment::random::Seeded;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};

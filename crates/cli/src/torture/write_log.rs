@@ -10,7 +10,7 @@
 //!
 //! *Epochs*: what stands between two flushes. At a power cut in epoch N, all epochs before N are on the disk, and any subset of
 //! N's writes, each perhaps torn at a sector. What is never flushed is not in the log: the last epoch ends with its flush.
-use crate::Problem;
+use super::workers::Problem;
 use cairn_environment::random::Seeded;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -151,5 +151,54 @@ impl WriteLog {
             at += length_bytes;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    /// A log of these entries (sector, flags, byte to write into one sector), and as many behind them as are not looked at.
+    fn log(entries: &[(u64, u64, u8)]) -> (tempfile::NamedTempFile, WriteLog) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[1; SECTOR_BYTES as usize]).unwrap();
+        let hidden = std::iter::repeat_n(&(9, 0, 0xee), IN_FLIGHT_MAX);
+        for (sector, flags, byte) in entries.iter().chain(hidden) {
+            let mut header = [0; SECTOR_BYTES as usize];
+            let sectors = u64::from(*flags != FLAG_FLUSH);
+            for (at, word) in [*sector, sectors, *flags].into_iter().enumerate() {
+                header[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
+            }
+            file.write_all(&header).unwrap();
+            file.write_all(&vec![*byte; (sectors * SECTOR_BYTES) as usize]).unwrap();
+        }
+        file.write_all(&[0; SECTOR_BYTES as usize]).unwrap();
+        let log = WriteLog::read(file.path()).unwrap();
+        (file, log)
+    }
+
+    fn sector(disk: &File, number: u64) -> u8 {
+        let mut bytes = [0; SECTOR_BYTES as usize];
+        disk.read_exact_at(&mut bytes, number * SECTOR_BYTES).unwrap();
+        bytes[0]
+    }
+
+    #[test]
+    fn flushes_part_epochs_and_a_cut_loses_what_none_covered() {
+        let (_file, log) = log(&[(0, 0, 1), (0, FLAG_FLUSH, 0), (1, 0, 2), (2, FLAG_FUA, 3), (40, 0, 4), (0, FLAG_FLUSH, 0)]);
+        assert_eq!(log.epochs.iter().map(Vec::len).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(log.data(&log.epochs[1][0]).unwrap(), [2; SECTOR_BYTES as usize]);
+        let disk_bytes = 4 * SECTOR_BYTES;
+        let cut = |survivors| {
+            let disk = tempfile::tempfile().unwrap();
+            disk.set_len(disk_bytes).unwrap();
+            log.apply(0, &disk, disk_bytes).unwrap();
+            let lost = log.apply_part(1, &disk, disk_bytes, survivors, &mut Seeded::new(1)).unwrap();
+            assert_eq!(disk.metadata().unwrap().len(), disk_bytes, "what lies past the end is left out");
+            (lost, [0, 1, 2, 3].map(|number| sector(&disk, number)))
+        };
+        assert_eq!(cut(Survivors::Nothing), (1, [1, 0, 3, 0]), "a forced write is there");
+        assert_eq!(cut(Survivors::Everything), (0, [1, 2, 3, 0]));
     }
 }

@@ -1,5 +1,5 @@
 //! What a worker remembers, as text: it goes into a virtual machine and comes out through the journal.
-use crate::Problem;
+use super::workers::Problem;
 use cairn_environment::random::{self, Seeded};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

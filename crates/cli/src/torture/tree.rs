@@ -2,7 +2,8 @@
 //!
 //! After a crash the names must be those after some prefix of the operations, and the prefix holds everything before the
 //! last complete round of fsyncs.
-use crate::{Journal, Problem, Worker, memory, pattern};
+use super::workers::{Journal, Problem, Worker};
+use super::{memory, pattern};
 use cairn_environment::random::Seeded;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,14 +1,19 @@
 //! The virtual machine: QEMU under software emulation, with the volume on a disk whose writes dm-log-writes records.
-use crate::guest::{STARTED, TROUBLE};
-use crate::{Problem, random};
-use cairn_environment::{clock, thread};
+use super::guest::{STARTED, TROUBLE};
+use super::server::text;
+use super::session::{Halt, Session};
+use super::workers::Problem;
+use cairn_environment::{clock, random, thread};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+/// How often a wait looks for a signal.
+const SLICE: Duration = Duration::from_millis(100);
 const BOOT_TIME_MAX: Duration = Duration::from_secs(300);
 /// Requests that a disk takes at once.
 const QUEUE_REQUESTS: u32 = 128;
@@ -33,6 +38,24 @@ pub struct Disks<'a> {
 /// A machine that runs; dropped, it loses its power.
 struct Powered(Child);
 
+/// A machine under load.
+pub struct Booted<'a> {
+    machine: &'a Machine,
+    powered: Powered,
+    lines: mpsc::Receiver<String>,
+    /// How long the load took to begin.
+    pub after: Duration,
+}
+
+impl Booted<'_> {
+    /// Cuts the power after `load`.
+    pub fn cut_after(self, session: &Session, load: Duration) -> Result<(), Halt> {
+        self.machine.wait(session, &self.lines, load, false)?;
+        drop(self.powered);
+        Ok(())
+    }
+}
+
 impl Drop for Powered {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -41,8 +64,8 @@ impl Drop for Powered {
 }
 
 impl Machine {
-    /// Boots, waits until the load runs, and cuts the power after `load`. Returns how long the load took to begin.
-    pub fn boot_and_cut(&self, disks: &Disks<'_>, load: Duration) -> Result<Duration, Problem> {
+    /// Boots, and waits until the load runs.
+    pub fn boot(&self, session: &Session, disks: &Disks<'_>) -> Result<Booted<'_>, Halt> {
         let begin = clock::now_monotonic();
         let mut command = Command::new(&self.qemu);
         command.args([
@@ -65,12 +88,12 @@ impl Machine {
             command.arg("-drive").arg(format!("if=none,id={name},format=raw,cache=unsafe,file={}", disk.display()));
             command.arg("-device").arg(format!("virtio-blk-pci,drive={name},num-queues=1,queue-size={QUEUE_REQUESTS}"));
         }
-        let errors = File::create(self.work.join("qemu.log")).map_err(|error| error.to_string())?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
-        let mut machine = Powered(command.spawn().map_err(|error| format!("{}: {error}", self.qemu.display()))?);
-        let console = machine.0.stdout.take().ok_or("the machine has no console")?;
+        let errors = File::create(self.work.join("qemu.log")).map_err(text)?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).process_group(0);
+        let mut machine = Powered(command.spawn().map_err(|error| Halt::Unable(format!("{}: {error}", self.qemu.display())))?);
+        let console = machine.0.stdout.take().ok_or_else(|| "the machine has no console".to_owned())?;
         let (sender, lines) = mpsc::channel();
-        let mut log = File::create(self.work.join("console.log")).map_err(|error| error.to_string())?;
+        let mut log = File::create(self.work.join("console.log")).map_err(text)?;
         thread::spawn("console", move || {
             for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).trim_end().to_owned();
@@ -80,24 +103,24 @@ impl Machine {
                 }
             }
         });
-        self.wait(&lines, BOOT_TIME_MAX, true)?;
-        let booted = begin.elapsed();
-        self.wait(&lines, load, false)?;
-        Ok(booted)
+        self.wait(session, &lines, BOOT_TIME_MAX, true)?;
+        Ok(Booted { machine: self, powered: machine, lines, after: begin.elapsed() })
     }
 
     /// Listens for `time`, or until the load runs if `for_start`.
-    fn wait(&self, lines: &mpsc::Receiver<String>, time: Duration, for_start: bool) -> Result<(), Problem> {
+    fn wait(&self, session: &Session, lines: &mpsc::Receiver<String>, time: Duration, for_start: bool) -> Result<(), Halt> {
         let begin = clock::now_monotonic();
         loop {
             let left = time.saturating_sub(begin.elapsed());
-            match lines.recv_timeout(left) {
-                Ok(line) if line.contains(TROUBLE) => return Err(format!("in the virtual machine: {line}")),
+            match lines.recv_timeout(left.min(SLICE)) {
+                Ok(line) if line.contains(TROUBLE) => return Err(Halt::Found(format!("in the virtual machine: {line}"))),
                 Ok(line) if for_start && line.contains(STARTED) => return Ok(()),
                 Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) if session.is_interrupted() => return Err(Halt::Interrupted),
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) if !for_start => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => return Err(self.silent("said nothing of its load")),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.silent("ended by itself")),
+                Err(RecvTimeoutError::Timeout) => return Err(Halt::Found(self.silent("said nothing of its load"))),
+                Err(RecvTimeoutError::Disconnected) => return Err(Halt::Found(self.silent("ended by itself"))),
             }
         }
     }

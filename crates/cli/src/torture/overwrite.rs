@@ -1,5 +1,6 @@
 //! The pattern of a database's tables: blocks overwritten in place, several per fsync, in random order.
-use crate::{Journal, Problem, Worker, memory, pattern};
+use super::workers::{Journal, Problem, Worker};
+use super::{memory, pattern};
 use cairn_environment::random::Seeded;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};

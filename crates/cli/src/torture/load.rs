@@ -1,0 +1,171 @@
+//! Stops a real mount under load, again and again, and checks that nothing acknowledged is lost: `cairn torture kill9`, with
+//! SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
+//!
+//! One round: mount; the workers create, write, fsync, rename and append, each in its own folder, and remember what was
+//! acknowledged; at a random moment the server is killed or its volume is shut down. Then: the mount is taken away, `fsck` must
+//! accept the image with its log not yet replayed, the volume is mounted again (sometimes that server is killed too, during
+//! recovery), each worker compares what it finds with what it remembers, and after an orderly unmount `fsck --data` must find
+//! nothing.
+use super::server::{Running, Server};
+use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
+use cairn_environment::random::Seeded;
+use cairn_environment::{clock, thread};
+use clap::Parser;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Kill the server of a real mount under load, again and again: nothing acknowledged may be missing.
+///
+/// Twelve workers replace, append, overwrite, rename and remove files, each with a memory of what was acknowledged. At a random
+/// moment the server is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must
+/// find what it remembers, and `fsck --data` must find nothing at the end of each round.
+#[derive(Parser)]
+pub struct Kill9 {
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// As kill9, but `cairn shutdown` stops the volume, with a flush of its log or without one.
+#[derive(Parser)]
+pub struct Shutdown {
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct Load {
+    /// Longest time under load, in milliseconds; most rounds take an eighth of it.
+    #[arg(long, value_name = "MS", default_value_t = 2500, value_parser = clap::value_parser!(u64).range(1..))]
+    load_ms_max: u64,
+}
+
+/// What ends a server's life.
+#[derive(Clone, Copy, Debug)]
+pub enum Stop {
+    Kill,
+    Shutdown { flush: bool },
+}
+
+const VOLUME_BYTES: u64 = 768 << 20;
+
+impl Kill9 {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        run("kill9", self.rounds, &self.load, &self.common, |_| Stop::Kill)
+    }
+}
+
+impl Shutdown {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        run("shutdown", self.rounds, &self.load, &self.common, |random| Stop::Shutdown { flush: random.chance(1, 2) })
+    }
+}
+
+fn run(name: &str, rounds: u64, load: &Load, common: &Common, choose: fn(&mut Seeded) -> Stop) -> anyhow::Result<ExitCode> {
+    let plan = Plan {
+        command: format!("{name} --rounds {rounds}"),
+        length: Length::Rounds(rounds),
+        needs_bytes: VOLUME_BYTES,
+        verdict: "Nothing acknowledged was lost.",
+        evidence: &["image", "image.log"],
+    };
+    session::run(&plan, common, |session| run_rounds(session, rounds, load.load_ms_max, choose))
+}
+
+fn run_rounds(session: &mut Session, rounds: u64, load_ms_max: u64, choose: fn(&mut Seeded) -> Stop) -> Result<(), Halt> {
+    let server = Server::new(session.folder());
+    // A small log goes round many times, and is full now and then.
+    session.make_volume(&server, &VOLUME_BYTES.to_string(), "4M")?;
+    let mut random = Seeded::new(session.seed);
+    let mut workers = workers(session.seed);
+    let mut kills_in_recovery = 0;
+    for round in 1..=rounds {
+        let load_ms_max = if random.chance(1, 8) { load_ms_max } else { load_ms_max / 8 };
+        let load_ms = 20 + random.below(load_ms_max.max(1));
+        let stop = choose(&mut random);
+        let recovery_kills = if random.chance(1, 3) { 1 + random.below(3) } else { 0 };
+        let begin = clock::now_monotonic();
+        let within = |problem: Problem| Halt::Found(problem).within(&format!("round {round}"));
+        workers = load_and_stop(session, &server, workers, Duration::from_millis(load_ms), stop).map_err(within)?;
+        recover_and_check(&server, &mut workers, recovery_kills, &mut random).map_err(within)?;
+        kills_in_recovery += recovery_kills;
+        let acknowledgements: u64 = workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
+        session.set("rounds", round, "of load, stop, recovery and check");
+        session.set("kills_in_recovery", kills_in_recovery, "");
+        session.set("acknowledgements", acknowledgements, "by fsync, and all of it was there");
+        let again = if recovery_kills > 0 { format!(", killed {recovery_kills} times during recovery") } else { String::new() };
+        let seconds = begin.elapsed().as_secs_f64();
+        session.tell_round(
+            round,
+            &format!("{} after {load_ms} ms{again}; {acknowledgements} acknowledgements so far; {seconds:.1} s", stop.name()),
+        );
+        if session.is_interrupted() {
+            return Err(Halt::Interrupted);
+        }
+    }
+    Ok(())
+}
+
+fn load_and_stop(session: &Session, server: &Server, workers: Vec<Named>, load: Duration, how: Stop) -> Result<Vec<Named>, Problem> {
+    let mut running = server.start(&[])?;
+    let (stop, threads) = start_workers(server, workers);
+    // A worker that has ended met an error.
+    session.sleep_while(load, || !threads.iter().any(thread::JoinHandle::is_finished));
+    stop.store(true, Ordering::SeqCst);
+    let stopped = how.stop(server, &mut running);
+    let (workers, result) = join_workers(threads)?;
+    stopped.and(result)?;
+    how.take_away(server, &mut running)?;
+    Ok(workers)
+}
+
+impl Stop {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "killed",
+            Self::Shutdown { flush: true } => "shut down with a flush",
+            Self::Shutdown { flush: false } => "shut down without a flush",
+        }
+    }
+
+    /// Stops the server.
+    pub fn stop(self, server: &Server, running: &mut Running) -> Result<(), Problem> {
+        match self {
+            Self::Kill => running.kill(),
+            Self::Shutdown { flush } => server.shut_down(flush),
+        }
+    }
+
+    /// Ends the mount that was stopped so; nobody uses it any more.
+    pub fn take_away(self, server: &Server, running: &mut Running) -> Result<(), Problem> {
+        match self {
+            Self::Kill => server.take_away_dead_mount(),
+            Self::Shutdown { .. } => server.unmount(running),
+        }
+    }
+}
+
+/// Recovers the volume, and has everything compared with what is remembered.
+pub fn recover_and_check(server: &Server, workers: &mut [Named], recovery_kills: u64, random: &mut Seeded) -> Result<(), Problem> {
+    server.fsck(false)?;
+    for _ in 0..recovery_kills {
+        server.start_and_kill(Duration::from_millis(random.below(60)))?;
+    }
+    let mut running = server.start(&[])?;
+    check_workers(server, workers)?;
+    server.unmount(&mut running)?;
+    server.fsck(true)
+}

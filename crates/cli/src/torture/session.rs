@@ -1,0 +1,432 @@
+//! One run of an instrument on real mounts: its folder, its progress, Ctrl-C, and its report.
+//!
+//! The folder is made below the one that the user named. It goes away with everything mounted in it, however the run ends;
+//! after a finding what shows it stays. The first signal sets a flag, and the run ends in order; the second one ends it at once.
+//!
+//! Everything that a run starts has a process group of its own: a Ctrl-C is meant for the run, not for a server that it tests.
+use super::server::Server;
+use super::told::{Told, line};
+use super::workers::Problem;
+use crate::EXIT_INTERRUPTED;
+use crate::progress::ProgressBar;
+use anyhow::{Context, bail, ensure};
+use cairn_bench::mounts;
+use cairn_environment::{clock, random, thread};
+use serde::{Serialize, Serializer};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fmt;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often a wait looks for a signal.
+const SLICE: Duration = Duration::from_millis(50);
+const LOG_LINES_MAX: usize = 40;
+
+/// What all of these instruments take.
+#[derive(clap::Args)]
+pub struct Common {
+    /// Folder in which the images and the mount point are made, in a folder of their own [default: the one for temporary files].
+    #[arg(long, value_name = "DIR")]
+    pub work: Option<PathBuf>,
+    /// Repeats the choices of an earlier run; the moments differ all the same [default: a random one, which is printed].
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How far a run has to go.
+#[derive(Clone, Copy)]
+pub enum Length {
+    Rounds(u64),
+    Time(Duration),
+}
+
+/// What one instrument needs and says.
+pub struct Plan<'a> {
+    /// The command without seed, as the user would write it.
+    pub command: String,
+    pub length: Length,
+    /// Room that its images take.
+    pub needs_bytes: u64,
+    /// What is said when nothing was found.
+    pub verdict: &'a str,
+    /// Files of the folder that stay after a finding.
+    pub evidence: &'a [&'a str],
+}
+
+/// Why a run ends before its end.
+#[derive(Debug)]
+pub enum Halt {
+    /// By a signal.
+    Interrupted,
+    /// Something was wrong.
+    Found(Problem),
+    /// This machine cannot run it.
+    Unable(Problem),
+}
+
+impl From<Problem> for Halt {
+    fn from(problem: Problem) -> Self {
+        Self::Found(problem)
+    }
+}
+
+impl Halt {
+    /// Of something that says nothing of crashes yet.
+    pub fn unable(self) -> Self {
+        match self {
+            Self::Found(problem) => Self::Unable(problem),
+            other => other,
+        }
+    }
+
+    /// Says where it was found.
+    pub fn within(self, place: &str) -> Self {
+        match self {
+            Self::Found(problem) => Self::Found(format!("{place}: {problem}")),
+            other => other,
+        }
+    }
+}
+
+/// Figures of a report, in the order in which they were first mentioned.
+#[derive(Default)]
+struct Figures(Vec<(&'static str, u64, String)>);
+
+impl Serialize for Figures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value, _)| (name, value)))
+    }
+}
+
+/// A run that goes on.
+pub struct Session {
+    folder: Folder,
+    pub seed: u64,
+    figures: Figures,
+    length: Length,
+    begin: clock::Monotonic,
+    bar: ProgressBar,
+    signals: Arc<Received>,
+}
+
+/// What signals have asked for.
+#[derive(Default)]
+struct Received {
+    /// The first one: to end in order.
+    interrupt: AtomicBool,
+    /// The second one: the mounts are being taken away, and what the run finds from now on means nothing.
+    abandoned: AtomicBool,
+}
+
+impl Session {
+    fn new(plan: &Plan<'_>, common: &Common) -> anyhow::Result<Self> {
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .context("/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` makes it, a container must be given it")?;
+        let folder = Folder::new(common.work.as_deref(), plan.needs_bytes)?;
+        let signals = Arc::new(Received::default());
+        listen(&folder.0, signals.clone())?;
+        let bar = match plan.length {
+            Length::Rounds(rounds) => ProgressBar::items("rounds", rounds),
+            Length::Time(time) => ProgressBar::items("seconds", time.as_secs().max(1)),
+        };
+        let seed = common.seed.unwrap_or_else(random::u64);
+        let (figures, begin) = (Figures::default(), clock::now_monotonic());
+        let session = Self { folder, seed, figures, length: plan.length, begin, bar, signals };
+        session.tell(&format!("seed {seed}"));
+        Ok(session)
+    }
+
+    /// The run's own folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder.0
+    }
+
+    pub fn is_interrupted(&self) -> bool {
+        self.signals.interrupt.load(Ordering::SeqCst)
+    }
+
+    /// Waits; a signal ends the wait.
+    pub fn sleep(&self, time: Duration) {
+        self.sleep_while(time, || true);
+    }
+
+    /// Waits as long as `wanted`, at most for `time`; a signal ends the wait.
+    pub fn sleep_while(&self, time: Duration, wanted: impl Fn() -> bool) {
+        let begin = clock::now_monotonic();
+        while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero() && !self.is_interrupted() && wanted()) {
+            clock::sleep(left.min(SLICE));
+            self.show_time();
+        }
+    }
+
+    /// Time since the beginning.
+    pub fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    /// Moves the progress bar of a run that is measured by its time.
+    pub fn show_time(&self) {
+        if let Length::Time(_) = self.length {
+            self.bar.set(self.begin.elapsed().as_secs());
+        }
+    }
+
+    /// Tells of a step that is done.
+    pub fn tell(&self, line: &str) {
+        self.bar.tell(line);
+    }
+
+    /// As [`Session::tell`], of round `round`.
+    pub fn tell_round(&self, round: u64, line: &str) {
+        self.tell(&format!("round {round}: {line}"));
+        self.bar.set(round);
+    }
+
+    /// Sets a figure of the report.
+    pub fn set(&mut self, name: &'static str, value: u64, explanation: &str) {
+        match self.figures.0.iter_mut().find(|(other, ..)| *other == name) {
+            Some(figure) => figure.1 = value,
+            None => self.figures.0.push((name, value, explanation.to_owned())),
+        }
+    }
+
+    /// Makes a volume, and mounts it once: whether that works says nothing of crashes.
+    pub fn make_volume(&self, server: &Server, size: &str, log_size: &str) -> Result<(), Halt> {
+        let made = server.make_volume(size, log_size).and_then(|()| server.unmount(&mut server.start(&[])?));
+        made.map_err(|problem| Halt::Unable(format!("a volume cannot be made and mounted here: {problem}")))
+    }
+}
+
+/// Runs `work`, and prints the report. Errors say that it could not be run.
+pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> Result<(), Halt>) -> anyhow::Result<ExitCode> {
+    let mut session = Session::new(plan, common)?;
+    let ended = work(&mut session);
+    while session.signals.abandoned.load(Ordering::SeqCst) {
+        // Until the other thread has cleaned up, and ends the process.
+        clock::sleep(SLICE);
+    }
+    let finding = match ended {
+        Ok(()) | Err(Halt::Interrupted) => None,
+        Err(Halt::Found(problem)) => Some(problem),
+        Err(Halt::Unable(problem)) => bail!("{problem}"),
+    };
+    let (interrupted, seconds) = (session.is_interrupted(), session.elapsed().as_secs_f64());
+    let Session { folder, seed, figures, bar, .. } = session;
+    drop(bar);
+    let (mut server_log, mut kept) = (None, Vec::new());
+    if finding.is_some() {
+        server_log = plan.evidence.iter().filter(|name| name.ends_with(".log")).find_map(|name| last_lines(&folder.0.join(name)));
+        kept = folder.keep(plan.evidence);
+    } else {
+        drop(folder);
+    }
+    let passed = finding.is_none();
+    let report = Report { interrupted, seconds, figures, finding, server_log, kept, verdict: plan.verdict.to_owned() };
+    Told { command: plan.command.clone(), seed, passed, report }.tell(common.json)
+}
+
+/// What came of a run.
+#[derive(Serialize)]
+struct Report {
+    /// A signal ended it early.
+    interrupted: bool,
+    seconds: f64,
+    #[serde(flatten)]
+    figures: Figures,
+    finding: Option<Problem>,
+    /// What the server wrote last.
+    server_log: Option<String>,
+    /// Files that show the finding.
+    kept: Vec<PathBuf>,
+    #[serde(skip)]
+    verdict: String,
+}
+
+impl fmt::Display for Told<Report> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { interrupted, seconds, figures, finding, server_log, kept, verdict } = &self.report;
+        writeln!(formatter, "cairn torture {}{}", self.command, if *interrupted { ", interrupted" } else { "" })?;
+        for (name, value, explanation) in &figures.0 {
+            line(formatter, &name.replace('_', " "), *value, explanation)?;
+        }
+        writeln!(formatter, "  {seconds:.1} s")?;
+        let Some(problem) = finding else {
+            let tested = figures.0.iter().any(|(_, value, _)| *value > 0);
+            return writeln!(formatter, "{} (seed {})", if tested { verdict } else { "Nothing was tested." }, self.seed);
+        };
+        writeln!(formatter, "\nFOUND: {problem}")?;
+        if let Some(log) = server_log {
+            writeln!(formatter, "  the server's last words:\n{log}")?;
+        }
+        kept.iter().try_for_each(|file| writeln!(formatter, "  kept: {}", file.display()))?;
+        writeln!(formatter, "  repeat: cairn torture {} --seed {}; the moments will differ", self.command, self.seed)
+    }
+}
+
+fn last_lines(path: &Path) -> Option<String> {
+    let text = String::from_utf8_lossy(&fs::read(path).ok()?).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    (!lines.is_empty()).then(|| lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"))
+}
+
+/// Listens to signals for as long as the process lives.
+fn listen(folder: &Path, received: Arc<Received>) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen to signals")?;
+    let folder = folder.to_owned();
+    drop(thread::spawn("signals", move || {
+        for _ in signals.forever() {
+            if received.interrupt.swap(true, Ordering::SeqCst) {
+                received.abandoned.store(true, Ordering::SeqCst);
+                clear(&folder);
+                std::process::exit(EXIT_INTERRUPTED.into());
+            }
+            eprintln!("cairn: the run ends after this round; the same signal again ends it at once");
+        }
+    }));
+    Ok(())
+}
+
+/// The folder of a run.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(parent: Option<&Path>, needs_bytes: u64) -> anyhow::Result<Self> {
+        let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
+        let parent = fs::canonicalize(&parent).with_context(|| parent.display().to_string())?;
+        let space = rustix::fs::statvfs(&parent).with_context(|| parent.display().to_string())?;
+        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        ensure!(
+            free_bytes >= needs_bytes,
+            "{} has {} MiB free, but the images take up to {} MiB; name another folder with --work",
+            parent.display(),
+            free_bytes >> 20,
+            needs_bytes >> 20
+        );
+        let folder = parent.join(format!("cairn-torture-{:08x}", random::u64() as u32));
+        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        Ok(Self(folder))
+    }
+
+    /// Keeps these files of it, and returns those that exist.
+    fn keep(self, names: &[&str]) -> Vec<PathBuf> {
+        detach_mounts(&self.0);
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            if !entry.file_name().to_str().is_some_and(|name| names.contains(&name)) {
+                let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir(entry.path()));
+            }
+        }
+        let kept = names.iter().map(|name| self.0.join(name)).filter(|path| path.exists()).collect();
+        std::mem::forget(self);
+        kept
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        clear(&self.0);
+    }
+}
+
+fn clear(folder: &Path) {
+    detach_mounts(folder);
+    // Without a mount below it, so that nothing else is removed.
+    if !mounts::is_mounted_below(folder) {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Takes the mounts below `folder` out of the tree; their servers end with the last user.
+fn detach_mounts(folder: &Path) {
+    for mount in mounts::all().iter().rev().filter(|mount| mount.point.starts_with(folder)) {
+        detach(&mount.point);
+    }
+}
+
+/// Takes a mount out of the tree, whatever state its server is in.
+pub fn detach(mountpoint: &Path) {
+    for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).arg(mountpoint).process_group(0);
+        command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
+        if command.status().is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
+}
+
+/// The file of a program that the search path names.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(finding: Option<Problem>, figures: Figures, interrupted: bool) -> Told<Report> {
+        let kept = if finding.is_some() { vec!["/work/image".into()] } else { Vec::new() };
+        let (server_log, verdict) = (finding.is_some().then(|| "a last word".into()), "All is well.".into());
+        let passed = finding.is_none();
+        let report = Report { interrupted, seconds: 1.0, figures, finding, server_log, kept, verdict };
+        Told { command: "kill9 --rounds 9".into(), seed: 5, passed, report }
+    }
+
+    fn rounds(count: u64) -> Figures {
+        Figures(vec![("kill_rounds", count, "of load".into())])
+    }
+
+    #[test]
+    fn a_report_says_what_was_tested() {
+        let text = told(None, rounds(3), false).to_string();
+        assert!(text.contains("kill rounds") && text.contains("All is well. (seed 5)"), "{text}");
+        let text = told(None, rounds(0), true).to_string();
+        assert!(text.contains("interrupted") && text.contains("Nothing was tested.") && !text.contains("All is well"), "{text}");
+        let json = serde_json::to_value(told(None, rounds(3), false)).unwrap();
+        assert_eq!((json["kill_rounds"].as_u64(), json["finding"].is_null()), (Some(3), true));
+    }
+
+    #[test]
+    fn a_finding_says_what_shows_it_and_how_to_repeat_it() {
+        let text = told(Some("round 3: a record is gone".into()), rounds(2), false).to_string();
+        for part in
+            ["FOUND: round 3: a record is gone", "a last word", "kept: /work/image", "repeat: cairn torture kill9 --rounds 9 --seed 5"]
+        {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        assert!(!text.contains("All is well"), "{text}");
+    }
+
+    #[test]
+    fn a_folder_goes_away_or_leaves_what_is_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Some(parent.path()), 0).unwrap();
+        fs::write(folder.0.join("image"), "x").unwrap();
+        let path = folder.0.clone();
+        drop(folder);
+        assert!(!path.exists());
+        let folder = Folder::new(Some(parent.path()), 0).unwrap();
+        let path = folder.0.clone();
+        fs::create_dir(path.join("mount")).unwrap();
+        ["image", "disk"].into_iter().for_each(|name| fs::write(path.join(name), "x").unwrap());
+        assert_eq!(folder.keep(&["image", "missing"]), [path.join("image")]);
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
+        let error = Folder::new(Some(parent.path()), u64::MAX).err().expect("there is less room").to_string();
+        assert!(error.contains("--work"), "{error}");
+    }
+}

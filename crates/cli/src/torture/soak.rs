@@ -1,0 +1,282 @@
+//! `cairn torture soak`: hours of mixed load on one mount, with an eye on what its server takes.
+//!
+//! A cycle: the workers; loads of `cairn bench`; filling the volume until nothing fits any more, and removing it all; then the
+//! workers check what they remember, and the server's memory, file descriptors and threads are counted while nothing runs. For
+//! the first half of the time one server lives on; then each cycle ends with a kill, a shutdown or an unmount, and recovery.
+//!
+//! Growth: each figure at the end of a server's life against its figure after [`WARM_UP_CYCLES`], with the allowances below. What
+//! a cache takes is reached by then; what grows for ever passes any allowance in time.
+use super::load::{Stop, recover_and_check};
+use super::server::{Running, Server, cairn, text};
+use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
+use cairn_environment::clock;
+use cairn_environment::random::Seeded;
+use clap::Parser;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Until memory stays where it is, as measured.
+const WARM_UP_CYCLES: usize = 10;
+/// Memory may grow by a quarter and this.
+const MEMORY_KIB_MORE_MAX: u64 = 48 << 10;
+const DESCRIPTORS_MORE_MAX: u64 = 4;
+const THREADS_MORE_MAX: u64 = 4;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const SETTLE: Duration = Duration::from_secs(2);
+const FILL_FILE_BYTES: usize = 3 << 20;
+const SECONDS_PER_HOUR: f64 = 3600.0;
+
+/// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may be missing.
+///
+/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time kills and shutdowns. The server's
+/// memory, file descriptors and threads are counted after each cycle, when nothing runs.
+#[derive(Parser)]
+pub struct Soak {
+    /// Hours; a fraction is possible.
+    #[arg(long, value_name = "N", value_parser = hours, allow_negative_numbers = true)]
+    hours: Duration,
+    /// Time of each load, in seconds; a cycle has five.
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    load_seconds: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn hours(text: &str) -> Result<Duration, String> {
+    let hours: Option<f64> = text.parse().ok();
+    let time = hours.and_then(|hours| Duration::try_from_secs_f64(hours * SECONDS_PER_HOUR).ok());
+    time.filter(|time| !time.is_zero()).ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
+}
+
+/// What a server takes.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    memory_kib: u64,
+    descriptors: u64,
+    threads: u64,
+}
+
+impl Taken {
+    fn of(process_id: u32) -> Result<Self, Problem> {
+        let process = PathBuf::from(format!("/proc/{process_id}"));
+        let status = fs::read_to_string(process.join("status")).map_err(text)?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or(format!("no {name} in /proc"))
+        };
+        let descriptors = fs::read_dir(process.join("fd")).map_err(text)?.count() as u64;
+        Ok(Self { memory_kib: field("VmRSS:")?, descriptors, threads: field("Threads:")? })
+    }
+
+    fn check_growth_since(&self, warm: &Self) -> Result<(), Problem> {
+        let grown = self.memory_kib > warm.memory_kib * 5 / 4 + MEMORY_KIB_MORE_MAX
+            || self.descriptors > warm.descriptors + DESCRIPTORS_MORE_MAX
+            || self.threads > warm.threads + THREADS_MORE_MAX;
+        if grown { Err(format!("the server has grown from {warm:?} to {self:?}")) } else { Ok(()) }
+    }
+}
+
+struct Cycles<'a> {
+    load: Duration,
+    session: &'a mut Session,
+    server: Server,
+    random: Seeded,
+    /// Of the running server, one for each cycle.
+    samples: Vec<Taken>,
+}
+
+const VOLUME_BYTES: u64 = 1 << 30;
+
+impl Soak {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let plan = Plan {
+            command: format!("soak --hours {}", self.hours.as_secs_f64() / SECONDS_PER_HOUR),
+            length: Length::Time(self.hours),
+            needs_bytes: VOLUME_BYTES,
+            verdict: "The server did not grow, nothing acknowledged was lost, and fsck found nothing.",
+            evidence: &["image", "image.log"],
+        };
+        session::run(&plan, &self.common, |session| run_cycles(self, session))
+    }
+}
+
+fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
+    let server = Server::new(session.folder());
+    session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
+    let mut workers = workers(session.seed);
+    let random = Seeded::new(session.seed);
+    let mut cycles = Cycles { load: Duration::from_secs(arguments.load_seconds), session, server, random, samples: Vec::new() };
+    let mut stops = 0;
+    let mut running = cycles.server.start(&[])?;
+    for cycle in 1.. {
+        let within = |problem: Problem| Halt::Found(problem).within(&format!("cycle {cycle}"));
+        workers = cycles.run_cycle(workers, &running, cycle).map_err(within)?;
+        let acknowledgements: u64 = workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
+        cycles.session.set("cycles", cycle, "of workers, loads and a full volume");
+        cycles.session.set("acknowledgements", acknowledgements, "by fsync, and all of it was there");
+        let over = cycles.session.elapsed() >= arguments.hours || cycles.session.is_interrupted();
+        if stops == 0 {
+            cycles.tell_first_life();
+        }
+        if !over && cycles.session.elapsed() < arguments.hours / 2 {
+            continue;
+        }
+        stops += 1;
+        cycles.samples.clear();
+        workers = cycles.stop_and_check(workers, running).map_err(within)?;
+        cycles.session.set("stops", stops, "kills and shutdowns under load, in the second half");
+        if over {
+            break;
+        }
+        running = cycles.server.start(&[])?;
+    }
+    Ok(())
+}
+
+impl Cycles<'_> {
+    /// What the first server takes: that one lives longest.
+    fn tell_first_life(&mut self) {
+        if let (Some(first), Some(last)) = (self.samples.first().copied(), self.samples.last().copied()) {
+            self.session.set("memory_kib_first", first.memory_kib, "of the server, after the first cycle");
+            self.session.set("memory_kib_last", last.memory_kib, "at the end of its life");
+            self.session.set("descriptors_first", first.descriptors, "");
+            self.session.set("descriptors_last", last.descriptors, "");
+            self.session.set("threads_last", last.threads, "");
+        }
+    }
+
+    fn run_cycle(&mut self, workers: Vec<Named>, running: &Running, cycle: u64) -> Result<Vec<Named>, Problem> {
+        let begin = clock::now_monotonic();
+        let (stop, threads) = start_workers(&self.server, workers);
+        // Together with the workers, then without.
+        let filled = if cycle.is_multiple_of(3) { self.fill() } else { Ok(0) };
+        self.session.sleep(self.load);
+        stop.store(true, Ordering::SeqCst);
+        let (mut workers, worked) = join_workers(threads)?;
+        // On a full volume, workers may be refused, but for lack of space only.
+        worked.or_else(|problem| if cycle.is_multiple_of(3) && problem.contains("No space") { Ok(()) } else { Err(problem) })?;
+        filled?;
+        self.take_refusal()?;
+        for load in ["fsync-write", "small-durable-files", "create-walk-unlink"] {
+            self.bench(load, &self.server.mountpoint().to_string_lossy())?;
+        }
+        self.bench("fsync-write", "engine:memory:size=256M")?;
+        let files = self.fill()?;
+        check_workers(&self.server, &mut workers)?;
+        self.server.sync()?;
+        self.session.sleep(SETTLE);
+        let taken = Taken::of(running.id())?;
+        self.samples.push(taken);
+        if let Some(warm) = self.samples.get(WARM_UP_CYCLES - 1) {
+            taken.check_growth_since(warm)?;
+        }
+        self.session.tell(&format!("cycle {cycle}: {taken:?}; filled with {files} files; {:.1} s", begin.elapsed().as_secs_f64()));
+        Ok(workers)
+    }
+
+    /// A load of `cairn bench`, which a signal cuts short.
+    fn bench(&self, load: &str, target: &str) -> Result<(), Problem> {
+        let seconds = self.load.as_secs().to_string();
+        let mut command = cairn(&["bench", "run", load, "--target", target, "--seconds", &seconds]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(text)?;
+        let mut ended = None;
+        while ended.is_none() {
+            self.session.sleep(POLL_INTERVAL);
+            if self.session.is_interrupted() {
+                // It removes what it made.
+                let _ = kill_process(Pid::from_child(&child), Signal::TERM);
+                return child.wait().map(drop).map_err(text);
+            }
+            ended = child.try_wait().map_err(text)?;
+        }
+        if ended.is_some_and(|status| status.success()) {
+            return Ok(());
+        }
+        let mut told = String::new();
+        child.stderr.take().map(|mut errors| errors.read_to_string(&mut told)).transpose().map_err(text)?;
+        let space = rustix::fs::statvfs(self.server.mountpoint()).map(|space| (space.f_bavail, space.f_blocks));
+        Err(format!("{load}, available and all blocks {space:?}: {told}"))
+    }
+
+    /// Writes files until nothing fits, then removes them; the volume must have room again. Returns how many there were.
+    fn fill(&self) -> Result<u64, Problem> {
+        let folder = self.server.mountpoint().join("fill");
+        let content = vec![0x5a; FILL_FILE_BYTES];
+        fs::create_dir_all(&folder).map_err(text)?;
+        let mut files = 0;
+        let full = loop {
+            if let Err(error) = write_durably(&folder.join(files.to_string()), &content) {
+                break error;
+            }
+            files += 1;
+        };
+        if full.kind() != io::ErrorKind::StorageFull {
+            return Err(format!("filling the volume: {full}"));
+        }
+        self.take_refusal()?;
+        fs::remove_dir_all(&folder).map_err(|error| format!("emptying a full volume: {error}"))?;
+        write_durably(&self.server.mountpoint().join("room"), &content).map_err(|error| format!("after emptying the volume: {error}"))?;
+        Ok(files)
+    }
+
+    /// The kernel keeps a refusal of data for lack of space for whoever syncs next, whose data it need not have been.
+    fn take_refusal(&self) -> Result<(), Problem> {
+        self.server.sync().or_else(|problem| if problem.contains("No space") { Ok(()) } else { Err(problem) })
+    }
+
+    /// Ends a server's life under load, in one of the ways.
+    fn stop_and_check(&mut self, workers: Vec<Named>, mut running: Running) -> Result<Vec<Named>, Problem> {
+        let (stop, threads) = start_workers(&self.server, workers);
+        let load_ms = self.random.below(3000);
+        self.session.sleep(Duration::from_millis(load_ms));
+        stop.store(true, Ordering::SeqCst);
+        let how = match self.random.below(3) {
+            0 => Stop::Kill,
+            other => Stop::Shutdown { flush: other == 1 },
+        };
+        let stopped = how.stop(&self.server, &mut running);
+        let (mut workers, worked) = join_workers(threads)?;
+        stopped.and(worked)?;
+        how.take_away(&self.server, &mut running)?;
+        let recovery_kills = self.random.below(2);
+        recover_and_check(&self.server, &mut workers, recovery_kills, &mut self.random)?;
+        Ok(workers)
+    }
+}
+
+fn write_durably(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_noticed() {
+        let warm = Taken { memory_kib: 100_000, descriptors: 20, threads: 18 };
+        warm.check_growth_since(&warm).unwrap();
+        Taken { memory_kib: 125_000 + MEMORY_KIB_MORE_MAX, ..warm }.check_growth_since(&warm).unwrap();
+        Taken { memory_kib: 125_001 + MEMORY_KIB_MORE_MAX, ..warm }.check_growth_since(&warm).unwrap_err();
+        Taken { descriptors: 25, ..warm }.check_growth_since(&warm).unwrap_err();
+        Taken { threads: 23, ..warm }.check_growth_since(&warm).unwrap_err();
+        assert!(Taken::of(std::process::id()).unwrap().threads > 0);
+    }
+
+    #[test]
+    fn hours_may_be_fractions() {
+        assert_eq!(hours("0.5"), Ok(Duration::from_secs(1800)));
+        for wrong in ["0", "-1", "NaN", "soon"] {
+            assert!(hours(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Patterns of use, each with a memory of what was acknowledged, and the threads on which they work.
+//!
+//! A worker's folder is its own; nothing is shared between threads but the flag that says that errors are expected from now on.
+//! Memories live outside the volume; those of a virtual machine's guest, in its journal.
+use super::append::Append;
+use super::overwrite::Overwrite;
+use super::pattern;
+use super::replace::Replace;
+use super::server::Server;
+use super::tree::Tree;
+use cairn_environment::thread;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a failed check says.
+pub type Problem = String;
+
+/// A pattern of use, with its memory of what was acknowledged.
+pub trait Worker: Send {
+    /// Works below `folder` until an error comes, or `stop` is set. `journal` is told before each change that a crash may
+    /// leave, and after each acknowledgement.
+    fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()>;
+    /// How often something was acknowledged, in all rounds.
+    fn acknowledgements(&self) -> u64;
+    /// Compares the folder with what is remembered, takes what it finds as the new state, and tidies up for the next
+    /// round.
+    fn check(&mut self, folder: &Path) -> Result<(), Problem>;
+    /// All that is remembered.
+    fn memory(&self) -> io::Result<String>;
+    /// Remembers `text`, and nothing else; a power cut may have come after.
+    fn recall(&mut self, text: &str) -> Result<(), Problem>;
+}
+
+/// Keeps what a worker remembers where a power cut does not reach.
+pub trait Journal: Sync {
+    fn record(&self, worker: &dyn Worker) -> io::Result<()>;
+}
+
+/// For workers that live on.
+struct NoJournal;
+
+impl Journal for NoJournal {
+    fn record(&self, _: &dyn Worker) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A worker and the name of its folder.
+pub type Named = (String, Box<dyn Worker>);
+
+/// All of them, three of each kind.
+pub fn workers(seed: u64) -> Vec<Named> {
+    let mut workers: Vec<Named> = Vec::new();
+    for index in 0..3u64 {
+        let own = |kind: u64| pattern::identity(seed, kind * 100 + index);
+        workers.push((format!("replace-{index}"), Box::new(Replace::new(own(1)))));
+        workers.push((format!("append-{index}"), Box::new(Append::new(own(2)))));
+        workers.push((format!("overwrite-{index}"), Box::new(Overwrite::new(own(3)))));
+        workers.push((format!("tree-{index}"), Box::new(Tree::new(own(4)))));
+    }
+    workers
+}
+
+/// A worker that has ended, and how.
+pub type Outcome = (Named, Result<(), Problem>);
+
+/// Lets each worker work on a thread of its own, until the flag is set or an error comes; an error before is a defect.
+pub fn start_workers(server: &Server, workers: Vec<Named>) -> (Arc<AtomicBool>, Vec<thread::JoinHandle<Outcome>>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let start = |(name, mut worker): Named| {
+        let (stop, folder) = (Arc::clone(&stop), server.mountpoint().join(&name));
+        thread::spawn("worker", move || {
+            let result = std::fs::create_dir_all(&folder).and_then(|()| worker.work(&folder, &stop, &NoJournal));
+            let expected = stop.load(Ordering::SeqCst);
+            let result = result.or_else(|error| if expected { Ok(()) } else { Err(format!("{name}: {error}")) });
+            ((name, worker), result)
+        })
+    };
+    let threads = workers.into_iter().map(start).collect();
+    (stop, threads)
+}
+
+/// Waits for them; the first error is the outcome.
+pub fn join_workers(threads: Vec<thread::JoinHandle<Outcome>>) -> Result<(Vec<Named>, Result<(), Problem>), Problem> {
+    let mut result = Ok(());
+    let mut workers = Vec::new();
+    for thread in threads {
+        let (worker, outcome) = thread.join().map_err(|_| "a worker panicked".to_owned())?;
+        result = result.and(outcome);
+        workers.push(worker);
+    }
+    Ok((workers, result))
+}
+
+/// Has each worker compare what it finds with what it remembers.
+pub fn check_workers(server: &Server, workers: &mut [Named]) -> Result<(), Problem> {
+    for (name, worker) in workers {
+        let folder = server.mountpoint().join(&*name);
+        // A round may end before a worker has made its folder.
+        std::fs::create_dir_all(&folder).map_err(|error| format!("{name}: {error}"))?;
+        worker.check(&folder).map_err(|problem| format!("{name}: {problem}"))?;
+    }
+    Ok(())
+}
