@@ -89,6 +89,35 @@ fn blocks_that_two_files_claim_go_to_the_one_whose_checksums_match() {
 }
 
 #[test]
+fn of_extents_that_overlap_each_file_block_is_kept_once() {
+    // The older extent goes on behind the newer one, which lies within it; the last one's data does not match.
+    let mut volume = TestVolume::unwritten();
+    let file = volume.make_file(1, "overlap", 0);
+    volume.change_inode(file, |item| item.size = 9 * 4096);
+    volume.add_extent(file, 0, 8, ExtentKind::Data);
+    volume.add_extent(file, 3, 2, ExtentKind::Data);
+    volume.add_extent(file, 6, 3, ExtentKind::Data);
+    let extent = |volume: &TestVolume, block| Extent::decode(&volume.items[&key(file, ItemKind::Extent, block)]).unwrap();
+    let (older, newer) = (extent(&volume, 0), extent(&volume, 3));
+    let damaged = Extent { checksums: vec![1; 3], ..extent(&volume, 6) };
+    let older = Extent { generation: Generation(newer.generation.0 - 1), ..older };
+    volume.items.insert(key(file, ItemKind::Extent, 0), older.encode());
+    volume.items.insert(key(file, ItemKind::Extent, 6), damaged.encode());
+    volume.write();
+    volume.assert_error("inside the extent before it");
+    assert_eq!(volume.repair().exit_code(), 1);
+    let after = volume.check();
+    assert!(after.errors == 1 && after.findings[0].pass == crate::PassId::Data, "{after}");
+    let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("({file} Extent "))).collect();
+    let expected = [(0, older.start.0), (3, newer.start.0), (5, older.start.0 + 5), (8, damaged.start.0 + 2)];
+    assert_eq!(lines.len(), expected.len(), "{lines:?}");
+    for (line, (block, start)) in lines.iter().zip(expected) {
+        assert!(line.contains(&format!("({file} Extent {block})")) && line.contains(&start.to_string()), "{line}: not {block} at {start}");
+    }
+}
+
+#[test]
 fn a_lost_root_directory_is_made_anew() {
     let mut volume = TestVolume::unwritten();
     volume.items.remove(&key(1, ItemKind::Inode, 0)).unwrap();
