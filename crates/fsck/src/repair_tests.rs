@@ -118,6 +118,58 @@ fn of_extents_that_overlap_each_file_block_is_kept_once() {
 }
 
 #[test]
+fn an_inode_beyond_all_numbers_is_left_out() {
+    let mut volume = TestVolume::unwritten();
+    let item = inode_item(0o100_644, 1, 0);
+    volume.put_inode(INODE_NUMBER_END + 3, &item);
+    volume.put_inode(INODE_NUMBER_END - 1, &item);
+    volume.write();
+    volume.assert_error("was not given out");
+    volume.assert_repairable();
+    // The last possible number was taken, so lost+found got the first free one.
+    let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+    assert!(text.contains(&format!("\"#{}\"", INODE_NUMBER_END - 1)) && !text.contains(&(INODE_NUMBER_END + 3).to_string()), "{text}");
+}
+
+#[test]
+fn counters_at_their_end_forbid_a_repair() {
+    let changes: [fn(&mut Superblock, u64); 2] = [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
+    for change in changes {
+        for (end, forbidden) in [(COUNTER_WRITABLE_MAX, false), (COUNTER_WRITABLE_MAX + 1, true), (COUNTER_MAX, true)] {
+            let mut volume = TestVolume::unwritten();
+            change(&mut volume.superblock, end);
+            volume.change_inode(17, |item| item.links = 77);
+            volume.write();
+            let before = image(&volume.device);
+            let report = volume.repair();
+            assert_eq!(report.to_string().contains("a counter is at its end"), forbidden, "{report}");
+            assert_eq!(before == image(&volume.device), forbidden);
+        }
+    }
+}
+
+#[test]
+fn a_strange_item_in_the_root_tree_brings_nothing_back_that_was_removed() {
+    let undecodable: (Key, Vec<u8>) = (key(700, ItemKind::XattrPart, 9), Vec::new());
+    let second = |root| (Key { offset: 7, ..Key::root(TREE_FILES) }, RootItem { root }.encode().to_vec());
+    for with_second in [false, true] {
+        let mut volume = TestVolume::unwritten();
+        let kept = volume.items.clone();
+        volume.make_file(1, "removed", 0);
+        let older: Vec<_> = std::mem::replace(&mut volume.items, kept).into_iter().collect();
+        let (older, newer) = (volume.write_tree(TREE_FILES, older), volume.items.clone().into_iter().collect());
+        let root = volume.write_tree(TREE_FILES, newer);
+        let strange = if with_second { second(older) } else { undecodable.clone() };
+        volume.write_root_tree(vec![(Key::root(TREE_FILES), RootItem { root }.encode().to_vec()), strange]);
+        volume.assert_error("root");
+        assert_eq!(volume.repair().exit_code(), 1);
+        volume.assert_clean();
+        let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+        assert!(text.contains("\"large\"") && !text.contains("\"removed\""), "{text}");
+    }
+}
+
+#[test]
 fn a_lost_root_directory_is_made_anew() {
     let mut volume = TestVolume::unwritten();
     volume.items.remove(&key(1, ItemKind::Inode, 0)).unwrap();

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// What was seen of a volume: short descriptions without numbers, hashed. Inputs that show something new are worth keeping.
+/// What was seen of a volume: short descriptions without numbers and what holds digits, hashed. Inputs that show something new are worth keeping.
 #[derive(Default)]
 pub struct Seen {
     /// The hashes.
@@ -28,17 +28,9 @@ pub struct Seen {
 
 impl Seen {
     fn text(&mut self, stage: &str, text: &str) {
-        let mut hasher = DefaultHasher::new();
-        stage.hash(&mut hasher);
-        let mut number = false;
-        for character in text.chars() {
-            let is_digit = character.is_ascii_hexdigit() && !character.is_ascii_alphabetic();
-            if !is_digit || !number {
-                if is_digit { '0' } else { character }.hash(&mut hasher);
-            }
-            number = is_digit;
-        }
-        self.features.insert(hasher.finish());
+        let words = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '-' && character != '_');
+        let is_plain = |word: &&str| !word.is_empty() && !word.contains(|character: char| character.is_ascii_digit());
+        (stage, words.filter(is_plain).collect::<Vec<_>>()).hash_into(&mut self.features);
     }
 
     fn count(&mut self, stage: &str, count: u64) {

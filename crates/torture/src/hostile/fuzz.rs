@@ -178,6 +178,23 @@ impl Worker {
     }
 }
 
+/// Time is counted in pieces of this length.
+const WAIT: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// What became of the input. A machine that stands still for a while, or gives its time to others, costs one piece of the time,
+    /// so an input isn't blamed for it.
+    fn outcome_within(&self, time_max: Duration) -> Result<Outcome, RecvTimeoutError> {
+        let mut left = time_max;
+        loop {
+            match self.outcomes.recv_timeout(left.min(WAIT)) {
+                Err(RecvTimeoutError::Timeout) if left > WAIT => left -= WAIT,
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
 struct Fuzzer<'o> {
     options: &'o FuzzOptions,
     bases: Arc<Vec<BaseImage>>,
@@ -277,7 +294,7 @@ impl Fuzzer<'_> {
         }
         // A worker that is gone shows as an outcome that does not come.
         let _ = self.worker.inputs.send(input.to_vec());
-        let outcome = match self.worker.outcomes.recv_timeout(self.options.time_per_input_max) {
+        let outcome = match self.worker.outcome_within(self.options.time_per_input_max) {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.worker = Worker::start(self.bases.clone());
