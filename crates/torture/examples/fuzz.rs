@@ -1,6 +1,6 @@
 //! Fuzzes for a while: `cargo run --release -p cairn-torture --example fuzz SECONDS [SEED [CORPUS [FINDINGS]]]`. New inputs go to
 //! the folder CORPUS, what fails to FINDINGS.
-use cairn_torture::hostile::{FuzzOptions, fuzz};
+use cairn_torture::hostile::{FuzzOptions, fuzz, to_hex};
 use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -20,6 +20,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         FuzzOptions { seed: number(1)?, time: Duration::from_secs(number(0)?), corpus, findings_max: 40, ..FuzzOptions::default() };
     let mut shown = 0;
     let report = fuzz(&options, &mut |progress| {
+        if let Some(finding) = progress.found {
+            eprintln!("input {}: {}", to_hex(&finding.input), finding.problem);
+        }
         if progress.elapsed.as_secs() / 30 > shown {
             shown = progress.elapsed.as_secs() / 30;
             eprintln!("{progress:?}");

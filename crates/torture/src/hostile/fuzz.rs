@@ -75,12 +75,14 @@ pub struct Finding {
 /// How far it is.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-pub struct FuzzProgress {
+pub struct FuzzProgress<'f> {
     pub runs: u64,
     pub elapsed: Duration,
     pub kept: usize,
     pub features: usize,
     pub findings: usize,
+    /// What this input broke, if that is new.
+    pub found: Option<&'f Finding>,
 }
 
 /// What came of it.
@@ -215,7 +217,7 @@ struct Fuzzer<'o> {
 /// let report = fuzz(&FuzzOptions { runs_max: 3, ..FuzzOptions::default() }, &mut |_| {});
 /// assert!(report.findings.is_empty(), "{report}");
 /// ```
-pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress)) -> FuzzReport {
+pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress<'_>)) -> FuzzReport {
     let _collector = PanicCollector::begin();
     let bases = Arc::new(BaseImage::all());
     let mut fuzzer = Fuzzer {
@@ -243,7 +245,7 @@ pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress)) -> Fu
 }
 
 impl Fuzzer<'_> {
-    fn run(&mut self, progress: &mut dyn FnMut(FuzzProgress)) {
+    fn run(&mut self, progress: &mut dyn FnMut(FuzzProgress<'_>)) {
         let unchanged = (0..self.bases.len()).map(|image| vec![image as u8]);
         let given: Vec<Vec<u8>> = unchanged.chain(self.options.corpus.iter().cloned()).collect();
         let mut random = Seeded::new(self.options.seed);
@@ -253,6 +255,7 @@ impl Fuzzer<'_> {
                 return;
             }
             let input = given.get(turn).cloned().unwrap_or_else(|| mutate(&self.corpus, &mut random));
+            let before = self.findings.len();
             self.one(input);
             progress(FuzzProgress {
                 runs: self.runs,
@@ -260,6 +263,7 @@ impl Fuzzer<'_> {
                 kept: self.corpus.len(),
                 features: self.features.len(),
                 findings: self.findings.len(),
+                found: self.findings.get(before),
             });
         }
     }
