@@ -9,8 +9,8 @@ use crate::types::{Attributes, NewInode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, DirectoryEntry, FileType, FormatError, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Structure,
-    encode_orphan,
+    BlockNumber, DirectoryEntry, FileType, FormatError, INODE_NUMBER_END, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
+    SYMLINK_PART_BYTES, Structure, encode_orphan,
 };
 use std::sync::atomic::Ordering;
 
@@ -54,8 +54,15 @@ impl VolumeInner {
         }
     }
 
-    fn take_inode_number(&self) -> InodeNumber {
-        InodeNumber(self.next_inode.fetch_add(1, Ordering::Relaxed))
+    fn take_inode_number(&self) -> Result<InodeNumber> {
+        // The threads that come here at once go a little beyond the end: far from what makes a superblock impossible.
+        if self.next_inode.load(Ordering::Relaxed) >= INODE_NUMBER_END {
+            return Err(Error::NoSpace);
+        }
+        match self.next_inode.fetch_add(1, Ordering::Relaxed) {
+            number if number < INODE_NUMBER_END => Ok(InodeNumber(number)),
+            _ => Err(Error::NoSpace),
+        }
     }
 
     fn check_new(new: &NewInode<'_>) -> Result<()> {
@@ -85,7 +92,7 @@ impl VolumeInner {
         if new.file_type == FileType::Directory && state.item.links >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let number = self.take_inode_number();
+        let number = self.take_inode_number()?;
         let links = if new.file_type == FileType::Directory { 2 } else { 1 };
         let item = self.new_item(&state, parent, new, links, &operation);
         operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
@@ -115,7 +122,7 @@ impl VolumeInner {
         let directory = self.inodes.get(parent);
         let state = self.read_inode(&directory)?;
         state.expect_directory()?;
-        let number = self.take_inode_number();
+        let number = self.take_inode_number()?;
         let item = self.new_item(&state, parent, new, 0, &operation);
         operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
         operation.put_new(orphan_key(number), &encode_orphan(OrphanKind::Remove))?;

@@ -124,13 +124,19 @@ impl VolumeInner {
     }
 
     /// Fills `buffer` (whole blocks) with file blocks from the device, verifying checksums; holes and unwritten extents read
-    /// as zeros.
+    /// as zeros. Extents that overlap are damage: nobody can say whose data is meant.
     pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8]) -> Result<()> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
         let bytes = |from: u64, to: u64| (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE;
         let mut at = first_block;
+        let mut behind = 0;
         for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
-            let (from, to) = (start.max(at), end_block.min(start + extent.blocks));
+            if start < behind {
+                let problem = format!("inode {inode}: the extent at file block {start} begins inside the one before it");
+                return Err(FormatError::new(Structure::Item, extent.start, problem).into());
+            }
+            behind = start + extent.blocks;
+            let (from, to) = (start.max(at), end_block.min(behind));
             if extent.kind != ExtentKind::Data || from >= to {
                 continue;
             }

@@ -22,8 +22,8 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, EntryFlags, Extent, FormatError, Generation,
-    Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS, bitmap_generations_checksum,
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
+    FormatError, Generation, Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS, bitmap_generations_checksum,
 };
 use cairn_log::{CommitReason, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
@@ -185,6 +185,18 @@ fn check_next_inode(files: &Tree, next_inode: u64, superblock: &Superblock) -> R
     Err(FormatError::new(Structure::Superblock, block, problem).into())
 }
 
+/// Counters of a mount must not reach what the next one takes for damage.
+fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Result<()> {
+    let counters = [superblock.generation.0, replay.last_generation.0, superblock.log_epoch, replay.end.sequence];
+    match counters.into_iter().find(|&counter| counter > COUNTER_WRITABLE_MAX) {
+        Some(counter) => {
+            let problem = format!("it has counted to {counter}, and this version can only read such a volume; mount it read-only");
+            Err(Error::NotAVolume(problem))
+        }
+        None => Ok(()),
+    }
+}
+
 impl VolumeInner {
     /// Steps 1 to 5; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
@@ -217,6 +229,9 @@ impl VolumeInner {
                 let advice = "mount it read-only to save what is there";
                 return Err(FormatError::new(Structure::Checkpoint, BlockNumber(replay.end.block), format!("{lost}; {advice}")).into());
             }
+        }
+        if !options.read_only {
+            check_counters(&superblock, &replay)?;
         }
         let generation = first_generation(&superblock, replay.last_generation);
         Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;

@@ -1,5 +1,5 @@
 //! Values of the items: inode, directory entry, extent, extended attribute, root, orphan.
-use crate::units::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, InodeNumber};
+use crate::units::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber};
 use crate::{FormatError, NodePointer, Structure};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -232,11 +232,14 @@ impl DirectoryEntry {
     /// From an item value.
     ///
     /// # Errors
-    /// Impossible name or type.
+    /// Impossible name, type or inode number.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
         let name = Self::name_of(value)?.to_vec();
         let inode = InodeNumber(u64::from_le_bytes(value[..8].try_into().expect("a name follows")));
         let file_type = FileType::from_u8(value[8]).ok_or_else(|| damaged(&format!("directory entry of type {}", value[8])))?;
+        if inode.0 >= INODE_NUMBER_END {
+            return Err(damaged(&format!("directory entry of the impossible inode {inode}")));
+        }
         Ok(Self { inode, file_type, name })
     }
 }

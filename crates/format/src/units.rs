@@ -53,6 +53,13 @@ impl BlockNumber {
 /// still be counted.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
+/// A volume with a generation, epoch or sequence beyond this is only read: no mount and no repair can count so far that the
+/// next one finds damage.
+pub const COUNTER_WRITABLE_MAX: u64 = 1 << 61;
+
+/// Inode numbers are below this.
+pub const INODE_NUMBER_END: u64 = 1 << 61;
+
 /// Identity of a volume, random, made by mkfs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct VolumeId(pub [u8; 16]);

@@ -6,7 +6,7 @@ use crate::file_group::{FileGroup, Rules};
 use crate::item_stream::{Item, Place, Visitor, visit};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::superblocks::INODE_FIRST;
-use cairn_format::{Extent, ExtentKind, FileType, INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan};
+use cairn_format::{Extent, ExtentKind, FileType, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan};
 use std::collections::BTreeMap;
 
 /// Runs the pass.
@@ -84,7 +84,7 @@ impl ItemsPass<'_, '_> {
         }
         if inode != INODE_ROOT.0 && inode < INODE_FIRST {
             self.item_problem(item, "the inode number is a reserved one");
-        } else if inode >= self.next_inode {
+        } else if inode >= self.next_inode.min(INODE_NUMBER_END) {
             self.item_problem(item, format!("the inode number was not given out: the next one is {}", self.next_inode));
         }
         if item.key.kind != ItemKind::Inode as u8 {

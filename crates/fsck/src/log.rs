@@ -9,7 +9,8 @@ use crate::reader::{Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES, checksum,
+    BLOCK_SIZE, BlockNumber, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock,
+    TREE_FILES, checksum,
 };
 
 /// Blocks of the ring that are searched at once.
@@ -293,6 +294,10 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
             Some(problem) => checker.found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode)),
             None => checker.overlay.insert(entry.key, link.header.sequence, (!delete).then_some(entry.value)),
         }
+    }
+    if link.header.generation.0 > COUNTER_WRITABLE_MAX && checker.overlay.generation_max.0 <= COUNTER_WRITABLE_MAX {
+        let problem = format!("its generation is {}: the volume can only be read", link.header.generation);
+        checker.found(finding(Severity::Error, link.ring_block, problem));
     }
     checker.report.statistics.checkpoint_entries += link.entries;
     checker.overlay.generation_max = checker.overlay.generation_max.max(link.header.generation);

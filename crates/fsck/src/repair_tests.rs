@@ -89,6 +89,87 @@ fn blocks_that_two_files_claim_go_to_the_one_whose_checksums_match() {
 }
 
 #[test]
+fn of_extents_that_overlap_each_file_block_is_kept_once() {
+    // The older extent goes on behind the newer one, which lies within it; the last one's data does not match.
+    let mut volume = TestVolume::unwritten();
+    let file = volume.make_file(1, "overlap", 0);
+    volume.change_inode(file, |item| item.size = 9 * 4096);
+    volume.add_extent(file, 0, 8, ExtentKind::Data);
+    volume.add_extent(file, 3, 2, ExtentKind::Data);
+    volume.add_extent(file, 6, 3, ExtentKind::Data);
+    let extent = |volume: &TestVolume, block| Extent::decode(&volume.items[&key(file, ItemKind::Extent, block)]).unwrap();
+    let (older, newer) = (extent(&volume, 0), extent(&volume, 3));
+    let damaged = Extent { checksums: vec![1; 3], ..extent(&volume, 6) };
+    let older = Extent { generation: Generation(newer.generation.0 - 1), ..older };
+    volume.items.insert(key(file, ItemKind::Extent, 0), older.encode());
+    volume.items.insert(key(file, ItemKind::Extent, 6), damaged.encode());
+    volume.write();
+    volume.assert_error("inside the extent before it");
+    assert_eq!(volume.repair().exit_code(), 1);
+    let after = volume.check();
+    assert!(after.errors == 1 && after.findings[0].pass == crate::PassId::Data, "{after}");
+    let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("({file} Extent "))).collect();
+    let expected = [(0, older.start.0), (3, newer.start.0), (5, older.start.0 + 5), (8, damaged.start.0 + 2)];
+    assert_eq!(lines.len(), expected.len(), "{lines:?}");
+    for (line, (block, start)) in lines.iter().zip(expected) {
+        assert!(line.contains(&format!("({file} Extent {block})")) && line.contains(&start.to_string()), "{line}: not {block} at {start}");
+    }
+}
+
+#[test]
+fn an_inode_beyond_all_numbers_is_left_out() {
+    let mut volume = TestVolume::unwritten();
+    let item = inode_item(0o100_644, 1, 0);
+    volume.put_inode(INODE_NUMBER_END + 3, &item);
+    volume.put_inode(INODE_NUMBER_END - 1, &item);
+    volume.write();
+    volume.assert_error("was not given out");
+    volume.assert_repairable();
+    // The last possible number was taken, so lost+found got the first free one.
+    let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+    assert!(text.contains(&format!("\"#{}\"", INODE_NUMBER_END - 1)) && !text.contains(&(INODE_NUMBER_END + 3).to_string()), "{text}");
+}
+
+#[test]
+fn counters_at_their_end_forbid_a_repair() {
+    let changes: [fn(&mut Superblock, u64); 2] = [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
+    for change in changes {
+        for (end, forbidden) in [(COUNTER_WRITABLE_MAX, false), (COUNTER_WRITABLE_MAX + 1, true), (COUNTER_MAX, true)] {
+            let mut volume = TestVolume::unwritten();
+            change(&mut volume.superblock, end);
+            volume.change_inode(17, |item| item.links = 77);
+            volume.write();
+            let before = image(&volume.device);
+            let report = volume.repair();
+            assert_eq!(report.to_string().contains("a counter is at its end"), forbidden, "{report}");
+            assert_eq!(before == image(&volume.device), forbidden);
+        }
+    }
+}
+
+#[test]
+fn a_strange_item_in_the_root_tree_brings_nothing_back_that_was_removed() {
+    let undecodable: (Key, Vec<u8>) = (key(700, ItemKind::XattrPart, 9), Vec::new());
+    let second = |root| (Key { offset: 7, ..Key::root(TREE_FILES) }, RootItem { root }.encode().to_vec());
+    for with_second in [false, true] {
+        let mut volume = TestVolume::unwritten();
+        let kept = volume.items.clone();
+        volume.make_file(1, "removed", 0);
+        let older: Vec<_> = std::mem::replace(&mut volume.items, kept).into_iter().collect();
+        let (older, newer) = (volume.write_tree(TREE_FILES, older), volume.items.clone().into_iter().collect());
+        let root = volume.write_tree(TREE_FILES, newer);
+        let strange = if with_second { second(older) } else { undecodable.clone() };
+        volume.write_root_tree(vec![(Key::root(TREE_FILES), RootItem { root }.encode().to_vec()), strange]);
+        volume.assert_error("root");
+        assert_eq!(volume.repair().exit_code(), 1);
+        volume.assert_clean();
+        let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
+        assert!(text.contains("\"large\"") && !text.contains("\"removed\""), "{text}");
+    }
+}
+
+#[test]
 fn a_lost_root_directory_is_made_anew() {
     let mut volume = TestVolume::unwritten();
     volume.items.remove(&key(1, ItemKind::Inode, 0)).unwrap();

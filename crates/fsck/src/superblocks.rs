@@ -8,7 +8,7 @@ use crate::checker::Checker;
 use crate::reader::{read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, Geometry, SUPERBLOCK_SLOTS, Superblock};
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Generation, Geometry, SUPERBLOCK_SLOTS, Superblock};
 
 /// Index of the copy at the end of the volume.
 const COPY: usize = 2;
@@ -88,6 +88,10 @@ fn finding(severity: Severity, problem: impl Into<String>) -> Finding {
     Finding::new(PassId::Superblocks, severity, Structure::Superblock, problem)
 }
 
+fn counter_at_its_end(name: &str, counter: u64) -> (bool, String) {
+    (counter > COUNTER_WRITABLE_MAX, format!("{name} is {counter}: the volume can only be read"))
+}
+
 /// What contradicts itself in the superblock that counts.
 fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
     let superblock = &checker.superblock;
@@ -100,6 +104,9 @@ fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
         (superblock.next_inode < INODE_FIRST, format!("next inode number {} is a reserved one", superblock.next_inode)),
         (superblock.log_epoch == 0, "log epoch 0".into()),
         (superblock.log_tail.sequence == 0, "the log's tail has sequence 0".into()),
+        counter_at_its_end("the generation", superblock.generation.0),
+        counter_at_its_end("the log's epoch", superblock.log_epoch),
+        counter_at_its_end("the sequence of the log's tail", superblock.log_tail.sequence),
         (superblock.used_blocks > allocatable, format!("{} blocks used of {allocatable}", superblock.used_blocks)),
     ];
     checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()

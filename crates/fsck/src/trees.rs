@@ -38,9 +38,11 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let root = Expected::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
-    if !roots.iter().any(|root| root.tree == TREE_FILES) && !checker.has_errors(PassId::Trees) {
+    if !roots.iter().any(|root| root.tree == TREE_FILES) {
         checker.lost_keys.push((Key::MIN, None));
-        checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
+        if !checker.has_errors(PassId::Trees) {
+            checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
+        }
     }
     let mut walk = Walk { checker, roots: Vec::new() };
     walk.visit_all(&roots);
@@ -140,13 +142,13 @@ impl Walk<'_, '_> {
             let known = key == Key::root(TREE_FILES);
             let problem = match RootItem::decode(value) {
                 Ok(item) => {
-                    self.roots.push(Expected::root(tree, item.root, node.generation()));
+                    // A second file tree is nobody's.
+                    if known || tree != TREE_FILES {
+                        self.roots.push(Expected::root(tree, item.root, node.generation()));
+                    }
                     (!known).then(|| format!("{key:?} in the root tree: this version knows only tree {TREE_FILES}"))
                 }
-                Err(error) => {
-                    self.checker.lost_keys.push((Key::MIN, None));
-                    Some(format!("{key:?}: {}", error.problem))
-                }
+                Err(error) => Some(format!("{key:?}: {}", error.problem)),
             };
             if let Some(problem) = problem {
                 self.checker.found(finding(Structure::Item, problem).at(node.address().0));

@@ -1,9 +1,10 @@
-//! Hostile images: every input of the corpus, and some time of fuzzing. `CAIRN_FUZZ_SECONDS` says how long (5).
+//! Hostile images: every input of the corpus, then new ones: as many as `CAIRN_FUZZ_VOLUMES` says (500), or for as long as
+//! `CAIRN_FUZZ_SECONDS` says. `CAIRN_SEED` is a number or `random`; without it the seed follows from the corpus, so that the same
+//! tree makes the same volumes in the same order.
 //!
 //! The allocator of this program counts, so that an image that makes memory run out is found.
-use cairn_environment::random::Seeded;
 use cairn_torture::hostile::{AllocationMeter, FuzzOptions, corpus, fuzz};
-use cairn_torture::number_from_environment;
+use cairn_torture::{number_from_environment, seed_from_environment};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -44,13 +45,24 @@ fn peak_bytes() -> u64 {
 /// What one volume of 24 MiB may make the program allocate, all uses of it together.
 const ALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
+const VOLUMES: u64 = 500;
+
+fn seed(corpus: &[Vec<u8>]) -> u64 {
+    match std::env::var("CAIRN_SEED").as_deref() {
+        Err(_) => u64::from(cairn_format::checksum(&corpus.concat())),
+        Ok("random") => cairn_environment::random::u64(),
+        Ok(_) => seed_from_environment(),
+    }
+}
+
 #[test]
 fn no_hostile_volume_breaks_a_rule() {
     let corpus = corpus();
     let given = corpus.len() as u64;
-    let seconds = number_from_environment("CAIRN_FUZZ_SECONDS").unwrap_or(5);
+    let seconds = number_from_environment("CAIRN_FUZZ_SECONDS");
+    let volumes = number_from_environment("CAIRN_FUZZ_VOLUMES").unwrap_or(if seconds.is_some() { u64::MAX } else { VOLUMES });
     let options = FuzzOptions {
-        seed: number_from_environment("CAIRN_SEED").unwrap_or_else(|| Seeded::new(cairn_environment::random::u64()).next_u64()),
+        seed: seed(&corpus),
         time: Duration::from_secs(3600),
         corpus,
         allocations: Some(AllocationMeter { reset, peak_bytes, bytes_max: ALLOCATED_BYTES_MAX }),
@@ -59,7 +71,9 @@ fn no_hostile_volume_breaks_a_rule() {
     // First all that is known, however long that takes.
     let known = fuzz(&FuzzOptions { runs_max: given + 5, ..options.clone() }, &mut |_| {});
     assert!(known.findings.is_empty(), "{known}");
-    let report = fuzz(&FuzzOptions { time: Duration::from_secs(seconds), corpus: known.corpus, ..options }, &mut |_| {});
+    let time = seconds.map_or(options.time, Duration::from_secs);
+    let runs_max = volumes.saturating_add(known.corpus.len() as u64);
+    let report = fuzz(&FuzzOptions { time, runs_max, corpus: known.corpus, ..options }, &mut |_| {});
     eprintln!("{report}; at most {} bytes allocated by one", report.allocated_bytes_max.unwrap_or(0));
     assert!(report.findings.is_empty(), "{report}");
     assert!(known.features > 100, "only {} different things seen in the corpus", known.features);

@@ -7,9 +7,10 @@
 //! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, Gathered, Inode, invented_item};
+use crate::superblocks::INODE_FIRST;
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, XattrItem, blocks_for_bytes,
-    hash_name, name_slot_range,
+    DirectoryEntry, FileType, Generation, INODE_NUMBER_END, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, XattrItem,
+    blocks_for_bytes, hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -230,8 +231,12 @@ fn lost_and_found(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) 
             None => break,
         }
     }
-    let number = *next_inode;
-    *next_inode += 1;
+    // When all numbers have been given out, one that nobody has.
+    let number = match *next_inode {
+        INODE_NUMBER_END.. => (INODE_FIRST..).find(|number| !gathered.inodes.contains_key(number)).unwrap_or(INODE_FIRST),
+        next => next,
+    };
+    *next_inode = (*next_inode).max(number + 1);
     let item = InodeItem { parent: INODE_ROOT.0, ..invented_item(FileType::Directory, 0o700, rules.generation) };
     gathered.inodes.insert(number, Inode { item: Some(item), ..Inode::default() });
     if let Some(root) = gathered.inodes.get_mut(&INODE_ROOT.0) {

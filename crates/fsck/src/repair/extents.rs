@@ -1,22 +1,30 @@
 //! Which extents a repaired volume keeps: those within the volume that share no block with another. Of those that do share
 //! one, first the ones whose data matches their checksums.
+//!
+//! Where two of one file's extents hold data of the same file block, that block becomes the one's whose data matches its
+//! checksums, or else the newer one's; the other one keeps the rest.
 use super::gather::Gathered;
 use crate::block_set::BlockSet;
 use crate::reader::{Reader, read_data};
-use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, blocks_for_bytes, checksum};
+use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes, checksum};
+use std::collections::BTreeMap;
 
 /// Drops what can't be kept.
 pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
     for inode in gathered.inodes.values_mut() {
-        let mut end = 0;
+        let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
             let file_end = block.checked_add(extent.blocks).filter(|&end| end <= blocks_for_bytes(i64::MAX as u64));
-            let keep = block >= end && file_end.is_some() && reader.contains(extent.range());
+            let keep = file_end.is_some() && reader.contains(extent.range());
             if keep {
-                end = block + extent.blocks;
+                overlap |= block < end;
+                end = end.max(block + extent.blocks);
             }
             keep
         });
+        if overlap {
+            inode.extents = disentangle(std::mem::take(&mut inode.extents), reader);
+        }
     }
     let (mut once, mut twice) = (BlockSet::new(reader.blocks_present()), BlockSet::new(reader.blocks_present()));
     for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
@@ -47,6 +55,27 @@ pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
             });
         }
     }
+}
+
+/// The extents of one file, each file block in one of them.
+fn disentangle(extents: BTreeMap<u64, Extent>, reader: &Reader<'_>) -> BTreeMap<u64, Extent> {
+    let mut claims: Vec<(bool, Generation, u64, Extent)> =
+        extents.into_iter().map(|(block, extent)| (verifies(reader, &extent), extent.generation, block, extent)).collect();
+    claims.sort_by_key(|(verifies, generation, block, _)| std::cmp::Reverse((*verifies, *generation, *block)));
+    let mut kept = BTreeMap::<u64, Extent>::new();
+    for (.., block, extent) in claims {
+        let end = block + extent.blocks;
+        let before = kept.range(..block).next_back().map_or(block, |(start, before)| start + before.blocks);
+        let mut at = block.max(before);
+        let mut parts = Vec::new();
+        for (&start, other) in kept.range(block..end) {
+            parts.extend((at < start).then_some((at, start)));
+            at = start + other.blocks;
+        }
+        parts.extend((at < end).then_some((at, end)));
+        kept.extend(parts.into_iter().map(|(from, to)| (from, extent.slice(from - block, to - from))));
+    }
+    kept
 }
 
 /// Rounds in which extents claim their blocks.

@@ -1,7 +1,7 @@
 //! Takes the items apart, inode by inode. What can't be decoded, or stands where nothing can stand, is left out: nobody could
 //! read it.
 use cairn_format::{
-    COUNTER_MAX, DirectoryEntry, Extent, FileType, Generation, INODE_ORPHANS, INODE_ROOT, InodeItem, ItemKind, Key, OrphanKind,
+    DirectoryEntry, Extent, FileType, Generation, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT, InodeItem, ItemKind, Key, OrphanKind,
     SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan,
 };
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ impl Gathered {
             }
             return;
         }
-        let possible = key.inode == INODE_ROOT.0 || (inode_first..COUNTER_MAX).contains(&key.inode);
+        let possible = key.inode == INODE_ROOT.0 || (inode_first..INODE_NUMBER_END).contains(&key.inode);
         if !possible {
             return;
         }

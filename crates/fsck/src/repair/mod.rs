@@ -18,7 +18,7 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::superblocks::INODE_FIRST;
-use cairn_format::{COUNTER_MAX, Generation, Key, LogPosition};
+use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_NUMBER_END, Key, LogPosition};
 use gather::Gathered;
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let rules = amend::Rules { hash_seed: checker.superblock.hash_seed, generation };
-    let mut next_inode = checker.overlay.next_inode.clamp(INODE_FIRST, COUNTER_MAX - 2);
+    let mut next_inode = checker.overlay.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let rescued = amend::amend(&mut gathered, &rules, &mut next_inode);
     // Those of what turned out not to be a file are gone.
     let mut kept = BlockSet::new(checker.reader.blocks_present());
@@ -95,7 +95,7 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         Some("the volume uses features that this program can only read")
     } else if checker.reader.blocks_present() < superblock.geometry.total_blocks {
         Some("the device is shorter than the volume")
-    } else if counters.iter().any(|counter| *counter >= COUNTER_MAX - 8) {
+    } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX) {
         Some("a counter is at its end")
     } else {
         None

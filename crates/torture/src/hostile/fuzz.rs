@@ -79,12 +79,14 @@ pub struct Finding {
 /// How far it is.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-pub struct FuzzProgress {
+pub struct FuzzProgress<'f> {
     pub runs: u64,
     pub elapsed: Duration,
     pub kept: usize,
     pub features: usize,
     pub findings: usize,
+    /// What this input broke, if that is new.
+    pub found: Option<&'f Finding>,
 }
 
 /// What came of it.
@@ -182,6 +184,23 @@ impl Worker {
     }
 }
 
+/// Time is counted in pieces of this length.
+const WAIT: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// What became of the input. A machine that stands still for a while, or gives its time to others, costs one piece of the time,
+    /// so an input isn't blamed for it.
+    fn outcome_within(&self, time_max: Duration) -> Result<Outcome, RecvTimeoutError> {
+        let mut left = time_max;
+        loop {
+            match self.outcomes.recv_timeout(left.min(WAIT)) {
+                Err(RecvTimeoutError::Timeout) if left > WAIT => left -= WAIT,
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
 struct Fuzzer<'o> {
     options: &'o FuzzOptions,
     bases: Arc<Vec<BaseImage>>,
@@ -202,7 +221,7 @@ struct Fuzzer<'o> {
 /// let report = fuzz(&FuzzOptions { runs_max: 3, ..FuzzOptions::default() }, &mut |_| {});
 /// assert!(report.findings.is_empty(), "{report}");
 /// ```
-pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress)) -> FuzzReport {
+pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress<'_>)) -> FuzzReport {
     let _collector = PanicCollector::begin();
     let bases = Arc::new(BaseImage::all());
     let mut fuzzer = Fuzzer {
@@ -230,7 +249,7 @@ pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress)) -> Fu
 }
 
 impl Fuzzer<'_> {
-    fn run(&mut self, progress: &mut dyn FnMut(FuzzProgress)) {
+    fn run(&mut self, progress: &mut dyn FnMut(FuzzProgress<'_>)) {
         let unchanged = (0..self.bases.len()).map(|image| vec![image as u8]);
         let given: Vec<Vec<u8>> = unchanged.chain(self.options.corpus.iter().cloned()).collect();
         let mut random = Seeded::new(self.options.seed);
@@ -241,6 +260,7 @@ impl Fuzzer<'_> {
                 return;
             }
             let input = given.get(turn).cloned().unwrap_or_else(|| mutate(&self.corpus, &mut random));
+            let before = self.findings.len();
             self.one(input);
             progress(FuzzProgress {
                 runs: self.runs,
@@ -248,6 +268,7 @@ impl Fuzzer<'_> {
                 kept: self.corpus.len(),
                 features: self.features.len(),
                 findings: self.findings.len(),
+                found: self.findings.get(before),
             });
         }
     }
@@ -282,7 +303,7 @@ impl Fuzzer<'_> {
         }
         // A worker that is gone shows as an outcome that does not come.
         let _ = self.worker.inputs.send(input.to_vec());
-        let outcome = match self.worker.outcomes.recv_timeout(self.options.time_per_input_max) {
+        let outcome = match self.worker.outcome_within(self.options.time_per_input_max) {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.worker = Worker::start(self.bases.clone());

@@ -6,8 +6,8 @@
 use super::images::{BaseImage, read_checkpoint, read_node};
 use super::overlay::OverlayDevice;
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointBuilder, CheckpointEntry, ENTRY_HEADER_BYTES,
-    EntryFlags, Geometry, HEADER_BYTES, Header, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES, node::VALUE_BYTES_MAX,
+    BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointBuilder, CheckpointEntry,
+    ENTRY_HEADER_BYTES, EntryFlags, Geometry, HEADER_BYTES, Header, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES, node::VALUE_BYTES_MAX,
 };
 
 /// Operations beyond this number are not looked at.
@@ -144,7 +144,10 @@ impl Draft<'_> {
     /// A number that may be interesting; `current` is what stands in its place.
     fn number(&mut self, current: u64) -> u64 {
         let superblock = &self.base.superblock;
-        match self.input.byte() % 16 {
+        let choice = self.input.byte();
+        match choice % 16 {
+            // Where counters may end.
+            4 if choice >= 128 => (COUNTER_WRITABLE_MAX << (choice / 16 % 2)).wrapping_add(self.input.word(1) % 8).wrapping_sub(4),
             0 => self.input.word(1),
             1 => self.input.word(2),
             2 => self.input.word(4),

@@ -16,8 +16,8 @@ const CHANGED_MAX: usize = 24;
 /// What a walk has found.
 #[derive(Default)]
 pub struct Found {
-    /// Digest of contents and attributes → path, of files that could be read without an error.
-    pub contents: BTreeMap<u64, String>,
+    /// Digest of contents and attributes → path and inode, of files that could be read without an error.
+    pub contents: BTreeMap<u64, (String, u64)>,
     /// What failed.
     pub errors: Vec<String>,
     /// Names seen.
@@ -41,7 +41,7 @@ pub fn walk(volume: &Volume) -> Found {
         match volume.lookup(entry.parent, &entry.name) {
             Ok(attributes) => {
                 match digest(volume, &attributes) {
-                    Ok(digest) => drop(found.contents.insert(digest, entry.path)),
+                    Ok(digest) => drop(found.contents.insert(digest, (entry.path, attributes.inode.0))),
                     Err(error) => found.errors.push(error.to_string()),
                 }
                 volume.forget(attributes.inode, 1);
