@@ -6,7 +6,7 @@ use crate::inode::InodeState;
 use crate::types::{Attributes, DirectoryItem};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
-use cairn_format::{DirectoryEntry, FileType, InodeNumber, ItemKind, Key, hash_name, name_slot_range};
+use cairn_format::{DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name, name_slot_range};
 
 /// An entry and where it stands.
 #[derive(Clone, Copy)]
@@ -105,7 +105,12 @@ impl VolumeInner {
         for item in self.files.range(keys) {
             let (key, value) = item?;
             let entry = DirectoryEntry::decode(&value)?;
-            if !take(DirectoryItem { name: &entry.name, inode: entry.inode, file_type: entry.file_type, cookie: key.offset + 3 }) {
+            // No hash has a slot so high; the file tree's root stands for the place.
+            let cookie = key.offset.checked_add(3).ok_or_else(|| {
+                let problem = format!("inode {directory}: a name in the impossible slot {}", key.offset);
+                FormatError::new(Structure::Item, self.files.root().block, problem)
+            })?;
+            if !take(DirectoryItem { name: &entry.name, inode: entry.inode, file_type: entry.file_type, cookie }) {
                 break;
             }
         }

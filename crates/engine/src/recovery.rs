@@ -50,14 +50,20 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
     if device.length_bytes() < Geometry::VOLUME_BYTES_MIN {
         return Err(Error::NotAVolume(format!("{} bytes is smaller than any volume", device.length_bytes())));
     }
-    let mut candidates: Vec<BlockNumber> = Geometry::SUPERBLOCKS.to_vec();
-    candidates.push(BlockNumber(length_blocks - 1));
     let mut problems = Vec::new();
     let mut best: Option<Superblock> = None;
-    for block in candidates {
+    // The copy stands at the volume's end, or at the device's if the slots say nothing, or something older of that volume.
+    let device_end = BlockNumber(length_blocks - 1);
+    let mut from_device_end = false;
+    for candidate in [Some(Geometry::SUPERBLOCKS[0]), Some(Geometry::SUPERBLOCKS[1]), Some(device_end), None] {
+        let volume_end = || best.as_ref().filter(|_| !from_device_end).map(|best| best.geometry.superblock_copy());
+        let Some(block) = candidate.or_else(|| volume_end().filter(|block| *block < device_end)) else { continue };
         match read_block(device, block, |bytes| Superblock::decode(bytes, block)) {
             Ok(superblock) => {
-                if best.as_ref().is_none_or(|best| superblock.generation > best.generation) {
+                let is_newer = |best: &Superblock| superblock.generation > best.generation;
+                let other_volume = |best: &Superblock| block == device_end && superblock.volume != best.volume;
+                if best.as_ref().is_none_or(|best| is_newer(best) && !other_volume(best)) {
+                    from_device_end = block == device_end;
                     best = Some(superblock);
                 }
             }

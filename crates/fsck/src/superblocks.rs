@@ -37,8 +37,16 @@ impl Superblocks {
 pub(crate) fn read(device: &dyn BlockDevice) -> Result<Superblocks, FsckError> {
     let blocks_present = device.length_bytes() / BLOCK_SIZE as u64;
     let mut slots: Vec<_> = Geometry::SUPERBLOCKS.iter().map(|&address| (address, read_one(device, address, blocks_present))).collect();
-    let copy = newest(&slots).map_or(BlockNumber(blocks_present.saturating_sub(1)), |superblock| superblock.geometry.superblock_copy());
-    slots.push((copy, read_one(device, copy, blocks_present)));
+    // As for a mount, the copy stands at the volume's end, or at the device's if the slots say nothing, or something older of that
+    // volume.
+    let device_end = BlockNumber(blocks_present.saturating_sub(1));
+    let at_device_end = read_one(device, device_end, blocks_present);
+    let of_slots = newest(&slots);
+    let is_newer_than = |slots: &Superblock, copy: &Superblock| copy.generation > slots.generation && copy.volume == slots.volume;
+    let is_newer = at_device_end.as_ref().is_ok_and(|copy| of_slots.is_none_or(|slots| is_newer_than(slots, copy)));
+    let volume_end = of_slots.filter(|_| !is_newer).map(|superblock| superblock.geometry.superblock_copy());
+    let copy = volume_end.map_or((device_end, at_device_end), |block| (block, read_one(device, block, blocks_present)));
+    slots.push(copy);
     debug_assert_eq!(slots.len(), SUPERBLOCK_SLOTS);
     match newest(&slots).cloned() {
         Some(newest) => Ok(Superblocks { newest, slots }),

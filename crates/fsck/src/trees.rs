@@ -93,14 +93,18 @@ impl Walk<'_, '_> {
             Some(format!("the pointer to it says level {level}"))
         } else if !block.0.is_multiple_of(NODE_BLOCKS) || !self.checker.reader.contains(range) {
             Some("a pointer to it leads outside the volume, or between nodes".to_string())
-        } else if generation > expected.parent_generation || generation.0 == 0 {
-            Some(format!("generation {generation} below a parent of generation {}", expected.parent_generation))
         } else {
             self.checker.referenced.insert(range).map(|block| format!("block {block} is referred to twice"))
         };
         if let Some(problem) = problem {
             self.damaged(expected, format!("tree {}: {problem}", expected.tree));
             return false;
+        }
+        if generation > expected.parent_generation || generation.0 == 0 {
+            // A mount follows the pointer all the same, so nothing is lost.
+            let problem =
+                format!("tree {}: generation {generation} below a parent of generation {}", expected.tree, expected.parent_generation);
+            self.checker.found(finding(Structure::Node, problem).at(block.0));
         }
         true
     }

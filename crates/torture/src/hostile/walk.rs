@@ -41,6 +41,8 @@ pub fn walk(volume: &Volume) -> Found {
         match volume.lookup(entry.parent, &entry.name) {
             Ok(attributes) => {
                 match digest(volume, &attributes) {
+                    // Names of the root are nobody's, and no repair keeps them.
+                    Ok(_) if attributes.inode == volume.root() => {}
                     Ok(digest) => drop(found.contents.insert(digest, (entry.path, attributes.inode.0))),
                     Err(error) => found.errors.push(error.to_string()),
                 }
