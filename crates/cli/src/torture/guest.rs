@@ -87,7 +87,7 @@ fn read_memory(device: &Path) -> Result<String, Problem> {
     Ok(text)
 }
 
-/// Writes what [`run`] reads.
+/// Writes what [`Guest::run`] reads.
 pub fn write_memory(path: &Path, memories: &[String]) -> Result<(), Problem> {
     let text = serde_json::to_string(memories).map_err(|error| error.to_string())?;
     let mut bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
