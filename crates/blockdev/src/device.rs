@@ -142,62 +142,103 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
+/// Inside an `impl BlockDevice`: the named methods are those of another device, given as an expression of `self`.
+///
+/// ```
+/// use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
+///
+/// struct WithoutFlush(MemoryDevice);
+///
+/// impl BlockDevice for WithoutFlush {
+///     fn flush(&self) -> Result<(), DeviceError> {
+///         Ok(())
+///     }
+///     forward_to_device!(self => self.0; read, write, discard, length_bytes, flush_time);
+/// }
+///
+/// let device = WithoutFlush(MemoryDevice::new(1 << 20));
+/// assert_eq!(device.length_bytes(), 1 << 20);
+/// ```
+#[macro_export]
+macro_rules! forward_to_device {
+    (@read $self:ident $device:expr) => {
+        fn read(&$self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), $crate::DeviceError> {
+            $device.read(offset_bytes, buffer)
+        }
+    };
+    (@write $self:ident $device:expr) => {
+        fn write(&$self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), $crate::DeviceError> {
+            $device.write(offset_bytes, buffers)
+        }
+    };
+    (@write_set $self:ident $device:expr) => {
+        fn write_set(&$self, writes: &[$crate::SetWrite<'_>]) -> Vec<Result<(), $crate::DeviceError>> {
+            $device.write_set(writes)
+        }
+    };
+    (@write_set_while $self:ident $device:expr) => {
+        fn write_set_while(&$self, writes: &[$crate::SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), $crate::DeviceError>> {
+            $device.write_set_while(writes, meanwhile)
+        }
+    };
+    (@flush $self:ident $device:expr) => {
+        fn flush(&$self) -> Result<(), $crate::DeviceError> {
+            $device.flush()
+        }
+    };
+    (@discard $self:ident $device:expr) => {
+        fn discard(&$self, offset_bytes: u64, length_bytes: u64) -> Result<(), $crate::DeviceError> {
+            $device.discard(offset_bytes, length_bytes)
+        }
+    };
+    (@length_bytes $self:ident $device:expr) => {
+        fn length_bytes(&$self) -> u64 {
+            $device.length_bytes()
+        }
+    };
+    (@flush_time $self:ident $device:expr) => {
+        fn flush_time(&$self) -> std::time::Duration {
+            $device.flush_time()
+        }
+    };
+    (@copies $self:ident $device:expr) => {
+        fn copies(&$self) -> usize {
+            $device.copies()
+        }
+    };
+    (@read_copy $self:ident $device:expr) => {
+        fn read_copy(&$self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), $crate::DeviceError> {
+            $device.read_copy(copy, offset_bytes, buffer)
+        }
+    };
+    (@repair $self:ident $device:expr) => {
+        fn repair(&$self, offset_bytes: u64, good: &[u8]) -> Result<(), $crate::DeviceError> {
+            $device.repair(offset_bytes, good)
+        }
+    };
+    (@resynchronise $self:ident $device:expr) => {
+        fn resynchronise(&$self, ranges: &[std::ops::Range<u64>]) -> Result<(), $crate::DeviceError> {
+            $device.resynchronise(ranges)
+        }
+    };
+    (@close $self:ident $device:expr) => {
+        fn close(&$self) -> Result<(), $crate::DeviceError> {
+            $device.close()
+        }
+    };
+    (@health $self:ident $device:expr) => {
+        fn health(&$self) -> Option<$crate::DeviceHealth> {
+            $device.health()
+        }
+    };
+    ($self:ident => $device:expr; $($method:ident),+ $(,)?) => {
+        $($crate::forward_to_device!(@$method $self $device);)+
+    };
+}
+
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        (**self).read(offset_bytes, buffer)
-    }
-
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        (**self).write(offset_bytes, buffers)
-    }
-
-    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
-        (**self).write_set(writes)
-    }
-
-    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
-        (**self).write_set_while(writes, meanwhile)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        (**self).flush()
-    }
-
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        (**self).discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        (**self).length_bytes()
-    }
-
-    fn flush_time(&self) -> Duration {
-        (**self).flush_time()
-    }
-
-    fn copies(&self) -> usize {
-        (**self).copies()
-    }
-
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        (**self).read_copy(copy, offset_bytes, buffer)
-    }
-
-    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
-        (**self).repair(offset_bytes, good)
-    }
-
-    fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
-        (**self).resynchronise(ranges)
-    }
-
-    fn close(&self) -> Result<(), DeviceError> {
-        (**self).close()
-    }
-
-    fn health(&self) -> Option<DeviceHealth> {
-        (**self).health()
-    }
+    forward_to_device!(self => **self;
+        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health);
 }
 
 /// One request as a device checks it: where, how long, and on which device.

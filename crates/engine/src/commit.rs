@@ -73,12 +73,8 @@ impl VolumeInner {
         // Data that the log holds, or is writing, belongs to the trees as well; and what this transaction freed must not be
         // free while it is written to.
         self.log.write_data()?;
-        // 2. They must be durable before a superblock refers to them. A flush of the log that failed meanwhile may have been told
-        //    of what this one was not.
+        // 2. They must be durable before a superblock refers to them.
         self.device.flush()?;
-        if let Some(error) = self.log.error() {
-            return Err(error.into());
-        }
         // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that one.
         let superblock = self.next_superblock(&frozen, &slots, kind);
         let slot = Geometry::SUPERBLOCKS[(frozen.generation.0 % 2) as usize];

@@ -16,7 +16,7 @@ use crate::statistics::Counters;
 use crate::transaction::Transactions;
 use crate::volume::{BitmapSlot, SharedSignal, VolumeInner};
 use crate::{Error, Result, VolumeOptions};
-use cairn_blockdev::{AlignedBuffer, BlockDevice, BlockPool, read_verified};
+use cairn_blockdev::{AlignedBuffer, BlockDevice, BlockPool, FlushFence, read_verified};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -206,6 +206,7 @@ fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Re
 impl VolumeInner {
     /// Steps 1 to 5; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
+        let device: Arc<dyn BlockDevice> = Arc::new(FlushFence::new(device));
         let superblock = read_superblock(&*device, options.read_only)?;
         if superblock.features.read_only_compatible != 0 && !options.read_only {
             let word = superblock.features.read_only_compatible;

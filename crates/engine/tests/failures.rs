@@ -1,10 +1,11 @@
 //! After a failure, and between two commits.
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::BLOCK_SIZE;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
@@ -19,9 +20,6 @@ struct Hooked {
 }
 
 impl BlockDevice for Hooked {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let hook = self.hook.lock().take_if(|(range, _)| range.contains(&offset_bytes));
         if let Some((_, hook)) = hook {
@@ -29,18 +27,7 @@ impl BlockDevice for Hooked {
         }
         self.device.write(offset_bytes, buffers)
     }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
-    fn flush_time(&self) -> Duration {
-        Duration::ZERO
-    }
+    forward_to_device!(self => self.device; read, flush, discard, length_bytes, flush_time);
 }
 
 fn hooked() -> (Arc<Hooked>, Volume) {
@@ -188,4 +175,72 @@ fn a_failed_truncation_loses_no_data() {
     volume.read(file, 40_960, 4096, &mut content).unwrap();
     assert_eq!(attributes.size_bytes, 45_056);
     assert!(content.iter().all(|&byte| byte == 2), "written data became {} after a truncation that failed", content[0]);
+}
+
+/// The thread "committer" is the one whose flush fails, while that of another thread is on its way to the device; it hears
+/// of it only after the other one has ended, or after a while.
+struct FlushedTwice {
+    device: SimulatedDevice,
+    armed: AtomicBool,
+    failed: AtomicBool,
+    acknowledged: AtomicBool,
+}
+
+impl BlockDevice for FlushedTwice {
+    fn flush(&self) -> Result<(), DeviceError> {
+        if !self.armed.load(Ordering::SeqCst) {
+            return self.device.flush();
+        }
+        if std::thread::current().name() == Some("committer") {
+            self.device.fail_next(Operation::Flush, 1);
+            let result = self.device.flush();
+            self.failed.store(true, Ordering::SeqCst);
+            wait_for(&self.acknowledged);
+            return result;
+        }
+        wait_for(&self.failed);
+        self.device.flush()
+    }
+    forward_to_device!(self => self.device; read, write, discard, length_bytes, flush_time);
+}
+
+fn wait_for(flag: &AtomicBool) {
+    for _ in 0..200 {
+        if flag.load(Ordering::SeqCst) {
+            return;
+        }
+        clock::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What the log wrote is lost with the flush of a commit. The log's own flush, a moment later, succeeds: the device told its
+/// error to the commit, and has nothing left to do.
+#[test]
+fn no_fsync_succeeds_when_the_flush_of_a_commit_lost_its_data() {
+    let device = Arc::new(FlushedTwice {
+        device: SimulatedDevice::new(64 << 20),
+        armed: AtomicBool::new(false),
+        failed: AtomicBool::new(false),
+        acknowledged: AtomicBool::new(false),
+    });
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let volume = Volume::open(device.clone(), OPTIONS()).unwrap();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    volume.sync().unwrap();
+    device.armed.store(true, Ordering::SeqCst);
+    volume.write(file, 0, &[7; 5000]).unwrap();
+    let (client, gate) = (volume.clone(), device.clone());
+    let client = thread::spawn("client", move || {
+        let result = client.fsync_blocking(file, FsyncKind::Full);
+        gate.acknowledged.store(true, Ordering::SeqCst);
+        result
+    });
+    // The checkpoint is written, its flush is about to be issued.
+    while device.device.unflushed().is_empty() {
+        clock::sleep(Duration::from_millis(1));
+    }
+    let committer = volume.clone();
+    let committer = thread::spawn("committer", move || committer.commit());
+    assert!(client.join().unwrap().is_err(), "an fsync was acknowledged whose data is lost");
+    assert!(committer.join().unwrap().is_err());
 }

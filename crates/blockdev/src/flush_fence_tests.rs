@@ -1,0 +1,124 @@
+use super::*;
+use crate::{MemoryDevice, Operation};
+use cairn_environment::thread;
+use std::collections::VecDeque;
+use std::io;
+
+/// Its flushes end in the order and in the way that the test says.
+struct Stepped {
+    memory: MemoryDevice,
+    state: Mutex<Steps>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Steps {
+    issued: usize,
+    /// By order of issue.
+    outcomes: Vec<Option<bool>>,
+    ended: VecDeque<usize>,
+}
+
+impl Stepped {
+    fn new() -> Arc<Stepped> {
+        let state = Mutex::new(Rank::LEAF, Steps::default());
+        Arc::new(Stepped { memory: MemoryDevice::new(1 << 20), state, changed: Condvar::new() })
+    }
+
+    fn await_issued(&self, count: usize) {
+        let mut state = self.state.lock();
+        while state.issued < count {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Lets flush `number` end, and waits until it has left the device.
+    fn end(&self, number: usize, succeeds: bool) {
+        let mut state = self.state.lock();
+        state.outcomes[number] = Some(succeeds);
+        self.changed.notify_all();
+        while !state.ended.contains(&number) {
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+impl BlockDevice for Stepped {
+    fn flush(&self) -> Result<(), DeviceError> {
+        let mut state = self.state.lock();
+        let number = state.issued;
+        state.issued += 1;
+        state.outcomes.push(None);
+        self.changed.notify_all();
+        loop {
+            if let Some(succeeds) = state.outcomes[number] {
+                state.ended.push_back(number);
+                self.changed.notify_all();
+                let error = || DeviceError::new(Operation::Flush, 0, 0, &Arc::from("stepped"), io::Error::other("lost"));
+                return if succeeds { Ok(()) } else { Err(error()) };
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    forward_to_device!(self => self.memory; read, write, discard, length_bytes, flush_time);
+}
+
+fn flush_in_background(fence: &Arc<FlushFence>) -> thread::JoinHandle<Result<(), DeviceError>> {
+    let fence = Arc::clone(fence);
+    thread::spawn("flush", move || fence.flush())
+}
+
+/// Two flushes overlap, one of them fails; in each of the orders in which they can end, neither succeeds.
+#[test]
+fn a_flush_fails_with_one_that_overlaps() {
+    for failing in 0..2 {
+        for order in [[0, 1], [1, 0]] {
+            let device = Stepped::new();
+            let fence = Arc::new(FlushFence::new(device.clone()));
+            let first = flush_in_background(&fence);
+            device.await_issued(1);
+            let second = flush_in_background(&fence);
+            device.await_issued(2);
+            for number in order {
+                device.end(number, number != failing);
+            }
+            assert!(first.join().unwrap().is_err(), "first, {failing} fails, {order:?}");
+            assert!(second.join().unwrap().is_err(), "second, {failing} fails, {order:?}");
+            assert!(fence.flush().is_err(), "one that comes later");
+        }
+    }
+}
+
+/// One that came after the device had finished is not waited for: there is always another, and nobody would ever return.
+#[test]
+fn a_flush_does_not_wait_for_later_ones() {
+    let device = Stepped::new();
+    let fence = Arc::new(FlushFence::new(device.clone()));
+    let first = flush_in_background(&fence);
+    device.await_issued(1);
+    let second = flush_in_background(&fence);
+    device.await_issued(2);
+    device.end(1, true);
+    // The second one has left the device; it waits for the first.
+    while fence.flushes.lock().under_way.len() > 1 {
+        std::thread::yield_now();
+    }
+    let third = flush_in_background(&fence);
+    device.await_issued(3);
+    device.end(0, true);
+    assert!(second.join().unwrap().is_ok());
+    device.end(2, true);
+    assert!(first.join().unwrap().is_ok());
+    assert!(third.join().unwrap().is_ok());
+}
+
+#[test]
+fn everything_else_reaches_the_device() {
+    let memory = Arc::new(MemoryDevice::new(1 << 20));
+    let fence = FlushFence::new(memory.clone());
+    fence.write(4096, &[&[5; 4096]]).unwrap();
+    let mut block = [0; 4096];
+    memory.read(4096, &mut block).unwrap();
+    assert_eq!((block, fence.length_bytes(), fence.copies()), ([5; 4096], 1 << 20, 1));
+}
