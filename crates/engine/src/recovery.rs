@@ -264,6 +264,7 @@ impl VolumeInner {
         };
         let log_options = LogOptions {
             flush: options.flush,
+            read_only: options.read_only,
             #[cfg(feature = "baselines")]
             two_pass_insertion: options.baselines.two_pass_insertion,
             #[cfg(feature = "baselines")]

@@ -32,6 +32,8 @@ pub type CommitRequest = Box<dyn Fn(CommitReason) + Send + Sync>;
 pub struct LogOptions {
     /// When a leader waits for others.
     pub flush: FlushPolicy,
+    /// Nothing will be logged: there is no worker.
+    pub read_only: bool,
     /// From this many bytes in the list on, the worker writes them to the ring.
     pub background_push_bytes: u64,
     /// From this many bytes in the list on, operations wait.
@@ -50,6 +52,7 @@ impl LogOptions {
         let background_push_bytes = (geometry.log_blocks * BLOCK_SIZE as u64 / 4).min(32 << 20);
         Self {
             flush: FlushPolicy::Auto,
+            read_only: false,
             background_push_bytes,
             hard_limit_bytes: 2 * background_push_bytes,
             #[cfg(feature = "baselines")]
@@ -109,7 +112,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// The log of a volume that is being mounted, and its worker thread.
+    /// The log of a volume that is being mounted, and its worker thread unless it is read-only.
     ///
     /// # Panics
     /// When `start.position` is impossible.
@@ -156,9 +159,11 @@ impl Log {
             counters: CacheAligned(Mutex::new(Rank::STATISTICS, LogStatistics::default())),
             stages: Stages::new(),
         });
-        let worker_shared = Arc::clone(&shared);
-        let worker = thread::spawn("cairn-log", move || worker::run(&worker_shared));
-        Arc::new(Self { shared, worker: Mutex::new(Rank::LEAF, Some(worker)) })
+        let worker = (!options.read_only).then(|| {
+            let shared = Arc::clone(&shared);
+            thread::spawn("cairn-log", move || worker::run(&shared))
+        });
+        Arc::new(Self { shared, worker: Mutex::new(Rank::LEAF, worker) })
     }
 
     /// Adds the changes of one operation to the list, all at once, and empties the batch. The operation's order among

@@ -21,7 +21,7 @@ use crate::error::ReplayError;
 use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError,
-    Generation, Geometry, HEADER_BYTES, ItemKind, LogPosition, MAX_EXTENT_BLOCKS, Structure, Superblock, VolumeId, checksum,
+    Generation, Geometry, HEADER_BYTES, ItemKind, LogPosition, Structure, Superblock, VolumeId, checksum,
 };
 
 /// One checkpoint of the chain.
@@ -274,7 +274,7 @@ impl<'d> Replay<'d> {
         // What a checkpoint says of itself or of later ones is no proof.
         let proofs = headers.filter(|header| header.flushed_sequence < header.sequence);
         let flushed = proofs.map(|header| header.flushed_sequence).max().unwrap_or(0);
-        let mut buffer = AlignedBuffer::zeroed(MAX_EXTENT_BLOCKS as usize * BLOCK_SIZE);
+        let mut buffer = AlignedBuffer::default();
         for index in 0..self.chain.len() {
             let found = self.chain[index];
             if found.header.sequence <= flushed || !self.applies(&found) {
@@ -291,14 +291,18 @@ impl<'d> Replay<'d> {
     }
 
     /// What is wrong with the data of a checkpoint, if anything.
-    fn missing_data(&self, found: &ReplayedCheckpoint, buffer: &mut [u8]) -> Result<Option<String>, ReplayError> {
+    fn missing_data(&self, found: &ReplayedCheckpoint, buffer: &mut AlignedBuffer) -> Result<Option<String>, ReplayError> {
         let checkpoint = self.read_again(found)?;
         for entry in checkpoint.entries().filter(|entry| entry.flags.contains(EntryFlags::NEW_DATA)) {
             let Some(extent) = self.extent_of(found, &entry)? else { continue };
             if extent.kind != ExtentKind::Data {
                 continue;
             }
-            let data = &mut buffer[..extent.blocks as usize * BLOCK_SIZE];
+            let length_bytes = extent.blocks as usize * BLOCK_SIZE;
+            if buffer.len() < length_bytes {
+                *buffer = AlignedBuffer::zeroed(length_bytes);
+            }
+            let data = &mut buffer[..length_bytes];
             if let Some(block) = self.read_data(&extent, data)? {
                 return Ok(Some(format!("block {block} of item {:?} was not written", entry.key)));
             }
