@@ -68,7 +68,7 @@ impl Buffers {
 }
 
 impl BlockPool {
-    /// A pool that keeps about `unused_bytes_max` of unused memory.
+    /// A pool that keeps about `unused_bytes_max` of unused memory; with 0 every buffer has its own memory.
     pub fn new(unused_bytes_max: usize) -> BlockPool {
         let by_class = std::array::from_fn(|class| Slabs::new(BLOCK_BYTES << class));
         let buffers = Mutex::new(Rank::BUFFERS, Buffers { by_class, unused_bytes: 0 });
@@ -79,7 +79,8 @@ impl BlockPool {
     pub fn take(&self, length_bytes: usize) -> BlockBuffer {
         let blocks = length_bytes.div_ceil(BLOCK_BYTES).max(1);
         let kept_blocks = blocks.next_power_of_two();
-        let piece = if kept_blocks > POOLED_BLOCKS_MAX { None } else { self.unused.buffers.lock().take(kept_blocks.ilog2() as usize) };
+        let pooled = kept_blocks <= POOLED_BLOCKS_MAX && self.unused.bytes_max > 0;
+        let piece = if pooled { self.unused.buffers.lock().take(kept_blocks.ilog2() as usize) } else { None };
         let memory = match piece {
             Some(piece) => Memory::Pooled(Some((piece, Arc::clone(&self.unused)))),
             None => Memory::Own(AlignedBuffer::zeroed(blocks * BLOCK_BYTES)),
@@ -300,5 +301,8 @@ mod tests {
         // One of each size, for whoever takes it again and again.
         drop((pool.take(1), pool.take(1)));
         assert_eq!(unused_bytes(&pool), 4 * SLAB_BYTES);
+        let none = BlockPool::new(0);
+        drop(none.take(1));
+        assert_eq!(unused_bytes(&none), 0);
     }
 }

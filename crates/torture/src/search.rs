@@ -179,6 +179,10 @@ impl Search<'_> {
 
 /// Opens a volume on which nothing happens but what is asked for.
 pub(crate) fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
-    let options = VolumeOptions { read_only, ..quiet_options() };
+    let mut options = VolumeOptions { read_only, ..quiet_options() };
+    if read_only {
+        // No memory is kept for data on its way: many volumes live for a moment.
+        options.dirty_data_bytes_max = 0;
+    }
     Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("it does not mount: {error}"))
 }
