@@ -17,7 +17,6 @@ use crate::flush_time::FlushTime;
 use crate::holes::Holes;
 use crate::kernel::{self, PARTS_MAX, Storage};
 use crate::ring::{RingWrite, Rings};
-use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::{clock, thread};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IoSlice};
@@ -69,8 +68,6 @@ pub struct FileDevice {
     rings: Option<Rings>,
     bounce: BufferPool,
     flush_time: FlushTime,
-    /// The kernel tells of a failed flush once: to whoever flushed then. Others must not believe the next one.
-    flush_failed: AtomicBool,
     counters: CounterCells,
 }
 
@@ -135,7 +132,6 @@ impl FileDevice {
             rings: if direct && mode == OpenMode::ReadWrite { Rings::new() } else { None },
             bounce: BufferPool::new(BOUNCE_BYTES, BOUNCE_BUFFERS_KEPT),
             flush_time: FlushTime::default(),
-            flush_failed: AtomicBool::new(false),
             counters: CounterCells::default(),
         })
     }
@@ -405,14 +401,7 @@ impl BlockDevice for FileDevice {
         let range = self.checked(Operation::Flush, 0, 0)?;
         self.writable(range)?;
         let begin = clock::now_monotonic();
-        let flushed = kernel::flush(&self.file);
-        if flushed.is_err() {
-            self.flush_failed.store(true, Ordering::SeqCst);
-        }
-        flushed.map_err(|error| range.error(error))?;
-        if self.flush_failed.load(Ordering::SeqCst) {
-            return Err(range.error(io::Error::other("an earlier flush failed, and what it lost is not known")));
-        }
+        kernel::flush(&self.file).map_err(|error| range.error(error))?;
         self.flush_time.record(begin.elapsed());
         self.counters.count_flush();
         Ok(())
