@@ -121,7 +121,9 @@ fn wrong_usage_is_told() {
     torture.refuses(&["fuzz", "--seconds", "0"], "above 0");
     torture.refuses(&["fuzz", "--input", "0g"], "hexadecimal");
     torture.refuses(&["fuzz", "--input", "00", "--seconds", "3"], "--seconds");
-    torture.refuses(&["fuzz", "--save", "missing"], "missing: No such file");
+    torture.refuses(&["fuzz", "--save", "/dev/null/inputs"], "cannot make the folder /dev/null/inputs");
+    torture.refuses(&["systematic", "--length", "1", "--keep", "/dev/null/images"], "cannot make the folder /dev/null/images");
+    torture.refuses(&["crash", "--keep", "/dev/null/images"], "cannot make the folder /dev/null/images");
     torture.refuses(&["ace", "missing"], "missing: No such file");
 }
 

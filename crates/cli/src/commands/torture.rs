@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -124,7 +124,7 @@ struct Common {
     /// Threads [default: as many as there are CPUs].
     #[arg(long, value_name = "N", value_parser = positive)]
     threads: Option<usize>,
-    /// Folder in which to keep the image of a state that fails.
+    /// Folder in which to keep the image of a state that fails; it is made if there is none.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Print JSON.
@@ -175,6 +175,14 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// Makes a folder for what is found, unless there is one.
+///
+/// # Errors
+/// When that cannot be.
+pub fn make_folder(folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))
+}
+
 impl Common {
     fn seed(&self) -> u64 {
         self.seed.unwrap_or_else(cairn_environment::random::u64)
@@ -182,6 +190,12 @@ impl Common {
 
     fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// The folder for images, made now: a wrong one shows at once, not with the first finding.
+    fn folder_to_keep_in(&self) -> anyhow::Result<Option<PathBuf>> {
+        self.keep.as_deref().map(make_folder).transpose()?;
+        Ok(self.keep.clone())
     }
 }
 
@@ -193,7 +207,7 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
         only: selection.only,
         threads: common.threads(),
         duration: common.seconds,
-        search: SearchOptions { recover_one_of: selection.recover_one_of, keep_in: common.keep.clone() },
+        search: SearchOptions { recover_one_of: selection.recover_one_of, keep_in: common.folder_to_keep_in()? },
         ..CampaignOptions::new(seed)
     };
     let bar = ProgressBar::items("workloads", 0);
@@ -254,7 +268,7 @@ fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCo
         only_run: arguments.run,
         threads: common.threads(),
         duration: common.seconds,
-        keep_in: common.keep.clone(),
+        keep_in: common.folder_to_keep_in()?,
     };
     let begin = cairn_environment::clock::now_monotonic();
     let bar = match common.seconds {

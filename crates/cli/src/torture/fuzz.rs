@@ -3,6 +3,7 @@
 //! Memory is watched by the kernel's mark of the most that this process had resident, set back before each input. (The tests
 //! of `cairn-torture` count allocations instead, also of memory that is never touched.)
 use super::told::{Told, line};
+use crate::commands::torture::make_folder;
 use crate::progress::ProgressBar;
 use anyhow::Context;
 use cairn_torture::hostile::{AllocationMeter, FuzzOptions, FuzzReport, corpus, from_hex, fuzz, to_hex};
@@ -36,7 +37,7 @@ pub struct Fuzz {
     /// Only this input, in the digits in which a finding is told.
     #[arg(long, value_name = "HEX", value_parser = input, conflicts_with_all = ["seconds", "save"])]
     input: Option<Input>,
-    /// Folder for inputs that showed something new, each in a file; those that are there are tried first.
+    /// Folder for inputs that showed something new, each in a file; those that are there are tried first. It is made if there is none.
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
     /// Print JSON.
@@ -117,6 +118,7 @@ impl Fuzz {
 
     fn saved(&self) -> anyhow::Result<Vec<Vec<u8>>> {
         let Some(folder) = &self.save else { return Ok(Vec::new()) };
+        make_folder(folder)?;
         let told = || folder.display().to_string();
         let files = fs::read_dir(folder).with_context(told)?.collect::<Result<Vec<_>, _>>().with_context(told)?;
         let read = |file: fs::DirEntry| fs::read(file.path()).with_context(|| file.path().display().to_string());
