@@ -6,9 +6,10 @@
 //!    that commit's. Their sum must be the superblock's, or an older one stands in for one that is damaged.
 //! 3. Mark the blocks that the log's extents use, before any node is allocated.
 //! 4. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
-//! 5. On a mirror that was not closed, make the copies of what is overwritten in place the same (`cairn_blockdev::composed`
+//! 5. Settle the superblocks: which one was found must not depend on what isn't durable. *A crash: again.*
+//! 6. On a mirror that was not closed, make the copies of what is overwritten in place the same (`cairn_blockdev::composed`
 //!    says why that is right). *A crash: again.*
-//! 6. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
+//! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
 use crate::inode::InodeTable;
 use crate::mkfs::INODE_FIRST;
 use crate::orphans::Orphans;
@@ -204,7 +205,7 @@ fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Re
 }
 
 impl VolumeInner {
-    /// Steps 1 to 5; the volume is not running yet.
+    /// Steps 1 to 6; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
         let device: Arc<dyn BlockDevice> = Arc::new(FlushFence::new(device));
         let superblock = read_superblock(&*device, options.read_only)?;
@@ -243,6 +244,7 @@ impl VolumeInner {
         let generation = first_generation(&superblock, replay.last_generation);
         Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;
         if !options.read_only {
+            settle_superblocks(&*device, &superblock)?;
             // What verifies is the same in all copies by now; what remains is what no flush covered.
             device.resynchronise(&overwritten_in_place(geometry))?;
         }
@@ -299,6 +301,22 @@ impl VolumeInner {
             failed: AtomicBool::new(false),
         })
     }
+}
+
+/// Makes sure that a power failure brings back this superblock, and no other one, before anything is written that another one
+/// refers to. Without a power failure before this mount, reads tell too little: a process that was killed may have written the
+/// superblock without a flush, a flush that failed may have lost it, and one whose write failed may come back.
+/// 1. Its copy at the end is written, durably. *A crash: this one or the one before, and nothing of either is overwritten.*
+/// 2. The other slot is written with what it holds. *A crash: the slot may be torn, and the copy is there.*
+fn settle_superblocks(device: &dyn BlockDevice, superblock: &Superblock) -> Result<()> {
+    let copy = superblock.geometry.superblock_copy();
+    device.write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;
+    device.flush()?;
+    let other = Geometry::SUPERBLOCKS[(superblock.generation.next().0 % 2) as usize];
+    let mut bytes = AlignedBuffer::zeroed(BLOCK_SIZE);
+    device.read(other.offset_bytes(), &mut bytes)?;
+    device.write(other.offset_bytes(), &[&bytes])?;
+    Ok(device.flush()?)
 }
 
 /// The bytes that are written again and again: superblocks, bitmaps, log; the superblock's copy.

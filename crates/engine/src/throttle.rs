@@ -25,6 +25,8 @@ use std::sync::Arc;
 
 /// Of what a writer makes dirty it writes so many times as much.
 const SHARE: u64 = 2;
+/// When nothing can be written, so many times the limit may be dirty; then writers are told.
+const STUCK_SHARE: u64 = 2;
 /// Files that a writer looks at before it writes its own.
 const LOOKS_MAX: usize = 64;
 /// Writers that write out at once: enough to keep a device busy.
@@ -100,14 +102,26 @@ impl VolumeInner {
             return Ok(());
         }
         let _place = self.dirty_throttle.enter();
-        let (mut written, mut looks) = (0, 0);
+        let (mut written, mut looks, mut failure) = (0, 0, None);
         while dirty() > limit && written < blocks * SHARE && looks < LOOKS_MAX {
             looks += 1;
             let Some(next) = self.next_dirty() else { break };
-            written += self.write_back_if_idle(&next);
+            match self.write_back_if_idle(&next) {
+                Ok(blocks) => written += blocks,
+                // Another file's failure is that file's, reported to its fsync.
+                Err(error) => failure = Some(error),
+            }
         }
-        // Nothing but files that others write just now, or that have no data: then its own.
-        if written == 0 && dirty() > limit { self.write_back(inode, Effort::Writeback) } else { Ok(()) }
+        if written > 0 || dirty() <= limit {
+            return Ok(());
+        }
+        // Nothing but files that others write just now, that have no data, or that can't be written: then its own.
+        self.write_back(inode, Effort::Writeback)?;
+        match failure {
+            // As much again for a file that can't be written at all, so that others go on; but memory has an end.
+            Some(error) if dirty() > STUCK_SHARE * limit => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The dirty inode whose turn it is.
@@ -120,14 +134,13 @@ impl VolumeInner {
     }
 
     /// Writes a file's dirty data unless somebody does already; returns for how many blocks it kept space.
-    fn write_back_if_idle(&self, inode: &Arc<Inode>) -> u64 {
-        let Some(_extents) = inode.extents.try_lock() else { return 0 };
+    fn write_back_if_idle(&self, inode: &Arc<Inode>) -> Result<u64> {
+        let Some(_extents) = inode.extents.try_lock() else { return Ok(0) };
         let blocks = self.read_inode(inode).map_or(0, |state| state.reservation.as_ref().map_or(0, Reservation::data_blocks));
         if blocks > 0 {
-            // Another file's failure is that file's, reported to its fsync.
-            let _ = self.write_back_locked(inode, Effort::Writeback);
+            self.write_back_locked(inode, Effort::Writeback)?;
         }
-        blocks
+        Ok(blocks)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Places are handed over, one for each, and dirty data stays within its limit with many writers.
 use super::{DirtyThrottle, PLACES};
 use crate::{FileType, NewInode, Volume, VolumeOptions, mkfs};
-use cairn_blockdev::MemoryDevice;
+use cairn_blockdev::{MemoryDevice, Operation, SimulatedDevice};
 use cairn_environment::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,4 +75,29 @@ fn many_writers_keep_to_the_limit() {
     assert!(most <= LIMIT_BYTES + WRITERS * WRITE_BYTES, "{most} bytes were dirty");
     assert!(most > LIMIT_BYTES, "the limit was never reached");
     volume.close().expect("it closes");
+}
+
+/// The device takes the log and no data, as an image file without room on its host; the files are new ones each time.
+#[test]
+fn writers_are_told_when_nothing_can_be_written() {
+    const LIMIT_BYTES: u64 = 1 << 20;
+    const WRITE_BYTES: u64 = 64 << 10;
+    let device = Arc::new(SimulatedDevice::new(128 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).expect("large enough");
+    let options = VolumeOptions { background: false, dirty_data_bytes_max: LIMIT_BYTES, ..VolumeOptions::default() };
+    let volume = Volume::open(device.clone(), options).expect("it opens");
+    let data = volume.superblock().geometry.allocatable();
+    let bytes = data.start.offset_bytes()..data.end().offset_bytes();
+    device.fail_for_lack_of_space_when(move |request| request.operation == Operation::Write && request.touches(&bytes));
+    let new = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+    let write = |number: u64| {
+        let file = volume.create(volume.root(), format!("{number}").as_bytes(), &new)?.inode;
+        volume.write(file, 0, &[7; WRITE_BYTES as usize])
+    };
+    let refused = (0..5 * LIMIT_BYTES / WRITE_BYTES).find(|&number| write(number).is_err());
+    let dirty = volume.statistics().dirty_data_bytes;
+    assert!(refused.is_some() && dirty <= 2 * LIMIT_BYTES + WRITE_BYTES, "{dirty} bytes are dirty, refused: {refused:?}");
+    device.clear_failures();
+    write(1000).expect("the device has room again");
+    volume.close().expect("everything can be written");
 }

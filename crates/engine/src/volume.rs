@@ -222,8 +222,10 @@ impl VolumeInner {
         loop {
             let losses = self.log.data_losses();
             let timer = RequestTimer::begin();
-            self.write_back_all()?;
+            let written = self.write_back_all();
+            // One file that can't be written keeps nothing else from becoming durable.
             self.log.wait_durable_since(timer, self.log.last())?;
+            written?;
             if losses == self.log.data_losses() {
                 return Ok(());
             }

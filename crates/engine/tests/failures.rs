@@ -1,4 +1,5 @@
 //! After a failure, and between two commits.
+use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::lock::Mutex;
@@ -175,6 +176,26 @@ fn a_failed_truncation_loses_no_data() {
     volume.read(file, 40_960, 4096, &mut content).unwrap();
     assert_eq!(attributes.size_bytes, 45_056);
     assert!(content.iter().all(|&byte| byte == 2), "written data became {} after a truncation that failed", content[0]);
+}
+
+/// One file can't be written; the other one's data and name become durable all the same.
+#[test]
+fn a_sync_that_fails_makes_durable_what_can_be_written() {
+    let (device, volume) = simulated();
+    for (name, length_bytes) in [(b"large", 600 << 10), (b"small", 5000)] {
+        let file = volume.create(volume.root(), name, &FILE).unwrap().inode;
+        volume.write(file, 0, &vec![7; length_bytes]).unwrap();
+    }
+    device.fail_when(|request| request.operation == Operation::Write && request.length_bytes > 256 << 10);
+    assert!(volume.sync().is_err());
+    let state = device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
+    let state = Volume::open(Arc::new(state), OPTIONS()).unwrap();
+    let small = state.lookup(state.root(), b"small").expect("its name is durable").inode;
+    let mut content = Vec::new();
+    state.read(small, 0, 10_000, &mut content).unwrap();
+    assert_eq!(content, [7; 5000]);
+    device.clear_failures();
+    volume.sync().unwrap();
 }
 
 /// The thread "committer" is the one whose flush fails, while that of another thread is on its way to the device; it hears

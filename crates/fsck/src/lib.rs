@@ -91,6 +91,9 @@ pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dy
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);
     }
+    // A killed process may have left a superblock that can be read and is lost with the power. What the one before refers to
+    // must not be overwritten then.
+    device.flush()?;
     if !checker.needs_rebuild {
         drop(checker);
         return Ok(run(device, *options, progress)?.report);

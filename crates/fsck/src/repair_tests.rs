@@ -1,7 +1,7 @@
 //! What a repair brings back, and that it never leaves half a volume.
 use crate::test_volume::*;
 use crate::{CheckOptions, Report, Severity, check};
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_format::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -243,6 +243,41 @@ impl BlockDevice for Stops<'_> {
     }
     fn flush_time(&self) -> Duration {
         Duration::ZERO
+    }
+}
+
+/// Notes whether anything was written before the first flush.
+struct Flushed<'a> {
+    device: &'a MemoryDevice,
+    flushes: AtomicU64,
+    writes_before: AtomicU64,
+}
+
+impl BlockDevice for Flushed<'_> {
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.writes_before.fetch_add(u64::from(self.flushes.load(Ordering::Relaxed) == 0), Ordering::Relaxed);
+        self.device.write(offset_bytes, buffers)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        self.device.flush()
+    }
+    forward_to_device!(self => self.device; read, discard, length_bytes, flush_time);
+}
+
+/// What a process left that was killed can be read before it is durable.
+#[test]
+fn a_repair_makes_durable_what_it_relies_on() {
+    let leaf_and_bitmap: [fn(&TestVolume); 2] = [
+        |volume| volume.flip(*volume.nodes.last().unwrap(), 300, 0x01),
+        |volume| volume.flip(volume.superblock.geometry.bitmap_block(0, 0), 300, 0x01),
+    ];
+    for damage in leaf_and_bitmap {
+        let volume = TestVolume::full();
+        damage(&volume);
+        let device = Flushed { device: &volume.device, flushes: AtomicU64::new(0), writes_before: AtomicU64::new(0) };
+        let report = check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
+        assert_eq!((report.exit_code(), device.writes_before.load(Ordering::Relaxed)), (1, 0), "{report}");
     }
 }
 

@@ -2,6 +2,9 @@
 //!
 //! States of a member: in sync → failed, never back while the device is open.
 //!
+//! Each member is flushed through a fence of its own: whoever flushes it while somebody else's flush of it fails is told as
+//! well, and so returns only after the labels of the others say that it was left behind.
+//!
 //! Lock discipline: `labels` (rank `MEMBERS`) is held while labels are written and flushed, so that one thread raises the
 //! counters; the states themselves are atomic, and change before the labels say so.
 
@@ -13,6 +16,7 @@ use super::label::{DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, M
 use crate::aligned::AlignedBuffer;
 use crate::device::BlockDevice;
 use crate::error::{DeviceError, Operation};
+use crate::flush_fence::FlushFence;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
@@ -230,10 +234,12 @@ impl Members {
                 }
             }
             let in_use = access == Access::ReadWrite && state == MemberState::InSync && index_of[position] > 0;
-            let flusher = candidate.device.as_ref().filter(|_| in_use).map(|device| Flusher::new(Arc::clone(device)));
+            // Requests, labels and the flusher flush the same member, and only one of them is told when that fails.
+            let device = candidate.device.map(|device| Arc::new(FlushFence::new(device)) as Arc<dyn BlockDevice>);
+            let flusher = device.as_ref().filter(|_| in_use).map(|device| Flusher::new(Arc::clone(device)));
             let member = Member {
                 name: candidate.name,
-                device: candidate.device,
+                device,
                 found: state,
                 failed: AtomicBool::new(false),
                 bad_reads: AtomicU64::new(0),

@@ -4,10 +4,12 @@ use super::members::{Access, Candidate, make, status};
 use super::{ComposedError, Concat, Kind, MemberState, Mirror};
 use crate::composed::label::DATA_START_BYTES;
 use crate::error::Operation;
-use crate::simulated::Request;
-use crate::{BlockDevice, SimulatedDevice, read_verified};
+use crate::simulated::{Fate, Request};
+use crate::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device, read_verified};
 use cairn_environment::random::Seeded;
+use cairn_environment::{clock, thread};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(super) const MEMBER_BYTES: u64 = 3 << 20;
@@ -329,4 +331,67 @@ fn a_closed_mirror_that_is_written_to_is_open_again() {
     assert!(may_differ());
     mirror.close().unwrap();
     assert!(!may_differ());
+}
+
+/// A member whose flush fails for the thread "failing", which hears of it late; that of another thread, which comes in between,
+/// succeeds.
+struct LateError {
+    disk: Disk,
+    failed: AtomicBool,
+    other_done: AtomicBool,
+}
+
+fn wait_for(flag: &AtomicBool) {
+    for _ in 0..200 {
+        if flag.load(Ordering::SeqCst) {
+            return;
+        }
+        clock::sleep(Duration::from_millis(1));
+    }
+}
+
+impl BlockDevice for LateError {
+    fn flush(&self) -> Result<(), DeviceError> {
+        match std::thread::current().name() {
+            Some("failing") if !self.failed.load(Ordering::SeqCst) => {
+                self.disk.fail_next(Operation::Flush, 1);
+                let result = self.disk.flush();
+                self.failed.store(true, Ordering::SeqCst);
+                wait_for(&self.other_done);
+                result
+            }
+            Some("other") => {
+                wait_for(&self.failed);
+                self.disk.flush()
+            }
+            _ => self.disk.flush(),
+        }
+    }
+
+    forward_to_device!(self => self.disk; read, write, discard, length_bytes, flush_time);
+}
+
+#[test]
+fn a_flush_beside_one_that_fails_returns_after_the_labels_tell_who_was_left_behind() {
+    let disks = new_mirror(2);
+    let late = Arc::new(LateError { disk: disks[0].clone(), failed: AtomicBool::new(false), other_done: AtomicBool::new(false) });
+    let members: [Arc<dyn BlockDevice>; 2] = [late.clone(), disks[1].clone()];
+    let named = members.into_iter().map(|device| Candidate { name: "disk".into(), device: Some(device) }).collect();
+    let mirror = Arc::new(Mirror::open(named, Access::ReadWrite, false).unwrap());
+    fill(&*mirror, 3, 7);
+    let shared = mirror.clone();
+    let failing = thread::spawn("failing", move || shared.flush());
+    let (shared, members) = (mirror.clone(), disks.clone());
+    let other = thread::spawn("other", move || {
+        let flushed = shared.flush();
+        let lost = |disk: &Disk| Arc::new(disk.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]));
+        let states: Vec<Disk> = members.iter().map(lost).collect();
+        late.other_done.store(true, Ordering::SeqCst);
+        (flushed, states)
+    });
+    let (flushed, states) = other.join().unwrap();
+    failing.join().unwrap().unwrap();
+    flushed.unwrap();
+    let after_crash = open(&[Some(&states[0]), Some(&states[1])], true).unwrap();
+    assert_eq!(byte(&after_crash, 3), 7, "the flush was acknowledged, and a member that lost what it covered is read");
 }

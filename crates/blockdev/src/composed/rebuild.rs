@@ -128,9 +128,10 @@ impl Rebuild {
         }
         let target_bytes = DATA_START_BYTES + at_bytes;
         let mut copy = AlignedBuffer::zeroed(length_bytes);
-        // Holes of a new image file stay holes, and what is equal need not be written.
-        let equal = self.target.read(target_bytes, &mut copy).is_ok() && *copy == *source;
-        if equal {
+        // Holes of a new image file stay holes. Anything else is written, also when it is equal: what is read may be what a failed
+        // flush has lost, for which a member is left behind and filled again.
+        let is_hole = source.iter().all(|&byte| byte == 0) && self.target.read(target_bytes, &mut copy).is_ok() && *copy == *source;
+        if is_hole {
             return Ok(());
         }
         self.target.write(target_bytes, &[&source])?;

@@ -5,6 +5,7 @@ use super::mirror_tests::{Disk, MEMBER_BYTES, byte, candidates, new_mirror, open
 use super::{Access, Candidate, ComposedError, Kind, MemberState, Mirror, Rebuild};
 use crate::composed::label::DATA_START_BYTES;
 use crate::error::Operation;
+use crate::simulated::Fate;
 use crate::{BlockDevice, SimulatedDevice};
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
@@ -64,6 +65,21 @@ fn a_stale_member_is_filled_in_place() {
     open(&[Some(&disks[0]), None], true).unwrap().write(0, &[&[99; 4096]]).unwrap();
     rebuild(&[Some(&disks[0]), None], 1, &disks[1]);
     let mirror = open(&[None, Some(&disks[1])], true).unwrap();
+    assert_eq!((byte(&mirror, 0), byte(&mirror, 1)), (99, 1));
+}
+
+/// Reads of the member still show what its flush has lost; a rebuild must not take that for a copy.
+#[test]
+fn a_member_that_lost_a_flush_is_filled_with_what_it_lost() {
+    let disks = filled(2);
+    let mirror = open(&[Some(&disks[0]), Some(&disks[1])], false).unwrap();
+    mirror.write(0, &[&[99; 4096]]).unwrap();
+    disks[1].fail_next(Operation::Flush, 1);
+    mirror.flush().unwrap();
+    drop(mirror);
+    rebuild(&[Some(&disks[0]), None], 1, &disks[1]);
+    let state: Disk = Arc::new(disks[1].crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]));
+    let mirror = open(&[None, Some(&state)], true).unwrap();
     assert_eq!((byte(&mirror, 0), byte(&mirror, 1)), (99, 1));
 }
 
