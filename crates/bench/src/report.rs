@@ -1,7 +1,7 @@
 //! What a run gives: figures, latencies by operation, resources. Printed as text, or as JSON that can be read back.
 use crate::engine_figures;
 use crate::machine::{Machine, utc_now};
-use crate::table::{Table, microseconds, number};
+use crate::table::{Table, known_microseconds, number};
 use crate::workloads::Workload;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -25,18 +25,26 @@ impl Figure {
     }
 }
 
-/// The latencies of one operation.
+/// The latencies of one operation. Some tools tell no quantiles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct OperationSummary {
     pub name: String,
     pub count: u64,
     pub average_us: f64,
-    pub p50_us: f64,
-    pub p90_us: f64,
-    pub p99_us: f64,
-    pub p999_us: f64,
+    pub p50_us: Option<f64>,
+    pub p90_us: Option<f64>,
+    pub p99_us: Option<f64>,
+    pub p999_us: Option<f64>,
     pub max_us: f64,
+}
+
+impl OperationSummary {
+    /// Name, count, average, quantiles and maximum, for a table.
+    pub(crate) fn cells(&self) -> Vec<String> {
+        let times = [Some(self.average_us), self.p50_us, self.p90_us, self.p99_us, self.p999_us, Some(self.max_us)];
+        [self.name.clone(), self.count.to_string()].into_iter().chain(times.map(known_microseconds)).collect()
+    }
 }
 
 /// When, where and how a result came about.
@@ -103,8 +111,7 @@ impl Report {
         }
         let mut table = Table::new(["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"]);
         for operation in &self.operations {
-            let times = [operation.average_us, operation.p50_us, operation.p90_us, operation.p99_us, operation.p999_us, operation.max_us];
-            table.row([operation.name.clone(), operation.count.to_string()].into_iter().chain(times.map(microseconds)));
+            table.row(operation.cells());
         }
         table
     }
@@ -113,9 +120,10 @@ impl Report {
     fn dbench_table(&self) -> Table {
         let mut table = Table::new(["operation", "count", "average", "maximum latency", "p50", "p90", "p99", "p99.9"]);
         for operation in &self.operations {
-            let times = [operation.average_us, operation.max_us, operation.p50_us, operation.p90_us, operation.p99_us, operation.p999_us];
-            let times = times.map(microseconds);
-            table.row([operation.name.clone(), operation.count.to_string()].into_iter().chain(times));
+            let mut cells = operation.cells();
+            // The maximum goes behind the average.
+            cells[3..].rotate_right(1);
+            table.row(cells);
         }
         table
     }
@@ -177,10 +185,10 @@ mod tests {
                 name: "fsync".into(),
                 count: 10,
                 average_us: 1500.0,
-                p50_us: 1000.0,
-                p90_us: 2000.0,
-                p99_us: 3000.0,
-                p999_us: 3500.0,
+                p50_us: Some(1000.0),
+                p90_us: Some(2000.0),
+                p99_us: None,
+                p999_us: Some(3500.0),
                 max_us: 4000.0,
             }],
             cpu_seconds: 0.5,
@@ -197,6 +205,7 @@ mod tests {
         };
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+        assert!(json.contains(r#""p99_us":null"#), "what is not known is no number: {json}");
         let shown = report.to_string();
         for part in
             ["fsync-write", "fsyncs/s", "1.50 ms", "4.00 ms", "2.00 fsyncs per log flush", "wake-up", "2.00 context switches per operation"]
@@ -208,6 +217,11 @@ mod tests {
         assert_eq!(
             heading.split("  ").filter(|part| !part.is_empty()).map(str::trim).collect::<Vec<_>>(),
             ["operation", "count", "average", "maximum latency", "p50", "p90", "p99", "p99.9"]
+        );
+        let row = shown.lines().find(|line| line.starts_with("fsync  ")).unwrap();
+        assert_eq!(
+            row.split("  ").filter(|part| !part.is_empty()).map(str::trim).collect::<Vec<_>>(),
+            ["fsync", "10", "1.50 ms", "4.00 ms", "1.00 ms", "2.00 ms", "-", "3.50 ms"]
         );
     }
 }

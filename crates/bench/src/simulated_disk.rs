@@ -6,7 +6,7 @@
 //!
 //! Lock: a leaf around the time at which the disk is free; a request is delayed without it. The times of requests follow
 //! each other exactly, however late their threads wake up.
-use cairn_blockdev::{BlockDevice, DeviceError, FlushTime, MemoryDevice, SetWrite};
+use cairn_blockdev::{BlockDevice, DeviceError, FlushTime, MemoryDevice, forward_to_device};
 use cairn_environment::Rank;
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::lock::Mutex;
@@ -46,14 +46,6 @@ impl BlockDevice for SimulatedDisk {
         self.memory.read(offset_bytes, buffer)
     }
 
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.memory.write(offset_bytes, buffers)
-    }
-
-    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
-        self.memory.write_set(writes)
-    }
-
     fn flush(&self) -> Result<(), DeviceError> {
         let begin = clock::now_monotonic();
         self.serve(self.flush_time);
@@ -61,22 +53,17 @@ impl BlockDevice for SimulatedDisk {
         self.memory.flush()
     }
 
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.memory.discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        self.memory.length_bytes()
-    }
-
     fn flush_time(&self) -> Duration {
         self.measured.average()
     }
+
+    forward_to_device!(self => self.memory; write, write_set, discard, length_bytes);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_blockdev::SetWrite;
 
     #[test]
     fn requests_follow_each_other() {

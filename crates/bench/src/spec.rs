@@ -10,10 +10,9 @@ use crate::posix_target::PosixTarget;
 use crate::simulated_disk::SimulatedDisk;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
-use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, FileDevice, MemoryDevice, OpenMode, Operation, SetWrite, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FlushPolicy, Volume};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -268,64 +267,25 @@ struct WithoutFlush {
 }
 
 impl BlockDevice for WithoutFlush {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
-
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.device.write(offset_bytes, buffers)
-    }
-
     fn flush(&self) -> Result<(), DeviceError> {
         Ok(())
-    }
-
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
     }
 
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
 
-    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
-        self.device.write_set(writes)
-    }
-
-    fn copies(&self) -> usize {
-        self.device.copies()
-    }
-
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read_copy(copy, offset_bytes, buffer)
-    }
-
-    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
-        self.device.repair(offset_bytes, good)
-    }
-
-    fn resynchronise(&self, ranges: &[Range<u64>]) -> Result<(), DeviceError> {
-        self.device.resynchronise(ranges)
-    }
-
-    fn close(&self) -> Result<(), DeviceError> {
-        self.device.close()
-    }
-
-    fn health(&self) -> Option<DeviceHealth> {
-        self.device.health()
-    }
+    forward_to_device!(self => self.device;
+        read, write, write_set, write_set_while, discard, length_bytes, copies, read_copy, repair, resynchronise, close, health);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_blockdev::{DeviceHealth, SetWrite};
     use cairn_environment::Rank;
     use cairn_environment::lock::Mutex;
+    use std::ops::Range;
 
     #[test]
     fn targets_are_understood() {
@@ -374,6 +334,9 @@ mod tests {
             fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
                 writes.iter().map(|_| self.note("set")).collect()
             }
+            fn write_set_while(&self, writes: &[SetWrite<'_>], _: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+                writes.iter().map(|_| self.note("set while")).collect()
+            }
             fn flush(&self) -> Result<(), DeviceError> {
                 self.note("flush")
             }
@@ -411,7 +374,8 @@ mod tests {
         let (mut buffer, block) = ([0; 4096], [1; 4096]);
         device.read(0, &mut buffer).unwrap();
         device.write(0, &[&block]).unwrap();
-        assert_eq!(device.write_set(&[SetWrite { offset_bytes: 0, buffers: vec![&block] }]).len(), 1);
+        let set = [SetWrite { offset_bytes: 0, buffers: vec![&block] }];
+        assert_eq!((device.write_set(&set).len(), device.write_set_while(&set, &mut || {}).len()), (1, 1));
         device.flush().unwrap();
         device.discard(0, 4096).unwrap();
         device.read_copy(1, 0, &mut buffer).unwrap();
@@ -420,7 +384,7 @@ mod tests {
         device.close().unwrap();
         assert!(device.health().is_none());
         assert_eq!((device.copies(), device.length_bytes(), device.flush_time()), (2, 8192, Duration::ZERO));
-        let calls = ["read", "write", "set", "discard", "copy", "repair", "resynchronise", "close", "health"];
+        let calls = ["read", "write", "set", "set while", "discard", "copy", "repair", "resynchronise", "close", "health"];
         assert_eq!(*mirror.seen.lock(), calls);
     }
 

@@ -64,6 +64,11 @@ pub fn microseconds(value_us: f64) -> String {
     }
 }
 
+/// A time with its unit, or what stands for one that nobody told.
+pub fn known_microseconds(value_us: Option<f64>) -> String {
+    value_us.map_or_else(|| "-".into(), microseconds)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -88,7 +88,8 @@ impl FileDevice {
         FileDevice::from_file(name, file, mode)
     }
 
-    /// Creates a regular file of `length_bytes`, without content: every block is a hole that reads as zeros.
+    /// Creates a regular file of `length_bytes`, without content: every block is a hole that reads as zeros. After an error
+    /// there is no file that was not there before.
     ///
     /// # Errors
     /// When the file exists, when its length is not a multiple of 4,096, or when the host refuses.
@@ -100,9 +101,14 @@ impl FileDevice {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
         }
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(failed)?;
-        file.set_len(length_bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-        sync_parent(path).map_err(failed)?;
-        FileDevice::from_file(name, file, OpenMode::ReadWrite)
+        let too_long = |error: io::Error| io::Error::new(error.kind(), format!("{length_bytes} bytes are not possible here: {error}"));
+        let prepared = file.set_len(length_bytes).map_err(too_long).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path));
+        let device = prepared.map_err(failed).and_then(|()| FileDevice::from_file(name.clone(), file, OpenMode::ReadWrite));
+        if device.is_err() {
+            // The error that counts is the one at hand.
+            let _ = std::fs::remove_file(path);
+        }
+        device
     }
 
     fn from_file(name: Arc<str>, file: File, mode: OpenMode) -> Result<FileDevice, DeviceError> {

@@ -108,6 +108,8 @@ fn what_cannot_be_opened_says_why() {
     assert!(error_of(FileDevice::open("/dev/null".as_ref(), OpenMode::ReadWrite)).to_string().contains("neither"));
     assert_eq!(error_of(FileDevice::create(&path, 4096)).kind(), io::ErrorKind::AlreadyExists);
     assert!(error_of(FileDevice::create(&missing, 4097)).to_string().contains("not a multiple of 4096"));
+    let too_long = error_of(FileDevice::create(&missing, u64::MAX - 4095));
+    assert!(too_long.to_string().contains("18446744073709547520 bytes are not possible here"), "{too_long}");
     assert!(!missing.exists());
     drop(device);
 }

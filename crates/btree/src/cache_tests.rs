@@ -1,6 +1,6 @@
 use crate::test_support::{Model, TestVolume, VOLUME, all_items, assert_same, key, value};
 use crate::{NodeCache, Tree};
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -44,18 +44,7 @@ impl BlockDevice for TestDevice {
         self.writes.fetch_add(1, Ordering::SeqCst);
         self.memory.write(self.offset(offset_bytes), buffers)
     }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.memory.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.memory.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.memory.length_bytes()
-    }
-    fn flush_time(&self) -> Duration {
-        self.memory.flush_time()
-    }
+    forward_to_device!(self => self.memory; flush, discard, length_bytes, flush_time);
 }
 
 fn fill(volume: &TestVolume, tree: &Tree, count: u64, bytes: usize) -> Model {

@@ -7,12 +7,15 @@ use cairn_environment::{Rank, thread};
 use cairn_format::{Generation, Key};
 use std::sync::Arc;
 
-fn iterations() -> usize {
-    schedules(150)
+fn check(model: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(model, schedules(150));
+    shuttle::check_pct(model, schedules(150), 3);
 }
+
 /// The models of routes have more points at which threads switch.
-fn route_iterations() -> usize {
-    schedules(300)
+fn check_routes(model: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(model, schedules(300));
+    shuttle::check_pct(model, schedules(300), 4);
 }
 
 struct Shared {
@@ -81,18 +84,15 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
 #[test]
 fn growth_beside_a_cursor() {
     for frozen in [false, true] {
-        let model = move || {
+        check(move || {
             let shared = Shared::new(5, frozen);
-            let threads = vec![
+            join_all(vec![
                 spawn(&shared, |shared| assert_eq!(shared.insert(1, 1), None)),
                 spawn(&shared, |shared| assert_eq!(shared.insert(7, 1), None)),
                 spawn(&shared, |shared| assert_cursor_sees(shared, &[0, 2, 4, 6, 8])),
-            ];
-            join_all(threads);
+            ]);
             shared.finish(&[0, 1, 2, 4, 6, 7, 8]);
-        };
-        shuttle::check_random(model, iterations());
-        shuttle::check_pct(model, iterations(), 3);
+        });
     }
 }
 
@@ -100,10 +100,10 @@ fn growth_beside_a_cursor() {
 #[test]
 fn splits_beside_a_cursor() {
     for frozen in [false, true] {
-        let model = move || {
+        check(move || {
             let shared = Shared::new(9, frozen);
             assert_eq!(shared.tree.root().level, 1);
-            let threads = vec![
+            join_all(vec![
                 spawn(&shared, |shared| {
                     assert_eq!(shared.insert(1, 1), None);
                     assert_eq!(shared.insert(7, 1), None);
@@ -111,12 +111,9 @@ fn splits_beside_a_cursor() {
                 spawn(&shared, |shared| assert_eq!(shared.insert(11, 1), None)),
                 spawn(&shared, |shared| assert_eq!(version_of(4, &shared.insert(4, 9).expect("there")), 0)),
                 spawn(&shared, |shared| assert_cursor_sees(shared, &[0, 2, 4, 6, 8, 10, 12, 14, 16])),
-            ];
-            join_all(threads);
+            ]);
             shared.finish(&[0, 1, 2, 4, 6, 7, 8, 10, 11, 12, 14, 16]);
-        };
-        shuttle::check_random(model, iterations());
-        shuttle::check_pct(model, iterations(), 3);
+        });
     }
 }
 
@@ -124,10 +121,10 @@ fn splits_beside_a_cursor() {
 #[test]
 fn merges_beside_a_reader() {
     for frozen in [false, true] {
-        let model = move || {
+        check(move || {
             let shared = Shared::new(9, frozen);
             assert_eq!(shared.tree.root().level, 1);
-            let threads = vec![
+            join_all(vec![
                 spawn(&shared, |shared| {
                     for index in [0, 2, 4, 6] {
                         assert!(shared.remove(index).is_some());
@@ -146,25 +143,22 @@ fn merges_beside_a_reader() {
                     assert_eq!(last, key(8));
                     assert_cursor_sees(shared, &[8, 10]);
                 }),
-            ];
-            join_all(threads);
+            ]);
             shared.finish(&[8, 9, 10]);
-        };
-        shuttle::check_random(model, iterations());
-        shuttle::check_pct(model, iterations(), 3);
+        });
     }
 }
 
 /// The commit writes the nodes of the cut while the next transaction changes and frees them.
 #[test]
 fn a_write_beside_the_next_transaction() {
-    let model = || {
+    check(|| {
         let mut shared = Shared::new(5, false);
         let cut = shared.volume.running;
         let root = shared.tree.root();
         let nodes = shared.volume.cache.take_dirty(cut);
         Arc::get_mut(&mut shared).expect("not shared yet").volume.running = Generation(cut.0 + 1);
-        let threads = vec![
+        join_all(vec![
             spawn(&shared, |shared| {
                 assert!(shared.remove(2).is_some());
                 assert_eq!(shared.insert(3, 1), None);
@@ -175,34 +169,28 @@ fn a_write_beside_the_next_transaction() {
                 let (items, _) = shared.volume.check(root);
                 assert!(items.keys().copied().eq([0, 2, 4, 6, 8].map(key)), "the cut's state");
             }),
-        ];
-        join_all(threads);
+        ]);
         shared.volume.space.unpin(cut);
         shared.finish(&[0, 3, 4, 6]);
-    };
-    shuttle::check_random(model, iterations());
-    shuttle::check_pct(model, iterations(), 3);
+    });
 }
 
 /// A cold cache: many want the same nodes, which are read once, and a removal misses a sibling.
 #[test]
 fn misses_beside_changes() {
-    let model = || {
+    check(|| {
         let shared = Shared::new(9, true);
         let Some(Shared { mut volume, tree }) = Arc::into_inner(shared) else { panic!("not shared yet") };
         let tree = volume.reopen(tree.root());
         let shared = Arc::new(Shared { volume, tree });
-        let threads = vec![
+        join_all(vec![
             spawn(&shared, |shared| assert!(shared.remove(0).is_some())),
             spawn(&shared, |shared| assert_eq!(shared.insert(5, 1), None)),
             spawn(&shared, |shared| assert!(shared.tree.get(&key(16)).expect("readable").is_some())),
             spawn(&shared, |shared| assert_cursor_sees(shared, &[2, 4, 6, 8, 10, 12, 14, 16])),
-        ];
-        join_all(threads);
+        ]);
         shared.finish(&[2, 4, 5, 6, 8, 10, 12, 14, 16]);
-    };
-    shuttle::check_random(model, iterations());
-    shuttle::check_pct(model, iterations(), 3);
+    });
 }
 
 /// Every key is known to the routes, so that nobody needs a lock above the leaves until something changes.
@@ -226,10 +214,10 @@ fn assert_versions_ascend(shared: &Shared, index: u64) {
 #[test]
 fn routes_beside_splits_and_copies() {
     for frozen in [false, true] {
-        let model = move || {
+        check_routes(move || {
             let shared = Shared::new(9, frozen);
             warm(&shared, 9);
-            let threads = vec![
+            join_all(vec![
                 spawn(&shared, |shared| {
                     assert_eq!(shared.insert(1, 1), None);
                     assert_eq!(shared.insert(5, 1), None);
@@ -244,13 +232,10 @@ fn routes_beside_splits_and_copies() {
                     assert_versions_ascend(shared, 4);
                     assert_cursor_sees(shared, &[0, 2, 4, 6, 8, 10, 12, 14, 16]);
                 }),
-            ];
-            join_all(threads);
+            ]);
             assert_eq!(version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("there")), 3);
             shared.finish(&[0, 1, 2, 4, 5, 6, 8, 10, 12, 14, 16]);
-        };
-        shuttle::check_random(model, route_iterations());
-        shuttle::check_pct(model, route_iterations(), 4);
+        });
     }
 }
 
@@ -258,10 +243,10 @@ fn routes_beside_splits_and_copies() {
 #[test]
 fn routes_beside_merges() {
     for frozen in [false, true] {
-        let model = move || {
+        check_routes(move || {
             let shared = Shared::new(9, frozen);
             warm(&shared, 9);
-            let threads = vec![
+            join_all(vec![
                 spawn(&shared, |shared| {
                     for index in [2, 0, 4, 6] {
                         assert!(shared.remove(index).is_some());
@@ -283,12 +268,9 @@ fn routes_beside_merges() {
                     assert_versions_ascend(shared, 8);
                     assert_versions_ascend(shared, 10);
                 }),
-            ];
-            join_all(threads);
+            ]);
             shared.finish(&[8, 10]);
-        };
-        shuttle::check_random(model, route_iterations());
-        shuttle::check_pct(model, route_iterations(), 4);
+        });
     }
 }
 
@@ -296,7 +278,7 @@ fn routes_beside_merges() {
 /// copies, and readers notice nothing.
 #[test]
 fn routes_beside_the_cut() {
-    let model = || {
+    check_routes(|| {
         let shared = Shared::new(9, false);
         warm(&shared, 9);
         let running = Arc::new(RwLock::new(Rank::TRANSACTION, shared.volume.running));
@@ -313,7 +295,7 @@ fn routes_beside_the_cut() {
             }
         };
         let cut = Arc::clone(&running);
-        let threads = vec![
+        join_all(vec![
             spawn(&shared, writer(4)),
             spawn(&shared, writer(12)),
             spawn(&shared, move |shared| {
@@ -331,12 +313,9 @@ fn routes_beside_the_cut() {
                 assert_versions_ascend(shared, 4);
                 assert_versions_ascend(shared, 12);
             }),
-        ];
-        join_all(threads);
+        ]);
         for index in [4, 12] {
             assert_eq!(version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there")), 3);
         }
-    };
-    shuttle::check_random(model, route_iterations());
-    shuttle::check_pct(model, route_iterations(), 4);
+    });
 }

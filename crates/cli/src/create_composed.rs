@@ -87,10 +87,10 @@ fn create_composed(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf]) -> anyhow
     }
     create::check(&wanted.on(&paths[0], None), wanted.size.map_or(0, create::whole_blocks_bytes))
         .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
-    let new: Vec<&PathBuf> = paths.iter().filter(|path| !path.exists()).collect();
-    let result = make_members_and_volume(wanted, kind, paths, member_size);
+    let mut made = Vec::new();
+    let result = make_members_and_volume(wanted, kind, paths, member_size, &mut made);
     if result.is_err() {
-        for path in new {
+        for path in made {
             // The error that counts is the one at hand.
             let _ = fs::remove_file(path);
         }
@@ -107,11 +107,24 @@ fn member_size(kind: Kind, size: Size, members: usize) -> Size {
     Size { bytes: bytes + DATA_START_BYTES }
 }
 
-fn make_members_and_volume(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf], size: Option<Size>) -> anyhow::Result<Superblock> {
+/// Tells in `made` which image files were not there before.
+fn make_members_and_volume<'a>(
+    wanted: &Wanted<'_>,
+    kind: Kind,
+    paths: &'a [PathBuf],
+    size: Option<Size>,
+    made: &mut Vec<&'a PathBuf>,
+) -> anyhow::Result<Superblock> {
     let mut files = Vec::new();
     for path in paths {
         let member = wanted.on(path, size);
-        let file = if path.exists() { create::open_existing(&member)? } else { create::create_file(&member)? };
+        let file = if path.exists() {
+            create::open_existing(&member)?
+        } else {
+            let file = create::create_file(&member)?;
+            made.push(path);
+            file
+        };
         files.push(Arc::new(file));
     }
     let named: Vec<(String, Arc<dyn BlockDevice>)> = files.iter().map(|file| (file.name().to_owned(), file.clone() as _)).collect();

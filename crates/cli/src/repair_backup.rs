@@ -7,7 +7,7 @@
 //! Lock discipline: one lock of rank `LEAF` around the file, held while a record is written; the device is read before and
 //! written after.
 use anyhow::{Context, ensure};
-use cairn_blockdev::{BlockDevice, DeviceError, DeviceHealth, Operation};
+use cairn_blockdev::{BlockDevice, DeviceError, Operation, forward_to_device};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_format::checksum;
@@ -15,7 +15,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 const MAGIC: &[u8; 8] = b"CRNUNDO1";
 const RECORD_HEADER_BYTES: usize = 16;
@@ -112,10 +111,6 @@ pub fn undo(device: &dyn BlockDevice, path: &Path) -> anyhow::Result<usize> {
 }
 
 impl BlockDevice for BackingUp {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
-
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let mut old = vec![0; buffers.iter().map(|buffer| buffer.len()).sum()];
         // What can't be read can't be brought back either.
@@ -126,37 +121,8 @@ impl BlockDevice for BackingUp {
         self.device.write(offset_bytes, buffers)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
-
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
-
-    fn flush_time(&self) -> Duration {
-        self.device.flush_time()
-    }
-
-    fn copies(&self) -> usize {
-        self.device.copies()
-    }
-
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read_copy(copy, offset_bytes, buffer)
-    }
-
-    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
-        self.device.repair(offset_bytes, good)
-    }
-
-    fn health(&self) -> Option<DeviceHealth> {
-        self.device.health()
-    }
+    // A mirror's `repair` needs no backup: a copy that no reader could use becomes what another, verified one holds already.
+    forward_to_device!(self => self.device; read, flush, discard, length_bytes, flush_time, copies, read_copy, repair, health);
 }
 
 #[cfg(test)]

@@ -102,11 +102,18 @@ fn a_failed_mkfs_leaves_no_file_behind() {
         &["mkfs", "image", "--size", "1M"],
         &["mkfs", "image", "--size", "32M", "--log-size", "31M"],
         &["mkfs", "image", "--size", "32M", "--label", &label],
+        // No file of the host can be so large: that is found after it was made.
+        &["mkfs", "image", "--size", "16000000T"],
+        &["mkfs", "mirror:image,other", "--size", "1M"],
+        &["mkfs", "mirror:image,link", "--size", "32M"],
     ];
+    // A link that leads nowhere is in the way, but nothing of this command's making.
+    std::os::unix::fs::symlink("nowhere", cairn.path("link")).unwrap();
     for arguments in attempts {
         cairn.fails(arguments, &["image"]);
-        assert!(!cairn.path("image").exists(), "{arguments:?}");
+        assert!(!cairn.path("image").exists() && !cairn.path("other").exists(), "{arguments:?}");
     }
+    assert!(cairn.path("link").is_symlink());
 }
 
 #[test]

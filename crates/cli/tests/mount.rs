@@ -1,18 +1,14 @@
 //! The command on a real mount.
 //!
-//! `CAIRN_MOUNT_TESTS=required` makes a missing `/dev/fuse` a failure, `off` leaves these tests out; without the variable they
-//! run where `/dev/fuse` can be opened. `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
-use cairn_environment::Rank;
-use cairn_environment::lock::{Mutex, MutexGuard};
+//! `CAIRN_MOUNT_TESTS` as in `mounting`; `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
+mod mounting;
+
+use cairn_environment::lock::MutexGuard;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-
-/// One test at a time: a command that one test starts holds, between fork and exec, the files that another test has open,
-/// and whoever unmounts in that moment finds the mount busy.
-static ALONE: Mutex<()> = Mutex::new(Rank::LEAF, ());
 
 /// A folder with room for an image and a mount point; nothing stays mounted after it.
 struct Mounted {
@@ -23,14 +19,7 @@ struct Mounted {
 impl Mounted {
     /// `None` where mounts are not possible.
     fn new() -> Option<Self> {
-        let mode = std::env::var("CAIRN_MOUNT_TESTS").unwrap_or_default();
-        let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
-        assert!(usable || mode != "required", "/dev/fuse cannot be opened");
-        if !usable || mode == "off" {
-            eprintln!("left out: no mount without /dev/fuse");
-            return None;
-        }
-        let alone = ALONE.lock();
+        let alone = mounting::alone()?;
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("dir")).unwrap();
         Some(Self { folder, _alone: alone })

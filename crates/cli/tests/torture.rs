@@ -1,10 +1,11 @@
 //! `cairn torture` as its user meets it: wrong usage, reports, and, on real mounts, one round, Ctrl-C, and a finding.
 //!
-//! `CAIRN_MOUNT_TESTS` as in `mount.rs`.
+//! `CAIRN_MOUNT_TESTS` as in `mounting`.
+mod mounting;
+
 use cairn_bench::mounts;
-use cairn_environment::Rank;
 use cairn_environment::clock;
-use cairn_environment::lock::{Mutex, MutexGuard};
+use cairn_environment::lock::MutexGuard;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -12,9 +13,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
-
-/// One mount at a time, as in `mount.rs`.
-static ALONE: Mutex<()> = Mutex::new(Rank::LEAF, ());
 
 struct Torture {
     folder: tempfile::TempDir,
@@ -48,14 +46,7 @@ impl Torture {
 
     /// `None` where mounts are not possible.
     fn mounting() -> Option<(Self, MutexGuard<'static, ()>)> {
-        let mode = std::env::var("CAIRN_MOUNT_TESTS").unwrap_or_default();
-        let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
-        assert!(usable || mode != "required", "/dev/fuse cannot be opened");
-        if !usable || mode == "off" {
-            eprintln!("left out: no mount without /dev/fuse");
-            return None;
-        }
-        Some((Self::new(), ALONE.lock()))
+        mounting::alone().map(|alone| (Self::new(), alone))
     }
 
     fn command(&self, arguments: &[&str]) -> Command {

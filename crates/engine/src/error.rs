@@ -60,6 +60,16 @@ pub enum Error {
     Aborted(String),
 }
 
+impl Error {
+    /// What [`Error::Aborted`] names as the failure, when this error is it: said once, however often it is handed on.
+    pub(crate) fn into_failure(self) -> String {
+        match self {
+            Error::Aborted(failure) => failure,
+            other => other.to_string(),
+        }
+    }
+}
+
 impl From<TreeError> for Error {
     fn from(error: TreeError) -> Self {
         match error {
@@ -83,7 +93,10 @@ impl From<SpaceError> for Error {
 
 impl From<LogError> for Error {
     fn from(error: LogError) -> Self {
-        Error::Aborted(error.to_string())
+        match error {
+            LogError::Aborted(reason) => Error::Aborted(reason.to_string()),
+            LogError::Device(_) | LogError::Stopped => Error::Aborted(error.to_string()),
+        }
     }
 }
 

@@ -197,7 +197,7 @@ fn initial_bits(geometry: &Geometry, group: u64, used: BlockRange) -> Box<[u8; B
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_blockdev::MemoryDevice;
+    use cairn_blockdev::{MemoryDevice, forward_to_device};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
@@ -208,26 +208,15 @@ mod tests {
     }
 
     impl BlockDevice for Failing {
-        fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-            self.device.read(offset_bytes, buffer)
-        }
         fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
             let left = self.writes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             let offset_bytes = if left.is_ok() { offset_bytes } else { u64::MAX - 4095 };
             self.device.write(offset_bytes, buffers)
         }
-        fn flush(&self) -> Result<(), DeviceError> {
-            self.device.flush()
-        }
-        fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-            self.device.discard(offset_bytes, length_bytes)
-        }
-        fn length_bytes(&self) -> u64 {
-            self.device.length_bytes()
-        }
         fn flush_time(&self) -> Duration {
             Duration::ZERO
         }
+        forward_to_device!(self => self.device; read, flush, discard, length_bytes);
     }
 
     fn read_superblock(device: &dyn BlockDevice, address: BlockNumber) -> Result<Superblock, cairn_format::FormatError> {

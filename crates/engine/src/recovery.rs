@@ -26,7 +26,7 @@ use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
     FormatError, Generation, Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS, bitmap_generations_checksum,
 };
-use cairn_log::{CommitReason, Log, LogOptions, LogStart};
+use cairn_log::{CommitReason, CommitRequest, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,6 +84,10 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
             best.geometry.total_blocks
         )));
     }
+    let features = best.features.read_only_compatible;
+    if features != 0 && !read_only {
+        return Err(Error::NotAVolume(format!("it uses features {features:#x} that this version can only read; mount it read-only")));
+    }
     Ok(best)
 }
 
@@ -125,7 +129,18 @@ impl Bitmaps {
     }
 }
 
-fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bitmaps> {
+/// The bitmaps that belong to the superblock; where they don't, only `read_only` goes on.
+fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock, read_only: bool) -> Result<Bitmaps> {
+    let bitmaps = newest_bitmaps(device, superblock)?;
+    match bitmaps.check_sum(superblock) {
+        // Nothing is allocated, so everything can be read.
+        Err(error) if read_only => tracing::warn!("{error}"),
+        checked => checked?,
+    }
+    Ok(bitmaps)
+}
+
+fn newest_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bitmaps> {
     let geometry = superblock.geometry;
     let table = geometry.bitmap_table();
     let mut buffer = AlignedBuffer::zeroed(table.blocks as usize * BLOCK_SIZE);
@@ -209,84 +224,33 @@ impl VolumeInner {
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
         let device: Arc<dyn BlockDevice> = Arc::new(FlushFence::new(device));
         let superblock = read_superblock(&*device, options.read_only)?;
-        if superblock.features.read_only_compatible != 0 && !options.read_only {
-            let word = superblock.features.read_only_compatible;
-            return Err(Error::NotAVolume(format!("it uses features {word:#x} that this version can only read; mount it read-only")));
-        }
-        let bitmaps = read_bitmaps(&*device, &superblock)?;
-        match bitmaps.check_sum(&superblock) {
-            // Nothing is allocated, so everything can be read.
-            Err(error) if options.read_only => tracing::warn!("{error}"),
-            checked => checked?,
-        }
-        let geometry = superblock.geometry;
-        let space = Space::new(geometry, bitmaps.bits);
+        let bitmaps = read_bitmaps(&*device, &superblock, options.read_only)?;
+        let space = Space::new(superblock.geometry, bitmaps.bits);
         for group in bitmaps.stale {
             space.mark_changed(group);
         }
-        let cache = NodeCache::new(device.clone(), superblock.volume, geometry, options.node_cache_bytes);
-        #[cfg(feature = "baselines")]
-        let cache = cache.with_waking_locks(options.baselines.waking_locks).with_locked_descents(options.baselines.locked_descents);
-        let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
-        let files = Tree::open(cache.clone(), space.clone(), TREE_FILES, file_tree_root(&roots, geometry)?.root);
+        let Trees { cache, roots, files } = open_trees(&device, &superblock, &space, &options)?;
         let counters = Counters::default();
-        let replay = cairn_log::replay(&*device, &superblock)?;
-        if let Some(lost) = &replay.lost {
-            tracing::error!("{lost}");
-            if !options.read_only {
-                let advice = "mount it read-only to save what is there";
-                return Err(FormatError::new(Structure::Checkpoint, BlockNumber(replay.end.block), format!("{lost}; {advice}")).into());
-            }
-        }
-        if !options.read_only {
-            check_counters(&superblock, &replay)?;
-        }
-        let generation = first_generation(&superblock, replay.last_generation);
-        Replayer { space: &space, files: &files, generation, counters: &counters }.run(&replay)?;
-        if !options.read_only {
-            settle_superblocks(&*device, &superblock)?;
-            // What verifies is the same in all copies by now; what remains is what no flush covered.
-            device.resynchronise(&overwritten_in_place(geometry))?;
-        }
-        let next_inode = replay.next_inode.max(superblock.next_inode);
-        if !options.read_only {
-            check_next_inode(&files, next_inode, &superblock)?;
-        }
+        let (start, next_inode) =
+            Replayer { space: &space, files: &files, superblock: &superblock, counters: &counters }.replay(&*device, options.read_only)?;
         let next_inode = Arc::new(AtomicU64::new(next_inode));
-        let log_epoch = superblock.log_epoch + 1;
-        let start = LogStart { epoch: log_epoch, position: replay.end, generation };
-        drop(replay);
         let signal = SharedSignal::new();
-        let log_signal = signal.clone();
-        let request = move |reason: CommitReason| {
-            if reason == CommitReason::LogFailed {
-                log_signal.flags.log_failed.store(true, Ordering::Release);
-            }
-            log_signal.request();
-        };
-        let log_options = LogOptions {
-            flush: options.flush,
-            read_only: options.read_only,
-            #[cfg(feature = "baselines")]
-            two_pass_insertion: options.baselines.two_pass_insertion,
-            #[cfg(feature = "baselines")]
-            commits_only: options.commits_only,
-            ..LogOptions::for_geometry(&geometry)
-        };
-        let log = Log::new(device.clone(), superblock.volume, geometry, start, next_inode.clone(), Box::new(request), log_options);
+        let request = log_requests(signal.clone());
+        let log_options = log_options(&options, &superblock.geometry);
+        let log = Log::new(device.clone(), superblock.volume, superblock.geometry, start, next_inode.clone(), request, log_options);
         Ok(Self {
             inodes: InodeTable::new(options.inode_cache_entries),
             buffers: BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX)),
             device,
             superblock,
-            log_epoch,
+            log_epoch: start.epoch,
             options,
             space,
             cache,
             roots,
             files,
             log,
-            transactions: Transactions::new(generation),
+            transactions: Transactions::new(start.generation),
             orphans: Orphans::new(),
             next_inode,
             bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
@@ -319,6 +283,43 @@ fn settle_superblocks(device: &dyn BlockDevice, superblock: &Superblock) -> Resu
     Ok(device.flush()?)
 }
 
+struct Trees {
+    cache: Arc<NodeCache>,
+    roots: Tree,
+    files: Tree,
+}
+
+fn open_trees(device: &Arc<dyn BlockDevice>, superblock: &Superblock, space: &Arc<Space>, options: &VolumeOptions) -> Result<Trees> {
+    let cache = NodeCache::new(device.clone(), superblock.volume, superblock.geometry, options.node_cache_bytes);
+    #[cfg(feature = "baselines")]
+    let cache = cache.with_waking_locks(options.baselines.waking_locks).with_locked_descents(options.baselines.locked_descents);
+    let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
+    let files = Tree::open(cache.clone(), space.clone(), TREE_FILES, file_tree_root(&roots, superblock.geometry)?.root);
+    Ok(Trees { cache, roots, files })
+}
+
+/// What the log does when it needs a commit, or has failed.
+fn log_requests(signal: Arc<SharedSignal>) -> CommitRequest {
+    Box::new(move |reason| {
+        if reason == CommitReason::LogFailed {
+            signal.flags.log_failed.store(true, Ordering::Release);
+        }
+        signal.request();
+    })
+}
+
+fn log_options(options: &VolumeOptions, geometry: &Geometry) -> LogOptions {
+    LogOptions {
+        flush: options.flush,
+        read_only: options.read_only,
+        #[cfg(feature = "baselines")]
+        two_pass_insertion: options.baselines.two_pass_insertion,
+        #[cfg(feature = "baselines")]
+        commits_only: options.commits_only,
+        ..LogOptions::for_geometry(geometry)
+    }
+}
+
 /// The bytes that are written again and again: superblocks, bitmaps, log; the superblock's copy.
 fn overwritten_in_place(geometry: Geometry) -> [std::ops::Range<u64>; 2] {
     let copy = geometry.superblock_copy();
@@ -336,12 +337,39 @@ fn first_generation(superblock: &Superblock, last_generation: Generation) -> Gen
 struct Replayer<'a> {
     space: &'a Arc<Space>,
     files: &'a Tree,
-    generation: Generation,
+    superblock: &'a Superblock,
     counters: &'a Counters,
 }
 
 impl Replayer<'_> {
-    fn run(&self, replay: &cairn_log::Replay<'_>) -> Result<()> {
+    /// Steps 3 to 6: where the log goes on, and the next inode number.
+    fn replay(&self, device: &dyn BlockDevice, read_only: bool) -> Result<(LogStart, u64)> {
+        let superblock = self.superblock;
+        let replay = cairn_log::replay(device, superblock)?;
+        if let Some(lost) = &replay.lost {
+            tracing::error!("{lost}");
+            if !read_only {
+                let advice = "mount it read-only to save what is there";
+                return Err(FormatError::new(Structure::Checkpoint, BlockNumber(replay.end.block), format!("{lost}; {advice}")).into());
+            }
+        }
+        if !read_only {
+            check_counters(superblock, &replay)?;
+        }
+        let generation = first_generation(superblock, replay.last_generation);
+        self.apply_all(&replay, generation)?;
+        let next_inode = replay.next_inode.max(superblock.next_inode);
+        if !read_only {
+            check_next_inode(self.files, next_inode, superblock)?;
+            settle_superblocks(device, superblock)?;
+            // What verifies is the same in all copies by now; what remains is what no flush covered.
+            device.resynchronise(&overwritten_in_place(superblock.geometry))?;
+        }
+        Ok((LogStart { epoch: superblock.log_epoch + 1, position: replay.end, generation }, next_inode))
+    }
+
+    /// In the transaction `generation`.
+    fn apply_all(&self, replay: &cairn_log::Replay<'_>, generation: Generation) -> Result<()> {
         // Step 3: these blocks are free in the bitmaps but hold the data of logged extents.
         for checkpoint in replay.checkpoints() {
             for entry in checkpoint?.entries() {
@@ -351,7 +379,7 @@ impl Replayer<'_> {
             }
         }
         for checkpoint in replay.checkpoints() {
-            self.apply(&checkpoint?)?;
+            self.apply(&checkpoint?, generation)?;
             self.counters.replayed_checkpoints.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -359,7 +387,7 @@ impl Replayer<'_> {
 
     /// Applies one checkpoint. A block leaves its file only if no item of the same checkpoint holds it: extents are cut
     /// and joined, and then old and new item share blocks.
-    fn apply(&self, checkpoint: &Checkpoint) -> Result<()> {
+    fn apply(&self, checkpoint: &Checkpoint, generation: Generation) -> Result<()> {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for entry in checkpoint.entries() {
             if entry.tree != TREE_FILES {
@@ -367,7 +395,7 @@ impl Replayer<'_> {
                 return Err(FormatError::new(Structure::Checkpoint, BlockNumber(0), problem).into());
             }
             let reservation = self.space.reserve(Request { data_blocks: 0, nodes: self.files.worst_case(1) }, Urgency::Commit)?;
-            let change = Change { generation: self.generation, reservation: &reservation };
+            let change = Change { generation, reservation: &reservation };
             let old = if entry.flags.contains(EntryFlags::DELETE) {
                 self.files.remove(&change, &entry.key)?
             } else {
@@ -382,7 +410,7 @@ impl Replayer<'_> {
             self.counters.replayed_items.fetch_add(1, Ordering::Relaxed);
         }
         for range in subtract(removed, added) {
-            self.space.free(range, self.generation)?;
+            self.space.free(range, generation)?;
         }
         Ok(())
     }

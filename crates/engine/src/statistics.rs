@@ -148,8 +148,7 @@ impl VolumeInner {
         Statistics {
             volume: self.superblock.volume.to_string(),
             label: self.superblock.label.clone(),
-            // The log knows first; the commit thread tells the transactions a moment later.
-            failure: self.transactions.failure().or_else(|| self.log.error().map(|error| error.to_string())),
+            failure: self.failure(),
             generation: self.transactions.generation().0,
             total_bytes: space.total_blocks * block,
             available_bytes: self.space_info().available_blocks * block,

@@ -35,6 +35,13 @@ struct State {
     failure: Option<String>,
 }
 
+impl State {
+    /// Fails once the volume has failed.
+    fn check_alive(&self) -> Result<()> {
+        self.failure.as_ref().map_or(Ok(()), |failure| Err(Error::Aborted(failure.clone())))
+    }
+}
+
 /// The state machine of transactions.
 pub(crate) struct Transactions {
     state: Mutex<State>,
@@ -134,9 +141,7 @@ impl Transactions {
     pub(crate) fn join(&self) -> Result<Handle<'_>> {
         let mut state = self.state.lock();
         loop {
-            if let Some(failure) = &state.failure {
-                return Err(Error::Aborted(failure.clone()));
-            }
+            state.check_alive()?;
             if state.phase == Phase::Running {
                 state.joined += 1;
                 return Ok(Handle { transactions: self, generation: state.generation });
@@ -155,9 +160,7 @@ impl Transactions {
     pub(crate) fn begin_commit(&self, wanted: Generation) -> Result<Option<Commit<'_>>> {
         let mut state = self.state.lock();
         loop {
-            if let Some(failure) = &state.failure {
-                return Err(Error::Aborted(failure.clone()));
-            }
+            state.check_alive()?;
             if state.super_committed >= wanted {
                 return Ok(None);
             }
@@ -172,10 +175,10 @@ impl Transactions {
         while state.joined > 0 && state.failure.is_none() {
             self.changed.wait(&mut state);
         }
-        if let Some(failure) = state.failure.clone() {
+        if let Err(error) = state.check_alive() {
             drop(state);
             drop(commit);
-            return Err(Error::Aborted(failure));
+            return Err(error);
         }
         state.phase = Phase::CommitDoing;
         drop(state);
@@ -194,9 +197,7 @@ impl Transactions {
     pub(crate) fn wait_completed(&self, generation: Generation) -> Result<()> {
         let mut state = self.state.lock();
         while state.completed < generation {
-            if let Some(failure) = &state.failure {
-                return Err(Error::Aborted(failure.clone()));
-            }
+            state.check_alive()?;
             self.changed.wait(&mut state);
         }
         Ok(())

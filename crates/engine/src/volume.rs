@@ -155,28 +155,9 @@ impl VolumeInner {
     /// Fails if the volume has failed; a read-only one has nothing to make durable.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.failed.load(Ordering::Acquire) || self.signal.flags.log_failed.load(Ordering::Acquire) {
-            let reason = self.transactions.failure().or_else(|| self.log.error().map(|e| e.to_string()));
-            return Err(Error::Aborted(reason.unwrap_or_default()));
+            return Err(Error::Aborted(self.failure().unwrap_or_default()));
         }
         Ok(())
-    }
-
-    /// Stops all changes after a failure; every waiter gets an error.
-    pub(crate) fn fail(&self, error: &Error) {
-        let message = error.to_string();
-        if self.halt(&message, LogError::Aborted(message.as_str().into())) {
-            tracing::error!("the volume is read-only from now on: {message}");
-        }
-    }
-
-    /// Ends every wait and every later change with an error; whether this was the first reason to.
-    pub(crate) fn halt(&self, message: &str, reason: LogError) -> bool {
-        let first = self.transactions.fail(message);
-        self.failed.store(true, Ordering::Release);
-        self.log.abort(reason);
-        self.space.shut_down();
-        self.orphans.stop();
-        first
     }
 
     /// Remembers that the inode has something to write. Its state lock is held.
@@ -236,8 +217,7 @@ impl VolumeInner {
         let interval = self.options.background.then_some(self.options.commit_interval);
         while self.signal.wait(interval).is_some() {
             if self.signal.flags.log_failed.load(Ordering::Acquire) {
-                let reason = self.log.error().map_or_else(|| "the log failed".into(), |error| error.to_string());
-                self.fail(&Error::Aborted(reason));
+                self.fail(&Error::Aborted(self.failure().unwrap_or_else(|| "the log failed".into())));
             }
             if self.failed.load(Ordering::Acquire) {
                 continue;

@@ -81,6 +81,21 @@ fn no_superblock_after_a_failed_commit() {
     }
 }
 
+/// However often it is handed on: to the log, to the transactions, to who comes later.
+#[test]
+fn every_later_error_names_the_failure_once() {
+    let (device, volume) = simulated();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    device.fail_next(Operation::Flush, 1);
+    assert!(volume.fsync_blocking(file, FsyncKind::Full).is_err() && volume.commit().is_err());
+    let failure = volume.statistics().failure.unwrap();
+    let later = [volume.sync(), volume.fsync_blocking(file, FsyncKind::Full), volume.create(volume.root(), b"new", &FILE).map(drop)];
+    for result in later {
+        assert_eq!(result.unwrap_err().to_string(), format!("the volume is read-only since a failure: {failure}"));
+    }
+    assert!(!failure.contains("since a failure") && !failure.contains("shut down"), "{failure}");
+}
+
 /// T's last step is slow; T+1 overtakes it.
 #[test]
 fn transactions_complete_in_order() {

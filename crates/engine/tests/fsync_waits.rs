@@ -1,5 +1,5 @@
 //! What an fsync waits for, and what it does not: another file's data, the freeing of blocks.
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicU64, Ordering};
@@ -64,9 +64,6 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() >= 1 << 20 {
             self.pass(Held::LargeWrites);
@@ -79,19 +76,14 @@ impl BlockDevice for Gate {
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
         writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
     }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         self.pass(Held::Discards);
         self.device.discard(offset_bytes, length_bytes)
     }
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
+    forward_to_device!(self => self.device; read, flush, length_bytes);
 }
 
 fn gated(options: VolumeOptions) -> (Arc<Gate>, Volume) {

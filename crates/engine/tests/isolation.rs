@@ -1,5 +1,5 @@
 //! A large fsync does not stand in the way of small ones of other files. (`cairn bench run isolation` measures how well.)
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions};
 use cairn_environment::Rank;
@@ -38,9 +38,6 @@ impl Gated {
 }
 
 impl BlockDevice for Gated {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
         let mut gate = self.gate.lock();
@@ -54,18 +51,10 @@ impl BlockDevice for Gated {
         drop(gate);
         self.device.write(offset_bytes, buffers)
     }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
+    forward_to_device!(self => self.device; read, flush, discard, length_bytes);
 }
 
 fn file(volume: &Volume, name: &[u8]) -> InodeNumber {

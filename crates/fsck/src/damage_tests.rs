@@ -2,7 +2,7 @@
 //! found is found, and what can be repaired is clean afterwards.
 use crate::test_volume::*;
 use crate::{CheckOptions, FsckError, Severity, check};
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_format::*;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -191,21 +191,10 @@ impl BlockDevice for BadBlock<'_> {
         let hit = (offset_bytes..offset_bytes + buffer.len() as u64).contains(&bad);
         self.device.read(if hit { 1 << 40 } else { offset_bytes }, buffer)
     }
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.device.write(offset_bytes, buffers)
-    }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
+    forward_to_device!(self => self.device; write, flush, discard, length_bytes);
 }
 
 #[test]

@@ -219,9 +219,6 @@ struct Stops<'a> {
 }
 
 impl BlockDevice for Stops<'_> {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let left = self.writes_left.load(Ordering::Relaxed);
         self.writes_left.store(left.saturating_sub(1), Ordering::Relaxed);
@@ -232,18 +229,10 @@ impl BlockDevice for Stops<'_> {
             _ => self.device.write(offset_bytes, buffers),
         }
     }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
+    forward_to_device!(self => self.device; read, flush, discard, length_bytes);
 }
 
 /// Notes whether anything was written before the first flush.

@@ -4,9 +4,7 @@ use crate::{Request, Reservation, Space, SpaceError, Urgency};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::thread::{self, JoinHandle};
-use cairn_format::Generation;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 type Answer = Result<Reservation, SpaceError>;
@@ -101,25 +99,6 @@ fn stopping_wakes_all_who_wait() {
 
 #[test]
 fn sixteen_threads_leave_nothing_behind() {
-    let space = volume(16 << 20);
-    let generation = Arc::new(AtomicU64::new(2));
-    let cut = Arc::new(Mutex::new(Rank::TRANSACTION, ()));
-    let (committer, running, at_cut) = (Arc::downgrade(&space), Arc::clone(&generation), Arc::clone(&cut));
-    // Anybody may commit here, so commits themselves need an order.
-    let commits = Mutex::new(Rank::EXTENTS, ());
-    let gate = Gate::new(
-        |_| {},
-        move || {
-            let space = committer.upgrade().unwrap();
-            let _one_at_a_time = commits.lock();
-            let guard = at_cut.lock();
-            let generation = Generation(running.fetch_add(1, SeqCst));
-            space.snapshot(generation);
-            drop(guard);
-            space.unpin(generation);
-        },
-    );
-    started(&space, &gate);
-    let report = stress_with(&space, &generation, &cut);
+    let report = stress_with(started);
     assert!(report.tickets_waited > 0, "nobody ever had to wait: {report:?}");
 }

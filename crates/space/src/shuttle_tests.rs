@@ -2,19 +2,16 @@
 //!
 //! What every schedule must show: each waiter gets an answer (a lost wake-up would be a deadlock, which the checker
 //! reports), no ticket is decided twice (asserted where it happens), and no space is lost.
-use crate::{Reclaimer, Request, Space, Urgency};
+use crate::{Reclaimer, Request, Reservation, Space, Urgency};
 use cairn_environment::atomic::{AtomicBool, Ordering::SeqCst};
 use cairn_environment::lock::Mutex;
 use cairn_environment::simulation::schedules;
+use cairn_environment::thread::JoinHandle;
 use cairn_environment::{Rank, thread};
 use cairn_format::{BlockNumber, BlockRange, Generation, Geometry};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
-
-fn schedules_each() -> usize {
-    schedules(300)
-}
 
 struct Idle;
 
@@ -36,20 +33,46 @@ fn data(data_blocks: u64) -> Request {
     Request { data_blocks, nodes: 0 }
 }
 
-/// Waiters of all kinds compete for what a holder returns in parts, while reclaim fails some of them.
-fn compete(stop_early: bool) {
+/// A volume with reclaim, in which somebody holds everything but `free_blocks`.
+struct NearlyFull {
+    space: Arc<Space>,
+    held: Reservation,
+    available: u64,
+    _reclaimer: Arc<dyn Reclaimer>,
+}
+
+fn nearly_full(free_blocks: u64) -> NearlyFull {
     let space = volume();
     let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
     space.start(Arc::downgrade(&reclaimer));
     let available = space.report().available_blocks;
-    let held = space.try_reserve(data(available - 10), Urgency::Normal).unwrap();
+    let held = space.try_reserve(data(available - free_blocks), Urgency::Normal).unwrap();
+    NearlyFull { space, held, available, _reclaimer: reclaimer }
+}
+
+fn spawn<T: Send + 'static>(name: &str, space: &Arc<Space>, task: impl FnOnce(&Arc<Space>) -> T + Send + 'static) -> JoinHandle<T> {
+    let space = Arc::clone(space);
+    thread::spawn(name, move || task(&space))
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    shuttle::check_random(model, schedules(300));
+}
+
+/// Prefers a few threads over the others, and changes that at some points.
+fn check_adversely(model: impl Fn() + Send + Sync + 'static) {
+    shuttle::check_pct(model, schedules(300), 3);
+}
+
+/// Waiters of all kinds compete for what a holder returns in parts, while reclaim fails some of them.
+fn compete(stop_early: bool) {
+    let NearlyFull { space, held, available, _reclaimer } = nearly_full(10);
     let requests = [(40, Urgency::Normal), (15, Urgency::Normal), (5, Urgency::Normal), (700, Urgency::Removal)];
     let waiters: Vec<_> = requests
         .into_iter()
         .enumerate()
         .map(|(index, (blocks, urgency))| {
-            let space = Arc::clone(&space);
-            thread::spawn("waiter", move || {
+            spawn("waiter", &space, move |space| {
                 let reserved = if index == 1 {
                     space.reserve_timeout(data(blocks), urgency, Duration::from_micros(20))
                 } else {
@@ -77,41 +100,34 @@ fn compete(stop_early: bool) {
 
 #[test]
 fn every_waiter_gets_one_answer() {
-    shuttle::check_random(|| compete(false), schedules_each());
+    check(|| compete(false));
 }
 
 #[test]
 fn every_waiter_gets_one_answer_when_the_volume_stops() {
-    shuttle::check_random(|| compete(true), schedules_each());
+    check(|| compete(true));
 }
 
 #[test]
 fn every_waiter_gets_one_answer_under_adverse_priorities() {
-    shuttle::check_pct(|| compete(false), schedules_each(), 3);
+    check_adversely(|| compete(false));
 }
 
 #[test]
 fn a_returned_block_wakes_the_only_waiter() {
-    shuttle::check_random(
-        || {
-            let space = volume();
-            let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
-            space.start(Arc::downgrade(&reclaimer));
-            let held = space.try_reserve(data(space.report().available_blocks), Urgency::Normal).unwrap();
-            let other = Arc::clone(&space);
-            let returner = thread::spawn("returner", move || {
-                held.give_back(1, 0);
-                drop(held);
-            });
-            // It fits at once, or it waits and is granted, or reclaim found the holder too slow; it never hangs.
-            let reserved = other.reserve(data(1), Urgency::Normal);
-            returner.join().unwrap();
-            drop(reserved);
-            space.stop();
-            assert_eq!(space.report().reserved_data, 0);
-        },
-        schedules_each(),
-    );
+    check(|| {
+        let NearlyFull { space, held, available: _, _reclaimer } = nearly_full(0);
+        let returner = thread::spawn("returner", move || {
+            held.give_back(1, 0);
+            drop(held);
+        });
+        // It fits at once, or it waits and is granted, or reclaim found the holder too slow; it never hangs.
+        let reserved = space.reserve(data(1), Urgency::Normal);
+        returner.join().unwrap();
+        drop(reserved);
+        space.stop();
+        assert_eq!(space.report().reserved_data, 0);
+    });
 }
 
 /// The first waits, or it was decided already.
@@ -124,74 +140,50 @@ fn until_waiting_or_decided(space: &Space) {
 /// A large request that can't be served fails, and the small one behind it lives.
 #[test]
 fn a_small_request_outlives_a_large_one_that_fails() {
-    shuttle::check_random(
-        || {
-            let space = volume();
-            let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
-            space.start(Arc::downgrade(&reclaimer));
-            let available = space.report().available_blocks;
-            let held = space.try_reserve(data(available - 10), Urgency::Normal).unwrap();
-            let reserver = |blocks: u64| {
-                let space = Arc::clone(&space);
-                thread::spawn("waiter", move || space.reserve(data(blocks), Urgency::Normal).map(drop).is_ok())
-            };
-            let large = reserver(50);
-            until_waiting_or_decided(&space);
-            let small = reserver(5);
-            assert!(!large.join().unwrap(), "nobody returns so much");
-            assert!(small.join().unwrap(), "it fits");
-            drop(held);
-            space.stop();
-        },
-        schedules_each(),
-    );
+    check(|| {
+        let NearlyFull { space, held, available: _, _reclaimer } = nearly_full(10);
+        let reserver = |blocks: u64| spawn("waiter", &space, move |space| space.reserve(data(blocks), Urgency::Normal).map(drop).is_ok());
+        let large = reserver(50);
+        until_waiting_or_decided(&space);
+        let small = reserver(5);
+        assert!(!large.join().unwrap(), "nobody returns so much");
+        assert!(small.join().unwrap(), "it fits");
+        drop(held);
+        space.stop();
+    });
 }
 
 /// Who comes while somebody waits gets nothing, although it would fit.
 #[test]
 fn nobody_barges() {
-    shuttle::check_random(
-        || {
-            let space = volume();
-            let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
-            space.start(Arc::downgrade(&reclaimer));
-            let available = space.report().available_blocks;
-            let held = space.try_reserve(data(available - 10), Urgency::Normal).unwrap();
-            let first_is_served = Arc::new(AtomicBool::new(false));
-            let first = {
-                let (space, served) = (Arc::clone(&space), Arc::clone(&first_is_served));
-                thread::spawn("first", move || {
-                    let reserved = space.reserve(data(15), Urgency::Normal);
-                    served.store(true, SeqCst);
-                    reserved
-                })
-            };
-            let newcomer = {
-                let space = Arc::clone(&space);
-                thread::spawn("newcomer", move || {
-                    while space.report().tickets_waiting == 0 && !first_is_served.load(SeqCst) {
-                        thread::yield_now();
-                    }
-                    let reserved: Vec<bool> = (0..3).map(|_| space.try_reserve(data(5), Urgency::Normal).is_ok()).collect();
-                    // Once the first has failed, it waits no longer.
-                    reserved.contains(&true) && space.report().tickets_failed == 0
-                })
-            };
-            let returner = thread::spawn("returner", move || {
-                held.give_back(5, 0);
-                held
-            });
-            let barged = newcomer.join().unwrap();
-            assert!(!barged, "what the first waits for went to another");
-            drop(first.join().unwrap());
-            drop(returner.join().unwrap());
-            space.stop();
-        },
-        schedules_each(),
-    );
+    check(|| {
+        let NearlyFull { space, held, available: _, _reclaimer } = nearly_full(10);
+        let first_is_served = Arc::new(AtomicBool::new(false));
+        let served = Arc::clone(&first_is_served);
+        let first = spawn("first", &space, move |space| {
+            let reserved = space.reserve(data(15), Urgency::Normal);
+            served.store(true, SeqCst);
+            reserved
+        });
+        let newcomer = spawn("newcomer", &space, move |space| {
+            while space.report().tickets_waiting == 0 && !first_is_served.load(SeqCst) {
+                thread::yield_now();
+            }
+            let reserved: Vec<bool> = (0..3).map(|_| space.try_reserve(data(5), Urgency::Normal).is_ok()).collect();
+            // Once the first has failed, it waits no longer.
+            reserved.contains(&true) && space.report().tickets_failed == 0
+        });
+        let returner = thread::spawn("returner", move || {
+            held.give_back(5, 0);
+            held
+        });
+        let barged = newcomer.join().unwrap();
+        assert!(!barged, "what the first waits for went to another");
+        drop(first.join().unwrap());
+        drop(returner.join().unwrap());
+        space.stop();
+    });
 }
-
-type Task = Box<dyn FnOnce(&Arc<Space>) + Send>;
 
 /// Of two transactions one is unpinned while the other frees blocks: each block is free once, and none too early.
 #[test]
@@ -209,10 +201,6 @@ fn unpinning_frees_each_block_once() {
         let (old, young) = (BlockRange::new(start, 8), BlockRange::new(BlockNumber(start.0 + 8), 8));
         space.free(old, Generation(2)).unwrap();
         let owned: Arc<Mutex<HashSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, (young.start.0..young.end().0).collect()));
-        let spawn = |task: Task| {
-            let space = Arc::clone(&space);
-            thread::spawn("model", move || task(&space))
-        };
         let take = |tries: u64| {
             let owned = Arc::clone(&owned);
             move |space: &Arc<Space>| {
@@ -228,10 +216,10 @@ fn unpinning_frees_each_block_once() {
             }
         };
         let threads = vec![
-            spawn(Box::new(|space| space.unpin(Generation(2)))),
-            spawn(Box::new(move |space| space.free(young, Generation(3)).unwrap())),
-            spawn(Box::new(take(3))),
-            spawn(Box::new(take(3))),
+            spawn("unpinner", &space, |space| space.unpin(Generation(2))),
+            spawn("remover", &space, move |space| space.free(young, Generation(3)).unwrap()),
+            spawn("taker", &space, take(3)),
+            spawn("taker", &space, take(3)),
         ];
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         take(8)(&space);
@@ -240,6 +228,6 @@ fn unpinning_frees_each_block_once() {
         space.unpin(Generation(3));
         assert_eq!(space.report().available_blocks, 8);
     };
-    shuttle::check_random(model, schedules_each());
-    shuttle::check_pct(model, schedules_each(), 3);
+    check(model);
+    check_adversely(model);
 }

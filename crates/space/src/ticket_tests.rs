@@ -526,15 +526,24 @@ fn stress(space: &Arc<Space>, generation: &AtomicU64, cut: &Mutex<()>, seed: u64
 
 #[test]
 fn sixteen_threads_leave_nothing_behind() {
+    let report = stress_with(started);
+    assert!(report.tickets_granted > 0, "nobody ever had to wait: {report:?}");
+}
+
+/// Sixteen threads at once on a volume that `start` starts; then it stops and must be as new.
+pub(crate) fn stress_with(start: fn(&Arc<Space>, &Arc<Gate>)) -> SpaceReport {
     let space = volume(16 << 20);
     let generation = Arc::new(AtomicU64::new(2));
     // Stands for "no operation is joined at the cut".
     let cut = Arc::new(Mutex::new(Rank::TRANSACTION, ()));
     let (committer, running, at_cut) = (Arc::downgrade(&space), Arc::clone(&generation), Arc::clone(&cut));
+    // Where anybody may commit, commits themselves need an order.
+    let commits = Mutex::new(Rank::EXTENTS, ());
     let gate = Gate::new(
         |_| {},
         move || {
             let space = committer.upgrade().unwrap();
+            let _one_at_a_time = commits.lock();
             let guard = at_cut.lock();
             let generation = Generation(running.fetch_add(1, SeqCst));
             space.snapshot(generation);
@@ -542,16 +551,10 @@ fn sixteen_threads_leave_nothing_behind() {
             space.unpin(generation);
         },
     );
-    started(&space, &gate);
-    let report = stress_with(&space, &generation, &cut);
-    assert!(report.tickets_granted > 0, "nobody ever had to wait: {report:?}");
-}
-
-/// Sixteen threads at once; then the volume stops and must be as new.
-pub(crate) fn stress_with(space: &Arc<Space>, generation: &Arc<AtomicU64>, cut: &Arc<Mutex<()>>) -> SpaceReport {
+    start(&space, &gate);
     let threads: Vec<_> = (0..16)
         .map(|seed| {
-            let (space, generation, cut) = (Arc::clone(space), Arc::clone(generation), Arc::clone(cut));
+            let (space, generation, cut) = (Arc::clone(&space), Arc::clone(&generation), Arc::clone(&cut));
             thread::spawn("stress", move || stress(&space, &generation, &cut, seed))
         })
         .collect();

@@ -3,7 +3,7 @@
 //! Everything acknowledged must be there after any of it, from both members and from each of them alone.
 //! `CAIRN_SEED` repeats a run.
 use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
-use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
@@ -14,7 +14,6 @@ use cairn_torture::{number_from_environment, seed_from_environment};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 const MEMBER_BYTES: u64 = 25 << 20;
@@ -68,10 +67,6 @@ struct Tap {
 }
 
 impl BlockDevice for Tap {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.disk.read(offset_bytes, buffer)
-    }
-
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.recorder.perhaps_crash();
         self.disk.write(offset_bytes, buffers)
@@ -84,17 +79,7 @@ impl BlockDevice for Tap {
         Ok(())
     }
 
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.disk.discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        self.disk.length_bytes()
-    }
-
-    fn flush_time(&self) -> Duration {
-        self.disk.flush_time()
-    }
+    forward_to_device!(self => self.disk; read, discard, length_bytes, flush_time);
 }
 
 fn disks() -> [Disk; 2] {

@@ -76,13 +76,13 @@ impl Wanted {
             Source::Percent => report.figures.iter().find(|figure| figure.unit == "%").map(|figure| figure.value),
             Source::Latency(name, quantile) => {
                 let operation = report.operations.iter().find(|operation| operation.name == name)?;
-                Some(match quantile {
-                    Quantile::Average => operation.average_us,
+                match quantile {
+                    Quantile::Average => Some(operation.average_us),
                     Quantile::P50 => operation.p50_us,
                     Quantile::P90 => operation.p90_us,
                     Quantile::P99 => operation.p99_us,
-                    Quantile::Max => operation.max_us,
-                })
+                    Quantile::Max => Some(operation.max_us),
+                }
             }
             Source::Longest => report.operations.iter().map(|operation| operation.max_us / 1e3).reduce(f64::max),
             Source::CpuPerOperation => Some(report.cpu_seconds * 1e6 / operations),

@@ -27,15 +27,16 @@ fn less(name: impl Into<String>, value: f64, unit: &str) -> PeerFigure {
 
 fn unknown_latency(name: &str, count: u64) -> OperationSummary {
     let name = name.to_owned();
-    OperationSummary { name, count, average_us: 0.0, p50_us: 0.0, p90_us: 0.0, p99_us: 0.0, p999_us: 0.0, max_us: 0.0 }
+    OperationSummary { name, count, average_us: 0.0, p50_us: None, p90_us: None, p99_us: None, p999_us: None, max_us: 0.0 }
 }
 
 /// Median, 99 % and maximum of the operation that a load is about.
 fn tails(latencies: &[OperationSummary], name: &str) -> Vec<PeerFigure> {
     let Some(operation) = latencies.iter().find(|operation| operation.name == name) else { return Vec::new() };
-    [("p50", operation.p50_us), ("p99", operation.p99_us), ("max", operation.max_us)]
-        .map(|(quantile, value_us)| less(format!("{name} {quantile}"), value_us / 1e3, "ms"))
-        .into()
+    [("p50", operation.p50_us), ("p99", operation.p99_us), ("max", Some(operation.max_us))]
+        .into_iter()
+        .filter_map(|(quantile, value_us)| Some(less(format!("{name} {quantile}"), value_us? / 1e3, "ms")))
+        .collect()
 }
 
 /// Of a load of this program.
@@ -116,17 +117,17 @@ pub fn of_fio(output: &str) -> Option<Understood> {
     let completed = write.get("total_ios")?.as_u64()?;
     let latencies_of = |name: &str, times: Option<&serde_json::Value>| {
         let times = times?;
-        let us = |value: Option<&serde_json::Value>| value.and_then(serde_json::Value::as_f64).unwrap_or(0.0) / 1e3;
+        let us = |value: Option<&serde_json::Value>| Some(value?.as_f64()? / 1e3);
         let percentile = |key: &str| us(times.get("percentile").and_then(|percentiles| percentiles.get(key)));
         Some(OperationSummary {
             name: name.into(),
             count: times.get("N")?.as_u64()?,
-            average_us: us(times.get("mean")),
+            average_us: us(times.get("mean"))?,
             p50_us: percentile("50.000000"),
             p90_us: percentile("90.000000"),
             p99_us: percentile("99.000000"),
             p999_us: percentile("99.900000"),
-            max_us: us(times.get("max")),
+            max_us: us(times.get("max"))?,
         })
     };
     let write_times = latencies_of("write", write.get("clat_ns"));
@@ -163,6 +164,7 @@ mod tests {
         assert_eq!((understood.value, understood.completed), (519.026, 15));
         assert_eq!(figures(&understood), [("maximum latency", 65.841, true)]);
         assert_eq!((understood.latencies[0].name.as_str(), understood.latencies[0].max_us), ("NTCreateX", 28_092.0));
+        assert_eq!(understood.latencies[0].p99_us, None, "dbench tells none");
         assert_eq!(of_dbench("nothing"), None);
     }
 

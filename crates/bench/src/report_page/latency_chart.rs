@@ -4,7 +4,7 @@ use super::palette;
 use super::scale::LogScale;
 use crate::ab::median;
 use crate::report::OperationSummary;
-use crate::table::microseconds;
+use crate::table::known_microseconds;
 
 const HEIGHT: f64 = 190.0;
 const PADDING: f64 = 10.0;
@@ -18,35 +18,39 @@ pub struct Curve {
     pub label: String,
     pub place: usize,
     pub count: u64,
-    pub average_us: f64,
-    /// For each of the points; 0 where it is not known.
-    pub latencies_us: [f64; POINTS.len()],
+    pub average_us: Option<f64>,
+    /// For each of the points, where it is known.
+    pub latencies_us: [Option<f64>; POINTS.len()],
 }
 
 impl Curve {
     /// The medians over the rounds, each of which has one summary.
     pub fn new(label: String, place: usize, rounds: &[&OperationSummary]) -> Option<Self> {
-        let middle = |of: fn(&OperationSummary) -> f64| median(rounds.iter().map(|round| of(round)).filter(|value| *value > 0.0));
+        // Older results have a zero for what nobody told.
+        let middle = |of: fn(&OperationSummary) -> Option<f64>| {
+            let known: Vec<f64> = rounds.iter().filter_map(|round| of(round)).filter(|value| *value > 0.0).collect();
+            (!known.is_empty()).then(|| median(known))
+        };
         let latencies_us = [
             middle(|round| round.p50_us),
             middle(|round| round.p90_us),
             middle(|round| round.p99_us),
             middle(|round| round.p999_us),
-            middle(|round| round.max_us),
+            middle(|round| Some(round.max_us)),
         ];
         let count = rounds.iter().map(|round| round.count).sum();
-        let known = latencies_us.iter().any(|latency| *latency > 0.0);
-        known.then(|| Self { label, place, count, average_us: middle(|round| round.average_us), latencies_us })
+        let known = latencies_us.iter().any(Option::is_some);
+        known.then(|| Self { label, place, count, average_us: middle(|round| Some(round.average_us)), latencies_us })
     }
 
     fn points(&self) -> impl Iterator<Item = (usize, f64)> {
-        self.latencies_us.into_iter().enumerate().filter(|(_, latency)| *latency > 0.0)
+        self.latencies_us.into_iter().enumerate().filter_map(|(point, latency_us)| Some((point, latency_us?)))
     }
 }
 
 /// Draws the curves and their numbers.
 pub fn draw(html: &mut Html, title: &str, curves: &[Curve]) {
-    let Some(scale) = LogScale::over(curves.iter().flat_map(|curve| curve.latencies_us), BASE, 1) else { return };
+    let Some(scale) = LogScale::over(curves.iter().flat_map(|curve| curve.latencies_us).flatten(), BASE, 1) else { return };
     let y = |latency_us: f64| PADDING + (HEIGHT - 2.0 * PADDING) * (1.0 - scale.percent(latency_us) / 100.0);
     let ticks = scale.ticks(BASE, TICKS_MAX);
     html.leaf("h4", &[], title);
@@ -108,8 +112,8 @@ fn numbers(html: &mut Html, curves: &[Curve]) {
     let rows: Vec<Vec<String>> = curves
         .iter()
         .map(|curve| {
-            let latencies = curve.latencies_us.iter().map(|&latency| if latency > 0.0 { microseconds(latency) } else { "-".into() });
-            [curve.label.clone(), curve.count.to_string(), microseconds(curve.average_us)].into_iter().chain(latencies).collect()
+            let latencies = [curve.average_us].into_iter().chain(curve.latencies_us).map(known_microseconds);
+            [curve.label.clone(), curve.count.to_string()].into_iter().chain(latencies).collect()
         })
         .collect();
     html.element("details", &[], |html| {

@@ -2,8 +2,8 @@
 use super::results::{Content, Results};
 use super::sections::comparison_cells;
 use crate::ab::Comparison;
-use crate::report::Report;
-use crate::table::{markdown_table, microseconds, number};
+use crate::report::{OperationSummary, Report};
+use crate::table::{markdown_table, number};
 
 /// The figures of a mechanism off and on, one table for all loads.
 pub fn comparison_table(comparison: &Comparison) -> String {
@@ -20,11 +20,7 @@ pub fn comparison_table(comparison: &Comparison) -> String {
 
 fn run_table(report: &Report) -> String {
     let headings = ["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned);
-    let rows = report.operations.iter().map(|operation| {
-        let times = [operation.average_us, operation.p50_us, operation.p90_us, operation.p99_us, operation.p999_us, operation.max_us];
-        [operation.name.clone(), operation.count.to_string()].into_iter().chain(times.map(microseconds)).collect()
-    });
-    markdown_table(&headings, &rows.collect::<Vec<Vec<String>>>())
+    markdown_table(&headings, &report.operations.iter().map(OperationSummary::cells).collect::<Vec<_>>())
 }
 
 /// All results, each with what it was measured on in a line before its table.

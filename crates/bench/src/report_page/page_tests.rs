@@ -24,10 +24,10 @@ fn operation(name: &str, factor: f64) -> OperationSummary {
         name: name.into(),
         count: 1000,
         average_us: us(150.0),
-        p50_us: us(120.0),
-        p90_us: us(240.0),
-        p99_us: us(900.0),
-        p999_us: us(4000.0),
+        p50_us: Some(us(120.0)),
+        p90_us: Some(us(240.0)),
+        p99_us: Some(us(900.0)),
+        p999_us: Some(us(4000.0)),
         max_us: us(20_000.0),
     }
 }

@@ -55,7 +55,7 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     })?;
     let summaries = measured.recorder.summaries();
     let find = |name: &str| summaries.iter().find(|summary| summary.name == name);
-    let p99_us = |name: &str| find(name).map_or(0.0, |summary| summary.p99_us);
+    let p99_us = |name: &str| find(name).and_then(|summary| summary.p99_us).unwrap_or(0.0);
     let (quiet_us, beside_us) = (p99_us(QUIET), p99_us(BESIDE));
     let completed = find(QUIET).map_or(0, |summary| summary.count);
     let ratio = if quiet_us > 0.0 { beside_us / quiet_us } else { 0.0 };

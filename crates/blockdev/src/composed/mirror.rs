@@ -13,6 +13,7 @@ use super::members::{Access, Candidate, Members};
 use crate::aligned::AlignedBuffer;
 use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
 use crate::error::{DeviceError, Operation};
+use crate::forward_to_device;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::RwLock;
@@ -274,35 +275,5 @@ impl BlockDevice for CopyFirst<'_> {
         self.device.read_copy(self.copy, offset_bytes, buffer)
     }
 
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.device.write(offset_bytes, buffers)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.device.flush()
-    }
-
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
-
-    fn flush_time(&self) -> Duration {
-        self.device.flush_time()
-    }
-
-    fn copies(&self) -> usize {
-        self.device.copies()
-    }
-
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read_copy(copy, offset_bytes, buffer)
-    }
-
-    fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
-        self.device.repair(offset_bytes, good)
-    }
+    forward_to_device!(self => self.device; write, flush, discard, length_bytes, flush_time, copies, read_copy, repair);
 }

@@ -17,9 +17,9 @@ use super::mirror::Mirror;
 use crate::aligned::AlignedBuffer;
 use crate::device::{BLOCK_BYTES, BlockDevice};
 use crate::error::DeviceError;
+use crate::forward_to_device;
 use cairn_environment::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
 
 const CHUNK_BYTES: u64 = 1 << 20;
 /// What may have to be copied again after an interruption.
@@ -234,22 +234,6 @@ impl BlockDevice for RebuildView<'_> {
         self.rebuild.mirror.write(offset_bytes, buffers)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.rebuild.target.flush()
-    }
-
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.rebuild.mirror.discard(offset_bytes, length_bytes)
-    }
-
-    fn length_bytes(&self) -> u64 {
-        self.rebuild.mirror.length_bytes()
-    }
-
-    fn flush_time(&self) -> Duration {
-        self.rebuild.target.flush_time()
-    }
-
     fn copies(&self) -> usize {
         1 + self.rebuild.mirror.copies()
     }
@@ -268,4 +252,7 @@ impl BlockDevice for RebuildView<'_> {
         }
         self.rebuild.mirror.repair(offset_bytes, good)
     }
+
+    forward_to_device!(self => self.rebuild.target; flush, flush_time);
+    forward_to_device!(self => self.rebuild.mirror; discard, length_bytes);
 }

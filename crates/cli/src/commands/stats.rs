@@ -8,6 +8,9 @@ use cairn_engine::{FsyncStage, Statistics};
 use serde::Deserialize;
 use serde_json::Value;
 
+/// What everything else is about, when it is known.
+const HEAD: [&str; 3] = ["volume", "label", "failure"];
+
 /// Show the statistics of a mounted volume, or the superblock of one that is not mounted.
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -46,26 +49,39 @@ fn show_superblocks(arguments: &Arguments) -> anyhow::Result<()> {
     output::print(&superblocks, arguments.json)
 }
 
-/// The counters one per line, what follows from them, and the stages of the fsyncs.
+/// Which volume this is, and whether it has failed; the stages of the fsyncs; what follows from the counters, and the counters
+/// themselves, one per line.
 fn readable(value: &Value) -> anyhow::Result<String> {
     let statistics = Statistics::deserialize(value).context("the server is of another version")?;
     let mut counters = value.clone();
+    let mut head = Vec::new();
     if let Some(fields) = counters.as_object_mut() {
         fields.remove("fsync_stages");
+        for name in HEAD {
+            match fields.remove(name) {
+                Some(Value::String(text)) if !text.is_empty() => head.push(format!("{name}: {text}")),
+                _ => {}
+            }
+        }
     }
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> =
+        engine_figures::ratios(value).iter().map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value)).collect();
     flatten("", &counters, &mut lines);
-    lines.extend(engine_figures::ratios(value).iter().map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value)));
-    if !statistics.fsync_stages.is_empty() {
-        lines.push(String::new());
-        lines.push(format!("{:<18}{:>12}{:>12}{:>12}{:>12}{:>12}", "fsync stage, µs", "count", "mean", "p50", "p99", "max"));
-        let row = |stage: &FsyncStage| {
-            let FsyncStage { stage, count, mean_us, p50_us, p99_us, max_us, .. } = stage;
-            format!("{stage:<18}{count:>12}{mean_us:>12.1}{p50_us:>12.1}{p99_us:>12.1}{max_us:>12.1}")
-        };
-        lines.extend(statistics.fsync_stages.iter().map(row));
+    let sections = [head, stage_lines(&statistics.fsync_stages), lines];
+    let shown = sections.iter().filter(|section| !section.is_empty()).map(|section| section.join("\n"));
+    Ok(shown.collect::<Vec<_>>().join("\n\n"))
+}
+
+fn stage_lines(stages: &[FsyncStage]) -> Vec<String> {
+    if stages.is_empty() {
+        return Vec::new();
     }
-    Ok(lines.join("\n"))
+    let row = |stage: &FsyncStage| {
+        let FsyncStage { stage, count, mean_us, p50_us, p99_us, max_us, .. } = stage;
+        format!("{stage:<18}{count:>12}{mean_us:>12.1}{p50_us:>12.1}{p99_us:>12.1}{max_us:>12.1}")
+    };
+    let headings = format!("{:<18}{:>12}{:>12}{:>12}{:>12}{:>12}", "fsync stage, µs", "count", "mean", "p50", "p99", "max");
+    [headings].into_iter().chain(stages.iter().map(row)).collect()
 }
 
 /// One line `group.name: value` for each number and text in `value`.
@@ -94,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_follow_and_stages_stand_below_the_counters() {
+    fn the_volume_and_the_stages_stand_above_the_counters() {
         let stage = FsyncStage {
             stage: "flush".into(),
             count: 40,
@@ -105,6 +121,8 @@ mod tests {
             buckets: vec![(130, 40)],
         };
         let statistics = Statistics {
+            volume: "1234".into(),
+            failure: Some("the log cannot be written".into()),
             fsyncs_grouped: 40,
             log_flushes: 10,
             checkpoints: 8,
@@ -114,10 +132,13 @@ mod tests {
             ..Statistics::default()
         };
         let text = readable(&serde_json::to_value(&statistics).unwrap()).unwrap();
+        let sections: Vec<&str> = text.split("\n\n").collect();
+        assert_eq!(sections[0], "volume: 1234\nfailure: the log cannot be written");
         for line in ["log_flushes: 10", "fsyncs_per_log_flush: 4.00", "bytes_per_checkpoint: 6144.00", "bytes_logged_per_fsync: 400.00"] {
-            assert!(text.lines().any(|shown| shown == line), "{line} is not in {text}");
+            assert!(sections[2].lines().any(|shown| shown == line), "{line} is not in {text}");
         }
-        let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(sections.len(), 3, "{text}");
+        let words: Vec<_> = sections[1].lines().last().unwrap().split_whitespace().collect();
         assert_eq!(words, ["flush", "40", "140.2", "130.0", "300.0", "1234.5"]);
         assert!(!text.contains("fsync_stages"), "{text}");
         // An older server says less.

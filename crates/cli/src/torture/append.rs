@@ -83,15 +83,6 @@ impl Worker for Append {
         Ok(())
     }
 
-    fn memory(&self) -> io::Result<String> {
-        memory::of(self)
-    }
-
-    fn recall(&mut self, text: &str) -> Result<(), Problem> {
-        *self = memory::from(text)?;
-        Ok(())
-    }
-
     fn acknowledgements(&self) -> u64 {
         self.syncs
     }

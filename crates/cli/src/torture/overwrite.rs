@@ -26,6 +26,7 @@ pub struct Overwrite {
     #[serde(skip, default = "memory::fresh")]
     random: Seeded,
     exists: bool,
+    #[serde(deserialize_with = "memory::past_lost_versions")]
     version: u64,
     blocks: Vec<Block>,
     /// Acknowledgements so far.
@@ -91,16 +92,6 @@ impl Worker for Overwrite {
             self.syncs += 1;
             journal.record(self)?;
         }
-        Ok(())
-    }
-
-    fn memory(&self) -> io::Result<String> {
-        memory::of(self)
-    }
-
-    fn recall(&mut self, text: &str) -> Result<(), Problem> {
-        *self = memory::from(text)?;
-        self.version += memory::LOST_VERSIONS_MAX;
         Ok(())
     }
 

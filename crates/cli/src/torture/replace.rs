@@ -25,6 +25,7 @@ pub struct Replace {
     seed: u64,
     #[serde(skip, default = "memory::fresh")]
     random: Seeded,
+    #[serde(deserialize_with = "memory::past_lost_versions")]
     version: u64,
     names: Vec<Name>,
     /// Acknowledgements so far.
@@ -82,16 +83,6 @@ impl Worker for Replace {
             }
             journal.record(self)?;
         }
-        Ok(())
-    }
-
-    fn memory(&self) -> io::Result<String> {
-        memory::of(self)
-    }
-
-    fn recall(&mut self, text: &str) -> Result<(), Problem> {
-        *self = memory::from(text)?;
-        self.version += memory::LOST_VERSIONS_MAX;
         Ok(())
     }
 

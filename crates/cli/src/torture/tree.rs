@@ -32,6 +32,7 @@ pub struct Tree {
     identity: u64,
     #[serde(skip, default = "memory::fresh")]
     random: Seeded,
+    #[serde(deserialize_with = "memory::past_lost_versions")]
     version: u64,
     /// The acknowledged state, then the state after each operation since. Never empty.
     states: Vec<State>,
@@ -198,16 +199,6 @@ impl Worker for Tree {
             self.syncs += 1;
             journal.record(self)?;
         }
-        Ok(())
-    }
-
-    fn memory(&self) -> io::Result<String> {
-        memory::of(self)
-    }
-
-    fn recall(&mut self, text: &str) -> Result<(), Problem> {
-        *self = memory::from(text)?;
-        self.version += memory::LOST_VERSIONS_MAX;
         Ok(())
     }
 

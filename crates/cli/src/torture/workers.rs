@@ -3,6 +3,7 @@
 //! A worker's folder is its own; nothing is shared between threads but the flag that says that errors are expected from now on.
 //! Memories live outside the volume; those of a virtual machine's guest, in its journal.
 use super::append::Append;
+use super::memory::Memory;
 use super::overwrite::Overwrite;
 use super::pattern;
 use super::replace::Replace;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub type Problem = String;
 
 /// A pattern of use, with its memory of what was acknowledged.
-pub trait Worker: Send {
+pub trait Worker: Memory + Send {
     /// Works below `folder` until an error comes, or `stop` is set. `journal` is told before each change that a crash may
     /// leave, and after each acknowledgement.
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()>;
@@ -27,10 +28,6 @@ pub trait Worker: Send {
     /// Compares the folder with what is remembered, takes what it finds as the new state, and tidies up for the next
     /// round.
     fn check(&mut self, folder: &Path) -> Result<(), Problem>;
-    /// All that is remembered.
-    fn memory(&self) -> io::Result<String>;
-    /// Remembers `text`, and nothing else; a power cut may have come after.
-    fn recall(&mut self, text: &str) -> Result<(), Problem>;
 }
 
 /// Keeps what a worker remembers where a power cut does not reach.

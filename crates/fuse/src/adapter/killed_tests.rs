@@ -1,7 +1,7 @@
 //! A program that is killed while it waits for space on a real mount: it ends at once, and nothing is left behind.
 use crate::mount;
 use crate::tiny_file_system::options_of_tests;
-use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, forward_to_device};
 use cairn_engine::{AllocateMode, Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::Rank;
 use cairn_environment::clock;
@@ -29,12 +29,6 @@ impl Gated {
 }
 
 impl BlockDevice for Gated {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(offset_bytes, buffer)
-    }
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.device.write(offset_bytes, buffers)
-    }
     fn flush(&self) -> Result<(), DeviceError> {
         let mut shut = self.shut.lock();
         while *shut {
@@ -43,15 +37,10 @@ impl BlockDevice for Gated {
         drop(shut);
         self.device.flush()
     }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.device.length_bytes()
-    }
     fn flush_time(&self) -> Duration {
         Duration::ZERO
     }
+    forward_to_device!(self => self.device; read, write, discard, length_bytes);
 }
 
 fn create(volume: &Volume, name: &[u8]) -> InodeNumber {

@@ -2,10 +2,9 @@
 use super::run::{run, run_on};
 use super::shrink::shrink;
 use super::{Case, Options, simulate};
-use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
 
 #[test]
 fn a_case_prints_as_it_is_read() {
@@ -45,24 +44,10 @@ fn runs_of_many_seeds_are_right() {
 struct Forgetful(Arc<SimulatedDevice>);
 
 impl BlockDevice for Forgetful {
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.0.read(offset_bytes, buffer)
-    }
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.0.write(offset_bytes, buffers)
-    }
     fn flush(&self) -> Result<(), DeviceError> {
         Ok(())
     }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        self.0.discard(offset_bytes, length_bytes)
-    }
-    fn length_bytes(&self) -> u64 {
-        self.0.length_bytes()
-    }
-    fn flush_time(&self) -> Duration {
-        self.0.flush_time()
-    }
+    forward_to_device!(self => self.0; read, write, discard, length_bytes, flush_time);
 }
 
 #[test]
