@@ -30,6 +30,7 @@ pub mod simulation;
 pub mod snapshot;
 pub mod survivors;
 pub mod systematic;
+pub mod uneven;
 pub mod verdict;
 pub mod watchdog;
 pub mod workload;

@@ -3,15 +3,20 @@
 //!
 //! Several files are written and fsynced at the same time, so that their data travels with groups; writes of a set complete in
 //! an order of their own. Which request is the n-th differs a little from run to run; all of them have their turn.
+//!
+//! A device tells one of its callers of a failure. So once more with a thread that commits all the time, on a device that takes
+//! as long as it likes, before it has done something and after: between the failure and the moment at which somebody hears of
+//! it, others write, flush and acknowledge.
 use cairn_blockdev::simulated::Request;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, InodeNumber, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
-use cairn_environment::thread;
+use cairn_environment::{clock, thread};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use cairn_torture::contents::{Tag, pattern};
 use cairn_torture::files::{NEW_FILE, create, format, read_all, read_named};
+use cairn_torture::uneven::Uneven;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,6 +94,25 @@ impl File {
     }
 }
 
+/// Who works on the volume.
+#[derive(Clone, Copy, Debug)]
+struct Company {
+    clients: u8,
+    /// Somebody commits all the time, and the device is [`Uneven`].
+    committer: bool,
+}
+
+/// Commits until it is told to stop, or can't; returns the error.
+fn commit_all_the_time(volume: &Volume, stop: &AtomicBool) -> Option<Error> {
+    while !stop.load(Ordering::SeqCst) {
+        if let Err(error) = volume.commit() {
+            return Some(error);
+        }
+        clock::sleep(Duration::from_micros(100));
+    }
+    None
+}
+
 fn client(volume: &Volume, number: u8) -> Option<File> {
     let name = format!("file {number}").into_bytes();
     let inode = create(volume, &name, b"").ok()?;
@@ -105,17 +129,26 @@ fn client(volume: &Volume, number: u8) -> Option<File> {
     Some(file)
 }
 
+/// What has failed.
+#[derive(Default)]
+struct Happened {
+    any: AtomicBool,
+    /// Something else than a discard, which is only a hint: if all that follows fails as well, somebody must be told.
+    matters: AtomicBool,
+}
+
 /// Has the requests fail; says whether one did.
-fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<AtomicBool> {
-    let happened = Arc::new(AtomicBool::new(false));
-    let (flag, mut seen) = (Arc::clone(&happened), 0);
+fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<Happened> {
+    let happened = Arc::new(Happened::default());
+    let (flags, mut seen) = (Arc::clone(&happened), 0);
     let predicate = move |request: &Request| {
         if request.operation == Operation::Read {
             return false;
         }
         seen += 1;
         let fails = seen > fault.after && (fault.lasting || seen == fault.after + 1);
-        flag.fetch_or(fails, Ordering::SeqCst);
+        flags.any.fetch_or(fails, Ordering::SeqCst);
+        flags.matters.fetch_or(fails && request.operation != Operation::Discard, Ordering::SeqCst);
         fails
     };
     if fault.no_space {
@@ -181,14 +214,14 @@ struct Seen {
     reported: bool,
 }
 
-fn one_run(fault: Fault, clients: u8, random: &mut Seeded) -> Result<Seen, String> {
-    let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
-    format(&*device, LOG_BYTES)?;
-    let options = VolumeOptions { background: false, discard: true, ..VolumeOptions::default() };
-    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options).map_err(|error| error.to_string())?;
-    device.set_delay(Operation::Flush, Duration::from_micros(if clients > 1 { 200 } else { 0 }));
-    let happened = plan(&device, fault);
-    let threads: Vec<_> = (0..clients)
+/// What all clients did, and the committer's error.
+fn work(volume: &Volume, company: Company) -> Result<(Vec<File>, Option<Error>), String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let committer = company.committer.then(|| {
+        let (volume, stop) = (volume.clone(), stop.clone());
+        thread::spawn("committer", move || commit_all_the_time(&volume, &stop))
+    });
+    let threads: Vec<_> = (0..company.clients)
         .map(|number| {
             let volume = volume.clone();
             thread::spawn("client", move || client(&volume, number))
@@ -198,8 +231,25 @@ fn one_run(fault: Fault, clients: u8, random: &mut Seeded) -> Result<Seen, Strin
     for thread in threads {
         files.extend(thread.join().map_err(|_| "a client panicked")?);
     }
-    let reported = files.iter().any(|file| !file.errors.is_empty()) || files.len() < usize::from(clients);
-    let seen = Seen { happened: happened.load(Ordering::SeqCst), stopped: volume.statistics().failure.is_some(), reported };
+    stop.store(true, Ordering::SeqCst);
+    let Some(committer) = committer else { return Ok((files, None)) };
+    let error = committer.join().map_err(|_| "the committer panicked")?;
+    // The volume may be committing by itself; this one waits for that.
+    Ok((files, error.or_else(|| volume.commit().err())))
+}
+
+fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, String> {
+    let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+    format(&*device, LOG_BYTES)?;
+    let options = VolumeOptions { background: false, discard: true, ..VolumeOptions::default() };
+    let used: Arc<dyn BlockDevice> =
+        if company.committer { Uneven::new(device.clone(), random.next_u64(), 50, 500) } else { device.clone() };
+    let volume = Volume::open(used, options).map_err(|error| error.to_string())?;
+    device.set_delay(Operation::Flush, Duration::from_micros(if company.clients > 1 { 200 } else { 0 }));
+    let happened = plan(&device, fault);
+    let (mut files, commit_error) = work(&volume, company)?;
+    let reported = files.iter().any(|file| !file.errors.is_empty()) || files.len() < usize::from(company.clients) || commit_error.is_some();
+    let seen = Seen { happened: happened.any.load(Ordering::SeqCst), stopped: volume.statistics().failure.is_some(), reported };
     for file in &files {
         let found = read_all(&volume, file.inode).map_err(|error| format!("reading while mounted: {error}"))?;
         if found != file.newest() {
@@ -209,7 +259,7 @@ fn one_run(fault: Fault, clients: u8, random: &mut Seeded) -> Result<Seen, Strin
     if reported && !seen.happened {
         return Err(format!("an error without a fault: {:?}", files.iter().flat_map(|file| &file.errors).next()));
     }
-    if seen.happened && fault.lasting && !reported {
+    if happened.matters.load(Ordering::SeqCst) && fault.lasting && !reported {
         return Err("requests fail, and nobody was told".into());
     }
     judge(&device, &files, random)?;
@@ -226,14 +276,14 @@ fn one_run(fault: Fault, clients: u8, random: &mut Seeded) -> Result<Seen, Strin
     Ok(seen)
 }
 
-fn every_fault(clients: u8) {
+fn every_fault(company: Company) {
     let mut random = Seeded::new(cairn_torture::seed_from_environment());
     let mut table = Vec::new();
     for (lasting, no_space) in [(false, false), (true, false), (false, true), (true, true)] {
         let (mut points, mut stopped, mut reported) = (0, 0, 0);
         for after in 0.. {
             let fault = Fault { after, lasting, no_space };
-            let seen = one_run(fault, clients, &mut random).unwrap_or_else(|error| panic!("{fault:?}, {clients} clients: {error}"));
+            let seen = one_run(fault, company, &mut random).unwrap_or_else(|error| panic!("{fault:?}, {company:?}: {error}"));
             if !seen.happened {
                 break;
             }
@@ -250,15 +300,20 @@ fn every_fault(clients: u8) {
             points - reported
         ));
     }
-    eprintln!("{clients} clients:\n{}", table.join("\n"));
+    eprintln!("{company:?}:\n{}", table.join("\n"));
 }
 
 #[test]
 fn every_request_of_one_client_fails_in_turn() {
-    every_fault(1);
+    every_fault(Company { clients: 1, committer: false });
 }
 
 #[test]
 fn every_request_of_several_clients_fails_in_turn() {
-    every_fault(5);
+    every_fault(Company { clients: 5, committer: false });
+}
+
+#[test]
+fn every_request_of_clients_and_a_committer_fails_in_turn() {
+    every_fault(Company { clients: 4, committer: true });
 }

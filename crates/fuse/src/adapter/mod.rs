@@ -123,7 +123,8 @@ impl VolumeHandler {
     /// Makes everything durable that was received.
     fn sync(&self) -> Result<(), Error> {
         self.changed.store(false, Ordering::Release);
-        self.volume.sync()
+        // What could not be written is still to be written, although nothing changes.
+        self.volume.sync().inspect_err(|_| self.changed.store(true, Ordering::Release))
     }
 
     /// Syncs if something was received since the last time, and the volume is still open.

@@ -4,6 +4,7 @@ use super::scene::{Case, Ending, Scene};
 use crate::crash::expect_clean;
 use crate::history::ClientHistory;
 use crate::runner::make_bases;
+use crate::uneven::Uneven;
 use crate::verdict::judge;
 use cairn_blockdev::simulated::Request;
 use cairn_blockdev::{BlockDevice, Operation as Deed, SimulatedDevice};
@@ -11,7 +12,7 @@ use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::random::Seeded;
-use cairn_environment::{clock, simulation, thread};
+use cairn_environment::{clock, random, simulation, thread};
 use cairn_format::Geometry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -142,7 +143,12 @@ fn work(
     counted: &mut Counted,
 ) -> Result<Vec<ClientHistory>, String> {
     let broken = Arc::new(AtomicBool::new(false));
-    let volume = Volume::open(wrap(device.clone()), scene.options.clone()).map_err(|error| format!("open: {error}"))?;
+    let used: Arc<dyn BlockDevice> = match scene.uneven_us {
+        0 => wrap(device.clone()),
+        // Data is written more often than anything is flushed.
+        uneven_us => Uneven::new(wrap(device.clone()), random::u64(), uneven_us / 10, uneven_us),
+    };
+    let volume = Volume::open(used, scene.options.clone()).map_err(|error| format!("open: {error}"))?;
     plan_faults(scene, device, &broken);
     let stage =
         Arc::new(Stage { volume, device: device.clone(), order: AtomicU64::new(0), pause_us: scene.pause_us, broken: broken.clone() });
@@ -217,9 +223,11 @@ fn crash(
         let event = format!("{:?}", explorer.event(index));
         counted.fingerprint = (counted.fingerprint.rotate_left(7) ^ u64::from(crc(event.as_bytes()))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
+    // After a failure the run soon ends: what was acknowledged falsely was so at its end.
+    let at_end = if counted.fault { 4 } else { 1 };
     let position = |random: &mut Seeded| match random.below(8) {
-        0 => length,
-        1..4 if !flushes.is_empty() => flushes[random.below(flushes.len() as u64) as usize],
+        chosen if chosen < at_end => length,
+        chosen if chosen < at_end + 3 && !flushes.is_empty() => flushes[random.below(flushes.len() as u64) as usize],
         _ => random.below(length as u64 + 1) as usize,
     };
     let mut positions: Vec<usize> = (0..states).map(|_| position(random)).collect();

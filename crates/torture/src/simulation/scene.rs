@@ -46,6 +46,8 @@ pub struct Scene {
     pub write_us: u64,
     /// How long a flush takes.
     pub flush_us: u64,
+    /// How much longer writes and flushes may take, before they do what they do and after: see [`crate::uneven`].
+    pub uneven_us: u64,
     /// How long a client pauses before an operation, at most.
     pub pause_us: u64,
     /// How it ends.
@@ -72,9 +74,9 @@ fn options(random: &mut Seeded, full_log: bool) -> VolumeOptions {
 }
 
 fn ending(random: &mut Seeded, expected_us: u64) -> Ending {
-    match random.below(4) {
+    match random.below(5) {
         0 => Ending::PowerCut { after_us: random.below(expected_us + 1) },
-        1 => Ending::Fault { request: random.below(60), lasting: random.chance(1, 2), flush: random.chance(1, 2) },
+        1..3 => Ending::Fault { request: random.below(40), lasting: random.chance(1, 2), flush: random.chance(2, 3) },
         _ => Ending::Orderly,
     }
 }
@@ -102,15 +104,24 @@ impl Scene {
         let write_us = one_of(random, &[0, 30, 200]);
         let pause_us = one_of(random, &[0, 0, 3_000, 20_000_000]);
         let scripts = (0..clients as u8).map(|client| script(client, random.next_u64(), profile, operations_each)).collect();
+        let ending = ending(random, operations_each * (flush_us + 2 * write_us + pause_us / 2 + 50));
+        let mut options = options(random, full_log);
+        let mut uneven_us = one_of(random, &[0, 100, 1000, 5000]);
+        if matches!(ending, Ending::Fault { flush: true, .. }) && pause_us < 1_000_000 && random.chance(3, 4) {
+            // Log and commits flush at the same time, and whose flush fails hears of it late.
+            options.commit_interval = Duration::from_millis(2);
+            uneven_us = one_of(random, &[1000, 5000]);
+        }
         Scene {
             volume_bytes: 192 * MIB,
             log_bytes: if full_log { MIB } else { MIB << random.below(3) },
-            options: options(random, full_log),
+            options,
             read_us: one_of(random, &[0, 80]),
             write_us,
             flush_us,
+            uneven_us,
             pause_us,
-            ending: ending(random, operations_each * (flush_us + 2 * write_us + pause_us / 2 + 50)),
+            ending,
             scripts,
         }
     }
