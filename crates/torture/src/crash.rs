@@ -47,7 +47,7 @@ pub struct CrashReport {
     pub operations: u64,
     /// Crash states recovered and checked, those below included.
     pub states: u64,
-    /// States of a crash during the recovery of another state.
+    /// States of a crash during the recovery of another state, or of what a process left that was killed.
     pub during_recovery: u64,
     /// States of a crash after the recovered volume had been used.
     pub after_use: u64,
@@ -247,6 +247,15 @@ impl Judge<'_> {
         result.map_err(|error| keep(self.keep_in, &original, format!("after a crash in recovery, after {event} of its events: {error}")))
     }
 
+    /// The process is killed, the machine goes on, and the power fails during the recovery of the next mount.
+    fn killed(&mut self, device: SimulatedDevice, position: usize) -> Result<(), String> {
+        let (device, original) = (Arc::new(device), self.keep_in);
+        let when = |error| format!("after the process was killed: {error}");
+        let kept = |error| keep(original, &device, when(error));
+        self.recover(&device, position).map_err(kept)?;
+        self.crash_during_recovery(&device, position).map_err(when)
+    }
+
     /// Uses the recovered volume, crashes it again: the old log must not come back, what was new must be there.
     fn crash_after_use(&mut self, original: SimulatedDevice, position: usize) -> Result<(), String> {
         let state = Arc::new(original);
@@ -336,6 +345,9 @@ fn one_run(seed: u64, states: u64, keep_in: Option<&Path>) -> Result<CrashReport
                 let total = explorer.history_len();
                 format!("{shape:?}\n  crash after {position} of {total} events, state {state_seed:#x}: {error}")
             })?;
+        }
+        if random.chance(1, 4) {
+            judge.killed(explorer.killed(), position).map_err(|error| format!("{shape:?}\n  after {position} events: {error}"))?;
         }
     }
     Ok(judge.report)

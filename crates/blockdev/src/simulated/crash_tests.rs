@@ -243,3 +243,26 @@ fn a_missing_fate_is_a_mistake_of_the_test() {
     device.write(0, &[&[1; 4096]]).unwrap();
     device.crash_state_with(|_| Vec::new());
 }
+
+#[test]
+fn a_killed_process_leaves_what_can_be_read_and_is_not_durable() {
+    let device = SimulatedDevice::new(1 << 20);
+    device.start_recording();
+    device.write(0, &[&[1; 4096]]).unwrap();
+    device.flush().unwrap();
+    device.write(0, &[&[2; 4096]]).unwrap();
+    device.write(4096, &[&[3; 4096]]).unwrap();
+    let mut explorer = device.explorer();
+    explorer.advance_to(explorer.history_len());
+    let first_byte = |device: &SimulatedDevice, block: u64| {
+        let mut bytes = [0; 4096];
+        device.read(block * 4096, &mut bytes).unwrap();
+        bytes[0]
+    };
+    let lost = |device: &SimulatedDevice| device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
+    let next = explorer.killed();
+    assert_eq!((first_byte(&next, 0), first_byte(&next, 1), first_byte(&lost(&next), 0)), (2, 3, 1));
+    next.write(4096, &[&[4; 4096]]).unwrap();
+    next.flush().unwrap();
+    assert_eq!((first_byte(&lost(&next), 0), first_byte(&lost(&next), 1)), (2, 4));
+}

@@ -107,12 +107,18 @@ impl SimulatedDevice {
     }
 
     pub(super) fn from_image(image: SparseImage) -> SimulatedDevice {
-        let length_bytes = image.length_bytes();
+        SimulatedDevice::from_media(Media::new(image), WriteId(0))
+    }
+
+    /// A device that goes on where another one was; `next_write` is above the numbers of its writes.
+    pub(super) fn from_media(media: Media, next_write: WriteId) -> SimulatedDevice {
+        let (current, completed) = media.completed();
+        let length_bytes = current.length_bytes();
         let state = State {
-            current: image.clone(),
-            media: Media::new(image),
-            completed: Vec::new(),
-            next_write: WriteId(0),
+            current,
+            media,
+            completed,
+            next_write,
             history: None,
             faults: Faults::default(),
             delays: Delays::default(),

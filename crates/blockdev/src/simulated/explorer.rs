@@ -3,7 +3,7 @@
 use super::crash::{Fate, random_fates};
 use super::device::SimulatedDevice;
 use super::image::{Block, SparseImage};
-use super::media::{Event, Media, WriteInfo};
+use super::media::{Event, Media, WriteId, WriteInfo};
 use cairn_environment::random::Seeded;
 use std::fmt;
 
@@ -131,6 +131,13 @@ impl CrashExplorer {
     /// When there are not as many fates as writes.
     pub fn state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
         SimulatedDevice::from_image(self.media.crash(&decide(&self.media.writes())))
+    }
+
+    /// The device itself here, as the next process finds it when the one that wrote was killed: everything issued is there to be
+    /// read, and what no flush has covered is not durable.
+    pub fn killed(&self) -> SimulatedDevice {
+        let next = self.media.writes().last().map_or(0, |write| write.id.0 + 1);
+        SimulatedDevice::from_media(self.media.clone(), WriteId(next))
     }
 
     /// A number that is the same for states of this walk with the same content, and different for others, but for an accident

@@ -210,6 +210,19 @@ impl Media {
         self.unflushed.values().map(info).collect()
     }
 
+    /// What reads see when nobody was told of an error: every write that was issued. Those that no flush has covered come with
+    /// it, by order of issue.
+    pub(super) fn completed(&self) -> (SparseImage, Vec<WriteId>) {
+        let mut image = self.durable.clone();
+        let good = self.unflushed.iter().filter(|(_, write)| !write.abandoned);
+        let ids = good.map(|(id, write)| {
+            write.record.apply(&mut image);
+            *id
+        });
+        let ids = ids.collect();
+        (image, ids)
+    }
+
     /// What is there after a power failure, when the unflushed writes have these fates, one each, by order of issue.
     pub(super) fn crash(&self, fates: &[Fate]) -> SparseImage {
         assert_eq!(fates.len(), self.unflushed.len(), "one fate for each unflushed write");
