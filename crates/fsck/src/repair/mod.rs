@@ -88,6 +88,9 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
     }
 }
 
+/// A repair counts on by so many at most; what it leaves can be mounted.
+const COUNTED_MAX: u64 = 2;
+
 fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     let superblock = &checker.superblock;
     let counters = [superblock.generation.0, superblock.log_epoch, superblock.log_tail.sequence, checker.overlay.generation_max.0];
@@ -95,7 +98,7 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         Some("the volume uses features that this program can only read")
     } else if checker.reader.blocks_present() < superblock.geometry.total_blocks {
         Some("the device is shorter than the volume")
-    } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX) {
+    } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX - COUNTED_MAX) {
         Some("a counter is at its end")
     } else {
         None
