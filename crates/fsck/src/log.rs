@@ -223,7 +223,9 @@ pub(crate) fn read_link(reader: &Reader<'_>, link: &ChainLink) -> Result<Checkpo
 /// Ends the chain before the first checkpoint whose new data had not reached the device.
 fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), FsckError> {
     let reader = checker.reader;
-    let flushed = chain.links.iter().map(|link| link.header.flushed_sequence).max().unwrap_or(0);
+    // As for a mount: what a checkpoint says of itself or of later ones is no proof.
+    let proofs = chain.links.iter().map(|link| &link.header).filter(|header| header.flushed_sequence < header.sequence);
+    let flushed = proofs.map(|header| header.flushed_sequence).max().unwrap_or(0);
     let unproven = |link: &ChainLink| link.header.sequence > flushed && link.header.generation > checker.superblock.generation;
     let mut end = None;
     for (index, link) in chain.links.iter().enumerate().filter(|(_, link)| unproven(link)) {
