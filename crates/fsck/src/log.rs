@@ -257,11 +257,10 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
             continue;
         }
         let lost = |problem, impossible| Some(LostData { inode: entry.key.inode, problem, impossible });
-        let extent = match Extent::decode(entry.value) {
-            Ok(extent) if reader.contains(extent.range()) => extent,
-            Ok(extent) => return lost(format!("its extent of {} blocks at {} lies outside the volume", extent.blocks, extent.start), true),
-            Err(error) => return lost(error.problem, true),
-        };
+        if let Some(problem) = impossible_extent(reader, entry.value) {
+            return lost(problem, true);
+        }
+        let Ok(extent) = Extent::decode(entry.value) else { continue };
         if extent.checksums.is_empty() {
             continue;
         }
@@ -277,6 +276,15 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
     None
 }
 
+/// What keeps a mount from replaying the extent of an entry.
+fn impossible_extent(reader: &Reader<'_>, value: &[u8]) -> Option<String> {
+    match Extent::decode(value) {
+        Ok(extent) if reader.contains(extent.range()) => None,
+        Ok(extent) => Some(format!("its extent of {} blocks at {} lies outside the volume", extent.blocks, extent.start)),
+        Err(error) => Some(error.problem),
+    }
+}
+
 /// Adds the entries of a checkpoint to the overlay.
 fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
     let checkpoint = read_link(&checker.reader, link)?;
@@ -289,6 +297,9 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
             Some(format!("entry {:?} with unknown flags {:#x}", entry.key, entry.flags.0))
         } else if delete && !entry.value.is_empty() {
             Some(format!("entry {:?} is a removal with a value", entry.key))
+        } else if !delete && entry.key.kind == ItemKind::Extent as u8 {
+            // Also of one that a later entry replaces: replay reads them all.
+            impossible_extent(&checker.reader, entry.value).map(|problem| format!("entry {:?}: {problem}", entry.key))
         } else {
             None
         };

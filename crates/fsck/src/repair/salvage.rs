@@ -4,7 +4,7 @@
 //! missing, and if no other leaf has the same key in a newer version.
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
-use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, TREE_FILES};
+use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node, TREE_FILES};
 use std::collections::BTreeMap;
 
 /// Adds to `items` what such leaves hold, unless it is there; returns how many leaves helped.
@@ -15,8 +15,9 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocated: &BlockSet, items: &m
     let mut leaves = candidates(checker, allocated);
     leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation()));
     let mut helpful = 0;
-    // Of two leaves that overlap, the newer one says what there is between its first and its last key.
-    let mut known: Vec<(Key, Key)> = Vec::new();
+    // Of two leaves that overlap, the newer one says what there is between its first and its last key. A transaction writes no leaf
+    // twice: of two of the same generation neither is a version of the other, and one of them has a key that does not belong there.
+    let mut known: Vec<(Generation, Key, Key)> = Vec::new();
     for leaf in leaves {
         let (Some(first), Some(last)) = (leaf.items().next().map(|(key, _)| key), leaf.items().last().map(|(key, _)| key)) else {
             continue;
@@ -24,13 +25,13 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocated: &BlockSet, items: &m
         let mut helped = false;
         for (key, value) in leaf.items() {
             let missing = checker.lost_keys.iter().any(|(lower, upper)| *lower <= key && upper.is_none_or(|upper| key < upper));
-            let superseded = known.iter().any(|(first, last)| (*first..=*last).contains(&key));
+            let superseded = known.iter().any(|(newer, first, last)| *newer > leaf.generation() && (*first..=*last).contains(&key));
             if missing && !superseded && !items.contains_key(&key) {
                 items.insert(key, value.to_vec());
                 helped = true;
             }
         }
-        known.push((first, last));
+        known.push((leaf.generation(), first, last));
         helpful += u64::from(helped);
     }
     helpful
