@@ -159,6 +159,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let problem = format!("checkpoint {} was flushed, as checkpoint {proof} says, but is lost: {}", chain.end_sequence, chain.stopped);
         checker.found(finding(Severity::Error, chain.end_block, problem));
     }
+    check_extents(checker, &chain)?;
     verify_new_data(checker, &mut chain)?;
     let replayable: Vec<_> = chain.links.iter().filter(|link| link.header.generation > checker.superblock.generation).collect();
     if let (true, Some(link)) = (checker.superblock.clean, replayable.first()) {
@@ -276,6 +277,24 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
     None
 }
 
+/// A mount looks at the extents of all checkpoints before it goes on: also of those that later entries replace, and of those
+/// that it will not replay.
+fn check_extents(checker: &mut Checker<'_>, chain: &Chain) -> Result<(), FsckError> {
+    let (reader, durable) = (checker.reader, checker.superblock.generation);
+    for link in chain.links.iter().filter(|link| link.header.generation > durable) {
+        for entry in read_link(&reader, link)?.entries() {
+            if entry.flags.contains(EntryFlags::DELETE) || entry.key.kind != ItemKind::Extent as u8 {
+                continue;
+            }
+            if let Some(problem) = impossible_extent(&reader, entry.value) {
+                let problem = format!("entry {:?}: {problem}", entry.key);
+                checker.found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What keeps a mount from replaying the extent of an entry.
 fn impossible_extent(reader: &Reader<'_>, value: &[u8]) -> Option<String> {
     match Extent::decode(value) {
@@ -297,9 +316,6 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
             Some(format!("entry {:?} with unknown flags {:#x}", entry.key, entry.flags.0))
         } else if delete && !entry.value.is_empty() {
             Some(format!("entry {:?} is a removal with a value", entry.key))
-        } else if !delete && entry.key.kind == ItemKind::Extent as u8 {
-            // Also of one that a later entry replaces: replay reads them all.
-            impossible_extent(&checker.reader, entry.value).map(|problem| format!("entry {:?}: {problem}", entry.key))
         } else {
             None
         };
