@@ -252,17 +252,17 @@ impl Log {
         let mut list = shared.list.lock();
         if too_long(&list) {
             let admissions = list.admissions;
+            let goes_on = |list: &ItemList| list.admissions != admissions || !too_long(list);
             list.throttle_waits += 1;
             list.throttled += 1;
-            loop {
+            while !goes_on(&list) {
                 // First wake the one who shortens it, then sleep.
                 drop(list);
                 shared.worker.send(|signals| signals.push = true);
                 list = shared.list.lock();
-                if list.admissions != admissions || !too_long(&list) {
-                    break;
+                if !goes_on(&list) {
+                    shared.shrunk.wait(&mut list);
                 }
-                shared.shrunk.wait(&mut list);
             }
             list.throttled -= 1;
         }
