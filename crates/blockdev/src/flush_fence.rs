@@ -8,6 +8,8 @@
 //! Invariant: when [`FlushFence::flush`] returns success, no flush has failed that was issued before the device finished
 //! this one. To know that, it waits for those that are still under way at that moment, and for no others: it has not
 //! returned itself, but has ended, so nobody waits in a circle.
+//!
+//! Lock: rank `DEVICE`, for moments and to wait; never held during a flush.
 use crate::device::BlockDevice;
 use crate::error::DeviceError;
 use crate::forward_to_device;

@@ -69,17 +69,23 @@ fn flush_in_background(fence: &Arc<FlushFence>) -> thread::JoinHandle<Result<(),
     thread::spawn("flush", move || fence.flush())
 }
 
+/// A fence with two flushes under way in the device.
+fn two_under_way() -> (Arc<Stepped>, Arc<FlushFence>, [thread::JoinHandle<Result<(), DeviceError>>; 2]) {
+    let device = Stepped::new();
+    let fence = Arc::new(FlushFence::new(device.clone()));
+    let first = flush_in_background(&fence);
+    device.await_issued(1);
+    let second = flush_in_background(&fence);
+    device.await_issued(2);
+    (device, fence, [first, second])
+}
+
 /// Two flushes overlap, one of them fails; in each of the orders in which they can end, neither succeeds.
 #[test]
 fn a_flush_fails_with_one_that_overlaps() {
     for failing in 0..2 {
         for order in [[0, 1], [1, 0]] {
-            let device = Stepped::new();
-            let fence = Arc::new(FlushFence::new(device.clone()));
-            let first = flush_in_background(&fence);
-            device.await_issued(1);
-            let second = flush_in_background(&fence);
-            device.await_issued(2);
+            let (device, fence, [first, second]) = two_under_way();
             for number in order {
                 device.end(number, number != failing);
             }
@@ -93,12 +99,7 @@ fn a_flush_fails_with_one_that_overlaps() {
 /// One that came after the device had finished is not waited for: there is always another, and nobody would ever return.
 #[test]
 fn a_flush_does_not_wait_for_later_ones() {
-    let device = Stepped::new();
-    let fence = Arc::new(FlushFence::new(device.clone()));
-    let first = flush_in_background(&fence);
-    device.await_issued(1);
-    let second = flush_in_background(&fence);
-    device.await_issued(2);
+    let (device, fence, [first, second]) = two_under_way();
     device.end(1, true);
     // The second one has left the device; it waits for the first.
     while fence.flushes.lock().under_way.len() > 1 {
