@@ -19,6 +19,8 @@ struct Steps {
     ended: VecDeque<usize>,
 }
 
+type Caller = thread::JoinHandle<Result<(), DeviceError>>;
+
 impl Stepped {
     fn new() -> Arc<Stepped> {
         let state = Mutex::new(Rank::LEAF, Steps::default());
@@ -70,7 +72,7 @@ fn flush_in_background(fence: &Arc<FlushFence>) -> thread::JoinHandle<Result<(),
 }
 
 /// A fence with two flushes under way in the device.
-fn two_under_way() -> (Arc<Stepped>, Arc<FlushFence>, [thread::JoinHandle<Result<(), DeviceError>>; 2]) {
+fn two_under_way() -> (Arc<Stepped>, Arc<FlushFence>, [Caller; 2]) {
     let device = Stepped::new();
     let fence = Arc::new(FlushFence::new(device.clone()));
     let first = flush_in_background(&fence);
