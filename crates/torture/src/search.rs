@@ -24,13 +24,15 @@ use std::sync::Arc;
 pub struct SearchOptions {
     /// One image of so many is recovered for writing as well; 0 for none.
     pub recover_one_of: u64,
+    /// Of what is unflushed all survives, or nothing: no other sets, and no torn writes.
+    pub boundaries_only: bool,
     /// Where to keep the image of a state that fails.
     pub keep_in: Option<PathBuf>,
 }
 
 impl Default for SearchOptions {
     fn default() -> Self {
-        Self { recover_one_of: 16, keep_in: None }
+        Self { recover_one_of: 16, boundaries_only: false, keep_in: None }
     }
 }
 
@@ -108,6 +110,11 @@ impl Search<'_> {
     fn point(&mut self, explorer: &CrashExplorer) -> Result<(), Finding> {
         self.report.points += 1;
         let unflushed = explorer.unflushed();
+        if self.options.boundaries_only {
+            let mut ends = vec![Fate::Lost, Fate::Written];
+            ends.truncate(unflushed.len() + 1);
+            return ends.into_iter().try_for_each(|fate| self.state(explorer, &vec![fate; unflushed.len()]));
+        }
         let mut random = self.random.clone();
         sets(unflushed.len(), &mut random, &mut |fates| self.state(explorer, fates))?;
         let before_flush = matches!(explorer.event(explorer.position()), Some(EventInfo::Flush));

@@ -111,6 +111,9 @@ struct Selection {
     /// Recover one of so many images for writing as well, and cut the power once more in that; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 16)]
     recover_one_of: u64,
+    /// Only two states at each point: of what is unflushed, all or nothing survives. Thirty times as fast.
+    #[arg(long)]
+    boundaries: bool,
 }
 
 #[derive(clap::Args)]
@@ -207,7 +210,11 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
         only: selection.only,
         threads: common.threads(),
         duration: common.seconds,
-        search: SearchOptions { recover_one_of: selection.recover_one_of, keep_in: common.folder_to_keep_in()? },
+        search: SearchOptions {
+            recover_one_of: selection.recover_one_of,
+            boundaries_only: selection.boundaries,
+            keep_in: common.folder_to_keep_in()?,
+        },
         ..CampaignOptions::new(seed)
     };
     let bar = ProgressBar::items("workloads", 0);
