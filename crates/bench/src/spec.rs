@@ -43,6 +43,13 @@ pub enum TargetSpec {
     Engine(DeviceSpec),
 }
 
+impl TargetSpec {
+    /// Whether nothing of it is left after a run.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self, TargetSpec::Engine(DeviceSpec::Memory { .. } | DeviceSpec::Simulated { .. } | DeviceSpec::Disk { .. }))
+    }
+}
+
 /// Whether flushes reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushMode {

@@ -27,8 +27,8 @@ const QUICK_FILES: u64 = 500;
 pub(super) enum Load {
     /// A load of `cairn bench run`.
     Known(Workload),
-    /// Empty files on a volume that is always about full.
-    TightVolume,
+    /// Empty files on a volume of which only this part is free.
+    TightVolume { free_share: u64 },
     /// The same few items logged again and again.
     AttributeChanges,
 }
@@ -37,7 +37,7 @@ impl Load {
     pub(super) fn name(self) -> &'static str {
         match self {
             Load::Known(workload) => workload.name(),
-            Load::TightVolume => tight_volume::NAME,
+            Load::TightVolume { .. } => tight_volume::NAME,
             Load::AttributeChanges => attribute_changes::NAME,
         }
     }
@@ -45,7 +45,7 @@ impl Load {
     pub(super) fn run(self, target: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
         match self {
             Load::Known(workload) => workload.run(target, settings),
-            Load::TightVolume => tight_volume::run(target, settings),
+            Load::TightVolume { free_share } => tight_volume::run(target, settings, free_share),
             Load::AttributeChanges => attribute_changes::run(target, settings),
         }
     }
@@ -111,7 +111,7 @@ pub(super) fn of(mechanism: Mechanism, ab: &AbSettings) -> Vec<Measurement> {
         Mechanism::EarlyWakeUp => early_wake_up(ab),
         Mechanism::TreeLocks => tree_locks(ab),
         Mechanism::FlushCoordination => flush_coordination(ab),
-        Mechanism::Tickets => vec![tickets(ab)],
+        Mechanism::Tickets => [8, 32, 128].map(|free_share| tickets(ab, free_share)).into(),
         Mechanism::CommittedItemList => committed_item_list(ab),
     };
     if let Some(device) = &ab.device {
@@ -262,7 +262,7 @@ fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
     single.into_iter().chain([(simulated(200), "0.2 ms", 64)]).chain(many.into_iter().flatten()).map(of).collect()
 }
 
-fn tickets(ab: &AbSettings) -> Measurement {
+fn tickets(ab: &AbSettings, free_share: u64) -> Measurement {
     let settings = settings_of(ab, 16);
     let longest = |name, figure, published| Wanted::less(name, "µs", Source::Figure(figure)).published(published);
     let mut wanted = vec![
@@ -281,10 +281,18 @@ fn tickets(ab: &AbSettings) -> Measurement {
         Wanted::neutral("tickets waited", "", Source::TicketsWaited),
     ];
     wanted.extend(RESOURCES);
-    let name = format!("fs_mark, empty files, {}, volume of {} MiB", clients_text(&settings), TIGHT_VOLUME_BYTES >> 20);
+    let name = format!("fs_mark, empty files, {}, 1/{free_share} of {} MiB free", clients_text(&settings), TIGHT_VOLUME_BYTES >> 20);
     let device =
         DeviceSpec::Simulated { size_bytes: TIGHT_VOLUME_BYTES, flush_time: Duration::from_millis(1), discard_time: Duration::ZERO };
-    Measurement { name, load: Load::TightVolume, device, own_size: true, settings, locked_descents: LockedDescents::Neither, wanted }
+    Measurement {
+        name,
+        load: Load::TightVolume { free_share },
+        device,
+        own_size: true,
+        settings,
+        locked_descents: LockedDescents::Neither,
+        wanted,
+    }
 }
 
 fn committed_item_list(ab: &AbSettings) -> Vec<Measurement> {

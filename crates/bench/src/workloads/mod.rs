@@ -267,7 +267,7 @@ fn run_in_folder(
     Ok(report)
 }
 
-/// Makes the folder, runs `load` in it, removes it; the engine's counters are those before the removal.
+/// Makes the folder, runs `load` in it, removes it unless it vanishes with the device; the engine's counters are those before the removal.
 fn run_and_clean_up(
     place: &Place,
     spec: &TargetSpec,
@@ -279,7 +279,10 @@ fn run_and_clean_up(
     let before = statistics_of(target, spec, settings);
     let ran = load(place);
     let statistics = counted(&before, statistics_of(target, spec, settings));
-    let cleaned = remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name()));
+    let cleaned = match spec.is_in_memory() {
+        true => Ok(()),
+        false => remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name())),
+    };
     with_end(ran.map(|findings| (findings, statistics)), cleaned)
 }
 

@@ -1,11 +1,12 @@
-//! Empty files on a volume that is always about full. A file fills three quarters of it beforehand.
-//! Then each client creates files until there is no space, removes all of its own, and goes on. So creations always compete
+//! Empty files on a volume that is always about full, though there is room for all: a file takes three quarters of it, then
+//! empty files fill all but a small part of the rest, which may be less than the worst cases of the clients together. From then on
+//! each client creates a file and removes its oldest, again and again: their number stays, and creations always compete
 //! for space that reclaim has to bring back.
 //!
 //! The latency that such a volume is known for is the longest creation of each short interval, as fs_mark's
 //! "maximum latency of a creation" is one for each of its intervals. A creation counts in every interval that it spans, or a
 //! stall would leave the intervals in it empty and look better than it is; an interval without any creation has no longest one.
-//! Creations that end without space are among them, and among the latencies: their clients waited, too.
+//! Creations that end without space, though there is some, are among them, and among the latencies: their clients waited, too.
 use super::{Findings, Place, Settings, run_in_folder};
 use crate::client;
 use crate::intervals::{RATE_99, quantile, rate_figures};
@@ -13,7 +14,9 @@ use crate::recorder::Recorder;
 use crate::report::{Figure, Report};
 use crate::spec::{FlushMode, TargetSpec};
 use crate::target::{Open, Target};
-use cairn_environment::clock;
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, clock};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +37,11 @@ pub const NOT_REMOVED: &str = "removals refused for lack of space";
 /// So short that a run of some seconds has enough of them for the 99th percentile.
 const INTERVAL: Duration = Duration::from_millis(50);
 const FILL_BYTES: usize = 1 << 20;
-/// A client that finds no space and has nothing to remove leaves it to the others for a moment.
+/// The share of the volume that is left to the clients; the rest is filled with one file.
+const LEFT_TO_CLIENTS: u64 = 4;
+/// Files made between one look at the space that is left and the next.
+const FILES_AT_ONCE: usize = 64;
+/// A client that finds no space leaves it to the others for a moment.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What all clients note beside their recorders.
@@ -77,27 +84,39 @@ impl Notes {
     }
 }
 
-/// Runs it.
+/// Runs it, with one part in `free_share` of the volume free, more than 4.
 ///
 /// # Errors
 /// Those of a load.
-pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
+pub fn run(spec: &TargetSpec, settings: &Settings, free_share: u64) -> anyhow::Result<Report> {
     settings.check()?;
-    run_in_folder(NAME, spec, settings, FlushMode::Real, |place| generate(place, settings))
+    run_in_folder(NAME, spec, settings, FlushMode::Real, |place| generate(place, settings, free_share))
 }
 
-fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
-    for client in 0..settings.clients {
-        place.target.make_directory(&place.path(&client.to_string()))?;
+/// A client's files, the oldest first.
+#[derive(Default)]
+struct Made {
+    folder: String,
+    files: VecDeque<String>,
+    serial: u64,
+}
+
+impl Made {
+    fn next_path(&mut self) -> String {
+        self.serial += 1;
+        format!("{}/{:08x}", self.folder, self.serial)
     }
-    fill(place, settings)?;
+}
+
+fn generate(place: &Place, settings: &Settings, free_share: u64) -> anyhow::Result<Findings> {
+    let made = Arc::new(fill(place, settings, free_share)?);
     let notes = Arc::new(Notes::new(settings.duration));
-    let (in_clients, in_notes) = (place.clone(), notes.clone());
+    let (target, in_notes) = (place.target.clone(), notes.clone());
     let measured = client::run(&settings.timed_plan("full volume"), move |client, recorder| {
-        let (target, folder) = (&*in_clients.target, in_clients.path(&client.index.to_string()));
-        let (mut made, mut serial) = (Vec::new(), 0u64);
+        let mut made = std::mem::take(&mut *made[client.index].lock());
+        let files = made.files.len();
         while client.goes_on() {
-            let path = format!("{folder}/{serial:08x}");
+            let path = made.next_path();
             let start = clock::now_monotonic();
             let opened = target.open(&path, Open::Create);
             let latency = start.elapsed();
@@ -105,19 +124,16 @@ fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
             in_notes.tried(start - client.begin, latency);
             match opened {
                 Ok(_) => {
-                    made.push(path);
+                    made.files.push_back(path);
                     client.completed();
                 }
                 Err(error) if error.kind() == ErrorKind::StorageFull => {
                     in_notes.refused.fetch_add(1, Ordering::Relaxed);
-                    if made.is_empty() {
-                        clock::sleep(PAUSE);
-                    }
-                    remove(target, &mut made, &in_notes, recorder)?;
+                    clock::sleep(PAUSE);
                 }
                 Err(error) => return Err(error.into()),
             }
-            serial += 1;
+            while made.files.len() > files && remove_oldest(&*target, &mut made.files, &in_notes, recorder)? {}
         }
         Ok(())
     })?;
@@ -127,36 +143,55 @@ fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     Ok(findings)
 }
 
-/// Fills the volume up to the part in which the clients work.
-fn fill(place: &Place, settings: &Settings) -> anyhow::Result<()> {
+/// Fills the volume: one file, then empty ones in the folders of all clients, which are returned.
+fn fill(place: &Place, settings: &Settings, free_share: u64) -> anyhow::Result<Vec<Mutex<Made>>> {
     let target = &*place.target;
+    let mut made = Vec::new();
+    for client in 0..settings.clients {
+        let folder = place.path(&client.to_string());
+        target.make_directory(&folder)?;
+        made.push(Made { folder, files: VecDeque::new(), serial: 0 });
+    }
     let file = target.open(&place.path("filling"), Open::Create)?;
-    let (left_bytes, block) = (target.space_bytes()? / 4, vec![0x54; FILL_BYTES]);
+    let (empty_bytes, block) = (target.space_bytes()?, vec![0x54; FILL_BYTES]);
     let mut offset_bytes = 0;
-    while target.space_bytes()? > left_bytes {
+    // What is free is exact after a commit only.
+    while space_after_sync(target)? > empty_bytes / LEFT_TO_CLIENTS {
         settings.interrupt.check()?;
         file.write_at(&block, offset_bytes)?;
         offset_bytes += FILL_BYTES as u64;
-        // What is free is exact after a commit only.
-        target.sync_all()?;
     }
-    Ok(())
-}
-
-/// Removes the files, the youngest first; stops at one that the full volume has no space to remove.
-fn remove(target: &dyn Target, made: &mut Vec<String>, notes: &Notes, recorder: &mut Recorder) -> io::Result<()> {
-    while let Some(path) = made.last() {
-        match recorder.time("unlink", || target.unlink(path)) {
-            Ok(()) => drop(made.pop()),
-            Err(error) if error.kind() == ErrorKind::StorageFull => {
-                notes.not_removed.fetch_add(1, Ordering::Relaxed);
-                clock::sleep(PAUSE);
-                return Ok(());
+    while space_after_sync(target)? > empty_bytes / free_share {
+        settings.interrupt.check()?;
+        for made in &mut made {
+            for _ in 0..FILES_AT_ONCE {
+                let path = made.next_path();
+                target.open(&path, Open::Create)?;
+                made.files.push_back(path);
             }
-            Err(error) => return Err(error),
         }
     }
-    Ok(())
+    Ok(made.into_iter().map(|made| Mutex::new(Rank::LEAF, made)).collect())
+}
+
+fn space_after_sync(target: &dyn Target) -> io::Result<u64> {
+    target.sync_all()?;
+    target.space_bytes()
+}
+
+/// Whether there was space to remove the oldest file.
+fn remove_oldest(target: &dyn Target, files: &mut VecDeque<String>, notes: &Notes, recorder: &mut Recorder) -> io::Result<bool> {
+    let Some(path) = files.front() else { return Ok(false) };
+    match recorder.time("unlink", || target.unlink(path)) {
+        Ok(()) => drop(files.pop_front()),
+        Err(error) if error.kind() == ErrorKind::StorageFull => {
+            notes.not_removed.fetch_add(1, Ordering::Relaxed);
+            clock::sleep(PAUSE);
+            return Ok(false);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -189,15 +224,16 @@ mod tests {
     }
 
     #[test]
-    fn the_load_goes_on_when_the_volume_is_full() {
+    fn files_come_and_go_on_a_full_volume() {
         let target = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 16 << 20 });
         let settings = Settings { clients: 4, duration: Duration::from_millis(1500), ..Settings::default() };
-        let report = run(&target, &settings).unwrap();
+        let report = run(&target, &settings, 64).unwrap();
         assert!(report.completed > 0, "{report}");
         assert_eq!(report.workload, NAME);
         let value = |name: &str| report.figures.iter().find(|figure| figure.name == name).unwrap().value;
         let tried = report.operations.iter().find(|operation| operation.name == "create").unwrap().count;
-        assert!(tried as f64 >= value(REFUSED), "those refused are among the creations: {report}");
+        assert_eq!(tried as f64, report.completed as f64 + value(REFUSED), "those refused are among the creations: {report}");
+        assert_eq!(value(REFUSED) + value(NOT_REMOVED), 0.0, "there is room for all: {report}");
         assert!(report.figures.iter().any(|figure| figure.name == LONGEST_P99 && figure.value > 0.0), "{report}");
     }
 }
