@@ -7,7 +7,7 @@
 //! The exclusive descent never reads from the device. If it misses a node, it releases everything, the node is read under
 //! shared locks and kept in memory, and the descent starts again; what it changed until then is a valid tree.
 use crate::TreeError;
-use crate::descent::{Descent, Stop};
+use crate::descent::{Descent, Patience, Stop};
 use crate::handle::NodeHandle;
 use crate::page::{Neighbours, has_room, put, take, underfull};
 use crate::tree::{Arrival, Tree};
@@ -57,12 +57,12 @@ impl Tree {
             }
             Arrival::Frozen(leaf) => drop(leaf),
         }
-        self.exclusively(&key, false, |_| {
+        self.exclusively(&key, false, |_, patience| {
             let anchor = match safe_level {
-                Some(level) => self.anchor(&key, level, change.generation)?.filter(|(node, _)| safe(node)),
+                Some(level) => self.anchor(&key, level, change.generation, patience)?.filter(|(node, _)| safe(node)),
                 None => None,
             };
-            Descent::begin(self, change, anchor)?.insert(key, value)
+            Descent::begin(self, change, anchor, patience)?.insert(key, value)
         })
     }
 
@@ -98,23 +98,28 @@ impl Tree {
                 }
             }
         }
-        self.exclusively(key, true, |complete| {
+        self.exclusively(key, true, |complete, patience| {
             let anchor = match safe_level {
-                Some(level) => self.anchor(key, level, change.generation)?.filter(|(node, _)| safe(node)),
+                Some(level) => self.anchor(key, level, change.generation, patience)?.filter(|(node, _)| safe(node)),
                 None => None,
             };
-            Descent::begin(self, change, anchor)?.remove(key, complete)
+            Descent::begin(self, change, anchor, patience)?.remove(key, complete)
         })
     }
 
-    /// Runs `attempt` until it misses no node. It is told whether the nodes on the way were read just before.
-    fn exclusively<T>(&self, key: &Key, removing: bool, attempt: impl Fn(bool) -> Result<T, Stop>) -> Result<T, TreeError> {
-        let mut path = Vec::new();
+    /// Runs `attempt` until it misses no node, and meets no lock that is taken or may wait for it. It is told whether the nodes
+    /// on the way were read just before.
+    fn exclusively<T>(&self, key: &Key, removing: bool, attempt: impl Fn(bool, Patience) -> Result<T, Stop>) -> Result<T, TreeError> {
+        let (mut path, mut begun_again) = (Vec::new(), 0);
         loop {
-            match attempt(!path.is_empty()) {
+            match attempt(!path.is_empty(), self.patience(begun_again)) {
                 Ok(done) => return Ok(done),
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Missing) => path = self.load_path(key, removing)?,
+                Err(Stop::Busy(node, exclusive)) => {
+                    self.await_node(node, exclusive);
+                    begun_again += 1;
+                }
             }
         }
     }
@@ -122,21 +127,23 @@ impl Tree {
     /// Reads the nodes on the way to `key`, and the siblings that a removal may need, into memory. They stay there as long
     /// as the result lives. What others put in their place meanwhile is dirty, so it is in memory, too.
     fn load_path(&self, key: &Key, removing: bool) -> Result<Vec<NodeHandle>, TreeError> {
-        let pointer = self.read_root();
-        let mut expected = self.expected_root(*pointer);
-        let mut node = self.read_node(self.cache.fetch(&expected)?, &expected)?;
-        drop(pointer);
-        let mut path = vec![node.handle.clone()];
-        while node.level() > 0 {
-            let (index, bounds) = (node.child_index(key), expected.bounds);
-            expected = self.child(&node, bounds, index);
-            let child = self.read_node(self.cache.fetch(&expected)?, &expected)?;
-            path.push(child.handle.clone());
-            if removing && underfull(&child) && node.count() > 1 {
-                path.push(self.cache.fetch(&self.child(&node, bounds, Neighbours::of(&node, index).sibling()))?);
+        self.patiently(|patience| {
+            let pointer = self.read_root();
+            let mut expected = self.expected_root(*pointer);
+            let mut node = self.read_below(self.cache.fetch(&expected)?, &expected, patience)?;
+            drop(pointer);
+            let mut path = vec![node.handle.clone()];
+            while node.level() > 0 {
+                let (index, bounds) = (node.child_index(key), expected.bounds);
+                expected = self.child(&node, bounds, index);
+                let child = self.read_below(self.cache.fetch(&expected)?, &expected, patience)?;
+                path.push(child.handle.clone());
+                if removing && underfull(&child) && node.count() > 1 {
+                    path.push(self.cache.fetch(&self.child(&node, bounds, Neighbours::of(&node, index).sibling()))?);
+                }
+                node = child;
             }
-            node = child;
-        }
-        Ok(path)
+            Ok(path)
+        })
     }
 }

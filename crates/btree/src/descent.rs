@@ -8,11 +8,12 @@
 //! bound. A leaf other than the root isn't left empty.
 //!
 //! Lock discipline: exclusive locks, hand over hand: at most the parent, the child and one sibling, siblings from left to
-//! right; the root pointer's lock until the root needs no further change. All nodes come from memory.
+//! right; the root pointer's lock until the root needs no further change. All nodes come from memory. A descent that meets a
+//! lock that is taken doesn't wait for it below others, unless it has begun again several times ([`Patience`]).
 use crate::TreeError;
 use crate::change::Change;
 use crate::expected::{Bounds, Expected};
-use crate::handle::{Class, WriteNode};
+use crate::handle::{Class, NodeHandle, WriteNode};
 use crate::page::{Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull};
 use crate::tree::{RootGuard, Tree};
 use cairn_format::{BlockNumber, FormatError, Key, Node, NodePointer, Structure};
@@ -22,6 +23,8 @@ use cairn_space::SpaceError;
 pub(crate) enum Stop {
     /// A node isn't in memory.
     Missing,
+    /// Somebody else holds a node's lock; whether this descent wanted it exclusively.
+    Busy(NodeHandle, bool),
     /// It can't be done.
     Failed(TreeError),
 }
@@ -32,10 +35,21 @@ impl From<TreeError> for Stop {
     }
 }
 
+/// What a descent does when it meets a lock that is taken, while it holds the one above.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// It lets go of everything and waits for that lock alone, then begins again. Otherwise a node in which somebody lost
+    /// the CPU would stop everybody who passes the nodes above it.
+    BeginAgain,
+    /// It waits, for it has begun again often enough.
+    Wait,
+}
+
 /// A descent that has arrived at `node`, which the running transaction made.
 pub(crate) struct Descent<'a> {
     tree: &'a Tree,
     change: &'a Change<'a>,
+    patience: Patience,
     /// Present while `node` is the root and may be replaced.
     root: Option<RootGuard<'a>>,
     node: WriteNode,
@@ -51,19 +65,24 @@ struct Child {
 
 impl<'a> Descent<'a> {
     /// Begins at `anchor`, a node that this change won't replace, or else at the root.
-    pub(crate) fn begin(tree: &'a Tree, change: &'a Change<'a>, anchor: Option<(WriteNode, Bounds)>) -> Result<Descent<'a>, Stop> {
+    pub(crate) fn begin(
+        tree: &'a Tree,
+        change: &'a Change<'a>,
+        anchor: Option<(WriteNode, Bounds)>,
+        patience: Patience,
+    ) -> Result<Descent<'a>, Stop> {
         if let Some((node, bounds)) = anchor {
-            return Ok(Descent { tree, change, root: None, node, bounds });
+            return Ok(Descent { tree, change, patience, root: None, node, bounds });
         }
         let mut root = tree.write_root();
-        let mut node = tree.lock_cached(Class::First, &tree.expected_root(root.pointer()))?;
+        let mut node = tree.lock_cached(Class::First, &tree.expected_root(root.pointer()), patience)?;
         if node.generation() != change.generation {
             let copy = tree.copy(change, &node)?;
             root.set(copy.handle.root_pointer());
             tree.release(change, node)?;
             node = copy;
         }
-        Ok(Descent { tree, change, root: Some(root), node, bounds: Bounds::ALL })
+        Ok(Descent { tree, change, patience, root: Some(root), node, bounds: Bounds::ALL })
     }
 
     /// Goes down to the leaf for `key` and puts `value` there.
@@ -112,7 +131,7 @@ impl<'a> Descent<'a> {
 
     fn lock_child(&self, index: usize, class: Class) -> Result<Child, Stop> {
         let expected = self.expected_child(index);
-        Ok(Child { node: self.tree.lock_cached(class, &expected)?, index, bounds: expected.bounds })
+        Ok(Child { node: self.tree.lock_cached(class, &expected, self.patience)?, index, bounds: expected.bounds })
     }
 
     /// Copies the child, if an older transaction made it.
@@ -171,11 +190,22 @@ impl<'a> Descent<'a> {
             return if complete && (child.node.level() == 0 || child.node.count() > 1) { self.own(child) } else { Err(Stop::Missing) };
         };
         let (left, right) = if pair.child_is_left {
-            (child, Child { node: self.tree.write_node(sibling, Class::Right, &expected)?, index: pair.left + 1, bounds: expected.bounds })
+            (
+                child,
+                Child {
+                    node: self.tree.write_below(sibling, Class::Right, &expected, self.patience)?,
+                    index: pair.left + 1,
+                    bounds: expected.bounds,
+                },
+            )
         } else {
             // The left one's lock comes first. The parent's lock keeps both nodes where they are meanwhile.
             drop(child);
-            let left = Child { node: self.tree.write_node(sibling, Class::First, &expected)?, index: pair.left, bounds: expected.bounds };
+            let left = Child {
+                node: self.tree.write_below(sibling, Class::First, &expected, self.patience)?,
+                index: pair.left,
+                bounds: expected.bounds,
+            };
             child = self.lock_child(index, Class::Right)?;
             (left, child)
         };
@@ -243,9 +273,9 @@ impl<'a> Descent<'a> {
 
 impl Tree {
     /// Locks a node exclusively, if it is in memory.
-    fn lock_cached(&self, class: Class, expected: &Expected) -> Result<WriteNode, Stop> {
+    fn lock_cached(&self, class: Class, expected: &Expected, patience: Patience) -> Result<WriteNode, Stop> {
         let node = self.cache.cached(expected)?.ok_or(Stop::Missing)?;
-        Ok(self.write_node(node, class, expected)?)
+        self.write_below(node, class, expected, patience)
     }
 
     fn empty_node(&self, level: u8, block: BlockNumber, change: &Change<'_>) -> Node {

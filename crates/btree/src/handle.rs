@@ -104,24 +104,38 @@ impl NodeHandle {
 
     /// Shared access, to the first node of its level that this thread locks.
     pub(crate) fn read(self, waits: &LockWaits) -> ReadNode {
+        self.try_read().unwrap_or_else(|handle| {
+            waits.count_node(handle.level, false);
+            ReadNode { guard: handle.lock.read_arc_at(handle.place(Class::First)), handle }
+        })
+    }
+
+    /// As [`Self::read`], if nobody is in the way.
+    pub(crate) fn try_read(self) -> Result<ReadNode, NodeHandle> {
         let place = self.place(Class::First);
         self.lock.assert_order(place);
-        let guard = self.lock.try_read_arc_at(place).unwrap_or_else(|| {
-            waits.count_node(self.level, false);
-            self.lock.read_arc_at(place)
-        });
-        ReadNode { guard, handle: self }
+        match self.lock.try_read_arc_at(place) {
+            Some(guard) => Ok(ReadNode { guard, handle: self }),
+            None => Err(self),
+        }
     }
 
     /// Exclusive access.
     pub(crate) fn write(self, class: Class, waits: &LockWaits) -> WriteNode {
+        self.try_write(class).unwrap_or_else(|handle| {
+            waits.count_node(handle.level, true);
+            WriteNode { guard: handle.lock.write_arc_at(handle.place(class)), handle }
+        })
+    }
+
+    /// As [`Self::write`], if nobody is in the way.
+    pub(crate) fn try_write(self, class: Class) -> Result<WriteNode, NodeHandle> {
         let place = self.place(class);
         self.lock.assert_order(place);
-        let guard = self.lock.try_write_arc_at(place).unwrap_or_else(|| {
-            waits.count_node(self.level, true);
-            self.lock.write_arc_at(place)
-        });
-        WriteNode { guard, handle: self }
+        match self.lock.try_write_arc_at(place) {
+            Some(guard) => Ok(WriteNode { guard, handle: self }),
+            None => Err(self),
+        }
     }
 
     /// Exclusive access to a node that nobody else knows yet. It needs no waiting, so it may be taken at any time.

@@ -1,7 +1,8 @@
 //! A tree: its root pointer, and the descents that change nothing.
 //!
 //! Readers follow routes to a leaf without a lock (`quick.rs`). Where those aren't known they couple hand over hand with
-//! shared locks: the child's lock is taken, then the parent's released. While a lock is held on a parent, its pointers are
+//! shared locks: the child's lock is taken, then the parent's released; for a child's lock that is taken they wait with nothing
+//! locked, and begin again ([`Patience`]). While a lock is held on a parent, its pointers are
 //! valid: whoever frees a child holds the parent's exclusive lock.
 //!
 //! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down. A descent with shared locks may
@@ -9,6 +10,7 @@
 use crate::TreeError;
 use crate::cache::NodeCache;
 use crate::change::Change;
+use crate::descent::{Patience, Stop};
 use crate::expected::{Bounds, Expected};
 use crate::handle::{Class, NodeBody, NodeHandle, ReadNode, WriteNode};
 use crate::range::Range;
@@ -19,6 +21,9 @@ use cairn_format::{Generation, Key, Node, NodePointer, TreeId};
 use cairn_space::Space;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+
+/// So often a descent begins again.
+const BEGIN_AGAIN_MAX: u32 = 4;
 
 /// A B-tree of items, used by many threads at once.
 pub struct Tree {
@@ -165,18 +170,52 @@ impl Tree {
         Expected::root(self.id, pointer)
     }
 
-    /// Locks `node` shared, and checks its keys.
-    pub(crate) fn read_node(&self, node: NodeHandle, expected: &Expected) -> Result<ReadNode, TreeError> {
-        let node = node.read(&self.cache.waits);
+    /// Locks `node` shared, below another one that is locked, and checks its keys.
+    pub(crate) fn read_below(&self, node: NodeHandle, expected: &Expected, patience: Patience) -> Result<ReadNode, Stop> {
+        let node = match patience {
+            Patience::BeginAgain => node.try_read().map_err(|node| Stop::Busy(node, false))?,
+            Patience::Wait => node.read(&self.cache.waits),
+        };
         expected.check_keys(&node)?;
         Ok(node)
     }
 
-    /// Locks `node` exclusively, and checks its keys.
-    pub(crate) fn write_node(&self, node: NodeHandle, class: Class, expected: &Expected) -> Result<WriteNode, TreeError> {
-        let node = node.write(class, &self.cache.waits);
+    /// Locks `node` exclusively, below another one that is locked, and checks its keys.
+    pub(crate) fn write_below(&self, node: NodeHandle, class: Class, expected: &Expected, patience: Patience) -> Result<WriteNode, Stop> {
+        let node = match patience {
+            Patience::BeginAgain => node.try_write(class).map_err(|node| Stop::Busy(node, true))?,
+            Patience::Wait => node.write(class, &self.cache.waits),
+        };
         expected.check_keys(&node)?;
         Ok(node)
+    }
+
+    /// That of a descent which began again so often.
+    pub(crate) fn patience(&self, begun_again: u32) -> Patience {
+        #[cfg(feature = "baselines")]
+        if self.cache.has_locked_descents() {
+            return Patience::Wait;
+        }
+        if begun_again < BEGIN_AGAIN_MAX { Patience::BeginAgain } else { Patience::Wait }
+    }
+
+    /// Waits, with nothing locked, until a node that stopped a descent is free.
+    pub(crate) fn await_node(&self, node: NodeHandle, exclusive: bool) {
+        if exclusive { drop(node.write(Class::First, &self.cache.waits)) } else { drop(node.read(&self.cache.waits)) }
+    }
+
+    /// Runs a shared descent until it meets no lock that is taken, or may wait for it.
+    pub(crate) fn patiently<T>(&self, mut attempt: impl FnMut(Patience) -> Result<T, Stop>) -> Result<T, TreeError> {
+        let mut begun_again = 0;
+        loop {
+            match attempt(self.patience(begun_again)) {
+                Ok(done) => return Ok(done),
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Busy(node, exclusive)) => self.await_node(node, exclusive),
+                Err(Stop::Missing) => unreachable!("a shared descent reads what is missing"),
+            }
+            begun_again += 1;
+        }
     }
 
     /// The root in memory; its pointer's lock is held.
@@ -204,59 +243,69 @@ impl Tree {
         if let Some(leaf) = self.quick_leaf(key) {
             return Ok(leaf);
         }
-        let pointer = self.read_root();
-        let mut expected = self.expected_root(*pointer);
-        let mut node = self.read_node(self.fetch_root(&expected)?, &expected)?;
-        drop(pointer);
-        while node.level() > 0 {
-            let index = node.child_index(key);
-            expected = self.child(&node, expected.bounds, index);
-            let child = self.read_node(self.fetch_child(&node, index, &expected)?, &expected)?;
-            node.learn_child(index, &child.handle);
-            // The assignment drops the parent's lock, after the child's was taken.
-            node = child;
-        }
-        self.cache.before_sleep();
-        Ok(Leaf { node, bounds: expected.bounds })
+        self.patiently(|patience| {
+            let pointer = self.read_root();
+            let mut expected = self.expected_root(*pointer);
+            let mut node = self.read_below(self.fetch_root(&expected)?, &expected, patience)?;
+            drop(pointer);
+            while node.level() > 0 {
+                let index = node.child_index(key);
+                expected = self.child(&node, expected.bounds, index);
+                let child = self.read_below(self.fetch_child(&node, index, &expected)?, &expected, patience)?;
+                node.learn_child(index, &child.handle);
+                // The assignment drops the parent's lock, after the child's was taken.
+                node = child;
+            }
+            self.cache.before_sleep();
+            Ok(Leaf { node, bounds: expected.bounds })
+        })
     }
 
     /// The leaf that holds `key`: under its exclusive lock if the transaction `running` made it, otherwise under its
-    /// shared lock. `visit` sees each inner node on the way, under its shared lock.
+    /// shared lock. `visit` sees each inner node on the way, under its shared lock; it may see a way more than once.
     pub(crate) fn arrive(&self, key: &Key, running: Generation, mut visit: impl FnMut(&Node)) -> Result<Arrival, TreeError> {
-        let pointer = self.read_root();
-        let mut expected = self.expected_root(*pointer);
-        let mut handle = self.fetch_root(&expected)?;
-        if handle.level == 0 && handle.generation == running {
-            return Ok(Arrival::Own { leaf: self.write_node(handle, Class::First, &expected)?, is_root: true });
-        }
-        let mut node = self.read_node(handle, &expected)?;
-        drop(pointer);
-        while node.level() > 0 {
-            visit(&node);
-            let index = node.child_index(key);
-            expected = self.child(&node, expected.bounds, index);
-            handle = self.fetch_child(&node, index, &expected)?;
+        self.patiently(|patience| {
+            let pointer = self.read_root();
+            let mut expected = self.expected_root(*pointer);
+            let mut handle = self.fetch_root(&expected)?;
             if handle.level == 0 && handle.generation == running {
-                let leaf = self.write_node(handle, Class::First, &expected)?;
-                node.learn_child(index, &leaf.handle);
-                return Ok(Arrival::Own { leaf, is_root: false });
+                return Ok(Arrival::Own { leaf: self.write_below(handle, Class::First, &expected, patience)?, is_root: true });
             }
-            let child = self.read_node(handle, &expected)?;
-            node.learn_child(index, &child.handle);
-            node = child;
-        }
-        Ok(Arrival::Frozen(node))
+            let mut node = self.read_below(handle, &expected, patience)?;
+            drop(pointer);
+            while node.level() > 0 {
+                visit(&node);
+                let index = node.child_index(key);
+                expected = self.child(&node, expected.bounds, index);
+                handle = self.fetch_child(&node, index, &expected)?;
+                if handle.level == 0 && handle.generation == running {
+                    let leaf = self.write_below(handle, Class::First, &expected, patience)?;
+                    node.learn_child(index, &leaf.handle);
+                    return Ok(Arrival::Own { leaf, is_root: false });
+                }
+                let child = self.read_below(handle, &expected, patience)?;
+                node.learn_child(index, &child.handle);
+                node = child;
+            }
+            Ok(Arrival::Frozen(node))
+        })
     }
 
     /// The node at `level` on the way to `key`, under its exclusive lock, if the transaction `running` made it.
-    pub(crate) fn anchor(&self, key: &Key, level: u8, running: Generation) -> Result<Option<(WriteNode, Bounds)>, TreeError> {
+    pub(crate) fn anchor(
+        &self,
+        key: &Key,
+        level: u8,
+        running: Generation,
+        patience: Patience,
+    ) -> Result<Option<(WriteNode, Bounds)>, Stop> {
         let pointer = self.read_root();
         let mut expected = self.expected_root(*pointer);
         let mut handle = self.cache.fetch(&expected)?;
         // What keeps `handle` in its place until it is locked.
         let (mut pointer, mut parent) = (Some(pointer), None);
         while handle.level > level {
-            let node = self.read_node(handle, &expected)?;
+            let node = self.read_below(handle, &expected, patience)?;
             drop((pointer.take(), parent.take()));
             expected = self.child(&node, expected.bounds, node.child_index(key));
             handle = self.cache.fetch(&expected)?;
@@ -265,7 +314,7 @@ impl Tree {
         if handle.level != level || handle.generation != running {
             return Ok(None);
         }
-        let node = self.write_node(handle, Class::First, &expected)?;
+        let node = self.write_below(handle, Class::First, &expected, patience)?;
         drop((pointer, parent));
         Ok(Some((node, expected.bounds)))
     }
