@@ -13,8 +13,9 @@
 //! hand-over costs a switch of threads.
 //!
 //! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row brought the first ticket
-//! no closer, though others that hold reservations were given a moment to return them, it fails; those behind it that fit now are granted, otherwise the next one fails, and so on. A ticket
-//! that didn't see the whole of the last cycle doesn't fail in it.
+//! no closer, though others that hold reservations were given a moment to return them, it fails; ten times as many may be in vain
+//! while what it lacks is pinned. Then those behind it that fit are granted, otherwise the next one fails, and so on. A ticket that
+//! didn't see the whole of the last cycle doesn't fail in it.
 //!
 //! Lock discipline: the state is part of the ledger; the reclaimer is called, and its last reference dropped, with no lock
 //! held.
@@ -42,6 +43,8 @@ pub trait Reclaimer: Send + Sync {
 
 /// Cycles without progress after which the first ticket fails.
 const FRUITLESS_CYCLES_MAX: u32 = 2;
+/// ... while the next commit would unpin all that it lacks: removals may have taken what the last one brought.
+const FRUITLESS_CYCLES_MAX_PINNED: u32 = 20;
 /// While tickets are granted at least this often, out of what others give back, nothing needs to be reclaimed.
 const GRANT_PAUSE: Duration = Duration::from_micros(500);
 /// How long a cycle that brought nothing waits, at most, for reservations that others hold: most of them last for moments.
@@ -158,8 +161,8 @@ impl Progress {
         })
     }
 
-    /// Whether the first ticket should give up.
-    fn cycle_ends(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>) -> bool {
+    /// Whether the first ticket should give up, when so many blocks are pinned.
+    fn cycle_ends(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>, pinned_blocks: u64) -> bool {
         let Some(ticket) = first.filter(|ticket| Some(ticket.sequence) == self.first) else { return false };
         let shortage_blocks = ledger.budget.shortage_blocks(ticket.request, ticket.urgency);
         if shortage_blocks < self.shortage_blocks {
@@ -168,7 +171,8 @@ impl Progress {
         } else if shortage_blocks > 0 {
             self.fruitless += 1;
         }
-        self.fruitless >= FRUITLESS_CYCLES_MAX
+        let max = if pinned_blocks >= shortage_blocks { FRUITLESS_CYCLES_MAX_PINNED } else { FRUITLESS_CYCLES_MAX };
+        self.fruitless >= max
     }
 }
 
@@ -310,7 +314,7 @@ impl Thread {
             self.await_returns(&mut ledger, progress, first);
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.
             let judged = ledger.tickets.first_urgent().is_none();
-            if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref()) {
+            if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref(), self.space.pinned_hint()) {
                 ledger.fail_from_first(sequence, first);
             }
             ledger.preempt_if_worthwhile(self.space.pinned_hint());
@@ -374,7 +378,7 @@ impl Thread {
         ledger.reclaim.commits_ended += 1;
         wake.commit_ended.notify_all();
         self.await_returns(&mut ledger, progress, first);
-        if progress.cycle_ends(&ledger, first(&ledger).as_ref()) {
+        if progress.cycle_ends(&ledger, first(&ledger).as_ref(), self.space.pinned_hint()) {
             ledger.fail_from_first(sequence, first);
         }
         ledger

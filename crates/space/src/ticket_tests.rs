@@ -225,6 +225,33 @@ fn nobody_fails_for_what_others_hold_for_a_moment() {
     space.stop();
 }
 
+#[test]
+fn nobody_fails_while_a_commit_would_unpin_what_it_lacks() {
+    let space = volume(16 << 20);
+    let freeing = Generation(1);
+    let held = fill(&space, 0);
+    let pinned = space.allocate_data(&held, 100, None).unwrap();
+    space.reference(pinned);
+    space.free(pinned, freeing).unwrap();
+    space.ledger.lock().reclaim.return_wait = ReturnWait(Duration::ZERO);
+    // As if removals took what the first five commits bring.
+    let (other, commits) = (Arc::downgrade(&space), AtomicU64::new(0));
+    let gate = Gate::new(
+        |_| {},
+        move || {
+            if commits.fetch_add(1, SeqCst) == 5 {
+                other.upgrade().unwrap().unpin(freeing);
+            }
+        },
+    );
+    started(&space, &gate);
+    let granted = space.reserve(data(pinned.blocks), Urgency::Normal).expect("all that it lacks is pinned");
+    assert_eq!((granted.data_blocks(), gate.calls().1), (pinned.blocks, 6));
+    let refused = space.reserve(data(1), Urgency::Normal);
+    assert!(refused.is_err() && gate.calls().1 <= 8, "{:?} calls: nothing is pinned any more", gate.calls());
+    space.stop();
+}
+
 /// Writes ten blocks at a time, as long as it isn't enough.
 struct Pieces {
     held: Mutex<Vec<Reservation>>,
