@@ -7,7 +7,7 @@ use cairn_environment::{Rank, thread};
 use cairn_format::{Generation, Key};
 use cairn_space::{Request, Urgency};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 /// A tree that threads share, with a transaction that they join and a committer cuts.
 struct Shared {
@@ -257,4 +257,44 @@ fn waits_for_locks_are_counted() {
         .expect("there");
     assert!(writer.join().expect("no panic"));
     assert_eq!(version_of(1, &shared.tree.get(&key(1)).expect("readable").expect("there")), 2);
+}
+
+/// A reader stays in a leaf, as if it had lost the CPU there, and a writer wants to copy that leaf.
+#[test]
+fn who_waits_for_a_leaf_keeps_nobody_from_the_others() {
+    let shared = Arc::new(Shared::new(16 << 20));
+    let (first, last) = (0, 2000);
+    (first..=last).for_each(|index| drop(shared.insert(index, &value(index, 1, 100))));
+    shared.commit();
+    let (entered, reader_entered) = mpsc::channel();
+    let (leave, may_leave) = mpsc::channel::<()>();
+    let on_thread = |name: &str, task: Task| {
+        let shared = Arc::clone(&shared);
+        thread::spawn(name, move || task(&shared))
+    };
+    let reader = on_thread(
+        "reader",
+        Box::new(move |shared: &Shared| {
+            let stay = |_: &[u8]| {
+                entered.send(()).expect("the test listens");
+                may_leave.recv().expect("the test says when");
+            };
+            assert!(shared.tree.get_with(&key(first), stay).expect("the leaf is there").is_some());
+        }),
+    );
+    reader_entered.recv().expect("the reader is in the leaf");
+    let waits = || shared.volume.cache.statistics().leaf_write_lock_waits;
+    let before = waits();
+    let writer = on_thread("writer", Box::new(move |shared: &Shared| drop(shared.insert(first, &value(first, 2, 100)))));
+    while waits() == before {
+        thread::yield_now();
+    }
+    // It would never return if the writer held the parent, or the root pointer.
+    assert_eq!(shared.insert(last, &value(last, 2, 100)), Some(value(last, 1, 100)));
+    assert!(shared.tree.get(&key(last / 2)).expect("the leaf is there").is_some());
+    assert!(!writer.is_finished());
+    leave.send(()).expect("the reader listens");
+    reader.join().expect("the reader ends");
+    writer.join().expect("the writer ends");
+    assert_eq!(shared.tree.get(&key(first)).expect("the leaf is there"), Some(value(first, 2, 100)));
 }
