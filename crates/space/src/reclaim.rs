@@ -14,8 +14,9 @@
 //!
 //! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row brought the first ticket
 //! no closer, though others that hold reservations were given a moment to return them, it fails; ten times as many may be in vain
-//! while what it lacks is pinned. Then those behind it that fit are granted, otherwise the next one fails, and so on. A ticket that
-//! didn't see the whole of the last cycle doesn't fail in it.
+//! while what it lacks is pinned, so a refusal takes 20 commits and moments at most. Then those behind it that fit are granted,
+//! those whom the next commit would help become first, and the others fail as well. A ticket that didn't see the whole of the last
+//! cycle doesn't fail in it.
 //!
 //! Lock discipline: the state is part of the ledger; the reclaimer is called, and its last reference dropped, with no lock
 //! held.
@@ -43,7 +44,8 @@ pub trait Reclaimer: Send + Sync {
 
 /// Cycles without progress after which the first ticket fails.
 const FRUITLESS_CYCLES_MAX: u32 = 2;
-/// ... while the next commit would unpin all that it lacks: removals may have taken what the last one brought.
+/// ... and while the next commit would unpin all that it lacks: removals may have taken what the last one brought. A limit all
+/// the same, since blocks that are pinned here and there make no room for nodes.
 const FRUITLESS_CYCLES_MAX_PINNED: u32 = 20;
 /// While tickets are granted at least this often, out of what others give back, nothing needs to be reclaimed.
 const GRANT_PAUSE: Duration = Duration::from_micros(500);
@@ -141,7 +143,9 @@ struct Progress {
     /// Sequence of the ticket that is first.
     first: Option<u64>,
     shortage_blocks: u64,
+    /// Cycles in vain while it lacked more than was pinned, and while all that it lacked was.
     fruitless: u32,
+    fruitless_pinned: u32,
 }
 
 impl Progress {
@@ -149,7 +153,7 @@ impl Progress {
         let sequence = first.map(|ticket| ticket.sequence);
         if self.first != sequence {
             let shortage_blocks = first.map_or(0, |ticket| ledger.budget.shortage_blocks(ticket.request, ticket.urgency));
-            *self = Progress { first: sequence, shortage_blocks, fruitless: 0 };
+            *self = Progress { first: sequence, shortage_blocks, ..Progress::default() };
         }
     }
 
@@ -166,13 +170,13 @@ impl Progress {
         let Some(ticket) = first.filter(|ticket| Some(ticket.sequence) == self.first) else { return false };
         let shortage_blocks = ledger.budget.shortage_blocks(ticket.request, ticket.urgency);
         if shortage_blocks < self.shortage_blocks {
-            self.shortage_blocks = shortage_blocks;
-            self.fruitless = 0;
-        } else if shortage_blocks > 0 {
+            *self = Progress { first: self.first, shortage_blocks, ..Progress::default() };
+        } else if shortage_blocks > pinned_blocks {
             self.fruitless += 1;
+        } else if shortage_blocks > 0 {
+            self.fruitless_pinned += 1;
         }
-        let max = if pinned_blocks >= shortage_blocks { FRUITLESS_CYCLES_MAX_PINNED } else { FRUITLESS_CYCLES_MAX };
-        self.fruitless >= max
+        self.fruitless >= FRUITLESS_CYCLES_MAX || self.fruitless_pinned >= FRUITLESS_CYCLES_MAX_PINNED
     }
 }
 
@@ -216,10 +220,17 @@ impl Ledger {
         }
     }
 
-    /// Fails tickets from the first one on, those that came before `sequence`, until one behind them is granted.
-    fn fail_from_first(&mut self, sequence: u64, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
+    /// Fails tickets from the first one on, those that came before `sequence`, until one behind them is granted. When the first
+    /// lacks more than is pinned, so that a commit would not help it, those whom one would help stay: they get cycles of their
+    /// own.
+    fn fail_from_first(&mut self, sequence: u64, pinned_blocks: u64, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
         let granted = self.tickets.granted;
+        let is_hopeful = |ledger: &Ledger, ticket: &Ticket| ledger.budget.shortage_blocks(ticket.request, ticket.urgency) <= pinned_blocks;
+        let spares_hopeful = first(self).is_some_and(|ticket| !is_hopeful(self, &ticket));
         while let Some(ticket) = first(self).filter(|ticket| ticket.sequence < sequence) {
+            if spares_hopeful && is_hopeful(self, &ticket) {
+                break;
+            }
             self.tickets.finish(&ticket, Outcome::Failed);
             self.satisfy();
             if self.tickets.granted > granted {
@@ -308,14 +319,14 @@ impl Thread {
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
             // The cycle that may be the last one asks for everything.
-            let blocks = if progress.fruitless > 0 { u64::MAX } else { ledger.tickets.normal_blocks() };
+            let blocks = if progress.fruitless + progress.fruitless_pinned > 0 { u64::MAX } else { ledger.tickets.normal_blocks() };
             ledger = self.write_delayed_data(ledger, blocks, &|ledger| first(ledger).is_none());
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             self.await_returns(&mut ledger, progress, first);
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.
             let judged = ledger.tickets.first_urgent().is_none();
             if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref(), self.space.pinned_hint()) {
-                ledger.fail_from_first(sequence, first);
+                ledger.fail_from_first(sequence, self.space.pinned_hint(), first);
             }
             ledger.preempt_if_worthwhile(self.space.pinned_hint());
             ledger
@@ -379,7 +390,7 @@ impl Thread {
         wake.commit_ended.notify_all();
         self.await_returns(&mut ledger, progress, first);
         if progress.cycle_ends(&ledger, first(&ledger).as_ref(), self.space.pinned_hint()) {
-            ledger.fail_from_first(sequence, first);
+            ledger.fail_from_first(sequence, self.space.pinned_hint(), first);
         }
         ledger
     }

@@ -225,30 +225,47 @@ fn nobody_fails_for_what_others_hold_for_a_moment() {
     space.stop();
 }
 
-#[test]
-fn nobody_fails_while_a_commit_would_unpin_what_it_lacks() {
+/// A full volume with 100 pinned blocks, which the sixth commit unpins, as if removals took what the first five bring.
+fn full_with_pinned_blocks() -> (Arc<Space>, Reservation, Arc<Gate>) {
     let space = volume(16 << 20);
     let freeing = Generation(1);
     let held = fill(&space, 0);
     let pinned = space.allocate_data(&held, 100, None).unwrap();
+    assert_eq!(pinned.blocks, 100);
     space.reference(pinned);
     space.free(pinned, freeing).unwrap();
     space.ledger.lock().reclaim.return_wait = ReturnWait(Duration::ZERO);
-    // As if removals took what the first five commits bring.
     let (other, commits) = (Arc::downgrade(&space), AtomicU64::new(0));
-    let gate = Gate::new(
-        |_| {},
-        move || {
-            if commits.fetch_add(1, SeqCst) == 5 {
-                other.upgrade().unwrap().unpin(freeing);
-            }
-        },
-    );
+    let on_commit = move || {
+        if commits.fetch_add(1, SeqCst) == 5 {
+            other.upgrade().unwrap().unpin(freeing);
+        }
+    };
+    (space, held, Gate::new(|_| {}, on_commit))
+}
+
+#[test]
+fn nobody_fails_while_a_commit_would_unpin_what_it_lacks() {
+    let (space, _held, gate) = full_with_pinned_blocks();
     started(&space, &gate);
-    let granted = space.reserve(data(pinned.blocks), Urgency::Normal).expect("all that it lacks is pinned");
-    assert_eq!((granted.data_blocks(), gate.calls().1), (pinned.blocks, 6));
+    let granted = space.reserve(data(100), Urgency::Normal).expect("all that it lacks is pinned");
+    assert_eq!((granted.data_blocks(), gate.calls().1), (100, 6));
     let refused = space.reserve(data(1), Urgency::Normal);
     assert!(refused.is_err() && gate.calls().1 <= 8, "{:?} calls: nothing is pinned any more", gate.calls());
+    space.stop();
+}
+
+#[test]
+fn nobody_fails_with_a_large_request_before_it() {
+    let (space, _held, gate) = full_with_pinned_blocks();
+    gate.set_open(false);
+    started(&space, &gate);
+    let large = waiting(&space, data(1000), Urgency::Normal);
+    let small = waiting(&space, data(50), Urgency::Normal);
+    gate.set_open(true);
+    assert!(large.join().unwrap().is_err(), "it lacks more than is pinned");
+    assert_eq!(small.join().unwrap().expect("all that it lacks is pinned").data_blocks(), 50);
+    assert_eq!(gate.calls().1, 6);
     space.stop();
 }
 
