@@ -5,7 +5,8 @@
 //! locks (`descent.rs`): from the lowest node that the running transaction made and that has room, else from the root.
 //!
 //! The exclusive descent never reads from the device. If it misses a node, it releases everything, the node is read under
-//! shared locks and kept in memory, and the descent starts again; what it changed until then is a valid tree.
+//! shared locks and kept in memory, and the change starts again; what it changed until then is a valid tree. It does the same when
+//! it meets a lock that is taken, and waits for that one alone. `bound.rs` says why that costs no node twice.
 use crate::TreeError;
 use crate::descent::{Descent, Patience, Stop};
 use crate::handle::NodeHandle;
@@ -37,27 +38,28 @@ impl Tree {
     /// When the value is longer than [`VALUE_BYTES_MAX`].
     pub fn insert(&self, change: &Change<'_>, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>, TreeError> {
         assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes doesn't fit into a node", value.len());
-        if let Some(Arrival::Own { mut leaf, .. }) = self.quick_arrive(&key, change.generation)
-            && let Ok(old) = put(&mut leaf, key, value)
-        {
-            return Ok(old);
-        }
-        let mut safe_level = None;
-        let safe = |node: &Node| node.generation() == change.generation && has_room(node, &key, value.len());
-        let arrival = self.arrive(&key, change.generation, |node| {
-            if safe(node) {
-                safe_level = Some(node.level());
+        self.in_attempts(&key, false, |_, patience| {
+            if let Some(Arrival::Own { mut leaf, .. }) = self.quick_arrive(&key, change.generation)
+                && let Ok(old) = put(&mut leaf, key, value)
+            {
+                return Ok(old);
             }
-        })?;
-        match arrival {
-            Arrival::Own { mut leaf, .. } => {
-                if let Ok(old) = put(&mut leaf, key, value) {
-                    return Ok(old);
+            // The lowest node that was safe; it is looked at again when it is locked.
+            let mut safe_level = None;
+            let safe = |node: &Node| node.generation() == change.generation && has_room(node, &key, value.len());
+            let arrival = self.arrive(&key, change.generation, |node| {
+                if safe(node) {
+                    safe_level = Some(node.level());
                 }
+            })?;
+            match arrival {
+                Arrival::Own { mut leaf, .. } => {
+                    if let Ok(old) = put(&mut leaf, key, value) {
+                        return Ok(old);
+                    }
+                }
+                Arrival::Frozen(leaf) => drop(leaf),
             }
-            Arrival::Frozen(leaf) => drop(leaf),
-        }
-        self.exclusively(&key, false, |_, patience| {
             let anchor = match safe_level {
                 Some(level) => self.anchor(&key, level, change.generation, patience)?.filter(|(node, _)| safe(node)),
                 None => None,
@@ -72,33 +74,34 @@ impl Tree {
     /// When a node can't be read or allocated; the items are then as they were. When the allocator refuses to take a node
     /// back, the bitmaps contradict the trees; the change may then have happened, and the transaction must not commit.
     pub fn remove(&self, change: &Change<'_>, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
-        match self.quick_arrive(key, change.generation) {
-            Some(Arrival::Own { mut leaf, is_root }) if is_root || leaf.search(key).is_err() || !underfull(&leaf) => {
-                return Ok(take(&mut leaf, key));
-            }
-            Some(Arrival::Frozen(leaf)) if leaf.search(key).is_err() => return Ok(None),
-            _ => {}
-        }
-        let mut safe_level = None;
-        let safe = |node: &Node| node.generation() == change.generation && !underfull(node);
-        let arrival = self.arrive(key, change.generation, |node| {
-            if safe(node) {
-                safe_level = Some(node.level());
-            }
-        })?;
-        match arrival {
-            Arrival::Own { mut leaf, is_root } => {
-                if is_root || leaf.search(key).is_err() || !underfull(&leaf) {
+        self.in_attempts(key, true, |complete, patience| {
+            match self.quick_arrive(key, change.generation) {
+                Some(Arrival::Own { mut leaf, is_root }) if is_root || leaf.search(key).is_err() || !underfull(&leaf) => {
                     return Ok(take(&mut leaf, key));
                 }
+                Some(Arrival::Frozen(leaf)) if leaf.search(key).is_err() => return Ok(None),
+                _ => {}
             }
-            Arrival::Frozen(leaf) => {
-                if leaf.search(key).is_err() {
-                    return Ok(None);
+            // The lowest node that was safe; it is looked at again when it is locked.
+            let mut safe_level = None;
+            let safe = |node: &Node| node.generation() == change.generation && !underfull(node);
+            let arrival = self.arrive(key, change.generation, |node| {
+                if safe(node) {
+                    safe_level = Some(node.level());
+                }
+            })?;
+            match arrival {
+                Arrival::Own { mut leaf, is_root } => {
+                    if is_root || leaf.search(key).is_err() || !underfull(&leaf) {
+                        return Ok(take(&mut leaf, key));
+                    }
+                }
+                Arrival::Frozen(leaf) => {
+                    if leaf.search(key).is_err() {
+                        return Ok(None);
+                    }
                 }
             }
-        }
-        self.exclusively(key, true, |complete, patience| {
             let anchor = match safe_level {
                 Some(level) => self.anchor(key, level, change.generation, patience)?.filter(|(node, _)| safe(node)),
                 None => None,
@@ -109,7 +112,7 @@ impl Tree {
 
     /// Runs `attempt` until it misses no node, and meets no lock that is taken or may wait for it. It is told whether the nodes
     /// on the way were read just before.
-    fn exclusively<T>(&self, key: &Key, removing: bool, attempt: impl Fn(bool, Patience) -> Result<T, Stop>) -> Result<T, TreeError> {
+    fn in_attempts<T>(&self, key: &Key, removing: bool, attempt: impl Fn(bool, Patience) -> Result<T, Stop>) -> Result<T, TreeError> {
         let (mut path, mut begun_again) = (Vec::new(), 0);
         loop {
             match attempt(!path.is_empty(), self.patience(begun_again)) {

@@ -22,7 +22,7 @@ use cairn_space::Space;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// So often a descent begins again.
+/// So often a descent begins again; then it waits where it is, or a leaf that is never free could starve it.
 const BEGIN_AGAIN_MAX: u32 = 4;
 
 /// A B-tree of items, used by many threads at once.
@@ -199,7 +199,7 @@ impl Tree {
         if begun_again < BEGIN_AGAIN_MAX { Patience::BeginAgain } else { Patience::Wait }
     }
 
-    /// Waits, with nothing locked, until a node that stopped a descent is free.
+    /// Waits, with no lock of the tree held, until a node that stopped a descent is free.
     pub(crate) fn await_node(&self, node: NodeHandle, exclusive: bool) {
         if exclusive { drop(node.write(Class::First, &self.cache.waits)) } else { drop(node.read(&self.cache.waits)) }
     }
