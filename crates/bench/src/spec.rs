@@ -44,8 +44,8 @@ pub enum TargetSpec {
 }
 
 impl TargetSpec {
-    /// Whether nothing of it is left after a run.
-    pub(crate) fn is_in_memory(&self) -> bool {
+    /// Whether nothing of it is left after a run, so that nothing has to be removed: on a full volume that takes long, or fails.
+    pub(crate) fn vanishes(&self) -> bool {
         matches!(self, TargetSpec::Engine(DeviceSpec::Memory { .. } | DeviceSpec::Simulated { .. } | DeviceSpec::Disk { .. }))
     }
 }

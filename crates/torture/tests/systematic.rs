@@ -40,6 +40,15 @@ fn sequences_of_three_steps() {
     campaign(Source::Systematic(3), &sampled(seed_from_environment()));
 }
 
+#[test]
+fn boundaries_alone() {
+    let mut options = CampaignOptions::new(seed_from_environment());
+    options.search.boundaries_only = true;
+    let search = campaign(Source::Systematic(1), &options).search;
+    assert!((search.points + 1..=2 * search.points).contains(&search.states), "{search:?}");
+    assert!(search.replayed > 0 && search.recovered > 0);
+}
+
 fn ace_file(name: &str) -> Source {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(name);
     Source::Ace(AceFile::read(&path).unwrap_or_else(|error| panic!("{error}")))

@@ -279,9 +279,10 @@ fn run_and_clean_up(
     let before = statistics_of(target, spec, settings);
     let ran = load(place);
     let statistics = counted(&before, statistics_of(target, spec, settings));
-    let cleaned = match spec.is_in_memory() {
-        true => Ok(()),
-        false => remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name())),
+    let cleaned = if spec.vanishes() {
+        Ok(())
+    } else {
+        remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name()))
     };
     with_end(ran.map(|findings| (findings, statistics)), cleaned)
 }

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What its reports call it.
-pub const NAME: &str = "fs_mark on a full volume";
+pub const NAME: &str = "fs_mark on a nearly full volume";
 pub const SLOW_INTERVALS: &str = RATE_99;
 pub const LONGEST_P50: &str = "longest creation of an interval, p50";
 pub const LONGEST_P90: &str = "longest creation of an interval, p90";
@@ -37,7 +37,7 @@ pub const NOT_REMOVED: &str = "removals refused for lack of space";
 /// So short that a run of some seconds has enough of them for the 99th percentile.
 const INTERVAL: Duration = Duration::from_millis(50);
 const FILL_BYTES: usize = 1 << 20;
-/// The share of the volume that is left to the clients; the rest is filled with one file.
+/// The share of an empty volume's space that is left to the clients; the rest is filled with one file.
 const LEFT_TO_CLIENTS: u64 = 4;
 /// Files made between one look at the space that is left and the next.
 const FILES_AT_ONCE: usize = 64;
@@ -84,7 +84,7 @@ impl Notes {
     }
 }
 
-/// Runs it, with one part in `free_share` of the volume free, more than 4.
+/// Runs it, with one part in `free_share`, more than 4, of what an empty volume has still free.
 ///
 /// # Errors
 /// Those of a load.
@@ -112,7 +112,7 @@ fn generate(place: &Place, settings: &Settings, free_share: u64) -> anyhow::Resu
     let made = Arc::new(fill(place, settings, free_share)?);
     let notes = Arc::new(Notes::new(settings.duration));
     let (target, in_notes) = (place.target.clone(), notes.clone());
-    let measured = client::run(&settings.timed_plan("full volume"), move |client, recorder| {
+    let measured = client::run(&settings.timed_plan("nearly full volume"), move |client, recorder| {
         let mut made = std::mem::take(&mut *made[client.index].lock());
         let files = made.files.len();
         while client.goes_on() {

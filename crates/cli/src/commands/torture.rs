@@ -97,6 +97,8 @@ struct Ace {
     common: Common,
 }
 
+const RECOVER_ONE_OF: u64 = 16;
+
 #[derive(clap::Args)]
 struct Selection {
     /// Only so many of the workloads, chosen by the seed.
@@ -109,11 +111,21 @@ struct Selection {
     #[arg(long, value_name = "K", conflicts_with = "sample")]
     only: Option<u64>,
     /// Recover one of so many images for writing as well, and cut the power once more in that; 0 for none.
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = RECOVER_ONE_OF)]
     recover_one_of: u64,
-    /// Only two states at each point: of what is unflushed, all or nothing survives. Thirty times as fast.
+    /// Only two states at each point: of what is unflushed, all or nothing survives. Ten times as fast.
     #[arg(long)]
     boundaries: bool,
+}
+
+impl Selection {
+    /// The options that a repetition needs as well.
+    fn how(&self) -> String {
+        let boundaries = if self.boundaries { " --boundaries" } else { "" };
+        let recover =
+            if self.recover_one_of == RECOVER_ONE_OF { String::new() } else { format!(" --recover-one-of {}", self.recover_one_of) };
+        format!("{boundaries}{recover}")
+    }
 }
 
 #[derive(clap::Args)]
@@ -229,7 +241,7 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
     let report = campaign::run(source, &options, stop, &mut show).map_err(anyhow::Error::msg)?;
     drop(bar);
     let passed = report.findings.is_empty();
-    Told { command: command.to_owned(), seed, passed, report }.tell(common.json)
+    Told { command: format!("{command}{}", selection.how()), seed, passed, report }.tell(common.json)
 }
 
 impl fmt::Display for Told<CampaignReport> {
