@@ -26,6 +26,8 @@ pub const NODE_CAPACITY: usize = NODE_SIZE - SLOTS_AT;
 pub const VALUE_BYTES_MAX: usize = 3800;
 
 const MAGIC: [u8; 4] = *b"CRNN";
+/// An empty value lies at the end of the node, which stays inside the values whatever is removed.
+const EMPTY_VALUE_AT: usize = NODE_SIZE;
 const SLOTS_AT: usize = HEADER_BYTES + size_of::<RawNodeHeader>();
 
 /// What follows the common header in a node.
@@ -288,7 +290,8 @@ impl Node {
         if SLOTS_AT + (count + 1) * SLOT_BYTES + value.len() > self.values_start() {
             self.compact();
         }
-        let start = self.values_start() - value.len();
+        let values_start = self.values_start() - value.len();
+        let start = if value.is_empty() { EMPTY_VALUE_AT } else { values_start };
         self.page[start..start + value.len()].copy_from_slice(value);
         let at = SLOTS_AT + index * SLOT_BYTES;
         self.page.copy_within(at..SLOTS_AT + count * SLOT_BYTES, at + SLOT_BYTES);
@@ -303,7 +306,7 @@ impl Node {
         self.page[at..at + SLOT_BYTES].copy_from_slice(slot.as_bytes());
         let raw = self.raw_mut();
         raw.count = U16::new(count as u16 + 1);
-        raw.values_start = U16::new(start as u16);
+        raw.values_start = U16::new(values_start as u16);
         Ok(())
     }
 
@@ -405,6 +408,10 @@ impl Node {
         let mut end = NODE_SIZE;
         for index in 0..self.count() {
             let value = self.slot(index).value();
+            if value.is_empty() {
+                self.slot_mut(index).value_start = U16::new(EMPTY_VALUE_AT as u16);
+                continue;
+            }
             let start = end - value.len();
             self.page[start..end].copy_from_slice(&old[value]);
             self.slot_mut(index).value_start = U16::new(start as u16);
