@@ -43,13 +43,6 @@ pub enum TargetSpec {
     Engine(DeviceSpec),
 }
 
-impl TargetSpec {
-    /// Whether nothing of it is left after a run, so that nothing has to be removed: on a full volume that takes long, or fails.
-    pub(crate) fn vanishes(&self) -> bool {
-        matches!(self, TargetSpec::Engine(DeviceSpec::Memory { .. } | DeviceSpec::Simulated { .. } | DeviceSpec::Disk { .. }))
-    }
-}
-
 /// Whether flushes reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushMode {
@@ -152,6 +145,11 @@ impl DeviceSpec {
 }
 
 impl TargetSpec {
+    /// Whether nothing of it is left after a run, so that nothing has to be removed: on a full volume that takes long, or fails.
+    pub(crate) fn vanishes(&self) -> bool {
+        matches!(self, TargetSpec::Engine(DeviceSpec::Memory { .. } | DeviceSpec::Simulated { .. } | DeviceSpec::Disk { .. }))
+    }
+
     /// The name that reports give to it.
     pub fn name(&self) -> String {
         match self {

@@ -66,7 +66,7 @@ impl BlockDevice for Stepped {
     forward_to_device!(self => self.memory; read, write, discard, length_bytes, flush_time);
 }
 
-fn flush_in_background(fence: &Arc<FlushFence>) -> thread::JoinHandle<Result<(), DeviceError>> {
+fn flush_in_background(fence: &Arc<FlushFence>) -> Caller {
     let fence = Arc::clone(fence);
     thread::spawn("flush", move || fence.flush())
 }

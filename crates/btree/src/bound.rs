@@ -1,12 +1,13 @@
 //! How many nodes a change can allocate at most: what an operation reserves before it joins.
 //!
-//! On each level below the root it copies the node on its path, and allocates one more: an
-//! insertion the right half of a split, a removal the copy of a sibling that it merges or balances with. At the root it
-//! copies the root and, when that is full, splits it under a new one.
+//! On each level below the root a change copies the node on its path, and allocates one more: an insertion the right half of
+//! a split, a removal the copy of a sibling that it merges or balances with. At the root it copies the root and, when that is
+//! full, splits it under a new one.
 //!
-//! A change may descend several times, for a node that isn't in memory or a lock that is taken, and allocates no more for it: an inner
-//! node on its path that was copied, split or merged belongs to the running transaction from then on and has room, and the leaf is
-//! copied, split or merged only when no lock is left to be taken. Others would have to fill a half, or to drain it, in between.
+//! A change may descend several times, for a node that isn't in memory or a lock that is taken, and allocates no more for it:
+//! an inner node on its path that was copied, split or merged belongs to the running transaction from then on and has room, and
+//! the leaf is copied, split or merged only when no lock is left to be taken. Others would have to fill a half, or to drain it,
+//! in between.
 //!
 //! A bound that is computed before the operation joins its transaction allows for others that make the tree grow by one
 //! level meanwhile (the next one would take tens of thousands of changes). Computed again after joining it need not: from

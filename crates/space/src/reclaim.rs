@@ -14,7 +14,7 @@
 //!
 //! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row brought the first ticket
 //! no closer, though others that hold reservations were given a moment to return them, it fails; ten times as many may be in vain
-//! while what it lacks is pinned, so a refusal takes 20 commits and moments at most. Then those behind it that fit are granted,
+//! while what it lacks is pinned. Then those behind it that fit are granted,
 //! those whom the next commit would help become first, and the others fail as well. A ticket that didn't see the whole of the last
 //! cycle doesn't fail in it.
 //!
@@ -325,8 +325,9 @@ impl Thread {
             self.await_returns(&mut ledger, progress, first);
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.
             let judged = ledger.tickets.first_urgent().is_none();
-            if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref(), self.space.pinned_hint()) {
-                ledger.fail_from_first(sequence, self.space.pinned_hint(), first);
+            let pinned_blocks = self.space.pinned_hint();
+            if judged && progress.cycle_ends(&ledger, first(&ledger).as_ref(), pinned_blocks) {
+                ledger.fail_from_first(sequence, pinned_blocks, first);
             }
             ledger.preempt_if_worthwhile(self.space.pinned_hint());
             ledger
@@ -389,8 +390,9 @@ impl Thread {
         ledger.reclaim.commits_ended += 1;
         wake.commit_ended.notify_all();
         self.await_returns(&mut ledger, progress, first);
-        if progress.cycle_ends(&ledger, first(&ledger).as_ref(), self.space.pinned_hint()) {
-            ledger.fail_from_first(sequence, self.space.pinned_hint(), first);
+        let pinned_blocks = self.space.pinned_hint();
+        if progress.cycle_ends(&ledger, first(&ledger).as_ref(), pinned_blocks) {
+            ledger.fail_from_first(sequence, pinned_blocks, first);
         }
         ledger
     }

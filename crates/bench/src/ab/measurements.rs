@@ -27,7 +27,7 @@ const QUICK_FILES: u64 = 500;
 pub(super) enum Load {
     /// A load of `cairn bench run`.
     Known(Workload),
-    /// Empty files on a volume of which only this part is free.
+    /// Empty files on a volume of whose space one part in `free_share` is free.
     TightVolume { free_share: u64 },
     /// The same few items logged again and again.
     AttributeChanges,

@@ -234,6 +234,8 @@ mod tests {
         let tried = report.operations.iter().find(|operation| operation.name == "create").unwrap().count;
         assert_eq!(tried as f64, report.completed as f64 + value(REFUSED), "those refused are among the creations: {report}");
         assert_eq!(value(NOT_REMOVED), 0.0, "{report}");
+        let waited = report.statistics.as_ref().and_then(|statistics| statistics["tickets_waited"].as_u64());
+        assert!(waited.is_some_and(|waited| waited > 0), "creations compete for space: {report}");
         assert!(report.figures.iter().any(|figure| figure.name == LONGEST_P99 && figure.value > 0.0), "{report}");
     }
 }
