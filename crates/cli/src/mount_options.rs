@@ -12,6 +12,8 @@ pub enum Flush {
     Auto,
     /// Waits for others to share a flush.
     Coordinate,
+    /// The next group is written while the one before is flushed.
+    Overlap,
     /// One flush for each fsync.
     Each,
 }
@@ -82,10 +84,11 @@ const OPTIONS: &[MountOption] = &[
     },
     MountOption {
         name: "flush",
-        values: "auto|coordinate|each",
+        values: "auto|coordinate|overlap|each",
         help: "how fsyncs share device flushes (default auto)",
         set: |settings, value| {
-            settings.flush = one_of(value, &[("auto", Flush::Auto), ("coordinate", Flush::Coordinate), ("each", Flush::Each)])?;
+            let policies = [("auto", Flush::Auto), ("coordinate", Flush::Coordinate), ("overlap", Flush::Overlap), ("each", Flush::Each)];
+            settings.flush = one_of(value, &policies)?;
             Some(())
         },
     },

@@ -1,5 +1,6 @@
-//! How long a leader waits for others before it writes: flush coordination, after Ric Wheeler's and Darrick Wong's work
-//! on ext4 and the batching in jbd2.
+//! How groups follow each other: how long a leader waits for others before it writes, which is flush coordination, after Ric
+//! Wheeler's and Darrick Wong's work on ext4 and the batching in jbd2; and whether a group is written while the one before is
+//! flushed.
 //!
 //! A flush keeps a simple device from everything else, so the fewer of them the better; but who waits for company is not
 //! served meanwhile. Whether that pays depends on why requests come:
@@ -8,10 +9,14 @@
 //! - *By themselves*, whatever the leader does. Then as many are served per time with a wait as without, and all that the
 //!   wait changes is that each takes longer.
 //!
-//! So groups are closed in one of two ways: *together*, when all who were active lately have come, and *apart*, at once. The
-//! requests per time are measured for both, from close to close; groups wait only while that was found to serve more. From
-//! time to time the other way is tried for a while, after the first trials more rarely. After a change of the way nothing counts
-//! until each requester may have come once: they come as the old way let them go.
+//! Where a flush is too short for that, the requesters are always some in flight and some at work, and the question is another
+//! one: a device that works on several requests at once is faster with two groups in flight, one that doesn't is slower.
+//!
+//! So groups are closed in one of three ways: *together*, when all who were active lately have come; *apart*, one after the
+//! other, at once; and *overlapping*, when all have come who aren't in flight. Apart is compared with the one of the others that
+//! suits the flush time: the requests per time are measured for both, from close to close, and it is left only while the other
+//! was found to serve more. From time to time the other way is tried for a while, after the first trials more rarely. After a
+//! change of the way nothing counts until each requester may have come once: they come as the old way let them go.
 //!
 //! States of a group: nothing → *gathering*, unless it is closed at once ([`Gathering::begin`], then
 //! [`Gathering::patience`] until it is out, then [`Gathering::end`]) → closed → [`Gathering::completed`].
@@ -30,10 +35,14 @@ pub enum FlushPolicy {
     Coordinate,
     /// Never; and each request gets a flush of its own.
     Each,
+    /// Never; but the next group is written while the one before is flushed, whether it pays or not.
+    Overlap,
 }
 
-/// Below this a flush is too cheap to wait for company.
+/// Below this a flush is too cheap to wait for company, and groups may overlap instead,
 const FLUSH_TIME_MIN: Duration = Duration::from_millis(2);
+/// but not below this: then it takes no longer than to wake the threads that would work meanwhile.
+const OVERLAP_FLUSH_TIME_MIN: Duration = Duration::from_micros(400);
 /// Nobody waits for company longer than so many flush times, after which a flush is only a small part of the whole,
 const WAIT_MAX_FLUSHES: u32 = 48;
 /// nor longer than this.
@@ -49,29 +58,21 @@ const PAUSE_MAX: f64 = 4.0;
 const BUSY_FLUSHES: u32 = 2;
 /// With fewer requests in a flush time there is nobody to share a flush with.
 const SHARERS_MIN: f64 = 0.75;
-/// Together must serve so many times more requests per time,
+/// The other way must serve so many times more requests per time,
 const GAIN: f64 = 1.02;
 /// and by this part more than what chance does to so few irregular arrivals as were counted.
 const CHANCE: f64 = 0.75;
-/// The other way is tried for as many requests as there are requesters, and for so many at least,
+/// A trial lasts for as many requests as there are requesters, and for so many at least,
 const TRIAL_REQUESTS_MIN: usize = 48;
-/// after so many groups at first, and at most, without a trial.
+/// and comes after so many groups at first, and at most, without a trial.
 const GROUPS_BETWEEN_TRIALS: (u32, u32) = (64, 2048);
 
 /// How groups are closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    Together,
     Apart,
-}
-
-impl Way {
-    fn other(self) -> Way {
-        match self {
-            Way::Together => Way::Apart,
-            Way::Apart => Way::Together,
-        }
-    }
+    Together,
+    Overlapping,
 }
 
 /// How many requests a way served lately, and in which time.
@@ -117,8 +118,9 @@ pub(crate) struct Gathering {
     /// Requesters that were active lately, and whether there seem to be more: some came while the last group was flushed.
     expected: usize,
     grows: bool,
-    together: Served,
     apart: Served,
+    together: Served,
+    overlapping: Served,
     /// How the last group was closed, and how many requests will be served before it counts.
     way: Way,
     uncounted: usize,
@@ -138,9 +140,10 @@ impl Gathering {
             policy,
             expected: 0,
             grows: false,
-            together: Served::default(),
             apart: Served::default(),
-            way: Way::Apart,
+            together: Served::default(),
+            overlapping: Served::default(),
+            way: if policy == FlushPolicy::Overlap { Way::Overlapping } else { Way::Apart },
             uncounted: 0,
             trial: None,
             groups_without_trial: 0,
@@ -157,15 +160,19 @@ impl Gathering {
 
     /// Whether the leader waits for others. If not, its group, of `waiting` requests, is closed.
     pub(crate) fn begin(&mut self, now: Monotonic, waiting: usize, flush_time: Duration) -> bool {
-        let flush_long_enough = match self.policy {
-            FlushPolicy::Auto => flush_time >= FLUSH_TIME_MIN,
-            FlushPolicy::Coordinate => !flush_time.is_zero(),
-            FlushPolicy::Each => false,
+        let alternative = match self.policy {
+            FlushPolicy::Each | FlushPolicy::Overlap => None,
+            FlushPolicy::Auto if flush_time >= FLUSH_TIME_MIN => Some(Way::Together),
+            FlushPolicy::Auto => (flush_time >= OVERLAP_FLUSH_TIME_MIN).then_some(Way::Overlapping),
+            FlushPolicy::Coordinate => (!flush_time.is_zero()).then_some(Way::Together),
         };
-        if !flush_long_enough || waiting == 0 {
+        let Some(alternative) = alternative.filter(|_| waiting > 0) else {
             self.closed = Some(now);
+            if self.policy == FlushPolicy::Auto {
+                self.way = Way::Apart;
+            }
             return false;
-        }
+        };
         // With a pause behind it, or with a single requester, there is nothing to gain.
         let idle = self.completed.map_or(Duration::MAX, |completed| now - completed);
         if idle >= flush_time * BUSY_FLUSHES || self.expected < 2 {
@@ -173,7 +180,7 @@ impl Gathering {
             self.close(now, pause, waiting, self.way);
             return false;
         }
-        match self.choose(flush_time) {
+        match self.choose(alternative, flush_time) {
             Way::Together if waiting < self.expected || self.grows => {
                 self.wait = Some(Wait { begin: now, flush_time });
                 true
@@ -185,39 +192,49 @@ impl Gathering {
         }
     }
 
-    /// The way for the next group.
-    fn choose(&mut self, flush_time: Duration) -> Way {
+    /// The way for the next group: apart, or `alternative`.
+    fn choose(&mut self, alternative: Way, flush_time: Duration) -> Way {
         if self.policy == FlushPolicy::Coordinate {
             return Way::Together;
         }
         match self.trial {
-            Some((way, left)) if left > 0 => return way,
+            Some((way, left)) if left > 0 && (way == Way::Apart || way == alternative) => return way,
             Some(_) => {
                 self.trial = None;
                 self.groups_between_trials = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1);
             }
             None => {}
         }
-        let better = self.better();
+        let better = self.better(alternative);
         self.groups_without_trial += 1;
-        let untried = self.together.rate().is_none() && self.apart.count >= self.expected.max(TRIAL_REQUESTS_MIN) as f64;
+        let untried = self.served(alternative).rate().is_none() && self.apart.count >= self.expected.max(TRIAL_REQUESTS_MIN) as f64;
         let lonely = better == Way::Apart && self.apart.rate().is_none_or(|rate| rate * flush_time.as_secs_f64() < SHARERS_MIN);
         if lonely || (self.groups_without_trial <= self.groups_between_trials && !untried) {
             return better;
         }
         self.groups_without_trial = 0;
-        self.trial = Some((better.other(), self.expected.max(TRIAL_REQUESTS_MIN)));
-        better.other()
+        let other = if better == Way::Apart { alternative } else { Way::Apart };
+        self.trial = Some((other, self.expected.max(TRIAL_REQUESTS_MIN)));
+        other
     }
 
     /// The way that was found to serve more requests.
-    fn better(&self) -> Way {
-        match (self.together.rate(), self.apart.rate()) {
-            (Some(together), Some(apart)) => {
-                let chance = (1.0 / self.together.count.sqrt() + 1.0 / self.apart.count.sqrt()) * CHANCE;
-                if together > apart * (GAIN + chance) { Way::Together } else { Way::Apart }
+    fn better(&mut self, alternative: Way) -> Way {
+        let (other, apart) = (*self.served(alternative), self.apart);
+        match (other.rate(), apart.rate()) {
+            (Some(other_rate), Some(apart_rate)) => {
+                let chance = (1.0 / other.count.sqrt() + 1.0 / apart.count.sqrt()) * CHANCE;
+                if other_rate > apart_rate * (GAIN + chance) { alternative } else { Way::Apart }
             }
             _ => Way::Apart,
+        }
+    }
+
+    fn served(&mut self, way: Way) -> &mut Served {
+        match way {
+            Way::Apart => &mut self.apart,
+            Way::Together => &mut self.together,
+            Way::Overlapping => &mut self.overlapping,
         }
     }
 
@@ -231,8 +248,7 @@ impl Gathering {
             self.uncounted = self.uncounted.saturating_sub(waiting);
             return;
         }
-        let served = if way == Way::Together { &mut self.together } else { &mut self.apart };
-        served.add(waiting, (now - before).saturating_sub(pause));
+        self.served(way).add(waiting, (now - before).saturating_sub(pause));
         if let Some((_, left)) = &mut self.trial {
             *left = left.saturating_sub(waiting);
         }
@@ -245,13 +261,27 @@ impl Gathering {
             return None;
         }
         // A few may be late or gone; the others do not wait long for them.
-        let almost = self.expected - self.expected / 16;
+        let almost = self.almost_all();
         let complete = waiting >= almost;
         let interval = self.closed.map_or(flush_time, |closed| now - closed).div_f64(waiting as f64);
         let intervals = if complete { PAUSE_INTERVALS_COMPLETE } else { PAUSE_INTERVALS };
         let pause = interval.mul_f64(intervals).clamp(flush_time.mul_f64(PAUSE_MIN), flush_time.mul_f64(PAUSE_MAX));
         let wanted = [almost, self.expected].into_iter().find(|wanted| waiting < *wanted);
         Some(Patience { wanted: wanted.unwrap_or(usize::MAX), pause })
+    }
+
+    /// Whether the next group may be written while this one is flushed.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.way == Way::Overlapping
+    }
+
+    fn almost_all(&self) -> usize {
+        self.expected - self.expected / 16
+    }
+
+    /// Whether hardly anybody is expected beyond `active` requesters.
+    pub(crate) fn is_almost_all(&self, active: usize) -> bool {
+        active >= self.almost_all()
     }
 
     /// The wait is over, and the group closed with `waiting` requests.

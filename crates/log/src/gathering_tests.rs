@@ -349,3 +349,33 @@ fn the_loss_to_flushes_is_near_the_least_that_is_possible() {
         }
     }
 }
+
+/// 32 requests at a time, of which `apart_us` and `overlapping_us` are between two closes; how many of the last 1,000 groups
+/// overlapped.
+fn overlapping_groups(flush_time: Duration, apart_us: u64, overlapping_us: u64) -> usize {
+    let mut gathering = Gathering::new(FlushPolicy::Auto);
+    let (mut now_us, mut random) = (1000, Seeded::new(1));
+    let mut group = |_| {
+        assert!(!gathering.begin(at(now_us), 32, flush_time), "nobody waits for others");
+        let mean_us = if gathering.overlaps() { overlapping_us } else { apart_us };
+        now_us += mean_us / 2 + random.below(mean_us + 1);
+        gathering.completed(at(now_us), 32, 32);
+        usize::from(gathering.overlaps())
+    };
+    (0..3000).map(&mut group).skip(2000).sum()
+}
+
+#[test]
+fn groups_overlap_while_that_serves_more() {
+    let flush_time = Duration::from_millis(1);
+    let gains = overlapping_groups(flush_time, 1200, 800);
+    assert!(gains > 950, "{gains}");
+    for overlapping_us in [1200, 1260, 2000] {
+        let loses = overlapping_groups(flush_time, 1200, overlapping_us);
+        assert!(loses < 50, "{loses}");
+    }
+    // Below some flush time it is not even tried.
+    let cheap = OVERLAP_FLUSH_TIME_MIN - Duration::from_nanos(1);
+    assert_eq!(overlapping_groups(cheap, 1200, 800), 0);
+    assert!(overlapping_groups(OVERLAP_FLUSH_TIME_MIN, 1200, 800) > 950);
+}

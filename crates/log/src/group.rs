@@ -1,8 +1,9 @@
 //! Who waits for which operation, and who leads.
 //!
-//! Invariants: waiters are left only while there is a leader, or while `fallback` says that a transaction commit was
-//! asked for; a waiter is taken out of the list exactly once, under the lock, and finished after the lock was
-//! released; `durable` never goes back; after `error` was set the list stays empty.
+//! Invariants: waiters are left only while there is a leader, or a group in flight, whose thread leads again when it has landed,
+//! or while `fallback` says that a transaction commit was asked for; a waiter is taken out of the list exactly once, under the
+//! lock, and finished after the lock was released; `durable` never goes back; after `error` was set the list stays empty.
+//! At most one group is in flight beside the one that a leader works on, so at most two threads are at work.
 //!
 //! Lock: rank `LOG_GROUP` around [`Group`]; a [`Slot`] is a leaf.
 use crate::error::LogError;
@@ -102,13 +103,29 @@ pub(crate) enum Registered {
     Finished(Waiter, Result<(), LogError>),
     /// Somebody leads, or a commit comes.
     Waiting,
+    /// Somebody else leads now.
+    Appointed(Successor),
     /// The caller leads.
     Lead,
+}
+
+/// A group is in flight.
+pub(crate) struct Launched {
+    pub(crate) successor: Option<Successor>,
+}
+
+/// A group that is written and whose flush is under way, while nobody leads or somebody else does.
+#[derive(Clone, Copy)]
+struct InFlight {
+    /// The last operation in it.
+    last: LogSeq,
+    waiters: usize,
 }
 
 pub(crate) struct Group {
     waiters: Vec<(LogSeq, Waiter)>,
     pub(crate) leader: bool,
+    in_flight: Option<InFlight>,
     /// The ring had no room; `super_committed` continues.
     pub(crate) fallback: bool,
     /// Calls of `super_committed` that got here.
@@ -127,6 +144,7 @@ impl Group {
         Self {
             waiters: Vec::new(),
             leader: false,
+            in_flight: None,
             fallback: false,
             commits: 0,
             push_wanted: false,
@@ -137,8 +155,49 @@ impl Group {
         }
     }
 
+    /// Those who wait for the next group.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiters.len()
+        self.next().count()
+    }
+
+    fn next(&self) -> impl Iterator<Item = &Waiter> {
+        let in_flight = self.in_flight.map_or(LogSeq(0), |group| group.last);
+        self.waiters.iter().filter(move |(target, _)| *target > in_flight).map(|(_, waiter)| waiter)
+    }
+
+    /// Whether threads of the log still have to do with the device.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.leader || self.in_flight.is_some()
+    }
+
+    /// The leader has written everything up to `last`, and flushes it now. If groups may overlap and no other is in flight,
+    /// its own is from now on, and it leads no more; whoever leads next, if the next group is complete already, is to be told.
+    pub(crate) fn launch(&mut self, last: LogSeq) -> Option<Launched> {
+        if !self.gathering.overlaps() || self.in_flight.is_some() || self.error.is_some() {
+            return None;
+        }
+        let waiters = self.waiters.iter().filter(|(target, _)| *target <= last).count();
+        self.in_flight = Some(InFlight { last, waiters });
+        self.leader = false;
+        Some(Launched { successor: (!self.fallback && self.next_is_complete()).then(|| self.appoint()) })
+    }
+
+    /// The group in flight has landed. Its thread leads again, unless somebody else does; says whether it leads.
+    pub(crate) fn land(&mut self) -> bool {
+        self.in_flight = None;
+        !std::mem::replace(&mut self.leader, true)
+    }
+
+    /// Whether to write the next group beside the flush of the one in flight: everybody else who is expected waits for it, and
+    /// it isn't the smaller one. A wait for the flush would only bring those that are in flight themselves.
+    fn next_is_complete(&self) -> bool {
+        let Some(InFlight { waiters, .. }) = self.in_flight else { return true };
+        // Counted only when it can be.
+        if self.waiters.len() < 2 * waiters {
+            return false;
+        }
+        let next = self.waiting();
+        next >= waiters.max(1) && self.gathering.is_almost_all(next + waiters)
     }
 
     /// The last operation that somebody waits for.
@@ -154,9 +213,14 @@ impl Group {
         if self.durable >= target {
             return Registered::Finished(waiter, Ok(()));
         }
+        let is_callback = matches!(waiter, Waiter::Callback(..));
         self.waiters.push((target, waiter));
-        if self.leader || self.fallback {
+        if self.leader || self.fallback || !self.next_is_complete() {
             return Registered::Waiting;
+        }
+        if self.in_flight.is_some() && is_callback {
+            // A thread that has other things to do.
+            return Registered::Appointed(self.appoint());
         }
         self.leader = true;
         Registered::Lead
@@ -180,23 +244,25 @@ impl Group {
     }
 
     pub(crate) fn callback_waits(&self) -> bool {
-        self.waiters.iter().any(|(_, waiter)| matches!(waiter, Waiter::Callback(..)))
+        self.next().any(|waiter| matches!(waiter, Waiter::Callback(..)))
     }
 
     /// Whether a thread that does nothing else is worth its wake-up.
     pub(crate) fn several_wait(&self) -> bool {
-        self.waiters.len() > 1
+        self.waiting() > 1
     }
 
     /// Appoints the next leader: who waits alone and blocked, since it wakes up anyway, or else the worker.
     pub(crate) fn appoint(&mut self) -> Successor {
         self.leader = true;
-        match &self.waiters[..] {
-            [(_, Waiter::Blocked(slot))] => {
-                slot.state.lock().leads = true;
-                Successor::Blocked(Arc::clone(slot))
-            }
-            _ => Successor::Worker,
+        let alone = {
+            let mut next = self.next();
+            next.next().filter(|_| next.next().is_none())
+        };
+        if let Some(Waiter::Blocked(slot)) = alone {
+            slot.state.lock().leads = true;
+            return Successor::Blocked(Arc::clone(slot));
         }
+        Successor::Worker
     }
 }

@@ -104,7 +104,7 @@ fn everyone_is_finished_exactly_once_among_commits() {
     let (mut throttled, mut fallen_back, mut pushed) = (0, 0, 0);
     for seed in 0..6 {
         let short = LogOptions { background_push_bytes: 30_000, hard_limit_bytes: 60_000, ..quiet_options() };
-        let flush = if seed % 3 == 2 { FlushPolicy::Coordinate } else { FlushPolicy::Auto };
+        let flush = [FlushPolicy::Auto, FlushPolicy::Overlap, FlushPolicy::Coordinate][seed as usize % 3];
         let mut volume = Volume::with_options(LogOptions { flush, ..short });
         volume.device.set_flush_time(Duration::from_micros(300 * (seed + 1)));
         let (finished, expected) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -170,8 +170,8 @@ fn client(log: &Arc<Log>, finished: &Arc<AtomicU64>, expected: &AtomicU64, mut r
 
 #[test]
 fn an_abort_reaches_everyone_once() {
-    for delay_us in [0, 500, 3000, 6000, 9000] {
-        let volume = Volume::new();
+    for (delay_us, flush) in [0, 500, 3000, 6000, 9000].into_iter().flat_map(|us| [(us, FlushPolicy::Auto), (us, FlushPolicy::Overlap)]) {
+        let volume = Volume::with_options(LogOptions { flush, ..quiet_options() });
         volume.device.set_flush_time(Duration::from_millis(4));
         let (succeeded, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let workers: Vec<_> = (0..12)

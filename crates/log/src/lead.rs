@@ -6,24 +6,32 @@
 //! hands over to nobody. Those whose operation is durable are told while the device works on the next group, since telling
 //! many takes as long as a flush; but before a leader waits for others to join, for it is them who join.
 //!
+//! *Overlapping.* When the gathering policy says that it pays, a leader that has written its group leads no more while it flushes:
+//! the group is *in flight*. As soon as everybody else who is expected has registered, the one who came last leads, or the second
+//! worker, and writes the next group while the flush is under way. When the flush is done, its thread leads again unless somebody
+//! else does. Writing is for leaders only, so checkpoints are written in order, and a flush covers all that were written before it.
+//!
 //! Why no wake-up is lost: the decision to stop leading and the registration of a waiter happen under the group's lock;
 //! a waiter that comes after the decision finds `leader` unset and leads itself. A successor is appointed while it is in
 //! the list of waiters; if it is finished before it wakes up, it still sees that it leads, and hands over again. [`Telling`]
 //! tells everybody at the latest when it is dropped. A leader that panics leaves a dead log.
 use crate::error::{CommitReason, LogError};
 use crate::gathering::FlushPolicy;
-use crate::group::{Slot, Waiter};
+use crate::group::{Launched, Slot, Waiter};
 use crate::log::LogOptions;
 use crate::push::{NoRoom, nanoseconds};
 use crate::shared::Shared;
 use crate::stages::{Ending, RoundTimes};
 use cairn_environment::clock;
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// What a round left to do.
 #[derive(Default)]
 struct Round {
+    /// Somebody else leads by now.
+    left: bool,
     no_room: Option<NoRoom>,
     /// Waiters whose operation is durable, and who don't know yet.
     finished: Vec<Waiter>,
@@ -63,15 +71,34 @@ impl Drop for Telling<'_> {
     }
 }
 
-/// Leaves a dead log when the leader panics: nobody else would ever lead.
-struct Watch<'a>(&'a Shared);
+/// What a thread is to the group, and would leave to nobody if it panicked.
+#[derive(Clone, Copy)]
+enum Role {
+    Leader,
+    /// Its group is in flight.
+    Flusher,
+    None,
+}
+
+/// Leaves a dead log when a leader panics: nobody else would ever lead.
+struct Watch<'a> {
+    shared: &'a Shared,
+    role: Cell<Role>,
+}
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail(LogError::Aborted("a thread that led a group ended with a panic".into()));
-            self.0.group.lock().leader = false;
-            self.0.left.notify_all();
+            self.shared.fail(LogError::Aborted("a thread that led a group ended with a panic".into()));
+            let mut group = self.shared.group.lock();
+            let leads = match self.role.get() {
+                Role::Leader => true,
+                Role::Flusher => group.land(),
+                Role::None => false,
+            };
+            group.leader &= !leads;
+            drop(group);
+            self.shared.left.notify_all();
         }
     }
 }
@@ -79,19 +106,26 @@ impl Drop for Watch<'_> {
 impl Shared {
     /// Leads until `leader` need not or must not any more.
     pub(crate) fn lead(&self, leader: Leader<'_>) {
-        let _watch = Watch(self);
-        self.lead_after(leader, Round::default());
+        self.lead_after(&self.watch(), leader, Round::default());
     }
 
-    fn lead_after(&self, leader: Leader<'_>, mut round: Round) {
+    /// Of a leader.
+    fn watch(&self) -> Watch<'_> {
+        Watch { shared: self, role: Cell::new(Role::Leader) }
+    }
+
+    fn lead_after(&self, watch: &Watch<'_>, leader: Leader<'_>, mut round: Round) {
         loop {
-            let goes_on = self.decide(leader, round.no_room, &round.finished);
+            let goes_on = !round.left && self.decide(leader, round.no_room, &round.finished);
+            if !goes_on {
+                watch.role.set(Role::None);
+            }
             let mut telling = Telling { shared: self, finished: std::mem::take(&mut round.finished).into_iter(), times: round.times };
             if !goes_on {
                 telling.now();
                 return;
             }
-            round = self.round_or_fail(|shared| shared.round(&mut telling));
+            round = self.round_or_fail(watch, |shared| shared.round(watch, &mut telling));
             telling.now();
         }
     }
@@ -109,8 +143,8 @@ impl Shared {
             }
             group.leader = true;
         }
-        let _watch = Watch(self);
-        let round = self.round_or_fail(|shared| {
+        let watch = self.watch();
+        let round = self.round_or_fail(&watch, |shared| {
             let LogOptions { background_push_bytes, hard_limit_bytes, .. } = shared.options;
             if shared.list.lock().entry_bytes() < background_push_bytes.min(hard_limit_bytes) {
                 return Ok(Round::default());
@@ -119,21 +153,21 @@ impl Shared {
             let no_room = shared.push(&mut || {})?;
             let mut round = Round { no_room, ..Round::default() };
             if no_room.is_some() {
-                shared.flush_and_complete(&mut round)?;
+                shared.flush_and_complete(&watch, &mut round)?;
             }
             Ok(round)
         });
-        self.lead_after(Leader::Worker, round);
+        self.lead_after(&watch, Leader::Worker, round);
     }
 
-    fn round_or_fail(&self, round: impl FnOnce(&Self) -> Result<Round, LogError>) -> Round {
+    fn round_or_fail(&self, watch: &Watch<'_>, round: impl FnOnce(&Self) -> Result<Round, LogError>) -> Round {
         round(self).unwrap_or_else(|error| {
             self.fail(error);
-            Round::default()
+            Round { left: matches!(watch.role.get(), Role::None), ..Round::default() }
         })
     }
 
-    fn round(&self, telling: &mut Telling<'_>) -> Result<Round, LogError> {
+    fn round(&self, watch: &Watch<'_>, telling: &mut Telling<'_>) -> Result<Round, LogError> {
         self.gather(telling);
         let Some(target) = self.group.lock().highest_target() else { return Ok(Round::default()) };
         let written_last = self.ring.lock().written_last;
@@ -143,15 +177,43 @@ impl Shared {
             round.no_room = self.push(&mut || telling.now())?;
         }
         telling.now();
-        self.flush_and_complete(&mut round)?;
+        self.flush_and_complete(watch, &mut round)?;
         Ok(round)
     }
 
-    fn flush_and_complete(&self, round: &mut Round) -> Result<(), LogError> {
+    /// Others may write the next group meanwhile, if groups overlap.
+    fn flush_and_complete(&self, watch: &Watch<'_>, round: &mut Round) -> Result<(), LogError> {
         let each = self.options.flush == FlushPolicy::Each;
-        let last = self.flush(each, &mut round.times)?;
-        round.finished = self.complete(last, &round.times);
+        if round.no_room.is_none() {
+            self.launch(watch);
+        }
+        let flushed = self.flush(each, &mut round.times);
+        if matches!(watch.role.get(), Role::Flusher) {
+            self.land(watch);
+            round.left = matches!(watch.role.get(), Role::None);
+        }
+        round.finished = self.complete(flushed?, &round.times);
         Ok(())
+    }
+
+    fn launch(&self, watch: &Watch<'_>) {
+        let written_last = self.ring.lock().written_last;
+        let launched = self.group.lock().launch(written_last);
+        if let Some(Launched { successor }) = launched {
+            watch.role.set(Role::Flusher);
+            self.inform(successor);
+        }
+    }
+
+    fn land(&self, watch: &Watch<'_>) {
+        let mut group = self.group.lock();
+        let leads = group.land();
+        watch.role.set(if leads { Role::Leader } else { Role::None });
+        let dead = group.error.is_some();
+        drop(group);
+        if dead && !leads {
+            self.left.notify_all();
+        }
     }
 
     /// Waits for others that are expected to join.

@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 /// Memory for checkpoints that is kept for later ones.
 const UNUSED_BUFFERS_BYTES_MAX: usize = 4 << 20;
+/// Groups that may be on their way to the device at once: one is written while another is flushed.
+const WORKERS: usize = 2;
 
 /// Called when an operation is durable, or never will be.
 pub type DurableCallback = Box<dyn FnOnce(Result<(), LogError>) + Send>;
@@ -108,7 +110,7 @@ pub struct Cut {
 /// ```
 pub struct Log {
     shared: Arc<Shared>,
-    worker: Mutex<Option<thread::JoinHandle<()>>>,
+    workers: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
 impl Log {
@@ -159,11 +161,12 @@ impl Log {
             counters: CacheAligned(Mutex::new(Rank::STATISTICS, LogStatistics::default())),
             stages: Stages::new(),
         });
-        let worker = (!options.read_only).then(|| {
+        let worker = |_| {
             let shared = Arc::clone(&shared);
             thread::spawn("cairn-log", move || worker::run(&shared))
-        });
-        Arc::new(Self { shared, worker: Mutex::new(Rank::LEAF, worker) })
+        };
+        let workers = (0..if options.read_only { 0 } else { WORKERS }).map(worker).collect();
+        Arc::new(Self { shared, workers: Mutex::new(Rank::LEAF, workers) })
     }
 
     /// Adds the changes of one operation to the list, all at once, and empties the batch. The operation's order among
@@ -283,6 +286,7 @@ impl Log {
         match self.shared.register(target, Waiter::Callback(callback, registration)) {
             Registered::Finished(waiter, outcome) => waiter.finish(outcome.map(|()| Ending::Immediate), &self.shared.stages),
             Registered::Waiting => {}
+            Registered::Appointed(successor) => self.shared.inform(Some(successor)),
             Registered::Lead => self.shared.lead(Leader::Passing),
         }
     }
@@ -316,6 +320,7 @@ impl Log {
         match self.shared.register(target, Waiter::Blocked(Arc::clone(&slot))) {
             Registered::Finished(_, outcome) => return outcome.map(|()| Ending::Immediate),
             Registered::Waiting => {}
+            Registered::Appointed(successor) => self.shared.inform(Some(successor)),
             Registered::Lead => self.shared.lead(Leader::Blocked(&slot)),
         }
         loop {
@@ -401,13 +406,13 @@ impl Log {
     pub fn stop(&self) {
         self.shared.fail(LogError::Stopped);
         self.shared.worker.send(|signals| signals.stop = true);
-        let worker = self.worker.lock().take();
-        if let Some(worker) = worker {
+        let workers = std::mem::take(&mut *self.workers.lock());
+        for worker in workers {
             // A panic in the worker was a panic in a callback; it has been reported.
             let _ = worker.join();
         }
         let mut group = self.shared.group.lock();
-        while group.leader {
+        while group.is_busy() {
             self.shared.left.wait(&mut group);
         }
     }

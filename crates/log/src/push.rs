@@ -197,7 +197,7 @@ impl Shared {
         if let Some(begin) = began {
             self.device.flush()?;
             let flush_time_ns = nanoseconds(begin.elapsed());
-            self.ring.lock().flushed_sequence = sequence;
+            self.ring.lock().flushed(sequence);
             self.count(|counters| {
                 counters.flushes += 1;
                 counters.flush_time_ns += flush_time_ns;

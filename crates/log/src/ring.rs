@@ -99,6 +99,11 @@ impl Ring {
         self.written_last = self.written_last.max(last);
     }
 
+    /// Everything up to this checkpoint is durable. Flushes overlap, so a later one may have said so before.
+    pub(crate) fn flushed(&mut self, sequence: u64) {
+        self.flushed_sequence = self.flushed_sequence.max(sequence);
+    }
+
     /// Whether a flush would make anything durable.
     pub(crate) fn needs_flush(&self) -> bool {
         self.written_sequence > self.flushed_sequence

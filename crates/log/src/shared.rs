@@ -240,7 +240,7 @@ impl Shared {
             } else {
                 self.advance_durable(&mut group, last);
                 let finished = group.take_durable(usize::MAX);
-                let successor = (!group.leader && group.waiting() > 0).then(|| group.appoint());
+                let successor = (!group.is_busy() && group.waiting() > 0).then(|| group.appoint());
                 let push = !group.leader && std::mem::take(&mut group.push_wanted);
                 (finished, successor, push)
             }

@@ -1,6 +1,6 @@
 //! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which the
 //! scheduler reports.
-use crate::{Batch, CommitReason, DataTicket, DataWrite, Log, LogError, LogOptions, LogStart};
+use crate::{Batch, CommitReason, DataTicket, DataWrite, FlushPolicy, Log, LogError, LogOptions, LogStart};
 use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, MemoryDevice, Operation};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
@@ -14,7 +14,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 fn iterations() -> usize {
-    schedules(3000)
+    schedules(1500)
+}
+
+/// Tries many interleavings of `model`, with groups one after the other, and with groups that overlap.
+fn check(iterations: usize, model: impl Fn(FlushPolicy) + Clone + Send + Sync + 'static) {
+    for flush in [FlushPolicy::Auto, FlushPolicy::Overlap] {
+        let model = model.clone();
+        shuttle::check_random(move || model(flush), iterations);
+    }
 }
 
 /// What the commit thread sees.
@@ -27,11 +35,11 @@ fn geometry() -> Geometry {
     Geometry::for_size(16 << 20, Some(Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64)).unwrap()
 }
 
-fn log_of(requests: &Arc<Requests>) -> Arc<Log> {
-    log_on(requests, Arc::new(MemoryDevice::new(16 << 20)))
+fn log_of(requests: &Arc<Requests>, flush: FlushPolicy) -> Arc<Log> {
+    log_on(requests, Arc::new(MemoryDevice::new(16 << 20)), flush)
 }
 
-fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>) -> Arc<Log> {
+fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> Arc<Log> {
     let geometry = geometry();
     let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(2) };
     let requested = Arc::clone(requests);
@@ -42,7 +50,7 @@ fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>) -> Arc<Log> {
             requested.wake.notify_one();
         }
     };
-    let options = LogOptions { background_push_bytes: 3000, hard_limit_bytes: 1 << 20, ..LogOptions::for_geometry(&geometry) };
+    let options = LogOptions { background_push_bytes: 3000, hard_limit_bytes: 1 << 20, flush, ..LogOptions::for_geometry(&geometry) };
     Log::new(device, VolumeId([1; 16]), geometry, start, Arc::new(AtomicU64::new(3)), Box::new(request), options)
 }
 
@@ -66,70 +74,64 @@ fn callback(done: &Arc<AtomicU64>) -> Box<dyn FnOnce(Result<(), LogError>) + Sen
 
 #[test]
 fn leadership_is_handed_over_and_nobody_sleeps_for_ever() {
-    shuttle::check_random(
-        || {
-            let log = log_of(&requests());
-            let done = Arc::new(AtomicU64::new(0));
-            let threads: Vec<_> = (0..3)
-                .map(|index| {
-                    let (log, done) = (Arc::clone(&log), Arc::clone(&done));
-                    thread::spawn("client", move || {
-                        for round in 0..2 {
-                            let sequence = insert(&log, 1);
-                            if (index + round) % 3 == 0 {
-                                log.on_durable(sequence, callback(&done));
-                            } else {
-                                log.wait_durable(sequence).unwrap();
-                                assert!(log.durable() >= sequence);
-                                done.fetch_add(1, Ordering::SeqCst);
-                            }
+    check(iterations(), |flush| {
+        let log = log_of(&requests(), flush);
+        let done = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|index| {
+                let (log, done) = (Arc::clone(&log), Arc::clone(&done));
+                thread::spawn("client", move || {
+                    for round in 0..2 {
+                        let sequence = insert(&log, 1);
+                        if (index + round) % 3 == 0 {
+                            log.on_durable(sequence, callback(&done));
+                        } else {
+                            log.wait_durable(sequence).unwrap();
+                            assert!(log.durable() >= sequence);
+                            done.fetch_add(1, Ordering::SeqCst);
                         }
-                    })
+                    }
                 })
-                .collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-            // Callbacks may be left to the worker, but whoever waits behind them comes after them.
-            log.wait_durable(log.last()).unwrap();
-            while done.load(Ordering::SeqCst) < 6 {
-                shuttle::thread::yield_now();
-            }
-            log.stop();
-            assert_eq!((done.load(Ordering::SeqCst), log.statistics().completed()), (6, 7));
-        },
-        iterations(),
-    );
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // Callbacks may be left to the worker, but whoever waits behind them comes after them.
+        log.wait_durable(log.last()).unwrap();
+        while done.load(Ordering::SeqCst) < 6 {
+            shuttle::thread::yield_now();
+        }
+        log.stop();
+        assert_eq!((done.load(Ordering::SeqCst), log.statistics().completed()), (6, 7));
+    });
 }
 
 #[test]
 fn a_full_ring_and_a_commit_meet_in_any_order() {
-    shuttle::check_random(
-        || {
-            let requests = requests();
-            let log = log_of(&requests);
-            let committer = {
-                let (log, requests) = (Arc::clone(&log), Arc::clone(&requests));
-                thread::spawn("commit", move || commits(&log, &requests))
-            };
-            let threads: Vec<_> = (0..2)
-                .map(|_| {
-                    let log = Arc::clone(&log);
-                    thread::spawn("client", move || {
-                        for _ in 0..4 {
-                            log.throttle().unwrap();
-                            let sequence = insert(&log, 100);
-                            log.wait_durable(sequence).unwrap();
-                        }
-                    })
+    check(iterations() / 3, |flush| {
+        let requests = requests();
+        let log = log_of(&requests, flush);
+        let committer = {
+            let (log, requests) = (Arc::clone(&log), Arc::clone(&requests));
+            thread::spawn("commit", move || commits(&log, &requests))
+        };
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let log = Arc::clone(&log);
+                thread::spawn("client", move || {
+                    for _ in 0..4 {
+                        log.throttle().unwrap();
+                        let sequence = insert(&log, 100);
+                        log.wait_durable(sequence).unwrap();
+                    }
                 })
-                .collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-            requests.pending.lock().1 = true;
-            requests.wake.notify_one();
-            committer.join().unwrap();
-            log.stop();
-        },
-        iterations() / 3,
-    );
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        requests.pending.lock().1 = true;
+        requests.wake.notify_one();
+        committer.join().unwrap();
+        log.stop();
+    });
 }
 
 /// Commits a few times at any moment, then whenever asked.
@@ -174,6 +176,17 @@ struct StrictDevice {
 struct Blocks {
     completed: HashSet<u64>,
     durable: HashSet<u64>,
+    /// Writes and flushes under way.
+    under_way: usize,
+}
+
+impl StrictDevice {
+    fn during<T>(&self, request: impl FnOnce() -> T) -> T {
+        self.blocks.lock().under_way += 1;
+        let result = request();
+        self.blocks.lock().under_way -= 1;
+        result
+    }
 }
 
 impl BlockDevice for StrictDevice {
@@ -181,7 +194,7 @@ impl BlockDevice for StrictDevice {
         Ok(())
     }
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        shuttle::thread::yield_now();
+        self.during(shuttle::thread::yield_now);
         let count = buffers.iter().map(|buffer| buffer.len() / BLOCK_SIZE).sum::<usize>() as u64;
         let first = offset_bytes / BLOCK_SIZE as u64;
         if (first..first + count).contains(&self.unwritable) {
@@ -193,7 +206,7 @@ impl BlockDevice for StrictDevice {
     }
     fn flush(&self) -> Result<(), DeviceError> {
         let covered = self.blocks.lock().completed.clone();
-        shuttle::thread::yield_now();
+        self.during(shuttle::thread::yield_now);
         self.blocks.lock().durable.extend(covered);
         Ok(())
     }
@@ -212,73 +225,84 @@ impl BlockDevice for StrictDevice {
 /// flush, the one whose block can't be written is told so, and everybody is told once.
 #[test]
 fn nobody_is_told_before_the_data_is_flushed() {
-    shuttle::check_random(
-        || {
-            let data_start = geometry().data_start().0;
-            let device = Arc::new(StrictDevice { blocks: Mutex::new(Rank::DEVICE, Blocks::default()), unwritable: data_start + 2 });
-            let log = log_on(&requests(), Arc::clone(&device) as Arc<dyn BlockDevice>);
-            let committer = {
+    check(iterations(), |flush| {
+        let data_start = geometry().data_start().0;
+        let device = Arc::new(StrictDevice { blocks: Mutex::new(Rank::DEVICE, Blocks::default()), unwritable: data_start + 2 });
+        let log = log_on(&requests(), Arc::clone(&device) as Arc<dyn BlockDevice>, flush);
+        let committer = {
+            let (log, device) = (Arc::clone(&log), Arc::clone(&device));
+            thread::spawn("commit", move || {
+                for generation in 2..4 {
+                    yield_sometimes(60);
+                    log.cut(Generation(generation + 1));
+                    log.write_data().unwrap();
+                    device.flush().unwrap();
+                    log.super_committed(Generation(generation));
+                }
+            })
+        };
+        let clients: Vec<_> = (0..3)
+            .map(|client| {
                 let (log, device) = (Arc::clone(&log), Arc::clone(&device));
-                thread::spawn("commit", move || {
-                    for generation in 2..4 {
-                        yield_sometimes(60);
-                        log.cut(Generation(generation + 1));
-                        log.write_data().unwrap();
-                        device.flush().unwrap();
-                        log.super_committed(Generation(generation));
+                thread::spawn("client", move || {
+                    for round in 0..2 {
+                        // Neighbours, so that writes are merged.
+                        let block = data_start + round * 3 + client;
+                        let ticket = DataTicket::new(1);
+                        let write = DataWrite {
+                            range: BlockRange::new(BlockNumber(block), 1),
+                            data: BlockBuffer::from(AlignedBuffer::zeroed(BLOCK_SIZE)).share(),
+                            generation: Generation(2),
+                            ticket: Arc::clone(&ticket),
+                        };
+                        let mut batch = Batch::new();
+                        batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, block), &[1], EntryFlags::default());
+                        let sequence = log.insert_with_data(&mut batch, vec![write]);
+                        log.wait_durable(sequence).unwrap();
+                        let written = ticket.outcome().expect("it was tried").is_ok();
+                        assert_eq!(written, block != data_start + 2);
+                        assert_eq!(device.blocks.lock().durable.contains(&block), written);
                     }
                 })
-            };
-            let clients: Vec<_> = (0..3)
-                .map(|client| {
-                    let (log, device) = (Arc::clone(&log), Arc::clone(&device));
-                    thread::spawn("client", move || {
-                        for round in 0..2 {
-                            // Neighbours, so that writes are merged.
-                            let block = data_start + round * 3 + client;
-                            let ticket = DataTicket::new(1);
-                            let write = DataWrite {
-                                range: BlockRange::new(BlockNumber(block), 1),
-                                data: BlockBuffer::from(AlignedBuffer::zeroed(BLOCK_SIZE)).share(),
-                                generation: Generation(2),
-                                ticket: Arc::clone(&ticket),
-                            };
-                            let mut batch = Batch::new();
-                            batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, block), &[1], EntryFlags::default());
-                            let sequence = log.insert_with_data(&mut batch, vec![write]);
-                            log.wait_durable(sequence).unwrap();
-                            let written = ticket.outcome().expect("it was tried").is_ok();
-                            assert_eq!(written, block != data_start + 2);
-                            assert_eq!(device.blocks.lock().durable.contains(&block), written);
-                        }
-                    })
-                })
-                .collect();
-            clients.into_iter().for_each(|client| client.join().unwrap());
-            committer.join().unwrap();
-            log.stop();
-            assert_eq!((log.unwritten_blocks(), log.data_losses()), (0, 1));
-        },
-        iterations(),
-    );
+            })
+            .collect();
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        committer.join().unwrap();
+        log.stop();
+        assert_eq!((log.unwritten_blocks(), log.data_losses()), (0, 1));
+    });
 }
 
 #[test]
 fn an_abort_wakes_everybody_whoever_leads() {
-    shuttle::check_random(
-        || {
-            let log = log_of(&requests());
-            let threads: Vec<_> = (0..3)
-                .map(|_| {
-                    let log = Arc::clone(&log);
-                    thread::spawn("client", move || while log.wait_durable(insert(&log, 1)).is_ok() {})
-                })
-                .collect();
-            yield_sometimes(200);
-            log.abort(LogError::Aborted("test".into()));
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-            log.stop();
-        },
-        iterations(),
-    );
+    check(iterations(), |flush| {
+        let log = log_of(&requests(), flush);
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let log = Arc::clone(&log);
+                thread::spawn("client", move || while log.wait_durable(insert(&log, 1)).is_ok() {})
+            })
+            .collect();
+        yield_sometimes(200);
+        log.abort(LogError::Aborted("test".into()));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        log.stop();
+    });
+}
+
+#[test]
+fn the_device_is_left_alone_when_the_log_has_stopped() {
+    check(iterations(), |flush| {
+        let device = Arc::new(StrictDevice { blocks: Mutex::new(Rank::DEVICE, Blocks::default()), unwritable: u64::MAX });
+        let log = log_on(&requests(), Arc::clone(&device) as Arc<dyn BlockDevice>, flush);
+        let client = || {
+            let log = Arc::clone(&log);
+            thread::spawn("client", move || while log.wait_durable(insert(&log, 1)).is_ok() {})
+        };
+        let clients = [client(), client(), client()];
+        yield_sometimes(200);
+        log.stop();
+        assert_eq!(device.blocks.lock().under_way, 0);
+        clients.into_iter().for_each(|client| client.join().unwrap());
+    });
 }

@@ -1,6 +1,7 @@
-//! The log's own thread: it pushes when the list is long, and leads while several wait.
+//! The log's own threads: they push when the list is long, and lead while several wait. There are two, so that one can write a
+//! group while the other flushes the one before.
 //!
-//! Signals are levels, not edges: each stays set until the worker saw it.
+//! Signals are levels, not edges: each stays set until a worker saw it, and `stop` for ever.
 use crate::lead::Leader;
 use crate::shared::Shared;
 use cairn_environment::Rank;
@@ -26,8 +27,15 @@ impl WorkerSignal {
     }
 
     pub(crate) fn send(&self, change: impl FnOnce(&mut Signals)) {
-        change(&mut self.signals.lock());
-        self.wake.notify_one();
+        let mut signals = self.signals.lock();
+        change(&mut signals);
+        let stop = signals.stop;
+        drop(signals);
+        if stop {
+            self.wake.notify_all();
+        } else {
+            self.wake.notify_one();
+        }
     }
 
     fn receive(&self) -> Signals {
@@ -35,7 +43,8 @@ impl WorkerSignal {
         while !(signals.lead || signals.push || signals.stop) {
             self.wake.wait(&mut signals);
         }
-        std::mem::take(&mut signals)
+        let stop = signals.stop;
+        std::mem::replace(&mut signals, Signals { stop, ..Signals::default() })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::verdict::judge;
 use crate::workload::{Client, session};
 use cairn_blockdev::{BlockDevice, FileDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FileType, FsyncKind, FsyncWait, NewInode, Volume, VolumeOptions};
+use cairn_engine::{FileType, FlushPolicy, FsyncKind, FsyncWait, NewInode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -89,6 +89,7 @@ struct Shape {
     commit_interval_ms: u64,
     discard: bool,
     fsync_wait: FsyncWait,
+    flush: FlushPolicy,
     /// How long a flush takes, so that clients work while commits and groups are under way.
     flush_time_us: u64,
     /// Much is logged: the ring wraps around and is full now and then.
@@ -119,6 +120,7 @@ impl Shape {
                 (true, true) => [400, 10_000][random.below(2) as usize],
                 (true, false) => [0, 100, 400, 2500][random.below(4) as usize],
             },
+            flush: if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto },
         }
     }
 
@@ -128,6 +130,7 @@ impl Shape {
             background: self.background,
             discard: self.discard,
             fsync_wait: self.fsync_wait,
+            flush: self.flush,
             // A small cache makes commits frequent, which keeps the log short.
             node_cache_bytes: if self.full_log { 64 << 20 } else { 256 << 10 },
             ..VolumeOptions::default()

@@ -9,7 +9,7 @@
 //! it, others write, flush and acknowledge.
 use cairn_blockdev::simulated::Request;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
-use cairn_engine::{Error, FsyncKind, InodeNumber, Volume, VolumeOptions};
+use cairn_engine::{Error, FlushPolicy, FsyncKind, InodeNumber, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -244,7 +244,8 @@ fn work(volume: &Volume, company: Company) -> Result<(Vec<File>, Option<Error>),
 fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, String> {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
     format(&*device, LOG_BYTES)?;
-    let options = VolumeOptions { background: false, discard: true, ..VolumeOptions::default() };
+    let flush = if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto };
+    let options = VolumeOptions { background: false, discard: true, flush, ..VolumeOptions::default() };
     let used: Arc<dyn BlockDevice> =
         if company.committer { Uneven::new(device.clone(), random.next_u64(), 50, 500) } else { device.clone() };
     let volume = Volume::open(used, options).map_err(|error| error.to_string())?;

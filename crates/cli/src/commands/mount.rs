@@ -181,6 +181,7 @@ fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume
     options.flush = match settings.flush {
         Flush::Auto => FlushPolicy::Auto,
         Flush::Coordinate => FlushPolicy::Coordinate,
+        Flush::Overlap => FlushPolicy::Overlap,
         Flush::Each => FlushPolicy::Each,
     };
     options.fsync_wait = settings.fsync_wait;

@@ -2,7 +2,7 @@
 use crate::generator::{Generator, Profile};
 use crate::model::{Layout, Model};
 use crate::operation::Operation;
-use cairn_engine::{FsyncWait, VolumeOptions};
+use cairn_engine::{FlushPolicy, FsyncWait, VolumeOptions};
 use cairn_environment::random::Seeded;
 use std::fmt;
 use std::str::FromStr;
@@ -112,18 +112,11 @@ impl Scene {
             options.commit_interval = Duration::from_millis(2);
             uneven_us = one_of(random, &[1000, 5000]);
         }
-        Scene {
-            volume_bytes: 192 * MIB,
-            log_bytes: if full_log { MIB } else { MIB << random.below(3) },
-            options,
-            read_us: one_of(random, &[0, 80]),
-            write_us,
-            flush_us,
-            uneven_us,
-            pause_us,
-            ending,
-            scripts,
-        }
+        let log_bytes = if full_log { MIB } else { MIB << random.below(3) };
+        let read_us = one_of(random, &[0, 80]);
+        // Drawn last, so that seeds keep what else they mean.
+        options.flush = if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto };
+        Scene { volume_bytes: 192 * MIB, log_bytes, options, read_us, write_us, flush_us, uneven_us, pause_us, ending, scripts }
     }
 }
 
