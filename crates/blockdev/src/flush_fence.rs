@@ -11,7 +11,7 @@
 //!
 //! Lock: rank `DEVICE`, for moments and to wait; never held during a flush.
 use crate::device::BlockDevice;
-use crate::error::DeviceError;
+use crate::error::{DeviceError, Operation};
 use crate::forward_to_device;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -51,6 +51,26 @@ impl FlushFence {
     }
 }
 
+/// What became of a flush whose thread panics is not known: it counts as failed, and nobody waits for it.
+struct Watch<'a> {
+    fence: &'a FlushFence,
+    number: u64,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let mut flushes = self.fence.flushes.lock();
+        flushes.under_way.retain(|other| *other != self.number);
+        let name = Arc::from("device");
+        let error = || DeviceError::new(Operation::Flush, 0, 0, &name, std::io::Error::other("the thread that flushed it panicked"));
+        flushes.error.get_or_insert_with(error);
+        self.fence.finished.notify_all();
+    }
+}
+
 impl BlockDevice for FlushFence {
     fn flush(&self) -> Result<(), DeviceError> {
         let number = {
@@ -63,6 +83,7 @@ impl BlockDevice for FlushFence {
             flushes.under_way.push(number);
             number
         };
+        let _watch = Watch { fence: self, number };
         let result = self.device.flush();
         let mut flushes = self.flushes.lock();
         flushes.under_way.retain(|other| *other != number);

@@ -16,6 +16,7 @@ struct Steps {
     issued: usize,
     /// By order of issue.
     outcomes: Vec<Option<bool>>,
+    panicking: Option<usize>,
     ended: VecDeque<usize>,
 }
 
@@ -32,6 +33,12 @@ impl Stepped {
         while state.issued < count {
             self.changed.wait(&mut state);
         }
+    }
+
+    /// The thread of flush `number` panics in it.
+    fn panic_in(&self, number: usize) {
+        self.state.lock().panicking = Some(number);
+        self.changed.notify_all();
     }
 
     /// Lets flush `number` end, and waits until it has left the device.
@@ -53,6 +60,7 @@ impl BlockDevice for Stepped {
         state.outcomes.push(None);
         self.changed.notify_all();
         loop {
+            assert!(state.panicking != Some(number), "as the test wants it");
             if let Some(succeeds) = state.outcomes[number] {
                 state.ended.push_back(number);
                 self.changed.notify_all();
@@ -114,6 +122,17 @@ fn a_flush_does_not_wait_for_later_ones() {
     device.end(2, true);
     assert!(first.join().unwrap().is_ok());
     assert!(third.join().unwrap().is_ok());
+}
+
+/// What became of it is not known; whoever overlaps with it fails, and doesn't wait for ever.
+#[test]
+fn nobody_waits_for_a_flush_whose_thread_panicked() {
+    let (device, fence, [first, second]) = two_under_way();
+    device.panic_in(0);
+    assert!(first.join().is_err(), "the panic");
+    device.end(1, true);
+    assert!(second.join().unwrap().is_err());
+    assert!(fence.flush().is_err(), "one that comes later");
 }
 
 #[test]

@@ -25,10 +25,11 @@
 use cairn_environment::clock::Monotonic;
 use std::time::Duration;
 
-/// When a leader waits for others to join its group.
+/// When a leader waits for others to join its group, and whether groups overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FlushPolicy {
-    /// When a flush takes at least 2 ms, others are expected, and waiting for them was found to pay.
+    /// It waits when a flush takes at least 2 ms, others are expected, and waiting for them was found to pay. Groups overlap when
+    /// a flush takes 0.4 to 2 ms, and that was found to pay.
     #[default]
     Auto,
     /// When others are expected, however fast the device is, and whether it pays or not.
@@ -131,6 +132,10 @@ pub(crate) struct Gathering {
     /// When the last group was closed, and when it was done.
     closed: Option<Monotonic>,
     completed: Option<Monotonic>,
+    /// A group is in flight, so the device is not idle.
+    in_flight: bool,
+    /// Requesters that were let go since the last group began.
+    released: usize,
     wait: Option<Wait>,
 }
 
@@ -150,6 +155,8 @@ impl Gathering {
             groups_between_trials: GROUPS_BETWEEN_TRIALS.0,
             closed: None,
             completed: None,
+            in_flight: false,
+            released: 0,
             wait: None,
         }
     }
@@ -160,6 +167,7 @@ impl Gathering {
 
     /// Whether the leader waits for others. If not, its group, of `waiting` requests, is closed.
     pub(crate) fn begin(&mut self, now: Monotonic, waiting: usize, flush_time: Duration) -> bool {
+        self.released = 0;
         let alternative = match self.policy {
             FlushPolicy::Each | FlushPolicy::Overlap => None,
             FlushPolicy::Auto if flush_time >= FLUSH_TIME_MIN => Some(Way::Together),
@@ -168,16 +176,17 @@ impl Gathering {
         };
         let Some(alternative) = alternative.filter(|_| waiting > 0) else {
             self.closed = Some(now);
-            if self.policy == FlushPolicy::Auto {
-                self.way = Way::Apart;
+            if self.policy == FlushPolicy::Auto && std::mem::replace(&mut self.way, Way::Apart) != Way::Apart {
+                self.uncounted = self.expected;
             }
             return false;
         };
         // With a pause behind it, or with a single requester, there is nothing to gain.
-        let idle = self.completed.map_or(Duration::MAX, |completed| now - completed);
+        let idle = if self.in_flight { Duration::ZERO } else { self.completed.map_or(Duration::MAX, |completed| now - completed) };
         if idle >= flush_time * BUSY_FLUSHES || self.expected < 2 {
             let pause = idle.saturating_sub(flush_time * BUSY_FLUSHES);
-            self.close(now, pause, waiting, self.way);
+            let way = if alternative == Way::Overlapping { Way::Apart } else { self.way };
+            self.close(now, pause, waiting, way);
             return false;
         }
         match self.choose(alternative, flush_time) {
@@ -197,18 +206,21 @@ impl Gathering {
         if self.policy == FlushPolicy::Coordinate {
             return Way::Together;
         }
-        match self.trial {
-            Some((way, left)) if left > 0 && (way == Way::Apart || way == alternative) => return way,
-            Some(_) => {
-                self.trial = None;
-                self.groups_between_trials = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1);
+        match self.trial.take_if(|(way, _)| *way == Way::Apart || *way == alternative) {
+            Some((way, left)) if left > 0 => {
+                self.trial = Some((way, left));
+                return way;
             }
-            None => {}
+            Some(_) => self.groups_between_trials = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1),
+            // One of a way that doesn't suit the flush time any more.
+            None => self.trial = None,
         }
         let better = self.better(alternative);
         self.groups_without_trial += 1;
         let untried = self.served(alternative).rate().is_none() && self.apart.count >= self.expected.max(TRIAL_REQUESTS_MIN) as f64;
-        let lonely = better == Way::Apart && self.apart.rate().is_none_or(|rate| rate * flush_time.as_secs_f64() < SHARERS_MIN);
+        let lonely = alternative == Way::Together
+            && better == Way::Apart
+            && self.apart.rate().is_none_or(|rate| rate * flush_time.as_secs_f64() < SHARERS_MIN);
         if lonely || (self.groups_without_trial <= self.groups_between_trials && !untried) {
             return better;
         }
@@ -291,11 +303,27 @@ impl Gathering {
         }
     }
 
-    /// A group of `size` is done, and `waiting` others have come meanwhile.
+    /// The flush of a group has begun that others may overlap.
+    pub(crate) fn launched(&mut self) {
+        self.in_flight = true;
+    }
+
+    /// That flush is done.
+    pub(crate) fn landed(&mut self) {
+        self.in_flight = false;
+    }
+
+    /// A group of `size` is done, and `waiting` others have come meanwhile. Of two groups that overlap, the later one's flush may
+    /// have served both.
     pub(crate) fn completed(&mut self, now: Monotonic, size: usize, waiting: usize) {
         self.completed = Some(now);
+        if size == 0 {
+            return;
+        }
         self.grows = waiting > 0;
-        let active = size + waiting;
+        // Those of the group that overlapped with this one are on their way back.
+        let active = size + waiting.max(self.released);
+        self.released += size;
         self.expected = if active >= self.expected { active } else { (self.expected + active) / 2 };
     }
 }

@@ -54,10 +54,6 @@ impl Slot {
         }
     }
 
-    pub(crate) fn is_done(&self) -> bool {
-        self.state.lock().outcome.is_some()
-    }
-
     fn finish(&self, outcome: Result<Ending, LogError>) {
         self.state.lock().outcome = Some(outcome);
         self.wake.notify_one();
@@ -157,7 +153,12 @@ impl Group {
 
     /// Those who wait for the next group.
     pub(crate) fn waiting(&self) -> usize {
-        self.next().count()
+        if self.in_flight.is_none() { self.waiters.len() } else { self.next().count() }
+    }
+
+    /// Whether the thread that blocks there has not been taken out yet.
+    pub(crate) fn waits(&self, slot: &Arc<Slot>) -> bool {
+        self.waiters.iter().any(|(_, waiter)| waiter.is(slot))
     }
 
     fn next(&self) -> impl Iterator<Item = &Waiter> {
@@ -178,6 +179,7 @@ impl Group {
         }
         let waiters = self.waiters.iter().filter(|(target, _)| *target <= last).count();
         self.in_flight = Some(InFlight { last, waiters });
+        self.gathering.launched();
         self.leader = false;
         Some(Launched { successor: (!self.fallback && self.next_is_complete()).then(|| self.appoint()) })
     }
@@ -185,6 +187,7 @@ impl Group {
     /// The group in flight has landed. Its thread leads again, unless somebody else does; says whether it leads.
     pub(crate) fn land(&mut self) -> bool {
         self.in_flight = None;
+        self.gathering.landed();
         !std::mem::replace(&mut self.leader, true)
     }
 

@@ -1,7 +1,7 @@
 //! Leading: one round after the other while somebody waits.
 //!
 //! A round: gather → push → flush → tell those who waited. While it runs, others register and form the next group. While
-//! several wait, the log's worker leads: between two rounds there is no hand-over then, and the device need not wait for a
+//! several wait, a worker of the log leads: between two rounds there is no hand-over then, and the device need not wait for a
 //! thread to wake up, which takes longest when many others have just been woken. Whoever waits alone leads its own round and
 //! hands over to nobody. Those whose operation is durable are told while the device works on the next group, since telling
 //! many takes as long as a flush; but before a leader waits for others to join, for it is them who join.
@@ -77,7 +77,8 @@ enum Role {
     Leader,
     /// Its group is in flight.
     Flusher,
-    None,
+    /// Others do without it.
+    Gone,
 }
 
 /// Leaves a dead log when a leader panics: nobody else would ever lead.
@@ -94,7 +95,7 @@ impl Drop for Watch<'_> {
             let leads = match self.role.get() {
                 Role::Leader => true,
                 Role::Flusher => group.land(),
-                Role::None => false,
+                Role::Gone => false,
             };
             group.leader &= !leads;
             drop(group);
@@ -116,9 +117,9 @@ impl Shared {
 
     fn lead_after(&self, watch: &Watch<'_>, leader: Leader<'_>, mut round: Round) {
         loop {
-            let goes_on = !round.left && self.decide(leader, round.no_room, &round.finished);
+            let goes_on = !round.left && self.decide(leader, round.no_room);
             if !goes_on {
-                watch.role.set(Role::None);
+                watch.role.set(Role::Gone);
             }
             let mut telling = Telling { shared: self, finished: std::mem::take(&mut round.finished).into_iter(), times: round.times };
             if !goes_on {
@@ -163,7 +164,7 @@ impl Shared {
     fn round_or_fail(&self, watch: &Watch<'_>, round: impl FnOnce(&Self) -> Result<Round, LogError>) -> Round {
         round(self).unwrap_or_else(|error| {
             self.fail(error);
-            Round { left: matches!(watch.role.get(), Role::None), ..Round::default() }
+            Round { left: matches!(watch.role.get(), Role::Gone), ..Round::default() }
         })
     }
 
@@ -188,11 +189,16 @@ impl Shared {
             self.launch(watch);
         }
         let flushed = self.flush(each, &mut round.times);
+        let mut group = self.group.lock();
         if matches!(watch.role.get(), Role::Flusher) {
-            self.land(watch);
-            round.left = matches!(watch.role.get(), Role::None);
+            round.left = !group.land();
+            watch.role.set(if round.left { Role::Gone } else { Role::Leader });
+            if round.left && group.error.is_some() {
+                // Whoever stops a dead log waits for this one as well.
+                self.left.notify_all();
+            }
         }
-        round.finished = self.complete(flushed?, &round.times);
+        round.finished = self.complete(group, flushed?, &round.times);
         Ok(())
     }
 
@@ -202,17 +208,6 @@ impl Shared {
         if let Some(Launched { successor }) = launched {
             watch.role.set(Role::Flusher);
             self.inform(successor);
-        }
-    }
-
-    fn land(&self, watch: &Watch<'_>) {
-        let mut group = self.group.lock();
-        let leads = group.land();
-        watch.role.set(if leads { Role::Leader } else { Role::None });
-        let dead = group.error.is_some();
-        drop(group);
-        if dead && !leads {
-            self.left.notify_all();
         }
     }
 
@@ -251,15 +246,14 @@ impl Shared {
     }
 
     /// After a round: whether the leader does another one. Otherwise it leads no more.
-    fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>, finished: &[Waiter]) -> bool {
-        let own_finished = |slot: &Arc<Slot>| slot.is_done() || finished.iter().any(|waiter| waiter.is(slot));
+    fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>) -> bool {
         let mut group = self.group.lock();
         // A superblock that became durable since the decision has made room: then the next round finds out.
         let no_room = no_room.filter(|no_room| group.error.is_none() && no_room.commits >= group.commits);
         group.fallback |= no_room.is_some();
         let idle = group.error.is_some() || group.fallback || group.waiting() == 0;
         let stays = match leader {
-            Leader::Blocked(slot) => !own_finished(slot),
+            Leader::Blocked(slot) => group.waits(slot),
             Leader::Passing => !group.several_wait() && group.callback_waits(),
             // To wake somebody first would only be later.
             Leader::Worker => true,

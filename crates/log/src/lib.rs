@@ -52,6 +52,8 @@ mod group_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod log_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
+mod overlap_model_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod overlap_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod replay_tests;

@@ -32,7 +32,7 @@ pub type CommitRequest = Box<dyn Fn(CommitReason) + Send + Sync>;
 /// How a log behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogOptions {
-    /// When a leader waits for others.
+    /// When a leader waits for others, and whether groups overlap.
     pub flush: FlushPolicy,
     /// Nothing will be logged: there is no worker.
     pub read_only: bool,
@@ -114,7 +114,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// The log of a volume that is being mounted, and its worker thread unless it is read-only.
+    /// The log of a volume that is being mounted, and its worker threads unless it is read-only. Since it flushes from several
+    /// threads, and a device tells only one of them of a failure, `device` is to be behind a [`FlushFence`](cairn_blockdev::FlushFence).
     ///
     /// # Panics
     /// When `start.position` is impossible.
@@ -320,6 +321,7 @@ impl Log {
         match self.shared.register(target, Waiter::Blocked(Arc::clone(&slot))) {
             Registered::Finished(_, outcome) => return outcome.map(|()| Ending::Immediate),
             Registered::Waiting => {}
+            // Only for callbacks; it would be right here, too.
             Registered::Appointed(successor) => self.shared.inform(Some(successor)),
             Registered::Lead => self.shared.lead(Leader::Blocked(&slot)),
         }
@@ -401,19 +403,22 @@ impl Log {
         &self.shared
     }
 
-    /// Ends the worker thread. What is not durable yet never will be: whoever waits for it gets [`LogError::Stopped`]. On
+    /// Ends the worker threads. What is not durable yet never will be: whoever waits for it gets [`LogError::Stopped`]. On
     /// return the log doesn't use the device any more. Not for callbacks.
     pub fn stop(&self) {
         self.shared.fail(LogError::Stopped);
+        {
+            // Before the workers: one of them may have been appointed and not told yet.
+            let mut group = self.shared.group.lock();
+            while group.is_busy() {
+                self.shared.left.wait(&mut group);
+            }
+        }
         self.shared.worker.send(|signals| signals.stop = true);
         let workers = std::mem::take(&mut *self.workers.lock());
         for worker in workers {
             // A panic in the worker was a panic in a callback; it has been reported.
             let _ = worker.join();
-        }
-        let mut group = self.shared.group.lock();
-        while group.is_busy() {
-            self.shared.left.wait(&mut group);
         }
     }
 }

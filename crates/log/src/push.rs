@@ -1,4 +1,4 @@
-//! Writing the list to the ring. Only the leader gets here.
+//! Writing the list to the ring, which only the leader does, and flushing it.
 use crate::context::Context;
 use crate::data::{DataBatch, Lost};
 use crate::error::{CommitReason, LogError};

@@ -15,7 +15,7 @@ use crate::worker::WorkerSignal;
 use cairn_blockdev::{BlockDevice, BlockPool};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::clock;
-use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
 use cairn_format::{Generation, Geometry, LogSeq, VolumeId};
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -110,7 +110,7 @@ pub(crate) struct Shared {
     pub(crate) group: CacheAligned<Mutex<Group>>,
     /// Enough others joined; with `group`.
     pub(crate) joined: Condvar,
-    /// The leader of a dead log left; with `group`.
+    /// The leader of a dead log left, or the group in flight landed; with `group`.
     pub(crate) left: Condvar,
     pub(crate) ring: CacheAligned<Mutex<Ring>>,
     pub(crate) data: CacheAligned<DataQueue>,
@@ -188,10 +188,9 @@ impl Shared {
         self.durable.store(group.durable.0, Ordering::Release);
     }
 
-    /// A flush made everything up to `last` durable: takes out those who waited for that, who are to be told.
-    pub(crate) fn complete(&self, last: LogSeq, times: &RoundTimes) -> Vec<Waiter> {
+    /// With the group's lock, which it releases. A flush made everything up to `last` durable: takes out those who waited for that, who are to be told.
+    pub(crate) fn complete(&self, mut group: MutexGuard<'_, Group>, last: LogSeq, times: &RoundTimes) -> Vec<Waiter> {
         let finished = {
-            let mut group = self.group.lock();
             if group.error.is_some() {
                 return Vec::new();
             }
@@ -200,6 +199,7 @@ impl Shared {
             let finished = group.take_durable(limit);
             let waiting = group.waiting();
             group.gathering.completed(clock::now_monotonic(), finished.len(), waiting);
+            drop(group);
             finished
         };
         if finished.is_empty() {

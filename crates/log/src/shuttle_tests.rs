@@ -1,7 +1,7 @@
 //! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which the
 //! scheduler reports.
 use crate::{Batch, CommitReason, DataTicket, DataWrite, FlushPolicy, Log, LogError, LogOptions, LogStart};
-use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, MemoryDevice, Operation};
+use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, FlushFence, MemoryDevice, Operation};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::simulation::schedules;
@@ -170,17 +170,27 @@ fn yield_sometimes(times_max: u64) {
 struct StrictDevice {
     blocks: Mutex<Blocks>,
     unwritable: u64,
+    /// The n-th flush fails, counted from zero.
+    failing_flush: u64,
+    /// How long a flush takes.
+    flush_yields_max: u64,
 }
 
 #[derive(Default)]
 struct Blocks {
     completed: HashSet<u64>,
     durable: HashSet<u64>,
-    /// Writes and flushes under way.
+    /// Writes and flushes under way, and flushes so far.
     under_way: usize,
+    flushes: u64,
 }
 
 impl StrictDevice {
+    fn new(unwritable: u64) -> Arc<Self> {
+        let blocks = Mutex::new(Rank::LEAF, Blocks::default());
+        Arc::new(Self { blocks, unwritable, failing_flush: u64::MAX, flush_yields_max: 20 })
+    }
+
     fn during<T>(&self, request: impl FnOnce() -> T) -> T {
         self.blocks.lock().under_way += 1;
         let result = request();
@@ -205,8 +215,16 @@ impl BlockDevice for StrictDevice {
         Ok(())
     }
     fn flush(&self) -> Result<(), DeviceError> {
-        let covered = self.blocks.lock().completed.clone();
-        self.during(|| yield_sometimes(20));
+        let (covered, fails) = {
+            let mut blocks = self.blocks.lock();
+            blocks.flushes += 1;
+            (blocks.completed.clone(), blocks.flushes > self.failing_flush)
+        };
+        self.during(|| yield_sometimes(self.flush_yields_max));
+        if fails {
+            let name = Arc::from("strict device");
+            return Err(DeviceError::new(Operation::Flush, 0, 0, &name, std::io::ErrorKind::Other.into()));
+        }
         self.blocks.lock().durable.extend(covered);
         Ok(())
     }
@@ -227,7 +245,7 @@ impl BlockDevice for StrictDevice {
 fn nobody_is_told_before_the_data_is_flushed() {
     check(iterations(), |flush| {
         let data_start = geometry().data_start().0;
-        let device = Arc::new(StrictDevice { blocks: Mutex::new(Rank::DEVICE, Blocks::default()), unwritable: data_start + 2 });
+        let device = StrictDevice::new(data_start + 2);
         let log = log_on(&requests(), Arc::clone(&device) as Arc<dyn BlockDevice>, flush);
         let committer = {
             let (log, device) = (Arc::clone(&log), Arc::clone(&device));
@@ -290,19 +308,91 @@ fn an_abort_wakes_everybody_whoever_leads() {
     });
 }
 
+/// How a model of clients on a slow device ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Orderly,
+    Stopped,
+    Aborted,
+    FlushFails,
+}
+
+fn one_of(values: &[u64]) -> u64 {
+    values[cairn_environment::random::u64() as usize % values.len()]
+}
+
+/// Four clients that come when they like, half of them blocked and half of them with callbacks, on a device behind a fence.
+/// Everybody is told once; whoever is told that it is durable finds it so; and the device is left alone at the end.
+fn on_a_slow_device(flush: FlushPolicy, end: End) {
+    const ROUNDS: u64 = 3;
+    let failing_flush = if end == End::FlushFails { one_of(&[0, 1, 2, 3]) } else { u64::MAX };
+    let blocks = Mutex::new(Rank::LEAF, Blocks::default());
+    let device = Arc::new(StrictDevice { blocks, unwritable: u64::MAX, failing_flush, flush_yields_max: one_of(&[2, 40, 100]) });
+    let log = log_on(&requests(), Arc::new(FlushFence::new(Arc::clone(&device) as Arc<dyn BlockDevice>)), flush);
+    let told = Arc::new(AtomicU64::new(0));
+    let client = |index| {
+        let (log, told) = (Arc::clone(&log), Arc::clone(&told));
+        move || {
+            for round in 0..ROUNDS {
+                yield_sometimes(one_of(&[1, 4, 40, 100]));
+                let mut batch = Batch::new();
+                batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, index), &[1; 8], EntryFlags::default());
+                let sequence = log.insert(&mut batch);
+                let (told, durable) = (Arc::clone(&told), Arc::clone(&log));
+                let tell = move |outcome: Result<(), LogError>| {
+                    assert!(outcome.is_ok() || end != End::Orderly);
+                    assert!(outcome.is_err() || durable.durable() >= sequence);
+                    told.fetch_add(1, Ordering::SeqCst);
+                };
+                if (index + round) % 2 == 0 {
+                    log.on_durable(sequence, Box::new(tell));
+                } else {
+                    tell(log.wait_durable(sequence));
+                }
+            }
+        }
+    };
+    let clients = [0, 1, 2, 3].map(|index| thread::spawn("client", client(index)));
+    match end {
+        End::Stopped => {
+            yield_sometimes(600);
+            log.stop();
+            assert_eq!(device.blocks.lock().under_way, 0);
+        }
+        End::Aborted => {
+            yield_sometimes(600);
+            log.abort(LogError::Aborted("test".into()));
+        }
+        End::Orderly | End::FlushFails => {}
+    }
+    let flushes = device.blocks.lock().flushes;
+    let clients_count = clients.len() as u64;
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    while told.load(Ordering::SeqCst) < clients_count * ROUNDS {
+        shuttle::thread::yield_now();
+    }
+    log.stop();
+    let blocks = device.blocks.lock();
+    assert_eq!((blocks.under_way, told.load(Ordering::SeqCst)), (0, clients_count * ROUNDS));
+    assert!(end != End::Stopped || blocks.flushes == flushes, "a flush after the log has stopped");
+}
+
+#[test]
+fn everybody_is_told_whichever_groups_are_in_flight() {
+    check(iterations(), |flush| on_a_slow_device(flush, End::Orderly));
+}
+
 #[test]
 fn the_device_is_left_alone_when_the_log_has_stopped() {
-    check(iterations(), |flush| {
-        let device = Arc::new(StrictDevice { blocks: Mutex::new(Rank::DEVICE, Blocks::default()), unwritable: u64::MAX });
-        let log = log_on(&requests(), Arc::clone(&device) as Arc<dyn BlockDevice>, flush);
-        let client = || {
-            let log = Arc::clone(&log);
-            thread::spawn("client", move || while log.wait_durable(insert(&log, 1)).is_ok() {})
-        };
-        let clients = [client(), client(), client()];
-        yield_sometimes(200);
-        log.stop();
-        assert_eq!(device.blocks.lock().under_way, 0);
-        clients.into_iter().for_each(|client| client.join().unwrap());
-    });
+    check(iterations(), |flush| on_a_slow_device(flush, End::Stopped));
+}
+
+#[test]
+fn an_abort_reaches_the_groups_in_flight() {
+    check(iterations(), |flush| on_a_slow_device(flush, End::Aborted));
+}
+
+#[test]
+fn a_failed_flush_reaches_the_groups_in_flight() {
+    check(iterations(), |flush| on_a_slow_device(flush, End::FlushFails));
 }

@@ -10,7 +10,8 @@
 //! found its operation durable has no stages but the first and the total. What failed isn't counted.
 //!
 //! The stages of one request follow each other without a gap, but for a waiter that registers while the checkpoint with its
-//! operation is being written already: it counts the whole write.
+//! operation is being written already: it counts the whole write. Of two groups that overlap, the flush of the later one may
+//! serve both: those of the earlier one count the later round.
 //!
 //! No lock: [`Histogram`]s. Without the feature `stage-times` the file `stages_off.rs` stands in for this one.
 use crate::histogram::Histogram;
