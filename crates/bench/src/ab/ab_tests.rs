@@ -56,6 +56,17 @@ fn every_measurement_has_all_its_figures_on_both_sides() {
     }
 }
 
+/// A report that was stored shows what the one that was printed had shown.
+#[test]
+fn figures_survive_json_to_the_last_digit() {
+    let mut random = cairn_environment::random::Seeded::new(1);
+    for _ in 0..10_000 {
+        let figure = random.below(1 << 53) as f64 / (1 + random.below(1 << 30)) as f64;
+        let json = serde_json::to_string(&figure).unwrap();
+        assert_eq!(serde_json::from_str::<f64>(&json).unwrap().to_bits(), figure.to_bits(), "{json}");
+    }
+}
+
 #[test]
 fn a_missing_image_is_made_for_each_run_and_removed() {
     let folder = tempfile::tempdir().unwrap();
