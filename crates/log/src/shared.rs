@@ -188,7 +188,8 @@ impl Shared {
         self.durable.store(group.durable.0, Ordering::Release);
     }
 
-    /// With the group's lock, which it releases. A flush made everything up to `last` durable: takes out those who waited for that, who are to be told.
+    /// A flush made everything up to `last` durable: takes out those who waited for that, who are to be told. Takes the group's
+    /// lock and releases it.
     pub(crate) fn complete(&self, mut group: MutexGuard<'_, Group>, last: LogSeq, times: &RoundTimes) -> Vec<Waiter> {
         let finished = {
             if group.error.is_some() {
