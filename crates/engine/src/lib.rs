@@ -23,6 +23,7 @@ mod orphans;
 mod pages;
 mod preallocate;
 mod recovery;
+mod removal_queue;
 mod rename;
 mod shutdown;
 #[cfg(all(test, feature = "shuttle"))]

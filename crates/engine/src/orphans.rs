@@ -3,47 +3,29 @@
 //! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back queues it. The queue
 //! is worked off by a thread of its own when the volume has background threads, otherwise at once.
 use crate::operation::Effort;
+use crate::removal_queue::{Orphan, RemovalQueue};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::Rank;
-use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::lock::Mutex;
 use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
-use std::collections::{HashSet, VecDeque};
-
-/// An inode to remove.
-#[derive(Clone, Copy)]
-struct Orphan {
-    number: InodeNumber,
-    /// Its blocks that were announced to the allocator.
-    blocks: u64,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Orphan>,
-    /// Could not be removed for lack of space; tried again after the next commit.
-    postponed: Vec<Orphan>,
-    working: bool,
-    stop: bool,
-}
+use std::collections::HashSet;
 
 /// Inodes to remove.
 pub(crate) struct Orphans {
-    queue: Mutex<Queue>,
-    changed: Condvar,
+    queue: RemovalQueue,
     /// Without a name, but referenced.
     unlinked: Mutex<HashSet<InodeNumber>>,
 }
 
 impl Orphans {
     pub(crate) fn new() -> Self {
-        Self { queue: Mutex::new(Rank::LEAF, Queue::default()), changed: Condvar::new(), unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
+        Self { queue: RemovalQueue::new(), unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
     }
 
     /// Ends the thread; what is queued stays an orphan on the volume.
     pub(crate) fn stop(&self) {
-        self.queue.lock().stop = true;
-        self.changed.notify_all();
+        self.queue.stop();
     }
 }
 
@@ -83,8 +65,7 @@ impl VolumeInner {
         }
         let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
         self.space.announce(blocks);
-        self.orphans.queue.lock().waiting.push_back(Orphan { number, blocks });
-        self.orphans.changed.notify_one();
+        self.orphans.queue.push(Orphan { number, blocks });
     }
 
     /// Up to `freed` of the blocks that are `counted` for an inode are free now.
@@ -107,7 +88,7 @@ impl VolumeInner {
             None => Err(Error::NoSpace),
         };
         if matches!(result, Err(Error::NoSpace)) {
-            self.orphans.queue.lock().postponed.push(Orphan { number, blocks: counted });
+            self.orphans.queue.postpone(Orphan { number, blocks: counted });
             return;
         }
         self.note_freed(&mut counted, u64::MAX);
@@ -120,47 +101,25 @@ impl VolumeInner {
 
     /// After a commit there may be space for what had to be postponed.
     pub(crate) fn retry_orphans(&self) {
-        let mut queue = self.orphans.queue.lock();
-        if !queue.postponed.is_empty() {
-            let postponed = std::mem::take(&mut queue.postponed);
-            queue.waiting.extend(postponed);
-            self.orphans.changed.notify_all();
-        }
+        self.orphans.queue.retry_postponed();
     }
 
     /// Body of the thread that removes orphans.
     pub(crate) fn run_reaper(&self) {
-        loop {
-            let orphan = {
-                let mut queue = self.orphans.queue.lock();
-                queue.working = false;
-                self.orphans.changed.notify_all();
-                while queue.waiting.is_empty() && !queue.stop {
-                    self.orphans.changed.wait(&mut queue);
-                }
-                if queue.stop {
-                    return;
-                }
-                queue.working = true;
-                queue.waiting.pop_front().expect("not empty")
-            };
-            self.reap(orphan, Effort::Removal);
+        while let Some(taken) = self.orphans.queue.wait_and_take() {
+            self.reap(taken.orphan, Effort::Removal);
         }
     }
 
-    /// Waits until the queue is empty.
+    /// Waits until everything queued is removed, or can't be.
     pub(crate) fn drain_orphans(&self) {
-        let mut queue = self.orphans.queue.lock();
-        while (queue.working || !queue.waiting.is_empty()) && !queue.stop {
-            self.orphans.changed.wait(&mut queue);
-        }
+        self.orphans.queue.wait_until_idle();
     }
 
     /// Removes queued inodes on this thread, without waiting for space; used by reclaim.
     pub(crate) fn reap_queued(&self) {
-        loop {
-            let Some(orphan) = self.orphans.queue.lock().waiting.pop_front() else { return };
-            self.reap(orphan, Effort::Reclaim);
+        while let Some(taken) = self.orphans.queue.take() {
+            self.reap(taken.orphan, Effort::Reclaim);
         }
     }
 

@@ -1,10 +1,11 @@
-//! The transactions' state machine under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which
-//! the scheduler reports.
+//! The transactions' state machine and the queue of removals under a scheduler that tries many interleavings: a lost wake-up
+//! shows as a deadlock, which the scheduler reports.
+use crate::removal_queue::{Orphan, RemovalQueue};
 use crate::transaction::Transactions;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use cairn_environment::simulation::schedules;
 use cairn_environment::thread::{self, JoinHandle};
-use cairn_format::Generation;
+use cairn_format::{Generation, InodeNumber};
 use std::sync::Arc;
 
 fn schedules_each() -> usize {
@@ -140,6 +141,93 @@ fn completion_follows_the_superblock() {
             }),
         ];
         join_all(threads);
+    };
+    shuttle::check_random(model, schedules_each());
+}
+
+/// Removals and their queue; the second try of a postponed one succeeds.
+struct Removals {
+    queue: RemovalQueue,
+    removed: AtomicU64,
+}
+
+/// Inodes that are postponed at first.
+const LACKS_SPACE: std::ops::Range<u64> = 0..2;
+
+impl Removals {
+    fn remove(&self, orphan: Orphan) {
+        thread::yield_now();
+        match orphan.blocks {
+            0 if LACKS_SPACE.contains(&orphan.number.0) => self.queue.postpone(Orphan { blocks: 1, ..orphan }),
+            _ => drop(self.removed.fetch_add(1, SeqCst)),
+        }
+    }
+
+    fn push(&self, numbers: std::ops::Range<u64>) {
+        numbers.for_each(|number| self.queue.push(Orphan { number: InodeNumber(number), blocks: 0 }));
+    }
+}
+
+/// The reaper, reclaim and a commit work the queue off beside each other, and others queue more, while two wait for the end.
+fn removals_end() {
+    let removals = Arc::new(Removals { queue: RemovalQueue::new(), removed: AtomicU64::new(0) });
+    let spawn = |task: fn(&Removals)| {
+        let removals = Arc::clone(&removals);
+        thread::spawn("model", move || task(&removals))
+    };
+    let reaper = spawn(|removals| {
+        while let Some(taken) = removals.queue.wait_and_take() {
+            removals.remove(taken.orphan);
+        }
+    });
+    let threads = vec![
+        spawn(|removals| removals.push(10..12)),
+        spawn(|removals| {
+            while let Some(taken) = removals.queue.take() {
+                removals.remove(taken.orphan);
+            }
+        }),
+        spawn(|removals| {
+            removals.push(0..3);
+            removals.queue.wait_until_idle();
+            assert!(removals.removed.load(SeqCst) >= 1, "number 2 was queued before the wait began");
+        }),
+        spawn(|removals| removals.queue.retry_postponed()),
+        spawn(|removals| removals.queue.wait_until_idle()),
+    ];
+    join_all(threads);
+    for _ in 0..2 {
+        removals.queue.retry_postponed();
+        removals.queue.wait_until_idle();
+    }
+    assert_eq!(removals.removed.load(SeqCst), 5, "each was removed once");
+    removals.queue.stop();
+    reaper.join().expect("no panic");
+}
+
+#[test]
+fn everybody_hears_that_nothing_is_left_to_remove() {
+    shuttle::check_random(removals_end, schedules_each());
+    shuttle::check_pct(removals_end, schedules_each(), 3);
+}
+
+/// With the reaper gone, nobody waits for what it would have removed.
+#[test]
+fn stopping_ends_the_wait_for_removals() {
+    let model = || {
+        let removals = Arc::new(Removals { queue: RemovalQueue::new(), removed: AtomicU64::new(0) });
+        let waiting: Vec<_> = (0..2)
+            .map(|_| {
+                let removals = Arc::clone(&removals);
+                thread::spawn("model", move || {
+                    removals.push(2..4);
+                    removals.queue.wait_until_idle();
+                })
+            })
+            .collect();
+        removals.queue.stop();
+        join_all(waiting);
+        assert!(removals.queue.wait_and_take().is_none());
     };
     shuttle::check_random(model, schedules_each());
 }
