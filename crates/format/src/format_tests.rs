@@ -60,6 +60,33 @@ proptest! {
         }
     }
 
+    /// A value moved anywhere is refused exactly when it shares a byte with another one, if nothing else gives it away.
+    #[test]
+    fn values_lie_beside_each_other(lengths in proptest::collection::vec(0usize..150, 2..12), moved in any::<usize>(), by in -200i32..200) {
+        let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
+        for (index, length) in lengths.iter().enumerate() {
+            node.insert(index, Key::new(InodeNumber(9), ItemKind::Extent, index as u64), &vec![1; *length]).unwrap();
+        }
+        let mut page = *node.page();
+        let place = |page: &[u8; NODE_SIZE], index: usize, at: usize| {
+            let at = NODE_SIZE - crate::node::NODE_CAPACITY + index * crate::node::SLOT_BYTES + at;
+            (at, u16::from_le_bytes([page[at], page[at + 1]]))
+        };
+        let (at, start) = place(&page, moved % lengths.len(), 16);
+        page[at..at + 2].copy_from_slice(&((i32::from(start) + by) as u16).to_le_bytes());
+        let values: Vec<_> = (0..lengths.len())
+            .map(|index| (usize::from(place(&page, index, 16).1), usize::from(place(&page, index, 18).1)))
+            .filter(|(_, length)| *length > 0)
+            .collect();
+        let apart = |one: &(usize, usize), other: &(usize, usize)| one.0 + one.1 <= other.0 || other.0 + other.1 <= one.0;
+        let overlap = values.iter().enumerate().any(|(index, value)| values[..index].iter().any(|other| !apart(value, other)));
+        Header::seal(&mut page);
+        match Node::decode(Box::new(page), VOLUME, BlockNumber(400)) {
+            Ok(_) => prop_assert!(!overlap),
+            Err(error) => prop_assert!(error.problem.contains("lies outside") || (overlap && error.problem.contains("overlaps"))),
+        }
+    }
+
     #[test]
     fn decoders_survive_damage(seed in any::<u64>(), position in 0usize..NODE_SIZE, value in any::<u8>(), resealed in any::<bool>()) {
         let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));

@@ -129,7 +129,7 @@ impl Node {
     }
 
     /// Takes a page that was read from `address`, after checking everything: checksum, slots in order, values inside
-    /// the page.
+    /// the page and beside each other.
     ///
     /// # Errors
     /// The first thing that is wrong.
@@ -165,10 +165,29 @@ impl Node {
         if used + node.garbage() != NODE_SIZE - values_start {
             return fail(format!("values and garbage don't add up: {used} + {} in {}", node.garbage(), NODE_SIZE - values_start));
         }
+        if let Some(index) = node.overlapping_value() {
+            return fail(format!("value {:?} of slot {index} overlaps that of a slot before it", node.slot(index).value()));
+        }
         if node.level() > 0 && count == 0 {
             return fail("inner node without children".into());
         }
         Ok(node)
+    }
+
+    /// The first slot whose value, inside the page, shares a byte with one of a slot before it.
+    fn overlapping_value(&self) -> Option<usize> {
+        // A bit for each byte of the page, since values stand in any order.
+        let mut taken = [0u64; NODE_SIZE / 64];
+        self.slots().iter().position(|slot| {
+            let value = slot.value();
+            (value.start / 64..value.end.div_ceil(64)).any(|word| {
+                let (first, end) = (value.start.max(word * 64) % 64, value.end.min(word * 64 + 64) - word * 64);
+                let bits = (u64::MAX << first) & (u64::MAX >> (64 - end));
+                let shared = taken[word] & bits != 0;
+                taken[word] |= bits;
+                shared
+            })
+        })
     }
 
     /// Sets the checksum and returns the page.

@@ -326,7 +326,7 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
     }
     if link.header.generation.0 > COUNTER_WRITABLE_MAX && checker.overlay.generation_max.0 <= COUNTER_WRITABLE_MAX {
         let problem = format!("its generation is {}: the volume can only be read", link.header.generation);
-        checker.found(finding(Severity::Error, link.ring_block, problem));
+        checker.found(finding(Severity::Warning, link.ring_block, problem));
     }
     checker.report.statistics.checkpoint_entries += link.entries;
     checker.overlay.generation_max = checker.overlay.generation_max.max(link.header.generation);

@@ -149,6 +149,22 @@ fn counters_at_their_end_forbid_a_repair() {
     }
 }
 
+/// A volume that has counted so far while it was mounted is whole, and says why the next mount refuses to write.
+#[test]
+fn counters_at_their_end_are_no_damage() {
+    let changes: [fn(&mut Superblock, u64); 2] = [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
+    for change in changes {
+        for (end, warns) in [(COUNTER_WRITABLE_MAX, false), (COUNTER_WRITABLE_MAX + 1, true)] {
+            let mut volume = TestVolume::unwritten();
+            change(&mut volume.superblock, end);
+            volume.write();
+            let report = volume.check();
+            assert_eq!(report.errors, 0, "{report}");
+            assert_eq!(report.to_string().contains("the volume can only be read"), warns, "{report}");
+        }
+    }
+}
+
 #[test]
 fn a_strange_item_in_the_root_tree_brings_nothing_back_that_was_removed() {
     let undecodable: (Key, Vec<u8>) = (key(700, ItemKind::XattrPart, 9), Vec::new());

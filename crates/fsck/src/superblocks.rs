@@ -81,6 +81,9 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     for problem in problems_of_newest(checker) {
         checker.found(finding(Severity::Error, problem));
     }
+    for problem in counters_at_their_end(&checker.superblock) {
+        checker.found(finding(Severity::Warning, problem));
+    }
     let slots = std::mem::take(&mut checker.superblocks.slots);
     // The copy of a superblock is flushed before the next one is written.
     let older_slot = slots[..COPY].iter().filter_map(|(_, slot)| Some(slot.as_ref().ok()?.generation)).min().unwrap_or_default();
@@ -96,8 +99,15 @@ fn finding(severity: Severity, problem: impl Into<String>) -> Finding {
     Finding::new(PassId::Superblocks, severity, Structure::Superblock, problem)
 }
 
-fn counter_at_its_end(name: &str, counter: u64) -> (bool, String) {
-    (counter > COUNTER_WRITABLE_MAX, format!("{name} is {counter}: the volume can only be read"))
+/// Counters that forbid a mount to write. That is no damage: the last mount may have counted so far.
+fn counters_at_their_end(superblock: &Superblock) -> Vec<String> {
+    let counters = [
+        ("the generation", superblock.generation.0),
+        ("the log's epoch", superblock.log_epoch),
+        ("the sequence of the log's tail", superblock.log_tail.sequence),
+    ];
+    let at_their_end = counters.into_iter().filter(|(_, counter)| *counter > COUNTER_WRITABLE_MAX);
+    at_their_end.map(|(name, counter)| format!("{name} is {counter}: the volume can only be read")).collect()
 }
 
 /// What contradicts itself in the superblock that counts.
@@ -112,9 +122,6 @@ fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
         (superblock.next_inode < INODE_FIRST, format!("next inode number {} is a reserved one", superblock.next_inode)),
         (superblock.log_epoch == 0, "log epoch 0".into()),
         (superblock.log_tail.sequence == 0, "the log's tail has sequence 0".into()),
-        counter_at_its_end("the generation", superblock.generation.0),
-        counter_at_its_end("the log's epoch", superblock.log_epoch),
-        counter_at_its_end("the sequence of the log's tail", superblock.log_tail.sequence),
         (superblock.used_blocks > allocatable, format!("{} blocks used of {allocatable}", superblock.used_blocks)),
     ];
     checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()
