@@ -4,9 +4,9 @@ use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, Simulate
 use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
-use cairn_format::BLOCK_SIZE;
+use cairn_format::{BLOCK_SIZE, Geometry};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
@@ -78,6 +78,32 @@ fn no_superblock_after_a_failed_commit() {
             })
         });
         assert!(read.is_ok() && others.iter().all(Result::is_err), "round {round}: later commits {others:?}; then reading: {read:?}");
+    }
+}
+
+/// While the superblock that no longer refers to them is written, blocks that its transaction freed are not free.
+#[test]
+fn freed_blocks_are_pinned_while_the_superblock_is_written() {
+    const LENGTH: u64 = 4 << 20;
+    let (device, volume) = hooked();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    volume.write(file, 0, &vec![7; LENGTH as usize]).unwrap();
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    for slot in Geometry::SUPERBLOCKS {
+        let seen = Arc::new(AtomicU64::new(0));
+        let (at_write, pinned) = (seen.clone(), volume.clone());
+        let hook = move || at_write.store(pinned.statistics().pinned_bytes, Ordering::SeqCst);
+        *device.hook.lock() = Some((slot.offset_bytes()..slot.offset_bytes() + 1, Box::new(hook)));
+        // One commit or the next one uses this slot; each frees the file's blocks.
+        for _ in 0..2 {
+            volume.write(file, 0, &vec![8; LENGTH as usize]).unwrap();
+            volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+            volume.commit().unwrap();
+        }
+        let seen = seen.load(Ordering::SeqCst);
+        assert!(seen >= LENGTH, "{seen} bytes were pinned while the superblock at {slot} was written");
+        assert_eq!(volume.statistics().pinned_bytes, 0);
     }
 }
 
