@@ -1,14 +1,15 @@
 //! Committing a transaction. `ARCHITECTURE.md` has the steps and what a crash between them leaves.
-use crate::Result;
 use crate::options::FsyncWait;
 use crate::transaction::Commit;
 use crate::volume::{BitmapSlot, VolumeInner};
+use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_btree::{Change, DirtyNodes};
 use cairn_format::{
     Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES, bitmap_generations_checksum,
 };
 use cairn_space::{Request, Urgency};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 
 /// What is fixed at the cut.
@@ -26,10 +27,10 @@ struct Frozen {
 enum Kind {
     /// Only if something changed.
     Ordinary,
-    /// In any case: makes this mount's log epoch durable, or what could be written at its end.
+    /// In any case: makes this mount's log epoch durable.
     First,
-    /// In any case: marks the volume clean.
-    Last,
+    /// In any case: nothing is changed after it. Marks the volume clean unless something could not be written before.
+    Last { clean: bool },
 }
 
 impl VolumeInner {
@@ -46,26 +47,40 @@ impl VolumeInner {
 
     /// The commit that ends a mount, and whether everything could be written before; waits until it is completed.
     pub(crate) fn commit_last(&self, clean: bool) -> Result<()> {
-        self.commit_as(if clean { Kind::Last } else { Kind::First })?;
+        self.commit_as(Kind::Last { clean })?;
         self.transactions.wait_completed(self.transactions.super_committed())
     }
 
     fn commit_as(&self, kind: Kind) -> Result<()> {
-        let Some(mut commit) = self.transactions.begin_commit(self.transactions.generation())? else { return Ok(()) };
+        let mut commit = loop {
+            match self.transactions.begin_commit(self.transactions.generation())? {
+                Some(commit) => break commit,
+                // Somebody else committed it meanwhile.
+                None if kind == Kind::Ordinary => return Ok(()),
+                None => {}
+            }
+        };
         if kind == Kind::Ordinary && self.files.root().generation != commit.generation() {
             return Ok(());
         }
-        let result = self.run_commit(&mut commit, kind);
-        if let Err(error) = &result {
-            // The right to commit is still held: a later transaction refers to what this one could not write.
-            self.fail(error);
+        // A panic is a failure, too: those who wait must hear of it.
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_commit(&mut commit, kind)));
+        // The right to commit is still held: a later transaction refers to what this one could not write.
+        match &result {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.fail(error),
+            Err(_) => self.fail(&Error::Aborted("a commit ended with a panic".into())),
         }
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     fn run_commit(&self, commit: &mut Commit<'_>, kind: Kind) -> Result<()> {
         let frozen = self.cut(commit.generation())?;
-        commit.unblock();
+        if matches!(kind, Kind::Last { .. }) {
+            commit.end()
+        } else {
+            commit.unblock()
+        }
         // 1. Nodes and bitmaps. The old superblock's trees are untouched; the log follows it.
         let written = self.cache.write(&frozen.dirty)?;
         self.counters.nodes_written.fetch_add(written.nodes, Ordering::Relaxed);
@@ -135,7 +150,7 @@ impl VolumeInner {
             log_tail: frozen.log_tail,
             used_blocks: frozen.used_blocks,
             bitmaps_checksum: bitmap_generations_checksum(slots.iter().map(|slot| slot.generation)),
-            clean: kind == Kind::Last,
+            clean: kind == Kind::Last { clean: true },
             ..self.superblock.clone()
         }
     }

@@ -2,14 +2,16 @@
 //!
 //! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back queues it. The queue
 //! is worked off by a thread of its own when the volume has background threads, otherwise at once.
+use crate::inode::Inode;
 use crate::operation::Effort;
-use crate::removal_queue::{Orphan, RemovalQueue};
+use crate::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Inodes to remove.
 pub(crate) struct Orphans {
@@ -61,7 +63,7 @@ impl VolumeInner {
             return;
         }
         if !self.options.background {
-            return self.reap(Orphan { number, blocks: 0 }, Effort::Removal);
+            return self.reap(Orphan { number, blocks: 0 });
         }
         let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
         self.space.announce(blocks);
@@ -75,18 +77,16 @@ impl VolumeInner {
         self.space.retract(freed);
     }
 
-    fn reap(&self, orphan: Orphan, effort: Effort) {
+    fn reap(&self, orphan: Orphan) {
+        let inode = self.inodes.get(orphan.number);
+        let _extents = inode.extents.lock();
+        self.reap_locked(&inode, orphan, Effort::Removal);
+    }
+
+    /// The extents mutex is held.
+    fn reap_locked(&self, inode: &Arc<Inode>, orphan: Orphan, effort: Effort) {
         let Orphan { number, blocks: mut counted } = orphan;
-        let inode = self.inodes.get(number);
-        let extents = match effort {
-            // Whoever holds the mutex may wait for this very thread.
-            Effort::Reclaim => inode.extents.try_lock(),
-            _ => Some(inode.extents.lock()),
-        };
-        let result = match extents {
-            Some(_extents) => self.remove_inode(&inode, effort, &mut counted),
-            None => Err(Error::NoSpace),
-        };
+        let result = self.remove_inode(inode, effort, &mut counted);
         if matches!(result, Err(Error::NoSpace)) {
             self.orphans.queue.postpone(Orphan { number, blocks: counted });
             return;
@@ -107,20 +107,30 @@ impl VolumeInner {
     /// Body of the thread that removes orphans.
     pub(crate) fn run_reaper(&self) {
         while let Some(taken) = self.orphans.queue.wait_and_take() {
-            self.reap(taken.orphan, Effort::Removal);
+            self.reap(taken.orphan);
         }
     }
 
-    /// Waits until everything queued is removed, or can't be.
+    /// Waits until everything queued is removed, or lacks the space to be.
     pub(crate) fn drain_orphans(&self) {
         self.orphans.queue.wait_until_idle();
     }
 
-    /// Removes queued inodes on this thread, without waiting for space; used by reclaim.
+    /// Removes queued inodes on this thread, without waiting for space or for another thread; used by reclaim.
     pub(crate) fn reap_queued(&self) {
-        while let Some(taken) = self.orphans.queue.take() {
-            self.reap(taken.orphan, Effort::Reclaim);
+        // Those that lacked space may find it now.
+        let postponed = self.orphans.queue.take_postponed();
+        let mut busy = Vec::new();
+        for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.orphans.queue.take())) {
+            let inode = self.inodes.get(taken.orphan.number);
+            // Whoever holds the mutex may wait for this very thread.
+            if let Some(_extents) = inode.extents.try_lock() {
+                self.reap_locked(&inode, taken.orphan, Effort::Reclaim);
+            } else {
+                busy.push(taken);
+            }
         }
+        busy.into_iter().for_each(Taken::give_back);
     }
 
     /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays for the next mount.

@@ -6,7 +6,7 @@
 //! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it finds gone, and sleeps on.
 //! - `idle`: nothing waits, and nobody removes. Whoever takes the last one out, and ends with it, tells.
 use cairn_environment::Rank;
-use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
 use cairn_format::InodeNumber;
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub(crate) struct Orphan {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Orphan>,
-    /// Could not be removed for lack of space; tried again after the next commit.
+    /// Could not be removed for lack of space; tried again after the next commit, and by reclaim before one.
     postponed: Vec<Orphan>,
     /// Taken, and not done with.
     taken: usize,
@@ -50,10 +50,13 @@ impl RemovalQueue {
         self.work.notify_one();
     }
 
-    /// What waits longest, if anything does.
+    /// What waits longest, if anything does and the queue has not stopped.
     pub(crate) fn take(&self) -> Option<Taken<'_>> {
-        let mut state = self.state.lock();
-        let orphan = state.waiting.pop_front()?;
+        self.take_from(self.state.lock())
+    }
+
+    fn take_from(&self, mut state: MutexGuard<'_, State>) -> Option<Taken<'_>> {
+        let orphan = if state.stopped { None } else { state.waiting.pop_front() }?;
         state.taken += 1;
         drop(state);
         Some(Taken { queue: self, orphan })
@@ -65,15 +68,21 @@ impl RemovalQueue {
         while state.waiting.is_empty() && !state.stopped {
             self.work.wait(&mut state);
         }
-        let orphan = if state.stopped { None } else { state.waiting.pop_front() }?;
-        state.taken += 1;
-        drop(state);
-        Some(Taken { queue: self, orphan })
+        self.take_from(state)
     }
 
     /// It has to wait for space.
     pub(crate) fn postpone(&self, orphan: Orphan) {
         self.state.lock().postponed.push(orphan);
+    }
+
+    /// What was postponed, to try it at once.
+    pub(crate) fn take_postponed(&self) -> Vec<Taken<'_>> {
+        let mut state = self.state.lock();
+        let postponed = std::mem::take(&mut state.postponed);
+        state.taken += postponed.len();
+        drop(state);
+        postponed.into_iter().map(|orphan| Taken { queue: self, orphan }).collect()
     }
 
     /// After a commit there may be space for what had to be postponed.
@@ -106,6 +115,13 @@ impl RemovalQueue {
 pub(crate) struct Taken<'a> {
     queue: &'a RemovalQueue,
     pub(crate) orphan: Orphan,
+}
+
+impl Taken<'_> {
+    /// Somebody else uses the inode just now; the reaper, which can wait for that, removes it.
+    pub(crate) fn give_back(self) {
+        self.queue.push(self.orphan);
+    }
 }
 
 impl Drop for Taken<'_> {

@@ -1,6 +1,6 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many interleavings: a lost wake-up
 //! shows as a deadlock, which the scheduler reports.
-use crate::removal_queue::{Orphan, RemovalQueue};
+use crate::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::transaction::Transactions;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use cairn_environment::simulation::schedules;
@@ -119,6 +119,36 @@ fn a_failure_reaches_everybody() {
     shuttle::check_random(model, schedules_each());
 }
 
+/// After the cut of the last commit nobody changes or commits anything, whoever waited for it or comes later.
+#[test]
+fn nothing_follows_the_last_commit() {
+    let model = || {
+        let machine = Machine::new();
+        let threads = vec![
+            spawn(&machine, |machine| while machine.operate() {}),
+            spawn(&machine, |machine| while machine.generation_is_small() && machine.commit() {}),
+        ];
+        let mut last = loop {
+            let wanted = machine.transactions.generation();
+            if let Some(commit) = machine.transactions.begin_commit(wanted).expect("nothing fails") {
+                break commit;
+            }
+        };
+        let generation = last.generation();
+        assert!(!machine.cut[generation.0 as usize].swap(true, SeqCst));
+        last.end();
+        thread::yield_now();
+        last.super_committed();
+        drop(last);
+        machine.transactions.complete(generation);
+        machine.transactions.wait_completed(generation).expect("that is no failure");
+        join_all(threads);
+        assert!(!machine.operate() && !machine.commit());
+        assert_eq!(machine.transactions.super_committed(), generation);
+    };
+    shuttle::check_random(model, schedules_each());
+}
+
 /// Whoever waits for the completion goes on after it, not after the superblock.
 #[test]
 fn completion_follows_the_superblock() {
@@ -148,29 +178,49 @@ fn completion_follows_the_superblock() {
 /// Removals and their queue; the second try of a postponed one succeeds.
 struct Removals {
     queue: RemovalQueue,
-    removed: AtomicU64,
+    /// How often each was removed.
+    removed: [AtomicU64; 12],
 }
 
 /// Inodes that are postponed at first.
 const LACKS_SPACE: std::ops::Range<u64> = 0..2;
+/// An inode that reclaim finds busy.
+const BUSY: u64 = 3;
 
 impl Removals {
+    fn new() -> Arc<Removals> {
+        Arc::new(Removals { queue: RemovalQueue::new(), removed: [const { AtomicU64::new(0) }; 12] })
+    }
+
     fn remove(&self, orphan: Orphan) {
         thread::yield_now();
         match orphan.blocks {
             0 if LACKS_SPACE.contains(&orphan.number.0) => self.queue.postpone(Orphan { blocks: 1, ..orphan }),
-            _ => drop(self.removed.fetch_add(1, SeqCst)),
+            _ => drop(self.removed[orphan.number.0 as usize].fetch_add(1, SeqCst)),
         }
+    }
+
+    /// What reclaim does.
+    fn remove_queued(&self) {
+        let mut busy = Vec::new();
+        for taken in self.queue.take_postponed().into_iter().chain(std::iter::from_fn(|| self.queue.take())) {
+            if taken.orphan.number.0 == BUSY { busy.push(taken) } else { self.remove(taken.orphan) }
+        }
+        busy.into_iter().for_each(Taken::give_back);
     }
 
     fn push(&self, numbers: std::ops::Range<u64>) {
         numbers.for_each(|number| self.queue.push(Orphan { number: InodeNumber(number), blocks: 0 }));
     }
+
+    fn times_removed(&self, numbers: std::ops::Range<u64>) -> Vec<u64> {
+        numbers.map(|number| self.removed[number as usize].load(SeqCst)).collect()
+    }
 }
 
 /// The reaper, reclaim and a commit work the queue off beside each other, and others queue more, while two wait for the end.
 fn removals_end() {
-    let removals = Arc::new(Removals { queue: RemovalQueue::new(), removed: AtomicU64::new(0) });
+    let removals = Removals::new();
     let spawn = |task: fn(&Removals)| {
         let removals = Arc::clone(&removals);
         thread::spawn("model", move || task(&removals))
@@ -182,15 +232,11 @@ fn removals_end() {
     });
     let threads = vec![
         spawn(|removals| removals.push(10..12)),
+        spawn(Removals::remove_queued),
         spawn(|removals| {
-            while let Some(taken) = removals.queue.take() {
-                removals.remove(taken.orphan);
-            }
-        }),
-        spawn(|removals| {
-            removals.push(0..3);
+            removals.push(0..4);
             removals.queue.wait_until_idle();
-            assert!(removals.removed.load(SeqCst) >= 1, "number 2 was queued before the wait began");
+            assert_eq!(removals.times_removed(2..4), [1, 1], "they were queued before the wait began");
         }),
         spawn(|removals| removals.queue.retry_postponed()),
         spawn(|removals| removals.queue.wait_until_idle()),
@@ -200,7 +246,7 @@ fn removals_end() {
         removals.queue.retry_postponed();
         removals.queue.wait_until_idle();
     }
-    assert_eq!(removals.removed.load(SeqCst), 5, "each was removed once");
+    assert_eq!((removals.times_removed(0..4), removals.times_removed(10..12)), (vec![1; 4], vec![1; 2]));
     removals.queue.stop();
     reaper.join().expect("no panic");
 }
@@ -215,7 +261,7 @@ fn everybody_hears_that_nothing_is_left_to_remove() {
 #[test]
 fn stopping_ends_the_wait_for_removals() {
     let model = || {
-        let removals = Arc::new(Removals { queue: RemovalQueue::new(), removed: AtomicU64::new(0) });
+        let removals = Removals::new();
         let waiting: Vec<_> = (0..2)
             .map(|_| {
                 let removals = Arc::clone(&removals);

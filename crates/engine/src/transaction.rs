@@ -5,6 +5,8 @@
 //!           wait for the  no joins,     the cut       = Running of the next; `committing` holds the old one
 //!           commit before drain
 //! ```
+//! The last commit ends in *Ended* instead of a next transaction: what a clean superblock says stays true.
+//!
 //! Invariants:
 //! - `generation` grows by one at each cut, and only while `joined` is 0;
 //! - one commit is between CommitPrep and SuperCommitted at any time;
@@ -18,11 +20,15 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::Generation;
 
+/// Why nothing more is possible after the last commit.
+pub(crate) const CLOSED: &str = "the volume is closed";
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Running,
     CommitStart,
     CommitDoing,
+    Ended,
 }
 
 struct State {
@@ -39,6 +45,12 @@ impl State {
     /// Fails once the volume has failed.
     fn check_alive(&self) -> Result<()> {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(Error::Aborted(failure.clone())))
+    }
+
+    /// Fails also after the last commit.
+    fn check_open(&self) -> Result<()> {
+        self.check_alive()?;
+        if self.phase == Phase::Ended { Err(Error::Aborted(CLOSED.into())) } else { Ok(()) }
     }
 }
 
@@ -88,10 +100,19 @@ impl Commit<'_> {
 
     /// After the cut: the next transaction runs.
     pub(crate) fn unblock(&mut self) {
+        self.continue_with(Phase::Running);
+    }
+
+    /// After the cut of the last commit: nobody joins or commits any more.
+    pub(crate) fn end(&mut self) {
+        self.continue_with(Phase::Ended);
+    }
+
+    fn continue_with(&mut self, phase: Phase) {
         let mut state = self.transactions.state.lock();
         assert_eq!((state.phase, state.joined), (Phase::CommitDoing, 0), "the cut happens with nobody joined");
         state.generation = self.generation.next();
-        state.phase = Phase::Running;
+        state.phase = phase;
         self.unblocked = true;
         self.transactions.changed.notify_all();
     }
@@ -141,7 +162,7 @@ impl Transactions {
     pub(crate) fn join(&self) -> Result<Handle<'_>> {
         let mut state = self.state.lock();
         loop {
-            state.check_alive()?;
+            state.check_open()?;
             if state.phase == Phase::Running {
                 state.joined += 1;
                 return Ok(Handle { transactions: self, generation: state.generation });
@@ -160,7 +181,7 @@ impl Transactions {
     pub(crate) fn begin_commit(&self, wanted: Generation) -> Result<Option<Commit<'_>>> {
         let mut state = self.state.lock();
         loop {
-            state.check_alive()?;
+            state.check_open()?;
             if state.super_committed >= wanted {
                 return Ok(None);
             }

@@ -14,7 +14,7 @@ use crate::orphans::Orphans;
 use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
 use crate::throttle::DirtyThrottle;
-use crate::transaction::Transactions;
+use crate::transaction::{CLOSED, Transactions};
 use crate::types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, XattrMode,
 };
@@ -104,11 +104,11 @@ impl SharedSignal {
 
     /// Asks for a commit.
     pub(crate) fn request(&self) {
-        if self.flags.requested.load(Ordering::Relaxed) {
+        // Read and written in one: who takes the request that stood there sees what was stored before this.
+        if self.flags.requested.swap(true, Ordering::AcqRel) {
             return;
         }
         let _stop = self.lock.lock();
-        self.flags.requested.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
@@ -125,7 +125,7 @@ impl SharedSignal {
             if *stop {
                 return None;
             }
-            if self.flags.requested.swap(false, Ordering::Relaxed) {
+            if self.flags.requested.swap(false, Ordering::AcqRel) {
                 return Some(true);
             }
             match interval.map(|interval| interval.saturating_sub(start.elapsed())) {
@@ -222,8 +222,10 @@ impl VolumeInner {
             if self.failed.load(Ordering::Acquire) {
                 continue;
             }
-            if let Err(error) = self.commit() {
-                tracing::error!("commit failed: {error}");
+            match self.commit() {
+                // Who stopped the volume has said why.
+                Ok(()) | Err(Error::Aborted(_)) => {}
+                Err(error) => tracing::error!("commit failed: {error}"),
             }
         }
     }
@@ -332,7 +334,7 @@ struct Shared {
 impl Shared {
     /// Nobody waits for a thread that has ended already: all waits end first.
     fn stop_threads(&self) {
-        self.inner.halt("the volume is closed", LogError::Stopped);
+        self.inner.halt(CLOSED, LogError::Stopped);
         self.inner.signal.stop();
         self.inner.orphans.stop();
         self.inner.stop_unpinner();

@@ -107,6 +107,30 @@ fn freed_blocks_are_pinned_while_the_superblock_is_written() {
     }
 }
 
+/// Another one's change behind the superblock that calls the volume clean would make that a lie.
+#[test]
+fn nothing_changes_while_the_last_superblock_is_written() {
+    let refused = Arc::new(AtomicU64::new(0));
+    for slot in Geometry::SUPERBLOCKS {
+        let (device, volume) = hooked();
+        volume.create(volume.root(), b"before", &FILE).unwrap();
+        volume.commit().unwrap();
+        let (counted, other) = (refused.clone(), volume.clone());
+        let hook = move || {
+            let errors = [other.create(other.root(), b"late", &FILE).map(drop), other.commit()];
+            assert!(errors.iter().all(|result| result.as_ref().is_err_and(|error| error.to_string().contains("closed"))), "{errors:?}");
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
+        *device.hook.lock() = Some((slot.offset_bytes()..slot.offset_bytes() + 1, Box::new(hook)));
+        volume.close().unwrap();
+        *device.hook.lock() = None;
+        let again = Volume::open(device, OPTIONS()).unwrap();
+        assert!(again.lookup(again.root(), b"before").is_ok() && again.lookup(again.root(), b"late").is_err());
+    }
+    // It is written into one of the slots.
+    assert_eq!(refused.load(Ordering::SeqCst), 1);
+}
+
 /// However often it is handed on: to the log, to the transactions, to who comes later.
 #[test]
 fn every_later_error_names_the_failure_once() {

@@ -53,8 +53,8 @@ impl BlockNumber {
 /// still be counted.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
-/// A volume with a generation, epoch or sequence beyond this is only read: no mount and no repair can count so far that the
-/// next one finds damage.
+/// A volume with a generation, epoch or sequence beyond this is only mounted for reading, and no repair counts on: nothing can count so
+/// far that the next reader finds damage.
 pub const COUNTER_WRITABLE_MAX: u64 = 1 << 61;
 
 /// Inode numbers are below this.

@@ -159,6 +159,10 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let problem = format!("checkpoint {} was flushed, as checkpoint {proof} says, but is lost: {}", chain.end_sequence, chain.stopped);
         checker.found(finding(Severity::Error, chain.end_block, problem));
     }
+    if chain.end_sequence > COUNTER_WRITABLE_MAX && checker.superblock.log_tail.sequence <= COUNTER_WRITABLE_MAX {
+        let problem = format!("its next sequence is {}: the volume can only be read", chain.end_sequence);
+        checker.found(finding(Severity::Warning, chain.end_block, problem));
+    }
     check_extents(checker, &chain)?;
     verify_new_data(checker, &mut chain)?;
     let replayable: Vec<_> = chain.links.iter().filter(|link| link.header.generation > checker.superblock.generation).collect();

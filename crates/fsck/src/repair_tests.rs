@@ -161,6 +161,8 @@ fn counters_at_their_end_are_no_damage() {
             let report = volume.check();
             assert_eq!(report.errors, 0, "{report}");
             assert_eq!(report.to_string().contains("the volume can only be read"), warns, "{report}");
+            let before = image(&volume.device);
+            assert!(volume.repair().errors == 0 && before == image(&volume.device), "there is nothing to repair");
         }
     }
 }

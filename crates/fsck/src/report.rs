@@ -46,7 +46,7 @@ impl fmt::Display for PassId {
 pub enum Severity {
     /// Good to know; nothing is wrong.
     Note,
-    /// Redundancy is missing, or a crash left something behind; nothing is lost.
+    /// Redundancy is missing, a crash left something behind, or the volume can only be read; nothing is lost.
     Warning,
     /// Something is damaged or contradicts itself.
     Error,

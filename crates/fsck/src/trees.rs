@@ -188,7 +188,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// What in `node` contradicts its parent, or the rules that the decoder doesn't check.
+/// What in `node` contradicts its parent.
 fn contradiction(expected: &Expected, node: &Node) -> Option<String> {
     let pointer = &expected.pointer;
     if node.tree() != expected.tree {

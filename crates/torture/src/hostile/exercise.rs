@@ -164,7 +164,7 @@ fn errors_of_structures(report: &Report) -> usize {
     report.findings.iter().filter(is_error).count()
 }
 
-/// Unknown read-only features: nothing is wrong with the volume.
+/// Unknown read-only features, or a counter at its end: nothing is wrong with the volume.
 fn only_readable(error: &Error) -> bool {
     error.to_string().contains("can only read")
 }
