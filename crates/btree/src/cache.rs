@@ -33,6 +33,21 @@ struct Section {
     loaded: Condvar,
 }
 
+/// A node that somebody reads. Dropping it, however the reading ended, lets those go on who wait for that.
+struct Load<'a> {
+    section: &'a Section,
+    block: BlockNumber,
+    node: Option<NodeHandle>,
+}
+
+impl Drop for Load<'_> {
+    fn drop(&mut self) {
+        let evicted = self.section.shard.lock().end_load(self.block, self.node.take());
+        self.section.loaded.notify_all();
+        drop(evicted);
+    }
+}
+
 /// The nodes in memory of one volume.
 pub struct NodeCache {
     pub(crate) device: Arc<dyn BlockDevice>,
@@ -177,12 +192,11 @@ impl NodeCache {
         }
         shard.begin_load(expected.block);
         drop(shard);
+        let mut load = Load { section, block: expected.block, node: None };
         self.before_sleep();
-        let result = self.read(expected).map(|node| self.handle(node));
-        let evicted = section.shard.lock().end_load(expected.block, result.as_ref().ok().cloned());
-        section.loaded.notify_all();
-        drop(evicted);
-        result
+        let node = self.read(expected).map(|node| self.handle(node))?;
+        load.node = Some(node.clone());
+        Ok(node)
     }
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {

@@ -17,13 +17,15 @@ struct TestDevice {
     writes: AtomicU64,
     delay: AtomicBool,
     failing: AtomicBool,
+    /// The next read ends with a panic.
+    panics: AtomicBool,
 }
 
 impl TestDevice {
     fn new(bytes: u64) -> Arc<TestDevice> {
         let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (delay, failing) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(TestDevice { memory: MemoryDevice::new(bytes), reads, writes, delay, failing })
+        let [delay, failing, panics] = [const { AtomicBool::new(false) }; 3];
+        Arc::new(TestDevice { memory: MemoryDevice::new(bytes), reads, writes, delay, failing, panics })
     }
 
     /// The bytes at the offset, or beyond the end of the device while it fails.
@@ -38,7 +40,9 @@ impl TestDevice {
 impl BlockDevice for TestDevice {
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        self.memory.read(self.offset(offset_bytes), buffer)
+        let offset = self.offset(offset_bytes);
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "a bug below");
+        self.memory.read(offset, buffer)
     }
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.writes.fetch_add(1, Ordering::SeqCst);
@@ -255,4 +259,25 @@ fn the_smallest_cache_works() {
     volume.check_holds(tree.root(), &model);
     let empty = NodeCache::new(Arc::clone(&volume.device), VOLUME, volume.geometry, u64::MAX);
     assert_eq!(empty.statistics(), crate::CacheStatistics::default());
+}
+
+/// The thread that reads a node for others ends with a panic; they read it themselves.
+#[test]
+fn a_reader_that_panics_keeps_nobody_waiting() {
+    let device = TestDevice::new(64 << 20);
+    let mut volume = TestVolume::on(Arc::clone(&device) as Arc<dyn BlockDevice>, 1 << 20);
+    let tree = volume.create();
+    volume.insert(&tree, key(1), b"wanted by many");
+    volume.commit();
+    let tree = Arc::new(volume.reopen(tree.root()));
+    device.delay.store(true, Ordering::SeqCst);
+    device.panics.store(true, Ordering::SeqCst);
+    let readers: Vec<_> = (0..4)
+        .map(|_| {
+            let tree = Arc::clone(&tree);
+            thread::spawn("reader", move || tree.get(&key(1)).expect("readable").expect("there"))
+        })
+        .collect();
+    let ends: Vec<_> = readers.into_iter().map(|reader| reader.join().is_ok()).collect();
+    assert_eq!(ends.iter().filter(|read| **read).count(), 3, "the first read panics, no other: {ends:?}");
 }

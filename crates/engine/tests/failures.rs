@@ -131,6 +131,19 @@ fn nothing_changes_while_the_last_superblock_is_written() {
     assert_eq!(refused.load(Ordering::SeqCst), 1);
 }
 
+/// Whoever waits for a commit hears that it ended, even if that was a bug.
+#[test]
+fn a_commit_that_panics_stops_the_volume() {
+    let (device, volume) = hooked();
+    volume.create(volume.root(), b"file", &FILE).unwrap();
+    let superblocks = Geometry::SUPERBLOCKS[0].offset_bytes()..Geometry::SUPERBLOCKS[1].offset_bytes() + 1;
+    *device.hook.lock() = Some((superblocks, Box::new(|| panic!("a bug below"))));
+    let committer = volume.clone();
+    assert!(thread::spawn("committer", move || committer.commit()).join().is_err());
+    assert!(volume.statistics().failure.unwrap().contains("a commit ended with a panic"));
+    assert!(volume.fsync_blocking(volume.root(), FsyncKind::Full).is_err());
+}
+
 /// However often it is handed on: to the log, to the transactions, to who comes later.
 #[test]
 fn every_later_error_names_the_failure_once() {
@@ -329,4 +342,23 @@ fn no_fsync_succeeds_when_the_flush_of_a_commit_lost_its_data() {
     let committer = thread::spawn("committer", move || committer.commit());
     assert!(client.join().unwrap().is_err(), "an fsync was acknowledged whose data is lost");
     assert!(committer.join().unwrap().is_err());
+}
+
+/// Checkpoints of an earlier mount, which lie where this one's will, are told from its own by the epoch; the next mount reads it from
+/// the superblock.
+#[test]
+fn each_mount_for_writing_has_an_epoch_of_its_own() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    for (mount, closed) in (1..).zip([true, false, false, true, true]) {
+        let volume = Volume::open(device.clone(), OPTIONS()).unwrap();
+        assert_eq!(volume.superblock().log_epoch, mount, "as the mount before left it");
+        volume.create(volume.root(), format!("file {mount}").as_bytes(), &FILE).unwrap();
+        volume.fsync_blocking(volume.root(), FsyncKind::Full).unwrap();
+        if closed {
+            volume.close().unwrap();
+        }
+        let reader = Volume::open(device.clone(), VolumeOptions { read_only: true, ..OPTIONS() }).unwrap();
+        assert_eq!(reader.superblock().log_epoch, mount + 1, "reading counts nothing");
+    }
 }
