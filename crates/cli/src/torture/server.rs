@@ -13,6 +13,8 @@ use std::time::Duration;
 
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// For others to leave a mount that is to end.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 /// This program, even when another one has taken its place.
 const PROGRAM: &str = "/proc/self/exe";
 
@@ -142,9 +144,16 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the mount in order; the server must end well, too.
+    /// Ends the mount in order; the server must end well, too. Somebody else may look into the mount for a moment, an indexer or a
+    /// file manager: that is no finding.
     pub fn unmount(&self, running: &mut Running) -> Result<(), Problem> {
-        self.run(&["umount", &self.mountpoint.to_string_lossy()])?;
+        let begin = clock::now_monotonic();
+        loop {
+            match self.run(&["umount", &self.mountpoint.to_string_lossy()]) {
+                Err(problem) if problem.contains("is busy") && begin.elapsed() < BUSY_TIME_MAX => clock::sleep(POLL_INTERVAL),
+                other => break other?,
+            }
+        }
         let status = running.0.wait().map_err(text)?;
         if status.success() { Ok(()) } else { Err(format!("the server ended with {status}")) }
     }
