@@ -49,7 +49,7 @@ type Decoded<T> = std::result::Result<T, FormatError>;
 pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Result<Superblock> {
     let length_blocks = device.length_bytes() / BLOCK_SIZE as u64;
     if device.length_bytes() < Geometry::VOLUME_BYTES_MIN {
-        return Err(Error::NotAVolume(format!("its {} whole blocks are fewer than any volume has", device.length_bytes() / BLOCK_SIZE as u64)));
+        return Err(Error::NotAVolume(format!("its {length_blocks} whole blocks are fewer than any volume has")));
     }
     let mut problems = Vec::new();
     let mut best: Option<Superblock> = None;
