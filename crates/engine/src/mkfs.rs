@@ -8,13 +8,10 @@
 use cairn_blockdev::{BlockDevice, DeviceError};
 use cairn_environment::{clock, random};
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, Generation, Geometry, INODE_ROOT, InodeItem, ItemKind, Key,
-    LABEL_BYTES, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock, TREE_FILES, TREE_ROOTS, Timestamp, TreeId, VolumeId,
-    bitmap_generations_checksum,
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, Generation, Geometry, INODE_FIRST, INODE_ROOT, InodeItem,
+    ItemKind, Key, LABEL_BYTES, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock, TREE_FILES, TREE_ROOTS, Timestamp,
+    TreeId, VolumeId, bitmap_generations_checksum,
 };
-
-/// The first inode number that files get; smaller ones are reserved.
-pub const INODE_FIRST: u64 = 16;
 
 const GENERATION_FIRST: Generation = Generation(1);
 const ROOT_MODE: u32 = 0o040_755;

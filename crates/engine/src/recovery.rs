@@ -11,7 +11,6 @@
 //!    says why that is right). *A crash: again.*
 //! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
 use crate::inode::InodeTable;
-use crate::mkfs::INODE_FIRST;
 use crate::orphans::Orphans;
 use crate::statistics::Counters;
 use crate::transaction::Transactions;
@@ -24,7 +23,8 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
-    FormatError, Generation, Geometry, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS, bitmap_generations_checksum,
+    FormatError, Generation, Geometry, INODE_FIRST, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
+    bitmap_generations_checksum,
 };
 use cairn_log::{CommitReason, CommitRequest, Log, LogOptions, LogStart};
 use cairn_space::{Request, Space, Urgency};

@@ -182,9 +182,13 @@ fn items_round_trip() {
     for length in 0..extent.encode().len() {
         assert!(Extent::decode(&extent.encode()[..length]).is_err());
     }
-    let entry = DirectoryEntry { inode: InodeNumber(5), file_type: FileType::Regular, name: b"new".to_vec() };
+    let entry = DirectoryEntry { inode: InodeNumber(INODE_FIRST), file_type: FileType::Regular, name: b"new".to_vec() };
     assert_eq!(DirectoryEntry::decode(&entry.encode()).unwrap(), entry);
     assert!(DirectoryEntry::decode(&[0; 9]).is_err());
+    for (number, possible) in [(0, false), (1, true), (2, false), (15, false), (INODE_NUMBER_END - 1, true), (INODE_NUMBER_END, false)] {
+        let bytes = DirectoryEntry { inode: InodeNumber(number), ..entry.clone() }.encode();
+        assert_eq!(DirectoryEntry::decode(&bytes).is_ok(), possible, "inode {number}");
+    }
     let xattr = XattrItem { name: b"user.a".to_vec(), value_bytes: 5000, inline: vec![9; XATTR_INLINE_BYTES_MAX] };
     assert_eq!(XattrItem::decode(&xattr.encode()).unwrap(), xattr);
     assert_eq!(XattrItem::parts(5000), 1);

@@ -1,6 +1,6 @@
 //! Values of the items: inode, directory entry, extent, extended attribute, root, orphan.
 use crate::units::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber};
-use crate::{FormatError, NodePointer, Structure};
+use crate::{FormatError, INODE_FIRST, INODE_ROOT, NodePointer, Structure};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -237,7 +237,7 @@ impl DirectoryEntry {
         let name = Self::name_of(value)?.to_vec();
         let inode = InodeNumber(u64::from_le_bytes(value[..8].try_into().expect("a name follows")));
         let file_type = FileType::from_u8(value[8]).ok_or_else(|| damaged(&format!("directory entry of type {}", value[8])))?;
-        if inode.0 >= INODE_NUMBER_END {
+        if inode != INODE_ROOT && !(INODE_FIRST..INODE_NUMBER_END).contains(&inode.0) {
             return Err(damaged(&format!("directory entry of the impossible inode {inode}")));
         }
         Ok(Self { inode, file_type, name })

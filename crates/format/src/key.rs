@@ -11,6 +11,8 @@ pub const TREE_ROOTS: TreeId = TreeId(1);
 pub const TREE_FILES: TreeId = TreeId(256);
 /// The root directory.
 pub const INODE_ROOT: InodeNumber = InodeNumber(1);
+/// The first inode number that files get; smaller ones are reserved.
+pub const INODE_FIRST: u64 = 16;
 /// Owner of the orphan items: inodes without a name whose removal isn't complete.
 pub const INODE_ORPHANS: InodeNumber = InodeNumber(2);
 

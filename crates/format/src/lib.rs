@@ -33,7 +33,7 @@ pub use items::{
     DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind, RawInode, RootItem, SYMLINK_PART_BYTES,
     Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan, encode_orphan,
 };
-pub use key::{INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name, name_slot_range};
+pub use key::{INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name, name_slot_range};
 pub use node::{ChildPointer, Node};
 pub use superblock::{Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock};
 pub use units::{

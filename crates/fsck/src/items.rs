@@ -5,8 +5,9 @@ use crate::checker::Checker;
 use crate::file_group::{FileGroup, Rules};
 use crate::item_stream::{Item, Place, Visitor, visit};
 use crate::report::{Finding, PassId, Severity, Structure};
-use crate::superblocks::INODE_FIRST;
-use cairn_format::{Extent, ExtentKind, FileType, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan};
+use cairn_format::{
+    Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan,
+};
 use std::collections::BTreeMap;
 
 /// Runs the pass.

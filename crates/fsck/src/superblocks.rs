@@ -8,12 +8,12 @@ use crate::checker::Checker;
 use crate::reader::{read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Generation, Geometry, SUPERBLOCK_SLOTS, Superblock};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Generation, Geometry, INODE_FIRST, SUPERBLOCK_SLOTS, Superblock,
+};
 
 /// Index of the copy at the end of the volume.
 const COPY: usize = 2;
-/// The first inode number that files get.
-pub(crate) const INODE_FIRST: u64 = 16;
 
 /// A superblock, or what is wrong with it.
 type Slot = Result<Superblock, String>;

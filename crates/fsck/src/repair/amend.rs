@@ -7,10 +7,9 @@
 //! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, Gathered, Inode, invented_item};
-use crate::superblocks::INODE_FIRST;
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_NUMBER_END, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp, XattrItem,
-    blocks_for_bytes, hash_name, name_slot_range,
+    DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp,
+    XattrItem, blocks_for_bytes, hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 

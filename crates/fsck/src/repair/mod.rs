@@ -17,8 +17,7 @@ use crate::bitmaps::allocated_blocks;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
-use crate::superblocks::INODE_FIRST;
-use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_NUMBER_END, Key, LogPosition};
+use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition};
 use gather::Gathered;
 use std::collections::BTreeMap;
 
