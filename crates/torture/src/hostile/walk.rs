@@ -119,9 +119,13 @@ fn contents(volume: &Volume, inode: InodeNumber, size_bytes: u64, hasher: &mut D
     let mut offsets = vec![0, size_bytes.saturating_sub(READ_BYTES_MAX as u64)];
     let mut at = 0;
     for _ in 0..REGIONS_MAX {
-        let Ok(data) = volume.seek(inode, at, SeekTarget::Data) else { break };
-        let Ok(hole) = volume.seek(inode, data, SeekTarget::Hole) else { break };
+        let data = match volume.seek(inode, at, SeekTarget::Data) {
+            Ok(data) => data,
+            Err(Error::OutOfRange) => break,
+            Err(error) => return Err(error),
+        };
         offsets.push(data);
+        let hole = volume.seek(inode, data, SeekTarget::Hole)?;
         if hole <= at {
             break;
         }
