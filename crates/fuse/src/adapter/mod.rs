@@ -13,8 +13,7 @@
 //! Threads: all methods run on request threads, several at once. Fsync waits as a continuation; the ioctls that sync or shut
 //! down and the search for holes have threads of their own; the rest may block its thread while it waits for the device.
 //!
-//! Locks: `closing` (leaf) is never held while the volume is called. Whoever finds it open closes the volume, so that DESTROY
-//! and the end of the session close it once; the other waits for the outcome.
+//! The volume's end: DESTROY and the end of the session both close it; one of them does, and the other waits for the outcome.
 
 mod attributes;
 mod data;
@@ -45,10 +44,9 @@ use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
 use cairn_blockdev::BlockPool;
 use cairn_engine::{Caller, Error, InodeNumber, Volume, on_behalf_of};
-use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::lock::{Condvar, Mutex};
 use rustix::io::Errno;
+use std::sync::OnceLock;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Longest name of a directory entry, in bytes.
@@ -94,15 +92,10 @@ pub struct VolumeHandler {
     writes: WritesInWork,
     requests: RequestCounters,
     shutdown: ShutdownState,
-    closing: Mutex<Closing>,
-    closed: Condvar,
-}
-
-/// How far the volume's end has come.
-enum Closing {
-    Open,
-    Begun,
-    Done(Result<(), Error>),
+    /// The volume's end has begun.
+    ending: AtomicBool,
+    /// How it went.
+    closed: OnceLock<Result<(), Error>>,
 }
 
 impl VolumeHandler {
@@ -115,8 +108,8 @@ impl VolumeHandler {
             writes: WritesInWork::default(),
             requests: RequestCounters::default(),
             shutdown: ShutdownState::default(),
-            closing: Mutex::new(Rank::LEAF, Closing::Open),
-            closed: Condvar::new(),
+            ending: AtomicBool::new(false),
+            closed: OnceLock::new(),
         }
     }
 
@@ -129,27 +122,15 @@ impl VolumeHandler {
 
     /// Syncs if something was received since the last time, and the volume is still open.
     fn sync_if_changed(&self) -> Result<(), Error> {
-        let open = matches!(*self.closing.lock(), Closing::Open) && !self.shutdown.has_begun();
+        let open = !self.ending.load(Ordering::Acquire) && !self.shutdown.has_begun();
         if open && self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
     }
 
     fn close(&self) -> Result<(), Error> {
-        let mut closing = self.closing.lock();
-        if matches!(*closing, Closing::Open) {
-            *closing = Closing::Begun;
-            drop(closing);
-            // After a shutdown there is nothing that could still become durable, and whoever asked for it has been told.
-            let result = self.volume.close().or_else(|error| if self.shutdown.has_begun() { Ok(()) } else { Err(error) });
-            *self.closing.lock() = Closing::Done(result.clone());
-            self.closed.notify_all();
-            return result;
-        }
-        loop {
-            if let Closing::Done(result) = &*closing {
-                return result.clone();
-            }
-            self.closed.wait(&mut closing);
-        }
+        self.ending.store(true, Ordering::Release);
+        // After a shutdown there is nothing that could still become durable, and whoever asked for it has been told.
+        let end = || self.volume.close().or_else(|error| if self.shutdown.has_begun() { Ok(()) } else { Err(error) });
+        self.closed.get_or_init(end).clone()
     }
 
     fn statfs(&self) -> StatfsOut {

@@ -21,11 +21,10 @@ use self::queue::Queue;
 use self::workers::Workers;
 use super::Handler;
 use super::device::Channel;
-use cairn_environment::Rank;
-use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::thread::{self, JoinHandle};
 use rustix::thread::CpuSet;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 
 /// Where root switches FUSE over io_uring on, with `Y`.
 const SWITCH_PATH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -75,13 +74,6 @@ fn cpu_count(list: &str) -> Option<u16> {
     last.parse::<u16>().ok()?.checked_add(1)
 }
 
-/// Who of the queues has been registered.
-#[derive(Default)]
-struct Registered {
-    count: usize,
-    failure: Option<String>,
-}
-
 /// The threads that serve rings. They end when the file system is unmounted.
 #[derive(Debug)]
 pub struct RingThreads {
@@ -94,26 +86,21 @@ impl RingThreads {
     /// Registers `rings` with the connection of `channel`, after INIT, and lets `handler` answer; requests that may wait
     /// are served by `worker_count` threads more. When this returns, the kernel uses the rings, unless there is a failure.
     pub fn start(rings: Rings, channel: &Arc<Channel>, worker_count: usize, handler: &Arc<dyn Handler>) -> Self {
-        let registered = Arc::new((Mutex::new(Rank::FUSE, Registered::default()), Condvar::new()));
+        let (registered, registrations) = mpsc::channel();
         let workers = Arc::new(Workers::start(worker_count, handler));
         let threads: Vec<_> = rings
             .0
             .into_iter()
             .map(|ring| {
-                let (registered, workers) = (Arc::clone(&registered), Arc::clone(&workers));
+                let (registered, workers) = (registered.clone(), Arc::clone(&workers));
                 let (channel, handler) = (Arc::clone(channel), Arc::clone(handler));
                 thread::spawn(&format!("cairn-queue-{}", ring.queue()), move || {
-                    serve_ring(ring, &channel, &registered, handler.as_ref(), &workers);
+                    serve_ring(ring, &channel, registered, handler.as_ref(), &workers);
                 })
             })
             .collect();
-        let mut state = registered.0.lock();
-        while state.count < threads.len() {
-            registered.1.wait(&mut state);
-        }
-        let failure = state.failure.take();
-        drop(state);
-        Self { threads, failure }
+        drop(registered);
+        Self { failure: first_failure(&registrations, threads.len()), threads }
     }
 
     /// Waits until the kernel has given all entries back.
@@ -126,10 +113,17 @@ impl RingThreads {
     }
 }
 
+/// Waits until each of `queue_count` threads has told how its registration went, or has ended, and returns what failed first.
+fn first_failure(registrations: &Receiver<Result<(), String>>, queue_count: usize) -> Option<String> {
+    let told: Vec<_> = registrations.iter().collect();
+    let silent = (told.len() < queue_count).then(|| "the thread of a queue has panicked".to_owned());
+    told.into_iter().find_map(Result::err).or(silent)
+}
+
 fn serve_ring(
     mut ring: KernelRing,
     channel: &Arc<Channel>,
-    registered: &(Mutex<Registered>, Condvar),
+    registered: Sender<Result<(), String>>,
     handler: &dyn Handler,
     workers: &Workers,
 ) {
@@ -141,13 +135,11 @@ fn serve_ring(
     }
     let queue = Arc::new(Queue::new(&ring, channel));
     let result = ring.register(channel);
-    let failed = result.is_err();
-    let mut state = registered.0.lock();
-    state.count += 1;
-    state.failure = state.failure.take().or(result.err().map(|error| error.to_string()));
-    drop(state);
-    registered.1.notify_all();
-    if !failed {
+    let serves = result.is_ok();
+    // Who started the rings takes it, and waits until all have told and let go.
+    let _ = registered.send(result.map_err(|error| error.to_string()));
+    drop(registered);
+    if serves {
         queue::serve(&mut ring, &queue, handler, workers);
     }
 }
@@ -164,5 +156,18 @@ mod tests {
         for list in ["", "x", "0-", "0-65535"] {
             assert_eq!(cpu_count(list), None, "{list}");
         }
+    }
+
+    #[test]
+    fn a_queue_that_fails_or_ends_keeps_nobody_waiting() {
+        let outcome = |told: &[Result<(), String>]| {
+            let (sender, registrations) = mpsc::channel();
+            told.iter().cloned().try_for_each(|result| sender.send(result)).unwrap();
+            drop(sender);
+            first_failure(&registrations, 3)
+        };
+        assert_eq!(outcome(&[Ok(()), Ok(()), Ok(())]), None);
+        assert_eq!(outcome(&[Ok(()), Err("refused".to_owned()), Ok(())]).as_deref(), Some("refused"));
+        assert!(outcome(&[Ok(()), Ok(())]).is_some_and(|failure| failure.contains("panicked")));
     }
 }
