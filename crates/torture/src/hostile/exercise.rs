@@ -13,9 +13,9 @@ use super::overlay::OverlayDevice;
 use super::walk::{Found, change, walk};
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Error, Volume, VolumeOptions};
-use cairn_format::{TREE_FILES, TREE_ROOTS};
-use cairn_fsck::{CheckOptions, FsckError, PassId, Report, Severity, check, dump};
-use std::collections::BTreeSet;
+use cairn_format::{INODE_ROOT, TREE_FILES, TREE_ROOTS};
+use cairn_fsck::{CheckOptions, Finding, FsckError, PassId, Report, Severity, check, dump};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ fn read(device: &Arc<OverlayDevice>, seen: &mut Seen) -> Result<Found, Error> {
     for error in &found.errors {
         seen.text("read", error);
     }
-    seen.count("names", found.names);
+    seen.count("names", found.names.len() as u64);
     volume.close()?;
     Ok(found)
 }
@@ -194,27 +194,68 @@ fn repair(device: &OverlayDevice, before: &Report, read_before: Option<Found>, m
     let shared = before.findings.iter().any(|finding| finding.problem.contains("is referred to twice"));
     let Some(read_before) = read_before.filter(|_| !shared) else { return Ok(()) };
     let volume = open(&device, true).map_err(|error| format!("readable before the repair, not after it: {error}"))?;
-    let found = walk(&volume);
-    let overlapping: BTreeSet<u64> = before
-        .findings
-        .iter()
-        .filter(|finding| finding.problem.contains("inside the extent before it"))
-        .filter_map(|finding| finding.inode)
-        .collect();
-    let lost =
-        read_before.contents.iter().find(|(digest, (_, inode))| !found.contents.contains_key(*digest) && !overlapping.contains(inode));
-    match lost {
-        Some((_, (path, _))) if read_before.complete && found.complete => {
-            Err(format!("{path:?} could be read before the repair, but not after it:\n{repaired}"))
-        }
-        _ => Ok(()),
+    let read_after = walk(&volume);
+    if !read_before.complete || !read_after.complete {
+        return Ok(());
     }
+    match loss(before, &read_before, &read_after) {
+        Some(loss) => Err(format!("{loss}:\n{repaired}\nbefore:\n{before}")),
+        None => Ok(()),
+    }
+}
+
+/// What could be read before the repair, and can't, or is different, after it, although the check had nothing to say of it.
+fn loss(report: &Report, before: &Found, after: &Found) -> Option<String> {
+    lost_content(report, before, after).or_else(|| lost_names(report, before, after)).or_else(|| changed_accounts(report, before, after))
+}
+
+fn findings(report: &Report, inode: u64) -> impl Iterator<Item = &Finding> {
+    report.findings.iter().filter(move |finding| finding.inode == Some(inode))
+}
+
+fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
+    // Of overlapping extents, what reading gave depended on where it began.
+    let overlap = |inode| findings(report, inode).any(|finding| finding.problem.contains("inside the extent before it"));
+    let (inode, old, new) = before
+        .inodes
+        .iter()
+        .map(|(inode, old)| (*inode, old, after.inodes.get(inode)))
+        .find(|(inode, old, new)| new.is_none_or(|new| new.content != old.content) && !overlap(*inode))?;
+    Some(match new {
+        None => format!("{:?}, inode {inode}, could be read before the repair, but not after it", old.path),
+        Some(_) => format!("{:?}, inode {inode}, has not the content that it had before the repair", old.path),
+    })
+}
+
+/// A finding about a directory excuses one name in it, one about an inode all its names.
+fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> {
+    let mut lost: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for (name, inode) in &before.names {
+        if after.names.get(name) != Some(inode) && findings(report, *inode).next().is_none() {
+            lost.entry(name.0).or_default().push(String::from_utf8_lossy(&name.1).into_owned());
+        }
+    }
+    let (directory, names) = lost.into_iter().find(|(directory, names)| names.len() > findings(report, *directory).count())?;
+    Some(format!("after the repair, directory {directory} hasn't the names {names:?} any more"))
+}
+
+fn changed_accounts(report: &Report, before: &Found, after: &Found) -> Option<String> {
+    let (inode, old) = before.inodes.iter().find(|(inode, old)| {
+        let differs = after.inodes.get(inode).is_some_and(|new| new.accounts != old.accounts);
+        // The root's change when it gets lost+found.
+        let counted_anew =
+            findings(report, **inode).next().is_some() || (**inode == INODE_ROOT.0 && after.names.len() > before.names.len());
+        differs && !counted_anew
+    })?;
+    Some(format!("{:?}, inode {inode}, has not the times, links or space that it had before the repair", old.path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::hostile::{from_hex, images::BaseImage, program};
+    use cairn_engine::{AttributeChange, RenameMode, TimeChange};
+    use cairn_format::Timestamp;
 
     #[test]
     fn extents_that_overlap_are_an_error_to_read() {
@@ -222,5 +263,38 @@ mod tests {
         let input = from_hex("88d02ed7fe5f0a599a0431cc760436e7802f4bb7b3").expect("hexadecimal");
         let found = read(&Arc::new(program::run(&BaseImage::all(), &input)), &mut Seen::default()).expect("it can be opened");
         assert!(found.errors.iter().any(|error| error.contains("begins inside the one before it")), "{:?}", found.errors);
+    }
+
+    type Change<'c> = &'c dyn Fn(&Volume) -> Result<(), Error>;
+
+    /// A repair that does any of this to one of 900 files that are alike would be found out.
+    #[test]
+    fn a_repair_that_loses_something_is_found_out() {
+        let bases = BaseImage::all();
+        let deep = bases.iter().find(|base| base.name == "deep").expect("a volume with files that are alike");
+        let lookup = |volume: &Volume, name: &[u8]| volume.lookup(volume.root(), name).map(|attributes| attributes.inode);
+        let seconds = |seconds| Some(TimeChange::At(Timestamp { seconds, nanoseconds: 0 }));
+        let changes: [(&str, Change); 6] = [
+            ("nothing", &|_| Ok(())),
+            ("could be read before", &|volume| volume.unlink(volume.root(), b"77")),
+            ("hasn't the names", &|volume| volume.rename(volume.root(), b"77", volume.root(), b"78", RenameMode::Exchange)),
+            ("has not the content", &|volume| volume.write(lookup(volume, b"77")?, 0, b"a byte")),
+            ("has not the content", &|volume| volume.remove_xattr(lookup(volume, b"77")?, b"user.x")),
+            ("has not the times", &|volume| {
+                let change = AttributeChange { modified: seconds(1), ..AttributeChange::default() };
+                volume.set_attributes(lookup(volume, b"77")?, &change).map(drop)
+            }),
+        ];
+        for (expected, change) in changes {
+            let device = Arc::new(deep.device());
+            let report = fsck(&device, false).expect("a volume");
+            let before = walk(&open(&device, true).expect("readable"));
+            let volume = open(&device, false).expect("writable");
+            change(&volume).expect("possible");
+            volume.close().expect("closes");
+            let after = walk(&open(&device, true).expect("readable"));
+            let told = loss(&report, &before, &after).unwrap_or_else(|| "nothing".to_owned());
+            assert!(told.contains(expected), "{expected}: {told}");
+        }
     }
 }

@@ -9,21 +9,32 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const NAMES_MAX: usize = 3000;
 const DEPTH_MAX: usize = 24;
 const READ_BYTES_MAX: usize = 64 << 10;
-const REGIONS_MAX: usize = 16;
+/// Reads of one file.
+const READS_MAX: usize = 256;
 /// Names that are changed one by one.
 const CHANGED_MAX: usize = 24;
 
 /// What a walk has found.
 #[derive(Default)]
 pub struct Found {
-    /// Digest of contents and attributes → path and inode, of files that could be read without an error.
-    pub contents: BTreeMap<u64, (String, u64)>,
+    /// What could be read without an error, by inode number.
+    pub inodes: BTreeMap<u64, Readable>,
+    /// Directory and name → inode number.
+    pub names: BTreeMap<(u64, Vec<u8>), u64>,
     /// What failed.
     pub errors: Vec<String>,
-    /// Names seen.
-    pub names: u64,
     /// Whether no bound was met.
     pub complete: bool,
+}
+
+/// An inode that can be read.
+pub struct Readable {
+    /// A path.
+    pub path: String,
+    /// Digest of what its owner has put into it: type, mode, owner, device number, extended attributes, size and data.
+    pub content: u64,
+    /// Digest of what follows from its changes: times, links, space, generation.
+    pub accounts: u64,
 }
 
 struct Entry {
@@ -37,21 +48,32 @@ struct Entry {
 /// Reads everything, within bounds.
 pub fn walk(volume: &Volume) -> Found {
     let mut found = Found { complete: true, ..Found::default() };
+    note_inode(&mut found, volume, "/", volume.attributes(volume.root()));
     for entry in entries(volume, &mut found) {
-        match volume.lookup(entry.parent, &entry.name) {
-            Ok(attributes) => {
-                match digest(volume, &attributes) {
-                    // Names of the root are nobody's, and no repair keeps them.
-                    Ok(_) if attributes.inode == volume.root() => {}
-                    Ok(digest) => drop(found.contents.insert(digest, (entry.path, attributes.inode.0))),
-                    Err(error) => found.errors.push(error.to_string()),
-                }
-                volume.forget(attributes.inode, 1);
-            }
-            Err(error) => found.errors.push(error.to_string()),
+        // Names of the root are nobody's, and no repair keeps them.
+        if entry.inode == volume.root() {
+            continue;
+        }
+        let attributes = volume.lookup(entry.parent, &entry.name);
+        let looked_up = attributes.as_ref().ok().map(|attributes| attributes.inode);
+        note_inode(&mut found, volume, &entry.path, attributes);
+        if let Some(inode) = looked_up {
+            found.names.insert((entry.parent.0, entry.name), inode.0);
+            volume.forget(inode, 1);
         }
     }
     found
+}
+
+fn note_inode(found: &mut Found, volume: &Volume, path: &str, attributes: Result<Attributes, Error>) {
+    let readable = attributes.and_then(|attributes| {
+        let (content, accounts) = (content(volume, &attributes)?, accounts(&attributes));
+        Ok((attributes.inode.0, Readable { path: path.to_owned(), content, accounts }))
+    });
+    match readable {
+        Ok((inode, readable)) => drop(found.inodes.insert(inode, readable)),
+        Err(error) => found.errors.push(error.to_string()),
+    }
 }
 
 fn entries(volume: &Volume, found: &mut Found) -> Vec<Entry> {
@@ -87,15 +109,22 @@ fn entries(volume: &Volume, found: &mut Found) -> Vec<Entry> {
             }
         }
     }
-    found.names = entries.len() as u64;
     entries
 }
 
+fn accounts(attributes: &Attributes) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let times = [attributes.accessed, attributes.modified, attributes.changed, attributes.created];
+    times.map(|time| (time.seconds, time.nanoseconds)).hash(&mut hasher);
+    (attributes.links, attributes.blocks_512, attributes.generation.0).hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Reads what there is of one inode.
-fn digest(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
+fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
     let inode = attributes.inode;
     let mut hasher = DefaultHasher::new();
-    (attributes.file_type as u8, attributes.mode, attributes.uid).hash(&mut hasher);
+    (attributes.file_type as u8, attributes.mode, attributes.uid, attributes.gid, attributes.device).hash(&mut hasher);
     let mut names = volume.list_xattrs(inode)?;
     // A name that stands there twice is found once.
     names.sort_unstable();
@@ -108,33 +137,36 @@ fn digest(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
         FileType::Symlink => volume.read_link(inode)?.hash(&mut hasher),
         FileType::Regular => {
             attributes.size_bytes.hash(&mut hasher);
-            contents(volume, inode, attributes.size_bytes, &mut hasher)?;
+            data(volume, inode, attributes.size_bytes, &mut hasher)?;
         }
         _ => {}
     }
     Ok(hasher.finish())
 }
 
-fn contents(volume: &Volume, inode: InodeNumber, size_bytes: u64, hasher: &mut DefaultHasher) -> Result<(), Error> {
-    let mut offsets = vec![0, size_bytes.saturating_sub(READ_BYTES_MAX as u64)];
-    let mut at = 0;
-    for _ in 0..REGIONS_MAX {
-        let data = match volume.seek(inode, at, SeekTarget::Data) {
-            Ok(data) => data,
-            Err(Error::OutOfRange) => break,
-            Err(error) => return Err(error),
-        };
-        offsets.push(data);
-        let hole = volume.seek(inode, data, SeekTarget::Hole)?;
-        if hole <= at {
-            break;
-        }
-        at = hole;
-    }
-    for offset in offsets {
-        let mut bytes = Vec::new();
+/// Reads the beginning, the end, and all data between holes, as far as the bound allows.
+fn data(volume: &Volume, inode: InodeNumber, size_bytes: u64, hasher: &mut DefaultHasher) -> Result<(), Error> {
+    let mut bytes = Vec::new();
+    for offset in [0, size_bytes.saturating_sub(READ_BYTES_MAX as u64)] {
+        bytes.clear();
         volume.read(inode, offset, READ_BYTES_MAX, &mut bytes)?;
         bytes.hash(hasher);
+    }
+    let (mut at, mut hole) = (0, 0);
+    for _ in 0..READS_MAX {
+        if at >= hole {
+            at = match volume.seek(inode, at, SeekTarget::Data) {
+                Ok(data) => data,
+                Err(Error::OutOfRange) => break,
+                Err(error) => return Err(error),
+            };
+            hole = volume.seek(inode, at, SeekTarget::Hole)?;
+        }
+        let length = (hole - at).min(READ_BYTES_MAX as u64);
+        bytes.clear();
+        volume.read(inode, at, length as usize, &mut bytes)?;
+        (at, &bytes).hash(hasher);
+        at += length;
     }
     Ok(())
 }
