@@ -33,8 +33,10 @@ pub struct Readable {
     pub path: String,
     /// Digest of what its owner has put into it: type, mode, owner, device number, extended attributes, size and data.
     pub content: u64,
-    /// Digest of what follows from its changes: times, links, space, generation.
-    pub accounts: u64,
+    /// Digest of its times and its generation.
+    pub times: u64,
+    /// Links, and space in units of 512 bytes.
+    pub counts: (u32, u64),
 }
 
 struct Entry {
@@ -67,8 +69,8 @@ pub fn walk(volume: &Volume) -> Found {
 
 fn note_inode(found: &mut Found, volume: &Volume, path: &str, attributes: Result<Attributes, Error>) {
     let readable = attributes.and_then(|attributes| {
-        let (content, accounts) = (content(volume, &attributes)?, accounts(&attributes));
-        Ok((attributes.inode.0, Readable { path: path.to_owned(), content, accounts }))
+        let (content, counts) = (content(volume, &attributes)?, (attributes.links, attributes.blocks_512));
+        Ok((attributes.inode.0, Readable { path: path.to_owned(), content, times: times(&attributes), counts }))
     });
     match readable {
         Ok((inode, readable)) => drop(found.inodes.insert(inode, readable)),
@@ -112,11 +114,11 @@ fn entries(volume: &Volume, found: &mut Found) -> Vec<Entry> {
     entries
 }
 
-fn accounts(attributes: &Attributes) -> u64 {
+fn times(attributes: &Attributes) -> u64 {
     let mut hasher = DefaultHasher::new();
     let times = [attributes.accessed, attributes.modified, attributes.changed, attributes.created];
     times.map(|time| (time.seconds, time.nanoseconds)).hash(&mut hasher);
-    (attributes.links, attributes.blocks_512, attributes.generation.0).hash(&mut hasher);
+    attributes.generation.0.hash(&mut hasher);
     hasher.finish()
 }
 
