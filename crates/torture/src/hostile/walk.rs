@@ -126,7 +126,7 @@ fn times(attributes: &Attributes) -> u64 {
 fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
     let inode = attributes.inode;
     let mut hasher = DefaultHasher::new();
-    (attributes.file_type as u8, attributes.mode, attributes.uid, attributes.gid, attributes.device).hash(&mut hasher);
+    (attributes.file_type as u8, attributes.mode, attributes.uid, attributes.gid).hash(&mut hasher);
     let mut names = volume.list_xattrs(inode)?;
     // A name that stands there twice is found once.
     names.sort_unstable();
@@ -137,6 +137,8 @@ fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
     }
     match attributes.file_type {
         FileType::Symlink => volume.read_link(inode)?.hash(&mut hasher),
+        // Of another file it means nothing.
+        FileType::BlockDevice | FileType::CharacterDevice => attributes.device.hash(&mut hasher),
         FileType::Regular => {
             attributes.size_bytes.hash(&mut hasher);
             data(volume, inode, attributes.size_bytes, &mut hasher)?;
