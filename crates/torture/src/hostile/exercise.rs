@@ -242,16 +242,30 @@ fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> 
 }
 
 fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Option<String> {
-    // Nobody has compared counts when passes were left out.
-    let was_counted = !report.findings.iter().any(|finding| finding.problem.contains("was left out"));
-    // The root's change when it gets lost+found.
-    let gets_name = |inode| inode == INODE_ROOT.0 && after.names.len() > before.names.len();
+    let (names_before, names_after) = (names_of_each(before), names_of_each(after));
+    // The root's change when it gets lost+found, and counts when a name comes or goes; nobody has compared these if passes were left out.
+    let gets_name = |inode: u64| inode == INODE_ROOT.0 && after.names.len() > before.names.len();
+    let left_out = report.findings.iter().any(|finding| finding.problem.contains("was left out"));
     let both = before.inodes.iter().filter_map(|(inode, old)| Some((*inode, old, after.inodes.get(inode)?)));
-    let unexplained = both.filter(|(inode, ..)| !gets_name(*inode) && findings(report, *inode).next().is_none());
-    let mut different = unexplained.filter(|(_, old, new)| new.times != old.times || was_counted && new.counts != old.counts);
-    let (inode, old, new) = different.next()?;
-    let what = if new.times == old.times { "links and space" } else { "times" };
+    let mut different = both.filter_map(|(inode, old, new)| {
+        let counted = !left_out && names_before.get(&inode) == names_after.get(&inode);
+        let what = match (new.times == old.times, new.counts == old.counts) {
+            (false, _) => "times",
+            (true, false) if counted => "links and space",
+            _ => return None,
+        };
+        (!gets_name(inode) && findings(report, inode).next().is_none()).then_some((inode, old, what))
+    });
+    let (inode, old, what) = different.next()?;
     Some(format!("{:?}, inode {inode}, has not the {what} that it had before the repair", old.path))
+}
+
+fn names_of_each(found: &Found) -> BTreeMap<u64, BTreeSet<&(u64, Vec<u8>)>> {
+    let mut names: BTreeMap<u64, BTreeSet<_>> = BTreeMap::new();
+    for (name, inode) in &found.names {
+        names.entry(*inode).or_default().insert(name);
+    }
+    names
 }
 
 #[cfg(test)]
