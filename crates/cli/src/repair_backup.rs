@@ -128,7 +128,12 @@ impl BlockDevice for BackingUp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_blockdev::MemoryDevice;
+    use cairn_blockdev::simulated::EventInfo;
+    use cairn_blockdev::{MemoryDevice, SimulatedDevice};
+    use cairn_engine::{Volume, VolumeOptions};
+    use cairn_fsck::{CheckOptions, check};
+    use cairn_torture::files::{create, format};
+    use cairn_torture::survivors::every_state;
 
     #[test]
     fn what_was_overwritten_comes_back() {
@@ -153,5 +158,73 @@ mod tests {
         assert_eq!(second.file(), Some(folder.path().join("backup.2")));
         std::fs::write(folder.path().join("other"), b"text").unwrap();
         assert!(undo(&*device, &folder.path().join("other")).is_err());
+    }
+
+    /// A volume that only new trees mend: the node at the top is damaged.
+    fn damaged_volume() -> SimulatedDevice {
+        let device = Arc::new(SimulatedDevice::new(16 << 20));
+        format(&*device, 1 << 20).unwrap();
+        let open = || Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+        let volume = open();
+        for number in 0..30_u8 {
+            create(&volume, &[b'a', number + 1], &[number; 5000]).unwrap();
+        }
+        volume.close().unwrap();
+        let root = open().superblock().root.block;
+        device.corrupt(root.offset_bytes() + 100, 40, 0x5A);
+        device.snapshot()
+    }
+
+    /// Notes how long the backup is before each write.
+    struct Noting {
+        device: Arc<SimulatedDevice>,
+        place: PathBuf,
+        lengths: Mutex<Vec<usize>>,
+    }
+
+    impl BlockDevice for Noting {
+        fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+            let length = std::fs::metadata(&self.place).map_or(0, |file| file.len() as usize);
+            self.lengths.lock().push(length);
+            self.device.write(offset_bytes, buffers)
+        }
+        forward_to_device!(self => self.device; read, flush, discard, length_bytes, flush_time);
+    }
+
+    #[test]
+    fn a_power_failure_in_a_repair_or_in_undoing_it_leaves_what_can_be_undone() {
+        let folder = tempfile::tempdir().unwrap();
+        let [place, cut] = ["backup", "cut"].map(|name| folder.path().join(name));
+        let original = damaged_volume();
+        original.start_recording();
+        let device = Arc::new(original.snapshot());
+        device.start_recording();
+        let noting = Arc::new(Noting { device: device.clone(), place: place.clone(), lengths: Mutex::new(Rank::LEAF, Vec::new()) });
+        let report =
+            check(&BackingUp::new(noting.clone(), place.clone()), &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
+        assert_eq!(report.exit_code(), 1, "{report}");
+        device.flush().unwrap();
+
+        // Made of what differs from the original: comparing costs no time for the rest.
+        let content = |state: &SimulatedDevice| original.explorer().fingerprint(state);
+        let undone = |state: &SimulatedDevice, backup: &Path| {
+            undo(state, backup).map_err(|error| error.to_string())?;
+            if content(state) == content(&original) { Ok(()) } else { Err("something else than before the repair".to_owned()) }
+        };
+        let lengths = noting.lengths.lock().clone();
+        let (backup, events) = (std::fs::read(&place).unwrap(), device.explorer());
+        let is_write = |event: &usize| matches!(events.event(*event), Some(EventInfo::Write { .. }));
+        let in_repair = every_state(&device, &mut |position, state| {
+            let Some(last) = (0..position).filter(is_write).count().checked_sub(1) else { return Ok(()) };
+            std::fs::write(&cut, &backup[..lengths[last]]).unwrap();
+            undone(&state, &cut)
+        });
+        let repaired = device.snapshot();
+        assert_ne!(content(&repaired), content(&original));
+        repaired.start_recording();
+        undo(&repaired, &place).unwrap();
+        let in_undo = every_state(&repaired, &mut |_, state| undone(&state, &place));
+        let states = [in_repair, in_undo].map(|states| states.unwrap_or_else(|error| panic!("{error}")));
+        assert!(states.iter().all(|states| *states > 100), "{states:?}");
     }
 }

@@ -318,3 +318,25 @@ fn a_repair_that_is_cut_short_at_any_write_leaves_the_volume_as_it_was_or_whole(
     }
     assert!(states.0 > 4 && states.1 > 1, "{states:?}");
 }
+
+/// Leaves that were found again are needed once more if the repair does not end, also where no bitmap says that they are in use.
+#[test]
+fn a_repair_overwrites_no_leaf_that_it_has_found_again() {
+    let whole = TestVolume::full();
+    let (before, groups) = (whole.check(), whole.superblock.geometry.groups());
+    let inner = whole.nodes.iter().copied().filter(|&node| whole.read_node(node).level() > 0);
+    let bitmaps = (0..groups).flat_map(|group| [0, 1].map(|slot| whole.superblock.geometry.bitmap_block(group, slot)));
+    let damaged: Vec<BlockNumber> = inner.chain(bitmaps).collect();
+    for writes in 1.. {
+        let volume = TestVolume::full();
+        damaged.iter().for_each(|&address| volume.flip(address, 200, 0x11));
+        let device = Stops { device: &volume.device, writes_left: AtomicU64::new(writes) };
+        let result = check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {});
+        assert_eq!(volume.repair().errors, 0, "after {writes} writes");
+        let after = volume.check();
+        assert_eq!((after.errors, names(&after)), (0, names(&before)), "after {writes} writes: {after}");
+        if result.is_ok() && device.writes_left.load(Ordering::Relaxed) > 0 {
+            break;
+        }
+    }
+}

@@ -252,9 +252,9 @@ impl Judge<'_> {
 
     /// The process is killed, the machine goes on, and the power fails during the recovery of the next mount.
     fn killed(&mut self, device: SimulatedDevice, position: usize) -> Result<(), String> {
-        let (device, original) = (Arc::new(device), self.keep_in);
+        let (original, device, keep_in) = (device.snapshot(), Arc::new(device), self.keep_in);
         let when = |error| format!("after the process was killed: {error}");
-        let kept = |error| keep(original, &device, when(error));
+        let kept = |error| keep(keep_in, &original, when(error));
         self.recover(&device, position).map_err(kept)?;
         self.crash_during_recovery(&device, position).map_err(when)
     }

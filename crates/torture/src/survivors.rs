@@ -1,8 +1,11 @@
 //! Which of the unflushed writes may have survived a power failure: all sets of them when they are few, otherwise those
 //! that have been seen to matter; and writes that are torn between two sectors.
-use cairn_blockdev::simulated::{Fate, SectorSet, WriteInfo};
+use cairn_blockdev::SimulatedDevice;
+use cairn_blockdev::simulated::{CrashExplorer, Fate, SectorSet, WriteInfo};
 use cairn_environment::random::Seeded;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// Up to so many unflushed writes, every set of them is tried.
 pub const ALL_SETS_UP_TO: usize = 10;
@@ -87,6 +90,39 @@ pub fn tears<E>(
         }
     }
     Ok(())
+}
+
+/// Calls `visit` with every state to be tried that a power failure may leave anywhere in what `device` has recorded, and with the
+/// number of events before it; a state that was visited before is left out. Returns how many there are, those included.
+///
+/// # Errors
+/// The first of `visit`, with what survived.
+pub fn every_state(
+    device: &SimulatedDevice,
+    visit: &mut dyn FnMut(usize, Arc<SimulatedDevice>) -> Result<(), String>,
+) -> Result<u64, String> {
+    let mut explorer = device.explorer();
+    let mut random = Seeded::new(3);
+    let (mut seen, mut states) = (BTreeSet::new(), 0);
+    loop {
+        let unflushed = explorer.unflushed();
+        let mut state = |explorer: &CrashExplorer, fates: &[Fate]| {
+            let state = explorer.state_with(|_| fates.to_vec());
+            states += 1;
+            if !seen.insert(explorer.fingerprint(&state)) {
+                return Ok(());
+            }
+            let position = explorer.position();
+            visit(position, Arc::new(state)).map_err(|error| format!("after {position} events;{}\n{error}", describe(&unflushed, fates)))
+        };
+        sets(unflushed.len(), &mut random, &mut |fates| state(&explorer, fates))?;
+        for torn in 0..unflushed.len() {
+            tears(&unflushed, torn, &mut Seeded::new(4), &mut |fates| state(&explorer, fates))?;
+        }
+        if !explorer.advance() {
+            return Ok(states);
+        }
+    }
 }
 
 /// Says which writes survived.

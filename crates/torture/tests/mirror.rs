@@ -3,6 +3,7 @@
 //! Everything acknowledged must be there after any of it, from both members and from each of them alone.
 //! `CAIRN_SEED` repeats a run.
 use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
+use cairn_blockdev::simulated::{Fate, WriteInfo, random_fates};
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::Rank;
@@ -10,8 +11,9 @@ use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_format::{Geometry, Superblock};
 use cairn_fsck::{CheckOptions, check};
+use cairn_torture::survivors::{ALL_SETS_UP_TO, sets};
 use cairn_torture::{number_from_environment, seed_from_environment};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -35,6 +37,8 @@ struct Recorder {
     acknowledged: Mutex<Acknowledged>,
     random: Mutex<Seeded>,
     states: Mutex<Vec<CrashState>>,
+    /// Instead of states: how much of each member's record there was between any two requests, and what was acknowledged then.
+    moments: Option<Mutex<Vec<([usize; 2], Acknowledged)>>>,
 }
 
 impl Recorder {
@@ -44,10 +48,24 @@ impl Recorder {
             acknowledged: Mutex::new(Rank::LEAF, BTreeMap::new()),
             random: Mutex::new(Rank::LEAF, Seeded::new(seed)),
             states: Mutex::new(Rank::LEAF, Vec::new()),
+            moments: None,
         })
     }
 
+    /// Notes where the members' records are, from now on.
+    fn of_moments(disks: [Disk; 2]) -> Arc<Self> {
+        disks.iter().for_each(|disk| disk.start_recording());
+        let mut recorder = Self::new(disks, 0);
+        Arc::get_mut(&mut recorder).expect("nobody else has it").moments = Some(Mutex::new(Rank::LEAF, Vec::new()));
+        recorder
+    }
+
     fn perhaps_crash(&self) {
+        if let Some(moments) = &self.moments {
+            let acknowledged = self.acknowledged.lock().clone();
+            let at = [0, 1].map(|disk: usize| self.disks[disk].history_len());
+            return moments.lock().push((at, acknowledged));
+        }
         let mut random = self.random.lock().clone();
         let wanted = random.chance(1, 6);
         // What was acknowledged is taken first: the members may only get more durable meanwhile.
@@ -209,6 +227,70 @@ fn every_crash_of_both_members_keeps_what_was_acknowledged_on_each() {
             examined += 1;
         }
     }
+}
+
+/// States with random fates, torn writes among them, at each moment.
+const RANDOM_STATES: usize = 8;
+
+/// Calls `visit` with what the unflushed writes of both members may have met.
+fn fates_of_both(unflushed: [Vec<WriteInfo>; 2], random: &mut Seeded, visit: &mut dyn FnMut([Vec<Fate>; 2])) {
+    let (first, count) = (unflushed[0].len(), unflushed[0].len() + unflushed[1].len());
+    if count <= ALL_SETS_UP_TO {
+        let all: Result<(), ()> = sets(count, random, &mut |fates| {
+            visit([fates[..first].to_vec(), fates[first..].to_vec()]);
+            Ok(())
+        });
+        assert!(all.is_ok());
+    }
+    for _ in 0..if count == 0 { 0 } else { RANDOM_STATES } {
+        visit([0, 1].map(|disk: usize| random_fates(&unflushed[disk], random)));
+    }
+}
+
+/// The power fails between any two requests of a short run, and each member keeps any of what it had not flushed.
+#[test]
+fn all_sets_of_survivors_on_both_members_keep_what_was_acknowledged() {
+    let disks = disks();
+    new_volume(&disks);
+    let recorder = Recorder::of_moments(disks.clone());
+    let volume = Volume::open(Arc::new(mirror(tapped(&recorder), Access::ReadWrite)), options(false)).unwrap();
+    work(&volume, &recorder, &mut Seeded::new(5), 16);
+    recorder.perhaps_crash();
+    drop(volume);
+    // Of equal moments the last: most is acknowledged then.
+    let moments: BTreeMap<[usize; 2], Acknowledged> = recorder.moments.iter().flat_map(|moments| moments.lock().clone()).collect();
+    let (mut seen, mut random, mut whole) = (BTreeSet::new(), Seeded::new(6), 0);
+    for (at, acknowledged) in &moments {
+        let explorers = [0, 1].map(|disk: usize| {
+            let mut explorer = disks[disk].explorer();
+            explorer.advance_to(at[disk]);
+            explorer
+        });
+        let unflushed = [0, 1].map(|disk: usize| explorers[disk].unflushed());
+        whole += usize::from(unflushed[0].len() + unflushed[1].len() <= ALL_SETS_UP_TO);
+        let versions: u32 = acknowledged.values().map(|(version, _)| u32::from(*version)).sum();
+        fates_of_both(unflushed, &mut random, &mut |fates| {
+            let disks = [0, 1].map(|disk: usize| Arc::new(explorers[disk].state_with(|_| fates[disk].clone())));
+            let content = [0, 1].map(|disk: usize| explorers[disk].fingerprint(&disks[disk]));
+            if seen.insert((content, versions)) {
+                examine_both(&disks, acknowledged, &format!("after {at:?} events, {fates:?}"));
+            }
+        });
+    }
+    eprintln!("{} states at {} moments, {whole} of them searched whole", seen.len(), moments.len());
+    assert!(whole * 2 > moments.len() && seen.len() > 100);
+}
+
+/// Recovers from both, and looks at each member alone.
+fn examine_both(disks: &[Disk; 2], acknowledged: &Acknowledged, when: &str) {
+    {
+        let device = Arc::new(mirror(both(disks), Access::ReadWrite));
+        expect_clean(&*device, &format!("{when}, before recovery"));
+        let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
+        expect_files(&volume, acknowledged, when);
+        volume.close().unwrap();
+    }
+    examine_alone(disks, acknowledged, when);
 }
 
 #[test]

@@ -78,10 +78,10 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
         kept.insert(extent.range());
     }
     let log_tail = LogPosition { block: checker.superblock.log_tail.block, sequence: checker.superblock.log_tail.sequence.max(1) };
-    let commit = write::Commit { generation, next_inode, log_tail, superblock_index };
+    let commit = write::Commit { generation, next_inode, log_tail, superblock_index, salvaged: &salvaged };
     let items = write::items(&gathered);
     if write::commit(checker, &items, &kept, &allocated, &commit)? {
-        Ok(Outcome::Done { rescued, salvaged })
+        Ok(Outcome::Done { rescued, salvaged: salvaged.len() as u64 })
     } else {
         Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"))
     }

@@ -7,14 +7,14 @@ use crate::checker::Checker;
 use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node, TREE_FILES};
 use std::collections::BTreeMap;
 
-/// Adds to `items` what such leaves hold, unless it is there; returns how many leaves helped.
-pub(super) fn lost_leaves(checker: &Checker<'_>, allocated: &BlockSet, items: &mut BTreeMap<Key, Vec<u8>>) -> u64 {
+/// Adds to `items` what such leaves hold, unless it is there; returns the leaves that helped.
+pub(super) fn lost_leaves(checker: &Checker<'_>, allocated: &BlockSet, items: &mut BTreeMap<Key, Vec<u8>>) -> Vec<BlockNumber> {
     if checker.lost_keys.is_empty() {
-        return 0;
+        return Vec::new();
     }
     let mut leaves = candidates(checker, allocated);
     leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation()));
-    let mut helpful = 0;
+    let mut helpful = Vec::new();
     // Of two leaves that overlap, the newer one says what there is between its first and its last key. A transaction writes no leaf
     // twice: of two of the same generation neither is a version of the other, and one of them has a key that does not belong there.
     let mut known: Vec<(Generation, Key, Key)> = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocated: &BlockSet, items: &m
             }
         }
         known.push((leaf.generation(), first, last));
-        helpful += u64::from(helped);
+        helpful.extend(helped.then_some(leaf.address()));
     }
     helpful
 }
