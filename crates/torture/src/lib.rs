@@ -22,6 +22,7 @@ pub mod model;
 mod model_apply;
 pub mod operation;
 pub mod plain;
+pub mod references;
 pub mod runner;
 pub mod search;
 pub mod sequence;
