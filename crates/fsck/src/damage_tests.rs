@@ -58,6 +58,23 @@ fn every_flipped_byte_of_a_superblock_is_found_and_repaired() {
 }
 
 #[test]
+fn a_lost_write_of_the_newest_slot_is_found_and_repaired() {
+    let volume = TestVolume::full();
+    let newest = volume.superblock.generation;
+    assert_eq!(newest.0 % 2, 1);
+    let older = |generation| cairn_format::Superblock { generation, ..volume.superblock.clone() };
+    let [other, slot, _] = volume.superblock_places();
+    volume.write_block(other, &older(Generation(newest.0 - 1)).encode(other));
+    volume.assert_clean();
+    volume.write_block(slot, &older(Generation(newest.0 - 2)).encode(slot));
+    let report = volume.check();
+    assert_eq!((report.errors, report.warnings, report.findings[0].block), (0, 1, Some(slot.0)), "{report}");
+    assert!(report.to_string().contains("the slot has generation 3; only the copy has the newest, 5"), "{report}");
+    assert_eq!(volume.repair().exit_code(), 1);
+    volume.assert_clean();
+}
+
+#[test]
 fn every_flipped_byte_of_a_bitmap_is_found_and_repaired() {
     let volume = TestVolume::full();
     let covered = HEADER_BYTES + 16 + BITMAP_BYTES;

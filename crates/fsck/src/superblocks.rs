@@ -1,8 +1,11 @@
 //! Pass `Superblocks`: the newest of three valid ones counts; the others must fit to it.
 //!
 //! A crash may leave the slot that was being written, or the copy, torn; that is a warning. The slot with the newest
-//! generation's number, however, was flushed before the copy was written: if only the copy has that generation, the slot
-//! was damaged later.
+//! generation's number, however, was flushed before the copy was written: if only the copy has that generation, and the slot is
+//! no superblock, it was damaged later.
+//!
+//! If the slot holds an older superblock, its write was lost; that is a warning, because not only a broken device does that. A
+//! process may be killed before it flushes the slot, and the power fail when the next mount has written the copy.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::{read_decoded, write_block};
@@ -86,9 +89,11 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     }
     let slots = std::mem::take(&mut checker.superblocks.slots);
     // The copy of a superblock is flushed before the next one is written.
-    let older_slot = slots[..COPY].iter().filter_map(|(_, slot)| Some(slot.as_ref().ok()?.generation)).min().unwrap_or_default();
+    let generations = slots[..COPY].iter().filter_map(|(_, slot)| Some(slot.as_ref().ok()?.generation));
+    let older_slot = generations.clone().min().unwrap_or_default();
+    let newer_slot = generations.max().unwrap_or_default();
     for (index, (address, slot)) in slots.iter().enumerate() {
-        check_slot(checker, index, *address, slot, older_slot)?;
+        check_slot(checker, index, *address, slot, (older_slot, newer_slot))?;
     }
     checker.superblocks.slots = slots;
     checker.progress(PassId::Superblocks, 1, 1);
@@ -127,13 +132,18 @@ fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
     checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()
 }
 
-fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slot: &Slot, older_slot: Generation) -> Result<(), FsckError> {
+fn check_slot(
+    checker: &mut Checker<'_>,
+    index: usize,
+    address: BlockNumber,
+    slot: &Slot,
+    (older_slot, newer_slot): (Generation, Generation),
+) -> Result<(), FsckError> {
     let newest = &checker.superblock;
-    let generation = newest.generation.0;
+    let belongs_to_newest = index as u64 == newest.generation.0 % 2;
     match slot {
         Err(problem) => {
-            let may_be_torn = index == COPY || index as u64 != generation % 2;
-            let severity = if may_be_torn { Severity::Warning } else { Severity::Error };
+            let severity = if belongs_to_newest { Severity::Error } else { Severity::Warning };
             rewrite(checker, finding(severity, problem).at(address.0), address)
         }
         Ok(other) if (other.volume, other.geometry, other.hash_seed) != (newest.volume, newest.geometry, newest.hash_seed) => {
@@ -147,6 +157,10 @@ fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slo
         }
         Ok(other) if index == COPY && other.generation < older_slot => {
             let problem = format!("the copy has generation {}, older than both slots", other.generation);
+            rewrite(checker, finding(Severity::Warning, problem).at(address.0), address)
+        }
+        Ok(other) if belongs_to_newest && newer_slot < newest.generation => {
+            let problem = format!("the slot has generation {}; only the copy has the newest, {}", other.generation, newest.generation);
             rewrite(checker, finding(Severity::Warning, problem).at(address.0), address)
         }
         Ok(_) => Ok(()),

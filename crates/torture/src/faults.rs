@@ -229,13 +229,13 @@ impl Outcomes {
 }
 
 /// Where the structures of a workload's volume stand: nodes are found by reading what a run without faults has left.
-struct Map {
+pub(crate) struct Map {
     geometry: Geometry,
     nodes: BTreeSet<u64>,
 }
 
 impl Map {
-    fn of(start: &Start, operations: &[Operation]) -> Result<Self, String> {
+    pub(crate) fn of(start: &Start, operations: &[Operation]) -> Result<Self, String> {
         let device = start.device();
         let touched: Arc<Mutex<BTreeSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, BTreeSet::new()));
         let seen = touched.clone();
@@ -268,7 +268,7 @@ impl Map {
         Ok(Self { geometry: superblock.geometry, nodes })
     }
 
-    fn structure(&self, request: &simulated::Request) -> Structure {
+    pub(crate) fn structure(&self, request: &simulated::Request) -> Structure {
         let block = BlockNumber(request.offset_bytes / BLOCK_SIZE as u64);
         let within = |range: BlockRange| (range.start.0..range.start.0 + range.blocks).contains(&block.0);
         match request.operation {
@@ -367,14 +367,14 @@ fn judge_states(device: &SimulatedDevice, history: &ClientHistory, seed: u64) ->
 
 /// Whether anybody was told of the fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+pub(crate) enum Told {
     Nothing,
     Reported,
     /// By an operation that may have been done or not.
     Unknown,
 }
 
-fn perform(performer: &mut Performer<'_>, operations: &[Operation]) -> Result<Told, String> {
+pub(crate) fn perform(performer: &mut Performer<'_>, operations: &[Operation]) -> Result<Told, String> {
     let mut told = Told::Nothing;
     for operation in operations {
         match performer.attempt(operation)? {

@@ -229,6 +229,13 @@ impl ClientHistory {
         self.acknowledged.push((at, Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true }));
     }
 
+    /// The same for a device that broke its promises later than `at`: nothing counts that was acknowledged since.
+    pub(crate) fn acknowledged_until(&self, at: usize) -> Self {
+        let mut history = self.clone();
+        history.acknowledged.retain(|(acknowledged_at, _)| *acknowledged_at <= at);
+        history
+    }
+
     /// Everything so far is durable, and lies before the beginning of the device's history.
     pub(crate) fn forget_positions(&mut self) {
         self.spans.iter_mut().for_each(|span| span.history_begin = 0);

@@ -18,13 +18,16 @@ pub mod found;
 pub mod generator;
 pub mod history;
 pub mod hostile;
+pub mod lying;
 pub mod model;
 mod model_apply;
 pub mod operation;
 pub mod plain;
+pub mod references;
 pub mod runner;
 pub mod search;
 pub mod sequence;
+pub mod silent;
 #[cfg(feature = "shuttle")]
 pub mod simulation;
 pub mod snapshot;

@@ -65,9 +65,25 @@ impl<'a> Performer<'a> {
         Ok(Self { runner, device, model: start.model.clone(), history: start.history.clone() })
     }
 
+    /// The same client, after another mount.
+    pub(crate) fn mounted_again(self, volume: &Volume) -> Result<Self, String> {
+        let runner = Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
+        Ok(Self { runner, ..self })
+    }
+
+    /// Notes that everything done so far is durable.
+    pub(crate) fn acknowledge_all(&mut self) {
+        self.history.acknowledge_all(self.device.history_len());
+    }
+
     /// What should be there now.
     pub(crate) fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// What was done so far.
+    pub(crate) fn history(&self) -> &ClientHistory {
+        &self.history
     }
 
     /// What was done.

@@ -63,6 +63,30 @@ pub fn judge_found(whole: &Found, histories: &[ClientHistory], position: usize) 
     one_order(histories, &explanations)
 }
 
+/// Checks only that no file holds another one's bytes, or bytes from nowhere: each block that can be read is one that a file of
+/// that name has held at that place, or zeros. For volumes that are known to be damaged.
+///
+/// # Errors
+/// The first file that holds anything else, or that never was.
+pub fn own_bytes(whole: &Found, history: &ClientHistory) -> Result<(), String> {
+    for (path, (_, inode)) in &whole.names.names {
+        let Some(Ok(bytes)) = &whole.objects[inode].bytes else { continue };
+        let nodes: BTreeSet<NodeId> = history.runs.iter().filter_map(|run| run.snapshot.names.get(path)).map(|(_, node)| *node).collect();
+        let is_of = |node: &NodeId| {
+            let file = history.files.get(node);
+            (0..).zip(bytes.chunks(BLOCK_BYTES as usize)).all(|(block, found)| {
+                let versions = file.and_then(|file| file.blocks.get(&block)).map_or(&[][..], Vec::as_slice);
+                let mut versions = versions.iter().filter_map(|(_, version)| version.as_ref());
+                found.iter().all(|&byte| byte == 0) || versions.any(|version| version[..found.len()] == *found)
+            })
+        };
+        if !nodes.iter().any(is_of) {
+            return Err(format!("{} holds what no file of that name has ever held", show(path)));
+        }
+    }
+    Ok(())
+}
+
 /// All runs of prefixes that explain what was found of one client.
 fn explain(whole: &Found, history: &ClientHistory, found: &Snapshot<InodeNumber>, position: usize) -> Result<Vec<Explanation>, String> {
     let (least, most) = history.prefixes_at(position);

@@ -1,5 +1,6 @@
 //! Mounting again after the process was killed, or its device has failed, on a machine that goes on: what is read need not be
 //! durable, and what failed may come back. Then the power fails during that mount's recovery.
+use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
 use cairn_environment::lock::Mutex;
@@ -84,7 +85,7 @@ impl BlockDevice for Dying {
     forward_to_device!(self => self.device; read, length_bytes, flush_time);
 }
 
-/// Takes crash states of its device before each flush.
+/// Takes crash states of its device before each flush: random ones, and one in which the superblock's slot is all that is lost.
 struct Tap {
     device: Arc<SimulatedDevice>,
     random: Mutex<Seeded>,
@@ -96,6 +97,14 @@ impl BlockDevice for Tap {
         for _ in 0..6 {
             let mut random = Seeded::new(self.random.lock().next_u64());
             let state = self.device.crash_state(&mut random);
+            self.states.lock().push(state);
+        }
+        let unflushed = self.device.unflushed();
+        let is_slot = |offset_bytes| Geometry::SUPERBLOCKS.iter().any(|slot| slot.offset_bytes() == offset_bytes);
+        for (index, _) in unflushed.iter().enumerate().filter(|(_, write)| is_slot(write.offset_bytes)) {
+            let mut fates = vec![Fate::Written; unflushed.len()];
+            fates[index] = Fate::Lost;
+            let state = self.device.crash_state_with(|_| fates);
             self.states.lock().push(state);
         }
         self.device.flush()
@@ -154,6 +163,8 @@ fn ended(end: End) -> Arc<SimulatedDevice> {
 
 fn expect_files(state: SimulatedDevice, when: &str) {
     let state = Arc::new(state);
+    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+    assert_eq!(report.errors, 0, "{when}, before recovery: {report}");
     let volume = Volume::open(state.clone(), options()).unwrap_or_else(|error| panic!("{when}: {error}"));
     for number in 0..FILES {
         let found = read_named(&volume, &name(number)).unwrap_or_else(|error| panic!("{when}, file {number}: {error}"));
