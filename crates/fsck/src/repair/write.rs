@@ -82,8 +82,9 @@ impl NodeWriter<'_> {
     }
 }
 
-/// Clusters in which no block is in one of `used`. Those that the bitmaps call free come last, and are used first.
-fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 2], allocated: &BlockSet) -> Vec<BlockNumber> {
+/// Clusters in which no block is in one of `used`: neither what the volume refers to, nor what will be kept, nor the nodes that
+/// were salvaged, which the next repair needs if this one is cut short. Those that the bitmaps call free come last, and are used first.
+fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 3], allocated: &BlockSet) -> Vec<BlockNumber> {
     let allocatable = checker.superblock.geometry.allocatable().range();
     let last = allocatable.end.min(checker.reader.blocks_present());
     let clusters = (allocatable.start..last).step_by(NODE_BLOCKS as usize).filter(|start| start + NODE_BLOCKS <= last);
@@ -102,16 +103,17 @@ pub(super) struct Commit {
     pub(super) superblock_index: usize,
 }
 
-/// Steps 1 to 4. `extents` are the blocks of the items' extents, `allocated` what the bitmaps say. Whether there was room.
+/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the nodes that were salvaged, `allocated` what the
+/// bitmaps say. Whether there was room.
 pub(super) fn commit(
     checker: &Checker<'_>,
     items: &[(Key, Vec<u8>)],
-    extents: &BlockSet,
+    [extents, sources]: [&BlockSet; 2],
     allocated: &BlockSet,
     commit: &Commit,
 ) -> Result<bool, FsckError> {
     let (device, geometry) = (checker.reader.device, checker.superblock.geometry);
-    let free = free_clusters(checker, [&checker.referenced, extents], allocated);
+    let free = free_clusters(checker, [&checker.referenced, extents, sources], allocated);
     let mut writer = NodeWriter { reader: checker.reader, generation: commit.generation, free, used: Vec::new() };
     let Some(files) = writer.tree(TREE_FILES, items)? else { return Ok(false) };
     let root_item = vec![(Key::root(TREE_FILES), RootItem { root: files }.encode().to_vec())];
