@@ -17,6 +17,8 @@ pub(crate) struct LostNode {
     pub(crate) keys: (Key, Option<Key>),
     /// Generation of the node that says so; none for what the superblock and the root tree lead to.
     pub(crate) parent_generation: Generation,
+    /// Where it should stand; none if nothing says that.
+    pub(crate) block: Option<BlockNumber>,
     /// What that node says, if it is a node of the file tree.
     pub(crate) pointer: Option<NodePointer>,
 }
@@ -141,7 +143,7 @@ impl<'a> Checker<'a> {
     }
 
     fn add(&mut self, finding: Finding) {
-        if finding.severity == Severity::Error && !finding.repaired && !self.has_errors(finding.pass) {
+        if finding.severity == Severity::Error && !finding.repaired && finding.lost.is_none() && !self.has_errors(finding.pass) {
             self.erroneous.push(finding.pass);
         }
         self.report.add(finding);

@@ -131,4 +131,6 @@ mod logic_tests;
 #[cfg(test)]
 mod repair_tests;
 #[cfg(test)]
+mod salvage_tests;
+#[cfg(test)]
 mod test_volume;

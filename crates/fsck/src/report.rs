@@ -116,13 +116,16 @@ pub struct Finding {
     pub lost: Option<String>,
     /// Why it was not repaired although a repair was asked for.
     pub not_repaired_because: Option<String>,
+    /// What a repair loses, whatever it does.
+    #[serde(skip)]
+    irretrievable: Option<&'static str>,
 }
 
 impl Finding {
     pub(crate) fn new(pass: PassId, severity: Severity, structure: Structure, problem: impl Into<String>) -> Self {
         let problem = problem.into();
-        let (repaired, lost, not_repaired_because) = (false, None, None);
-        Self { pass, severity, structure, block: None, inode: None, path: None, problem, repaired, lost, not_repaired_because }
+        let (block, inode, path, repaired, lost, not_repaired_because, irretrievable) = Default::default();
+        Self { pass, severity, structure, block, inode, path, problem, repaired, lost, not_repaired_because, irretrievable }
     }
     pub(crate) fn at(self, block: u64) -> Self {
         Self { block: Some(block), ..self }
@@ -130,8 +133,14 @@ impl Finding {
     pub(crate) fn of(self, inode: u64) -> Self {
         Self { inode: Some(inode), ..self }
     }
+    pub(crate) fn irretrievable(self, what: &'static str) -> Self {
+        Self { irretrievable: Some(what), ..self }
+    }
     pub(crate) fn repaired(self) -> Self {
-        Self { repaired: true, ..self }
+        match self.irretrievable {
+            Some(what) => self.lost(what),
+            None => Self { repaired: true, ..self },
+        }
     }
     pub(crate) fn lost(self, what: impl Into<String>) -> Self {
         Self { lost: Some(what.into()), ..self }
@@ -198,6 +207,8 @@ pub struct Statistics {
 /// What a repair could not bring back, as far as what is left tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Losses {
+    /// Superblocks that may have been newer than the one that is left: then what had changed is lost.
+    pub superblocks: u64,
     /// Leaves of the file tree: what they held is lost, also what nothing else tells of.
     pub leaves: u64,
     /// Inodes that had a name, which is removed.
@@ -213,6 +224,7 @@ pub struct Losses {
 impl fmt::Display for Losses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = [
+            (self.superblocks, "superblocks that may have been newer"),
             (self.leaves, "leaves of the file tree"),
             (self.inodes, "inodes with a name"),
             (self.names, "names"),
@@ -256,7 +268,7 @@ pub struct Report {
 impl Report {
     pub(crate) fn add(&mut self, finding: Finding) {
         match (finding.repaired, finding.severity) {
-            _ if finding.lost.is_some() => {}
+            _ if finding.lost.is_some() => self.losses.superblocks += u64::from(finding.pass == PassId::Superblocks),
             (true, _) => self.repaired += 1,
             (false, Severity::Error) => self.errors += 1,
             (false, Severity::Warning) => self.warnings += 1,
@@ -293,7 +305,11 @@ impl Report {
             });
         }
         done.lost.into_iter().for_each(|finding| report.add(finding));
-        let notes = [(done.rescued, "inodes without a name moved to /lost+found"), (done.salvaged, "leaves of the file tree found again")];
+        let notes = [
+            (done.rescued, "inodes without a name moved to /lost+found"),
+            (done.salvaged, "leaves of the file tree found again"),
+            (done.surplus_blocks, "blocks more were found again than were in use: what had been removed may be back"),
+        ];
         for (count, what) in notes {
             if count > 0 {
                 report.add(Finding::new(PassId::Namespace, Severity::Note, Structure::Directory, format!("{count} {what}")));
@@ -308,7 +324,7 @@ impl Report {
     /// 4: errors remain.
     pub fn exit_code(&self) -> u8 {
         match (self.errors, self.repaired) {
-            (0, 0) => 0,
+            (0, 0) if self.losses == Losses::default() => 0,
             (0, _) => 1,
             _ => 4,
         }

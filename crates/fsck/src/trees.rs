@@ -39,7 +39,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
     if !roots.iter().any(|root| root.tree == TREE_FILES) {
-        checker.lost_nodes.push(LostNode { keys: (Key::MIN, None), parent_generation: Generation(0), pointer: None });
+        checker.lost_nodes.push(LostNode { keys: (Key::MIN, None), parent_generation: Generation(0), block: None, pointer: None });
         if !checker.has_errors(PassId::Trees) {
             checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
         }
@@ -79,13 +79,12 @@ impl Walk<'_, '_> {
     }
 
     fn damaged(&mut self, expected: &Expected, problem: impl Into<String>) {
-        let lost = match expected.tree {
-            TREE_ROOTS => LostNode { keys: (Key::MIN, None), parent_generation: Generation(0), pointer: None },
-            _ => LostNode {
-                keys: (expected.lower, expected.upper),
-                parent_generation: expected.parent_generation,
-                pointer: Some(expected.pointer),
-            },
+        let is_roots = expected.tree == TREE_ROOTS;
+        let lost = LostNode {
+            keys: if is_roots { (Key::MIN, None) } else { (expected.lower, expected.upper) },
+            parent_generation: if is_roots { Generation(0) } else { expected.parent_generation },
+            block: Some(expected.pointer.block),
+            pointer: (!is_roots).then_some(expected.pointer),
         };
         self.checker.lost_nodes.push(lost);
         self.checker.doubtful_nodes.insert(expected.pointer.block.0);

@@ -21,7 +21,7 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::report::{Finding, Losses};
-use cairn_format::{BlockNumber, COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition};
+use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition};
 use gather::Gathered;
 use salvage::Salvaged;
 use std::collections::BTreeMap;
@@ -33,6 +33,8 @@ pub(crate) struct Done {
     pub(crate) rescued: u64,
     /// Leaves that only a damaged node had led to.
     pub(crate) salvaged: u64,
+    /// Blocks of what was found again and had perhaps been removed.
+    pub(crate) surplus_blocks: u64,
     /// What of the nodes at these blocks is lost, in words.
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// What else is lost.
@@ -100,23 +102,26 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
         return Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
-    Ok(Outcome::Done(Done { rescued, salvaged: salvaged.leaves, dropped_nodes, lost, losses }))
+    Ok(Outcome::Done(Done { rescued, salvaged: salvaged.leaves, surplus_blocks: salvaged.surplus_blocks, dropped_nodes, lost, losses }))
 }
 
 /// What came of the nodes that could not be used, where not all was found again.
 fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, String> {
-    let dropped = checker.doubtful_nodes.iter().filter(|_| !salvaged.complete).map(|&block| {
-        let text = match salvaged.lost_leaves.get(&BlockNumber(block)) {
-            Some(keys) if salvaged.older_versions.contains(&BlockNumber(block)) => {
-                format!("an older version was taken; what was newer is lost: {}", losses::inodes(*keys))
+    let mut dropped = BTreeMap::new();
+    for lost in checker.lost_nodes.iter().filter(|_| !salvaged.complete) {
+        let Some(block) = lost.block else { continue };
+        let items = losses::inodes(lost.keys);
+        let text = match salvaged.lost_leaves.contains_key(&block) {
+            true if salvaged.older_versions.contains(&block) => format!("an older version was taken; what was newer is lost: {items}"),
+            true => format!("dropped; lost with it: {items}"),
+            false if lost.leaf().is_none() && salvaged.missing_blocks > 0 => {
+                format!("dropped; not all that it led to was found: {items}")
             }
-            Some(keys) => format!("dropped; lost with it: {}", losses::inodes(*keys)),
-            None if salvaged.missing_blocks > 0 => "dropped; not all that it led to was found".to_owned(),
-            None => return None,
+            false => continue,
         };
-        Some((block, text))
-    });
-    dropped.flatten().collect()
+        dropped.insert(block.0, text);
+    }
+    dropped
 }
 
 /// A repair counts on by so many at most; what it leaves can be mounted.
