@@ -21,12 +21,18 @@ const RECORD_HEADER_BYTES: usize = 16;
 /// Names that are tried for a backup.
 const NAMES_MAX: u32 = 1000;
 
+struct Backup {
+    path: PathBuf,
+    file: File,
+    records: u64,
+}
+
 /// A device that keeps what is overwritten.
 pub struct BackingUp {
     device: Arc<dyn BlockDevice>,
     place: PathBuf,
-    /// Made with the first write.
-    file: Mutex<Option<(PathBuf, File)>>,
+    /// Made with the first write, and gone again if that can't be kept.
+    file: Mutex<Option<Backup>>,
 }
 
 impl BackingUp {
@@ -37,29 +43,34 @@ impl BackingUp {
 
     /// Where the backup is, if anything was written.
     pub fn file(&self) -> Option<PathBuf> {
-        self.file.lock().as_ref().map(|(path, _)| path.clone())
+        self.file.lock().as_ref().map(|backup| backup.path.clone())
     }
 
     fn keep(&self, offset_bytes: u64, old: &[u8]) -> io::Result<()> {
         let mut file = self.file.lock();
-        if file.is_none() {
-            *file = Some(create(&self.place)?);
+        let mut backup = match file.take() {
+            Some(backup) => backup,
+            None => create(&self.place)?,
+        };
+        let written = backup.file.write_all(&record(offset_bytes, old)).and_then(|()| backup.file.sync_data());
+        backup.records += u64::from(written.is_ok());
+        if backup.records > 0 {
+            *file = Some(backup);
+        } else {
+            // Nothing has been overwritten, so there is nothing to take back.
+            let _ = std::fs::remove_file(&backup.path);
         }
-        if let Some((_, file)) = &mut *file {
-            file.write_all(&record(offset_bytes, old))?;
-            file.sync_data()?;
-        }
-        Ok(())
+        written
     }
 }
 
-fn create(place: &Path) -> io::Result<(PathBuf, File)> {
+fn create(place: &Path) -> io::Result<Backup> {
     for number in 1..NAMES_MAX {
         let path = if number == 1 { place.to_owned() } else { PathBuf::from(format!("{}.{number}", place.display())) };
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(mut file) => {
-                file.write_all(MAGIC)?;
-                return Ok((path, file));
+                file.write_all(MAGIC).inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+                return Ok(Backup { path, file, records: 0 });
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(io::Error::new(error.kind(), format!("backup {}: {error}", path.display()))),
@@ -134,6 +145,24 @@ mod tests {
     use cairn_fsck::{CheckOptions, check};
     use cairn_torture::files::{create, format};
     use cairn_torture::survivors::every_state;
+
+    #[test]
+    fn a_backup_that_cannot_be_written_is_none() {
+        // Nothing fits on this device, and its name can't be taken away.
+        let full = Path::new("/dev/full");
+        if full.exists() {
+            let backing = BackingUp::new(Arc::new(MemoryDevice::new(1 << 20)), full.to_owned());
+            let file = OpenOptions::new().write(true).open(full).unwrap();
+            *backing.file.lock() = Some(Backup { path: PathBuf::from("backup"), file, records: 0 });
+            assert!(backing.write(0, &[&[1; 4096]]).is_err());
+            assert_eq!(backing.file(), None);
+            // One that holds something can be used, though nothing more fits.
+            let file = OpenOptions::new().write(true).open(full).unwrap();
+            *backing.file.lock() = Some(Backup { path: PathBuf::from("backup"), file, records: 1 });
+            assert!(backing.write(0, &[&[1; 4096]]).is_err());
+            assert_eq!(backing.file(), Some(PathBuf::from("backup")));
+        }
+    }
 
     #[test]
     fn what_was_overwritten_comes_back() {

@@ -159,21 +159,48 @@ pub(crate) fn slot_in_use(checker: &Checker<'_>, group: u64) -> usize {
     in_use(checker, group).map_or(1, |(slot, _)| slot)
 }
 
-/// The blocks that the bitmaps call used; of a group without a valid one, all.
-pub(crate) fn allocated_blocks(checker: &Checker<'_>) -> BlockSet {
+/// What the bitmaps that a mount would use say.
+pub(crate) struct Allocation {
+    /// Blocks that they call used; of a group without a valid one, all.
+    pub(crate) used: BlockSet,
+    /// Whether they are the ones that belong to the superblock, by the same signs as for a mount. Otherwise an older one stands in
+    /// for a damaged one, and calls free what was used since.
+    pub(crate) trusted: bool,
+    /// Of each group the transaction whose state they describe; 0 without a valid one.
+    generations: Vec<Generation>,
+}
+
+impl Allocation {
+    /// Whether a node written by transaction `generation` may be in use. Of nodes that are not newer than it, an old bitmap knows:
+    /// what was free in its time was not used again without being written again.
+    pub(crate) fn may_hold(&self, node: BlockRange, generation: Generation) -> bool {
+        let known = self.generations.get((node.start.0 / Geometry::GROUP_BLOCKS) as usize).copied().unwrap_or_default();
+        node.range().all(|block| self.used.contains(block)) || (!self.trusted && generation > known)
+    }
+}
+
+pub(crate) fn allocation(checker: &Checker<'_>) -> Allocation {
     let blocks_present = checker.reader.blocks_present();
-    let mut allocated = BlockSet::new(blocks_present);
+    let (superblock, allocatable) = (&checker.superblock, checker.superblock.geometry.allocatable().range());
+    let mut allocation = Allocation { used: BlockSet::new(blocks_present), trusted: true, generations: Vec::new() };
+    let mut allocated = 0;
     for group in 0..blocks_present.div_ceil(Geometry::GROUP_BLOCKS) {
         let bitmap = in_use(checker, group);
         let first = group * Geometry::GROUP_BLOCKS;
         for block in first..(first + Geometry::GROUP_BLOCKS).min(blocks_present) {
             let index = (block - first) as usize;
             if bitmap.as_ref().is_none_or(|(_, bitmap)| bitmap.bits[index / 8] & (1 << (index % 8)) != 0) {
-                allocated.insert(BlockRange::new(BlockNumber(block), 1));
+                allocation.used.insert(BlockRange::new(BlockNumber(block), 1));
+                allocated += u64::from(allocatable.contains(&block));
             }
         }
+        allocation.trusted &= bitmap.is_some();
+        allocation.generations.push(bitmap.map_or(Generation(0), |(_, bitmap)| bitmap.generation));
     }
-    allocated
+    let recorded = superblock.bitmaps_checksum;
+    let right_ones = recorded == 0 || recorded == bitmap_generations_checksum(allocation.generations.iter().copied());
+    allocation.trusted &= right_ones && allocated == superblock.used_blocks;
+    allocation
 }
 
 /// How the stored bits differ, in words.

@@ -3,12 +3,37 @@ use crate::block_set::BlockSet;
 use crate::names::{InodeFacts, NameFacts};
 use crate::overlay::Overlay;
 use crate::reader::Reader;
-use crate::report::{Finding, PassId, Progress, Report, Severity, Statistics};
+use crate::report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics};
 use crate::superblocks::Superblocks;
 use crate::{CheckOptions, FsckError};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BlockNumber, Key, Superblock};
+use cairn_format::{BlockNumber, Generation, Key, NodePointer, Superblock};
 use std::collections::{HashMap, HashSet};
+
+/// A node that the walk through the trees could not use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LostNode {
+    /// Keys of the file tree that it, or what it led to, may have held: from the first to below the second.
+    pub(crate) keys: (Key, Option<Key>),
+    /// Generation of the node that says so; none for what the superblock and the root tree lead to.
+    pub(crate) parent_generation: Generation,
+    /// Where it should stand; none if nothing says that.
+    pub(crate) block: Option<BlockNumber>,
+    /// What that node says, if it is a node of the file tree.
+    pub(crate) pointer: Option<NodePointer>,
+}
+
+impl LostNode {
+    /// Whether it was a leaf, whose items nothing else holds.
+    pub(crate) fn leaf(&self) -> Option<NodePointer> {
+        self.pointer.filter(|pointer| pointer.level == 0)
+    }
+
+    /// Whether `key` was its to hold.
+    pub(crate) fn holds(&self, key: &Key) -> bool {
+        self.keys.0 <= *key && self.keys.1.is_none_or(|upper| *key < upper)
+    }
+}
 
 /// A check in progress.
 pub(crate) struct Checker<'a> {
@@ -31,8 +56,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) referenced: BlockSet,
     /// From pass `Trees`: extents, in those trees, of the inodes whose extents the log changes.
     pub(crate) earlier_extents: HashMap<u64, Vec<(u64, u64)>>,
-    /// From pass `Trees`: keys of the file tree that a damaged node may have held.
-    pub(crate) lost_keys: Vec<(Key, Option<Key>)>,
+    /// From pass `Trees`: nodes that could not be used, and what they may have held.
+    pub(crate) lost_nodes: Vec<LostNode>,
     /// From pass `Trees`: nodes that are referred to but are not what their parent expects.
     pub(crate) doubtful_nodes: HashSet<u64>,
     /// From pass `Items`: inodes, ascending.
@@ -60,6 +85,7 @@ impl<'a> Checker<'a> {
             errors: 0,
             warnings: 0,
             repaired: 0,
+            losses: Losses::default(),
             statistics: Statistics { total_blocks: superblock.geometry.total_blocks, ..Statistics::default() },
         };
         let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
@@ -76,7 +102,7 @@ impl<'a> Checker<'a> {
             leaves: Vec::new(),
             referenced: BlockSet::new(reader.blocks_present()),
             earlier_extents: HashMap::new(),
-            lost_keys: Vec::new(),
+            lost_nodes: Vec::new(),
             doubtful_nodes: HashSet::new(),
             inodes: Vec::new(),
             names: Vec::new(),
@@ -117,7 +143,7 @@ impl<'a> Checker<'a> {
     }
 
     fn add(&mut self, finding: Finding) {
-        if finding.severity == Severity::Error && !finding.repaired && !self.has_errors(finding.pass) {
+        if finding.severity == Severity::Error && !finding.repaired && finding.lost.is_none() && !self.has_errors(finding.pass) {
             self.erroneous.push(finding.pass);
         }
         self.report.add(finding);

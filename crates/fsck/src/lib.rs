@@ -38,7 +38,7 @@ mod report;
 mod superblocks;
 mod trees;
 
-pub use report::{Finding, PassId, Progress, Report, Severity, Statistics, Structure};
+pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
 
 use cairn_blockdev::{BlockDevice, DeviceError};
 
@@ -102,9 +102,9 @@ pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dy
     let before = checker.report;
     match outcome {
         repair::Outcome::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
-        repair::Outcome::Done { rescued, salvaged } => {
+        repair::Outcome::Done(done) => {
             let after = run(device, *options, progress)?.report;
-            Ok(before.repaired_to(after, rescued, salvaged))
+            Ok(before.repaired_to(after, done))
         }
     }
 }
@@ -130,5 +130,7 @@ mod log_tests;
 mod logic_tests;
 #[cfg(test)]
 mod repair_tests;
+#[cfg(test)]
+mod salvage_tests;
 #[cfg(test)]
 mod test_volume;

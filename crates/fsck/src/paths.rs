@@ -51,7 +51,8 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     Ok(())
 }
 
-fn path_of(found: &HashMap<u64, (u64, Vec<u8>)>, inode: u64) -> Option<String> {
+/// The path of `inode`, of directories and names by inode.
+pub(crate) fn path_of(found: &HashMap<u64, (u64, Vec<u8>)>, inode: u64) -> Option<String> {
     if inode == INODE_ROOT.0 {
         return Some("/".into());
     }

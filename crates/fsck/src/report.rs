@@ -1,4 +1,5 @@
 //! What a check tells: findings, statistics, progress.
+use crate::repair::Done;
 use serde::Serialize;
 use std::fmt;
 
@@ -111,14 +112,20 @@ pub struct Finding {
     pub problem: String,
     /// Whether it was repaired.
     pub repaired: bool,
+    /// What the repair could not save of it, in words; such a finding is neither repaired nor does it remain.
+    pub lost: Option<String>,
     /// Why it was not repaired although a repair was asked for.
     pub not_repaired_because: Option<String>,
+    /// What a repair loses, whatever it does.
+    #[serde(skip)]
+    irretrievable: Option<&'static str>,
 }
 
 impl Finding {
     pub(crate) fn new(pass: PassId, severity: Severity, structure: Structure, problem: impl Into<String>) -> Self {
         let problem = problem.into();
-        Self { pass, severity, structure, block: None, inode: None, path: None, problem, repaired: false, not_repaired_because: None }
+        let (block, inode, path, repaired, lost, not_repaired_because, irretrievable) = Default::default();
+        Self { pass, severity, structure, block, inode, path, problem, repaired, lost, not_repaired_because, irretrievable }
     }
     pub(crate) fn at(self, block: u64) -> Self {
         Self { block: Some(block), ..self }
@@ -126,8 +133,17 @@ impl Finding {
     pub(crate) fn of(self, inode: u64) -> Self {
         Self { inode: Some(inode), ..self }
     }
+    pub(crate) fn irretrievable(self, what: &'static str) -> Self {
+        Self { irretrievable: Some(what), ..self }
+    }
     pub(crate) fn repaired(self) -> Self {
-        Self { repaired: true, ..self }
+        match self.irretrievable {
+            Some(what) => self.lost(what),
+            None => Self { repaired: true, ..self },
+        }
+    }
+    pub(crate) fn lost(self, what: impl Into<String>) -> Self {
+        Self { lost: Some(what.into()), ..self }
     }
     pub(crate) fn not_repaired(self, reason: impl Into<String>) -> Self {
         Self { not_repaired_because: Some(reason.into()), ..self }
@@ -148,10 +164,11 @@ impl fmt::Display for Finding {
             (None, _) => {}
         }
         write!(f, ": {}", self.problem)?;
-        match &self.not_repaired_because {
-            Some(reason) => write!(f, " (not repaired: {reason})"),
-            None if self.repaired => f.write_str(" (repaired)"),
-            None => Ok(()),
+        match (&self.not_repaired_because, &self.lost) {
+            (Some(reason), _) => write!(f, " (not repaired: {reason})"),
+            (None, Some(what)) => write!(f, " ({what})"),
+            (None, None) if self.repaired => f.write_str(" (repaired)"),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -187,6 +204,38 @@ pub struct Statistics {
     pub checkpoint_entries: u64,
 }
 
+/// What a repair could not bring back, as far as what is left tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Losses {
+    /// Superblocks that may have been newer than the one that is left: then what had changed is lost.
+    pub superblocks: u64,
+    /// Leaves of the file tree: what they held is lost, also what nothing else tells of.
+    pub leaves: u64,
+    /// Inodes that had a name, which is removed.
+    pub inodes: u64,
+    /// Names, as the directories counted them. What they led to may be in `lost+found`, or lost too.
+    pub names: u64,
+    /// Blocks of files, as the files counted them.
+    pub data_blocks: u64,
+    /// Blocks that were in use and that nothing refers to any more, as the superblock counted them.
+    pub blocks: u64,
+}
+
+impl fmt::Display for Losses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [
+            (self.superblocks, "superblocks that may have been newer"),
+            (self.leaves, "leaves of the file tree"),
+            (self.inodes, "inodes with a name"),
+            (self.names, "names"),
+            (self.data_blocks, "blocks of files that are left"),
+            (self.blocks, "blocks in use in all"),
+        ];
+        let parts: Vec<String> = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        f.write_str(&parts.join(", "))
+    }
+}
+
 /// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
@@ -210,6 +259,8 @@ pub struct Report {
     pub warnings: u64,
     /// Findings that were repaired.
     pub repaired: u64,
+    /// What the repair could not bring back.
+    pub losses: Losses,
     /// What the volume holds.
     pub statistics: Statistics,
 }
@@ -217,6 +268,7 @@ pub struct Report {
 impl Report {
     pub(crate) fn add(&mut self, finding: Finding) {
         match (finding.repaired, finding.severity) {
+            _ if finding.lost.is_some() => self.losses.superblocks += u64::from(finding.pass == PassId::Superblocks),
             (true, _) => self.repaired += 1,
             (false, Severity::Error) => self.errors += 1,
             (false, Severity::Warning) => self.warnings += 1,
@@ -236,18 +288,29 @@ impl Report {
         self
     }
 
-    /// What was found before a repair, and what is still, or new, after it. `rescued` inodes moved to `lost+found`, `salvaged`
-    /// leaves had been lost.
-    pub(crate) fn repaired_to(self, after: Report, rescued: u64, salvaged: u64) -> Self {
+    /// What was found before a repair, and what is still, or new, after it.
+    pub(crate) fn repaired_to(self, after: Report, done: Done) -> Self {
         let same =
             |one: &Finding, other: &Finding| (one.pass, one.structure, &one.problem) == (other.pass, other.structure, &other.problem);
         let mended = |finding: &Finding| finding.severity > Severity::Note && !after.findings.iter().any(|other| same(finding, other));
         let mended: Vec<Finding> = self.findings.into_iter().filter(mended).collect();
         let kept = after.findings.clone();
         let cleared = Report { findings: Vec::new(), findings_dropped: 0, errors: 0, warnings: 0, repaired: 0, ..after };
-        let mut report = Report { findings_dropped: self.findings_dropped, ..cleared };
-        mended.into_iter().for_each(|finding| report.add(finding.repaired()));
-        for (count, what) in [(rescued, "inodes without a name moved to /lost+found"), (salvaged, "leaves of the file tree found again")] {
+        let mut report = Report { findings_dropped: self.findings_dropped, losses: done.losses, ..cleared };
+        for finding in mended {
+            let dropped = finding.block.filter(|_| finding.structure == Structure::Node).and_then(|block| done.dropped_nodes.get(&block));
+            report.add(match dropped {
+                Some(what) => finding.lost(what),
+                None => finding.repaired(),
+            });
+        }
+        done.lost.into_iter().for_each(|finding| report.add(finding));
+        let notes = [
+            (done.rescued, "inodes without a name moved to /lost+found"),
+            (done.salvaged, "leaves of the file tree found again"),
+            (done.surplus_blocks, "blocks more were found again than were in use: what had been removed may be back"),
+        ];
+        for (count, what) in notes {
             if count > 0 {
                 report.add(Finding::new(PassId::Namespace, Severity::Note, Structure::Directory, format!("{count} {what}")));
             }
@@ -257,10 +320,11 @@ impl Report {
         report
     }
 
-    /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains, 4: errors remain.
+    /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains (what is lost stands in `losses`),
+    /// 4: errors remain.
     pub fn exit_code(&self) -> u8 {
         match (self.errors, self.repaired) {
-            (0, 0) => 0,
+            (0, 0) if self.losses == Losses::default() => 0,
             (0, _) => 1,
             _ => 4,
         }
@@ -282,7 +346,8 @@ impl fmt::Display for Report {
              {} checkpoints to replay",
             self.volume, s.inodes, s.files, s.directories, s.extents, s.data_blocks, s.nodes, s.free_blocks, s.total_blocks, s.checkpoints
         )?;
-        write!(f, "{} errors, {} warnings, {} repaired", self.errors, self.warnings, self.repaired)
+        write!(f, "{} errors, {} warnings, {} repaired", self.errors, self.warnings, self.repaired)?;
+        if self.losses == Losses::default() { Ok(()) } else { write!(f, "; lost: {}", self.losses) }
     }
 }
 

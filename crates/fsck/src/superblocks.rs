@@ -90,10 +90,13 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let slots = std::mem::take(&mut checker.superblocks.slots);
     // The copy of a superblock is flushed before the next one is written.
     let generations = slots[..COPY].iter().filter_map(|(_, slot)| Some(slot.as_ref().ok()?.generation));
-    let older_slot = generations.clone().min().unwrap_or_default();
-    let newer_slot = generations.max().unwrap_or_default();
+    let others = Others {
+        older_slot: generations.clone().min().unwrap_or_default(),
+        newer_slot: generations.max().unwrap_or_default(),
+        copy_is_damaged: slots[COPY].1.is_err(),
+    };
     for (index, (address, slot)) in slots.iter().enumerate() {
-        check_slot(checker, index, *address, slot, (older_slot, newer_slot))?;
+        check_slot(checker, index, *address, slot, &others)?;
     }
     checker.superblocks.slots = slots;
     checker.progress(PassId::Superblocks, 1, 1);
@@ -132,17 +135,27 @@ fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
     checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()
 }
 
-fn check_slot(
-    checker: &mut Checker<'_>,
-    index: usize,
-    address: BlockNumber,
-    slot: &Slot,
-    (older_slot, newer_slot): (Generation, Generation),
-) -> Result<(), FsckError> {
+/// What the superblocks are compared with.
+struct Others {
+    /// The lower generation of the two slots.
+    older_slot: Generation,
+    /// The higher one.
+    newer_slot: Generation,
+    copy_is_damaged: bool,
+}
+
+fn check_slot(checker: &mut Checker<'_>, index: usize, address: BlockNumber, slot: &Slot, others: &Others) -> Result<(), FsckError> {
     let newest = &checker.superblock;
     let belongs_to_newest = index as u64 == newest.generation.0 % 2;
     match slot {
         Err(problem) => {
+            if index != COPY && !belongs_to_newest && others.copy_is_damaged {
+                // A crash tears one of them at most: the copy is written when the slot is durable.
+                let problem = format!("{problem}; the copy is damaged too, and this may have been the newest one");
+                let finding =
+                    finding(Severity::Error, problem).irretrievable("what changed in that transaction is lost unless the log has it");
+                return rewrite(checker, finding.at(address.0), address);
+            }
             let severity = if belongs_to_newest { Severity::Error } else { Severity::Warning };
             rewrite(checker, finding(severity, problem).at(address.0), address)
         }
@@ -155,11 +168,11 @@ fn check_slot(
             checker.found(finding(Severity::Error, "differs from another superblock of the same generation").at(address.0));
             Ok(())
         }
-        Ok(other) if index == COPY && other.generation < older_slot => {
+        Ok(other) if index == COPY && other.generation < others.older_slot => {
             let problem = format!("the copy has generation {}, older than both slots", other.generation);
             rewrite(checker, finding(Severity::Warning, problem).at(address.0), address)
         }
-        Ok(other) if belongs_to_newest && newer_slot < newest.generation => {
+        Ok(other) if belongs_to_newest && others.newer_slot < newest.generation => {
             let problem = format!("the slot has generation {}; only the copy has the newest, {}", other.generation, newest.generation);
             rewrite(checker, finding(Severity::Warning, problem).at(address.0), address)
         }

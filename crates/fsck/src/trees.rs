@@ -3,7 +3,7 @@
 //! A node is read only after its block has been claimed: within the volume, aligned, and referred to for the first time.
 //! Levels go down by one, so the walk ends whatever the nodes hold.
 use crate::FsckError;
-use crate::checker::Checker;
+use crate::checker::{Checker, LostNode};
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
@@ -39,7 +39,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
     if !roots.iter().any(|root| root.tree == TREE_FILES) {
-        checker.lost_keys.push((Key::MIN, None));
+        checker.lost_nodes.push(LostNode { keys: (Key::MIN, None), parent_generation: Generation(0), block: None, pointer: None });
         if !checker.has_errors(PassId::Trees) {
             checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
         }
@@ -79,8 +79,14 @@ impl Walk<'_, '_> {
     }
 
     fn damaged(&mut self, expected: &Expected, problem: impl Into<String>) {
-        let lost = if expected.tree == TREE_ROOTS { (Key::MIN, None) } else { (expected.lower, expected.upper) };
-        self.checker.lost_keys.push(lost);
+        let is_roots = expected.tree == TREE_ROOTS;
+        let lost = LostNode {
+            keys: if is_roots { (Key::MIN, None) } else { (expected.lower, expected.upper) },
+            parent_generation: if is_roots { Generation(0) } else { expected.parent_generation },
+            block: Some(expected.pointer.block),
+            pointer: (!is_roots).then_some(expected.pointer),
+        };
+        self.checker.lost_nodes.push(lost);
         self.checker.doubtful_nodes.insert(expected.pointer.block.0);
         self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
     }

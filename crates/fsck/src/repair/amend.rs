@@ -52,10 +52,7 @@ fn attributes(gathered: &mut Gathered, rules: &Rules) {
         sanitise(&mut item, file_type, rules);
         inode.item = Some(item);
     }
-    gathered.inodes.retain(|_, inode| match inode.file_type() {
-        Some(FileType::Symlink) => inode.whole_target().is_some(),
-        file_type => file_type.is_some(),
-    });
+    gathered.inodes.retain(|_, inode| inode.can_be_kept());
 }
 
 fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &Rules) {

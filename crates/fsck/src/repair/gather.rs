@@ -49,6 +49,14 @@ impl Inode {
         }
     }
 
+    /// Whether there is enough of it to keep it.
+    pub(super) fn can_be_kept(&self) -> bool {
+        match self.file_type() {
+            Some(FileType::Symlink) => self.whole_target().is_some(),
+            file_type => file_type.is_some(),
+        }
+    }
+
     /// The target of a symbolic link, if its parts fit together.
     pub(super) fn whole_target(&self) -> Option<Vec<u8>> {
         let first = self.target.get(&0)?;

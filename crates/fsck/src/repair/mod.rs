@@ -8,27 +8,43 @@
 //! It takes memory for all items of the volume.
 mod amend;
 mod extents;
+mod found;
 mod gather;
+mod losses;
 mod salvage;
+mod versions;
 mod write;
 
 use crate::FsckError;
-use crate::bitmaps::allocated_blocks;
+use crate::bitmaps::allocation;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
+use crate::report::{Finding, Losses};
 use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition};
 use gather::Gathered;
+use salvage::Salvaged;
 use std::collections::BTreeMap;
+
+/// What a repair has done.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// Inodes that moved to `lost+found`.
+    pub(crate) rescued: u64,
+    /// Leaves that only a damaged node had led to.
+    pub(crate) salvaged: u64,
+    /// Blocks of what was found again and had perhaps been removed.
+    pub(crate) surplus_blocks: u64,
+    /// What of the nodes at these blocks is lost, in words.
+    pub(crate) dropped_nodes: BTreeMap<u64, String>,
+    /// What else is lost.
+    pub(crate) lost: Vec<Finding>,
+    pub(crate) losses: Losses,
+}
 
 /// What a repair has done, or why it can't be done.
 pub(crate) enum Outcome {
-    Done {
-        /// Inodes that moved to `lost+found`.
-        rescued: u64,
-        /// Leaves that only a damaged node had led to.
-        salvaged: u64,
-    },
+    Done(Done),
     Impossible(&'static str),
 }
 
@@ -51,8 +67,8 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
     }
     let mut collector = Collector { items: BTreeMap::new() };
     visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
-    let allocated = allocated_blocks(checker);
-    let salvaged = salvage::lost_leaves(checker, &allocated, &mut collector.items);
+    let allocation = allocation(checker);
+    let salvaged = salvage::lost_leaves(checker, &allocation, &mut collector.items);
     if collector.items.is_empty() {
         return Ok(Outcome::Impossible("nothing of the file tree can be read"));
     }
@@ -66,25 +82,46 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
     // Parts of an extended attribute follow it in key order.
     collector.items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
     drop(collector);
+    let (mut lost, losses) = losses::of(&gathered, &checker.lost_nodes, &salvaged);
     extents::sort_out(&mut gathered, &checker.reader);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let rules = amend::Rules { hash_seed: checker.superblock.hash_seed, generation };
     let mut next_inode = checker.overlay.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let rescued = amend::amend(&mut gathered, &rules, &mut next_inode);
+    losses::add_paths(&gathered, &mut lost);
     // Those of what turned out not to be a file are gone.
     let mut kept = BlockSet::new(checker.reader.blocks_present());
     for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
         kept.insert(extent.range());
     }
     let log_tail = LogPosition { block: checker.superblock.log_tail.block, sequence: checker.superblock.log_tail.sequence.max(1) };
-    let commit = write::Commit { generation, next_inode, log_tail, superblock_index, salvaged: &salvaged };
+    let commit = write::Commit { generation, next_inode, log_tail, superblock_index };
     let items = write::items(&gathered);
-    if write::commit(checker, &items, &kept, &allocated, &commit)? {
-        Ok(Outcome::Done { rescued, salvaged: salvaged.len() as u64 })
-    } else {
-        Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"))
+    if !write::commit(checker, &items, [&kept, &salvaged.nodes], &allocation.used, &commit)? {
+        return Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"));
     }
+    let dropped_nodes = dropped_nodes(checker, &salvaged);
+    Ok(Outcome::Done(Done { rescued, salvaged: salvaged.leaves, surplus_blocks: salvaged.surplus_blocks, dropped_nodes, lost, losses }))
+}
+
+/// What came of the nodes that could not be used, where not all was found again.
+fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, String> {
+    let mut dropped = BTreeMap::new();
+    for lost in checker.lost_nodes.iter().filter(|_| !salvaged.complete) {
+        let Some(block) = lost.block else { continue };
+        let items = losses::inodes(lost.keys);
+        let text = match salvaged.lost_leaves.contains_key(&block) {
+            true if salvaged.older_versions.contains(&block) => format!("an older version was taken; what was newer is lost: {items}"),
+            true => format!("dropped; lost with it: {items}"),
+            false if lost.leaf().is_none() && salvaged.missing_blocks > 0 => {
+                format!("dropped; not all that it led to was found: {items}")
+            }
+            false => continue,
+        };
+        dropped.insert(block.0, text);
+    }
+    dropped
 }
 
 /// A repair counts on by so many at most; what it leaves can be mounted.

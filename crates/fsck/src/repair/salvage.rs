@@ -1,53 +1,180 @@
 //! Finds leaves of the file tree that no inner node leads to any more, because one of those is damaged.
 //!
-//! A leaf counts if it lies in blocks that the bitmaps call used, or if they say nothing, if its keys belong where a node is
-//! missing, and if no other leaf has the same key in a newer version.
+//! 1. All nodes of the file tree where the bitmaps say that one may be; if the bitmaps can't be trusted, everywhere (`found`).
+//! 2. Which of the leaves are in use (`versions`): if the root tree is damaged, those of a whole tree that accounts for every block
+//!    in use; otherwise, what the bitmaps call used, or if they can't be trusted, what no newer node contradicts.
+//!    If these take more blocks than are in use, only as many of the newest as take exactly these, if that can be.
+//! 3. Of these, the items whose keys belong where a node is missing, unless a newer leaf says what is there.
+//! 4. Whether that is all: what was found is compared with the number of blocks in use that the superblock gives.
+use super::found::{Found, Leaf, Version, children};
+use super::versions;
+use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
-use crate::checker::Checker;
-use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node, TREE_FILES};
-use std::collections::BTreeMap;
+use crate::checker::{Checker, LostNode};
+use cairn_format::node::LEVELS_MAX;
+use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, NodePointer};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Adds to `items` what such leaves hold, unless it is there; returns the leaves that helped.
-pub(super) fn lost_leaves(checker: &Checker<'_>, allocated: &BlockSet, items: &mut BTreeMap<Key, Vec<u8>>) -> Vec<BlockNumber> {
-    if checker.lost_keys.is_empty() {
-        return Vec::new();
+/// What could be made up for the nodes that were lost.
+pub(super) struct Salvaged {
+    /// Leaves that helped.
+    pub(super) leaves: u64,
+    /// Where they stand, whatever came of them.
+    pub(super) nodes: BlockSet,
+    /// Whether nothing is missing.
+    pub(super) complete: bool,
+    /// Lost leaves: where each stood, and the keys that it may have held.
+    pub(super) lost_leaves: BTreeMap<BlockNumber, (Key, Option<Key>)>,
+    /// Of these, the ones that an older version stands in for.
+    pub(super) older_versions: HashSet<BlockNumber>,
+    /// Blocks in use that nothing found belongs to.
+    pub(super) missing_blocks: u64,
+    /// Blocks that what was found takes and that were not in use: something of it had been removed.
+    pub(super) surplus_blocks: u64,
+}
+
+/// Adds to `items` what such leaves hold, unless it is there.
+pub(super) fn lost_leaves(checker: &Checker<'_>, allocation: &Allocation, items: &mut BTreeMap<Key, Vec<u8>>) -> Salvaged {
+    let mut salvaged = Salvaged {
+        leaves: 0,
+        nodes: BlockSet::new(checker.reader.blocks_present()),
+        complete: true,
+        lost_leaves: BTreeMap::new(),
+        older_versions: HashSet::new(),
+        missing_blocks: 0,
+        surplus_blocks: 0,
+    };
+    if checker.lost_nodes.is_empty() {
+        return salvaged;
     }
-    let mut leaves = candidates(checker, allocated);
-    leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation()));
-    let mut helpful = Vec::new();
+    let found = Found::search(checker, allocation);
+    let tree_is_lost = checker.lost_nodes.iter().any(|lost| lost.pointer.is_none());
+    let whole = if tree_is_lost { versions::whole_tree(checker, &found) } else { None };
+    let mut leaves: Vec<&Leaf> = match &whole {
+        Some(blocks) => found.leaves.values().filter(|leaf| blocks.contains(&leaf.block)).collect(),
+        None if allocation.trusted => found.leaves.values().collect(),
+        None => without_removed(checker, &found, versions::current(checker, allocation, &found)),
+    };
+    leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
+    let in_use = merge(checker, &leaves, items, &mut salvaged);
+    if whole.is_none() {
+        account(checker, &found, &in_use, &mut salvaged);
+    }
+    salvaged
+}
+
+/// Step 3. Returns the leaves that are in use where a node is missing.
+fn merge<'f>(checker: &Checker<'_>, leaves: &[&'f Leaf], items: &mut BTreeMap<Key, Vec<u8>>, salvaged: &mut Salvaged) -> Vec<&'f Leaf> {
     // Of two leaves that overlap, the newer one says what there is between its first and its last key. A transaction writes no leaf
     // twice: of two of the same generation neither is a version of the other, and one of them has a key that does not belong there.
-    let mut known: Vec<(Generation, Key, Key)> = Vec::new();
-    for leaf in leaves {
-        let (Some(first), Some(last)) = (leaf.items().next().map(|(key, _)| key), leaf.items().last().map(|(key, _)| key)) else {
-            continue;
-        };
-        let mut helped = false;
-        for (key, value) in leaf.items() {
-            let missing = checker.lost_keys.iter().any(|(lower, upper)| *lower <= key && upper.is_none_or(|upper| key < upper));
-            let superseded = known.iter().any(|(newer, first, last)| *newer > leaf.generation() && (*first..=*last).contains(&key));
+    let mut known: Vec<&Leaf> = Vec::new();
+    let mut in_use = Vec::new();
+    for &leaf in leaves {
+        let newer: Vec<&Leaf> = known.iter().copied().filter(|other| other.generation > leaf.generation && other.overlaps(leaf)).collect();
+        known.push(leaf);
+        let Ok(node) = checker.reader.node(leaf.block) else { continue };
+        let (mut helped, mut counts) = (false, false);
+        for (key, value) in node.items() {
+            let missing = checker.lost_nodes.iter().any(|lost| lost.holds(&key));
+            let superseded = newer.iter().any(|newer| (newer.first..=newer.last).contains(&key));
+            counts |= missing && !superseded;
             if missing && !superseded && !items.contains_key(&key) {
                 items.insert(key, value.to_vec());
                 helped = true;
             }
         }
-        known.push((leaf.generation(), first, last));
-        helpful.extend(helped.then_some(leaf.address()));
+        if counts {
+            salvaged.nodes.insert(BlockRange::node(leaf.block));
+            in_use.push(leaf);
+        }
+        salvaged.leaves += u64::from(helped);
     }
-    helpful
+    in_use
 }
 
-fn candidates(checker: &Checker<'_>, allocated: &BlockSet) -> Vec<Node> {
-    let reader = &checker.reader;
-    let allocatable = checker.superblock.geometry.allocatable().range();
-    let clusters = (allocatable.start..allocatable.end.min(reader.blocks_present())).step_by(NODE_BLOCKS as usize);
-    let trusted = allocated.count() > 0;
-    let possible = |start: &u64| {
-        let range = BlockRange::node(BlockNumber(*start));
-        let used = !trusted || range.range().all(|block| allocated.contains(block));
-        // A node that is damaged or an older version counts as referred to.
-        used && reader.contains(range) && (checker.doubtful_nodes.contains(start) || !checker.referenced.contains(*start))
+/// Versions of the leaves that are tried in `without_removed`.
+const TRIALS_MAX: usize = 64;
+
+/// The newest of these leaves, if they account for exactly the blocks in use and all together for more: then the others held
+/// what had been removed.
+fn without_removed<'f>(checker: &Checker<'_>, found: &Found, mut leaves: Vec<&'f Leaf>) -> Vec<&'f Leaf> {
+    leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
+    let needed = needed_blocks(checker);
+    let blocks = |leaves: &[&Leaf]| {
+        let inner = inner_nodes(checker, found, leaves, &mut BTreeMap::new());
+        leaves.iter().map(|leaf| NODE_BLOCKS + leaf.extent_blocks).sum::<u64>() + inner * NODE_BLOCKS
     };
-    let nodes = clusters.filter(possible).filter_map(|start| reader.node(BlockNumber(start)).ok());
-    nodes.filter(|node| node.tree() == TREE_FILES && node.level() == 0 && node.generation() <= checker.superblock.generation).collect()
+    if blocks(&leaves) > needed {
+        let changes = (1..leaves.len()).rev().filter(|&count| leaves[count - 1].generation != leaves[count].generation);
+        if let Some(count) = changes.take(TRIALS_MAX).find(|&count| blocks(&leaves[..count]) == needed) {
+            leaves.truncate(count);
+        }
+    }
+    leaves
+}
+
+/// Blocks in use that the check has not met.
+fn needed_blocks(checker: &Checker<'_>) -> u64 {
+    checker.superblock.used_blocks.saturating_sub(checker.referenced.count())
+}
+
+/// Step 4.
+fn account(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], salvaged: &mut Salvaged) {
+    for lost in &checker.lost_nodes {
+        let Some(pointer) = lost.leaf() else { continue };
+        let within = |leaf: &&&Leaf| lost.holds(&leaf.first) && lost.holds(&leaf.last);
+        match in_use.iter().filter(within).map(|leaf| leaf.generation).max() {
+            Some(generation) if generation == pointer.generation => continue,
+            Some(_) => drop(salvaged.older_versions.insert(pointer.block)),
+            None => {}
+        }
+        salvaged.lost_leaves.insert(pointer.block, lost.keys);
+    }
+    let leaf_blocks: u64 = in_use.iter().map(|leaf| NODE_BLOCKS + leaf.extent_blocks).sum();
+    let inner = inner_nodes(checker, found, in_use, &mut salvaged.lost_leaves);
+    let (needed, present) = (needed_blocks(checker), leaf_blocks + inner * NODE_BLOCKS);
+    salvaged.missing_blocks = needed.saturating_sub(present);
+    salvaged.surplus_blocks = present.saturating_sub(needed);
+    salvaged.complete = salvaged.lost_leaves.is_empty() && salvaged.missing_blocks == 0;
+}
+
+/// How many inner nodes below the lost ones there must be, given the leaves in use: of several versions that lead to the same node
+/// the newest, and one that can't be read for nodes to which none leads. Leaves that the readable ones lead to and that can't be
+/// read are added to `lost`.
+fn inner_nodes(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>) -> u64 {
+    let pointers: Vec<Option<NodePointer>> = checker.lost_nodes.iter().map(|lost| lost.pointer).collect();
+    let tree_is_lost = pointers.iter().any(Option::is_none);
+    let levels = if tree_is_lost { LEVELS_MAX } else { pointers.iter().flatten().map(|pointer| pointer.level).max().unwrap_or(0) };
+    let mut below: HashMap<Version, Key> = in_use.iter().map(|leaf| (leaf.version(), leaf.first)).collect();
+    let (mut unreadable, mut count) = (false, 0);
+    for level in 1..levels {
+        let has_root = tree_is_lost && below.len() + usize::from(unreadable) <= 1;
+        if has_root {
+            break;
+        }
+        let mut parents: HashMap<Version, &Node> = HashMap::new();
+        for node in found.inner.values().filter(|node| node.level() == level) {
+            for (.., child) in children(node).filter(|(.., child)| below.contains_key(child)) {
+                let parent = parents.entry(child).or_insert(node);
+                if node.generation() > parent.generation() {
+                    *parent = node;
+                }
+            }
+        }
+        let nodes: BTreeMap<BlockNumber, &Node> = parents.values().map(|node| (node.address(), *node)).collect();
+        for (lower, upper, child) in nodes.values().filter(|_| level == 1).flat_map(|node| children(node)) {
+            let written_again = |leaf: &Leaf| leaf.last >= lower && upper.is_none_or(|upper| leaf.first < upper);
+            if !below.contains_key(&child) && !in_use.iter().any(|leaf| written_again(leaf)) {
+                lost.insert(child.0, (lower, upper));
+            }
+        }
+        // Those below a lost node of this level have that for a parent, which counts as referred to.
+        let at_level = |lost: &&LostNode| lost.pointer.is_some_and(|pointer| pointer.level == level);
+        let has_known_parent = |key: &Key| checker.lost_nodes.iter().filter(at_level).any(|lost| lost.holds(key));
+        let without_parent = below.iter().any(|(child, key)| !parents.contains_key(child) && !has_known_parent(key));
+        unreadable = without_parent || (unreadable && nodes.is_empty());
+        count += nodes.keys().filter(|block| !checker.referenced.contains(block.0)).count() as u64 + u64::from(unreadable);
+        below = nodes.values().map(|node| ((node.address(), node.generation()), node.key(0))).collect();
+    }
+    count
 }

@@ -1,6 +1,6 @@
 //! Writes a repaired volume as a transaction of its own: the old state counts until the new superblock is durable.
 //!
-//! 1. New trees into clusters that nothing refers to, neither before nor after the repair, and in which no salvaged leaf is.
+//! 1. New trees into clusters that nothing refers to, neither before nor after the repair, and in which no salvaged node is.
 //!    *Crash: the old superblock, and all that the next repair needs.*
 //! 2. The bitmaps into the slots that don't count; flush. *Crash: the old superblock, whose bitmaps are untouched.*
 //! 3. The superblock into the slot that does not hold the one that counts; flush. It has a new log epoch, so nothing of the
@@ -83,7 +83,8 @@ impl NodeWriter<'_> {
     }
 }
 
-/// Clusters in which no block is in one of `used`. Those that the bitmaps call free come last, and are used first.
+/// Clusters in which no block is in one of `used`: neither what the volume refers to, nor what will be kept, nor the nodes that
+/// were salvaged, which the next repair needs if this one is cut short. Those that the bitmaps call free come last, and are used first.
 fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 3], allocated: &BlockSet) -> Vec<BlockNumber> {
     let allocatable = checker.superblock.geometry.allocatable().range();
     let last = allocatable.end.min(checker.reader.blocks_present());
@@ -95,30 +96,25 @@ fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 3], allocated: &BlockS
 }
 
 /// What the repair commits besides the items.
-pub(super) struct Commit<'a> {
+pub(super) struct Commit {
     pub(super) generation: Generation,
     pub(super) next_inode: u64,
     pub(super) log_tail: LogPosition,
     /// Which of the three superblocks counts.
     pub(super) superblock_index: usize,
-    /// Leaves that count although no tree leads to them.
-    pub(super) salvaged: &'a [BlockNumber],
 }
 
-/// Steps 1 to 4. `extents` are the blocks of the items' extents, `allocated` what the bitmaps say. Whether there was room.
+/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the nodes that were salvaged, `allocated` what the
+/// bitmaps say. Whether there was room.
 pub(super) fn commit(
     checker: &Checker<'_>,
     items: &[(Key, Vec<u8>)],
-    extents: &BlockSet,
+    [extents, sources]: [&BlockSet; 2],
     allocated: &BlockSet,
-    commit: &Commit<'_>,
+    commit: &Commit,
 ) -> Result<bool, FsckError> {
     let (device, geometry) = (checker.reader.device, checker.superblock.geometry);
-    let mut salvaged = BlockSet::new(checker.reader.blocks_present());
-    for &leaf in commit.salvaged {
-        salvaged.insert(BlockRange::node(leaf));
-    }
-    let free = free_clusters(checker, [&checker.referenced, extents, &salvaged], allocated);
+    let free = free_clusters(checker, [&checker.referenced, extents, sources], allocated);
     let mut writer = NodeWriter { reader: checker.reader, generation: commit.generation, free, used: Vec::new() };
     let Some(files) = writer.tree(TREE_FILES, items)? else { return Ok(false) };
     let root_item = vec![(Key::root(TREE_FILES), RootItem { root: files }.encode().to_vec())];

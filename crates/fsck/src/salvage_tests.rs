@@ -1,0 +1,88 @@
+//! What a repair finds again when several structures are damaged at once, and that it says what it does not find.
+use crate::test_volume::*;
+use crate::{CheckOptions, Losses, Report, check};
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_format::*;
+
+/// A volume whose free blocks hold an older version of the whole tree, with files that were removed.
+fn volume_with_a_past() -> TestVolume {
+    let mut volume = TestVolume::unwritten();
+    let kept = (volume.items.clone(), volume.data.clone(), volume.superblock.clone());
+    for number in 0..30 {
+        volume.make_file(1, &format!("removed-{number}"), 0);
+    }
+    volume.superblock.generation = Generation(3);
+    volume.write();
+    (volume.items, volume.data, volume.superblock) = kept;
+    volume.nodes.clear();
+    volume.write();
+    volume
+}
+
+fn copy_of(volume: &TestVolume) -> MemoryDevice {
+    let mut bytes = vec![0; volume.device.length_bytes() as usize];
+    volume.device.read(0, &mut bytes).unwrap();
+    let copy = MemoryDevice::new(bytes.len() as u64);
+    copy.write(0, &[&bytes]).unwrap();
+    copy
+}
+
+fn fsck(device: &MemoryDevice, repair: bool) -> Report {
+    check(device, &CheckOptions { data: true, repair }, &mut |_| {}).unwrap()
+}
+
+/// Files and directories in the tree, but for what moved to `lost+found`.
+fn names(device: &MemoryDevice) -> Vec<String> {
+    let text = crate::dump::dump_tree(device, TREE_FILES, None).unwrap().to_string();
+    let quoted = text.lines().filter(|line| line.contains(" DirectoryEntry ")).filter_map(|line| line.split('"').nth(1));
+    quoted.map(str::to_owned).filter(|name| name != "lost+found" && !name.starts_with('#')).collect()
+}
+
+/// Blocks to overwrite.
+fn structures(volume: &TestVolume) -> Vec<(&'static str, Vec<BlockNumber>)> {
+    let node = |&address: &BlockNumber| {
+        let node = volume.read_node(address);
+        let kind = if node.tree() == TREE_ROOTS || node.level() > 0 { "inner node" } else { "leaf" };
+        (kind, vec![address])
+    };
+    let [older, newer] = [0, 1].map(|slot| volume.superblock.geometry.bitmap_block(0, slot));
+    let bitmaps = [("bitmap in use", vec![newer]), ("all bitmaps", vec![older, newer])];
+    volume.nodes.iter().map(node).chain(bitmaps).collect()
+}
+
+#[test]
+fn of_two_damaged_structures_all_that_is_left_is_found() {
+    let volume = volume_with_a_past();
+    let before = volume.check();
+    assert_eq!(before.errors, 0, "{before}");
+    let (all, structures) = (names(&volume.device), structures(&volume));
+    assert!(structures.iter().filter(|(kind, _)| *kind == "inner node").count() > 4, "several levels");
+    let mut pairs = 0;
+    for (index, (kind, blocks)) in structures.iter().enumerate() {
+        for (other_kind, others) in structures[index..].iter().step_by(if *kind == "leaf" { 5 } else { 1 }) {
+            let device = copy_of(&volume);
+            for block in blocks.iter().chain(others) {
+                device.write(block.offset_bytes(), &[&[0xa5; BLOCK_SIZE]]).unwrap();
+            }
+            let what = format!("{kind} {blocks:?} and {other_kind} {others:?}");
+            let report = fsck(&device, true);
+            assert_eq!(report.errors, 0, "{what}: {report}");
+            let left = names(&device);
+            let back: Vec<&String> = left.iter().filter(|name| !all.contains(name)).collect();
+            assert!(back.is_empty(), "{what}: {back:?} were removed: {report}");
+            let leaves =
+                [*kind, *other_kind].iter().filter(|kind| **kind == "leaf").count() as u64 - u64::from(*kind == "leaf" && blocks == others);
+            // A leaf that nothing leads to any more is known by its blocks only.
+            let inner = [*kind, *other_kind].contains(&"inner node");
+            assert!(report.losses.leaves == leaves || (inner && report.losses.blocks >= 4), "{what}: {report}");
+            if leaves == 0 {
+                let items = fsck(&device, false).statistics.items;
+                assert_eq!((report.losses, left.len(), items), (Losses::default(), all.len(), before.statistics.items), "{what}: {report}");
+            }
+            let after = fsck(&device, false);
+            assert_eq!(after.errors, 0, "{what}: {after}");
+            pairs += 1;
+        }
+    }
+    assert!(pairs > 100, "{pairs}");
+}
