@@ -55,7 +55,11 @@ struct Load {
 #[derive(Clone, Copy, Debug)]
 pub enum Stop {
     Kill,
-    Shutdown { flush: bool },
+    Shutdown {
+        flush: bool,
+    },
+    /// In order, once nobody uses the mount.
+    Unmount,
 }
 
 const VOLUME_BYTES: u64 = 768 << 20;
@@ -138,6 +142,7 @@ impl Stop {
             Self::Kill => "killed",
             Self::Shutdown { flush: true } => "shut down with a flush",
             Self::Shutdown { flush: false } => "shut down without a flush",
+            Self::Unmount => "unmounted",
         }
     }
 
@@ -146,6 +151,7 @@ impl Stop {
         match self {
             Self::Kill => running.kill(),
             Self::Shutdown { flush } => server.shut_down(flush),
+            Self::Unmount => Ok(()),
         }
     }
 
@@ -153,7 +159,7 @@ impl Stop {
     pub fn take_away(self, server: &Server, running: &mut Running) -> Result<(), Problem> {
         match self {
             Self::Kill => server.take_away_dead_mount(),
-            Self::Shutdown { .. } => server.unmount(running),
+            Self::Shutdown { .. } | Self::Unmount => server.unmount(running),
         }
     }
 }

@@ -9,6 +9,7 @@
 mod append;
 pub mod faults;
 pub mod fuzz;
+mod growth;
 pub mod guest;
 mod journal;
 pub mod load;
