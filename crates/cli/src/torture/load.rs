@@ -1,7 +1,7 @@
 //! Stops a real mount under load, again and again, and checks that nothing acknowledged is lost: `cairn torture kill9`, with
 //! SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
 //!
-//! One round: mount; the workers create, write, fsync, rename and append, each in its own folder, and remember what was
+//! One round: mount; the workers change files and directories in their ways, each in its own folder, and remember what was
 //! acknowledged; at a random moment the server is killed or its volume is shut down. Then: the mount is taken away, `fsck` must
 //! accept the image with its log not yet replayed, the volume is mounted again (sometimes that server is killed too, during
 //! recovery), each worker compares what it finds with what it remembers, and after an orderly unmount `fsck --data` must find
@@ -18,9 +18,10 @@ use std::time::Duration;
 
 /// Kill the server of a real mount under load, again and again: nothing acknowledged may be missing.
 ///
-/// Twelve workers replace, append, overwrite, rename and remove files, each with a memory of what was acknowledged. At a random
-/// moment the server is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must
-/// find what it remembers, and `fsck --data` must find nothing at the end of each round.
+/// Eighteen workers replace, append, overwrite, rename and remove files, write through mappings and past the page cache, truncate,
+/// allocate, punch holes, set attributes and make links, each with a memory of what was acknowledged. At a random moment the server
+/// is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must find what it remembers,
+/// and `fsck --data` must find nothing at the end of each round.
 #[derive(Parser)]
 pub struct Kill9 {
     /// Rounds.
