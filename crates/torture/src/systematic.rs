@@ -63,7 +63,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "overwrite in a", make: |_, tag| vec![write(&[A], 1000, 3500, tag)] },
     Step { name: "overwrite d/b", make: |_, tag| vec![write(&[D, B], 0, 4096, tag)] },
     Step { name: "write behind a hole in d/b", make: |_, tag| vec![write(&[D, B], 40_960, 100, tag)] },
-    Step { name: "write a through a mapping", make: |_, tag| vec![write(&[A], 0, 4096, tag), fsync(&[A], true)] },
+    Step { name: "write a and fdatasync, as msync does", make: |_, tag| vec![write(&[A], 0, 4096, tag), fsync(&[A], true)] },
     Step { name: "allocate behind a", make: |_, _| vec![allocate(&[A], 8192, 20_000, Allocate::KeepSize)] },
     Step { name: "allocate and extend d/b", make: |_, _| vec![allocate(&[D, B], 4096, 30_000, Allocate::Extend)] },
     Step { name: "punch a hole into a", make: |_, _| vec![allocate(&[A], 100, 4500, Allocate::Punch)] },

@@ -2,12 +2,19 @@
 //!
 //! Between the moment at which a request fails and the one at which somebody knows, others write, flush and acknowledge. A
 //! simulated device tells at once.
+//!
+//! Some devices answer in moments for hours, and then, once, after seconds: they collect garbage, or a disk spins up. Such a *spike*
+//! lets timeouts end and queues fill that otherwise never do.
 use cairn_blockdev::{BlockDevice, DeviceError, SetWrite, forward_to_device};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Before a request, and after it: one pause in so many is a spike.
+const SPIKE_ONE_OF: u64 = 200;
 
 /// See the [module](self).
 pub struct Uneven {
@@ -15,18 +22,39 @@ pub struct Uneven {
     random: Mutex<Seeded>,
     write_us_max: u64,
     flush_us_max: u64,
+    spike_ms_max: u64,
+    /// Not a point of the scheduler.
+    spikes: AtomicU64,
 }
 
 impl Uneven {
     /// Each write waits for up to `write_us_max` before and after, each flush for up to `flush_us_max`; half of them don't.
     pub fn new(device: Arc<dyn BlockDevice>, seed: u64, write_us_max: u64, flush_us_max: u64) -> Arc<Uneven> {
-        Arc::new(Uneven { device, random: Mutex::new(Rank::LEAF, Seeded::new(seed)), write_us_max, flush_us_max })
+        Uneven::with_spikes(device, seed, write_us_max, flush_us_max, 0)
+    }
+
+    /// Moreover, any request, reads as well, may take up to `spike_ms_max` before and after, but rarely.
+    pub fn with_spikes(device: Arc<dyn BlockDevice>, seed: u64, write_us_max: u64, flush_us_max: u64, spike_ms_max: u64) -> Arc<Uneven> {
+        let (random, spikes) = (Mutex::new(Rank::LEAF, Seeded::new(seed)), AtomicU64::new(0));
+        Arc::new(Uneven { device, random, write_us_max, flush_us_max, spike_ms_max, spikes })
+    }
+
+    /// Spikes so far.
+    pub fn spikes(&self) -> u64 {
+        self.spikes.load(Ordering::Relaxed)
     }
 
     fn pause(&self, us_max: u64) {
         let chosen_us = {
             let mut random = self.random.lock();
-            if random.chance(1, 2) { random.below(us_max + 1) } else { 0 }
+            if self.spike_ms_max > 0 && random.chance(1, SPIKE_ONE_OF) {
+                self.spikes.fetch_add(1, Ordering::Relaxed);
+                1000 * (1 + random.below(self.spike_ms_max))
+            } else if us_max > 0 && random.chance(1, 2) {
+                random.below(us_max + 1)
+            } else {
+                0
+            }
         };
         if chosen_us > 0 {
             clock::sleep(Duration::from_micros(chosen_us));
@@ -42,6 +70,10 @@ impl Uneven {
 }
 
 impl BlockDevice for Uneven {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.around(0, || self.device.read(offset_bytes, buffer))
+    }
+
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.around(self.write_us_max, || self.device.write(offset_bytes, buffers))
     }
@@ -54,5 +86,5 @@ impl BlockDevice for Uneven {
         self.around(self.flush_us_max, || self.device.flush())
     }
 
-    forward_to_device!(self => self.device; read, discard, length_bytes, flush_time);
+    forward_to_device!(self => self.device; discard, length_bytes, flush_time);
 }

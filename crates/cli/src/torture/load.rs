@@ -1,7 +1,7 @@
 //! Stops a real mount under load, again and again, and checks that nothing acknowledged is lost: `cairn torture kill9`, with
 //! SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
 //!
-//! One round: mount; the workers create, write, fsync, rename and append, each in its own folder, and remember what was
+//! One round: mount; the workers change files and directories in their ways, each in its own folder, and remember what was
 //! acknowledged; at a random moment the server is killed or its volume is shut down. Then: the mount is taken away, `fsck` must
 //! accept the image with its log not yet replayed, the volume is mounted again (sometimes that server is killed too, during
 //! recovery), each worker compares what it finds with what it remembers, and after an orderly unmount `fsck --data` must find
@@ -18,9 +18,10 @@ use std::time::Duration;
 
 /// Kill the server of a real mount under load, again and again: nothing acknowledged may be missing.
 ///
-/// Twelve workers replace, append, overwrite, rename and remove files, each with a memory of what was acknowledged. At a random
-/// moment the server is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must
-/// find what it remembers, and `fsck --data` must find nothing at the end of each round.
+/// Eighteen workers replace, append, overwrite, rename and remove files, write through mappings and past the page cache, truncate,
+/// allocate, punch holes, set attributes and make links, each with a memory of what was acknowledged. At a random moment the server
+/// is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must find what it remembers,
+/// and `fsck --data` must find nothing at the end of each round.
 #[derive(Parser)]
 pub struct Kill9 {
     /// Rounds.
@@ -55,7 +56,11 @@ struct Load {
 #[derive(Clone, Copy, Debug)]
 pub enum Stop {
     Kill,
-    Shutdown { flush: bool },
+    Shutdown {
+        flush: bool,
+    },
+    /// In order, once nobody uses the mount.
+    Unmount,
 }
 
 const VOLUME_BYTES: u64 = 768 << 20;
@@ -138,6 +143,7 @@ impl Stop {
             Self::Kill => "killed",
             Self::Shutdown { flush: true } => "shut down with a flush",
             Self::Shutdown { flush: false } => "shut down without a flush",
+            Self::Unmount => "unmounted",
         }
     }
 
@@ -146,6 +152,7 @@ impl Stop {
         match self {
             Self::Kill => running.kill(),
             Self::Shutdown { flush } => server.shut_down(flush),
+            Self::Unmount => Ok(()),
         }
     }
 
@@ -153,7 +160,7 @@ impl Stop {
     pub fn take_away(self, server: &Server, running: &mut Running) -> Result<(), Problem> {
         match self {
             Self::Kill => server.take_away_dead_mount(),
-            Self::Shutdown { .. } => server.unmount(running),
+            Self::Shutdown { .. } | Self::Unmount => server.unmount(running),
         }
     }
 }

@@ -4,19 +4,24 @@
 //!
 //! On real mounts, of this same program: [`load`] (kill -9 and shutdowns), [`synced`], [`soak`], and [`vm`] with its [`guest`].
 //! A [`session`] is what they have in common; [`server`] is the mount, [`workers`] use it and remember what was acknowledged
-//! ([`append`], [`overwrite`], [`replace`], [`tree`]). A [`machine`] is a virtual one; its [`journal`] and its disk's
-//! [`write_log`] tell what was on the disk when.
+//! ([`append`], [`label`], [`overwrite`], [`replace`], [`reshape`], [`tree`]). A [`machine`] is a virtual one; its [`journal`] and its
+//! disk's [`write_log`] tell what was on the disk when.
 mod append;
 pub mod faults;
 pub mod fuzz;
+mod growth;
 pub mod guest;
 mod journal;
+mod label;
 pub mod load;
 mod machine;
+mod mapping;
 mod memory;
 mod overwrite;
 mod pattern;
+mod possible;
 mod replace;
+mod reshape;
 mod server;
 mod session;
 pub mod soak;

@@ -1,5 +1,6 @@
 //! The pattern of editors, mail servers and package managers: write a new file, fsync it, rename it over the old one,
 //! fsync the directory. And sometimes: unlink, fsync the directory.
+use super::possible::Possible;
 use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
 use cairn_environment::random::Seeded;
@@ -12,13 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const NAMES: u64 = 24;
 const LENGTH_BYTES_MAX: u64 = 150_000;
 
-/// What a name may show: the acknowledged state, or one of the states that were begun after it.
-#[derive(Clone, Default, Serialize, Deserialize)]
-struct Name {
-    acknowledged: Option<u64>,
-    begun: Vec<Option<u64>>,
-}
-
 /// Replaces files.
 #[derive(Serialize, Deserialize)]
 pub struct Replace {
@@ -27,14 +21,15 @@ pub struct Replace {
     random: Seeded,
     #[serde(deserialize_with = "memory::past_lost_versions")]
     version: u64,
-    names: Vec<Name>,
+    /// The version of each; `None` for a name that isn't there.
+    names: Vec<Possible<Option<u64>>>,
     /// Acknowledgements so far.
     syncs: u64,
 }
 
 impl Replace {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), version: 0, names: vec![Name::default(); NAMES as usize], syncs: 0 }
+        Self { seed, random: Seeded::new(seed), version: 0, names: vec![Possible::only(None); NAMES as usize], syncs: 0 }
     }
 
     fn replace(&mut self, folder: &Path, index: u64, journal: &dyn Journal) -> io::Result<()> {
@@ -44,13 +39,13 @@ impl Replace {
         let mut file = File::create(&temporary)?;
         file.write_all(&pattern::content(pattern::identity(self.seed, index), self.version, length))?;
         file.sync_all()?;
-        self.names[index as usize].begun.push(Some(self.version));
+        self.names[index as usize].begin(Some(self.version));
         journal.record(self)?;
         fs::rename(&temporary, folder.join(format!("name-{index}")))
     }
 
     fn remove(&mut self, folder: &Path, index: u64, journal: &dyn Journal) -> io::Result<()> {
-        self.names[index as usize].begun.push(None);
+        self.names[index as usize].begin(None);
         journal.record(self)?;
         match fs::remove_file(folder.join(format!("name-{index}"))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -76,11 +71,7 @@ impl Worker for Replace {
             }
             directory.sync_all()?;
             self.syncs += 1;
-            for index in changed {
-                let name = &mut self.names[index];
-                name.acknowledged = name.begun.last().copied().unwrap_or(name.acknowledged);
-                name.begun.clear();
-            }
+            changed.into_iter().for_each(|index| self.names[index].acknowledge());
             journal.record(self)?;
         }
         Ok(())
@@ -100,11 +91,7 @@ impl Worker for Replace {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(format!("{}: {error}", path.display())),
             };
-            if found != name.acknowledged && !name.begun.contains(&found) {
-                let (path, acknowledged, begun) = (path.display(), name.acknowledged, &name.begun);
-                return Err(format!("{path}: version {found:?}, but {acknowledged:?} was acknowledged, then {begun:?} begun"));
-            }
-            *name = Name { acknowledged: found, begun: Vec::new() };
+            name.settle(found).map_err(|problem| format!("{}: {problem}", path.display()))?;
             match fs::remove_file(folder.join(format!("new-{index}"))) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.to_string()),
                 _ => {}

@@ -114,6 +114,7 @@ pub struct Session {
     figures: Figures,
     length: Length,
     begin: clock::Monotonic,
+    verdict: Option<&'static str>,
     bar: ProgressBar,
     signals: Arc<Received>,
 }
@@ -143,7 +144,7 @@ impl Session {
         };
         let seed = common.seed.unwrap_or_else(random::u64);
         let (figures, begin) = (Figures::default(), clock::now_monotonic());
-        let session = Self { folder, seed, figures, length: plan.length, begin, bar, signals };
+        let session = Self { folder, seed, figures, length: plan.length, begin, verdict: None, bar, signals };
         session.tell(&format!("seed {seed}"));
         Ok(session)
     }
@@ -202,6 +203,11 @@ impl Session {
         }
     }
 
+    /// What is said instead of the plan's verdict when nothing was found.
+    pub fn set_verdict(&mut self, verdict: &'static str) {
+        self.verdict = Some(verdict);
+    }
+
     /// Makes a volume, and mounts it once: whether that works says nothing of crashes.
     pub fn make_volume(&self, server: &Server, size: &str, log_size: &str) -> Result<(), Halt> {
         let made = server.make_volume(size, log_size).and_then(|()| server.unmount(&mut server.start(&[])?));
@@ -223,7 +229,7 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
         Err(Halt::Unable(problem)) => bail!("{problem}"),
     };
     let (interrupted, seconds) = (session.is_interrupted(), session.elapsed().as_secs_f64());
-    let Session { folder, seed, figures, bar, .. } = session;
+    let Session { folder, seed, figures, verdict, bar, .. } = session;
     drop(bar);
     let (mut server_log, mut kept) = (None, Vec::new());
     if finding.is_some() {
@@ -233,7 +239,8 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
         drop(folder);
     }
     let passed = finding.is_none();
-    let report = Report { interrupted, seconds, figures, finding, server_log, kept, verdict: plan.verdict.to_owned() };
+    let verdict = verdict.unwrap_or(plan.verdict).to_owned();
+    let report = Report { interrupted, seconds, figures, finding, server_log, kept, verdict };
     Told { command: plan.command.clone(), seed, passed, report }.tell(common.json)
 }
 

@@ -2,10 +2,13 @@
 //!
 //! A cycle: the workers; loads of `cairn bench`; filling the volume until nothing fits any more, and removing it all; then the
 //! workers check what they remember, and the server's memory, file descriptors and threads are counted while nothing runs. For
-//! the first half of the time one server lives on; then each cycle ends with a kill, a shutdown or an unmount, and recovery.
+//! the first half of the time one server lives on; then each cycle ends with a kill, a shutdown or an unmount, and a new server.
 //!
-//! Growth: each figure at the end of a server's life against its figure after [`WARM_UP_CYCLES`], with the allowances below. What
-//! a cache takes is reached by then; what grows for ever passes any allowance in time.
+//! Growth, with the allowances below: in the first half, each figure after a cycle against the same server's figure after
+//! [`WARM_UP_CYCLES`]. What a cache takes is reached by then; what grows for ever passes any allowance in time. In the second half,
+//! each server's figure after its only cycle against that of the first server that was started after a stop: what a stop leaves on
+//! the volume must not make the next server take more. A run in which nothing could be compared says so.
+use super::growth::{Growth, Taken};
 use super::load::{Stop, recover_and_check};
 use super::server::{Running, Server, cairn, text};
 use super::session::{self, Common, Halt, Length, Plan, Session};
@@ -16,17 +19,11 @@ use clap::Parser;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Until memory stays where it is, as measured.
-const WARM_UP_CYCLES: usize = 10;
-/// Memory may grow by a quarter and this.
-const MEMORY_KIB_MORE_MAX: u64 = 48 << 10;
-const DESCRIPTORS_MORE_MAX: u64 = 4;
-const THREADS_MORE_MAX: u64 = 4;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_secs(2);
 const FILL_FILE_BYTES: usize = 3 << 20;
@@ -34,8 +31,9 @@ const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may be missing.
 ///
-/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time kills and shutdowns. The server's
-/// memory, file descriptors and threads are counted after each cycle, when nothing runs.
+/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time kills, shutdowns and unmounts. The
+/// server's memory, file descriptors and threads are counted after each cycle, when nothing runs. The first ten cycles only warm it
+/// up: an hour is long enough to judge growth.
 #[derive(Parser)]
 pub struct Soak {
     /// Hours; a fraction is possible.
@@ -54,44 +52,18 @@ fn hours(text: &str) -> Result<Duration, String> {
     time.filter(|time| !time.is_zero()).ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
 }
 
-/// What a server takes.
-#[derive(Clone, Copy, Debug)]
-struct Taken {
-    memory_kib: u64,
-    descriptors: u64,
-    threads: u64,
-}
-
-impl Taken {
-    fn of(process_id: u32) -> Result<Self, Problem> {
-        let process = PathBuf::from(format!("/proc/{process_id}"));
-        let status = fs::read_to_string(process.join("status")).map_err(text)?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or(format!("no {name} in /proc"))
-        };
-        let descriptors = fs::read_dir(process.join("fd")).map_err(text)?.count() as u64;
-        Ok(Self { memory_kib: field("VmRSS:")?, descriptors, threads: field("Threads:")? })
-    }
-
-    fn check_growth_since(&self, warm: &Self) -> Result<(), Problem> {
-        let grown = self.memory_kib > warm.memory_kib * 5 / 4 + MEMORY_KIB_MORE_MAX
-            || self.descriptors > warm.descriptors + DESCRIPTORS_MORE_MAX
-            || self.threads > warm.threads + THREADS_MORE_MAX;
-        if grown { Err(format!("the server has grown from {warm:?} to {self:?}")) } else { Ok(()) }
-    }
-}
-
 struct Cycles<'a> {
     load: Duration,
     session: &'a mut Session,
     server: Server,
     random: Seeded,
-    /// Of the running server, one for each cycle.
-    samples: Vec<Taken>,
+    growth: Growth,
 }
 
 const VOLUME_BYTES: u64 = 1 << 30;
+const DID_NOT_GROW: &str = "The server did not grow, nothing acknowledged was lost, and fsck found nothing.";
+const TOO_SHORT: &str = "Nothing acknowledged was lost, and fsck found nothing. The run was too short to say whether the server grows: \
+    that takes more than ten cycles in the first half of its time.";
 
 impl Soak {
     /// Runs the command.
@@ -100,7 +72,7 @@ impl Soak {
             command: format!("soak --hours {}", self.hours.as_secs_f64() / SECONDS_PER_HOUR),
             length: Length::Time(self.hours),
             needs_bytes: VOLUME_BYTES,
-            verdict: "The server did not grow, nothing acknowledged was lost, and fsck found nothing.",
+            verdict: TOO_SHORT,
             evidence: &["image", "image.log"],
         };
         session::run(&plan, &self.common, |session| run_cycles(self, session))
@@ -112,7 +84,7 @@ fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     let mut workers = workers(session.seed);
     let random = Seeded::new(session.seed);
-    let mut cycles = Cycles { load: Duration::from_secs(arguments.load_seconds), session, server, random, samples: Vec::new() };
+    let mut cycles = Cycles { load: Duration::from_secs(arguments.load_seconds), session, server, random, growth: Growth::default() };
     let mut stops = 0;
     let mut running = cycles.server.start(&[])?;
     for cycle in 1.. {
@@ -122,33 +94,36 @@ fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
         cycles.session.set("cycles", cycle, "of workers, loads and a full volume");
         cycles.session.set("acknowledgements", acknowledgements, "by fsync, and all of it was there");
         let over = cycles.session.elapsed() >= arguments.hours || cycles.session.is_interrupted();
-        if stops == 0 {
-            cycles.tell_first_life();
-        }
+        cycles.tell_growth();
         if !over && cycles.session.elapsed() < arguments.hours / 2 {
             continue;
         }
         stops += 1;
-        cycles.samples.clear();
         workers = cycles.stop_and_check(workers, running).map_err(within)?;
-        cycles.session.set("stops", stops, "kills and shutdowns under load, in the second half");
+        cycles.session.set("stops", stops, "kills and shutdowns under load, and unmounts after it, in the second half");
         if over {
             break;
         }
         running = cycles.server.start(&[])?;
+        cycles.growth.begin_next_server();
     }
     Ok(())
 }
 
 impl Cycles<'_> {
-    /// What the first server takes: that one lives longest.
-    fn tell_first_life(&mut self) {
-        if let (Some(first), Some(last)) = (self.samples.first().copied(), self.samples.last().copied()) {
+    fn tell_growth(&mut self) {
+        // What the first server takes: that one lives longest.
+        if let Some((first, last)) = self.growth.first_life() {
             self.session.set("memory_kib_first", first.memory_kib, "of the server, after the first cycle");
             self.session.set("memory_kib_last", last.memory_kib, "at the end of its life");
             self.session.set("descriptors_first", first.descriptors, "");
             self.session.set("descriptors_last", last.descriptors, "");
             self.session.set("threads_last", last.threads, "");
+        }
+        self.session.set("growth_comparisons", self.growth.in_one_life, "of the first server with what it took after ten cycles");
+        self.session.set("restart_comparisons", self.growth.between_lives, "of later servers with the first one after a stop");
+        if self.growth.in_one_life > 0 {
+            self.session.set_verdict(DID_NOT_GROW);
         }
     }
 
@@ -173,10 +148,7 @@ impl Cycles<'_> {
         self.server.sync()?;
         self.session.sleep(SETTLE);
         let taken = Taken::of(running.id())?;
-        self.samples.push(taken);
-        if let Some(warm) = self.samples.get(WARM_UP_CYCLES - 1) {
-            taken.check_growth_since(warm)?;
-        }
+        self.growth.add(taken)?;
         self.session.tell(&format!("cycle {cycle}: {taken:?}; filled with {files} files; {:.1} s", begin.elapsed().as_secs_f64()));
         Ok(workers)
     }
@@ -231,15 +203,16 @@ impl Cycles<'_> {
         self.server.sync().or_else(|problem| if problem.contains("No space") { Ok(()) } else { Err(problem) })
     }
 
-    /// Ends a server's life under load, in one of the ways.
+    /// Ends a server's life in one of the ways: under load, or in order after it.
     fn stop_and_check(&mut self, workers: Vec<Named>, mut running: Running) -> Result<Vec<Named>, Problem> {
         let (stop, threads) = start_workers(&self.server, workers);
         let load_ms = self.random.below(3000);
         self.session.sleep(Duration::from_millis(load_ms));
         stop.store(true, Ordering::SeqCst);
-        let how = match self.random.below(3) {
+        let how = match self.random.below(4) {
             0 => Stop::Kill,
-            other => Stop::Shutdown { flush: other == 1 },
+            1 => Stop::Unmount,
+            other => Stop::Shutdown { flush: other == 2 },
         };
         let stopped = how.stop(&self.server, &mut running);
         let (mut workers, worked) = join_workers(threads)?;
@@ -260,17 +233,6 @@ fn write_durably(path: &Path, content: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn growth_is_noticed() {
-        let warm = Taken { memory_kib: 100_000, descriptors: 20, threads: 18 };
-        warm.check_growth_since(&warm).unwrap();
-        Taken { memory_kib: 125_000 + MEMORY_KIB_MORE_MAX, ..warm }.check_growth_since(&warm).unwrap();
-        Taken { memory_kib: 125_001 + MEMORY_KIB_MORE_MAX, ..warm }.check_growth_since(&warm).unwrap_err();
-        Taken { descriptors: 25, ..warm }.check_growth_since(&warm).unwrap_err();
-        Taken { threads: 23, ..warm }.check_growth_since(&warm).unwrap_err();
-        assert!(Taken::of(std::process::id()).unwrap().threads > 0);
-    }
 
     #[test]
     fn hours_may_be_fractions() {

@@ -3,10 +3,12 @@
 //! A worker's folder is its own; nothing is shared between threads but the flag that says that errors are expected from now on.
 //! Memories live outside the volume; those of a virtual machine's guest, in its journal.
 use super::append::Append;
+use super::label::Label;
 use super::memory::Memory;
 use super::overwrite::Overwrite;
 use super::pattern;
 use super::replace::Replace;
+use super::reshape::Reshape;
 use super::server::Server;
 use super::tree::Tree;
 use cairn_environment::thread;
@@ -56,6 +58,8 @@ pub fn workers(seed: u64) -> Vec<Named> {
         workers.push((format!("append-{index}"), Box::new(Append::new(own(2)))));
         workers.push((format!("overwrite-{index}"), Box::new(Overwrite::new(own(3)))));
         workers.push((format!("tree-{index}"), Box::new(Tree::new(own(4)))));
+        workers.push((format!("reshape-{index}"), Box::new(Reshape::new(own(5)))));
+        workers.push((format!("label-{index}"), Box::new(Label::new(own(6)))));
     }
     workers
 }

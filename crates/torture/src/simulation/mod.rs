@@ -63,6 +63,8 @@ pub struct Report {
     pub power_cuts: u64,
     /// Runs in which a request failed.
     pub faults: u64,
+    /// Requests that took seconds.
+    pub spikes: u64,
     /// Decisions of the scheduler.
     pub steps: u64,
     /// Time that passed for the clients.
@@ -78,6 +80,7 @@ impl Report {
         self.states += other.states;
         self.power_cuts += other.power_cuts;
         self.faults += other.faults;
+        self.spikes += other.spikes;
         self.steps += other.steps;
         self.simulated += other.simulated;
         self.processor += other.processor;
@@ -89,6 +92,7 @@ impl Report {
         self.states += outcome.states;
         self.power_cuts += u64::from(outcome.power_cut);
         self.faults += u64::from(outcome.fault);
+        self.spikes += outcome.spikes;
         self.steps += outcome.steps;
         self.simulated += outcome.simulated;
     }
@@ -113,11 +117,12 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{} runs ({} ended by the power, {} with a failing request), {} operations, {} crash states, {} steps; per minute of one core: \
-             {:.2} simulated hours, {:.0} crash states",
+            "{} runs ({} ended by the power, {} with a failing request), {} requests that took seconds, {} operations, {} crash states, \
+             {} steps; per minute of one core: {:.2} simulated hours, {:.0} crash states",
             self.runs,
             self.power_cuts,
             self.faults,
+            self.spikes,
             self.operations,
             self.states,
             self.steps,

@@ -36,6 +36,8 @@ pub struct Outcome {
     pub power_cut: bool,
     /// A request failed.
     pub fault: bool,
+    /// Requests that took seconds.
+    pub spikes: u64,
     /// Decisions of the scheduler.
     pub steps: u64,
     /// Time that passed.
@@ -50,6 +52,7 @@ struct Counted {
     operations: u64,
     states: u64,
     fault: bool,
+    spikes: u64,
     fingerprint: u64,
 }
 
@@ -78,6 +81,7 @@ pub(super) fn run_on(case: &Case, states: u64, wrap: impl Fn(Arc<SimulatedDevice
         states: counted.states,
         power_cut,
         fault: counted.fault,
+        spikes: counted.spikes,
         steps: simulated.steps,
         simulated: simulated.time,
         fingerprint: counted.fingerprint,
@@ -143,11 +147,11 @@ fn work(
     counted: &mut Counted,
 ) -> Result<Vec<ClientHistory>, String> {
     let broken = Arc::new(AtomicBool::new(false));
-    let used: Arc<dyn BlockDevice> = match scene.uneven_us {
-        0 => wrap(device.clone()),
-        // Data is written more often than anything is flushed.
-        uneven_us => Uneven::new(wrap(device.clone()), random::u64(), uneven_us / 10, uneven_us),
-    };
+    // Data is written more often than anything is flushed.
+    let (write_us_max, flush_us_max) = (scene.uneven_us / 10, scene.uneven_us);
+    let wrapped = wrap(device.clone());
+    let uneven = Uneven::with_spikes(wrapped.clone(), random::u64(), write_us_max, flush_us_max, scene.spike_ms_max);
+    let used = if flush_us_max == 0 && scene.spike_ms_max == 0 { wrapped } else { uneven.clone() };
     let volume = Volume::open(used, scene.options.clone()).map_err(|error| format!("open: {error}"))?;
     plan_faults(scene, device, &broken);
     let stage =
@@ -185,6 +189,7 @@ fn work(
             client.history.acknowledge_all(at);
         }
     }
+    counted.spikes = uneven.spikes();
     counted.fault = broken.load(Ordering::Relaxed) && matches!(scene.ending, Ending::Fault { .. });
     Ok(clients.into_iter().map(|client| client.history).collect())
 }

@@ -48,6 +48,8 @@ pub struct Scene {
     pub flush_us: u64,
     /// How much longer writes and flushes may take, before they do what they do and after: see [`crate::uneven`].
     pub uneven_us: u64,
+    /// How long a request may take now and then, reads as well; 0 for a device without such spikes.
+    pub spike_ms_max: u64,
     /// How long a client pauses before an operation, at most.
     pub pause_us: u64,
     /// How it ends.
@@ -116,7 +118,20 @@ impl Scene {
         let read_us = one_of(random, &[0, 80]);
         // Drawn last, so that seeds keep what else they mean.
         options.flush = if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto };
-        Scene { volume_bytes: 192 * MIB, log_bytes, options, read_us, write_us, flush_us, uneven_us, pause_us, ending, scripts }
+        let spike_ms_max = one_of(random, &[0, 0, 1_000, 5_000]);
+        Scene {
+            volume_bytes: 192 * MIB,
+            log_bytes,
+            options,
+            read_us,
+            write_us,
+            flush_us,
+            uneven_us,
+            spike_ms_max,
+            pause_us,
+            ending,
+            scripts,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The simulation itself: repeatable, finds what is wrong, and says it briefly.
 use super::run::{run, run_on};
 use super::shrink::shrink;
-use super::{Case, Options, simulate};
+use super::{Case, Options, Scene, simulate};
 use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -38,6 +38,20 @@ fn runs_of_many_seeds_are_right() {
         Ok(report) => eprintln!("{report}"),
         Err(failed) => panic!("{failed}"),
     }
+}
+
+#[test]
+fn some_devices_need_seconds_now_and_then_and_others_never_do() {
+    let (mut with, mut without) = (0, 0);
+    for seed in 0..24 {
+        let outcome = run(&Case::of_seed(seed), 0);
+        assert_eq!(outcome.result, Ok(()), "seed {seed}");
+        match Scene::of_seed(seed).spike_ms_max {
+            0 => without += outcome.spikes,
+            _ => with += outcome.spikes,
+        }
+    }
+    assert!(with > 0 && without == 0, "{with} and {without} requests took seconds");
 }
 
 /// A device that says that it has flushed, and hasn't.

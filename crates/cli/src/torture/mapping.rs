@@ -1,0 +1,81 @@
+//! Stores into a file through a shared mapping.
+//!
+//! When its server is killed, a page of the file can't be had any more, and a program that stores into it gets SIGBUS. So the
+//! system copies: a read from a pipe into the mapping is the same store at the same address, and ends with EFAULT instead.
+//!
+//! The only module of this program with `unsafe`.
+#![allow(unsafe_code)]
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use std::ffi::c_void;
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+/// A pipe takes as much without anybody who reads.
+const PIPE_BYTES: usize = 4096;
+
+/// A part of a file.
+struct Mapping {
+    start: *mut c_void,
+    length_bytes: usize,
+}
+
+impl Mapping {
+    /// `offset_bytes` lies at the beginning of a page.
+    fn new(file: &File, offset_bytes: u64, length_bytes: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), length_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, offset_bytes) };
+        Ok(Self { start: start?, length_bytes })
+    }
+
+    fn store(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
+        assert!(at + bytes.len() <= self.length_bytes, "behind the end of the mapping");
+        let (mut reader, mut writer) = io::pipe()?;
+        let places = (at..).step_by(PIPE_BYTES);
+        for (at, part) in places.zip(bytes.chunks(PIPE_BYTES)) {
+            writer.write_all(part)?;
+            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Nobody else uses the file; only the
+            // kernel touches this memory.
+            let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>().add(at), part.len()) };
+            reader.read_exact(memory)?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // SAFETY: the whole mapping, which exists as long as `self`.
+        Ok(unsafe { msync(self.start, self.length_bytes, MsyncFlags::SYNC) }?)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` with this length; nobody has a reference into it.
+        let _ = unsafe { munmap(self.start, self.length_bytes) };
+    }
+}
+
+/// Stores `bytes` through a mapping of `file`, which is long enough, and has msync(2) make them durable.
+pub fn store_and_sync(file: &File, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
+    let before = offset_bytes % rustix::param::page_size() as u64;
+    let mut mapping = Mapping::new(file, offset_bytes - before, before as usize + bytes.len())?;
+    mapping.store(before as usize, bytes)?;
+    mapping.sync()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_reach_their_place_and_a_missing_page_is_an_error() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[1; 20_000]).unwrap();
+        store_and_sync(&file, 5000, &[2; 10_000]).unwrap();
+        let mut bytes = Vec::new();
+        std::io::Seek::rewind(&mut file).unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        assert!(bytes == [vec![1; 5000], vec![2; 10_000], vec![1; 5000]].concat());
+        assert_eq!(store_and_sync(&file, 40_960, &[3; 100]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
+    }
+}
