@@ -17,6 +17,8 @@ use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
 use cairn_fsck::{CheckOptions, Severity, check};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +61,23 @@ pub struct CrashReport {
     pub wrapped: u64,
     /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took over.
     pub fallbacks: u64,
+}
+
+/// What was found, and what it takes to find it again.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct CrashFinding {
+    /// The run in which it was found; none when the volume hangs.
+    pub run: Option<u64>,
+    /// Whether that run does the same again. With several clients or background work it need not.
+    pub repeats_exactly: bool,
+    /// Seed, run, crash point, client, what was expected and what was found.
+    pub problem: String,
+}
+
+impl fmt::Display for CrashFinding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.problem)
+    }
 }
 
 impl CrashReport {
@@ -122,6 +141,11 @@ impl Shape {
             },
             flush: if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto },
         }
+    }
+
+    /// Whether the seed decides all of the run, also who does something first.
+    fn repeats_exactly(&self) -> bool {
+        self.clients == 1 && !self.background
     }
 
     fn options(&self) -> VolumeOptions {
@@ -329,10 +353,8 @@ fn positions(explorer: &cairn_blockdev::simulated::CrashExplorer, random: &mut S
 }
 
 /// One run: records, then checks about `states` states.
-fn one_run(seed: u64, states: u64, keep_in: Option<&Path>) -> Result<CrashReport, String> {
-    let mut random = Seeded::new(seed);
-    let shape = Shape::random(&mut random);
-    let recorded = record(&shape, &mut random).map_err(|error| format!("{shape:?}\n  {error}"))?;
+fn one_run(shape: &Shape, mut random: Seeded, states: u64, keep_in: Option<&Path>) -> Result<CrashReport, String> {
+    let recorded = record(shape, &mut random).map_err(|error| format!("{shape:?}\n  {error}"))?;
     let operations = recorded.histories.iter().map(|history| history.operations.len() as u64).sum();
     let wrapped = u64::from(recorded.log_blocks_written * 4096 > shape.log_bytes);
     let report = CrashReport { runs: 1, operations, wrapped, fallbacks: recorded.fallbacks, ..CrashReport::default() };
@@ -356,8 +378,8 @@ fn one_run(seed: u64, states: u64, keep_in: Option<&Path>) -> Result<CrashReport
     Ok(judge.report)
 }
 
-/// States checked of each run.
-const STATES_PER_RUN: u64 = 250;
+/// States checked of each run; all of them, when fewer are wanted: then a repetition must want as many.
+pub const STATES_PER_RUN: u64 = 250;
 /// Without a finished run for so long, the volume hangs.
 const HANG_TIME: Duration = Duration::from_secs(240);
 
@@ -370,8 +392,23 @@ struct Shared {
 }
 
 impl Shared {
+    /// Does one run.
+    fn run(&self, number: u64) -> Result<CrashReport, CrashFinding> {
+        let options = &self.options;
+        let mut random = Seeded::new(Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64());
+        let shape = Shape::random(&mut random);
+        let states = STATES_PER_RUN.min(options.states);
+        let run = AssertUnwindSafe(|| one_run(&shape, random, states, options.keep_in.as_deref()));
+        let report = catch_unwind(run).unwrap_or_else(|_| Err("a panic, whose message is above".into()));
+        report.map_err(|error| CrashFinding {
+            run: Some(number),
+            repeats_exactly: shape.repeats_exactly(),
+            problem: format!("run {number} of seed {}: {error}", options.seed),
+        })
+    }
+
     /// Runs until enough has been checked.
-    fn work(&self) -> Result<(), String> {
+    fn work(&self) -> Result<(), CrashFinding> {
         let (begin, options) = (clock::now_monotonic(), &self.options);
         loop {
             let done = self.total.lock().states;
@@ -380,11 +417,7 @@ impl Shared {
                 return Ok(());
             }
             let number = self.next_run.fetch_add(1, Ordering::Relaxed);
-            let seed = Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64();
-            let report = one_run(seed, STATES_PER_RUN.min(options.states), options.keep_in.as_deref()).map_err(|error| {
-                self.stop.store(true, Ordering::Relaxed);
-                format!("run {number} of seed {}: {error}", options.seed)
-            })?;
+            let report = self.run(number).inspect_err(|_| self.stop.store(true, Ordering::Relaxed))?;
             self.total.lock().add(&report);
             if options.only_run.is_some() {
                 return Ok(());
@@ -393,7 +426,7 @@ impl Shared {
     }
 
     /// Waits until all workers have ended, or none makes progress.
-    fn wait_for<T>(&self, workers: &[thread::JoinHandle<T>], progress: &mut dyn FnMut(&CrashReport)) -> Result<(), String> {
+    fn wait_for<T>(&self, workers: &[thread::JoinHandle<T>], progress: &mut dyn FnMut(&CrashReport)) -> Result<(), CrashFinding> {
         let mut last = (0, clock::now_monotonic());
         while workers.iter().any(|worker| !worker.is_finished()) {
             clock::sleep(Duration::from_millis(20));
@@ -404,7 +437,8 @@ impl Shared {
             }
             if last.1.elapsed() > HANG_TIME {
                 let (seed, runs) = (self.options.seed, total.runs);
-                return Err(format!("no run ended for {HANG_TIME:?}: the volume hangs (seed {seed}, after {runs} runs)"));
+                let problem = format!("no run ended for {HANG_TIME:?}: the volume hangs (seed {seed}, after {runs} runs)");
+                return Err(CrashFinding { run: None, repeats_exactly: false, problem });
             }
         }
         Ok(())
@@ -417,7 +451,7 @@ impl Shared {
 /// The first state that is not permitted: seed, run, crash point, client, what was expected and what was found.
 pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
     let (report, outcome) = run_until(options, &Arc::new(AtomicBool::new(false)), &mut |_| {});
-    outcome.map(|()| report)
+    outcome.map(|()| report).map_err(|finding| finding.problem)
 }
 
 /// As [`run`], until `stop` is set; `progress` is told several times a second what has been tested. What was tested is returned
@@ -426,7 +460,7 @@ pub fn run_until(
     options: &CrashOptions,
     stop: &Arc<AtomicBool>,
     progress: &mut dyn FnMut(&CrashReport),
-) -> (CrashReport, Result<(), String>) {
+) -> (CrashReport, Result<(), CrashFinding>) {
     let total = Mutex::new(Rank::LEAF, CrashReport::default());
     let next_run = AtomicU64::new(options.only_run.unwrap_or(0));
     let shared = Arc::new(Shared { options: options.clone(), next_run, stop: stop.clone(), total });
@@ -439,8 +473,7 @@ pub fn run_until(
     let mut outcome = shared.wait_for(&workers, progress);
     if outcome.is_ok() {
         for worker in workers {
-            let result = worker.join().map_err(|_| format!("a thread panicked (seed {})", options.seed));
-            outcome = outcome.and(result.and_then(|result| result));
+            outcome = outcome.and(worker.join().expect("a run's panic is caught"));
         }
     }
     let report = *shared.total.lock();

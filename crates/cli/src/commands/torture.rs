@@ -16,8 +16,8 @@ use crate::torture::told::{Told, grouped, line};
 use crate::torture::vm::Vm;
 use anyhow::Context;
 use cairn_torture::ace::AceFile;
-use cairn_torture::campaign::{self, CampaignOptions, CampaignReport, Source};
-use cairn_torture::crash::{self, CrashOptions, CrashReport};
+use cairn_torture::campaign::{self, CampaignFinding, CampaignOptions, CampaignReport, Source};
+use cairn_torture::crash::{self, CrashFinding, CrashOptions, CrashReport, STATES_PER_RUN};
 use cairn_torture::search::SearchOptions;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
@@ -240,15 +240,29 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
     };
     let report = campaign::run(source, &options, stop, &mut show).map_err(anyhow::Error::msg)?;
     drop(bar);
-    let passed = report.findings.is_empty();
-    Told { command: format!("{command}{}", selection.how()), seed, passed, report }.tell(common.json)
+    told_campaign(format!("{command}{}", selection.how()), seed, report).tell(common.json)
 }
 
-impl fmt::Display for Told<CampaignReport> {
+#[derive(Serialize)]
+struct CampaignTold {
+    #[serde(flatten)]
+    report: CampaignReport,
+    /// The command that repeats each finding.
+    repeat: Vec<String>,
+}
+
+fn told_campaign(command: String, seed: u64, report: CampaignReport) -> Told<CampaignTold> {
+    let repeated = |finding: &CampaignFinding| format!("cairn torture {command} --only {} --seed {seed}", finding.workload);
+    let repeat = report.findings.iter().map(repeated).collect();
+    Told { command, seed, passed: report.findings.is_empty(), report: CampaignTold { report, repeat } }
+}
+
+impl fmt::Display for Told<CampaignTold> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CampaignReport { search, workloads, workloads_total, .. } = &self.report;
-        let (seconds, threads) = (self.report.seconds, self.report.threads);
-        let speed = self.report.states_per_second_and_thread();
+        let CampaignTold { report, repeat } = &self.report;
+        let CampaignReport { search, workloads, workloads_total, .. } = report;
+        let (seconds, threads) = (report.seconds, report.threads);
+        let speed = report.states_per_second_and_thread();
         writeln!(formatter, "cairn torture {}", self.command)?;
         line(formatter, "workloads", *workloads, &format!("of {}", grouped(*workloads_total)))?;
         line(formatter, "points of failure", search.points, "between every two device operations")?;
@@ -258,11 +272,11 @@ impl fmt::Display for Told<CampaignReport> {
         line(formatter, "recovered for writing", search.recovered, "and closed, checked, judged again")?;
         line(formatter, "failures in recovery", search.during_recovery, "")?;
         writeln!(formatter, "  {seconds:.1} s on {threads} threads: {speed:.0} crash states a second and thread")?;
-        for finding in &self.report.findings {
+        for (finding, repeat) in report.findings.iter().zip(repeat) {
             writeln!(formatter, "\nFOUND in workload {}: {}\n  {}", finding.workload, finding.operations, finding.problem)?;
-            writeln!(formatter, "  repeat: cairn torture {} --only {} --seed {}", self.command, finding.workload, self.seed)?;
+            writeln!(formatter, "  repeat: {repeat}")?;
         }
-        match self.report.findings.len() {
+        match report.findings.len() {
             0 => writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed),
             count => writeln!(formatter, "\n{count} findings; the run ends after {}.", campaign::FINDINGS_MAX),
         }
@@ -274,7 +288,34 @@ struct CrashTold {
     #[serde(flatten)]
     tested: CrashReport,
     seconds: f64,
-    finding: Option<String>,
+    /// Of all threads.
+    processor_seconds: f64,
+    states_per_minute_and_core: f64,
+    finding: Option<CrashFinding>,
+    /// The command that repeats the finding.
+    repeat: Option<String>,
+}
+
+impl CrashTold {
+    fn new(options: &CrashOptions, tested: CrashReport, seconds: f64, processor_seconds: f64, finding: Option<CrashFinding>) -> CrashTold {
+        let repeat = finding.as_ref().map(|finding| {
+            let run = finding.run.map_or(String::new(), |run| format!(" --run {run}"));
+            // With fewer, a run is crashed at other points.
+            let states = if options.states < STATES_PER_RUN { format!(" --states {}", options.states) } else { String::new() };
+            format!("cairn torture crash --seed {}{run}{states}", options.seed)
+        });
+        let states_per_minute_and_core = tested.states as f64 * 60.0 / processor_seconds.max(1e-9);
+        CrashTold { tested, seconds, processor_seconds, states_per_minute_and_core, finding, repeat }
+    }
+}
+
+/// The processor's time that this process has had, all threads together, where the system tells.
+fn processor_seconds() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the program may hold anything. After it user and system time are the fields 12 and 13, in hundredths.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some((ticks()? + ticks()?) as f64 / 100.0)
 }
 
 fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
@@ -289,7 +330,7 @@ fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCo
         duration: common.seconds,
         keep_in: common.folder_to_keep_in()?,
     };
-    let begin = cairn_environment::clock::now_monotonic();
+    let (begin, processor_begin) = (cairn_environment::clock::now_monotonic(), processor_seconds());
     let bar = match common.seconds {
         Some(duration) => ProgressBar::items("seconds", duration.as_secs().max(1)),
         None => ProgressBar::items("crash states", options.states),
@@ -297,13 +338,19 @@ fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCo
     let mut show = |report: &CrashReport| bar.set(if common.seconds.is_some() { begin.elapsed().as_secs() } else { report.states });
     let (tested, outcome) = crash::run_until(&options, stop, &mut show);
     drop(bar);
-    let report = CrashTold { tested, seconds: begin.elapsed().as_secs_f64(), finding: outcome.err() };
+    let seconds = begin.elapsed().as_secs_f64();
+    let processor = processor_seconds().zip(processor_begin).map_or(seconds, |(end, begin)| end - begin);
+    let report = CrashTold::new(&options, tested, seconds, processor, outcome.err());
     Told { command: "crash".into(), seed, passed: report.finding.is_none(), report }.tell(common.json)
 }
 
+/// What the seed does not decide.
+const NOT_EXACTLY: &str = "several clients work at once: the seed fixes what each does, not how they interleave, so it may take \
+                           several repetitions to meet this again";
+
 impl fmt::Display for Told<CrashTold> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CrashTold { tested, seconds, finding } = &self.report;
+        let CrashTold { tested, seconds, processor_seconds, states_per_minute_and_core: speed, finding, repeat } = &self.report;
         writeln!(formatter, "cairn torture {}", self.command)?;
         line(formatter, "runs", tested.runs, "each on a volume of its own, with 1 to 4 clients")?;
         line(formatter, "operations", tested.operations, "compared with the model")?;
@@ -314,19 +361,16 @@ impl fmt::Display for Told<CrashTold> {
         line(formatter, "failures after use", tested.after_use, "of the recovered volume")?;
         line(formatter, "logs that wrapped", tested.wrapped, "")?;
         line(formatter, "fallbacks to commits", tested.fallbacks, "fsyncs for which the log had no room")?;
-        writeln!(formatter, "  {seconds:.1} s")?;
-        match finding {
-            None => {
-                writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed)
-            }
-            Some(problem) => {
-                writeln!(
-                    formatter,
-                    "\nFOUND in {problem}\n  repeat: cairn torture crash --seed {} --run N, with the number of the run",
-                    self.seed
-                )
-            }
-        }
+        writeln!(formatter, "  {seconds:.1} s, {processor_seconds:.1} s of one core: {speed:.0} crash states a minute and core")?;
+        let Some(finding) = finding else {
+            return writeln!(
+                formatter,
+                "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})",
+                self.seed
+            );
+        };
+        writeln!(formatter, "\nFOUND in {finding}\n  repeat: {}", repeat.as_deref().unwrap_or_default())?;
+        if finding.repeats_exactly { Ok(()) } else { writeln!(formatter, "  {NOT_EXACTLY}") }
     }
 }
 
@@ -339,9 +383,34 @@ mod tests {
     fn a_finding_says_how_to_repeat_it() {
         let finding = CampaignFinding { workload: 7, operations: "unlink a; fsync d".into(), problem: "it is there".into() };
         let report = CampaignReport { workloads: 8, workloads_total: 34, findings: vec![finding], threads: 1, ..CampaignReport::default() };
-        let told = Told { command: "systematic --length 1".into(), seed: 5, passed: false, report }.to_string();
+        let told = told_campaign("systematic --length 1".into(), 5, report).to_string();
         assert!(told.contains("FOUND in workload 7: unlink a; fsync d\n  it is there"), "{told}");
         assert!(told.contains("repeat: cairn torture systematic --length 1 --only 7 --seed 5"), "{told}");
         assert!(!told.contains("Every state"), "{told}");
+    }
+    fn told_crash(states: u64, finding: Option<CrashFinding>) -> Told<CrashTold> {
+        let options = CrashOptions { seed: 5, states, only_run: None, threads: 2, duration: None, keep_in: None };
+        let tested = CrashReport { states: 300, ..CrashReport::default() };
+        Told { command: "crash".into(), seed: 5, passed: finding.is_none(), report: CrashTold::new(&options, tested, 9.0, 6.0, finding) }
+    }
+
+    #[test]
+    fn a_finding_of_a_random_run_says_which_run_and_whether_it_comes_again() {
+        let finding = |run, repeats_exactly| Some(CrashFinding { run, repeats_exactly, problem: "run 3 of seed 5: it is gone".into() });
+        let exact = told_crash(20_000, finding(Some(3), true)).to_string();
+        assert!(exact.contains("FOUND in run 3 of seed 5: it is gone\n  repeat: cairn torture crash --seed 5 --run 3\n"), "{exact}");
+        assert!(!exact.contains(NOT_EXACTLY) && !exact.contains("Every state"), "{exact}");
+        let few = told_crash(100, finding(Some(3), false)).to_string();
+        assert!(few.contains("repeat: cairn torture crash --seed 5 --run 3 --states 100\n"), "{few}");
+        assert!(few.contains(NOT_EXACTLY), "{few}");
+        let hangs = told_crash(20_000, finding(None, false)).to_string();
+        assert!(hangs.contains("repeat: cairn torture crash --seed 5\n"), "{hangs}");
+    }
+
+    #[test]
+    fn a_random_run_tells_its_speed() {
+        let told = told_crash(20_000, None).to_string();
+        assert!(told.contains("9.0 s, 6.0 s of one core: 3000 crash states a minute and core"), "{told}");
+        assert!(told.contains("Every state"), "{told}");
     }
 }

@@ -23,6 +23,7 @@ pub use scene::{Case, Ending, Scene};
 
 use cairn_environment::simulation::{processor_time, real_time, run_on_cores};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What to simulate.
@@ -57,7 +58,7 @@ pub struct Report {
     pub runs: u64,
     /// Operations of all clients.
     pub operations: u64,
-    /// Crash states recovered and judged.
+    /// Crash states checked and read, recovered, and judged both times.
     pub states: u64,
     /// Runs that the power ended.
     pub power_cuts: u64,
@@ -97,6 +98,11 @@ impl Report {
         self.simulated += outcome.simulated;
     }
 
+    /// Hours that passed for the clients.
+    pub fn simulated_hours(&self) -> f64 {
+        self.simulated.as_secs_f64() / 3600.0
+    }
+
     /// Minutes that it took, of one core.
     fn minutes(&self) -> f64 {
         (self.processor.as_secs_f64() / 60.0).max(1e-9)
@@ -104,7 +110,7 @@ impl Report {
 
     /// Simulated hours per minute of one core.
     pub fn simulated_hours_per_minute(&self) -> f64 {
-        self.simulated.as_secs_f64() / 3600.0 / self.minutes()
+        self.simulated_hours() / self.minutes()
     }
 
     /// Crash states per minute of one core.
@@ -117,15 +123,18 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{} runs ({} ended by the power, {} with a failing request), {} requests that took seconds, {} operations, {} crash states, \
-             {} steps; per minute of one core: {:.2} simulated hours, {:.0} crash states",
+            "{} runs ({} ended by the power, {} with a failing request), {} requests that took seconds, {} operations, {} steps, \
+             {:.2} simulated hours, {} crash states in {:.0} s of one core; per minute of one core: {:.2} simulated hours, \
+             {:.0} crash states",
             self.runs,
             self.power_cuts,
             self.faults,
             self.spikes,
             self.operations,
-            self.states,
             self.steps,
+            self.simulated_hours(),
+            self.states,
+            self.processor.as_secs_f64(),
             self.simulated_hours_per_minute(),
             self.states_per_minute()
         )
@@ -169,8 +178,40 @@ fn shrunk(case: Case, error: String, options: &Options) -> Failed {
     shrink::shrink(case, error, options, &|case| run::run(case, options.states_per_run).result)
 }
 
+/// The runs of all threads so far, for progress. The locks of this program work only within a simulation.
+#[derive(Default)]
+struct SoFar {
+    runs: AtomicU64,
+    states: AtomicU64,
+    simulated_ns: AtomicU64,
+}
+
+impl SoFar {
+    /// Adds a run.
+    fn add(&self, outcome: &Outcome) -> Progress {
+        let add = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed) + more;
+        let simulated_ns = u64::try_from(outcome.simulated.as_nanos()).unwrap_or(u64::MAX);
+        Progress {
+            runs: add(&self.runs, 1),
+            states: add(&self.states, outcome.states),
+            simulated: Duration::from_nanos(add(&self.simulated_ns, simulated_ns)),
+        }
+    }
+}
+
+/// How far all threads have got.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Runs that have ended.
+    pub runs: u64,
+    /// Their crash states.
+    pub states: u64,
+    /// Time that passed in them.
+    pub simulated: Duration,
+}
+
 /// Runs on one thread of the system: numbers `first`, `first + step`, and so on.
-fn worker(options: &Options, first: u64, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report, Box<Failed>> {
+fn worker(options: &Options, first: u64, progress: &(dyn Fn(&Outcome) + Sync)) -> Result<Report, Box<Failed>> {
     let (begin, processor_begin) = (real_time(), processor_time());
     let mut report = Report::default();
     let mut number = first;
@@ -179,20 +220,20 @@ fn worker(options: &Options, first: u64, progress: &(dyn Fn(&Report) + Sync)) ->
         let outcome = run::run(&case, options.states_per_run);
         report.add_run(&outcome);
         report.processor = processor_time() - processor_begin;
+        progress(&outcome);
         if let Err(error) = outcome.result {
             return Err(Box::new(shrunk(case, error, options)));
         }
-        progress(&report);
         number += options.threads as u64;
     }
     Ok(report)
 }
 
-/// Simulates. `progress` hears of each run's end, with the figures of its thread.
+/// Simulates. `progress` hears of each run's end, on the thread that did it.
 ///
 /// # Errors
 /// The first run that went wrong, shrunk.
-pub fn simulate(options: &Options, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report, Box<Failed>> {
+pub fn simulate(options: &Options, progress: &(dyn Fn(&Progress) + Sync)) -> Result<Report, Box<Failed>> {
     if let Some(case) = &options.only {
         let begin = processor_time();
         let outcome = run::run(case, options.states_per_run);
@@ -204,7 +245,9 @@ pub fn simulate(options: &Options, progress: &(dyn Fn(&Report) + Sync)) -> Resul
             Err(error) => Err(Box::new(shrunk(case.clone(), error, options))),
         };
     }
-    let results = run_on_cores(options.threads, |index| worker(options, index as u64, progress));
+    let so_far = SoFar::default();
+    let ended = |outcome: &Outcome| progress(&so_far.add(outcome));
+    let results = run_on_cores(options.threads, |index| worker(options, index as u64, &ended));
     let mut total = Report::default();
     for result in results {
         total.add(&result?);

@@ -226,7 +226,8 @@ fn crash(
     let (flushes, length) = (explorer.flush_positions(), explorer.history_len());
     for index in 0..length {
         let event = format!("{:?}", explorer.event(index));
-        counted.fingerprint = (counted.fingerprint.rotate_left(7) ^ u64::from(crc(event.as_bytes()))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        counted.fingerprint =
+            (counted.fingerprint.rotate_left(7) ^ u64::from(digest(event.as_bytes()))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
     // After a failure the run soon ends: what was acknowledged falsely was so at its end.
     let at_end = if counted.fault { 4 } else { 1 };
@@ -240,20 +241,32 @@ fn crash(
     for position in positions {
         explorer.advance_to(position);
         let state = Arc::new(explorer.state(random));
-        recover(&state, histories, position).map_err(|error| format!("crash after {position} of {length} events: {error}"))?;
+        let judged = read(&state, histories, position).and_then(|()| recover(&state, histories, position));
+        judged.map_err(|error| format!("crash after {position} of {length} events: {error}"))?;
         counted.states += 1;
         simulation::note_progress();
     }
     Ok(())
 }
 
-fn crc(bytes: &[u8]) -> u32 {
+fn digest(bytes: &[u8]) -> u32 {
     bytes.iter().fold(!0, |sum: u32, byte| (sum.rotate_left(5) ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
+fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
+    let options = VolumeOptions { read_only, ..quiet_options() };
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("the state does not mount: {error}"))
+}
+
+/// Judges a state as the crash left it, by fsck and a mount that changes nothing.
+fn read(state: &Arc<SimulatedDevice>, histories: &[ClientHistory], position: usize) -> Result<(), String> {
+    expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
+    judge(&open(state, true)?, histories, position).map_err(|error| format!("read-only: {error}"))
+}
+
+/// Recovers a state, judges it, and closes it.
 fn recover(state: &Arc<SimulatedDevice>, histories: &[ClientHistory], position: usize) -> Result<(), String> {
-    let opened = Volume::open(state.clone() as Arc<dyn BlockDevice>, quiet_options());
-    let volume = opened.map_err(|error| format!("the state does not mount: {error}"))?;
+    let volume = open(state, false)?;
     judge(&volume, histories, position)?;
     volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
     expect_clean(&**state).map(drop).map_err(|error| format!("after recovery: {error}"))
