@@ -5,6 +5,7 @@ mod mounting;
 
 use cairn_environment::lock::MutexGuard;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -184,6 +185,37 @@ fn a_signal_ends_the_mount_with_everything_durable() {
     for (signal, code) in [(rustix::process::Signal::TERM, 0), (rustix::process::Signal::INT, 130)] {
         ends_with(&mounted, signal, code);
     }
+}
+
+/// Everything is durable and right, although nothing could be logged.
+#[test]
+fn a_mount_goes_on_when_its_messages_cannot_be_written() {
+    let Some(mounted) = Mounted::new() else { return };
+    let letter = mounted.path("dir/letter");
+    let use_it = || {
+        let mut file = fs::File::create(&letter).unwrap();
+        file.write_all(b"Dear Ada").unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(fs::read(&letter).unwrap(), b"Dear Ada");
+    };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M", "--log", "/dev/full"]);
+    use_it();
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    // Of what is missing the command tells before the server logs anything.
+    mounted.succeeds(&["mkfs", "mirror:a,b", "--size", "64M"]);
+    let mut server = mounted.command(&["mount", "--foreground", "mirror:a,missing", "dir", "-o", "degraded"]);
+    let mut server = server.stderr(fs::File::options().write(true).open("/dev/full").unwrap()).spawn().unwrap();
+    while !mounted.is_mounted() {
+        assert_eq!(server.try_wait().unwrap(), None, "the server ended");
+        cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
+    }
+    use_it();
+    // Its failures are messages, too.
+    mounted.succeeds(&["shutdown", "dir"]);
+    mounted.succeeds(&["umount", "dir"]);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    mounted.succeeds(&["fsck", "--data", "mirror:a,missing"]);
 }
 
 /// Lets a server in the foreground end by `signal`.
