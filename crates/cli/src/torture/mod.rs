@@ -3,7 +3,7 @@
 //! In memory: [`faults`] and [`fuzz`] beside the commands of `commands/torture.rs`; what they do lives in `cairn-torture`.
 //!
 //! On real mounts, of this same program: [`load`] (kill -9 and shutdowns), [`synced`], [`soak`], and [`vm`] with its [`guest`].
-//! A [`session`] is what they have in common; [`server`] is the mount, [`workers`] use it and remember what was acknowledged
+//! A [`session`] is what they have in common, [`signals`] what Ctrl-C does; [`server`] is the mount, [`workers`] use it and remember what was acknowledged
 //! ([`append`], [`overwrite`], [`replace`], [`tree`]). A [`machine`] is a virtual one; its [`journal`] and its disk's
 //! [`write_log`] tell what was on the disk when.
 mod append;
@@ -19,6 +19,7 @@ mod pattern;
 mod replace;
 mod server;
 mod session;
+pub mod signals;
 pub mod soak;
 pub mod synced;
 pub mod told;
