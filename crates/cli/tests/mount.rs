@@ -202,9 +202,10 @@ fn a_mount_goes_on_when_its_messages_cannot_be_written() {
     use_it();
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "image"]);
-    // Of what is missing the command tells before the server logs anything.
+    // That a directory is no member is told before the server logs anything.
     mounted.succeeds(&["mkfs", "mirror:a,b", "--size", "64M"]);
-    let mut server = mounted.command(&["mount", "--foreground", "mirror:a,missing", "dir", "-o", "degraded"]);
+    fs::create_dir(mounted.path("wrong")).unwrap();
+    let mut server = mounted.command(&["mount", "--foreground", "mirror:a,wrong", "dir", "-o", "degraded"]);
     let mut server = server.stderr(fs::File::options().write(true).open("/dev/full").unwrap()).spawn().unwrap();
     while !mounted.is_mounted() {
         assert_eq!(server.try_wait().unwrap(), None, "the server ended");
