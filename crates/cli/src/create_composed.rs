@@ -3,8 +3,8 @@
 //! Invariants: as those of `create`, for each member.
 use crate::create::{self, Content, NewVolume, clear_range};
 use crate::image::{self, Image};
-use crate::signature;
 use crate::size::Size;
+use crate::{output, signature};
 use anyhow::{Context, bail};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{Kind, make};
@@ -142,7 +142,10 @@ fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
     for file in files {
         let unused_bytes = file.length_bytes() - DATA_START_BYTES - composed_bytes;
         if unused_bytes > 0 {
-            eprintln!("cairn: the mirror is as large as its smallest member; {unused_bytes} bytes of {} are not used", file.name());
+            output::tell(&format_args!(
+                "cairn: the mirror is as large as its smallest member; {unused_bytes} bytes of {} are not used",
+                file.name()
+            ));
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A file whose own name begins like that is written `./mirror:…`; a member that is lost may be written `missing`, or by its
 //! old name.
+use crate::output;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
@@ -152,7 +153,7 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
         Ok(device) => Ok(Candidate { name, device: Some(Arc::new(device)) }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Candidate { name, device: None }),
         Err(error) if tolerant && !error.is_in_use() => {
-            eprintln!("cairn: warning: {error}; going on without it");
+            output::tell(&format_args!("cairn: warning: {error}; going on without it"));
             Ok(Candidate { name, device: None })
         }
         Err(error) => Err(error.into()),
@@ -190,7 +191,7 @@ pub fn same_file(first: &Path, second: &Path) -> bool {
 pub fn warn_if_degraded(device: &dyn BlockDevice) {
     let Some(health) = device.health().filter(|health| health.degraded) else { return };
     for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text()) {
-        eprintln!("cairn: warning: the {} goes on without {}: {}", health.kind, member.name, member.state);
+        output::tell(&format_args!("cairn: warning: the {} goes on without {}: {}", health.kind, member.name, member.state));
     }
 }
 

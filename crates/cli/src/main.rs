@@ -2,7 +2,8 @@
 //!
 //! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
 //! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` has its own (0 clean, 1 repaired,
-//! 4 errors left, 8 failure), and of `torture` 1 is a finding, 2 everything else.
+//! 4 errors left, 8 failure), and of `torture` 1 is a finding, 2 everything else. 130 is what a shell reports of a
+//! program that Ctrl-C has ended.
 #![deny(unsafe_code)]
 
 mod commands;
@@ -72,7 +73,7 @@ pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 /// The exit code of a command; an error is told on standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("cairn: {}", message(&error));
+        output::tell(&format_args!("cairn: {}", message(&error)));
         ExitCode::from(if error.is::<Interrupted>() { EXIT_INTERRUPTED } else { failure })
     })
 }

@@ -1,4 +1,5 @@
 //! What an error of a mount means to its user, and what to do about it.
+use anyhow::ensure;
 use cairn_fuse::MountError;
 use rustix::io::Errno;
 use std::path::Path;
@@ -22,6 +23,13 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
         MountError::NoAnswer { path, errno: Errno::NOTCONN } => anyhow::anyhow!("the server of {} had ended", path.display()),
         error => error.into(),
     }
+}
+
+/// Refuses a volume that was shut down: nothing of it can be made durable any more, and who shut it down was told what was lost.
+pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    ensure!(!cairn_fuse::is_shut_down(path), "the volume of {shown} was shut down; `cairn umount {shown}`, then mount the image again");
+    Ok(())
 }
 
 /// What a mount point is whose server was killed.

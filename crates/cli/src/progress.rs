@@ -1,9 +1,18 @@
-//! A progress bar on standard error, when that is a terminal; otherwise nothing.
+//! A progress bar on standard error, when that is a terminal; otherwise nothing, or a line now and then.
+use crate::output;
+use crate::torture::told::grouped;
+use cairn_environment::clock;
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
+use std::time::Duration;
+
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Shows how far something has got; disappears when dropped.
 pub struct ProgressBar {
     bar: Bar,
+    /// When the last line was told, of a task that tells where it is when there is no terminal.
+    told: Option<Cell<clock::Monotonic>>,
 }
 
 impl ProgressBar {
@@ -22,18 +31,27 @@ impl ProgressBar {
         let bar = Bar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
         bar.set_message(task.to_owned());
-        Self { bar }
+        Self { bar, told: None }
+    }
+
+    /// Where there is no terminal, a line says now and then how far it is.
+    pub fn in_lines(mut self) -> Self {
+        self.told = Some(Cell::new(clock::now_monotonic()));
+        self
     }
 
     /// Moves to `done`.
     pub fn set(&self, done: u64) {
         self.bar.set_position(done);
+        let Some(told) = self.told.as_ref().filter(|told| self.bar.is_hidden() && told.get().elapsed() >= LINE_INTERVAL) else { return };
+        told.set(clock::now_monotonic());
+        self.tell(&format!("{}: {} of {}", self.bar.message(), grouped(done), grouped(self.bar.length().unwrap_or(0))));
     }
 
     /// Tells `line` above the bar, or where it would be.
     pub fn tell(&self, line: &str) {
         if self.bar.is_hidden() {
-            eprintln!("{line}");
+            output::tell(&line);
         } else {
             self.bar.println(line);
         }

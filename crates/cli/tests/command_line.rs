@@ -267,10 +267,12 @@ fn torture_tells_what_was_tried_and_how_to_repeat_it() {
     let cairn = Cairn::new();
     let told = cairn.succeeds(&["torture", "systematic", "--length", "2", "--sample", "3", "--seed", "7"]);
     assert!(told.contains("3  of 1,156") && told.contains("nothing acknowledged was lost. (seed 7)"), "{told}");
-    let json = cairn.succeeds(&["torture", "systematic", "--length", "1", "--only", "4", "--seed", "7", "--json"]);
-    let report: serde_json::Value = serde_json::from_str(&json).expect("it is JSON");
+    let output = cairn.run(&["torture", "systematic", "--length", "1", "--only", "4", "--seed", "7", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "seed 7\n", "it stands there before the run");
     assert_eq!((report["passed"].as_bool(), report["workloads"].as_u64(), report["seed"].as_u64()), (Some(true), Some(1), Some(7)));
-    assert!(report["search"]["states"].as_u64() > report["search"]["images"].as_u64(), "{json}");
+    assert!(report["search"]["states"].as_u64() > report["search"]["images"].as_u64(), "{report}");
+    assert_eq!(report["interrupted"].as_bool(), Some(false));
     let told = cairn.succeeds(&["torture", "crash", "--states", "20", "--seed", "9", "--threads", "1"]);
     assert!(told.contains("crash states") && told.contains("(seed 9)"), "{told}");
 }
@@ -293,6 +295,7 @@ fn torture_runs_workloads_of_a_file() {
     cairn.fails(&["torture", "ace", "list"], &["FOUND in workload 1", "\"fly A\": this is no operation"]);
     let told = cairn.exits_with(2, &["torture", "ace", "list", "--only", "2"]);
     assert!(told.contains("there is no workload 2; there are 2"), "{told}");
+    assert!(cairn.exits_with(2, &["torture", "ace", "list", "--from", "2"]).contains("there is no workload 2; there are 2"));
     cairn.exits_with(2, &["torture", "systematic", "--length", "4"]);
     cairn.exits_with(2, &["torture", "systematic"]);
 }

@@ -5,6 +5,7 @@ mod mounting;
 
 use cairn_environment::lock::MutexGuard;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -186,6 +187,38 @@ fn a_signal_ends_the_mount_with_everything_durable() {
     }
 }
 
+/// Everything is durable and right, although nothing could be logged.
+#[test]
+fn a_mount_goes_on_when_its_messages_cannot_be_written() {
+    let Some(mounted) = Mounted::new() else { return };
+    let letter = mounted.path("dir/letter");
+    let use_it = || {
+        let mut file = fs::File::create(&letter).unwrap();
+        file.write_all(b"Dear Ada").unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(fs::read(&letter).unwrap(), b"Dear Ada");
+    };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M", "--log", "/dev/full"]);
+    use_it();
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    // That a directory is no member is told before the server logs anything.
+    mounted.succeeds(&["mkfs", "mirror:a,b", "--size", "64M"]);
+    fs::create_dir(mounted.path("wrong")).unwrap();
+    let mut server = mounted.command(&["mount", "--foreground", "mirror:a,wrong", "dir", "-o", "degraded"]);
+    let mut server = server.stderr(fs::File::options().write(true).open("/dev/full").unwrap()).spawn().unwrap();
+    while !mounted.is_mounted() {
+        assert_eq!(server.try_wait().unwrap(), None, "the server ended");
+        cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
+    }
+    use_it();
+    // Its failures are messages, too.
+    mounted.succeeds(&["shutdown", "dir"]);
+    mounted.succeeds(&["umount", "dir"]);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    mounted.succeeds(&["fsck", "--data", "mirror:a,missing"]);
+}
+
 /// Lets a server in the foreground end by `signal`.
 fn ends_with(mounted: &Mounted, signal: rustix::process::Signal, code: i32) {
     let mut server = mounted.command(&["mount", "--foreground", "image", "dir", "--log", "log"]).spawn().unwrap();
@@ -221,8 +254,10 @@ fn a_shutdown_refuses_everything_until_the_next_mount() {
         let refused = |result: std::io::Result<()>| result.unwrap_err().raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
         assert!(refused(fs::write(mounted.path("dir/late"), "late")));
         assert!(refused(held.sync_all()) && refused(fs::metadata(mounted.path("dir/unknown")).map(drop)));
-        mounted.exits_with(1, &["sync", "dir"]);
-        mounted.exits_with(1, &["shutdown", "dir"]);
+        for command in ["sync", "shutdown"] {
+            let told = mounted.exits_with(1, &[command, "dir"]);
+            assert!(told.contains("was shut down") && !told.contains("could not be written"), "{told}");
+        }
         assert!(mounted.is_mounted());
         drop(held);
         mounted.succeeds(&["umount", "dir"]);

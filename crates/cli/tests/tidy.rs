@@ -100,6 +100,14 @@ fn banned_calls(file: &SourceFile) -> Vec<String> {
     BANNED.iter().filter_map(found).collect()
 }
 
+/// A macro of the standard library that panics when what it prints cannot be written, in what a server of a mount is made of.
+fn print_violation(file: &SourceFile) -> Option<String> {
+    let no_server = ["crates/torture/", "/examples/", "/benches/"].iter().any(|place| file.path.contains(place));
+    let printed = |call: &&&str| file.mentions(call).is_some_and(|line| !no_server && !file.is_test_at(line));
+    let call = ["print!", "println!", "eprint!", "eprintln!"].iter().find(printed)?;
+    Some(format!("{}: {call}: use the command's output, or tracing", file.path))
+}
+
 fn unsafe_violation(file: &SourceFile) -> Option<String> {
     let line = file.word("unsafe")?;
     (!UNSAFE_FILES.contains(&file.path.as_str())).then(|| format!("{}:{line}: unsafe is not allowed here", file.path))
@@ -156,6 +164,13 @@ fn threads_time_locks_and_randomness_have_one_door() {
     assert_none(banned_calls(&SourceFile::new("crates/log/src/x.rs", tested.to_owned())));
     let harmless = "// todo! \n/* dbg!() */ fn f() { g(\"std::sync::Mutex\", r#\"Instant::now\"#, '\"'); std::thread::panicking(); }";
     assert_none(banned_calls(&SourceFile::new("crates/log/src/x.rs", harmless.to_owned())));
+}
+
+#[test]
+fn no_server_ends_because_it_cannot_print() {
+    assert_none(rust_files().iter().filter_map(print_violation).collect());
+    let bad = |path: &str| print_violation(&SourceFile::new(path, "fn f() { eprintln!(\"x\"); }".to_owned())).is_some();
+    assert!(bad("crates/log/src/x.rs") && !bad("crates/log/benches/x.rs") && !bad("crates/log/src/x_tests.rs"));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use cairn_environment::lock::MutexGuard;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -115,20 +115,64 @@ fn wrong_usage_is_told() {
     torture.refuses(&["fuzz", "--save", "/dev/null/inputs"], "cannot make the folder /dev/null/inputs");
     torture.refuses(&["systematic", "--length", "1", "--keep", "/dev/null/images"], "cannot make the folder /dev/null/images");
     torture.refuses(&["crash", "--keep", "/dev/null/images"], "cannot make the folder /dev/null/images");
+    let long = "00".repeat(241);
+    torture.refuses(&["fuzz", "--input", &long], "at most 240 bytes, but these are 241");
+    torture.refuses(&["fuzz", "--input", "00", "--seed", "3"], "--seed");
+    torture.refuses(&["crash", "--threads", "100000", "--states", "10"], "--threads");
     torture.refuses(&["ace", "missing"], "missing: No such file");
+}
+
+#[test]
+fn a_run_that_would_test_nothing_is_refused() {
+    let torture = Torture::new();
+    torture.refuses(&["crash", "--states", "0"], "--states");
+    torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
+    torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
+    torture.refuses(&["systematic", "--length", "1", "--from", "34"], "there is no workload 34; there are 34");
+    torture.refuses(&["systematic", "--length", "1", "--seconds", "0.000000001"], "nothing was tested");
+}
+
+/// None of these would end by itself soon.
+#[test]
+fn an_interrupted_run_in_memory_says_so() {
+    let torture = Torture::new();
+    let fuzz: &[&str] = &["fuzz", "--seconds", "100000"];
+    for (arguments, figure) in [
+        (&["systematic", "--length", "3"][..], ", interrupted after "),
+        (&["crash", "--states", "1000000000"], ", interrupted after "),
+        (fuzz, ", interrupted after "),
+    ] {
+        for json in [false, true] {
+            let format: &[&str] = if json { &["--json"] } else { &[] };
+            let mut run = torture.start(&[arguments, format].concat());
+            let mut errors = BufReader::new(run.stderr.take().unwrap());
+            let (mut seed, mut rest) = (String::new(), String::new());
+            errors.read_line(&mut seed).unwrap();
+            assert!(seed.starts_with("seed "), "{arguments:?}: {seed}");
+            kill_process(Pid::from_child(&run), Signal::INT).unwrap();
+            errors.read_to_string(&mut rest).unwrap();
+            assert!(rest.contains("the same signal again ends it at once"), "{arguments:?}: {rest}");
+            let told = Told::from(run.wait_with_output().unwrap());
+            assert_eq!(told.code, Some(0), "{arguments:?}: {}", told.output);
+            if json {
+                assert_eq!(told.json()["interrupted"].as_bool(), Some(true), "{arguments:?}: {}", told.output);
+            } else {
+                assert!(told.output.lines().next().is_some_and(|line| line.contains(figure)), "{arguments:?}: {}", told.output);
+            }
+        }
+    }
 }
 
 #[test]
 fn fuzzing_repeats_an_input_and_tells_what_was_tried() {
     let torture = Torture::new();
-    let report = torture.run(&["fuzz", "--input", "0007", "--seed", "4", "--json"]).json();
-    assert_eq!((report["passed"].as_bool(), report["seed"].as_u64()), (Some(true), Some(4)), "{report}");
-    // The volumes themselves, and the input.
-    assert_eq!(report["volumes"].as_u64(), Some(6), "{report}");
+    let report = torture.run(&["fuzz", "--input", "0007", "--json"]).json();
+    assert!(report["passed"].as_bool() == Some(true) && report["seed"].is_null(), "{report}");
+    assert_eq!(report["volumes"].as_u64(), Some(1), "{report}");
     assert_eq!(report["findings"].as_array().map(Vec::len), Some(0), "{report}");
-    let told = torture.run(&["fuzz", "--input", "0007", "--seed", "4"]);
-    assert_eq!(told.code, Some(0));
-    assert!(told.output.contains("hostile volumes") && told.output.contains("(seed 4)"), "{}", told.output);
+    let told = torture.run(&["fuzz", "--input", &"00".repeat(240)]);
+    assert_eq!((told.code, told.errors.as_str()), (Some(0), ""));
+    assert!(told.output.contains("hostile volumes") && !told.output.contains("seed"), "{}", told.output);
 }
 
 #[test]
@@ -145,6 +189,39 @@ fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
         torture.assert_clean();
     }
     torture.refuses(&["kill9", "--work", "missing"], "missing: No such file");
+}
+
+/// A file system in memory whose size shrinks under the run to what it has taken: it takes root to make one.
+#[test]
+fn a_work_folder_that_runs_full_is_no_finding() {
+    let Some((torture, _alone)) = Torture::mounting() else { return };
+    let (folder, work) = (torture.folder.path(), torture.folder.path().join("work"));
+    fs::create_dir(&work).unwrap();
+    let mount = |options: &str| Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", "work"]).current_dir(folder).status();
+    if !rustix::process::geteuid().is_root() || !mount("size=1G").unwrap().success() {
+        return eprintln!("left out: no file system can be mounted");
+    }
+    let mut run = torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--work", "work"]);
+    let is_loaded = || fs::read_dir(&work).unwrap().any(|entry| entry.unwrap().path().join("mount/tree-2").is_dir());
+    while !is_loaded() {
+        assert!(run.try_wait().unwrap().is_none(), "the run has ended");
+        clock::sleep(Duration::from_millis(5));
+    }
+    // Under load it takes more from one moment to the next, and then the smaller size is refused.
+    let full = || {
+        let space = rustix::fs::statvfs(&work).unwrap();
+        let used_bytes = (space.f_blocks - space.f_bfree) * space.f_frsize;
+        mount(&format!("remount,size={}", used_bytes + (64 << 10))).unwrap().success()
+    };
+    while !full() {
+        assert!(run.try_wait().unwrap().is_none(), "the run has ended");
+    }
+    let told = Told::from(run.wait_with_output().unwrap());
+    let left: Vec<_> = fs::read_dir(&work).unwrap().collect();
+    assert!(Command::new("umount").arg("-l").arg(&work).status().unwrap().success());
+    assert_eq!(told.code, Some(2), "{}{}", told.output, told.errors);
+    assert!(told.errors.contains("the work folder's file system ran full"), "{}", told.errors);
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -206,8 +206,10 @@ pub fn run(
     let begin = clock::now_monotonic();
     let prepared = Prepared::new(source)?;
     let all = prepared.len();
+    let missing = |index| Err(format!("there is no workload {index}; there are {all}, counted from 0"));
     let chosen = match (options.only, options.sample) {
-        (Some(only), _) if only >= all => return Err(format!("there is no workload {only}; there are {all}, counted from 0")),
+        (Some(only), _) if only >= all => return missing(only),
+        (None, None) if options.from >= all => return missing(options.from),
         (Some(only), _) => Some(vec![only]),
         (None, Some(wanted)) if wanted < all => Some(sample(all, wanted, options.seed)),
         (None, _) => None,

@@ -22,6 +22,7 @@ use cairn_environment::random::Seeded;
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, Superblock};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 /// A kind of fault.
@@ -41,6 +42,15 @@ struct Fault {
     kind: FaultKind,
     /// How many of that kind succeed before.
     after: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FaultKind { request, no_space, lasting } = self.kind;
+        let error = if no_space { "ENOSPC" } else { "EIO" };
+        let lasting = if lasting { " and all after it" } else { "" };
+        write!(formatter, "{error} for {request} {}{lasting}", self.after + 1)
+    }
 }
 
 /// What a request reads or writes.
@@ -125,6 +135,8 @@ pub struct Outcomes {
 pub struct FaultReport {
     /// Workloads of which every request failed.
     pub workloads: u64,
+    /// Workloads that there are.
+    pub workloads_total: u64,
     /// By kind of fault and structure, those that were met.
     pub rows: Vec<FaultRow>,
     /// By operation.
@@ -178,8 +190,9 @@ fn all_rows(kinds: &[FaultKind]) -> Vec<FaultRow> {
 pub fn run(seed: u64, stop: &AtomicBool, progress: &mut dyn FnMut(u64, u64)) -> Result<FaultReport, String> {
     let start = Start::new(&systematic::setup())?;
     let kinds = kinds();
-    let mut report = FaultReport { rows: all_rows(&kinds), ..FaultReport::default() };
     let workloads = workloads();
+    let workloads_total = workloads.len() as u64;
+    let mut report = FaultReport { workloads_total, rows: all_rows(&kinds), ..FaultReport::default() };
     for (name, steps) in &workloads {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -198,13 +211,13 @@ pub fn run(seed: u64, stop: &AtomicBool, progress: &mut dyn FnMut(u64, u64)) -> 
                 row.outcomes.add(&outcome);
                 of_workload.add(&outcome);
                 if let Err(problem) = outcome {
-                    report.findings.push(format!("{name}: {fault:?}, {}: {problem}", structure.name()));
+                    report.findings.push(format!("{name}: {fault} ({}): {problem}", structure.name()));
                 }
             }
         }
         report.operations.push(OperationRow { operation: name.clone(), outcomes: of_workload });
         report.workloads += 1;
-        progress(report.workloads, workloads.len() as u64);
+        progress(report.workloads, workloads_total);
     }
     report.rows.retain(|row| row.outcomes.faults > 0);
     Ok(report)

@@ -166,13 +166,13 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     let target = open_new(new, &label, force)?;
     let mut rebuild = Rebuild::start(candidates, position, target, force)?;
     if rebuild.done_bytes() > 0 {
-        eprintln!("cairn: going on where the last attempt was, after {} bytes", rebuild.done_bytes());
+        output::tell(&format_args!("cairn: going on where the last attempt was, after {} bytes", rebuild.done_bytes()));
     }
     let bar = ProgressBar::bytes("copying", rebuild.total_bytes());
     rebuild.copy(&mut |done| bar.set(done))?;
     drop(bar);
     if rebuild.unreadable_blocks() > 0 {
-        eprintln!("cairn: warning: {} blocks could not be read from any member", rebuild.unreadable_blocks());
+        output::tell(&format_args!("cairn: warning: {} blocks could not be read from any member", rebuild.unreadable_blocks()));
     }
     verify(&rebuild)?;
     rebuild.finish()?;
@@ -203,10 +203,15 @@ fn verify(rebuild: &Rebuild) -> anyhow::Result<()> {
     drop(bar);
     match checked {
         Ok(report) if report.errors > 0 => {
-            eprintln!("cairn: warning: the volume has {} errors, which all members share; `cairn fsck --data` shows them", report.errors);
+            output::tell(&format_args!(
+                "cairn: warning: the volume has {} errors, which all members share; `cairn fsck --data` shows them",
+                report.errors
+            ));
         }
         Ok(_) => {}
-        Err(FsckError::NoVolume { .. }) => eprintln!("cairn: warning: the mirror holds no volume whose checksums could be verified"),
+        Err(FsckError::NoVolume { .. }) => {
+            output::tell(&format_args!("cairn: warning: the mirror holds no volume whose checksums could be verified"))
+        }
         Err(error) => return Err(error.into()),
     }
     Ok(())

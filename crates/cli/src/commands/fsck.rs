@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(file) = &arguments.undo {
         let writes = repair_backup::undo(&*device, file)?;
         device.close()?;
-        println!("{}: {writes} writes taken back", arguments.image);
+        output::print_text(&format_args!("{}: {writes} writes taken back", arguments.image))?;
         return Ok(ExitCode::SUCCESS);
     }
     let backup = BackingUp::new(device.clone(), arguments.backup.clone().unwrap_or_else(|| backup_place(&arguments.image)));
@@ -77,11 +77,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     drop(bar);
     if let Some(file) = backup.file() {
-        eprintln!(
+        output::tell(&format_args!(
             "cairn: what the repair has overwritten is in {0}; `cairn fsck {1} --undo {0}` takes the repair back",
             file.display(),
             arguments.image
-        );
+        ));
     }
     let report = result.with_context(|| arguments.image.to_string())?;
     output::print(&report, arguments.json)?;
@@ -107,7 +107,7 @@ fn may_differ(device: &dyn BlockDevice) -> bool {
 fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
     let Some(health) = device.health() else { return 0 };
     if health.copies_may_differ {
-        eprintln!("cairn: the mirror was not unmounted, so copies may differ; the next mount makes them the same");
+        output::tell(&format_args!("cairn: the mirror was not unmounted, so copies may differ; the next mount makes them the same"));
         return 0;
     }
     let mut exit_code = 0;
@@ -118,7 +118,7 @@ fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
             (true, left) => format!("{left} of them could not be written again"),
             (false, _) => "`cairn fsck --data --repair` writes them again".to_owned(),
         };
-        eprintln!("cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}");
+        output::tell(&format_args!("cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}"));
         exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_ERRORS_LEFT });
     }
     exit_code

@@ -17,5 +17,6 @@ pub struct Arguments {
 /// # Errors
 /// When nothing is mounted there, when the user may not, or when not everything became durable.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    mount_error::refuse_shut_down(&arguments.dir)?;
     cairn_fuse::shut_down(&arguments.dir, !arguments.no_log_flush).map_err(mount_error::explain)
 }

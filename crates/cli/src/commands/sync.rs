@@ -14,5 +14,6 @@ pub struct Arguments {
 /// # Errors
 /// When nothing is mounted there, or when not everything became durable.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    mount_error::refuse_shut_down(&arguments.dir)?;
     cairn_fuse::sync(&arguments.dir).map_err(mount_error::explain)
 }

@@ -3,37 +3,35 @@
 //!
 //! The parts in memory live in `cairn-torture`; here are arguments, progress, and reports in words. The others, and faults and
 //! fuzzing, are below `torture/`. Ctrl-C ends a run in order, with the report of what was done. Exit code: 0 nothing found, 1 a
-//! finding, 2 wrong usage, or this machine lacks what the run needs.
-use super::bench::{duration, positive};
+//! finding, 2 wrong usage, or this machine lacks what the run needs, 130 a second Ctrl-C.
+use super::bench::duration;
 use crate::progress::ProgressBar;
 use crate::torture::faults::Faults;
 use crate::torture::fuzz::Fuzz;
 use crate::torture::guest::Guest;
 use crate::torture::load::{Kill9, Shutdown};
+use crate::torture::signals::Interrupt;
 use crate::torture::soak::Soak;
 use crate::torture::synced::Sync;
-use crate::torture::told::{Told, grouped, line};
+use crate::torture::told::{Told, grouped, interrupted_after, line};
 use crate::torture::vm::Vm;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{self, CampaignFinding, CampaignOptions, CampaignReport, Source};
 use cairn_torture::crash::{self, CrashFinding, CrashOptions, CrashReport, STATES_PER_RUN};
 use cairn_torture::search::SearchOptions;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Try to break it: power failures, faults of the device, hostile volumes, kills; nothing acknowledged may be lost.
 ///
 /// crash, systematic, ace, faults and fuzz happen in memory and need no right. kill9, shutdown, sync and soak mount volumes
 /// and need /dev/fuse; vm needs QEMU. Every finding is printed with the command that repeats it. Exit code: 0 nothing was
-/// found, 1 something was, 2 wrong usage or something is missing.
+/// found, 1 something was, 2 wrong usage or something is missing, 130 a second Ctrl-C ended it at once.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -62,7 +60,7 @@ enum Command {
 #[derive(Parser)]
 struct Crash {
     /// Crash states to check [default: 20000, or as many as --seconds allows].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     states: Option<u64>,
     /// Only the run with this number.
     #[arg(long, value_name = "N")]
@@ -102,7 +100,7 @@ const RECOVER_ONE_OF: u64 = 16;
 #[derive(clap::Args)]
 struct Selection {
     /// Only so many of the workloads, chosen by the seed.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     sample: Option<u64>,
     /// Begin with the workload at this place, counted from 0.
     #[arg(long, value_name = "K", default_value_t = 0, conflicts_with_all = ["sample", "only"])]
@@ -128,6 +126,9 @@ impl Selection {
     }
 }
 
+/// Each of them starts others: more than a system may grant.
+const THREADS_MAX: i64 = 256;
+
 #[derive(clap::Args)]
 struct Common {
     /// Chooses everything that is chosen at random [default: a random one, which is printed].
@@ -136,9 +137,9 @@ struct Common {
     /// Begin nothing new after this time.
     #[arg(long, value_name = "S", value_parser = duration, allow_negative_numbers = true)]
     seconds: Option<Duration>,
-    /// Threads [default: as many as there are CPUs].
-    #[arg(long, value_name = "N", value_parser = positive)]
-    threads: Option<usize>,
+    /// Threads, at most 256 [default: as many as there are CPUs].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=THREADS_MAX))]
+    threads: Option<u16>,
     /// Folder in which to keep the image of a state that fails; it is made if there is none.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -158,19 +159,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // With something mounted, a second signal must clean up first.
     let in_memory =
         matches!(arguments.command, Command::Crash(_) | Command::Systematic(_) | Command::Ace(_) | Command::Faults(_) | Command::Fuzz(_));
-    let stop = if in_memory { stop_on_signals()? } else { Arc::default() };
+    let interrupt = if in_memory { Interrupt::listen()? } else { Interrupt::default() };
     match &arguments.command {
-        Command::Crash(crash) => run_crash(crash, &stop),
+        Command::Crash(crash) => run_crash(crash, &interrupt),
         Command::Systematic(systematic) => {
             let command = format!("systematic --length {}", systematic.length);
-            run_campaign(Source::Systematic(systematic.length), &command, &systematic.selection, &systematic.common, &stop)
+            run_campaign(Source::Systematic(systematic.length), &command, &systematic.selection, &systematic.common, &interrupt)
         }
         Command::Ace(ace) => {
             let source = Source::Ace(AceFile::read(&ace.file).map_err(anyhow::Error::msg)?);
-            run_campaign(source, &format!("ace {}", ace.file.display()), &ace.selection, &ace.common, &stop)
+            run_campaign(source, &format!("ace {}", ace.file.display()), &ace.selection, &ace.common, &interrupt)
         }
-        Command::Faults(faults) => faults.run(&stop),
-        Command::Fuzz(fuzz) => fuzz.run(&stop),
+        Command::Faults(faults) => faults.run(&interrupt),
+        Command::Fuzz(fuzz) => fuzz.run(&interrupt),
         Command::Kill9(kill9) => kill9.run(),
         Command::Shutdown(shutdown) => shutdown.run(),
         Command::Sync(sync) => sync.run(),
@@ -178,16 +179,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Vm(vm) => vm.run(),
         Command::Guest(guest) => Ok(guest.run()),
     }
-}
-
-/// What Ctrl-C sets; a second one ends the program at once.
-fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone()).context("cannot listen to signals")?;
-        signal_hook::flag::register(signal, stop.clone()).context("cannot listen to signals")?;
-    }
-    Ok(stop)
 }
 
 /// Makes a folder for what is found, unless there is one.
@@ -204,7 +195,7 @@ impl Common {
     }
 
     fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        self.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
     }
 
     /// The folder for images, made now: a wrong one shows at once, not with the first finding.
@@ -214,7 +205,7 @@ impl Common {
     }
 }
 
-fn run_campaign(source: Source, command: &str, selection: &Selection, common: &Common, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
+fn run_campaign(source: Source, command: &str, selection: &Selection, common: &Common, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     let seed = common.seed();
     let options = CampaignOptions {
         sample: selection.sample,
@@ -229,7 +220,8 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
         },
         ..CampaignOptions::new(seed)
     };
-    let bar = ProgressBar::items("workloads", 0);
+    let bar = ProgressBar::items("workloads", 0).in_lines();
+    bar.tell(&format!("seed {seed}"));
     let mut total_before = 0;
     let mut show = |done, total, _states| {
         if total_before != total {
@@ -238,9 +230,11 @@ fn run_campaign(source: Source, command: &str, selection: &Selection, common: &C
         }
         bar.set(done);
     };
-    let report = campaign::run(source, &options, stop, &mut show).map_err(anyhow::Error::msg)?;
+    let report = campaign::run(source, &options, &interrupt.stop, &mut show).map_err(anyhow::Error::msg)?;
     drop(bar);
-    told_campaign(format!("{command}{}", selection.how()), seed, report).tell(common.json)
+    let interrupted = interrupt.is_received();
+    ensure!(interrupted || report.workloads > 0, "nothing was tested: --seconds leaves no time for it");
+    told_campaign(format!("{command}{}", selection.how()), seed, interrupted, report).tell(common.json)
 }
 
 #[derive(Serialize)]
@@ -251,19 +245,20 @@ struct CampaignTold {
     repeat: Vec<String>,
 }
 
-fn told_campaign(command: String, seed: u64, report: CampaignReport) -> Told<CampaignTold> {
+fn told_campaign(command: String, seed: u64, interrupted: bool, report: CampaignReport) -> Told<CampaignTold> {
     let repeated = |finding: &CampaignFinding| format!("cairn torture {command} --only {} --seed {seed}", finding.workload);
     let repeat = report.findings.iter().map(repeated).collect();
-    Told { command, seed, passed: report.findings.is_empty(), report: CampaignTold { report, repeat } }
+    Told { command, seed, passed: report.findings.is_empty(), interrupted, report: CampaignTold { report, repeat } }
 }
 
 impl fmt::Display for Told<CampaignTold> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CampaignTold { report, repeat } = &self.report;
-        let CampaignReport { search, workloads, workloads_total, .. } = report;
+        let CampaignReport { search, workloads, workloads_chosen, workloads_total, .. } = report;
         let (seconds, threads) = (report.seconds, report.threads);
         let speed = report.states_per_second_and_thread();
-        writeln!(formatter, "cairn torture {}", self.command)?;
+        let interrupted = interrupted_after(self.interrupted, *workloads, Some(*workloads_chosen), "workloads");
+        writeln!(formatter, "cairn torture {}{interrupted}", self.command)?;
         line(formatter, "workloads", *workloads, &format!("of {}", grouped(*workloads_total)))?;
         line(formatter, "points of failure", search.points, "between every two device operations")?;
         line(formatter, "crash states", search.states, "each with another set of surviving writes")?;
@@ -277,6 +272,7 @@ impl fmt::Display for Told<CampaignTold> {
             writeln!(formatter, "  repeat: {repeat}")?;
         }
         match report.findings.len() {
+            0 if *workloads == 0 => writeln!(formatter, "Nothing was tested. (seed {})", self.seed),
             0 => writeln!(formatter, "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})", self.seed),
             count => writeln!(formatter, "\n{count} findings; the run ends after {}.", campaign::FINDINGS_MAX),
         }
@@ -318,7 +314,7 @@ fn processor_seconds() -> Option<f64> {
     Some((ticks()? + ticks()?) as f64 / 100.0)
 }
 
-fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
+fn run_crash(arguments: &Crash, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
     let common = &arguments.common;
     let seed = common.seed();
     let default_states = if common.seconds.is_some() { u64::MAX } else { 20_000 };
@@ -334,14 +330,18 @@ fn run_crash(arguments: &Crash, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCo
     let bar = match common.seconds {
         Some(duration) => ProgressBar::items("seconds", duration.as_secs().max(1)),
         None => ProgressBar::items("crash states", options.states),
-    };
+    }
+    .in_lines();
+    bar.tell(&format!("seed {seed}"));
     let mut show = |report: &CrashReport| bar.set(if common.seconds.is_some() { begin.elapsed().as_secs() } else { report.states });
-    let (tested, outcome) = crash::run_until(&options, stop, &mut show);
+    let (tested, outcome) = crash::run_until(&options, &interrupt.stop, &mut show);
     drop(bar);
     let seconds = begin.elapsed().as_secs_f64();
     let processor = processor_seconds().zip(processor_begin).map_or(seconds, |(end, begin)| end - begin);
     let report = CrashTold::new(&options, tested, seconds, processor, outcome.err());
-    Told { command: "crash".into(), seed, passed: report.finding.is_none(), report }.tell(common.json)
+    let (passed, interrupted) = (report.finding.is_none(), interrupt.is_received());
+    ensure!(interrupted || !passed || report.tested.runs > 0, "nothing was tested: --seconds leaves no time for it");
+    Told { command: "crash".into(), seed, passed, interrupted, report }.tell(common.json)
 }
 
 /// What the seed does not decide.
@@ -351,7 +351,8 @@ const NOT_EXACTLY: &str = "several clients work at once: the seed fixes what eac
 impl fmt::Display for Told<CrashTold> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CrashTold { tested, seconds, processor_seconds, states_per_minute_and_core: speed, finding, repeat } = &self.report;
-        writeln!(formatter, "cairn torture {}", self.command)?;
+        let interrupted = interrupted_after(self.interrupted, tested.states, None, "crash states");
+        writeln!(formatter, "cairn torture {}{interrupted}", self.command)?;
         line(formatter, "runs", tested.runs, "each on a volume of its own, with 1 to 4 clients")?;
         line(formatter, "operations", tested.operations, "compared with the model")?;
         line(formatter, "crash states", tested.states, "checked by fsck, replayed, every byte read, judged")?;
@@ -363,11 +364,14 @@ impl fmt::Display for Told<CrashTold> {
         line(formatter, "fallbacks to commits", tested.fallbacks, "fsyncs for which the log had no room")?;
         writeln!(formatter, "  {seconds:.1} s, {processor_seconds:.1} s of one core: {speed:.0} crash states a minute and core")?;
         let Some(finding) = finding else {
-            return writeln!(
-                formatter,
-                "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})",
-                self.seed
-            );
+            return match tested.runs {
+                0 => writeln!(formatter, "Nothing was tested. (seed {})", self.seed),
+                _ => writeln!(
+                    formatter,
+                    "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})",
+                    self.seed
+                ),
+            };
         };
         writeln!(formatter, "\nFOUND in {finding}\n  repeat: {}", repeat.as_deref().unwrap_or_default())?;
         if finding.repeats_exactly { Ok(()) } else { writeln!(formatter, "  {NOT_EXACTLY}") }
@@ -383,7 +387,7 @@ mod tests {
     fn a_finding_says_how_to_repeat_it() {
         let finding = CampaignFinding { workload: 7, operations: "unlink a; fsync d".into(), problem: "it is there".into() };
         let report = CampaignReport { workloads: 8, workloads_total: 34, findings: vec![finding], threads: 1, ..CampaignReport::default() };
-        let told = told_campaign("systematic --length 1".into(), 5, report).to_string();
+        let told = told_campaign("systematic --length 1".into(), 5, false, report).to_string();
         assert!(told.contains("FOUND in workload 7: unlink a; fsync d\n  it is there"), "{told}");
         assert!(told.contains("repeat: cairn torture systematic --length 1 --only 7 --seed 5"), "{told}");
         assert!(!told.contains("Every state"), "{told}");
@@ -391,7 +395,13 @@ mod tests {
     fn told_crash(states: u64, finding: Option<CrashFinding>) -> Told<CrashTold> {
         let options = CrashOptions { seed: 5, states, only_run: None, threads: 2, duration: None, keep_in: None };
         let tested = CrashReport { states: 300, ..CrashReport::default() };
-        Told { command: "crash".into(), seed: 5, passed: finding.is_none(), report: CrashTold::new(&options, tested, 9.0, 6.0, finding) }
+        Told {
+            command: "crash".into(),
+            seed: 5,
+            passed: finding.is_none(),
+            interrupted: false,
+            report: CrashTold::new(&options, tested, 9.0, 6.0, finding),
+        }
     }
 
     #[test]

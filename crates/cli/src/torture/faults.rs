@@ -1,11 +1,11 @@
 //! `cairn torture faults`: arguments, progress, and the table of outcomes. [`cairn_torture::faults`] does it.
-use super::told::{Told, grouped};
+use super::signals::Interrupt;
+use super::told::{Told, grouped, interrupted_after};
 use crate::progress::ProgressBar;
 use cairn_torture::faults::{self, FaultReport, Outcomes};
 use clap::Parser;
 use std::fmt;
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
 
 /// Every read, write and flush of many short runs fails in turn, once or from then on, with EIO or ENOSPC.
 ///
@@ -24,9 +24,10 @@ pub struct Faults {
 
 impl Faults {
     /// Runs the command.
-    pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<ExitCode> {
+    pub fn run(&self, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
         let seed = self.seed.unwrap_or_else(cairn_environment::random::u64);
-        let bar = ProgressBar::items("workloads", 0);
+        let bar = ProgressBar::items("workloads", 0).in_lines();
+        bar.tell(&format!("seed {seed}"));
         let mut begun = false;
         let mut show = |done, total| {
             if !std::mem::replace(&mut begun, true) {
@@ -34,18 +35,21 @@ impl Faults {
             }
             bar.set(done);
         };
-        let report = faults::run(seed, stop, &mut show).map_err(anyhow::Error::msg)?;
+        let report = faults::run(seed, &interrupt.stop, &mut show).map_err(anyhow::Error::msg)?;
         drop(bar);
-        Told { command: "faults".into(), seed, passed: report.findings.is_empty(), report }.tell(self.json)
+        let (passed, interrupted) = (report.findings.is_empty(), interrupt.is_received());
+        Told { command: "faults".into(), seed, passed, interrupted, report }.tell(self.json)
     }
 }
 
+/// Width of the first column.
+const NAME_COLUMNS: usize = 39;
 /// The columns of both tables, behind the first one.
 const COLUMNS: [&str; 7] = ["fault points", "mount refused", "reported", "reported, stopped", "absorbed", "wrong", "crash states"];
 
 fn row(formatter: &mut fmt::Formatter<'_>, name: &str, outcomes: &Outcomes) -> fmt::Result {
     let Outcomes { faults, refused, reported, stopped, absorbed, wrong, states } = *outcomes;
-    write!(formatter, "  {name:<36}")?;
+    write!(formatter, "  {name:<NAME_COLUMNS$}")?;
     for (column, count) in COLUMNS.iter().zip([faults, refused, reported, stopped, absorbed, wrong, states]) {
         write!(formatter, "{:>width$}", grouped(count), width = column.len() + 3)?;
     }
@@ -53,16 +57,17 @@ fn row(formatter: &mut fmt::Formatter<'_>, name: &str, outcomes: &Outcomes) -> f
 }
 
 fn heading(formatter: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
-    write!(formatter, "\n  {name:<36}")?;
+    write!(formatter, "\n  {name:<NAME_COLUMNS$}")?;
     COLUMNS.iter().try_for_each(|column| write!(formatter, "   {column}"))?;
     writeln!(formatter)
 }
 
 impl fmt::Display for Told<FaultReport> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FaultReport { workloads, rows, operations, findings } = &self.report;
+        let FaultReport { workloads, workloads_total, rows, operations, findings } = &self.report;
         let points: u64 = rows.iter().map(|row| row.outcomes.faults).sum();
-        writeln!(formatter, "cairn torture faults: {workloads} workloads, {} fault points", grouped(points))?;
+        let interrupted = interrupted_after(self.interrupted, *workloads, Some(*workloads_total), "workloads");
+        writeln!(formatter, "cairn torture faults{interrupted}: {workloads} workloads, {} fault points", grouped(points))?;
         heading(formatter, "fails")?;
         for fault in rows {
             let lasting = if fault.lasting { "from then on" } else { "once" };
@@ -74,9 +79,42 @@ impl fmt::Display for Told<FaultReport> {
         for finding in findings {
             writeln!(formatter, "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}", self.seed)?;
         }
-        if self.passed {
+        if points == 0 {
+            writeln!(formatter, "\nNothing was tested. (seed {})", self.seed)?;
+        } else if self.passed {
             writeln!(formatter, "\nEvery error was reported or harmless; nothing acknowledged was lost. (seed {})", self.seed)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_torture::faults::{FaultRow, OperationRow, Structure};
+
+    fn told(workloads: u64, interrupted: bool) -> String {
+        let outcomes = Outcomes { faults: workloads, ..Outcomes::default() };
+        let row = |lasting| FaultRow { request: "write".into(), structure: Structure::Superblock, error: "ENOSPC", lasting, outcomes };
+        let operations = vec![OperationRow { operation: "write behind a hole in d/b".into(), outcomes }];
+        let report = FaultReport { workloads, workloads_total: 35, rows: vec![row(false), row(true)], operations, findings: Vec::new() };
+        Told { command: "faults".into(), seed: 3, passed: true, interrupted, report }.to_string()
+    }
+
+    #[test]
+    fn an_interrupted_run_says_how_far_it_got() {
+        let text = told(12, true);
+        assert!(text.starts_with("cairn torture faults, interrupted after 12 of 35 workloads: "), "{text}");
+        assert!(!told(35, false).contains("interrupted"));
+        let text = told(0, true);
+        assert!(text.contains("Nothing was tested.") && !text.contains("reported or harmless"), "{text}");
+    }
+
+    #[test]
+    fn columns_stand_below_each_other() {
+        let text = told(12, false);
+        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("  ") && line.ends_with('0')).collect();
+        assert_eq!(rows.len(), 3, "{text}");
+        assert!(rows.iter().all(|row| row.find("12") == rows[0].find("12")), "{text}");
     }
 }

@@ -2,19 +2,19 @@
 //!
 //! Memory is watched by the kernel's mark of the most that this process had resident, set back before each input. (The tests
 //! of `cairn-torture` count allocations instead, also of memory that is never touched.)
-use super::told::{Told, line};
+use super::signals::Interrupt;
+use super::told::{Told, interrupted_after, line};
 use crate::commands::torture::make_folder;
 use crate::progress::ProgressBar;
-use anyhow::Context;
-use cairn_torture::hostile::{AllocationMeter, FuzzOptions, FuzzReport, corpus, from_hex, fuzz, to_hex};
+use anyhow::{Context, ensure};
+use cairn_torture::hostile::{AllocationMeter, FuzzOptions, FuzzReport, INPUT_BYTES_MAX, corpus, from_hex, fuzz, to_hex};
 use clap::Parser;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What one volume of 24 MiB may make this process take, all uses of it together.
@@ -35,7 +35,7 @@ pub struct Fuzz {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Only this input, in the digits in which a finding is told.
-    #[arg(long, value_name = "HEX", value_parser = input, conflicts_with_all = ["seconds", "save"])]
+    #[arg(long, value_name = "HEX", value_parser = input, conflicts_with_all = ["seconds", "save", "seed"])]
     input: Option<Input>,
     /// Folder for inputs that showed something new, each in a file; those that are there are tried first. It is made if there is none.
     #[arg(long, value_name = "DIR")]
@@ -49,7 +49,15 @@ pub struct Fuzz {
 struct Input(Vec<u8>);
 
 fn input(text: &str) -> Result<Input, String> {
-    from_hex(text).filter(|bytes| !bytes.is_empty()).map(Input).ok_or_else(|| "an input consists of pairs of hexadecimal digits".into())
+    match from_hex(text) {
+        Some(bytes) if bytes.len() > INPUT_BYTES_MAX => Err(too_long(&bytes)),
+        Some(bytes) if !bytes.is_empty() => Ok(Input(bytes)),
+        _ => Err("an input consists of pairs of hexadecimal digits".into()),
+    }
+}
+
+fn too_long(input: &[u8]) -> String {
+    format!("an input has at most {INPUT_BYTES_MAX} bytes, but these are {}", input.len())
 }
 
 #[derive(Serialize)]
@@ -74,13 +82,15 @@ struct Found {
 
 impl Fuzz {
     /// Runs the command.
-    pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<ExitCode> {
+    pub fn run(&self, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
         let seed = self.seed.unwrap_or_else(cairn_environment::random::u64);
         let given = match &self.input {
             Some(Input(input)) => vec![input.clone()],
             None => [corpus(), self.saved()?].concat(),
         };
-        let options = FuzzOptions { seed, corpus: given, allocations: meter(), stop: stop.clone(), ..FuzzOptions::default() };
+        let only_corpus = self.input.is_some();
+        let (stop, allocations) = (interrupt.stop.clone(), meter());
+        let options = FuzzOptions { seed, corpus: given, only_corpus, allocations, stop, ..FuzzOptions::default() };
         let report = self.fuzz(options);
         self.save(&report)?;
         let findings: Vec<Found> =
@@ -93,14 +103,20 @@ impl Fuzz {
             seconds: report.elapsed.as_secs_f64(),
             findings,
         };
-        Told { command: "fuzz".into(), seed, passed: tried.findings.is_empty(), report: tried }.tell(self.json)
+        let (passed, interrupted) = (tried.findings.is_empty(), interrupt.is_received());
+        // One input is what it is, whatever the seed.
+        let seed = self.input.is_none().then_some(seed);
+        Told { command: "fuzz".into(), seed, passed, interrupted, report: tried }.tell(self.json)
     }
 
     /// First everything that is given, however long that takes, then new inputs.
     fn fuzz(&self, options: FuzzOptions) -> FuzzReport {
         // The unchanged volumes come before.
         let given = options.corpus.len() as u64 + 5;
-        let bar = ProgressBar::items("known inputs", given);
+        let bar = ProgressBar::items("known inputs", given).in_lines();
+        if self.input.is_none() {
+            bar.tell(&format!("seed {}", options.seed));
+        }
         let known_options = FuzzOptions { runs_max: given, time: GIVEN_TIME_MAX, ..options.clone() };
         let known = fuzz(&known_options, &mut |progress| bar.set(progress.runs));
         if !known.findings.is_empty() || self.input.is_some() || options.stop.load(Ordering::Relaxed) {
@@ -121,7 +137,12 @@ impl Fuzz {
         make_folder(folder)?;
         let told = || folder.display().to_string();
         let files = fs::read_dir(folder).with_context(told)?.collect::<Result<Vec<_>, _>>().with_context(told)?;
-        let read = |file: fs::DirEntry| fs::read(file.path()).with_context(|| file.path().display().to_string());
+        let read = |file: fs::DirEntry| {
+            let told = || file.path().display().to_string();
+            let input = fs::read(file.path()).with_context(told)?;
+            ensure!(input.len() <= INPUT_BYTES_MAX, "{}: {}", told(), too_long(&input));
+            Ok(input)
+        };
         files.into_iter().map(read).collect()
     }
 
@@ -138,10 +159,11 @@ fn save_in(folder: &Path, input: &[u8]) -> anyhow::Result<()> {
     fs::write(&file, input).with_context(|| file.display().to_string())
 }
 
-impl fmt::Display for Told<Tried> {
+impl fmt::Display for Told<Tried, Option<u64>> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tried { volumes, kept, features, memory_bytes_max, seconds, findings } = &self.report;
-        writeln!(formatter, "cairn torture {}", self.command)?;
+        let interrupted = interrupted_after(self.interrupted, *volumes, None, "volumes");
+        writeln!(formatter, "cairn torture {}{interrupted}", self.command)?;
         line(formatter, "hostile volumes", *volumes, "each checked, opened, read, changed, repaired")?;
         line(formatter, "inputs kept", *kept, "since they showed something new")?;
         line(formatter, "different things seen", *features, "")?;
@@ -150,10 +172,12 @@ impl fmt::Display for Told<Tried> {
         for Found { input, problem } in findings {
             writeln!(formatter, "\nFOUND: {problem}\n  repeat: cairn torture fuzz --input {input}")?;
         }
-        if self.passed {
-            writeln!(formatter, "No volume broke a rule. (seed {})", self.seed)?;
+        match self.seed {
+            _ if !self.passed => Ok(()),
+            _ if *volumes == 0 => writeln!(formatter, "Nothing was tested."),
+            Some(seed) => writeln!(formatter, "No volume broke a rule. (seed {seed})"),
+            None => writeln!(formatter, "The volume broke no rule."),
         }
-        Ok(())
     }
 }
 

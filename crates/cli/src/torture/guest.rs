@@ -2,8 +2,10 @@
 use super::journal::{Device, Mark};
 use super::server::Server;
 use super::workers::{Journal, Problem, check_workers, workers};
+use crate::output;
 use cairn_environment::{clock, thread};
 use clap::Parser;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -40,9 +42,14 @@ impl Guest {
             Err(problem) => problem,
             Ok(()) => "the workers ended".into(),
         };
-        println!("{TROUBLE}: {}", problem.replace('\n', " | "));
+        say(&format_args!("{TROUBLE}: {}", problem.replace('\n', " | ")));
         ExitCode::FAILURE
     }
+}
+
+/// On the console. The host notices its silence.
+fn say(text: &dyn Display) {
+    let _ = output::print_text(text);
 }
 
 fn work(arguments: &Guest) -> Result<(), Problem> {
@@ -63,7 +70,7 @@ fn work(arguments: &Guest) -> Result<(), Problem> {
         Journal::record(slot, &**worker).map_err(|error| error.to_string())?;
     }
     journal.mark(Mark::Started).map_err(|error| error.to_string())?;
-    println!("{STARTED}");
+    say(&STARTED);
     for ((name, mut worker), slot) in workers.into_iter().zip(slots) {
         let folder = server.mountpoint().join(&name);
         running.push(thread::spawn("worker", move || {

@@ -8,6 +8,7 @@
 //! nothing.
 use super::server::{Running, Server};
 use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::told::times;
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -110,8 +111,9 @@ fn run_rounds(session: &mut Session, rounds: u64, load_ms_max: u64, choose: fn(&
         let acknowledgements: u64 = workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
         session.set("rounds", round, "of load, stop, recovery and check");
         session.set("kills_in_recovery", kills_in_recovery, "");
-        session.set("acknowledgements", acknowledgements, "by fsync, and all of it was there");
-        let again = if recovery_kills > 0 { format!(", killed {recovery_kills} times during recovery") } else { String::new() };
+        let what = if acknowledgements > 0 { "by fsync, and all of it was there" } else { "by fsync" };
+        session.set("acknowledgements", acknowledgements, what);
+        let again = if recovery_kills > 0 { format!(", killed {} during recovery", times(recovery_kills)) } else { String::new() };
         let seconds = begin.elapsed().as_secs_f64();
         session.tell_round(
             round,

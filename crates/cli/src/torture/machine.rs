@@ -116,7 +116,7 @@ impl Machine {
                 Ok(line) if line.contains(TROUBLE) => return Err(Halt::Found(format!("in the virtual machine: {line}"))),
                 Ok(line) if for_start && line.contains(STARTED) => return Ok(()),
                 Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) if session.is_interrupted() => return Err(Halt::Interrupted),
+                Err(_) if session.is_interrupted() => return Err(Halt::Interrupted),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) if !for_start => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => return Err(Halt::Found(self.silent("said nothing of its load"))),

@@ -1,5 +1,6 @@
 //! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the kill.
 use super::session::detach;
+use super::signals::{output_of, was_for_the_run};
 use super::workers::Problem;
 use cairn_bench::mounts;
 use cairn_environment::clock;
@@ -42,8 +43,9 @@ impl Running {
 
     /// SIGKILL, and wait until it is gone.
     pub fn kill(&mut self) -> Result<(), Problem> {
-        if let Some(status) = self.0.try_wait().map_err(text)? {
-            return Err(format!("the server had ended by itself: {status}"));
+        match self.0.try_wait().map_err(text)? {
+            Some(status) if !was_for_the_run(status) => return Err(format!("the server had ended by itself: {status}")),
+            _ => {}
         }
         self.0.kill().and_then(|()| self.0.wait()).map_err(text).map(|_| ())
     }
@@ -89,6 +91,10 @@ impl Server {
         let begin = clock::now_monotonic();
         while device_of(&self.mountpoint).is_none_or(|device| device == outside) {
             if let Some(status) = running.0.try_wait().map_err(text)? {
+                if was_for_the_run(status) {
+                    running = self.spawn(options)?;
+                    continue;
+                }
                 let log = fs::read_to_string(self.log()).unwrap_or_default();
                 let told = log.lines().last().map_or(String::new(), |line| format!(": {line}"));
                 return Err(format!("the volume cannot be mounted: {status}{told}"));
@@ -175,7 +181,7 @@ impl Server {
     }
 
     fn run(&self, arguments: &[&str]) -> Result<(), Problem> {
-        let output = cairn(arguments).output().map_err(text)?;
+        let output = output_of(&mut cairn(arguments)).map_err(text)?;
         if output.status.success() {
             return Ok(());
         }

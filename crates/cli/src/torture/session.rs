@@ -2,19 +2,15 @@
 //!
 //! The folder is made below the one that the user named. It goes away with everything mounted in it, however the run ends;
 //! after a finding what shows it stays. The first signal sets a flag, and the run ends in order; the second one ends it at once.
-//!
-//! Everything that a run starts has a process group of its own: a Ctrl-C is meant for the run, not for a server that it tests.
 use super::server::Server;
+use super::signals::{listen, output_of};
 use super::told::{Told, line};
 use super::workers::Problem;
-use crate::EXIT_INTERRUPTED;
 use crate::progress::ProgressBar;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::mounts;
-use cairn_environment::{clock, random, thread};
+use cairn_environment::{clock, random};
 use serde::{Serialize, Serializer};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use std::fmt;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -27,6 +23,8 @@ use std::time::Duration;
 /// How often a wait looks for a signal.
 const SLICE: Duration = Duration::from_millis(50);
 const LOG_LINES_MAX: usize = 40;
+/// With less, the file system of a work folder is full: before a run it had room for the images.
+const ROOM_BYTES_MIN: u64 = 1 << 20;
 
 /// What all of these instruments take.
 #[derive(clap::Args)]
@@ -137,7 +135,12 @@ impl Session {
             .context("/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` makes it, a container must be given it")?;
         let folder = Folder::new(common.work.as_deref(), plan.needs_bytes)?;
         let signals = Arc::new(Received::default());
-        listen(&folder.0, signals.clone())?;
+        let (first, second, path) = (signals.clone(), signals.clone(), folder.0.clone());
+        let clean_up = move || {
+            second.abandoned.store(true, Ordering::SeqCst);
+            clear(&path);
+        };
+        listen("this round", move || first.interrupt.store(true, Ordering::SeqCst), clean_up)?;
         let bar = match plan.length {
             Length::Rounds(rounds) => ProgressBar::items("rounds", rounds),
             Length::Time(time) => ProgressBar::items("seconds", time.as_secs().max(1)),
@@ -198,7 +201,7 @@ impl Session {
     /// Sets a figure of the report.
     pub fn set(&mut self, name: &'static str, value: u64, explanation: &str) {
         match self.figures.0.iter_mut().find(|(other, ..)| *other == name) {
-            Some(figure) => figure.1 = value,
+            Some(figure) => (figure.1, figure.2) = (value, explanation.to_owned()),
             None => self.figures.0.push((name, value, explanation.to_owned())),
         }
     }
@@ -225,6 +228,9 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
     }
     let finding = match ended {
         Ok(()) | Err(Halt::Interrupted) => None,
+        Err(Halt::Found(problem)) if is_full(session.folder()) => {
+            bail!("the work folder's file system ran full, so this says nothing of cairn: {problem}")
+        }
         Err(Halt::Found(problem)) => Some(problem),
         Err(Halt::Unable(problem)) => bail!("{problem}"),
     };
@@ -240,15 +246,13 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
     }
     let passed = finding.is_none();
     let verdict = verdict.unwrap_or(plan.verdict).to_owned();
-    let report = Report { interrupted, seconds, figures, finding, server_log, kept, verdict };
-    Told { command: plan.command.clone(), seed, passed, report }.tell(common.json)
+    let report = Report { seconds, figures, finding, server_log, kept, verdict };
+    Told { command: plan.command.clone(), seed, passed, interrupted, report }.tell(common.json)
 }
 
 /// What came of a run.
 #[derive(Serialize)]
 struct Report {
-    /// A signal ended it early.
-    interrupted: bool,
     seconds: f64,
     #[serde(flatten)]
     figures: Figures,
@@ -263,8 +267,8 @@ struct Report {
 
 impl fmt::Display for Told<Report> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { interrupted, seconds, figures, finding, server_log, kept, verdict } = &self.report;
-        writeln!(formatter, "cairn torture {}{}", self.command, if *interrupted { ", interrupted" } else { "" })?;
+        let Report { seconds, figures, finding, server_log, kept, verdict } = &self.report;
+        writeln!(formatter, "cairn torture {}{}", self.command, if self.interrupted { ", interrupted" } else { "" })?;
         for (name, value, explanation) in &figures.0 {
             line(formatter, &name.replace('_', " "), *value, explanation)?;
         }
@@ -288,21 +292,9 @@ fn last_lines(path: &Path) -> Option<String> {
     (!lines.is_empty()).then(|| lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"))
 }
 
-/// Listens to signals for as long as the process lives.
-fn listen(folder: &Path, received: Arc<Received>) -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen to signals")?;
-    let folder = folder.to_owned();
-    drop(thread::spawn("signals", move || {
-        for _ in signals.forever() {
-            if received.interrupt.swap(true, Ordering::SeqCst) {
-                received.abandoned.store(true, Ordering::SeqCst);
-                clear(&folder);
-                std::process::exit(EXIT_INTERRUPTED.into());
-            }
-            eprintln!("cairn: the run ends after this round; the same signal again ends it at once");
-        }
-    }));
-    Ok(())
+/// Whether the file system of `folder` has no room left.
+fn is_full(folder: &Path) -> bool {
+    rustix::fs::statvfs(folder).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) < ROOM_BYTES_MIN)
 }
 
 /// The folder of a run.
@@ -366,8 +358,7 @@ pub fn detach(mountpoint: &Path) {
     for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).arg(mountpoint).process_group(0);
-        command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
-        if command.status().is_ok_and(|status| status.success()) {
+        if output_of(command.stdin(Stdio::null())).is_ok_and(|output| output.status.success()) {
             return;
         }
     }
@@ -390,8 +381,8 @@ mod tests {
         let kept = if finding.is_some() { vec!["/work/image".into()] } else { Vec::new() };
         let (server_log, verdict) = (finding.is_some().then(|| "a last word".into()), "All is well.".into());
         let passed = finding.is_none();
-        let report = Report { interrupted, seconds: 1.0, figures, finding, server_log, kept, verdict };
-        Told { command: "kill9 --rounds 9".into(), seed: 5, passed, report }
+        let report = Report { seconds: 1.0, figures, finding, server_log, kept, verdict };
+        Told { command: "kill9 --rounds 9".into(), seed: 5, passed, interrupted, report }
     }
 
     fn rounds(count: u64) -> Figures {

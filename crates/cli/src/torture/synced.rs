@@ -18,11 +18,21 @@ const LENGTH_BYTES_MAX: u64 = 60_000;
 const LARGE_BYTES: usize = 24 << 20;
 
 /// How everything is made durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Way {
     System,
     FileSystem,
     Command,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::System => "sync(2)",
+            Self::FileSystem => "syncfs(2)",
+            Self::Command => "cairn sync",
+        }
+    }
 }
 
 /// Write without any fsync, sync, kill the server at once: everything must be there, attributes included.
@@ -57,10 +67,10 @@ fn run_rounds(session: &mut Session, rounds: u64) -> Result<(), Halt> {
     let server = Server::new(session.folder());
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     for (round, way) in (1..=rounds).zip(ways.iter().cycle()) {
-        run_round(&server, *way, round, session.seed).map_err(|problem| format!("round {round}, {way:?}: {problem}"))?;
+        run_round(&server, *way, round, session.seed).map_err(|problem| format!("round {round}, {}: {problem}", way.name()))?;
         session.set("rounds", round, "of writing, sync, kill, recovery and check");
         session.set("files", round * (FILES + 1), "written without fsync, a quarter of them removed again");
-        session.tell_round(round, &format!("{way:?} sync, killed, everything there"));
+        session.tell_round(round, &format!("{}, killed, everything there", way.name()));
         if session.is_interrupted() {
             return Err(Halt::Interrupted);
         }

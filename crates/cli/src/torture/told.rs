@@ -6,19 +6,21 @@ use std::process::ExitCode;
 
 /// A report with what it takes to repeat it.
 #[derive(Serialize)]
-pub struct Told<T> {
+pub struct Told<T, S = u64> {
     /// What was run.
     pub command: String,
-    pub seed: u64,
+    pub seed: S,
     /// Whether nothing was found.
     pub passed: bool,
+    /// Whether a signal ended it early.
+    pub interrupted: bool,
     #[serde(flatten)]
     pub report: T,
 }
 
-impl<T: Serialize> Told<T>
+impl<T: Serialize, S: Serialize> Told<T, S>
 where
-    Told<T>: fmt::Display,
+    Told<T, S>: fmt::Display,
 {
     /// Prints it; the exit code says whether something was found.
     ///
@@ -27,6 +29,21 @@ where
     pub fn tell(&self, json: bool) -> anyhow::Result<ExitCode> {
         output::print(self, json)?;
         Ok(if self.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// What the first line of a report says of a run that was interrupted.
+pub fn interrupted_after(interrupted: bool, done: u64, total: Option<u64>, things: &str) -> String {
+    let total = total.map_or(String::new(), |total| format!(" of {}", grouped(total)));
+    if interrupted { format!(", interrupted after {}{total} {things}", grouped(done)) } else { String::new() }
+}
+
+/// How often something was done.
+pub fn times(count: u64) -> String {
+    match count {
+        1 => "once".into(),
+        2 => "twice".into(),
+        count => format!("{} times", grouped(count)),
     }
 }
 
@@ -51,6 +68,13 @@ pub fn line(formatter: &mut fmt::Formatter<'_>, name: &str, value: u64, explanat
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupted_run_says_how_far_it_got() {
+        assert_eq!(interrupted_after(true, 12, Some(39_304), "workloads"), ", interrupted after 12 of 39,304 workloads");
+        assert_eq!(interrupted_after(true, 1200, None, "volumes"), ", interrupted after 1,200 volumes");
+        assert_eq!(interrupted_after(false, 12, Some(35), "workloads"), "");
+    }
 
     #[test]
     fn digits_are_grouped() {

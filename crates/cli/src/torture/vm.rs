@@ -11,6 +11,7 @@ use super::load::recover_and_check;
 use super::machine::{Disks, Machine};
 use super::server::{Server, text};
 use super::session::{self, Common, Halt, Length, Plan, Session, find_program};
+use super::signals::output_of;
 use super::workers::{Named, Problem, workers};
 use super::write_log::{Survivors, WriteLog};
 use anyhow::{Context, ensure};
@@ -237,7 +238,7 @@ impl Campaign<'_> {
         let server = Server::with_image(self.session.folder(), image);
         let recovery_kills = if self.random.chance(1, 4) { 1 } else { 0 };
         recover_and_check(&server, &mut self.workers, recovery_kills, &mut self.random)
-            .map_err(|problem| format!("power cut in epoch {epoch} of {}, {survivors:?}: {problem}", log.epochs.len()))?;
+            .map_err(|problem| format!("power cut in epoch {epoch} of {}, {survivors}: {problem}", log.epochs.len()))?;
         self.cuts += 1;
         if is_next {
             fs::rename(&kept, self.path("base")).map_err(|error| error.to_string())?;
@@ -260,10 +261,12 @@ fn set_length(path: &Path, length_bytes: u64) -> Result<(), Problem> {
 fn copy(from: &Path, to: &Path) -> Result<(), Problem> {
     let mut command = Command::new("cp");
     command.args(["--sparse=always", "--reflink=auto", "--"]).arg(from).arg(to).stdin(Stdio::null()).process_group(0);
-    let status = command.status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("cp {} {}: {status}", from.display(), to.display())),
+    match output_of(&mut command) {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let told = String::from_utf8_lossy(&output.stderr);
+            Err(format!("cp {} {}: {}: {told}", from.display(), to.display(), output.status))
+        }
         Err(error) => Err(format!("cp: {error}")),
     }
 }

@@ -12,6 +12,7 @@
 //! N's writes, each perhaps torn at a sector. What is never flushed is not in the log: the last epoch ends with its flush.
 use super::workers::Problem;
 use cairn_environment::random::Seeded;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -44,12 +45,22 @@ pub struct WriteLog {
 }
 
 /// What of the last epoch a power cut leaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum Survivors {
     Nothing,
     Everything,
     /// Each write with this chance of so many quarters, and one in eight of them torn.
     Random(u64),
+}
+
+impl fmt::Display for Survivors {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(formatter, "nothing of it survives"),
+            Self::Everything => write!(formatter, "all of it survives"),
+            Self::Random(quarters) => write!(formatter, "{quarters} of 4 of its writes survive, about"),
+        }
+    }
 }
 
 fn word(bytes: &[u8], index: usize) -> u64 {

@@ -42,6 +42,8 @@ pub struct FuzzOptions {
     pub runs_max: u64,
     /// Inputs to begin with.
     pub corpus: Vec<Vec<u8>>,
+    /// Nothing else: neither the unchanged volumes before, nor new inputs.
+    pub only_corpus: bool,
     /// An input that takes longer is a finding.
     pub time_per_input_max: Duration,
     /// Looks for inputs that make memory run out.
@@ -59,6 +61,7 @@ impl Default for FuzzOptions {
             time: Duration::from_secs(60),
             runs_max: u64::MAX,
             corpus: Vec::new(),
+            only_corpus: false,
             time_per_input_max: Duration::from_secs(60),
             allocations: None,
             findings_max: 10,
@@ -250,13 +253,15 @@ pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress<'_>)) -
 
 impl Fuzzer<'_> {
     fn run(&mut self, progress: &mut dyn FnMut(FuzzProgress<'_>)) {
-        let unchanged = (0..self.bases.len()).map(|image| vec![image as u8]);
+        let unchanged_count = if self.options.only_corpus { 0 } else { self.bases.len() };
+        let unchanged = (0..unchanged_count).map(|image| vec![image as u8]);
         let given: Vec<Vec<u8>> = unchanged.chain(self.options.corpus.iter().cloned()).collect();
         let mut random = Seeded::new(self.options.seed);
         for turn in 0.. {
             let interrupted = self.options.stop.load(Ordering::Relaxed);
             let done = interrupted || self.runs >= self.options.runs_max || self.start.elapsed() >= self.options.time;
-            if done || self.findings.len() >= self.options.findings_max {
+            let over = self.options.only_corpus && turn >= given.len();
+            if done || over || self.findings.len() >= self.options.findings_max {
                 return;
             }
             let input = given.get(turn).cloned().unwrap_or_else(|| mutate(&self.corpus, &mut random));

@@ -1,8 +1,8 @@
 //! Makes new inputs from old ones.
 use cairn_environment::random::Seeded;
 
-/// Longest input.
-const BYTES_MAX: usize = 240;
+/// Longest input, in bytes.
+pub const BYTES_MAX: usize = 240;
 
 /// A new input, made from one or two of `corpus`.
 pub fn mutate(corpus: &[Vec<u8>], random: &mut Seeded) -> Vec<u8> {

@@ -12,6 +12,7 @@ pub mod program;
 mod walk;
 
 pub use fuzz::{AllocationMeter, Finding, FuzzOptions, FuzzProgress, FuzzReport, fuzz};
+pub use input::BYTES_MAX as INPUT_BYTES_MAX;
 
 use images::BaseImage;
 
