@@ -25,6 +25,9 @@ type Disk = Arc<SimulatedDevice>;
 /// Name of a file → the oldest version that it may have, and its length in blocks.
 type Acknowledged = BTreeMap<String, (u8, usize)>;
 
+/// How long each member's record is, and what was acknowledged then.
+type Moment = ([usize; 2], Acknowledged);
+
 /// What both members may look like after a power failure, and what must be there then.
 struct CrashState {
     disks: [Disk; 2],
@@ -37,8 +40,8 @@ struct Recorder {
     acknowledged: Mutex<Acknowledged>,
     random: Mutex<Seeded>,
     states: Mutex<Vec<CrashState>>,
-    /// Instead of states: how much of each member's record there was between any two requests, and what was acknowledged then.
-    moments: Option<Mutex<Vec<([usize; 2], Acknowledged)>>>,
+    /// Instead of states, all moments between any two requests.
+    moments: Option<Mutex<Vec<Moment>>>,
 }
 
 impl Recorder {
