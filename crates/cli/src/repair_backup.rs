@@ -148,19 +148,20 @@ mod tests {
 
     #[test]
     fn a_backup_that_cannot_be_written_is_none() {
-        // Nothing fits on this device, and its name can't be taken away.
+        // Nothing fits on this device.
         let full = Path::new("/dev/full");
         if full.exists() {
-            let backing = BackingUp::new(Arc::new(MemoryDevice::new(1 << 20)), full.to_owned());
-            let file = OpenOptions::new().write(true).open(full).unwrap();
-            *backing.file.lock() = Some(Backup { path: PathBuf::from("backup"), file, records: 0 });
-            assert!(backing.write(0, &[&[1; 4096]]).is_err());
-            assert_eq!(backing.file(), None);
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("backup");
+            let backing = BackingUp::new(Arc::new(MemoryDevice::new(1 << 20)), path.clone());
             // One that holds something can be used, though nothing more fits.
-            let file = OpenOptions::new().write(true).open(full).unwrap();
-            *backing.file.lock() = Some(Backup { path: PathBuf::from("backup"), file, records: 1 });
-            assert!(backing.write(0, &[&[1; 4096]]).is_err());
-            assert_eq!(backing.file(), Some(PathBuf::from("backup")));
+            for (records, kept) in [(1, Some(path.clone())), (0, None)] {
+                std::fs::write(&path, MAGIC).unwrap();
+                let file = OpenOptions::new().write(true).open(full).unwrap();
+                *backing.file.lock() = Some(Backup { path: path.clone(), file, records });
+                assert!(backing.write(0, &[&[1; 4096]]).is_err());
+                assert_eq!((backing.file(), path.exists()), (kept, records > 0));
+            }
         }
     }
 

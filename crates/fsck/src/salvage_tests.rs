@@ -86,3 +86,60 @@ fn of_two_damaged_structures_all_that_is_left_is_found() {
     }
     assert!(pairs > 100, "{pairs}");
 }
+
+/// Names between quotation marks behind `called`.
+fn listed(report: &Report) -> Vec<String> {
+    let quoted = report.findings.iter().filter_map(|finding| finding.problem.split_once("called \"")?.1.split('"').next());
+    quoted.map(str::to_owned).collect()
+}
+
+#[test]
+fn what_a_damaged_leaf_held_is_called_lost() {
+    let volume = TestVolume::full();
+    let all = names(&volume.device);
+    let (mut by_name, mut by_count) = (0, 0);
+    for &leaf in volume.nodes.iter().filter(|&&node| volume.read_node(node).level() == 0 && volume.read_node(node).tree() == TREE_FILES) {
+        let device = copy_of(&volume);
+        device.write(leaf.offset_bytes(), &[&[0; BLOCK_SIZE]]).unwrap();
+        let report = fsck(&device, true);
+        assert_eq!((report.exit_code(), report.errors, report.losses.leaves), (1, 0, 1), "{report}");
+        let finding = report.findings.iter().find(|finding| finding.block == Some(leaf.0)).unwrap();
+        let (first, last) = (volume.read_node(leaf).key(0).inode, volume.read_node(leaf).items().last().unwrap().0.inode);
+        let told = finding.lost.as_deref().unwrap();
+        assert!(!finding.repaired && told.starts_with("dropped; lost with it: items of "), "{finding}");
+        assert!(first < INODE_FIRST || told.contains(&first.to_string()), "{first} to {last}: {finding}");
+        assert!(report.to_string().lines().last().unwrap().contains("lost: 1 leaves of the file tree"), "{report}");
+        assert_eq!(serde_json::to_value(&report).unwrap()["losses"]["leaves"], 1);
+        // Each name that is gone is told, or counted.
+        let (left, listed) = (names(&device), listed(&report));
+        let gone: Vec<&String> = all.iter().filter(|name| !left.contains(name)).collect();
+        assert_eq!(listed.len() as u64, report.losses.inodes, "{report}");
+        let counted = gone.iter().filter(|name| !listed.contains(name)).count() as u64;
+        assert!(listed.iter().all(|name| gone.contains(&name)), "{report}");
+        let counter_is_left = [INODE_ROOT.0, 16, 17].iter().all(|directory| !(first..=last).contains(directory));
+        assert!(report.losses.names == counted || !counter_is_left, "{gone:?}: {report}");
+        by_name += listed.len();
+        by_count += report.losses.names;
+    }
+    assert!(by_name > 20 && by_count > 20, "{by_name} {by_count}");
+}
+
+#[test]
+fn blocks_of_a_file_that_are_lost_are_counted() {
+    let volume = TestVolume::full();
+    // The leaf with the last extents of the file with several.
+    let of_large = |node: &BlockNumber| {
+        let node = volume.read_node(*node);
+        let extents = node.items().filter(|(key, _)| key.inode == 58 && key.kind == ItemKind::Extent as u8).count();
+        node.level() == 0
+            && node.tree() == TREE_FILES
+            && extents > 0
+            && !node.items().any(|(key, _)| key == Key::new(InodeNumber(58), ItemKind::Inode, 0))
+    };
+    let leaf = *volume.nodes.iter().find(|node| of_large(node)).expect("its items fill more than a leaf");
+    volume.flip(leaf, 300, 1);
+    let report = volume.repair();
+    let finding = report.findings.iter().find(|finding| finding.problem.ends_with("blocks of this file")).unwrap();
+    assert_eq!((finding.inode, finding.lost.as_deref(), finding.path.is_some()), (Some(58), Some("lost"), true), "{report}");
+    assert!(report.losses.data_blocks > 0 && report.losses.blocks >= report.losses.data_blocks, "{report}");
+}

@@ -16,7 +16,7 @@ pub const EXIT_FAILURE: u8 = FsckError::EXIT_CODE;
 const EXIT_REPAIRED: u8 = 1;
 const EXIT_ERRORS_LEFT: u8 = 4;
 
-/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired, 4 errors left, 8 failure.
+/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired (the last line says what is lost), 4 errors left, 8 failure.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
@@ -25,7 +25,7 @@ pub struct Arguments {
     /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
     data: bool,
-    /// Repair what can be repaired; what lost its name moves to /lost+found.
+    /// Repair what can be repaired; what lost its name moves to /lost+found, what could not be saved is called lost.
     #[arg(long)]
     repair: bool,
     /// With --repair: the file for what is overwritten [default: IMAGE.before-repair].
