@@ -1,9 +1,8 @@
 //! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
 //!
 //! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
-//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` has its own (0 clean, 1 repaired,
-//! 4 errors left, 8 failure), and of `torture` 1 is a finding, 2 everything else. 130 is what a shell reports of a
-//! program that Ctrl-C has ended.
+//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; `fsck` has its own (0 clean,
+//! 1 repaired, 4 errors left, 8 failure), and of `torture` 1 is a finding, 2 everything else.
 #![deny(unsafe_code)]
 
 mod commands;

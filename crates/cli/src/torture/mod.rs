@@ -1,11 +1,11 @@
-//! The parts of `cairn torture`.
+//! The parts of `cairn torture`. Of Ctrl-C, [`signals`] hears for all of them.
 //!
 //! In memory: [`faults`] and [`fuzz`] beside the commands of `commands/torture.rs`; what they do lives in `cairn-torture`.
 //!
 //! On real mounts, of this same program: [`load`] (kill -9 and shutdowns), [`synced`], [`soak`], and [`vm`] with its [`guest`].
-//! A [`session`] is what they have in common, [`signals`] what Ctrl-C does; [`server`] is the mount, [`workers`] use it and remember
-//! what was acknowledged ([`append`], [`label`], [`overwrite`], [`replace`], [`reshape`], [`tree`]). A [`machine`] is a virtual one;
-//! its [`journal`] and its disk's [`write_log`] tell what was on the disk when.
+//! A [`session`] is what they have in common; [`server`] is the mount, [`workers`] use it and remember what was acknowledged
+//! ([`append`], [`label`], [`overwrite`], [`replace`], [`reshape`], [`tree`]). A [`machine`] is a virtual one; its [`journal`] and its
+//! disk's [`write_log`] tell what was on the disk when.
 mod append;
 pub mod faults;
 pub mod fuzz;

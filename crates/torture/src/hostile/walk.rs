@@ -50,7 +50,11 @@ struct Entry {
 /// Reads everything, within bounds.
 pub fn walk(volume: &Volume) -> Found {
     let mut found = Found { complete: true, ..Found::default() };
-    note_inode(&mut found, volume, "/", volume.attributes(volume.root()));
+    match volume.attributes(volume.root()) {
+        // Of such a root a repair makes a directory.
+        Ok(attributes) if attributes.file_type != FileType::Directory => {}
+        attributes => note_inode(&mut found, volume, "/", attributes),
+    }
     for entry in entries(volume, &mut found) {
         // Names of the root are nobody's, and no repair keeps them.
         if entry.inode == volume.root() {
