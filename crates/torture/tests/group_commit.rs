@@ -74,8 +74,7 @@ fn all_that_come_during_a_flush_share_the_next() {
     let _watchdog = Watchdog::new("an fsync, or its flush,".into(), Duration::from_secs(120));
     let device = Arc::new(SimulatedDevice::new(64 << 20));
     format(&*device, 4 << 20).expect("a new volume");
-    let barred =
-        Arc::new(Barred { device: device.clone(), barrier: Mutex::new(Rank::LEAF, Barrier::default()), changed: Condvar::new() });
+    let barred = Arc::new(Barred { device: device.clone(), barrier: Mutex::new(Rank::LEAF, Barrier::default()), changed: Condvar::new() });
     // This policy never has two groups on their way at once.
     let (volume, files) = with_files(barred.clone(), FlushPolicy::Coordinate);
     for round in 0..20 {
