@@ -1,5 +1,6 @@
 //! Damage to each single block of a volume, in every way that a device damages blocks: zeros, one flipped bit, another
-//! block's content (a misdirected write), half of an old version (a torn write), all of an old version (a lost write).
+//! block's content (a misdirected write), half of an old version (a torn write), all of an old version (a lost write). Nodes
+//! have several blocks that are written at once: all of them in an old version, too, which no checksum gives away.
 //!
 //! Required of each, by what refers to the block (`cairn_torture::references`):
 //!
@@ -12,7 +13,7 @@
 //!
 //! What the engine stumbles over, fsck finds; after a repair that leaves no errors the volume can be mounted and changed.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{AttributeChange, Error, FileType, NewInode, Volume, VolumeOptions, XattrMode};
+use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, NewInode, Volume, VolumeOptions, XattrMode};
 use cairn_environment::random::Seeded;
 use cairn_format::{BlockNumber, Geometry, Superblock};
 use cairn_fsck::{CheckOptions, Report, check};
@@ -54,7 +55,15 @@ enum Damage {
     Misdirected,
     Torn,
     Lost,
+    /// Of all blocks of a node.
+    LostNode,
 }
+
+/// Blocks of a node.
+const NODE_BLOCKS: u64 = 4;
+/// Transactions before the volume is as it is tested, and what is free then: little, so that nodes often stand where others did.
+const ROUNDS: u32 = 60;
+const FREE_BYTES: u64 = 2 << 20;
 
 /// Counts of one row of the table.
 #[derive(Clone, Copy, Default)]
@@ -96,6 +105,8 @@ enum Required {
 struct Subject {
     /// Some time before, for old versions of blocks.
     old: SimulatedDevice,
+    /// What stood at the places of nodes, each with a right checksum.
+    old_nodes: BTreeMap<u64, Vec<Vec<u8>>>,
     device: SimulatedDevice,
     references: References,
     /// What can be read: before the first checkpoint in the log, before the second, … after the last.
@@ -137,6 +148,17 @@ fn change_all(volume: &Volume, client: u8, files: u32, change: impl Fn(&Volume, 
     }
 }
 
+/// Adds the nodes that stand on the device now.
+fn note_nodes(device: &SimulatedDevice, nodes: &mut BTreeMap<u64, Vec<Vec<u8>>>) {
+    for block in (0..VOLUME_BYTES / BLOCK).step_by(NODE_BLOCKS as usize) {
+        let bytes = blocks_of(device, block, NODE_BLOCKS);
+        let noted = nodes.entry(block).or_default();
+        if is_node(&bytes) && noted.last() != Some(&bytes) {
+            noted.push(bytes);
+        }
+    }
+}
+
 /// A volume with trees of two levels, blocks that were in use once, and a log to replay.
 fn subject(random: &mut Seeded) -> Subject {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
@@ -145,13 +167,20 @@ fn subject(random: &mut Seeded) -> Subject {
     fill(&volume, random, 0, 60);
     volume.commit().expect("it is healthy");
     let old = device.snapshot();
+    let ballast = create(&volume, b"ballast", b"").expect("space");
+    let ballast_bytes = volume.space().available_blocks * BLOCK - FREE_BYTES;
+    volume.allocate(ballast, 0, ballast_bytes, AllocateMode::Allocate { keep_size: true }).expect("space");
+    volume.forget(ballast, 1);
     // In place of what was there, so that old versions of blocks belong to the same structures.
-    change_all(&volume, 0, 60, |volume, operation, file| {
-        volume.set_attributes(file, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() }).expect("space");
-        if operation % 4 == 1 {
-            volume.unlink(volume.root(), format!("file 0 {operation}").as_bytes()).expect("it exists");
-        }
-    });
+    let mut old_nodes = BTreeMap::new();
+    for round in 0..ROUNDS {
+        change_all(&volume, 0, 60, |volume, _, file| {
+            volume.set_attributes(file, &AttributeChange { mode: Some(0o600 + round % 64), ..AttributeChange::default() }).expect("space");
+        });
+        volume.commit().expect("it is healthy");
+        note_nodes(&device, &mut old_nodes);
+    }
+    (1..60).step_by(4).for_each(|file| volume.unlink(volume.root(), format!("file 0 {file}").as_bytes()).expect("it exists"));
     fill(&volume, random, 1, 20);
     volume.commit().expect("it is healthy");
     volume.set_attributes(volume.root(), &AttributeChange { mode: Some(0o700), ..AttributeChange::default() }).expect("space");
@@ -165,17 +194,25 @@ fn subject(random: &mut Seeded) -> Subject {
     let device = device.snapshot();
     let references = References::of(&device);
     assert_eq!(references.checkpoints, CHECKPOINTS, "one for each sync");
-    Subject { old, device, references, states }
+    Subject { old, old_nodes, device, references, states }
 }
 
 fn fsck(device: &SimulatedDevice, repair: bool) -> Option<Report> {
     check(device, &CheckOptions { data: true, repair }, &mut |_| {}).ok()
 }
 
-fn block_of(device: &SimulatedDevice, block: u64) -> Vec<u8> {
-    let mut bytes = vec![0; BLOCK as usize];
+fn blocks_of(device: &SimulatedDevice, block: u64, blocks: u64) -> Vec<u8> {
+    let mut bytes = vec![0; (blocks * BLOCK) as usize];
     device.read(block * BLOCK, &mut bytes).expect("it is healthy");
     bytes
+}
+
+fn block_of(device: &SimulatedDevice, block: u64) -> Vec<u8> {
+    blocks_of(device, block, 1)
+}
+
+fn is_node(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"CRNN")
 }
 
 /// What was found differs from `expected`: names, attributes, times, sizes, contents.
@@ -224,15 +261,18 @@ impl Subject {
             _ if block == geometry.superblock_copy().0 => Kind::SuperblockCopy,
             _ if geometry.bitmap_table().range().contains(&block) => Kind::Bitmap,
             _ if geometry.log().range().contains(&block) => Kind::Checkpoint,
-            _ if block_of(&self.device, block / 4 * 4).starts_with(b"CRNN") => Kind::Node,
+            _ if is_node(&block_of(&self.device, block / NODE_BLOCKS * NODE_BLOCKS)) => Kind::Node,
             _ => Kind::Data,
         };
         let used = (0..geometry.total_blocks).filter(|&block| block_of(&self.device, block).iter().any(|&byte| byte != 0));
         used.map(|block| (block, kind_of(block))).collect()
     }
 
-    /// The block after this damage; `None` if that is what it holds.
-    fn damaged(&self, block: u64, other: u64, damage: Damage, random: &mut Seeded) -> Option<Vec<u8>> {
+    /// What the block, or the node that begins with it, may hold after this damage: nothing that it holds now.
+    fn damaged(&self, block: u64, other: u64, damage: Damage, random: &mut Seeded) -> Vec<Vec<u8>> {
+        if damage == Damage::LostNode {
+            return self.older_nodes(block);
+        }
         let (now, old) = (block_of(&self.device, block), block_of(&self.old, block));
         let mut bytes = now.clone();
         match damage {
@@ -240,9 +280,18 @@ impl Subject {
             Damage::Bit => bytes[random.below(self.covered_bytes(block) as u64) as usize] ^= 1 << random.below(8),
             Damage::Misdirected => bytes = block_of(&self.device, other),
             Damage::Torn => bytes[2048..].copy_from_slice(&old[2048..]),
-            Damage::Lost => bytes = old,
+            Damage::Lost | Damage::LostNode => bytes = old,
         }
-        (bytes != now).then_some(bytes)
+        if bytes == now { Vec::new() } else { vec![bytes] }
+    }
+
+    /// The nodes that stood where the one in use begins.
+    fn older_nodes(&self, block: u64) -> Vec<Vec<u8>> {
+        if !is_node(&block_of(&self.device, block)) || self.references.blocks.get(&block) != Some(&Reference::Node) {
+            return Vec::new();
+        }
+        let now = blocks_of(&self.device, block, NODE_BLOCKS);
+        self.old_nodes.get(&block).into_iter().flatten().filter(|old| **old != now).cloned().collect()
     }
 
     /// How much of a block counts; the rest is padding.
@@ -253,7 +302,7 @@ impl Subject {
     fn required(&self, block: u64, damage: Damage, bytes: &[u8]) -> Required {
         let Some(reference) = self.references.blocks.get(&block) else { return Required::Harmless };
         let covered = self.covered_bytes(block);
-        if bytes[..covered] == block_of(&self.device, block)[..covered] {
+        if bytes.len() == BLOCK as usize && bytes[..covered] == block_of(&self.device, block)[..covered] {
             return Required::Harmless;
         }
         match reference {
@@ -290,7 +339,29 @@ impl Subject {
         let must_be_found = !matches!(required, Required::Harmless | Required::AsAfterACrash);
         assert!(finds || !must_be_found, "{what}: fsck is content");
     }
+
+    /// Has `bytes` at `block`, and adds to the table what comes of it.
+    fn try_damage(&self, block: u64, (kind, damage): (Kind, Damage), bytes: &[u8], table: &mut Table) {
+        let required = self.required(block, damage, bytes);
+        let what = format!("{damage:?} of {kind:?} block {block} ({required:?})");
+        let device = Arc::new(self.device.snapshot());
+        device.write(block * BLOCK, &[bytes]).expect("it is healthy");
+        let finds = fsck(&device, false).is_none_or(|report| report.errors + report.warnings > 0);
+        let reading = Reading::of(&device);
+        assert!(finds || !reading.stumbles(), "{what}: the engine fails, fsck is content");
+        self.judge(&device, required, &reading, finds, &what);
+        let outcomes = table.entry((kind, damage)).or_default();
+        outcomes.tried += 1;
+        match required {
+            Required::Harmless => outcomes.harmless += 1,
+            Required::AsAfterACrash => outcomes.as_after_a_crash += 1,
+            _ => outcomes.noticed += 1,
+        }
+        outcomes.repaired += u32::from(repairs(&device, &what));
+    }
 }
+
+type Table = BTreeMap<(Kind, Damage), Outcomes>;
 
 #[test]
 fn each_block_in_each_way() {
@@ -299,30 +370,16 @@ fn each_block_in_each_way() {
     let blocks = subject.blocks();
     let whole = fsck(&subject.device.snapshot(), false).expect("it is a volume");
     assert_eq!((whole.errors, whole.warnings), (0, 0), "{whole}");
-    let mut table: BTreeMap<(Kind, Damage), Outcomes> = BTreeMap::new();
+    let mut table = Table::new();
     // Many data blocks are alike: some of them.
     let chosen: Vec<_> = blocks.iter().copied().filter(|(block, kind)| *kind != Kind::Data || block % 5 == 0).collect();
     for (block, kind) in chosen {
-        for damage in [Damage::Zeros, Damage::Bit, Damage::Misdirected, Damage::Torn, Damage::Lost] {
+        for damage in [Damage::Zeros, Damage::Bit, Damage::Misdirected, Damage::Torn, Damage::Lost, Damage::LostNode] {
             let alike: Vec<u64> = blocks.iter().filter(|(other, of)| *of == kind && *other != block).map(|(other, _)| *other).collect();
             let other = if alike.is_empty() { 16 } else { alike[random.below(alike.len() as u64) as usize] };
-            let Some(bytes) = subject.damaged(block, other, damage, &mut random) else { continue };
-            let required = subject.required(block, damage, &bytes);
-            let what = format!("{damage:?} of {kind:?} block {block} ({required:?})");
-            let device = Arc::new(subject.device.snapshot());
-            device.write(block * BLOCK, &[&bytes]).expect("it is healthy");
-            let finds = fsck(&device, false).is_none_or(|report| report.errors + report.warnings > 0);
-            let reading = Reading::of(&device);
-            assert!(finds || !reading.stumbles(), "{what}: the engine fails, fsck is content");
-            subject.judge(&device, required, &reading, finds, &what);
-            let outcomes = table.entry((kind, damage)).or_default();
-            outcomes.tried += 1;
-            match required {
-                Required::Harmless => outcomes.harmless += 1,
-                Required::AsAfterACrash => outcomes.as_after_a_crash += 1,
-                _ => outcomes.noticed += 1,
+            for bytes in subject.damaged(block, other, damage, &mut random) {
+                subject.try_damage(block, (kind, damage), &bytes, &mut table);
             }
-            outcomes.repaired += u32::from(repairs(&device, &what));
         }
     }
     print(&table);
@@ -331,9 +388,11 @@ fn each_block_in_each_way() {
         assert!(of_kind().any(|outcomes| outcomes.noticed > 0), "{kind:?}");
         assert!(kind <= Kind::SuperblockCopy || of_kind().any(|outcomes| outcomes.harmless > 0), "{kind:?}");
     }
+    let old_nodes = table.get(&(Kind::Node, Damage::LostNode)).map_or(0, |outcomes| outcomes.noticed);
+    assert!(old_nodes > 3, "{old_nodes} nodes stand where others stood");
 }
 
-fn print(table: &BTreeMap<(Kind, Damage), Outcomes>) {
+fn print(table: &Table) {
     eprintln!("{:30} {:>6} {:>8} {:>9} {:>9} {:>9}", "one block of", "tried", "noticed", "as crash", "harmless", "repaired");
     for ((kind, damage), outcomes) in table {
         eprintln!("{:30} {outcomes}", format!("{kind:?}, {damage:?}"));

@@ -8,7 +8,7 @@
 //!
 //! `CAIRN_SHARED_SECONDS` (default 5) and `CAIRN_SHARED_THREADS` (default 200) set a longer run.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::{Error, FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{Error, FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_torture::crash::expect_clean;
@@ -52,7 +52,12 @@ struct Worker {
     number: u64,
     serial: u64,
     files: Vec<(InodeNumber, Vec<Place>)>,
+    /// Lengths of their extended attributes.
+    attributes: BTreeMap<InodeNumber, usize>,
 }
+
+/// Of those files that have any.
+const ATTRIBUTE: &[u8] = b"user.any";
 
 /// Whether an operation on a contended name happened; it may come second, but not fail otherwise.
 fn happened(result: Result<(), Error>) -> bool {
@@ -76,12 +81,29 @@ impl Worker {
 
     fn step(&mut self) {
         self.shared.operations.fetch_add(1, Ordering::Relaxed);
+        self.look_up();
         match self.random.below(20) {
             0..8 => self.own_step(),
             8..16 => self.contended_step(),
             16..19 => self.list(),
             _ => self.move_directory(),
         }
+    }
+
+    /// One of its own files is where it is, while others move what stands beside it.
+    fn look_up(&mut self) {
+        if self.files.is_empty() {
+            return;
+        }
+        let (volume, directories) = (&self.shared.volume, &self.shared.directories);
+        let (inode, places) = &self.files[self.random.below(self.files.len() as u64) as usize];
+        let (directory, name) = &places[self.random.below(places.len() as u64) as usize];
+        let found = volume.lookup(directories[*directory], name).expect("its own name").inode;
+        assert_eq!(found, *inode, "{}", String::from_utf8_lossy(name));
+        if let Some(length) = self.attributes.get(inode) {
+            assert_eq!(volume.get_xattr(*inode, ATTRIBUTE).expect("its own attribute").len(), *length);
+        }
+        volume.forget(found, 1);
     }
 
     fn own_step(&mut self) {
@@ -96,21 +118,28 @@ impl Worker {
         let index = self.random.below(self.files.len() as u64) as usize;
         let (inode, places) = &mut self.files[index];
         let which = self.random.below(places.len() as u64) as usize;
-        match self.random.below(3) {
-            0 => {
+        match self.random.below(8) {
+            0..2 => {
                 volume.link(*inode, directories[place.0], &place.1).expect("a new name");
                 volume.forget(*inode, 1);
                 places.push(place);
             }
-            1 => {
+            2..4 => {
                 let (from, name) = &places[which];
                 volume.rename(directories[*from], name, directories[place.0], &place.1, RenameMode::NoReplace).expect("its own names");
                 places[which] = place;
+            }
+            // Leaves split and merge all the time.
+            4..6 => {
+                let value = vec![b'x'; self.random.below(3000) as usize];
+                volume.set_xattr(*inode, ATTRIBUTE, &value, XattrMode::Any).expect("its own file");
+                self.attributes.insert(*inode, value.len());
             }
             _ => {
                 let (from, name) = places.swap_remove(which);
                 volume.unlink(directories[from], &name).expect("its own name");
                 if places.is_empty() {
+                    self.attributes.remove(inode);
                     self.files.swap_remove(index);
                 }
             }
@@ -247,7 +276,7 @@ fn threads_in_one_tree_do_not_deadlock_and_agree_with_the_model() {
     let handles: Vec<_> = (0..threads)
         .map(|number| {
             let random = Seeded::new(seed ^ (number << 32));
-            let mut worker = Worker { shared: shared.clone(), random, number, serial: 0, files: Vec::new() };
+            let mut worker = Worker { shared: shared.clone(), random, number, serial: 0, files: Vec::new(), attributes: BTreeMap::new() };
             thread::spawn("client", move || {
                 while clock::now_monotonic() < end {
                     worker.step();
