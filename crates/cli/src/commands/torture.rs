@@ -394,7 +394,7 @@ mod tests {
     }
     fn told_crash(states: u64, finding: Option<CrashFinding>) -> Told<CrashTold> {
         let options = CrashOptions { seed: 5, states, only_run: None, threads: 2, duration: None, keep_in: None };
-        let tested = CrashReport { states: 300, ..CrashReport::default() };
+        let tested = CrashReport { runs: 1, states: 300, ..CrashReport::default() };
         Told {
             command: "crash".into(),
             seed: 5,
