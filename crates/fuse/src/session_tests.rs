@@ -1,6 +1,6 @@
 //! Real mounts of the tiny file system: they need root and `/dev/fuse`, and are skipped without.
 use crate::mounting::{MadeMount, helper};
-use crate::tiny_file_system::{TinyFileSystem, options_of_tests};
+use crate::tiny_file_system::{TinyFileSystem, options_of_tests, unmount_soon};
 use crate::transport::Handler;
 use crate::{MountError, MountOptions, Session, Unmounter, find_mount};
 use cairn_environment::thread::{self, JoinHandle};
@@ -50,7 +50,7 @@ impl Mounted {
         self.directory.path().join("image")
     }
     fn unmount(mut self) -> Arc<TinyFileSystem> {
-        self.unmounter.unmount().unwrap();
+        unmount_soon(&self.unmounter);
         self.server.take().unwrap().join().unwrap();
         assert_eq!(find_mount(&self.path()).unwrap(), None);
         Arc::clone(&self.file_system)

@@ -4,10 +4,12 @@ use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::{self, Attr, AttrOut, EntryOut, OpenOut, WriteOut, setattr_flag};
 use crate::protocol::{DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request, WriteData};
 use crate::transport::{Handler, HandlerFailure, Reply};
+use crate::{MountError, Unmounter};
 use cairn_environment::lock::Mutex;
-use cairn_environment::{Rank, thread};
+use cairn_environment::{Rank, clock, thread};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
 /// The default mount options, with the transport that `CAIRN_TEST_TRANSPORT` names.
@@ -19,6 +21,17 @@ pub fn options_of_tests() -> MountOptions {
         Ok(other) => panic!("CAIRN_TEST_TRANSPORT={other}: use uring or dev"),
     };
     MountOptions { transport, ..MountOptions::default() }
+}
+
+/// Unmounts what this test has made. A process that another test starts has all files of this one, until it runs its program.
+pub fn unmount_soon(unmounter: &Unmounter) {
+    for _ in 0..1000 {
+        match unmounter.unmount() {
+            Err(MountError::MountBusy(_)) => clock::sleep(Duration::from_millis(1)),
+            unmounted => return unmounted.unwrap(),
+        }
+    }
+    unmounter.unmount().unwrap();
 }
 
 /// What the tests look at afterwards.

@@ -1,10 +1,9 @@
 //! Real mounts of real volumes: they need root and `/dev/fuse`, and are skipped without.
 use crate::kernel::mapping::Mapping;
-use crate::tiny_file_system::options_of_tests;
-use crate::{MountError, MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
+use crate::tiny_file_system::{options_of_tests, unmount_soon};
+use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::{Volume, VolumeOptions, mkfs};
-use cairn_environment::clock;
 use cairn_environment::thread::{self, JoinHandle};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
@@ -64,17 +63,7 @@ impl Mounted {
     }
     /// Unmounts and returns the directory with the image.
     pub fn unmount(mut self) -> TempDir {
-        // A process that another test starts has all files of this one, until it runs its program.
-        let busy = |unmounted: &Result<(), MountError>| matches!(unmounted, Err(MountError::MountBusy(_)));
-        let mut unmounted = self.unmounter.unmount();
-        for _ in 0..1000 {
-            if !busy(&unmounted) {
-                break;
-            }
-            clock::sleep(Duration::from_millis(1));
-            unmounted = self.unmounter.unmount();
-        }
-        unmounted.unwrap();
+        unmount_soon(&self.unmounter);
         self.server.take().unwrap().join().unwrap();
         assert_eq!(find_mount(&self.root()).unwrap(), None);
         let other = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
