@@ -200,6 +200,9 @@ impl FileGroup {
             FileType::Symlink => compare("bytes of target", item.size, self.symlink_bytes.unwrap_or(0)),
             _ => {}
         }
+        if file_type == FileType::Symlink && item.size == 0 {
+            problems.push("a symbolic link without a target".into());
+        }
         problems.extend(self.parts.values().map(|parts| format!("part {} of an extended attribute is missing", parts.next)));
         let facts = InodeFacts {
             inode: self.inode,

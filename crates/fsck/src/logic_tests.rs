@@ -96,6 +96,10 @@ fn attributes_and_links_that_cannot_be() {
         v.items.insert(Key { offset: at.offset ^ (1 << 50), ..at }, value);
     });
     expect("says 8 bytes of target, but there are 0", |v| drop(v.items.remove(&key(SYMLINK, ItemKind::Symlink, 0))));
+    expect("a symbolic link without a target", |v| {
+        v.items.remove(&key(SYMLINK, ItemKind::Symlink, 0));
+        v.change_inode(SYMLINK, |i| i.size = 0);
+    });
     expect("says 9 bytes of target", |v| v.change_inode(SYMLINK, |i| i.size = 9));
     expect("an impossible target", |v| drop(v.items.insert(key(SYMLINK, ItemKind::Symlink, 0), b"mail\0new".to_vec())));
     expect("of another type", |v| drop(v.items.insert(key(LARGE, ItemKind::Symlink, 0), b"mail/new".to_vec())));
