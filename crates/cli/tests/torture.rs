@@ -191,6 +191,23 @@ fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
     torture.refuses(&["kill9", "--work", "missing"], "missing: No such file");
 }
 
+/// A run on a file system in memory of its own; both end with this.
+struct Filled<'t> {
+    run: Option<Child>,
+    work: &'t Path,
+}
+
+impl Drop for Filled<'_> {
+    fn drop(&mut self) {
+        if let Some(mut run) = self.run.take() {
+            // It may have ended.
+            let _ = run.kill();
+            let _ = run.wait();
+        }
+        let _ = Command::new("umount").arg("-l").arg(self.work).status();
+    }
+}
+
 /// A file system in memory whose size shrinks under the run to what it has taken: it takes root to make one.
 #[test]
 fn a_work_folder_that_runs_full_is_no_finding() {
@@ -201,7 +218,8 @@ fn a_work_folder_that_runs_full_is_no_finding() {
     if !rustix::process::geteuid().is_root() || !mount("size=1G").unwrap().success() {
         return eprintln!("left out: no file system can be mounted");
     }
-    let mut run = torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--work", "work"]);
+    let mut filled = Filled { run: None, work: &work };
+    let run = filled.run.insert(torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--work", "work"]));
     let is_loaded = || fs::read_dir(&work).unwrap().any(|entry| entry.unwrap().path().join("mount/tree-2").is_dir());
     while !is_loaded() {
         assert!(run.try_wait().unwrap().is_none(), "the run has ended");
@@ -216,9 +234,8 @@ fn a_work_folder_that_runs_full_is_no_finding() {
     while !full() {
         assert!(run.try_wait().unwrap().is_none(), "the run has ended");
     }
-    let told = Told::from(run.wait_with_output().unwrap());
+    let told = Told::from(filled.run.take().expect("it runs").wait_with_output().unwrap());
     let left: Vec<_> = fs::read_dir(&work).unwrap().collect();
-    assert!(Command::new("umount").arg("-l").arg(&work).status().unwrap().success());
     assert_eq!(told.code, Some(2), "{}{}", told.output, told.errors);
     assert!(told.errors.contains("the work folder's file system ran full"), "{}", told.errors);
     assert!(left.is_empty(), "{left:?}");

@@ -29,6 +29,11 @@ impl LostNode {
         self.pointer.filter(|pointer| pointer.level == 0)
     }
 
+    /// Whether one of the keys from `first` to `last` was its to hold.
+    pub(crate) fn touches(&self, first: &Key, last: &Key) -> bool {
+        self.keys.0 <= *last && self.keys.1.is_none_or(|upper| *first < upper)
+    }
+
     /// Whether `key` was its to hold.
     pub(crate) fn holds(&self, key: &Key) -> bool {
         self.keys.0 <= *key && self.keys.1.is_none_or(|upper| *key < upper)

@@ -69,13 +69,17 @@ fn of_two_damaged_structures_all_that_is_left_is_found() {
             assert_eq!(report.errors, 0, "{what}: {report}");
             let left = names(&device);
             let back: Vec<&String> = left.iter().filter(|name| !all.contains(name)).collect();
-            assert!(back.is_empty(), "{what}: {back:?} were removed: {report}");
+            // Without any bitmap, a leaf that was removed may look like one in use; then the report says so.
+            let is_told = report.findings.iter().any(|finding| finding.problem.contains("what had been removed may be back"));
+            assert!(back.is_empty() || (is_told && *other_kind == "all bitmaps"), "{what}: {back:?} were removed: {report}");
             let leaves =
                 [*kind, *other_kind].iter().filter(|kind| **kind == "leaf").count() as u64 - u64::from(*kind == "leaf" && blocks == others);
             // A leaf that nothing leads to any more is known by its blocks only.
             let inner = [*kind, *other_kind].contains(&"inner node");
             assert!(report.losses.leaves == leaves || (inner && report.losses.blocks >= 4), "{what}: {report}");
-            if leaves == 0 {
+            if leaves == 0 && is_told {
+                assert!(all.iter().all(|name| left.contains(name)), "{what}: {left:?} {report}");
+            } else if leaves == 0 {
                 let items = fsck(&device, false).statistics.items;
                 assert_eq!((report.losses, left.len(), items), (Losses::default(), all.len(), before.statistics.items), "{what}: {report}");
             }

@@ -76,6 +76,7 @@ mod tests {
         std::io::Seek::rewind(&mut file).unwrap();
         file.read_to_end(&mut bytes).unwrap();
         assert!(bytes == [vec![1; 5000], vec![2; 10_000], vec![1; 5000]].concat());
-        assert_eq!(store_and_sync(&file, 40_960, &[3; 100]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
+        let behind = bytes.len().next_multiple_of(rustix::param::page_size()) as u64;
+        assert_eq!(store_and_sync(&file, behind, &[3; 100]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
     }
 }

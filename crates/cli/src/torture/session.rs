@@ -292,9 +292,11 @@ fn last_lines(path: &Path) -> Option<String> {
     (!lines.is_empty()).then(|| lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"))
 }
 
-/// Whether the file system of `folder` has no room left.
+/// Whether the file system of `folder` has no room left. Some is kept for root alone.
 fn is_full(folder: &Path) -> bool {
-    rustix::fs::statvfs(folder).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) < ROOM_BYTES_MIN)
+    let is_root = rustix::process::geteuid().is_root();
+    let free = |space: &rustix::fs::StatVfs| if is_root { space.f_bfree } else { space.f_bavail };
+    rustix::fs::statvfs(folder).is_ok_and(|space| free(&space).saturating_mul(space.f_frsize) < ROOM_BYTES_MIN)
 }
 
 /// The folder of a run.

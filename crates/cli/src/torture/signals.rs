@@ -29,8 +29,9 @@ pub fn listen(part: &'static str, first: impl Fn() + Send + 'static, second: imp
                 second();
                 std::process::exit(EXIT_INTERRUPTED.into());
             }
-            first();
+            // Before the run can end.
             output::tell(&format_args!("cairn: the run ends after {part}; the same signal again ends it at once"));
+            first();
         }
     }));
     Ok(())
@@ -68,17 +69,21 @@ pub fn was_for_the_run(ended: ExitStatus) -> bool {
     ended.signal().is_some_and(|signal| SIGNALS.contains(&signal))
 }
 
+/// How often a command is started, at most.
+const STARTS_MAX: usize = 8;
+
 /// Runs a command of a run to its end.
 ///
 /// # Errors
 /// When it cannot be started.
 pub fn output_of(command: &mut Command) -> io::Result<Output> {
-    loop {
+    for _ in 1..STARTS_MAX {
         let output = command.output()?;
         if !was_for_the_run(output.status) {
             return Ok(output);
         }
     }
+    command.output()
 }
 
 #[cfg(test)]
@@ -88,9 +93,12 @@ mod tests {
 
     #[test]
     fn a_command_that_a_signal_for_the_run_has_ended_runs_again() {
+        // Whoever runs this test may ignore signals, as nohup does, and what it starts would, too.
+        if !Command::new("env").args(["--default-signal", "true"]).output().is_ok_and(|told| told.status.success()) {
+            return output::tell(&"left out: env does not know --default-signal");
+        }
         for signal in ["INT", "TERM", "HUP"] {
             let folder = tempfile::tempdir().unwrap();
-            // Whoever runs this test may ignore signals, as nohup does, and what it starts would, too.
             let mut command = Command::new("env");
             command.args(["--default-signal", "sh", "-c", &format!("[ -e second ] && exit 3; touch second; kill -{signal} $$")]);
             let ended = output_of(command.current_dir(folder.path()).stdin(Stdio::null())).unwrap();

@@ -5,7 +5,7 @@
 //! the first half of the time one server lives on; then each cycle ends with a kill, a shutdown or an unmount, and a new server.
 //!
 //! Growth, with the allowances below: in the first half, each figure after a cycle against the same server's figure after
-//! [`WARM_UP_CYCLES`]. What a cache takes is reached by then; what grows for ever passes any allowance in time. In the second half,
+//! its first ten. What a cache takes is reached by then; what grows for ever passes any allowance in time. In the second half,
 //! each server's figure after its only cycle against that of the first server that was started after a stop: what a stop leaves on
 //! the volume must not make the next server take more. A run in which nothing could be compared says so.
 use super::growth::{Growth, Taken};

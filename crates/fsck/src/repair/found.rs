@@ -1,4 +1,5 @@
 //! Nodes of the file tree wherever they stand, whether anything leads to them or not.
+use super::versions::Claim;
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use crate::reader::NODES_PER_READ;
@@ -39,9 +40,9 @@ impl Leaf {
         (self.block, self.generation)
     }
 
-    /// Whether there are keys between first and last of both. Two leaves in use at the same time never do.
-    pub(super) fn overlaps(&self, other: &Leaf) -> bool {
-        self.first <= other.last && other.first <= self.last
+    /// That its keys were its own when it was written.
+    pub(super) fn claim(&self) -> Claim {
+        Claim { generation: self.generation, lower: self.first, upper: self.last.successor(), leaf: self.version() }
     }
 }
 

@@ -18,7 +18,7 @@ struct Gaps<'c>(&'c [LostNode]);
 
 impl Gaps<'_> {
     fn touch(&self, first: Key, last: Key) -> bool {
-        self.0.iter().any(|lost| lost.keys.0 <= last && lost.keys.1.is_none_or(|upper| first < upper))
+        self.0.iter().any(|lost| lost.touches(&first, &last))
     }
 
     fn of(&self, inode: u64, kind: ItemKind) -> bool {

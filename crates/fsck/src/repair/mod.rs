@@ -98,7 +98,7 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
     let log_tail = LogPosition { block: checker.superblock.log_tail.block, sequence: checker.superblock.log_tail.sequence.max(1) };
     let commit = write::Commit { generation, next_inode, log_tail, superblock_index };
     let items = write::items(&gathered);
-    if !write::commit(checker, &items, [&kept, &salvaged.nodes], &allocation.used, &commit)? {
+    if !write::commit(checker, &items, [&kept, &salvaged.nodes], [&allocation.used, &salvaged.found], &commit)? {
         return Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);

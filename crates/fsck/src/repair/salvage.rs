@@ -2,12 +2,12 @@
 //!
 //! 1. All nodes of the file tree where the bitmaps say that one may be; if the bitmaps can't be trusted, everywhere (`found`).
 //! 2. Which of the leaves are in use (`versions`): if the root tree is damaged, those of a whole tree that accounts for every block
-//!    in use; otherwise, what the bitmaps call used, or if they can't be trusted, what no newer node contradicts.
-//!    If these take more blocks than are in use, only as many of the newest as take exactly these, if that can be.
+//!    in use; otherwise, what the bitmaps call used, or if they can't be trusted, what no newer node contradicts. Some of these may
+//!    have held what was removed: to bring that back is better than to leave out what is in use.
 //! 3. Of these, the items whose keys belong where a node is missing, unless a newer leaf says what is there.
 //! 4. Whether that is all: what was found is compared with the number of blocks in use that the superblock gives.
 use super::found::{Found, Leaf, Version, children};
-use super::versions;
+use super::versions::{self, Claims};
 use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
 use crate::checker::{Checker, LostNode};
@@ -21,6 +21,8 @@ pub(super) struct Salvaged {
     pub(super) leaves: u64,
     /// Where they stand, whatever came of them.
     pub(super) nodes: BlockSet,
+    /// All nodes by which that was decided, and those that came to nothing.
+    pub(super) found: BlockSet,
     /// Whether nothing is missing.
     pub(super) complete: bool,
     /// Lost leaves: where each stood, and the keys that it may have held.
@@ -38,6 +40,7 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocation: &Allocation, items:
     let mut salvaged = Salvaged {
         leaves: 0,
         nodes: BlockSet::new(checker.reader.blocks_present()),
+        found: BlockSet::new(checker.reader.blocks_present()),
         complete: true,
         lost_leaves: BTreeMap::new(),
         older_versions: HashSet::new(),
@@ -48,12 +51,15 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocation: &Allocation, items:
         return salvaged;
     }
     let found = Found::search(checker, allocation);
+    for &block in found.leaves.keys().chain(found.inner.keys()) {
+        salvaged.found.insert(BlockRange::node(BlockNumber(block)));
+    }
     let tree_is_lost = checker.lost_nodes.iter().any(|lost| lost.pointer.is_none());
     let whole = if tree_is_lost { versions::whole_tree(checker, &found) } else { None };
     let mut leaves: Vec<&Leaf> = match &whole {
         Some(blocks) => found.leaves.values().filter(|leaf| blocks.contains(&leaf.block)).collect(),
         None if allocation.trusted => found.leaves.values().collect(),
-        None => without_removed(checker, &found, versions::current(checker, allocation, &found)),
+        None => versions::current(checker, allocation, &found),
     };
     leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
     let in_use = merge(checker, &leaves, items, &mut salvaged);
@@ -67,50 +73,68 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocation: &Allocation, items:
 fn merge<'f>(checker: &Checker<'_>, leaves: &[&'f Leaf], items: &mut BTreeMap<Key, Vec<u8>>, salvaged: &mut Salvaged) -> Vec<&'f Leaf> {
     // Of two leaves that overlap, the newer one says what there is between its first and its last key. A transaction writes no leaf
     // twice: of two of the same generation neither is a version of the other, and one of them has a key that does not belong there.
-    let mut known: Vec<&Leaf> = Vec::new();
-    let mut in_use = Vec::new();
-    for &leaf in leaves {
-        let newer: Vec<&Leaf> = known.iter().copied().filter(|other| other.generation > leaf.generation && other.overlaps(leaf)).collect();
-        known.push(leaf);
-        let Ok(node) = checker.reader.node(leaf.block) else { continue };
-        let (mut helped, mut counts) = (false, false);
-        for (key, value) in node.items() {
-            let missing = checker.lost_nodes.iter().any(|lost| lost.holds(&key));
-            let superseded = newer.iter().any(|newer| (newer.first..=newer.last).contains(&key));
-            counts |= missing && !superseded;
-            if missing && !superseded && !items.contains_key(&key) {
-                items.insert(key, value.to_vec());
-                helped = true;
+    let (mut newer, mut in_use) = (Claims::default(), Vec::new());
+    for together in leaves.chunk_by(|one, other| one.generation == other.generation) {
+        for &leaf in together {
+            let Ok(node) = checker.reader.node(leaf.block) else { continue };
+            let lost: Vec<_> = checker.lost_nodes.iter().filter(|lost| lost.touches(&leaf.first, &leaf.last)).collect();
+            let (mut helped, mut counts) = (false, false);
+            for (key, value) in node.items() {
+                let missing = lost.iter().any(|lost| lost.holds(&key));
+                if !missing || newer.overlapping(key, key.successor()).next().is_some() {
+                    continue;
+                }
+                counts = true;
+                items.entry(key).or_insert_with(|| {
+                    helped = true;
+                    value.to_vec()
+                });
             }
+            if counts {
+                salvaged.nodes.insert(BlockRange::node(leaf.block));
+                in_use.push(leaf);
+            }
+            salvaged.leaves += u64::from(helped);
         }
-        if counts {
-            salvaged.nodes.insert(BlockRange::node(leaf.block));
-            in_use.push(leaf);
-        }
-        salvaged.leaves += u64::from(helped);
+        together.iter().for_each(|leaf| newer.add_older(&leaf.claim()));
     }
     in_use
 }
 
-/// Versions of the leaves that are tried in `without_removed`.
-const TRIALS_MAX: usize = 64;
+/// Leaves in the order of their first keys, some of which may overlap.
+struct ByKey<'f> {
+    leaves: Vec<&'f Leaf>,
+    /// For each, the greatest last key of it and those before it.
+    reach: Vec<Key>,
+}
 
-/// The newest of these leaves, if they account for exactly the blocks in use and all together for more: then the others held
-/// what had been removed.
-fn without_removed<'f>(checker: &Checker<'_>, found: &Found, mut leaves: Vec<&'f Leaf>) -> Vec<&'f Leaf> {
-    leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
-    let needed = needed_blocks(checker);
-    let blocks = |leaves: &[&Leaf]| {
-        let inner = inner_nodes(checker, found, leaves, &mut BTreeMap::new());
-        leaves.iter().map(|leaf| NODE_BLOCKS + leaf.extent_blocks).sum::<u64>() + inner * NODE_BLOCKS
-    };
-    if blocks(&leaves) > needed {
-        let changes = (1..leaves.len()).rev().filter(|&count| leaves[count - 1].generation != leaves[count].generation);
-        if let Some(count) = changes.take(TRIALS_MAX).find(|&count| blocks(&leaves[..count]) == needed) {
-            leaves.truncate(count);
+impl<'f> ByKey<'f> {
+    fn new(leaves: &[&'f Leaf]) -> Self {
+        let mut leaves = leaves.to_vec();
+        leaves.sort_by_key(|leaf| leaf.first);
+        let mut reach: Vec<Key> = leaves.iter().map(|leaf| leaf.last).collect();
+        for index in 1..reach.len() {
+            reach[index] = reach[index].max(reach[index - 1]);
         }
+        Self { leaves, reach }
     }
-    leaves
+
+    /// How many begin before `upper`.
+    fn beginning_before(&self, upper: Option<Key>) -> usize {
+        upper.map_or(self.leaves.len(), |upper| self.leaves.partition_point(|leaf| leaf.first < upper))
+    }
+
+    /// Whether one has keys there.
+    fn touches(&self, (lower, upper): (Key, Option<Key>)) -> bool {
+        self.beginning_before(upper).checked_sub(1).is_some_and(|last| self.reach[last] >= lower)
+    }
+
+    /// Those that have no keys elsewhere.
+    fn within(&self, (lower, upper): (Key, Option<Key>)) -> impl Iterator<Item = &'f Leaf> {
+        let begin = self.beginning_before(Some(lower));
+        let candidates = &self.leaves[begin..self.beginning_before(upper).max(begin)];
+        candidates.iter().copied().filter(move |leaf| upper.is_none_or(|upper| leaf.last < upper))
+    }
 }
 
 /// Blocks in use that the check has not met.
@@ -120,10 +144,10 @@ fn needed_blocks(checker: &Checker<'_>) -> u64 {
 
 /// Step 4.
 fn account(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], salvaged: &mut Salvaged) {
+    let by_key = ByKey::new(in_use);
     for lost in &checker.lost_nodes {
         let Some(pointer) = lost.leaf() else { continue };
-        let within = |leaf: &&&Leaf| lost.holds(&leaf.first) && lost.holds(&leaf.last);
-        match in_use.iter().filter(within).map(|leaf| leaf.generation).max() {
+        match by_key.within(lost.keys).map(|leaf| leaf.generation).max() {
             Some(generation) if generation == pointer.generation => continue,
             Some(_) => drop(salvaged.older_versions.insert(pointer.block)),
             None => {}
@@ -131,21 +155,22 @@ fn account(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], salvaged: &mu
         salvaged.lost_leaves.insert(pointer.block, lost.keys);
     }
     let leaf_blocks: u64 = in_use.iter().map(|leaf| NODE_BLOCKS + leaf.extent_blocks).sum();
-    let inner = inner_nodes(checker, found, in_use, &mut salvaged.lost_leaves);
+    let inner = inner_nodes(checker, found, &by_key, &mut salvaged.lost_leaves);
     let (needed, present) = (needed_blocks(checker), leaf_blocks + inner * NODE_BLOCKS);
     salvaged.missing_blocks = needed.saturating_sub(present);
     salvaged.surplus_blocks = present.saturating_sub(needed);
-    salvaged.complete = salvaged.lost_leaves.is_empty() && salvaged.missing_blocks == 0;
+    // What is too much may hide what is missing.
+    salvaged.complete = salvaged.lost_leaves.is_empty() && salvaged.missing_blocks == 0 && salvaged.surplus_blocks == 0;
 }
 
 /// How many inner nodes below the lost ones there must be, given the leaves in use: of several versions that lead to the same node
 /// the newest, and one that can't be read for nodes to which none leads. Leaves that the readable ones lead to and that can't be
 /// read are added to `lost`.
-fn inner_nodes(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>) -> u64 {
+fn inner_nodes(checker: &Checker<'_>, found: &Found, in_use: &ByKey<'_>, lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>) -> u64 {
     let pointers: Vec<Option<NodePointer>> = checker.lost_nodes.iter().map(|lost| lost.pointer).collect();
     let tree_is_lost = pointers.iter().any(Option::is_none);
     let levels = if tree_is_lost { LEVELS_MAX } else { pointers.iter().flatten().map(|pointer| pointer.level).max().unwrap_or(0) };
-    let mut below: HashMap<Version, Key> = in_use.iter().map(|leaf| (leaf.version(), leaf.first)).collect();
+    let mut below: HashMap<Version, Key> = in_use.leaves.iter().map(|leaf| (leaf.version(), leaf.first)).collect();
     let (mut unreadable, mut count) = (false, 0);
     for level in 1..levels {
         let has_root = tree_is_lost && below.len() + usize::from(unreadable) <= 1;
@@ -163,8 +188,8 @@ fn inner_nodes(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], lost: &mu
         }
         let nodes: BTreeMap<BlockNumber, &Node> = parents.values().map(|node| (node.address(), *node)).collect();
         for (lower, upper, child) in nodes.values().filter(|_| level == 1).flat_map(|node| children(node)) {
-            let written_again = |leaf: &Leaf| leaf.last >= lower && upper.is_none_or(|upper| leaf.first < upper);
-            if !below.contains_key(&child) && !in_use.iter().any(|leaf| written_again(leaf)) {
+            let written_again = in_use.touches((lower, upper));
+            if !below.contains_key(&child) && !written_again {
                 lost.insert(child.0, (lower, upper));
             }
         }

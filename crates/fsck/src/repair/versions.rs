@@ -50,22 +50,22 @@ fn tree_of(found: &Found, root: &Node, needed: u64) -> Option<HashSet<BlockNumbe
 
 /// That in some transaction's time, these keys belonged to this leaf.
 #[derive(Clone, Copy)]
-struct Claim {
-    generation: Generation,
-    lower: Key,
-    upper: Option<Key>,
-    leaf: Version,
+pub(super) struct Claim {
+    pub(super) generation: Generation,
+    pub(super) lower: Key,
+    pub(super) upper: Option<Key>,
+    pub(super) leaf: Version,
 }
 
 /// The newest claim for each key.
 #[derive(Default)]
-struct Claims {
+pub(super) struct Claims {
     /// By lower key; they don't overlap.
     segments: BTreeMap<Key, (Option<Key>, Version)>,
 }
 
 impl Claims {
-    fn overlapping(&self, lower: Key, upper: Option<Key>) -> impl Iterator<Item = (Key, Option<Key>, Version)> {
+    pub(super) fn overlapping(&self, lower: Key, upper: Option<Key>) -> impl Iterator<Item = (Key, Option<Key>, Version)> {
         let before = self.segments.range(..lower).next_back();
         let reaches = before.filter(|(_, (end, _))| end.is_none_or(|end| lower < end));
         let within = self.segments.range(lower..).take_while(move |(start, _)| upper.is_none_or(|upper| **start < upper));
@@ -73,7 +73,7 @@ impl Claims {
     }
 
     /// Where no newer claim is.
-    fn add_older(&mut self, claim: &Claim) {
+    pub(super) fn add_older(&mut self, claim: &Claim) {
         let (mut at, mut gaps) = (Some(claim.lower), Vec::new());
         for (start, end, _) in self.overlapping(claim.lower, claim.upper) {
             gaps.extend(at.filter(|at| *at < start).map(|at| (at, Some(start))));
@@ -105,10 +105,7 @@ pub(super) fn current<'f>(checker: &Checker<'_>, allocation: &Allocation, found:
             let belongs = checker.lost_nodes.iter().any(|lost| lost.holds(&leaf.first) && lost.holds(&leaf.last));
             !contradicted && belongs && allocation.may_hold(BlockRange::node(leaf.block), leaf.generation)
         }));
-        for leaf in together {
-            let (lower, upper) = (leaf.first, leaf.last.successor());
-            newest.add_older(&Claim { generation: leaf.generation, lower, upper, leaf: leaf.version() });
-        }
+        together.iter().for_each(|leaf| newest.add_older(&leaf.claim()));
     }
     current
 }

@@ -1,7 +1,7 @@
 //! Writes a repaired volume as a transaction of its own: the old state counts until the new superblock is durable.
 //!
 //! 1. New trees into clusters that nothing refers to, neither before nor after the repair, and in which no salvaged node is.
-//!    *Crash: the old superblock, and all that the next repair needs.*
+//!    *Crash: the old superblock, and all that the next repair needs; but for lack of other room, it may know less of what was removed.*
 //! 2. The bitmaps into the slots that don't count; flush. *Crash: the old superblock, whose bitmaps are untouched.*
 //! 3. The superblock into the slot that does not hold the one that counts; flush. It has a new log epoch, so nothing of the
 //!    log is replayed on top of it. *Crash, torn: the old superblock.*
@@ -84,15 +84,17 @@ impl NodeWriter<'_> {
 }
 
 /// Clusters in which no block is in one of `used`: neither what the volume refers to, nor what will be kept, nor the nodes that
-/// were salvaged, which the next repair needs if this one is cut short. Those that the bitmaps call free come last, and are used first.
-fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 3], allocated: &BlockSet) -> Vec<BlockNumber> {
+/// were salvaged, which the next repair needs if this one is cut short. Those that the bitmaps call free come last, and are used first;
+/// those with `found` nodes, by which the next repair would decide, come first.
+fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 3], [allocated, found]: [&BlockSet; 2]) -> Vec<BlockNumber> {
     let allocatable = checker.superblock.geometry.allocatable().range();
     let last = allocatable.end.min(checker.reader.blocks_present());
     let clusters = (allocatable.start..last).step_by(NODE_BLOCKS as usize).filter(|start| start + NODE_BLOCKS <= last);
     let unused = |start: &u64| (*start..start + NODE_BLOCKS).all(|block| used.iter().all(|set| !set.contains(block)));
-    let (free, doubtful): (Vec<u64>, Vec<u64>) =
-        clusters.filter(unused).partition(|start| (*start..start + NODE_BLOCKS).all(|block| !allocated.contains(block)));
-    doubtful.into_iter().rev().chain(free.into_iter().rev()).map(BlockNumber).collect()
+    let has_any = |start: u64, set: &BlockSet| (start..start + NODE_BLOCKS).any(|block| set.contains(block));
+    let mut clusters: Vec<u64> = clusters.filter(unused).collect();
+    clusters.sort_by_key(|&start| std::cmp::Reverse((has_any(start, found), has_any(start, allocated), start)));
+    clusters.into_iter().map(BlockNumber).collect()
 }
 
 /// What the repair commits besides the items.
@@ -105,16 +107,16 @@ pub(super) struct Commit {
 }
 
 /// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the nodes that were salvaged, `allocated` what the
-/// bitmaps say. Whether there was room.
+/// bitmaps say, `found` all nodes that stand somewhere. Whether there was room.
 pub(super) fn commit(
     checker: &Checker<'_>,
     items: &[(Key, Vec<u8>)],
     [extents, sources]: [&BlockSet; 2],
-    allocated: &BlockSet,
+    [allocated, found]: [&BlockSet; 2],
     commit: &Commit,
 ) -> Result<bool, FsckError> {
     let (device, geometry) = (checker.reader.device, checker.superblock.geometry);
-    let free = free_clusters(checker, [&checker.referenced, extents, sources], allocated);
+    let free = free_clusters(checker, [&checker.referenced, extents, sources], [allocated, found]);
     let mut writer = NodeWriter { reader: checker.reader, generation: commit.generation, free, used: Vec::new() };
     let Some(files) = writer.tree(TREE_FILES, items)? else { return Ok(false) };
     let root_item = vec![(Key::root(TREE_FILES), RootItem { root: files }.encode().to_vec())];
