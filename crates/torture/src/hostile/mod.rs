@@ -7,6 +7,7 @@ pub mod exercise;
 mod fuzz;
 pub mod images;
 mod input;
+mod loss;
 pub mod overlay;
 pub mod program;
 mod walk;
