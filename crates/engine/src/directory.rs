@@ -155,7 +155,7 @@ impl VolumeInner {
         }
         if state.item.links == 0 {
             // Only a file that never had a name, or is still open, gets here: its reference keeps it.
-            if self.files.get(&orphan_key(inode))?.is_none() {
+            if !self.inodes.is_referenced(inode) || self.files.get(&orphan_key(inode))?.is_none() {
                 return Err(Error::NotFound);
             }
             match state.truncated_from {
@@ -259,7 +259,7 @@ impl VolumeInner {
     pub(crate) fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
         let inode = self.inodes.get(number);
         let length = {
-            let state = self.read_inode(&inode)?;
+            let state = self.read_inode_in_use(&inode)?;
             if state.file_type() != FileType::Symlink {
                 return Err(Error::InvalidArgument("not a symbolic link"));
             }

@@ -82,7 +82,7 @@ impl VolumeInner {
     /// Attributes of an inode.
     pub(crate) fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
         let inode = self.inodes.get(number);
-        let state = self.read_inode(&inode)?;
+        let state = self.read_inode_in_use(&inode)?;
         Ok(Attributes::new(number, &state.item, state.delayed_blocks()))
     }
 

@@ -42,7 +42,7 @@ impl VolumeInner {
     /// Appends to `out` up to `length_bytes` bytes from `offset_bytes`, fewer at the end of the file.
     pub(crate) fn read(&self, number: InodeNumber, offset_bytes: u64, length_bytes: usize, out: &mut Vec<u8>) -> Result<()> {
         let inode = self.inodes.get(number);
-        let state = self.read_inode(&inode)?;
+        let state = self.read_inode_in_use(&inode)?;
         state.expect_regular()?;
         let end = offset_bytes.saturating_add(length_bytes as u64).min(state.item.size);
         let mut at = offset_bytes;
@@ -59,7 +59,7 @@ impl VolumeInner {
     /// Reads into `buffer`; returns how many bytes, fewer at the end of the file.
     pub(crate) fn read_into(&self, number: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize> {
         let inode = self.inodes.get(number);
-        let state = self.read_inode(&inode)?;
+        let state = self.read_inode_in_use(&inode)?;
         state.expect_regular()?;
         let end = offset_bytes.saturating_add(buffer.len() as u64).min(state.item.size);
         let mut at = offset_bytes;
@@ -161,7 +161,7 @@ impl VolumeInner {
         let whole_blocks = blocks_for_bytes(bytes.start)..bytes.end / BLOCK;
         let middle = (!whole_blocks.is_empty())
             .then(|| whole((whole_blocks.start * BLOCK - offset_bytes) as usize..(whole_blocks.end * BLOCK - offset_bytes) as usize));
-        let mut state = self.write_inode(inode)?;
+        let mut state = self.write_inode_in_use(inode)?;
         state.expect_regular()?;
         // What may fail first: only the blocks at both ends can be partial.
         let last = blocks.end - 1;
@@ -284,7 +284,7 @@ impl VolumeInner {
     /// The next data or hole at or after `offset_bytes`.
     pub(crate) fn seek(&self, number: InodeNumber, offset_bytes: u64, target: SeekTarget) -> Result<u64> {
         let inode = self.inodes.get(number);
-        let state = self.read_inode(&inode)?;
+        let state = self.read_inode_in_use(&inode)?;
         state.expect_regular()?;
         let size = state.item.size;
         if offset_bytes >= size {

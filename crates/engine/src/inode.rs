@@ -341,6 +341,27 @@ impl VolumeInner {
         }
     }
 
+    /// As [`VolumeInner::read_inode`], for a caller from outside.
+    ///
+    /// An inode with neither a name nor a reference is being removed: for its callers it is gone.
+    pub(crate) fn read_inode_in_use<'a>(&self, inode: &'a Inode) -> Result<ReadGuard<'a>> {
+        let state = self.read_inode(inode)?;
+        self.expect_in_use(inode.number, &state)?;
+        Ok(state)
+    }
+
+    /// As [`VolumeInner::read_inode_in_use`], exclusively.
+    pub(crate) fn write_inode_in_use<'a>(&self, inode: &'a Inode) -> Result<WriteGuard<'a>> {
+        let state = self.write_inode(inode)?;
+        self.expect_in_use(inode.number, &state)?;
+        Ok(state)
+    }
+
+    fn expect_in_use(&self, number: InodeNumber, state: &InodeState) -> Result<()> {
+        let in_use = state.item.links > 0 || self.inodes.is_referenced(number);
+        if in_use { Ok(()) } else { Err(Error::NotFound) }
+    }
+
     /// Locks several inodes exclusively, in ascending order; the same one may be named twice.
     pub(crate) fn lock_inodes<'a>(&self, inodes: &[&'a Arc<Inode>]) -> Result<LockedInodes<'a>> {
         let mut sorted: Vec<&Arc<Inode>> = inodes.to_vec();

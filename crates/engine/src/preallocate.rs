@@ -24,7 +24,7 @@ impl VolumeInner {
         let end = checked_end(offset_bytes, length_bytes)?;
         self.check_writable()?;
         let inode = self.inodes.get(number);
-        self.read_inode(&inode)?.expect_regular()?;
+        self.read_inode_in_use(&inode)?.expect_regular()?;
         match mode {
             AllocateMode::Allocate { keep_size } => self.fill(&inode, offset_bytes, end, keep_size),
             AllocateMode::PunchHole => self.punch(&inode, offset_bytes, end),

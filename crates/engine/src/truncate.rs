@@ -72,7 +72,7 @@ impl VolumeInner {
             return self.attributes(number);
         }
         let mut operation = self.begin(1, 0, Effort::Writeback)?;
-        let mut state = self.write_inode(&inode)?;
+        let mut state = self.write_inode_in_use(&inode)?;
         apply(&mut state, &rest);
         operation.put_inode(number, &state.loggable())?;
         let sequence = operation.log();
@@ -84,7 +84,7 @@ impl VolumeInner {
     pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         checked_end(size, 0)?;
         let _extents = inode.extents.lock();
-        self.read_inode(inode)?.expect_regular()?;
+        self.read_inode_in_use(inode)?.expect_regular()?;
         self.settle_truncation(inode)?;
         let finished = self.cut_to_size(inode, size)?;
         if finished { Ok(()) } else { self.finish_truncation(inode) }

@@ -395,7 +395,7 @@ impl VolumeInner {
         self.check_alive()?;
         let inode = self.inodes.get(number);
         let (regular, last) = {
-            let state = self.read_inode(&inode)?;
+            let state = self.read_inode_in_use(&inode)?;
             (state.file_type() == FileType::Regular, state.last)
         };
         if !regular {

@@ -43,7 +43,7 @@ impl VolumeInner {
     /// Value of an attribute.
     pub(crate) fn get_xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
         let inode = self.inodes.get(number);
-        let _state = self.read_inode(&inode)?;
+        let _state = self.read_inode_in_use(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         let mut value = item.inline;
         for part in 1..=XattrItem::parts(item.value_bytes as usize) {
@@ -59,7 +59,7 @@ impl VolumeInner {
     /// Names of all attributes.
     pub(crate) fn list_xattrs(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
         let inode = self.inodes.get(number);
-        let _state = self.read_inode(&inode)?;
+        let _state = self.read_inode_in_use(&inode)?;
         self.files.range(Key::all(number, ItemKind::Xattr)).map(|item| Ok(XattrItem::decode(&item?.1)?.name)).collect()
     }
 
@@ -78,7 +78,7 @@ impl VolumeInner {
         };
         let new_parts = XattrItem::parts(value.len()) as u64;
         let mut operation = self.begin(2 + old_parts + new_parts, 0, Effort::Ordinary)?;
-        let mut state = self.write_inode(&inode)?;
+        let mut state = self.write_inode_in_use(&inode)?;
         let (found, free) = self.find_xattr(number, name)?;
         let slot = match (&found, mode) {
             (Some(_), XattrMode::Create) => return Err(Error::Exists),
@@ -110,7 +110,7 @@ impl VolumeInner {
         let inode = self.inodes.get(number);
         let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
         let mut operation = self.begin(2 + parts_max, 0, Effort::Removal)?;
-        let mut state = self.write_inode(&inode)?;
+        let mut state = self.write_inode_in_use(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         operation.delete(Key::new(number, ItemKind::Xattr, slot))?;
         for part in 1..=XattrItem::parts(item.value_bytes as usize) {

@@ -1,6 +1,8 @@
 //! What programs expect.
 use cairn_blockdev::MemoryDevice;
-use cairn_engine::{FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, SeekTarget, Volume, VolumeOptions, XattrMode, mkfs,
+};
 use std::sync::Arc;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
@@ -29,4 +31,47 @@ fn a_number_that_was_asked_for_can_be_created() {
     let next = volume.create(volume.root(), b"1", &FILE).unwrap().inode.0 + 1;
     assert!(volume.attributes(InodeNumber(next)).is_err());
     assert_eq!(volume.create(volume.root(), b"2", &FILE).unwrap().inode.0, next);
+}
+
+type Call<'a> = &'a dyn Fn() -> Result<(), Error>;
+
+/// A file without names and references is removed, now or a little later: what is done to it would be lost without a word.
+#[test]
+fn a_file_that_nobody_can_reach_any_more_is_gone_for_every_call() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let volume = Volume::open(device, VolumeOptions::default()).unwrap();
+    let longer = AttributeChange { size: Some(1 << 20), ..AttributeChange::default() };
+    let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    // Until it is removed, which may be at once, it still is in memory: many rounds meet that.
+    for round in 0..300 {
+        let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+        volume.write(file, 0, b"content").unwrap();
+        let forget_first = round % 2 == 0;
+        if forget_first {
+            volume.forget(file, 1);
+        }
+        volume.unlink(volume.root(), b"file").unwrap();
+        if !forget_first {
+            volume.write(file, 0, b"without a name, but in use").unwrap();
+            volume.forget(file, 1);
+        }
+        let calls: [(&str, Call<'_>); 11] = [
+            ("write", &|| volume.write(file, 4096, b"lost")),
+            ("read", &|| volume.read(file, 0, 10, &mut Vec::new())),
+            ("attributes", &|| volume.attributes(file).map(drop)),
+            ("truncate", &|| volume.set_attributes(file, &longer).map(drop)),
+            ("chmod", &|| volume.set_attributes(file, &mode).map(drop)),
+            ("allocate", &|| volume.allocate(file, 0, 4096, AllocateMode::Allocate { keep_size: false })),
+            ("seek", &|| volume.seek(file, 0, SeekTarget::Hole).map(drop)),
+            ("set xattr", &|| volume.set_xattr(file, b"user.a", b"b", XattrMode::Any)),
+            ("list xattrs", &|| volume.list_xattrs(file).map(drop)),
+            ("fsync", &|| volume.fsync_blocking(file, FsyncKind::Full)),
+            ("link", &|| volume.link(file, volume.root(), b"again").map(drop)),
+        ];
+        let (name, call) = calls[round % calls.len()];
+        let result = call();
+        assert!(matches!(result, Err(Error::NotFound)), "round {round}, {name}: {result:?}");
+    }
+    volume.close().unwrap();
 }
