@@ -4,7 +4,7 @@
 //! cache, and a flush (fdatasync) costs what the storage's flush costs.
 //!
 //! Invariants: the file is locked against other processes while the device lives (exclusively, or shared among
-//! readers); the file never grows or shrinks; with direct I/O only aligned memory reaches the kernel.
+//! readers), and free when the device is dropped; the file never grows or shrinks; with direct I/O only aligned memory reaches the kernel.
 //!
 //! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; during a write to an image file with holes that
 //! of `holes`.
@@ -57,7 +57,7 @@ pub struct FileDevice {
     name: Arc<str>,
     file: File,
     /// The file behind a loop device, locked as well: the same volume must not be in use by its other name.
-    _backing: Option<File>,
+    backing: Option<File>,
     storage: Storage,
     mode: OpenMode,
     direct: bool,
@@ -129,7 +129,7 @@ impl FileDevice {
         Ok(FileDevice {
             name,
             file,
-            _backing: backing,
+            backing,
             storage,
             mode,
             direct,
@@ -197,6 +197,12 @@ impl FileDevice {
         }
         // All metadata too: the allocation is the point.
         self.file.sync_all().map_err(|error| range.error(error))
+    }
+
+    /// Another descriptor of the open file, as a child has it between fork and exec.
+    #[cfg(test)]
+    pub(crate) fn descriptor_of_a_child(&self) -> File {
+        self.file.try_clone().expect("the process may have one more descriptor")
     }
 
     fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
@@ -300,6 +306,16 @@ impl FileDevice {
             }
         }
         kernel::write_all(&self.file, position, &[&bounce[..filled]])
+    }
+}
+
+impl Drop for FileDevice {
+    /// A lock ends with the last descriptor of the open file, and a child that another thread is starting has a copy of each
+    /// between fork and exec. Therefore the locks are given up, not only closed: the next to open the file finds it free.
+    fn drop(&mut self) {
+        for file in [Some(&self.file), self.backing.as_ref()].into_iter().flatten() {
+            kernel::unlock(file);
+        }
     }
 }
 

@@ -87,6 +87,15 @@ fn a_writer_is_alone_and_readers_are_not() {
 }
 
 #[test]
+fn a_dropped_device_is_free_while_a_child_still_has_its_descriptor() {
+    let (_directory, path, device) = image();
+    let child = device.descriptor_of_a_child();
+    drop(device);
+    FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
+    drop(child);
+}
+
+#[test]
 fn a_reader_changes_nothing() {
     let (_directory, path, device) = image();
     drop(device);

@@ -57,6 +57,12 @@ pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))?)
 }
 
+/// Gives up the lock of an open file, also while other descriptors of it live.
+pub(crate) fn unlock(file: &File) {
+    // Closing, which follows, would do as well, unless another process has a descriptor of it.
+    let _ = rustix::io::retry_on_intr(|| rustix::fs::flock(file, FlockOperation::Unlock));
+}
+
 /// The file behind a loop device, if it is one and the file can still be opened by its name.
 pub(crate) fn backing_file(device: &File) -> io::Result<Option<File>> {
     let metadata = device.metadata()?;
