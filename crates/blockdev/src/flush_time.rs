@@ -5,7 +5,7 @@
 //! counts for at most four times the average plus one millisecond. A device that really became slower is believed after
 //! a few flushes.
 
-use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use std::time::Duration;
 
 /// At most this much is believed of the very first flush, which often pays for what happened before.
@@ -36,8 +36,7 @@ impl FlushTime {
             0 => Some(measured.min(FIRST_BOUND_NANOSECONDS)),
             _ => Some((3 * old + measured.min(4 * old + SLACK_NANOSECONDS)) / 4),
         };
-        // Relaxed: a number that guides a decision; no other memory depends on it.
-        let _ = self.average_nanoseconds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
+        try_update(&self.average_nanoseconds, update);
     }
 
     /// The average; zero until the first flush was recorded.

@@ -206,7 +206,7 @@ mod tests {
 
     impl BlockDevice for Failing {
         fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-            let left = self.writes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            let left = self.writes_left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             let offset_bytes = if left.is_ok() { offset_bytes } else { u64::MAX - 4095 };
             self.device.write(offset_bytes, buffers)
         }

@@ -2,7 +2,7 @@
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
-use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::Geometry;
@@ -40,7 +40,7 @@ impl Gate {
     fn pass(&self, kind: Held) {
         let mut held = self.held.lock();
         while *held == kind {
-            if self.permits.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |permits| permits.checked_sub(1)).is_ok() {
+            if try_update(&self.permits, |permits| permits.checked_sub(1)).is_some() {
                 return;
             }
             self.waiting.fetch_add(1, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! What an operation was promised and hasn't used yet.
 use crate::budget::Request;
 use crate::{Space, SpaceError};
-use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use std::fmt;
 use std::sync::Arc;
 
@@ -85,18 +85,16 @@ impl Reservation {
 
     fn subtract(&self, data_blocks: u64, nodes: u64) {
         for (held, amount) in [(&self.data_blocks, data_blocks), (&self.nodes, nodes)] {
-            let subtracted = held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| held.checked_sub(amount));
-            assert!(subtracted.is_ok(), "more taken from a reservation than it holds");
+            let subtracted = try_update(held, |held| held.checked_sub(amount));
+            assert!(subtracted.is_some(), "more taken from a reservation than it holds");
         }
     }
 }
 
 fn take(held: &AtomicU64, wanted: u64, kind: &'static str) -> Result<u64, SpaceError> {
     let taking = |held: u64| (held > 0).then(|| held - held.min(wanted));
-    match held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taking) {
-        Ok(held) => Ok(held.min(wanted)),
-        Err(_) => Err(SpaceError::ReservationExhausted { kind }),
-    }
+    let held = try_update(held, taking).ok_or(SpaceError::ReservationExhausted { kind })?;
+    Ok(held.min(wanted))
 }
 
 impl Drop for Reservation {

@@ -98,7 +98,7 @@ impl Model {
                 let (node, size) = self.regular(target)?;
                 self.contents_mut(node, size != *size_bytes, effects).truncate(*size_bytes);
                 self.get(node).modified_seconds = None;
-                effects.truncated = Some(node).filter(|_| size != *size_bytes);
+                effects.truncated = (size != *size_bytes).then_some(node);
                 Ok(Value::Nothing)
             }
             Operation::Allocate { target, offset_bytes, length_bytes, mode } => {

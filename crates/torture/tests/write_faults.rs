@@ -3,7 +3,7 @@
 use cairn_blockdev::simulated::Request;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
-use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering, try_update};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
@@ -114,7 +114,7 @@ fn survive(fault: Fault, seed: u64) {
     let left = AtomicU64::new(random.below(if fault == Fault::LogWrite || fault == Fault::Flush { 60 } else { 6 }));
     let flag = failed.clone();
     device.fail_when(move |request| {
-        if !fault.concerns(request) || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+        if !fault.concerns(request) || try_update(&left, |left| left.checked_sub(1)).is_some() {
             return false;
         }
         flag.store(true, Ordering::Release);

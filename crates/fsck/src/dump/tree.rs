@@ -52,8 +52,8 @@ pub struct ItemDump {
 pub fn dump_tree(device: &dyn BlockDevice, tree: TreeId, inodes: Option<RangeInclusive<u64>>) -> Result<TreeDump, FsckError> {
     let superblock = superblocks::read(device)?.newest;
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
-    let mut walk =
-        Walk { reader, inodes: Some(tree.0..=tree.0).filter(|_| tree != TREE_ROOTS).or(inodes.clone()), nodes: Vec::new(), found: None };
+    let of_roots = if tree == TREE_ROOTS { inodes.clone() } else { Some(tree.0..=tree.0) };
+    let mut walk = Walk { reader, inodes: of_roots, nodes: Vec::new(), found: None };
     walk.visit(superblock.root.block, superblock.root.level);
     if tree == TREE_ROOTS {
         return Ok(TreeDump { tree: tree.0, nodes: walk.nodes });
