@@ -1,8 +1,9 @@
 //! What a measurement was made on and when, so that its figures can be understood later and elsewhere.
-use crate::mounts;
+use crate::mounts::{self, Mount};
 use cairn_environment::clock;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// This machine.
@@ -46,6 +47,18 @@ fn disk_text(source: &str) -> String {
     format!("{source}{}{kind}", model.unwrap_or_default())
 }
 
+/// What a folder lies on. Of a root that is no mount point (that of a chroot) the table of mounts knows nothing; its number
+/// still leads to the disk.
+fn below(folder: &Path, mounts: &[Mount]) -> String {
+    if let Some(mount) = mounts::mount_of(mounts, folder) {
+        return format!("{} on {}", mount.kind, disk_text(&mount.source));
+    }
+    let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
+    let disk = fs::canonicalize(format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number)));
+    let name = disk.ok().and_then(|disk| Some(disk_text(&Path::new("/dev").join(disk.file_name()?).to_string_lossy())));
+    format!("a file system on {}", name.unwrap_or_else(|| "a device that does not show here".into()))
+}
+
 impl Machine {
     /// This one; with `folder`, also what is below that folder.
     pub fn here(folder: Option<&Path>) -> Self {
@@ -53,9 +66,7 @@ impl Machine {
         let uname = rustix::system::uname();
         // What `Path::parent` says of a name alone is an empty path.
         let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
-        let device = folder.and_then(|folder| fs::canonicalize(folder).ok()).and_then(|folder| {
-            mounts::mount_of(&mounts::all(), &folder).map(|mount| format!("{} on {}", mount.kind, disk_text(&mount.source)))
-        });
+        let device = folder.and_then(|folder| fs::canonicalize(folder).ok()).map(|folder| below(&folder, &mounts::all()));
         Self {
             cpu_model: value_of(&read("/proc/cpuinfo"), "model name").unwrap_or("unknown").to_owned(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
@@ -114,6 +125,9 @@ mod tests {
         let machine = Machine::here(Some(Path::new("/")));
         assert!(machine.cpus > 0 && machine.memory_bytes > 0 && machine.kernel.starts_with("Linux "), "{machine:?}");
         assert!(machine.device.contains(" on "), "{machine:?}");
+        // As in a chroot whose root is no mount point.
+        let unlisted = below(Path::new("/"), &[]);
+        assert!(unlisted.starts_with("a file system on ") && unlisted.len() > "a file system on ".len(), "{unlisted}");
         let beside = Machine::here(Path::new("image").parent());
         assert!(beside.device.contains(" on "), "{beside:?}");
     }

@@ -24,7 +24,7 @@ const SIZE_BYTES_DEFAULT: u64 = 4 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum DeviceSpec {
-    /// An image file, made with this size when missing, or a block device with a volume.
+    /// An image file or a block device with a volume; where there is none, an image of this size for one run.
     Image { path: PathBuf, size_bytes: u64 },
     /// Memory.
     Memory { size_bytes: u64 },
@@ -122,7 +122,8 @@ impl DeviceSpec {
         }
     }
 
-    /// Opens the device, and says whether it is new, without a volume.
+    /// Opens the device, and says whether it is new, without a volume. An image that is made has no name from the beginning,
+    /// so that nothing is left of it, however the run ends.
     ///
     /// # Errors
     /// When it can't be opened or made.
@@ -139,7 +140,7 @@ impl DeviceSpec {
                 (Arc::new(SimulatedDisk::new(*size_bytes, *read_time, *flush_time)), true)
             }
             DeviceSpec::Image { path, .. } if path.exists() => (Arc::new(FileDevice::open(path, OpenMode::ReadWrite)?), false),
-            DeviceSpec::Image { path, size_bytes } => (Arc::new(FileDevice::create(path, *size_bytes)?), true),
+            DeviceSpec::Image { path, size_bytes } => (Arc::new(nameless(path, *size_bytes)?), true),
         })
     }
 }
@@ -163,7 +164,7 @@ impl TargetSpec {
         }
     }
 
-    /// Opens the target; a missing image is made.
+    /// Opens the target; a missing image is made, and goes away with the target.
     ///
     /// # Errors
     /// When it is no directory or no volume, or can't be made.
@@ -194,8 +195,7 @@ impl TargetSpec {
         engine: &EngineSettings,
     ) -> anyhow::Result<Arc<dyn Target>> {
         let (device, is_new) = spec.open()?;
-        let volume = self.open_volume(device, is_new, policy, flushes, engine);
-        let volume = without_remains(spec, is_new, volume)?;
+        let volume = self.open_volume(device, is_new, policy, flushes, engine)?;
         Ok(Arc::new(EngineTarget::new(volume, self.name())))
     }
 
@@ -221,7 +221,7 @@ impl TargetSpec {
     ///
     /// # Errors
     /// When there is no place for a scratch file.
-    pub fn scratch_device(&self, size_bytes: u64) -> anyhow::Result<ScratchDevice> {
+    pub fn scratch_device(&self, size_bytes: u64) -> anyhow::Result<Arc<dyn BlockDevice>> {
         let folder = match self {
             TargetSpec::Directory(path) => path.clone(),
             TargetSpec::Engine(DeviceSpec::Image { path, .. }) => {
@@ -230,40 +230,20 @@ impl TargetSpec {
                 }
                 path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
             }
-            TargetSpec::Engine(spec) => return Ok(ScratchDevice { device: spec.open()?.0, path: None }),
+            TargetSpec::Engine(spec) => return Ok(spec.open()?.0),
         };
         let path = folder.join(format!("cairn-bench-{:016x}.scratch", cairn_environment::random::u64()));
-        let made = FileDevice::create(&path, size_bytes).with_context(|| format!("target {}", self.name()))?;
-        let device = Arc::new(made);
-        let scratch = ScratchDevice { device: device.clone(), path: Some(path) };
+        let device = nameless(&path, size_bytes).with_context(|| format!("target {}", self.name()))?;
         device.preallocate_and_zero(0, size_bytes)?;
-        Ok(scratch)
+        Ok(Arc::new(device))
     }
 }
 
-/// Removes an image that was made for a volume that could not be opened then: it helps nobody.
-fn without_remains<T>(spec: &DeviceSpec, is_new: bool, opened: anyhow::Result<T>) -> anyhow::Result<T> {
-    if let (DeviceSpec::Image { path, .. }, true, Err(_)) = (spec, is_new, &opened) {
-        // The error that counts is the one that came first.
-        let _ = std::fs::remove_file(path);
-    }
-    opened
-}
-
-/// A device for a moment; its file goes away with it.
-pub struct ScratchDevice {
-    /// The device.
-    pub device: Arc<dyn BlockDevice>,
-    path: Option<PathBuf>,
-}
-
-impl Drop for ScratchDevice {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            // Somebody else may have removed it.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+/// A new file for a moment, which goes away with the last use of it.
+fn nameless(path: &Path, size_bytes: u64) -> anyhow::Result<FileDevice> {
+    let device = FileDevice::create(path, size_bytes)?;
+    std::fs::remove_file(path).with_context(|| format!("{} cannot be removed", path.display()))?;
+    Ok(device)
 }
 
 /// Another device, whose flushes return at once.
@@ -308,14 +288,25 @@ mod tests {
     }
 
     #[test]
-    fn a_new_image_that_cannot_be_opened_is_removed_and_an_old_one_stays() {
+    fn of_a_new_image_nothing_is_left_and_an_old_one_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
-        let spec = DeviceSpec::Image { path: path.clone(), size_bytes: 1 << 20 };
-        std::fs::write(&path, "old").unwrap();
-        assert!(without_remains(&spec, true, Ok(())).is_ok() && path.exists());
-        assert!(without_remains::<()>(&spec, false, Err(anyhow::anyhow!("damaged"))).is_err() && path.exists());
-        assert!(without_remains::<()>(&spec, true, Err(anyhow::anyhow!("not opened"))).is_err() && !path.exists());
+        let target = TargetSpec::Engine(DeviceSpec::Image { path: path.clone(), size_bytes: 64 << 20 });
+        let open = || target.open(FlushPolicy::Auto, FlushMode::Real).unwrap();
+        let made = open();
+        // However the process ends from here on.
+        assert!(!path.exists());
+        made.make_directory("below").unwrap();
+        made.close().unwrap();
+        let device = FileDevice::create(&path, 64 << 20).unwrap();
+        mkfs(&device, &MkfsOptions::default()).unwrap();
+        drop(device);
+        let opened = open();
+        opened.make_directory("below").unwrap();
+        opened.close().unwrap();
+        assert!(path.exists());
+        target.scratch_device(1 << 20).unwrap().flush().unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `cairn bench` as a user meets it: figures, refusals, and nothing left behind after failures and interruptions.
 use cairn_environment::clock;
+use rustix::process::{Pid, Signal};
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -49,6 +50,9 @@ fn a_load_prints_figures_as_text_and_as_json() {
     assert_eq!((report["clients"].as_u64(), report["workload"].as_str()), (Some(2), Some("fsync-write")));
     assert_eq!((report["origin"]["command"][0].as_str(), report["target"].as_str()), (Some("cairn"), Some("engine on image")), "{json}");
     assert!(report["statistics"]["log_flushes"].as_u64() > Some(0), "{json}");
+    assert!(left_in(folder.path()).is_empty(), "an image that a run makes goes away with it");
+    exits_with(0, folder.path(), &["mkfs", "image", "--size", "64M"]);
+    exits_with(0, folder.path(), &[&run[..], &["engine:image"]].concat());
     assert_eq!(left_in(folder.path()), ["image"]);
     exits_with(0, folder.path(), &["fsck", "--data", "image"]);
 }
@@ -124,6 +128,10 @@ fn wait_for(child: &mut Child, text: &str) -> Lines<BufReader<ChildStderr>> {
     lines
 }
 
+fn send(child: &Child, signal: Signal) {
+    rustix::process::kill_process(Pid::from_child(child), signal).unwrap();
+}
+
 #[test]
 fn an_interrupted_load_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,9 +141,28 @@ fn an_interrupted_load_leaves_nothing_behind() {
         assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::yield_now();
     }
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(left_in(folder.path()).is_empty());
+}
+
+#[test]
+fn an_interrupted_load_on_the_engine_leaves_no_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = cairn(folder.path(), &["bench", "run", "fsync-write", "--seconds", "3600", "--target", "engine:image:size=64M"]);
+    let mut child = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let open_files = format!("/proc/{}/fd", child.id());
+    let has_image = || {
+        let links = fs::read_dir(&open_files).into_iter().flatten().flatten().filter_map(|file| fs::read_link(file.path()).ok());
+        links.into_iter().any(|file| file.to_string_lossy().contains("/image"))
+    };
+    while !has_image() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::yield_now();
+    }
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(left_in(folder.path()).is_empty(), "{:?}", left_in(folder.path()));
 }
 
 #[test]
@@ -210,7 +237,7 @@ fn commands_with(text: &str) -> Vec<String> {
 }
 
 /// Interrupts a comparison as soon as `is_moment` sees what it waits for, and expects nothing to be left.
-fn interrupt_when(workload: &str, signal: &str, is_moment: impl Fn(&Path) -> bool) {
+fn interrupt_when(workload: &str, signal: Signal, is_moment: impl Fn(&Path) -> bool) {
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         ["bench", "peers", "--fs", "cairn", "--size", "256M", "--clients", "2", "--dir", ".", "--seconds", "3600", "--workload"];
@@ -221,7 +248,7 @@ fn interrupt_when(workload: &str, signal: &str, is_moment: impl Fn(&Path) -> boo
         assert!(child.try_wait().unwrap().is_none(), "{workload} ended by itself: {:?}", told.map_while(Result::ok).collect::<Vec<_>>());
         clock::sleep(Duration::from_millis(2));
     }
-    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    send(&child, signal);
     let told: Vec<String> = told.map_while(Result::ok).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{told:?}");
     assert!(told.iter().any(|line| line.contains("interrupted")), "{told:?}");
@@ -237,15 +264,15 @@ fn an_interruption_at_any_moment_leaves_nothing_behind() {
     }
     let has_mount = |folder: &Path| fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&folder.display().to_string());
     let runs_with = |text: &str, folder: &Path| commands_with(&folder.display().to_string()).iter().any(|command| command.contains(text));
-    interrupt_when("fsync-write", "-INT", |folder| !left_in(folder).is_empty());
-    interrupt_when("fsync-write", "-TERM", |folder| runs_with("mount --foreground", folder));
-    interrupt_when("fsync-write", "-INT", has_mount);
-    interrupt_when("small-durable-files", "-HUP", |folder| runs_with("bench run", folder));
+    interrupt_when("fsync-write", Signal::INT, |folder| !left_in(folder).is_empty());
+    interrupt_when("fsync-write", Signal::TERM, |folder| runs_with("mount --foreground", folder));
+    interrupt_when("fsync-write", Signal::INT, has_mount);
+    interrupt_when("small-durable-files", Signal::HUP, |folder| runs_with("bench run", folder));
     if Path::new("/usr/bin/dbench").exists() {
-        interrupt_when("tool:dbench", "-INT", |folder| runs_with("dbench -t", folder));
+        interrupt_when("tool:dbench", Signal::INT, |folder| runs_with("dbench -t", folder));
     }
     if Path::new("/usr/bin/fio").exists() {
-        interrupt_when("tool:fio", "-INT", |folder| runs_with("fio --name", folder));
+        interrupt_when("tool:fio", Signal::INT, |folder| runs_with("fio --name", folder));
     }
 }
 

@@ -26,7 +26,7 @@ const PART_BYTES: usize = 1 << 20;
 
 pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     let scratch = spec.scratch_device(RING_BYTES)?;
-    let (length_bytes, needed_bytes) = (scratch.device.length_bytes(), SIZES[SIZES.len() - 1].1 as u64);
+    let (length_bytes, needed_bytes) = (scratch.length_bytes(), SIZES[SIZES.len() - 1].1 as u64);
     ensure!(
         length_bytes >= needed_bytes,
         "target {}: {} KiB are too small for writes of up to {} KiB; give it more, for example size=64M",
@@ -39,7 +39,7 @@ pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
     for (name, write_bytes) in SIZES {
         let mut plan = settings.plan(name, Limit::Time(settings.duration / SIZES.len() as u32));
         plan.clients = 1;
-        let (device, pool) = (scratch.device.clone(), pool.clone());
+        let (device, pool) = (scratch.clone(), pool.clone());
         let measured = client::run(&plan, move |client, recorder| {
             // The same memory as the engine's, all of it touched before.
             let part = |_| {

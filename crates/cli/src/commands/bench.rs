@@ -37,7 +37,7 @@ struct Run {
     /// Name of the load.
     workload: Workload,
     /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G], engine:simulated[:flush_ms=10,discard_ms=0.02,size=4G]
-    /// or engine:disk[:flush_ms=10,read_ms=0.5,size=4G]. An image that is missing is made, and stays.
+    /// or engine:disk[:flush_ms=10,read_ms=0.5,size=4G]. An image that is missing is made, and removed again.
     #[arg(long)]
     target: TargetSpec,
     #[command(flatten)]
