@@ -33,9 +33,18 @@ need() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
 }
 
-# Rust, and a linker for it.
+# Rust, as new as Cargo.toml asks for, and a linker for it.
 need_rust() {
-    command -v cargo >/dev/null 2>&1 || fail "cargo is missing; install Rust from https://rustup.rs"
+    local wanted found program
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$root/Cargo.toml")
+    local advice="install Rust $wanted or newer from https://rustup.rs, or update it with: rustup update stable"
+    for program in rustc cargo; do
+        command -v $program >/dev/null 2>&1 || fail "$program is missing; $advice"
+        # Debian's own packages are older than this project; cargo would say no more than "failed to parse manifest".
+        found=$(cd "$root" && $program --version | awk '{ print $2 }') || fail "$program cannot be run; $advice"
+        [ "$(printf '%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)" = "$wanted" ] ||
+            fail "$(command -v $program) is version $found, and Cairn needs Rust $wanted or newer; $advice"
+    done
     need cc gcc ld binutils
     echo 'int main(void){return 0;}' | cc -x c -o /dev/null - 2>/dev/null || need /nonexistent libc6-dev
 }
