@@ -12,11 +12,14 @@ use cairn_format::{BLOCK_SIZE, BlockNumber, Geometry, LABEL_BYTES, Superblock};
 use rustix::fs::{OFlags, SeekFrom};
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Bytes between two steps of the progress bar.
 const PREALLOCATE_STEP_BYTES: u64 = 64 << 20;
+/// The host allocates the bitmaps of an image file when it is made if they take no more than this: those of 512 GiB.
+const BITMAPS_ALLOCATED_BYTES_MAX: u64 = 64 << 20;
 
 /// The volume that is wanted.
 pub struct NewVolume<'a> {
@@ -185,17 +188,28 @@ pub fn make_volume(device: &dyn BlockDevice, wanted: &NewVolume<'_>) -> anyhow::
     Ok(mkfs(device, &options)?)
 }
 
-/// Writes zeros where signatures of other file systems stand, and, in an image file, to everything that is rewritten
-/// between flushes (superblocks, bitmaps, log), so that the host has allocated it; or to the whole file.
+/// Writes zeros where [`ranges_to_clear`] says.
 fn clear(device: &FileDevice, geometry: &Geometry, everything: bool) -> anyhow::Result<()> {
-    let copy = geometry.superblock_copy();
-    if everything {
-        return clear_range(device, 0, device.length_bytes());
+    let ranges = ranges_to_clear(geometry, device.is_block_device(), everything);
+    ranges.into_iter().try_for_each(|range| clear_range(device, range.start, range.end))
+}
+
+/// Where signatures of other file systems stand, and, in an image file, what is rewritten between flushes, so that the host has
+/// allocated it: superblocks, log, and the bitmaps as long as they are few; or everything.
+pub fn ranges_to_clear(geometry: &Geometry, on_disk: bool, everything: bool) -> Vec<Range<u64>> {
+    let bytes = |blocks: Range<BlockNumber>| blocks.start.offset_bytes()..blocks.end.offset_bytes();
+    let (table, log, copy) = (geometry.bitmap_table(), geometry.log(), geometry.superblock_copy());
+    let end = BlockNumber(copy.0 + 1);
+    let front = BlockNumber(0)..Geometry::BITMAP_START;
+    match (everything, on_disk) {
+        (true, _) => vec![bytes(BlockNumber(0)..end)],
+        (false, true) => vec![bytes(front), bytes(copy..end)],
+        (false, false) => {
+            let few = table.blocks * BLOCK_SIZE as u64 <= BITMAPS_ALLOCATED_BYTES_MAX;
+            let table = if few { bytes(table.start..table.end()) } else { 0..0 };
+            vec![bytes(front), table, bytes(log.start..geometry.data_start()), bytes(copy..end)]
+        }
     }
-    let end = if device.is_block_device() { Geometry::BITMAP_START } else { geometry.data_start() };
-    clear_range(device, 0, end.offset_bytes())?;
-    let copy_end = BlockNumber(copy.0 + 1);
-    clear_range(device, copy.offset_bytes(), copy_end.offset_bytes())
 }
 
 pub fn clear_range(device: &FileDevice, start_bytes: u64, end_bytes: u64) -> anyhow::Result<()> {
@@ -208,4 +222,24 @@ pub fn clear_range(device: &FileDevice, start_bytes: u64, end_bytes: u64) -> any
         progress.set(at_bytes - start_bytes);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_image_takes_little_of_its_host() {
+        for (size_bytes, table_counts) in [(1_u64 << 30, true), (10 << 40, false)] {
+            let geometry = Geometry::for_size(size_bytes, None).expect("a volume");
+            let ranges = ranges_to_clear(&geometry, false, false);
+            let cleared: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+            let log_bytes = geometry.log_blocks * BLOCK_SIZE as u64;
+            assert!(cleared >= log_bytes && cleared < log_bytes + (1 << 20), "{size_bytes}: {cleared}");
+            let table = geometry.bitmap_table().start.offset_bytes();
+            assert_eq!(ranges.iter().any(|range| range.contains(&table)), table_counts);
+            let whole = ranges_to_clear(&geometry, false, true);
+            assert!(matches!(&whole[..], [range] if range.start == 0 && range.end == geometry.total_blocks * BLOCK_SIZE as u64));
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Makes a volume on a mirror or a concatenation: its members first, then the volume.
 //!
 //! Invariants: as those of `create`, for each member.
-use crate::create::{self, Content, NewVolume, clear_range};
+use crate::create::{self, Content, NewVolume, clear_range, ranges_to_clear};
 use crate::image::{self, Image};
 use crate::size::Size;
 use crate::{output, signature};
@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{Kind, make};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
-use cairn_format::{BlockNumber, Geometry, Superblock};
+use cairn_format::{Geometry, Superblock};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -154,12 +154,7 @@ fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
 fn clear(wanted: &Wanted<'_>, kind: Kind, files: &[Arc<FileDevice>], composed_bytes: u64) -> anyhow::Result<()> {
     let Some(geometry) = Geometry::for_size(composed_bytes, wanted.log_size.map(|size| size.bytes)) else { return Ok(()) };
     let on_disk = files.iter().any(|file| file.is_block_device());
-    let front = if on_disk { Geometry::BITMAP_START } else { geometry.data_start() };
-    let copy = geometry.superblock_copy();
-    let ranges = match wanted.preallocate {
-        true => vec![0..composed_bytes, 0..0],
-        false => vec![0..front.offset_bytes(), copy.offset_bytes()..BlockNumber(copy.0 + 1).offset_bytes()],
-    };
+    let ranges = ranges_to_clear(&geometry, on_disk, wanted.preallocate);
     let mut start_bytes = 0;
     for file in files {
         let own = match kind {

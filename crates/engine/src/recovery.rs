@@ -34,6 +34,9 @@ use std::sync::Arc;
 /// Of the memory for dirty file data, this part is kept for later when it is not in use.
 const UNUSED_BUFFERS_SHARE: u64 = 4;
 
+/// Groups whose bitmaps are read at once: 1 MiB of each slot.
+const GROUPS_PER_READ: u64 = 256;
+
 /// What stands in a block, from whichever copy is good.
 fn read_block<T>(device: &dyn BlockDevice, block: BlockNumber, decode: impl FnMut(&[u8]) -> Decoded<T>) -> Result<T> {
     let mut buffer = AlignedBuffer::zeroed(BLOCK_SIZE);
@@ -103,6 +106,42 @@ struct Bitmaps {
 }
 
 impl Bitmaps {
+    /// Takes the bitmap of `group` that counts, of what was read from its two slots.
+    fn add_group(&mut self, device: &dyn BlockDevice, superblock: &Superblock, group: u64, slots: [&[u8]; 2]) -> Result<()> {
+        let mut best: Option<(Bitmap, u8)> = None;
+        let mut problem = String::new();
+        for (slot, bytes) in slots.into_iter().enumerate() {
+            let block = superblock.geometry.bitmap_block(group, slot);
+            let decode = |bytes: &[u8]| Bitmap::decode_slot(bytes, superblock, group, slot);
+            let is_written = bytes.iter().any(|&byte| byte != 0);
+            // What was written and is damaged may be good in another copy.
+            let mut decoded = decode(bytes);
+            if decoded.is_err() && is_written && device.copies() > 1 {
+                decoded = read_block(device, block, decode).or(decoded);
+            }
+            match decoded {
+                Ok(bitmap) if bitmap.generation > superblock.generation => self.stale.push(group),
+                Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => {
+                    best = Some((bitmap, slot as u8))
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    problem = error.to_string();
+                    if is_written {
+                        self.damaged.get_or_insert(error);
+                    }
+                }
+            }
+        }
+        let Some((bitmap, slot)) = best else {
+            let block = superblock.geometry.bitmap_block(group, 0);
+            return Err(FormatError::new(Structure::Bitmap, block, format!("group {group} has no usable bitmap: {problem}")).into());
+        };
+        self.slots.push(BitmapSlot { slot, generation: bitmap.generation });
+        self.bits.push(bitmap.bits);
+        Ok(())
+    }
+
     /// The older bitmap of a group is valid too, but calls free what was used since: it must not stand in for a newest one
     /// that is damaged or was never written. The superblock tells: which generations belong to it, and the sum of the bits.
     fn check_sum(&self, superblock: &Superblock) -> Result<()> {
@@ -142,46 +181,18 @@ fn read_bitmaps(device: &dyn BlockDevice, superblock: &Superblock, read_only: bo
 
 fn newest_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Bitmaps> {
     let geometry = superblock.geometry;
-    let table = geometry.bitmap_table();
-    let mut buffer = AlignedBuffer::zeroed(table.blocks as usize * BLOCK_SIZE);
-    for (index, chunk) in buffer.chunks_mut(1 << 20).enumerate() {
-        device.read(table.start.offset_bytes() + ((index as u64) << 20), chunk)?;
-    }
     let mut bitmaps = Bitmaps { bits: Vec::new(), slots: Vec::new(), stale: Vec::new(), damaged: None };
-    for group in 0..geometry.groups() {
-        let mut best: Option<(Bitmap, u8)> = None;
-        let mut problem = String::new();
-        for slot in 0..2 {
-            let block = geometry.bitmap_block(group, slot);
-            let at = (block.0 - table.start.0) as usize * BLOCK_SIZE;
-            let decode = |bytes: &[u8]| Bitmap::decode(bytes, superblock.volume, block, group);
-            let bytes = &buffer[at..at + BLOCK_SIZE];
-            let is_written = bytes.iter().any(|&byte| byte != 0);
-            // What was written and is damaged may be good in another copy.
-            let mut decoded = decode(bytes);
-            if decoded.is_err() && is_written && device.copies() > 1 {
-                decoded = read_block(device, block, decode).or(decoded);
-            }
-            match decoded {
-                Ok(bitmap) if bitmap.generation > superblock.generation => bitmaps.stale.push(group),
-                Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => {
-                    best = Some((bitmap, slot as u8))
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    problem = error.to_string();
-                    if is_written {
-                        bitmaps.damaged.get_or_insert(error);
-                    }
-                }
-            }
+    let mut buffers = [0, 1].map(|_| AlignedBuffer::zeroed(GROUPS_PER_READ as usize * BLOCK_SIZE));
+    for first in (0..geometry.groups()).step_by(GROUPS_PER_READ as usize) {
+        let count = GROUPS_PER_READ.min(geometry.groups() - first);
+        for (slot, buffer) in buffers.iter_mut().enumerate() {
+            let start = geometry.bitmap_block(first, slot);
+            device.read(start.offset_bytes(), &mut buffer[..count as usize * BLOCK_SIZE])?;
         }
-        let Some((bitmap, slot)) = best else {
-            let block = geometry.bitmap_block(group, 0);
-            return Err(FormatError::new(Structure::Bitmap, block, format!("group {group} has no usable bitmap: {problem}")).into());
-        };
-        bitmaps.slots.push(BitmapSlot { slot, generation: bitmap.generation });
-        bitmaps.bits.push(bitmap.bits);
+        for index in 0..count as usize {
+            let slots = buffers.each_ref().map(|buffer| &buffer[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE]);
+            bitmaps.add_group(device, superblock, first + index as u64, slots)?;
+        }
     }
     Ok(bitmaps)
 }

@@ -159,7 +159,7 @@ fn superblock_round_trip_and_refusals() {
     Header::seal(&mut newer);
     assert!(Superblock::decode(&newer, at).unwrap_err().problem.contains("version 99"));
     let mut feature = bytes.clone();
-    feature[HEADER_BYTES + 16] = 1;
+    feature[HEADER_BYTES + 16 + 7] = 0x20;
     Header::seal(&mut feature);
     assert!(Superblock::decode(&feature, at).unwrap_err().problem.contains("incompatible"));
     for length in 0..bytes.len() {

@@ -37,6 +37,13 @@ pub struct Features {
     pub incompatible: u64,
 }
 
+impl Features {
+    /// Incompatible: a slot 1 of zeros is the bitmap that mkfs would have written there.
+    pub const IMPLICIT_BITMAPS: u64 = 1 << 0;
+    /// The incompatible features that this version knows.
+    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS;
+}
+
 /// A place in the log ring and the checkpoint expected there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LogPosition {
@@ -186,8 +193,9 @@ impl Superblock {
         {
             return fail(format!("unsupported sizes: block {}, node {}, group {}", raw.block_size, raw.node_size, raw.group_blocks));
         }
-        if raw.features_incompatible.get() != 0 {
-            return fail(format!("uses unknown incompatible features {:#x}", raw.features_incompatible.get()));
+        let unknown = raw.features_incompatible.get() & !Features::INCOMPATIBLE_KNOWN;
+        if unknown != 0 {
+            return fail(format!("uses unknown incompatible features {unknown:#x}"));
         }
         let geometry = Geometry { total_blocks: raw.total_blocks.get(), log_blocks: raw.log_blocks.get() };
         let bytes_total = geometry.total_blocks.checked_mul(BLOCK_SIZE as u64);

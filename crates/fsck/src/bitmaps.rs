@@ -1,7 +1,8 @@
 //! Pass `Bitmaps`: for each block group, the newest valid slot not newer than the superblock must say exactly what the
 //! superblock's trees refer to.
 //!
-//! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a newer or a torn one.
+//! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a newer or a torn one. Zeros in
+//! slot 1 may stand for the bitmap of a group that nothing has changed yet.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
@@ -62,14 +63,17 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
         };
         match block {
             Err(error) => Slot::Damaged(format!("cannot be read: {error}")),
-            Ok(block) if block.iter().all(|&byte| byte == 0) => Slot::Empty,
             Ok(block) => {
-                let decode = |block: &[u8]| Bitmap::decode(block, checker.superblock.volume, address, group).map_err(|error| error.problem);
+                let decode = |block: &[u8]| Bitmap::decode_slot(block, &checker.superblock, group, slot).map_err(|error| error.problem);
+                let is_empty = block.iter().all(|&byte| byte == 0);
                 let other_copy = |problem| match device.copies() {
                     1 => Err(problem),
                     _ => read_decoded(device, BlockRange::new(address, 1), decode),
                 };
-                decode(&block).or_else(other_copy).map_or_else(Slot::Damaged, Slot::Valid)
+                match decode(&block) {
+                    Err(_) if is_empty => Slot::Empty,
+                    decoded => decoded.or_else(other_copy).map_or_else(Slot::Damaged, Slot::Valid),
+                }
             }
         }
     };
@@ -97,8 +101,9 @@ fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots
             Slot::Valid(bitmap) => format!("generation {} is newer than the superblock", bitmap.generation),
         });
         let problem = format!("group {group} has no valid bitmap: {}; {}", state[0], state[1]);
-        rewrite(checker, finding(Severity::Error, addresses[0], problem), group, addresses[0], expected)?;
-        check_unused(checker, group, addresses[1], slots[1])?;
+        // Into slot 1: there zeros may stand for a bitmap, in slot 0 never.
+        rewrite(checker, finding(Severity::Error, addresses[0], problem), group, addresses[1], expected)?;
+        check_unused(checker, group, addresses[0], slots[0])?;
         return Ok(superblock_generation);
     };
     let mut generation = bitmap.generation;
@@ -235,7 +240,7 @@ fn rewrite(checker: &mut Checker<'_>, finding: Finding, group: u64, address: Blo
     })
 }
 
-/// Repair: zeros in a slot that doesn't count, which no reader takes for a bitmap.
+/// Repair: zeros in a slot that doesn't count. No reader takes them for a bitmap, or only for the oldest one that there can be.
 fn clear(checker: &mut Checker<'_>, finding: Finding, address: BlockNumber) -> Result<(), FsckError> {
     checker.found_repairable(finding, None, |checker| {
         write_block(checker.reader.device, address, &[0; BLOCK_SIZE])?;

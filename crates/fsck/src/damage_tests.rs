@@ -171,7 +171,7 @@ fn a_truncated_volume_is_reported() {
 
 #[test]
 fn other_magic_and_newer_versions_are_refused() {
-    for (byte, value, text) in [(0, b'X', "bad magic"), (8, 99, "version 99 is not supported"), (64, 1, "incompatible features")] {
+    for (byte, value, text) in [(0, b'X', "bad magic"), (8, 99, "version 99 is not supported"), (71, 0x20, "incompatible features")] {
         let volume = TestVolume::full();
         for address in volume.superblock_places() {
             let mut block = volume.superblock.encode(address);

@@ -83,11 +83,11 @@ impl References {
     }
 
     fn add_bitmaps(&mut self, device: &dyn BlockDevice) {
-        let (geometry, volume) = (self.superblock.geometry, self.superblock.volume);
+        let geometry = self.superblock.geometry;
         for group in 0..geometry.groups() {
             let generation_of = |slot: usize| -> Option<Generation> {
-                let block = geometry.bitmap_block(group, slot);
-                let generation = Bitmap::decode(&read(device, block, 1), volume, block, group).ok()?.generation;
+                let block = read(device, geometry.bitmap_block(group, slot), 1);
+                let generation = Bitmap::decode_slot(&block, &self.superblock, group, slot).ok()?.generation;
                 Some(generation).filter(|generation| *generation <= self.superblock.generation)
             };
             let counts = usize::from(generation_of(1) > generation_of(0));

@@ -64,7 +64,7 @@ fn dump_group(reader: &Reader<'_>, superblock: &Superblock, group: u64, free_run
     let read = |slot: usize| {
         let address = reader.geometry.bitmap_block(group, slot);
         let block = read_blocks(reader.device, BlockRange::new(address, 1)).ok()?;
-        let bitmap = Bitmap::decode(&block, reader.volume, address, group).ok()?;
+        let bitmap = Bitmap::decode_slot(&block, superblock, group, slot).ok()?;
         (bitmap.generation <= superblock.generation).then_some((slot, bitmap))
     };
     let mut dump = GroupDump { group, slot: None, generation: 0, free_blocks: 0, free_clusters: 0, longest_run_blocks: 0 };
