@@ -61,6 +61,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/blockdev/src/ring.rs",
     "crates/blockdev/src/kernel.rs",
     "crates/blockdev/src/slab.rs",
+    "crates/cli/src/torture/asynchronous.rs",
     "crates/cli/src/torture/mapping.rs",
     "crates/environment/src/backend_native.rs",
     "crates/environment/src/backend_shuttle.rs",

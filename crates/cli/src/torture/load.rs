@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// Kill the server of a real mount under load, again and again: nothing acknowledged may be missing.
 ///
-/// Eighteen workers replace, append, overwrite, rename and remove files, write through mappings and past the page cache, truncate,
+/// Twenty-one workers replace, append, overwrite, rename and remove files, write through mappings and past the page cache, truncate,
 /// allocate, punch holes, set attributes and make links, each with a memory of what was acknowledged. At a random moment the server
 /// is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must find what it remembers,
 /// and `fsck --data` must find nothing at the end of each round.

@@ -1,9 +1,10 @@
-//! Stores into a file through a shared mapping.
+//! Loads and stores through a shared mapping of a file.
 //!
-//! When its server is killed, a page of the file can't be had any more, and a program that stores into it gets SIGBUS. So the
-//! system copies: a read from a pipe into the mapping is the same store at the same address, and ends with EFAULT instead.
+//! When its server is killed, or the file becomes shorter, a page can't be had any more, and a program that touches it gets
+//! SIGBUS. So the system copies: a read from a pipe into the mapping is the same store at the same address, a write from it
+//! into a pipe the same load, and both end with EFAULT instead.
 //!
-//! The only module of this program with `unsafe`.
+//! Beside `asynchronous.rs` the only module of this program with `unsafe`.
 #![allow(unsafe_code)]
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use std::ffi::c_void;
@@ -14,14 +15,17 @@ use std::io::{self, Read, Write};
 const PIPE_BYTES: usize = 4096;
 
 /// A part of a file.
-struct Mapping {
+pub struct Mapping {
     start: *mut c_void,
     length_bytes: usize,
 }
 
+// SAFETY: the mapping stays where it is, whichever thread uses it, and only the kernel touches its memory.
+unsafe impl Send for Mapping {}
+
 impl Mapping {
     /// `offset_bytes` lies at the beginning of a page.
-    fn new(file: &File, offset_bytes: u64, length_bytes: usize) -> io::Result<Self> {
+    pub fn new(file: &File, offset_bytes: u64, length_bytes: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start =
             unsafe { mmap(std::ptr::null_mut(), length_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, offset_bytes) };
@@ -38,6 +42,20 @@ impl Mapping {
             // kernel touches this memory.
             let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>().add(at), part.len()) };
             reader.read_exact(memory)?;
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes` with what stands from the mapping's beginning.
+    pub fn load(&self, bytes: &mut [u8]) -> io::Result<()> {
+        assert!(bytes.len() <= self.length_bytes, "behind the end of the mapping");
+        let (mut reader, mut writer) = io::pipe()?;
+        let places = (0..).step_by(PIPE_BYTES);
+        for (at, part) in places.zip(bytes.chunks_mut(PIPE_BYTES)) {
+            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Only the kernel touches this memory.
+            let memory = unsafe { std::slice::from_raw_parts(self.start.cast::<u8>().add(at), part.len()) };
+            writer.write_all(memory)?;
+            reader.read_exact(part)?;
         }
         Ok(())
     }
@@ -76,6 +94,11 @@ mod tests {
         std::io::Seek::rewind(&mut file).unwrap();
         file.read_to_end(&mut bytes).unwrap();
         assert!(bytes == [vec![1; 5000], vec![2; 10_000], vec![1; 5000]].concat());
+        let mapping = Mapping::new(&file, 0, 40_000).unwrap();
+        let mut loaded = vec![0; 20_000];
+        mapping.load(&mut loaded).unwrap();
+        assert!(loaded == bytes);
+        assert_eq!(mapping.load(&mut [0; 40_000]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
         let behind = bytes.len().next_multiple_of(rustix::param::page_size()) as u64;
         assert_eq!(store_and_sync(&file, behind, &[3; 100]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
     }

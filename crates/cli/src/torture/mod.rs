@@ -7,6 +7,8 @@
 //! ([`append`], [`label`], [`overwrite`], [`replace`], [`reshape`], [`tree`]). A [`machine`] is a virtual one; its [`journal`] and its
 //! disk's [`write_log`] tell what was on the disk when.
 mod append;
+mod asynchronous;
+mod direct;
 pub mod faults;
 pub mod fuzz;
 mod growth;

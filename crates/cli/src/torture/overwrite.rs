@@ -3,20 +3,29 @@ use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
 use cairn_environment::random::Seeded;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const BLOCK_BYTES: usize = 4096;
+pub const BLOCK_BYTES: usize = 4096;
 const BLOCKS: u64 = 300;
+pub const TABLE_BYTES: usize = BLOCKS as usize * BLOCK_BYTES;
+/// Blocks of one fsync, at most.
+pub const BEGUN_MAX: u64 = 12;
 
 /// The version of a block on the volume lies between these, both included; 0 is a hole.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct Block {
     acknowledged: u64,
     written: u64,
+}
+
+/// The table in a worker's folder.
+pub fn path(folder: &Path) -> PathBuf {
+    folder.join("table")
 }
 
 /// Overwrites blocks.
@@ -45,8 +54,39 @@ impl Overwrite {
         (block, self.version)
     }
 
-    fn write(&self, file: &File, (block, version): (u64, u64)) -> io::Result<()> {
-        file.write_all_at(&pattern::content(pattern::identity(self.seed, block), version, BLOCK_BYTES), block * BLOCK_BYTES as u64)
+    /// The table, with its length and its name durable.
+    pub fn open(&mut self, folder: &Path) -> io::Result<File> {
+        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path(folder))?;
+        if !self.exists {
+            file.set_len(BLOCKS * BLOCK_BYTES as u64)?;
+            file.sync_all()?;
+            File::open(folder)?.sync_all()?;
+            self.exists = true;
+        }
+        Ok(file)
+    }
+
+    /// Some blocks and the versions that they get next, each block once.
+    pub fn begin_some(&mut self) -> BTreeMap<u64, u64> {
+        let start = self.random.below(BLOCKS);
+        (0..=self.random.below(BEGUN_MAX))
+            .map(|step| {
+                let scattered = self.random.chance(1, 2);
+                let block = if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
+                self.begin(block)
+            })
+            .collect()
+    }
+
+    /// Where a block stands, and its bytes in that version.
+    pub fn content(&self, block: u64, version: u64) -> (u64, Vec<u8>) {
+        (block * BLOCK_BYTES as u64, pattern::content(pattern::identity(self.seed, block), version, BLOCK_BYTES))
+    }
+
+    /// Everything that was begun is durable.
+    pub fn acknowledge(&mut self) {
+        self.blocks.iter_mut().for_each(|block| block.acknowledged = block.written);
+        self.syncs += 1;
     }
 
     fn check_block(&mut self, index: usize, bytes: &[u8]) -> Result<(), Problem> {
@@ -63,33 +103,21 @@ impl Overwrite {
 
 impl Worker for Overwrite {
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(folder.join("table"))?;
-        if !self.exists {
-            file.set_len(BLOCKS * BLOCK_BYTES as u64)?;
-            file.sync_all()?;
-            File::open(folder)?.sync_all()?;
-            self.exists = true;
-            journal.record(self)?;
-        }
+        let file = self.open(folder)?;
+        journal.record(self)?;
         while !stop.load(Ordering::SeqCst) {
-            let start = self.random.below(BLOCKS);
-            let mut begun = Vec::new();
-            for step in 0..=self.random.below(12) {
-                let scattered = self.random.chance(1, 2);
-                let block = if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
-                begun.push(self.begin(block));
-            }
+            let begun = self.begin_some();
             journal.record(self)?;
-            for write in begun {
-                self.write(&file, write)?;
+            for (block, version) in begun {
+                let (offset_bytes, bytes) = self.content(block, version);
+                file.write_all_at(&bytes, offset_bytes)?;
             }
             if self.random.chance(1, 2) {
                 file.sync_all()?
             } else {
                 file.sync_data()?
             }
-            self.blocks.iter_mut().for_each(|block| block.acknowledged = block.written);
-            self.syncs += 1;
+            self.acknowledge();
             journal.record(self)?;
         }
         Ok(())
@@ -100,7 +128,7 @@ impl Worker for Overwrite {
     }
 
     fn check(&mut self, folder: &Path) -> Result<(), Problem> {
-        let path = folder.join("table");
+        let path = path(folder);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound && !self.exists => return Ok(()),

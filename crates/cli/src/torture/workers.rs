@@ -3,6 +3,7 @@
 //! A worker's folder is its own; nothing is shared between threads but the flag that says that errors are expected from now on.
 //! Memories live outside the volume; those of a virtual machine's guest, in its journal.
 use super::append::Append;
+use super::direct::Direct;
 use super::label::Label;
 use super::memory::Memory;
 use super::overwrite::Overwrite;
@@ -60,6 +61,7 @@ pub fn workers(seed: u64) -> Vec<Named> {
         workers.push((format!("tree-{index}"), Box::new(Tree::new(own(4)))));
         workers.push((format!("reshape-{index}"), Box::new(Reshape::new(own(5)))));
         workers.push((format!("label-{index}"), Box::new(Label::new(own(6)))));
+        workers.push((format!("direct-{index}"), Box::new(Direct::new(own(7)))));
     }
     workers
 }
