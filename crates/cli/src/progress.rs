@@ -40,6 +40,11 @@ impl ProgressBar {
         self
     }
 
+    /// Whether there is no terminal to draw on.
+    pub fn is_hidden(&self) -> bool {
+        self.bar.is_hidden()
+    }
+
     /// Moves to `done`.
     pub fn set(&self, done: u64) {
         self.bar.set_position(done);

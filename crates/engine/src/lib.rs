@@ -23,6 +23,7 @@ mod orphans;
 mod pages;
 mod preallocate;
 mod recovery;
+mod recovery_meter;
 mod removal_queue;
 mod rename;
 mod shutdown;
@@ -45,6 +46,7 @@ pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
+pub use recovery_meter::{RecoveryPhase, RecoveryProgress};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use types::{

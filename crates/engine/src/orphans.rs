@@ -4,6 +4,7 @@
 //! is worked off by a thread of its own when the volume has background threads, otherwise at once.
 use crate::inode::Inode;
 use crate::operation::Effort;
+use crate::recovery_meter::RecoveryMeter;
 use crate::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
@@ -134,8 +135,9 @@ impl VolumeInner {
     }
 
     /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays for the next mount.
-    pub(crate) fn finish_orphans(&self) {
-        for item in self.files.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)) {
+    pub(crate) fn finish_orphans(&self, meter: &mut RecoveryMeter<'_>) {
+        for (done, item) in (1..).zip(self.files.range(Key::all(INODE_ORPHANS, ItemKind::Orphan))) {
+            meter.at("unfinished removals", done, 0);
             let done = item.map_err(Error::from).and_then(|(key, value)| self.finish_orphan(InodeNumber(key.offset), &value));
             if let Err(error) = done {
                 tracing::warn!("an unfinished removal has to wait: {error}");

@@ -12,6 +12,7 @@
 //! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
 use crate::inode::InodeTable;
 use crate::orphans::Orphans;
+use crate::recovery_meter::RecoveryMeter;
 use crate::statistics::Counters;
 use crate::transaction::Transactions;
 use crate::volume::{BitmapSlot, SharedSignal, VolumeInner};
@@ -26,10 +27,10 @@ use cairn_format::{
     FormatError, Generation, Geometry, INODE_FIRST, ItemKind, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
     bitmap_generations_checksum,
 };
-use cairn_log::{CommitReason, CommitRequest, Log, LogOptions, LogStart};
+use cairn_log::{CommitReason, CommitRequest, Log, LogOptions, LogStart, ReplayPhase};
 use cairn_space::{Request, Space, Urgency};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Of the memory for dirty file data, this part is kept for later when it is not in use.
 const UNUSED_BUFFERS_SHARE: u64 = 4;
@@ -232,8 +233,9 @@ fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Re
 
 impl VolumeInner {
     /// Steps 1 to 6; the volume is not running yet.
-    pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
+    pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions, meter: &mut RecoveryMeter<'_>) -> Result<Self> {
         let device: Arc<dyn BlockDevice> = Arc::new(FlushFence::new(device));
+        meter.at("superblock and bitmaps", 0, 0);
         let superblock = read_superblock(&*device, options.read_only)?;
         let bitmaps = read_bitmaps(&*device, &superblock, options.read_only)?;
         let space = Space::new(superblock.geometry, bitmaps.bits);
@@ -242,8 +244,8 @@ impl VolumeInner {
         }
         let Trees { cache, roots, files } = open_trees(&device, &superblock, &space, &options)?;
         let counters = Counters::default();
-        let (start, next_inode) =
-            Replayer { space: &space, files: &files, superblock: &superblock, counters: &counters }.replay(&*device, options.read_only)?;
+        let replayer = Replayer { space: &space, files: &files, superblock: &superblock, counters: &counters };
+        let (start, next_inode) = replayer.replay(&*device, options.read_only, meter)?;
         let next_inode = Arc::new(AtomicU64::new(next_inode));
         let signal = SharedSignal::new();
         let request = log_requests(signal.clone());
@@ -274,6 +276,7 @@ impl VolumeInner {
             work: VolumeInner::new_work(),
             work_changed: Condvar::new(),
             failed: AtomicBool::new(false),
+            recovery: OnceLock::new(),
         })
     }
 }
@@ -354,9 +357,9 @@ struct Replayer<'a> {
 
 impl Replayer<'_> {
     /// Steps 3 to 6: where the log goes on, and the next inode number.
-    fn replay(&self, device: &dyn BlockDevice, read_only: bool) -> Result<(LogStart, u64)> {
+    fn replay(&self, device: &dyn BlockDevice, read_only: bool, meter: &mut RecoveryMeter<'_>) -> Result<(LogStart, u64)> {
         let superblock = self.superblock;
-        let replay = cairn_log::replay(device, superblock)?;
+        let replay = cairn_log::replay(device, superblock, &mut |phase, done, total| meter.at(name_of(phase), done, total))?;
         if let Some(lost) = &replay.lost {
             tracing::error!("{lost}");
             if !read_only {
@@ -368,7 +371,8 @@ impl Replayer<'_> {
             check_counters(superblock, &replay)?;
         }
         let generation = first_generation(superblock, replay.last_generation);
-        self.apply_all(&replay, generation)?;
+        self.apply_all(&replay, generation, meter)?;
+        meter.at("settle copies", 0, 0);
         let next_inode = replay.next_inode.max(superblock.next_inode);
         if !read_only {
             check_next_inode(self.files, next_inode, superblock)?;
@@ -380,18 +384,21 @@ impl Replayer<'_> {
     }
 
     /// In the transaction `generation`.
-    fn apply_all(&self, replay: &cairn_log::Replay<'_>, generation: Generation) -> Result<()> {
+    fn apply_all(&self, replay: &cairn_log::Replay<'_>, generation: Generation, meter: &mut RecoveryMeter<'_>) -> Result<()> {
+        let total = replay.chain.len() as u64;
         // Step 3: these blocks are free in the bitmaps but hold the data of logged extents.
-        for checkpoint in replay.checkpoints() {
+        for (done, checkpoint) in (1..).zip(replay.checkpoints()) {
             for entry in checkpoint?.entries() {
                 if let Some(range) = extent_of(&entry)? {
                     self.space.reference_missing(range)?;
                 }
             }
+            meter.at("mark blocks", done, total);
         }
-        for checkpoint in replay.checkpoints() {
+        for (done, checkpoint) in (1..).zip(replay.checkpoints()) {
             self.apply(&checkpoint?, generation)?;
             self.counters.replayed_checkpoints.fetch_add(1, Ordering::Relaxed);
+            meter.at("apply log", done, total);
         }
         Ok(())
     }
@@ -424,6 +431,14 @@ impl Replayer<'_> {
             self.space.free(range, generation)?;
         }
         Ok(())
+    }
+}
+
+fn name_of(phase: ReplayPhase) -> &'static str {
+    match phase {
+        ReplayPhase::Walk => "read log",
+        ReplayPhase::Search => "search log",
+        ReplayPhase::Verify => "verify data",
     }
 }
 

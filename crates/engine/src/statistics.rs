@@ -1,5 +1,6 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
 use crate::fsync_stage::FsyncStage;
+use crate::recovery_meter::RecoveryPhase;
 use crate::volume::VolumeInner;
 use cairn_blockdev::DeviceHealth;
 use cairn_blockdev::composed::MemberHealth;
@@ -85,6 +86,8 @@ pub struct Statistics {
     pub nodes_written: u64,
     pub replayed_checkpoints: u64,
     pub replayed_items: u64,
+    /// What opening the volume did, phase by phase.
+    pub recovery: Vec<RecoveryPhase>,
     pub device_flush_time_ns: u64,
     /// In the order of their course; empty when the program was built without the feature `stage-times`.
     pub fsync_stages: Vec<FsyncStage>,
@@ -197,6 +200,7 @@ impl VolumeInner {
             nodes_written: count(&self.counters.nodes_written),
             replayed_checkpoints: count(&self.counters.replayed_checkpoints),
             replayed_items: count(&self.counters.replayed_items),
+            recovery: self.recovery.get().cloned().unwrap_or_default(),
             device_flush_time_ns: self.device.flush_time().as_nanos() as u64,
             fsync_stages: self.log.stage_times().into_iter().map(FsyncStage::from).collect(),
             device: self.device.health().map(ComposedDevice::from),

@@ -11,6 +11,7 @@ use crate::directory::CREATION_ITEMS;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
+use crate::recovery_meter::{RecoveryMeter, RecoveryPhase, RecoveryProgress, describe};
 use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
 use crate::throttle::DirtyThrottle;
@@ -29,7 +30,7 @@ use cairn_log::{Log, LogError, RequestTimer};
 use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The present, as stored in inodes.
@@ -88,6 +89,8 @@ pub(crate) struct VolumeInner {
     pub(crate) work: Mutex<Work>,
     pub(crate) work_changed: Condvar,
     pub(crate) failed: AtomicBool,
+    /// What opening the volume took; known when it is open.
+    pub(crate) recovery: OnceLock<Vec<RecoveryPhase>>,
 }
 
 /// The commit thread's mailbox; the log holds it, too.
@@ -362,7 +365,7 @@ impl Drop for Shared {
 /// ```
 /// use cairn_blockdev::MemoryDevice;
 /// use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
-/// use std::sync::Arc;
+/// use std::sync::{Arc, OnceLock};
 ///
 /// let device = Arc::new(MemoryDevice::new(32 << 20));
 /// mkfs::mkfs(&*device, &mkfs::MkfsOptions::default())?;
@@ -390,7 +393,27 @@ impl Volume {
     /// [`Error::NotAVolume`] and [`Error::Damaged`] say what is wrong with the image, [`Error::Device`] that it can't be
     /// read.
     pub fn open(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Self> {
-        let inner = Arc::new(VolumeInner::recover(device, options)?);
+        Self::open_reporting(device, options, &mut |_| {})
+    }
+
+    /// As [`Volume::open`]; `report` is told every 100 ms or less often how far it has got.
+    ///
+    /// # Errors
+    /// Those of [`Volume::open`].
+    pub fn open_reporting(device: Arc<dyn BlockDevice>, options: VolumeOptions, report: &mut dyn FnMut(RecoveryProgress)) -> Result<Self> {
+        let mut meter = RecoveryMeter::new(report);
+        let inner = Arc::new(VolumeInner::recover(device, options, &mut meter)?);
+        let volume = Self::start(&inner, &mut meter)?;
+        let phases = meter.finish();
+        if !inner.superblock.clean {
+            tracing::info!("{}", describe(&phases));
+        }
+        inner.recovery.get_or_init(|| phases);
+        Ok(volume)
+    }
+
+    /// Step 7 of recovery, and the background threads.
+    fn start(inner: &Arc<VolumeInner>, meter: &mut RecoveryMeter<'_>) -> Result<Self> {
         let volume = Self { shared: Arc::new(Shared { inner: inner.clone(), threads: Mutex::new(Rank::LEAF, Vec::new()) }) };
         if inner.options.read_only {
             return Ok(volume);
@@ -406,6 +429,7 @@ impl Volume {
             })
         };
         threads.push(spawn("cairn-unpin", VolumeInner::run_unpinner));
+        meter.at("first commit", 0, 0);
         inner.commit_first()?;
         threads.push(spawn("cairn-commit", VolumeInner::run_committer));
         if inner.options.background {
@@ -414,7 +438,7 @@ impl Volume {
         }
         *volume.shared.threads.lock() = threads;
         inner.start_reclaim();
-        inner.finish_orphans();
+        inner.finish_orphans(meter);
         Ok(volume)
     }
 

@@ -5,7 +5,7 @@
 //! the operations, which covers every operation that was acknowledged by then; and the data of every extent that replay
 //! brought must be there, unless its file was told that it could not be written.
 use super::testing::*;
-use crate::{Batch, DataTicket, LogOptions, replay};
+use crate::{Batch, DataTicket, LogOptions};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;

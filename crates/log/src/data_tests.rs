@@ -1,6 +1,5 @@
 //! Data that the log writes: what counts as durable, what a failure means, what a commit waits for.
 use super::testing::*;
-use crate::replay;
 use cairn_blockdev::simulated::{EventInfo, Fate};
 use cairn_blockdev::{BlockDevice, Operation};
 use cairn_environment::thread;

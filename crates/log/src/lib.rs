@@ -37,10 +37,12 @@ mod log;
 mod push;
 mod replay;
 mod ring;
+mod ring_reader;
 mod shared;
 #[cfg_attr(not(feature = "stage-times"), path = "stages_off.rs")]
 mod stages;
 mod statistics;
+mod verify;
 mod worker;
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -55,6 +57,8 @@ mod log_tests;
 mod overlap_model_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod overlap_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod replay_cost_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod replay_tests;
 #[cfg(all(test, feature = "shuttle"))]
@@ -75,6 +79,6 @@ pub use crate::data::{DataTicket, DataWrite};
 pub use crate::error::{CommitReason, LogError, ReplayError};
 pub use crate::gathering::FlushPolicy;
 pub use crate::log::{CommitRequest, Cut, DurableCallback, Log, LogOptions, LogStart};
-pub use crate::replay::{Replay, ReplayedCheckpoint, replay};
+pub use crate::replay::{Replay, ReplayObserver, ReplayPhase, ReplayedCheckpoint, replay};
 pub use crate::stages::{RequestTimer, StageTime};
 pub use crate::statistics::LogStatistics;

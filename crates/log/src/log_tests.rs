@@ -1,6 +1,6 @@
 //! Scenarios of the list, the ring and the commit, one caller at a time.
 use super::testing::*;
-use crate::{Batch, CommitReason, FlushPolicy, LogError, LogOptions, replay};
+use crate::{Batch, CommitReason, FlushPolicy, LogError, LogOptions};
 use cairn_blockdev::Operation;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::{clock, thread};

@@ -17,12 +17,32 @@
 //! chain found in this way is one that a crash of a single device could have left.
 //!
 //! Reading needs no locks. One checkpoint is in memory at a time; the caller's pass reads them again.
+//!
+//! What it costs: with a ring of R bytes and N bytes of data to verify, at most four passes over the ring in reads of 1 MiB
+//! (walk and search, which is one pass together, verification, and two by the caller), and N bytes in reads that follow
+//! the places on the device (`verify`). The number of checkpoints and extents adds no reads.
 use crate::error::ReplayError;
-use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
+use crate::ring_reader::{RingReader, WINDOW_BLOCKS};
+use crate::verify::{BATCH_BLOCKS, NewData, verify};
+use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags, Extent, ExtentKind, FormatError,
-    Generation, Geometry, HEADER_BYTES, ItemKind, LogPosition, Structure, Superblock, VolumeId, checksum,
+    Generation, ItemKind, LogPosition, Structure, Superblock,
 };
+
+/// What a replay does, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReplayPhase {
+    /// Following the chain of checkpoints; counted in blocks of the ring.
+    Walk,
+    /// Looking behind the chain's end for a proof that something was lost; counted in blocks of the ring.
+    Search,
+    /// Reading the data that no flush is known to have covered; counted in checkpoints.
+    Verify,
+}
+
+/// Is told how far a replay has got: phase, what is done and of how much.
+pub type ReplayObserver<'a> = dyn FnMut(ReplayPhase, u64, u64) + 'a;
 
 /// One checkpoint of the chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,143 +74,18 @@ pub struct Replay<'d> {
     pub lost: Option<String>,
 }
 
-/// Reads checkpoints from the ring of one volume.
-#[derive(Clone, Copy)]
-struct RingReader<'d> {
-    device: &'d dyn BlockDevice,
-    /// Which copy to read; none: as the device chooses.
-    copy: Option<usize>,
-    volume: VolumeId,
-    geometry: Geometry,
-}
-
-/// Blocks read at once in search of checkpoints.
-const SEARCH_BLOCKS: u64 = 32;
-
-/// A step of the walk: the next checkpoint, or why there is none.
-type Step<T> = Result<Result<T, String>, ReplayError>;
-
-impl RingReader<'_> {
-    /// Reads `blocks` blocks of the ring, around its end if need be.
-    fn read_blocks(&self, ring_block: u64, blocks: u64) -> Result<Vec<u8>, ReplayError> {
-        let ring = self.geometry.log();
-        let mut bytes = vec![0; blocks as usize * BLOCK_SIZE];
-        let before_end = blocks.min(ring.blocks - ring_block);
-        let (here, wrapped) = bytes.split_at_mut(before_end as usize * BLOCK_SIZE);
-        self.read(ring.start.offset_bytes() + ring_block * BLOCK_SIZE as u64, here)?;
-        if !wrapped.is_empty() {
-            self.read(ring.start.offset_bytes(), wrapped)?;
-        }
-        Ok(bytes)
-    }
-
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), ReplayError> {
-        match self.copy {
-            Some(copy) => self.device.read_copy(copy, offset_bytes, buffer)?,
-            None => self.device.read(offset_bytes, buffer)?,
-        }
-        Ok(())
-    }
-
-    /// What `attempt` finds, in another copy of the ring if it finds nothing in the first. What is valid anywhere was
-    /// written; which reader found it is returned too.
-    fn in_any_copy<T, E>(&self, attempt: impl Fn(&Self) -> Result<Result<T, E>, ReplayError>) -> Result<Result<(T, Self), E>, ReplayError> {
-        let first = attempt(self);
-        let copies = self.device.copies();
-        if !matches!(first, Ok(Ok(_))) && copies > 1 {
-            for other in (0..copies).map(|copy| Self { copy: Some(copy), ..*self }) {
-                if let Ok(Ok(found)) = attempt(&other) {
-                    return Ok(Ok((found, other)));
-                }
-            }
-        }
-        Ok(first?.map(|found| (found, *self)))
-    }
-
-    /// Makes all copies of some blocks what this reader's copy holds.
-    fn repair_from_here(&self, ring_block: u64, blocks: u64) -> Result<(), ReplayError> {
-        let ring = self.geometry.log();
-        let bytes = self.read_blocks(ring_block, blocks)?;
-        let before_end = blocks.min(ring.blocks - ring_block);
-        let (here, wrapped) = bytes.split_at(before_end as usize * BLOCK_SIZE);
-        self.device.repair(ring.start.offset_bytes() + ring_block * BLOCK_SIZE as u64, here)?;
-        if !wrapped.is_empty() {
-            self.device.repair(ring.start.offset_bytes(), wrapped)?;
-        }
-        Ok(())
-    }
-
-    fn read_checkpoint(&self, ring_block: u64, blocks: u64) -> Result<Result<Checkpoint, FormatError>, ReplayError> {
-        let bytes = self.read_blocks(ring_block, blocks)?;
-        Ok(Checkpoint::decode(bytes, self.volume, ring_block))
-    }
-
-    /// Blocks of the checkpoint of this mount that `block` may begin; a look at the few fields that tell most others apart.
-    fn announced(&self, block: &[u8], ring_block: u64, epoch: u64) -> Option<u64> {
-        let epoch_at = HEADER_BYTES + 8;
-        let ours = block[16..32] == self.volume.0
-            && block[32..40] == ring_block.to_le_bytes()
-            && block[epoch_at..epoch_at + 8] == epoch.to_le_bytes();
-        Checkpoint::blocks_announced(block).filter(|_| ours)
-    }
-
-    /// The checkpoint at `at`, of at most `blocks_max` blocks, if it continues the chain.
-    fn next(&self, at: LogPosition, blocks_max: u64, epoch: u64, generation_min: Generation) -> Step<(ReplayedCheckpoint, Checkpoint)> {
-        match self.in_any_copy(|reader| reader.next_here(at, blocks_max, epoch, generation_min))? {
-            Ok((next, reader)) => {
-                if reader.copy.is_some() {
-                    reader.repair_from_here(next.0.ring_block, next.0.blocks)?;
-                }
-                Ok(Ok(next))
-            }
-            Err(stop) => Ok(Err(stop)),
-        }
-    }
-
-    fn next_here(
-        &self,
-        at: LogPosition,
-        blocks_max: u64,
-        epoch: u64,
-        generation_min: Generation,
-    ) -> Step<(ReplayedCheckpoint, Checkpoint)> {
-        let place = format!("ring block {}", at.block);
-        if blocks_max == 0 {
-            return Ok(Err("the chain fills the ring".to_owned()));
-        }
-        let Some(blocks) = Checkpoint::blocks_announced(&self.read_blocks(at.block, 1)?) else {
-            return Ok(Err(format!("{place} does not start a checkpoint")));
-        };
-        if blocks > blocks_max {
-            return Ok(Err(format!("{place} announces {blocks} blocks, more than the {blocks_max} that are left of the ring")));
-        }
-        let checkpoint = match self.read_checkpoint(at.block, blocks)? {
-            Ok(checkpoint) => checkpoint,
-            Err(problem) => return Ok(Err(format!("{place}: {problem}"))),
-        };
-        let header = checkpoint.header;
-        let stop = if header.log_epoch != epoch {
-            format!("is of epoch {}, not {epoch}", header.log_epoch)
-        } else if header.sequence != at.sequence {
-            format!("has sequence {}, not {}", header.sequence, at.sequence)
-        } else if header.generation < generation_min {
-            format!("is of generation {}, older than {generation_min}", header.generation)
-        } else {
-            return Ok(Ok((ReplayedCheckpoint { ring_block: at.block, blocks, header }, checkpoint)));
-        };
-        Ok(Err(format!("the checkpoint at {place} {stop}")))
-    }
-}
-
 /// Finds the checkpoints that follow `superblock` in the log of the volume on `device`. Writes nothing, unless the
 /// device has copies: those of what counts are made good where they are not.
 ///
 /// # Errors
 /// The device fails, or a checkpoint of the chain holds an impossible extent.
-pub fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Result<Replay<'d>, ReplayError> {
-    let ring = RingReader { device, copy: None, volume: superblock.volume, geometry: superblock.geometry };
+pub fn replay<'d>(
+    device: &'d dyn BlockDevice,
+    superblock: &Superblock,
+    observe: &mut ReplayObserver<'_>,
+) -> Result<Replay<'d>, ReplayError> {
     let mut replay = Replay {
-        ring,
+        ring: RingReader::new(device, superblock),
         superblock_generation: superblock.generation,
         chain: Vec::new(),
         end: superblock.log_tail,
@@ -201,11 +96,11 @@ pub fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Resul
     };
     // 0 stands for "no checkpoint".
     replay.end.sequence = replay.end.sequence.max(1);
-    replay.walk(superblock.log_epoch)?;
+    replay.walk(superblock.log_epoch, observe)?;
     if !superblock.clean {
-        replay.search_behind_end(superblock.log_epoch)?;
+        replay.search_behind_end(superblock.log_epoch, observe)?;
     }
-    replay.verify_data()?;
+    replay.verify_data(observe)?;
     for checkpoint in &replay.chain {
         replay.last_generation = replay.last_generation.max(checkpoint.header.generation);
         replay.next_inode = replay.next_inode.max(checkpoint.header.next_inode);
@@ -215,10 +110,11 @@ pub fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Resul
 
 impl<'d> Replay<'d> {
     /// Step 1. Looks at the extents, too, so that an impossible one is found before anything is changed.
-    fn walk(&mut self, epoch: u64) -> Result<(), ReplayError> {
+    fn walk(&mut self, epoch: u64, observe: &mut ReplayObserver<'_>) -> Result<(), ReplayError> {
         let log_blocks = self.ring.geometry.log_blocks;
         let (mut walked, mut generation) = (0, Generation(0));
         loop {
+            observe(ReplayPhase::Walk, walked, log_blocks);
             let (found, checkpoint) = match self.ring.next(self.end, log_blocks - walked, epoch, generation)? {
                 Ok(next) => next,
                 Err(stopped) => {
@@ -240,18 +136,17 @@ impl<'d> Replay<'d> {
 
     /// Looks for a valid checkpoint behind the chain's end which says that the missing one had been flushed. A crash leaves
     /// none, since the missing one was not.
-    fn search_behind_end(&mut self, epoch: u64) -> Result<(), ReplayError> {
+    fn search_behind_end(&mut self, epoch: u64, observe: &mut ReplayObserver<'_>) -> Result<(), ReplayError> {
         let log_blocks = self.ring.geometry.log_blocks;
         let mut left = log_blocks - self.chain.iter().map(|checkpoint| checkpoint.blocks).sum::<u64>();
         let mut block = self.end.block;
         while left > 0 {
-            let blocks = left.min(SEARCH_BLOCKS).min(log_blocks - block);
+            observe(ReplayPhase::Search, log_blocks - left, log_blocks);
+            let blocks = left.min(WINDOW_BLOCKS).min(log_blocks - block);
             let bytes = self.ring.read_blocks(block, blocks)?;
             for (bytes, index) in bytes.chunks_exact(BLOCK_SIZE).zip(0..) {
-                let Some(announced) = self.ring.announced(bytes, block + index, epoch).filter(|&announced| announced <= left - index)
-                else {
-                    continue;
-                };
+                let announced = self.ring.announced(bytes, block + index, epoch, self.end.sequence);
+                let Some(announced) = announced.filter(|&announced| announced <= left - index) else { continue };
                 if let Ok(checkpoint) = self.ring.read_checkpoint(block + index, announced)?
                     && checkpoint.header.sequence > self.end.sequence
                     && (self.end.sequence..checkpoint.header.sequence).contains(&checkpoint.header.flushed_sequence)
@@ -269,60 +164,51 @@ impl<'d> Replay<'d> {
     }
 
     /// Step 2.
-    fn verify_data(&mut self) -> Result<(), ReplayError> {
+    fn verify_data(&mut self, observe: &mut ReplayObserver<'_>) -> Result<(), ReplayError> {
         let headers = self.chain.iter().map(|checkpoint| checkpoint.header);
         // What a checkpoint says of itself or of later ones is no proof.
         let proofs = headers.filter(|header| header.flushed_sequence < header.sequence);
         let flushed = proofs.map(|header| header.flushed_sequence).max().unwrap_or(0);
-        let mut buffer = AlignedBuffer::default();
+        let mut batch = Vec::new();
+        let mut gathered_blocks = 0;
         for index in 0..self.chain.len() {
+            observe(ReplayPhase::Verify, index as u64, self.chain.len() as u64);
             let found = self.chain[index];
-            if found.header.sequence <= flushed || !self.applies(&found) {
-                continue;
+            if found.header.sequence > flushed && self.applies(&found) {
+                gathered_blocks += self.gather_new_data(index, &mut batch)?;
             }
-            if let Some(problem) = self.missing_data(&found, &mut buffer)? {
-                self.stopped = format!("data of the checkpoint at ring block {}: {problem}", found.ring_block);
-                self.end = LogPosition { block: found.ring_block, sequence: found.header.sequence };
-                self.chain.truncate(index);
+            if (gathered_blocks >= BATCH_BLOCKS || index + 1 == self.chain.len()) && self.end_at_missing(std::mem::take(&mut batch))? {
                 return Ok(());
+            }
+            if batch.is_empty() {
+                gathered_blocks = 0;
             }
         }
         Ok(())
     }
 
-    /// What is wrong with the data of a checkpoint, if anything.
-    fn missing_data(&self, found: &ReplayedCheckpoint, buffer: &mut AlignedBuffer) -> Result<Option<String>, ReplayError> {
-        let checkpoint = self.read_again(found)?;
-        for entry in checkpoint.entries().filter(|entry| entry.flags.contains(EntryFlags::NEW_DATA)) {
-            let Some(extent) = self.extent_of(found, &entry)? else { continue };
-            if extent.kind != ExtentKind::Data {
-                continue;
-            }
-            let length_bytes = extent.blocks as usize * BLOCK_SIZE;
-            if buffer.len() < length_bytes {
-                *buffer = AlignedBuffer::zeroed(length_bytes);
-            }
-            let data = &mut buffer[..length_bytes];
-            if let Some(block) = self.read_data(&extent, data)? {
-                return Ok(Some(format!("block {block} of item {:?} was not written", entry.key)));
-            }
-            // No flush may have covered it: each copy must have it before anything relies on that.
-            self.ring.device.repair(extent.start.offset_bytes(), data)?;
-        }
-        Ok(None)
+    /// Verifies a batch; whether the chain ends in it.
+    fn end_at_missing(&mut self, batch: Vec<NewData>) -> Result<bool, ReplayError> {
+        let Some(missing) = verify(self.ring.device, batch)? else { return Ok(false) };
+        let (found, problem) = (self.chain[missing.checkpoint], missing.cause?);
+        self.stopped = format!("data of the checkpoint at ring block {}: {problem}", found.ring_block);
+        self.end = LogPosition { block: found.ring_block, sequence: found.header.sequence };
+        self.chain.truncate(missing.checkpoint);
+        Ok(true)
     }
 
-    /// Reads an extent; returns its first block that no copy holds as its checksum says.
-    fn read_data(&self, extent: &Extent, data: &mut [u8]) -> Result<Option<u64>, ReplayError> {
-        let device = self.ring.device;
-        device.read(extent.start.offset_bytes(), data)?;
-        for (block, (bytes, &sum)) in (extent.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums)) {
-            let verify = |bytes: &[u8]| if checksum(bytes) == sum { Ok(()) } else { Err(()) };
-            if verify(bytes).is_err() && read_verified(device, BlockNumber(block).offset_bytes(), bytes, verify)?.is_err() {
-                return Ok(Some(block));
+    /// Adds what has to be verified for a checkpoint; returns how many blocks that is.
+    fn gather_new_data(&self, index: usize, batch: &mut Vec<NewData>) -> Result<u64, ReplayError> {
+        let found = &self.chain[index];
+        let checkpoint = self.read_again(found)?;
+        let mut blocks = 0;
+        for entry in checkpoint.entries().filter(|entry| entry.flags.contains(EntryFlags::NEW_DATA)) {
+            if let Some(extent) = self.extent_of(found, &entry)?.filter(|extent| extent.kind == ExtentKind::Data) {
+                blocks += extent.blocks;
+                batch.push(NewData { checkpoint: index, key: entry.key, extent });
             }
         }
-        Ok(None)
+        Ok(blocks)
     }
 
     /// The extent that an entry puts in place, if it does.

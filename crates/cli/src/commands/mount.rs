@@ -6,13 +6,14 @@
 use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::mount_options::{Flush, MountSettings};
+use crate::progress::ProgressBar;
 use crate::size::Size;
 use crate::{EXIT_INTERRUPTED, daemon, logging, mount_error};
 use anyhow::{Context, ensure};
-use cairn_blockdev::OpenMode;
-use cairn_engine::{FlushPolicy, Volume, VolumeOptions};
+use cairn_blockdev::{BlockDevice, OpenMode};
+use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::thread;
+use cairn_environment::{clock, thread};
 use cairn_fuse::{MountOptions, Unmounter};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -22,6 +23,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two messages about a recovery that takes long.
+const RECOVERY_MESSAGE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Mount a volume at a directory; returns when the mount answers.
 #[derive(clap::Args)]
@@ -185,10 +190,29 @@ fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume
         Flush::Each => FlushPolicy::Each,
     };
     options.fsync_wait = settings.fsync_wait;
-    let volume = Volume::open(device, options).with_context(|| image.to_string())?;
+    let volume = open_with_progress(device, options).with_context(|| image.to_string())?;
     // A volume whose root directory can't be read would be a mount that doesn't answer.
     volume.attributes(volume.root()).with_context(|| format!("{image}: the root directory"))?;
     Ok(volume)
+}
+
+/// Long recoveries show on a terminal how far they are, and elsewhere leave a message every second.
+fn open_with_progress(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Volume, cairn_engine::Error> {
+    let mut bar: Option<ProgressBar> = None;
+    let (mut shown, mut reported) = ("", clock::now_monotonic());
+    Volume::open_reporting(device, options, &mut |progress| {
+        let RecoveryProgress { phase, done, total } = progress;
+        let bar = bar.get_or_insert_with(|| ProgressBar::items(phase, total));
+        if shown != phase {
+            shown = phase;
+            bar.restart(phase, total);
+        }
+        bar.set(done);
+        if bar.is_hidden() && reported.elapsed() >= RECOVERY_MESSAGE_INTERVAL {
+            reported = clock::now_monotonic();
+            tracing::info!("recovery: {phase}, {done} of {total}");
+        }
+    })
 }
 
 fn mount_options(settings: &MountSettings) -> MountOptions {

@@ -4,7 +4,7 @@ use crate::{mount_error, output};
 use anyhow::Context;
 use cairn_bench::engine_figures;
 use cairn_blockdev::OpenMode;
-use cairn_engine::{FsyncStage, Statistics};
+use cairn_engine::{FsyncStage, RecoveryPhase, Statistics};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -57,6 +57,7 @@ fn readable(value: &Value) -> anyhow::Result<String> {
     let mut head = Vec::new();
     if let Some(fields) = counters.as_object_mut() {
         fields.remove("fsync_stages");
+        fields.remove("recovery");
         for name in HEAD {
             match fields.remove(name) {
                 Some(Value::String(text)) if !text.is_empty() => head.push(format!("{name}: {text}")),
@@ -67,9 +68,18 @@ fn readable(value: &Value) -> anyhow::Result<String> {
     let mut lines: Vec<String> =
         engine_figures::ratios(value).iter().map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value)).collect();
     flatten("", &counters, &mut lines);
-    let sections = [head, stage_lines(&statistics.fsync_stages), lines];
+    let sections = [head, recovery_lines(&statistics.recovery), stage_lines(&statistics.fsync_stages), lines];
     let shown = sections.iter().filter(|section| !section.is_empty()).map(|section| section.join("\n"));
     Ok(shown.collect::<Vec<_>>().join("\n\n"))
+}
+
+fn recovery_lines(phases: &[RecoveryPhase]) -> Vec<String> {
+    if phases.is_empty() {
+        return Vec::new();
+    }
+    let row = |phase: &RecoveryPhase| format!("{:<23}{:>9}{:>12.1}", phase.phase, phase.count, phase.time_ns as f64 / 1e6);
+    let headings = format!("{:<23}{:>9}{:>12}", "recovery, ms", "count", "time");
+    [headings].into_iter().chain(phases.iter().map(row)).collect()
 }
 
 fn stage_lines(stages: &[FsyncStage]) -> Vec<String> {
@@ -129,16 +139,19 @@ mod tests {
             bytes_logged: 16_000,
             log_blocks_written: 12,
             fsync_stages: vec![stage],
+            recovery: vec![RecoveryPhase { phase: "apply log".into(), time_ns: 12_500_000, count: 322 }],
             ..Statistics::default()
         };
         let text = readable(&serde_json::to_value(&statistics).unwrap()).unwrap();
         let sections: Vec<&str> = text.split("\n\n").collect();
         assert_eq!(sections[0], "volume: 1234\nfailure: the log cannot be written");
         for line in ["log_flushes: 10", "fsyncs_per_log_flush: 4.00", "bytes_per_checkpoint: 6144.00", "bytes_logged_per_fsync: 400.00"] {
-            assert!(sections[2].lines().any(|shown| shown == line), "{line} is not in {text}");
+            assert!(sections[3].lines().any(|shown| shown == line), "{line} is not in {text}");
         }
-        assert_eq!(sections.len(), 3, "{text}");
+        assert_eq!(sections.len(), 4, "{text}");
         let words: Vec<_> = sections[1].lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(words, ["apply", "log", "322", "12.5"]);
+        let words: Vec<_> = sections[2].lines().last().unwrap().split_whitespace().collect();
         assert_eq!(words, ["flush", "40", "140.2", "130.0", "300.0", "1234.5"]);
         assert!(!text.contains("fsync_stages"), "{text}");
         // An older server says less.
