@@ -9,7 +9,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 # Optimised, with debug assertions: they check the order of locks and the state before each write.
 checked=(
     --profile checked
-    --config 'profile.checked.inherits="release"'
+    --config 'profile.checked.inherits="profiling"'
     --config 'profile.checked.debug-assertions=true'
     --config 'profile.checked.overflow-checks=true'
 )
@@ -53,14 +53,14 @@ fuse_is_usable() { [ -c /dev/fuse ] && [ -r /dev/fuse ] && [ -w /dev/fuse ]; }
 
 need_root() { [ "$(id -u)" -eq 0 ] || fail "this must run as root, because it $1"; }
 
-# Builds the command, and sets $cairn. CAIRN_PROFILE=checked takes the build with debug assertions instead of the release;
-# CAIRN names a command that is built already.
+# Builds the command, and sets $cairn. CAIRN_PROFILE=checked takes the build with debug assertions instead of the release,
+# CAIRN_PROFILE=profiling the release with the lines of its source; CAIRN names a command that is built already.
 build() {
     local arguments=(build --locked -p cairn --bin cairn) folder=${CAIRN_PROFILE:-release}
     case $folder in
-        release) arguments+=(--release) ;;
+        release | profiling) arguments+=(--profile "$folder") ;;
         checked) arguments+=("${checked[@]}") ;;
-        *) fail "CAIRN_PROFILE=$folder: use release or checked" ;;
+        *) fail "CAIRN_PROFILE=$folder: use release, profiling or checked" ;;
     esac
     if [ -z "${CAIRN:-}" ]; then (cd "$root" && cargo "${arguments[@]}" </dev/null); fi
     cairn=${CAIRN:-$CARGO_TARGET_DIR/$folder/cairn}

@@ -10,6 +10,7 @@
 
 pub mod ab;
 mod client;
+mod disturbance;
 pub mod engine_figures;
 mod engine_settings;
 mod engine_target;
@@ -32,6 +33,7 @@ mod table;
 mod target;
 mod workloads;
 
+pub use disturbance::{Disturbance, Observation};
 pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
 pub use interrupt::{Interrupt, Interrupted};

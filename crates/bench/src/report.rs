@@ -1,4 +1,5 @@
 //! What a run gives: figures, latencies by operation, resources. Printed as text, or as JSON that can be read back.
+use crate::disturbance::Disturbance;
 use crate::engine_figures;
 use crate::machine::{Machine, utc_now};
 use crate::table::{Table, known_microseconds, number};
@@ -56,12 +57,20 @@ pub struct Origin {
     pub command: Vec<String>,
     /// On what.
     pub machine: Machine,
+    /// What else the machine did meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disturbance: Option<Disturbance>,
 }
 
 impl Origin {
     /// Now, here; `folder` is what a device lies in, where there is one.
     pub fn here(command: Vec<String>, folder: Option<&Path>) -> Self {
-        Self { date: utc_now(), command, machine: Machine::here(folder) }
+        Self { date: utc_now(), command, machine: Machine::here(folder), disturbance: None }
+    }
+
+    /// What to say of a machine that did other things as well.
+    pub(crate) fn warning(&self) -> Option<String> {
+        self.disturbance.and_then(|disturbance| disturbance.warning())
     }
 }
 
@@ -146,6 +155,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "{} on {}, {} clients, {:.1} s", self.workload, self.target, self.clients, self.seconds)?;
+        if let Some(warning) = self.origin.as_ref().and_then(Origin::warning) {
+            writeln!(formatter, "{warning}")?;
+        }
         writeln!(formatter)?;
         if !self.operations.is_empty() {
             writeln!(formatter, "{}", self.operations_table())?;

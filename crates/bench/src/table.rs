@@ -18,22 +18,66 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Table {
+    fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        (0..columns).map(width).collect()
+    }
+
+    /// As a table where `columns` are enough for it; otherwise each row as a paragraph of its own, in which every cell names its column.
+    fn within(&self, columns: usize) -> String {
+        let widths = self.widths();
+        let whole = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        if whole > columns { self.paragraphs(columns) } else { self.lines(&widths, whole) }
+    }
+
+    fn lines(&self, widths: &[usize], whole: usize) -> String {
+        let mut lines = Vec::new();
         for (index, row) in self.rows.iter().enumerate() {
-            let cells = row.iter().zip(&widths).enumerate();
+            let cells = row.iter().zip(widths).enumerate();
             let shown: Vec<String> = cells
                 .map(|(column, (cell, &width))| if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
                 .collect();
-            writeln!(formatter, "{}", shown.join("  ").trim_end())?;
+            lines.push(shown.join("  ").trim_end().to_owned());
             if index == 0 {
-                writeln!(formatter, "{}", "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1)))?;
+                lines.push("-".repeat(whole));
             }
         }
-        Ok(())
+        lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    fn paragraphs(&self, columns: usize) -> String {
+        let Some((headings, rows)) = self.rows.split_first() else { return String::new() };
+        let mut text = format!("{}\n", headings.first().map_or("", String::as_str));
+        for row in rows {
+            text.push_str(&format!("{}\n", row.first().map_or("", String::as_str)));
+            let mut line = String::new();
+            for (heading, cell) in headings.iter().zip(row).skip(1) {
+                let part = format!("{heading} {cell}");
+                if !line.is_empty() && line.chars().count() + part.chars().count() + 4 > columns {
+                    text.push_str(&format!("{line},\n"));
+                    line.clear();
+                }
+                line.push_str(if line.is_empty() { "  " } else { ", " });
+                line.push_str(&part);
+            }
+            text.push_str(&format!("{line}\n"));
+        }
+        text
+    }
+}
+
+/// How many columns the terminal has that standard output is; no end of them where it is none.
+fn columns_of_output() -> usize {
+    let stdout = rustix::stdio::stdout();
+    let size = if rustix::termios::isatty(stdout) { rustix::termios::tcgetwinsize(stdout).ok() } else { None };
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(usize::MAX)
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.within(columns_of_output()))
     }
 }
 
@@ -79,6 +123,15 @@ mod tests {
         table.row(["a", "1"]);
         table.row(["longer", "12345"]);
         assert_eq!(table.to_string(), "name    count\n-------------\na           1\nlonger  12345\n");
+    }
+
+    #[test]
+    fn what_is_too_wide_becomes_paragraphs() {
+        let mut table = Table::new(["operation", "count", "average", "p50", "p99"]);
+        table.row(["fsync", "1234", "150 µs", "120 µs", "900 µs"]);
+        let paragraphs = "operation\nfsync\n  count 1234, average 150 µs,\n  p50 120 µs, p99 900 µs\n";
+        assert_eq!(table.within(30), paragraphs);
+        assert!(table.within(80).starts_with("operation  count  average"));
     }
 
     #[test]

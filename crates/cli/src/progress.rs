@@ -1,4 +1,6 @@
 //! A progress bar on standard error, when that is a terminal; otherwise nothing, or a line now and then.
+//!
+//! A line is never longer than the terminal is wide: the bar takes what the numbers leave, and a long name is cut.
 use crate::output;
 use crate::torture::told::grouped;
 use cairn_environment::clock;
@@ -18,12 +20,12 @@ pub struct ProgressBar {
 impl ProgressBar {
     /// A bar over `total_bytes`.
     pub fn bytes(task: &str, total_bytes: u64) -> Self {
-        Self::new(task, total_bytes, "{msg:<12} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta:>4}")
+        Self::new(task, total_bytes, "{msg:<12!} {wide_bar} {percent:>3}% of {binary_total_bytes} {eta:>4}")
     }
 
     /// A bar over `total` things of any kind.
     pub fn items(task: &str, total: u64) -> Self {
-        Self::new(task, total, "{msg:<12} {wide_bar} {human_pos}/{human_len} {eta:>4}")
+        Self::new(task, total, "{msg:<12!} {wide_bar} {percent:>3}% of {human_len} {eta:>4}")
     }
 
     fn new(task: &str, total: u64, template: &str) -> Self {

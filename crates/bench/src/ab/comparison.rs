@@ -148,6 +148,9 @@ impl fmt::Display for Comparison {
         writeln!(formatter, "medians of {rounds} rounds of {seconds} s on each side, in turns; ~: the ranges of both sides overlap")?;
         let machine = &self.origin.machine;
         writeln!(formatter, "{}, {} CPUs, {}, {}", machine.cpu_model, machine.cpus, machine.kernel, self.origin.date)?;
+        if let Some(warning) = self.origin.warning() {
+            writeln!(formatter, "{warning}")?;
+        }
         for measured in &self.measurements {
             writeln!(formatter, "\n{} ({})\n{}", measured.name, measured.target, measured.table(mechanism))?;
         }

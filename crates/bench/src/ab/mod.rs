@@ -16,6 +16,7 @@ mod mechanism;
 pub use comparison::{Comparison, Measured, Row, Spread, median};
 pub use mechanism::Mechanism;
 
+use crate::disturbance::Observation;
 use crate::interrupt::Interrupt;
 use crate::report::{Origin, Report};
 use crate::scratch_image::ScratchImage;
@@ -65,15 +66,17 @@ pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<
         }
         _ => None,
     };
-    let origin = Origin::here(settings.command.clone(), folder);
+    let mut origin = Origin::here(settings.command.clone(), folder);
     let measurements = measurements::of(mechanism, settings);
     let runs = measurements.len() * settings.repeat * 2;
     tell(&format!("{}, {}: {runs} runs of about {} s", mechanism.name(), mechanism.title(), settings.duration.as_secs_f64()));
     let mut measured = Vec::new();
+    let observation = Observation::begin();
     for measurement in &measurements {
         tell(&measurement.name);
         measured.push(measure(mechanism, measurement, settings.repeat).with_context(|| measurement.name.clone())?);
     }
+    origin.disturbance = observation.end();
     Ok(Comparison {
         mechanism: mechanism.name().into(),
         title: mechanism.title().into(),

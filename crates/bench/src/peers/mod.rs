@@ -17,6 +17,7 @@ pub use summary::{Summary, SummaryRow, THROUGHPUT, ToolVersion};
 pub use system::{Candidate, DirectIo, System};
 pub use workload::{Generator, PeerWorkload, Tool};
 
+use crate::disturbance::Observation;
 use crate::interrupt::Interrupt;
 use crate::machine::utc_now;
 use crate::progress::Steps;
@@ -211,6 +212,7 @@ pub fn run(settings: &PeersSettings) -> anyhow::Result<Summary> {
         steps.done();
     }
     let mut samples = Vec::new();
+    let observation = Observation::begin();
     for round in 1..=settings.repeat {
         let mut order = candidates.clone();
         order.rotate_left((round - 1) % candidates.len());
@@ -220,7 +222,7 @@ pub fn run(settings: &PeersSettings) -> anyhow::Result<Summary> {
             samples.extend(measured.with_context(|| format!("{}, round {round}", candidate.label))?);
         }
     }
-    Ok(Summary::new(settings, began, samples))
+    Ok(Summary { disturbance: observation.end(), ..Summary::new(settings, began, samples) })
 }
 
 fn measure(candidate: &Candidate, round: usize, stage: &Stage, settings: &PeersSettings, steps: &Steps) -> anyhow::Result<Vec<Sample>> {

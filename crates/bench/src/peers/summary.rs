@@ -2,6 +2,7 @@
 //! best one is the least.
 use super::{Candidate, DirectIo, PeersSettings, Sample, versions};
 use crate::ab::median;
+use crate::disturbance::Disturbance;
 use crate::machine::Machine;
 use crate::table::{Table, markdown_table, number};
 use serde::{Deserialize, Serialize};
@@ -14,8 +15,7 @@ fn throughput() -> String {
     THROUGHPUT.into()
 }
 
-/// One figure of one file system under one load. A ratio above 1 is better than the best peer, unless less is better. Resources
-/// are those of the whole machine, per operation.
+/// One figure of one file system under one load. Resources are those of the whole machine, per operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct SummaryRow {
@@ -32,7 +32,12 @@ pub struct SummaryRow {
     pub median: f64,
     pub min: f64,
     pub max: f64,
-    /// To the best median of a file system that is not Cairn; `None` when there is none.
+    /// How many times as good as the best median of a file system that is not Cairn: above 1 is better, also of a figure of which
+    /// less is better. `None` when there is no other.
+    #[serde(default)]
+    pub times_as_good: Option<f64>,
+    /// In older results, instead: the median divided by the best one, whatever is better.
+    #[serde(default, skip_serializing)]
     pub ratio_to_best_peer: Option<f64>,
     pub cpu_us_per_operation: f64,
     pub context_switches_per_operation: f64,
@@ -46,10 +51,16 @@ impl SummaryRow {
         format!("{}{name}, {}{hint}", self.workload, self.unit)
     }
 
+    /// Whether it is the load's main figure.
+    pub fn is_main(&self) -> bool {
+        self.figure == THROUGHPUT
+    }
+
     /// How many times as good as the best peer it is, whether more or less is better.
     pub fn times_as_good(&self) -> Option<f64> {
-        let ratio = self.ratio_to_best_peer.filter(|ratio| *ratio > 0.0)?;
-        Some(if self.less_is_better { 1.0 / ratio } else { ratio })
+        let of_older =
+            || self.ratio_to_best_peer.filter(|ratio| *ratio > 0.0).map(|ratio| if self.less_is_better { 1.0 / ratio } else { ratio });
+        self.times_as_good.or_else(of_older)
     }
 }
 
@@ -80,6 +91,9 @@ pub struct Summary {
     pub kernel: String,
     pub cpus: usize,
     pub version: String,
+    /// What else the machine did meanwhile.
+    #[serde(default)]
+    pub disturbance: Option<Disturbance>,
     pub rows: Vec<SummaryRow>,
     pub samples: Vec<Sample>,
 }
@@ -138,6 +152,7 @@ fn row(kind: &Kind, candidate: &Candidate, samples: &[&Sample]) -> Option<Summar
         median: median(values.iter().copied()),
         min: values.iter().copied().fold(f64::INFINITY, f64::min),
         max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        times_as_good: None,
         ratio_to_best_peer: None,
         cpu_us_per_operation: per_operation(|sample| sample.machine_cpu_seconds * 1e6),
         context_switches_per_operation: per_operation(|sample| sample.machine_context_switches as f64),
@@ -156,7 +171,8 @@ fn rows_of(kind: &Kind, candidates: &[Candidate], samples: &[&Sample]) -> Vec<Su
     let bests = [best(false), best(true)];
     for (candidate, row) in &mut rows {
         let best = bests[usize::from(candidate.direct_io)];
-        row.ratio_to_best_peer = (best > 0.0 && best.is_finite()).then(|| row.median / best);
+        let comparable = best > 0.0 && best.is_finite() && row.median > 0.0;
+        row.times_as_good = comparable.then(|| if kind.less_is_better { best / row.median } else { row.median / best });
     }
     rows.into_iter().map(|(_, row)| row).collect()
 }
@@ -192,13 +208,14 @@ impl Summary {
             cpus: machine.cpus,
             machine,
             version: env!("CARGO_PKG_VERSION").into(),
+            disturbance: None,
             rows: all_rows(&workloads, &settings.candidates(), &samples),
             samples,
         }
     }
 
     /// The rows of the same figure of the same load together, in order.
-    fn groups(&self) -> impl Iterator<Item = &[SummaryRow]> {
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &[SummaryRow]> {
         self.rows.chunk_by(|one, other| one.workload == other.workload && one.figure == other.figure)
     }
 
@@ -212,7 +229,7 @@ impl Summary {
     }
 
     /// One row for each figure and one column for each file system, as a table in Markdown. The last columns are Cairn's
-    /// ratios to the best of the others.
+    /// ratios to the best of the others: above 1 Cairn is better, also where less is better.
     pub fn markdown(&self) -> String {
         let mut systems: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -224,13 +241,13 @@ impl Summary {
         let cairns: Vec<&str> = systems.iter().copied().filter(|system| system.starts_with("cairn") && has_peers).collect();
         let mut headings = vec!["workload".to_owned()];
         headings.extend(systems.iter().map(|system| (*system).to_owned()));
-        headings.extend(cairns.iter().map(|system| format!("{system} / best other")));
+        headings.extend(cairns.iter().map(|system| format!("{system}, times as good as the best other")));
         let cells_of = |group: &[SummaryRow]| {
             let of = |system: &str| group.iter().find(|row| row.system == system);
             let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".into());
             let mut cells = vec![group[0].label()];
             cells.extend(systems.iter().map(|system| shown(of(system).map(|row| number(row.median)))));
-            cells.extend(cairns.iter().map(|system| shown(of(system).and_then(|row| Some(format!("{:.2}", row.ratio_to_best_peer?))))));
+            cells.extend(cairns.iter().map(|system| shown(of(system).and_then(|row| Some(format!("{:.2}", row.times_as_good()?))))));
             cells
         };
         markdown_table(&headings, &self.groups().map(cells_of).collect::<Vec<_>>())
@@ -250,19 +267,23 @@ impl fmt::Display for Summary {
             self.size_bytes >> 20,
             self.direct_io_text(),
         )?;
+        writeln!(formatter, "× as good: how many times as good as the best other; above 1 is better, also of latencies")?;
+        if let Some(warning) = self.disturbance.and_then(|disturbance| disturbance.warning()) {
+            writeln!(formatter, "{warning}")?;
+        }
         for group in self.groups() {
             let first = &group[0];
-            let is_main = first.figure == THROUGHPUT;
+            let is_main = first.is_main();
             let heading = match (is_main, first.less_is_better) {
                 (true, _) => format!("{}, {} clients ({})", first.workload, first.clients, first.unit),
                 (false, false) => format!("  {} ({})", first.figure, first.unit),
                 (false, true) => format!("  {} ({}, less is better)", first.figure, first.unit),
             };
             let per_operation: &[&str] = if is_main { &["CPU µs/op", "switches/op"] } else { &[] };
-            let headings = [heading.as_str(), "median", "min", "max", "/ best peer"];
+            let headings = [heading.as_str(), "median", "min", "max", "× as good"];
             let mut table = Table::new(headings.into_iter().chain(per_operation.iter().copied()));
             for row in group {
-                let ratio = row.ratio_to_best_peer.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+                let ratio = row.times_as_good().map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
                 let cells = [number(row.median), number(row.min), number(row.max), ratio];
                 let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
                 let resources = resources.into_iter().take(per_operation.len());
@@ -306,14 +327,14 @@ mod tests {
         let samples: Vec<Sample> = values.iter().flat_map(|(system, values)| values.map(|value| sample(*system, value))).collect();
         let workloads = ["fsync-write".to_owned(), "dbench".to_owned()];
         let rows = all_rows(&workloads, &candidates, &samples);
-        let figures: Vec<_> = rows.iter().map(|row| (row.median, row.min, row.max, row.ratio_to_best_peer)).collect();
+        let figures: Vec<_> = rows.iter().map(|row| (row.median, row.min, row.max, row.times_as_good())).collect();
         let throughputs = [(100.0, 90.0, 130.0, Some(1.0)), (50.0, 40.0, 60.0, Some(0.5)), (200.0, 150.0, 300.0, Some(2.0))];
-        let latencies = [(10.0, 9.0, 13.0, Some(2.0)), (5.0, 4.0, 6.0, Some(1.0)), (20.0, 15.0, 30.0, Some(4.0))];
+        let latencies = [(10.0, 9.0, 13.0, Some(0.5)), (5.0, 4.0, 6.0, Some(1.0)), (20.0, 15.0, 30.0, Some(0.25))];
         assert_eq!(figures, [throughputs, latencies].concat());
         assert_eq!((rows[0].cpu_us_per_operation, rows[0].context_switches_per_operation), (5000.0, 3.0));
         assert_eq!((rows[3].figure.as_str(), rows[3].less_is_better), ("fsync p99", true));
         let alone = all_rows(&workloads, &candidates[2..], &samples);
-        assert_eq!(alone[0].ratio_to_best_peer, None);
+        assert_eq!(alone[0].times_as_good(), None);
     }
 
     #[test]
@@ -328,7 +349,7 @@ mod tests {
             })
             .collect();
         let rows = all_rows(&["fsync-write".into()], &candidates, &samples);
-        let ratios: Vec<Option<f64>> = rows.iter().take(4).map(|row| row.ratio_to_best_peer).collect();
+        let ratios: Vec<Option<f64>> = rows.iter().take(4).map(SummaryRow::times_as_good).collect();
         assert_eq!(ratios, [Some(1.0), Some(2.0), Some(1.0), Some(4.0 / 3.0)]);
     }
 
@@ -339,11 +360,18 @@ mod tests {
         let samples = vec![sample(System::Ext4, 200.0), sample(System::CairnImage, 300.0)];
         let summary = Summary::new(&settings, "2026-01-31T12:00:00Z".into(), samples);
         let markdown = summary.markdown();
-        assert!(markdown.contains("| workload | ext4 | cairn-image | cairn-image / best other |\n|---|---:|---:|---:|\n"), "{markdown}");
+        assert!(
+            markdown.contains("| workload | ext4 | cairn-image | cairn-image, times as good as the best other |\n|---|---:|---:|---:|\n"),
+            "{markdown}"
+        );
         assert!(markdown.contains("| fsync-write, fsyncs/s | 200 | 300 | 1.50 |\n"), "{markdown}");
-        assert!(markdown.contains("fsync p99, ms (less is better) | 20.0 | 30.0 | 1.50 |"), "{markdown}");
+        assert!(markdown.contains("fsync p99, ms (less is better) | 20.0 | 30.0 | 0.67 |"), "{markdown}");
         let text = summary.to_string();
         assert!(text.contains("switches/op") && text.contains("less is better"), "{text}");
+        assert!(text.contains("above 1 is better, also of latencies") && !text.contains("busy"), "{text}");
+        let busy = Summary { disturbance: Some(Disturbance { load_average: 15.0, cpu_share: 0.5, stolen_share: 0.0 }), ..summary };
+        assert!(busy.to_string().contains("The machine was busy"), "{busy}");
+        let summary = busy;
         let read: Summary = serde_json::from_str(&serde_json::to_string(&summary).unwrap()).unwrap();
         assert_eq!(read.markdown(), markdown);
     }

@@ -42,7 +42,7 @@ impl Html {
         self.text.push('>');
         inner(self);
         self.text.push_str(&format!("</{name}>"));
-        if matches!(name, "section" | "table" | "tr" | "div" | "p" | "h1" | "h2" | "h3" | "h4" | "style" | "svg") {
+        if matches!(name, "section" | "table" | "tr" | "div" | "p" | "h1" | "h2" | "h3" | "h4" | "style" | "svg" | "details") {
             self.text.push('\n');
         }
     }
@@ -73,6 +73,14 @@ impl Html {
     pub fn finish(self) -> String {
         format!("<!DOCTYPE html>\n{}\n", self.text)
     }
+}
+
+/// A part that is folded up until a reader opens it.
+pub fn fold(html: &mut Html, title: &str, inner: impl FnOnce(&mut Html)) {
+    html.element("details", &[], |html| {
+        html.leaf("summary", &[], title);
+        inner(html);
+    });
 }
 
 /// A table that scrolls inside itself; `headings` above, the first cell of each row to the left.

@@ -23,6 +23,11 @@ fn run_table(report: &Report) -> String {
     markdown_table(&headings, &report.operations.iter().map(OperationSummary::cells).collect::<Vec<_>>())
 }
 
+/// What to say first of results from a busy machine.
+fn warning(warning: Option<String>) -> String {
+    warning.map_or_else(String::new, |warning| format!("**{warning}**\n\n"))
+}
+
 /// All results, each with what it was measured on in a line before its table.
 pub fn markdown(results: &[Results]) -> String {
     let shown = |result: &Results| match &result.content {
@@ -30,7 +35,7 @@ pub fn markdown(results: &[Results]) -> String {
             let machine = &summary.machine;
             let command = summary.command.join(" ");
             format!(
-                "`{command}`: medians of {} interleaved rounds of {} s; {}, {} CPUs, {}, images on {}; {}.\n\n{}",
+                "`{command}`: medians of {} interleaved rounds of {} s; {}, {} CPUs, {}, images on {}; {}.\n\n{}{}",
                 summary.rounds,
                 summary.seconds,
                 machine.cpu_model,
@@ -38,6 +43,7 @@ pub fn markdown(results: &[Results]) -> String {
                 machine.kernel,
                 machine.device,
                 summary.date,
+                warning(summary.disturbance.and_then(|disturbance| disturbance.warning())),
                 summary.markdown()
             )
         }
@@ -45,25 +51,27 @@ pub fn markdown(results: &[Results]) -> String {
             let (origin, title) = (&comparison.origin, &comparison.title);
             let command = origin.command.join(" ");
             format!(
-                "`{command}`: {title}, medians of {} interleaved rounds of {} s; {}, {} CPUs, {}; {}. ~: the ranges overlap.\n\n{}",
+                "`{command}`: {title}, medians of {} interleaved rounds of {} s; {}, {} CPUs, {}; {}. ~: the ranges overlap.\n\n{}{}",
                 comparison.rounds,
                 comparison.seconds,
                 origin.machine.cpu_model,
                 origin.machine.cpus,
                 origin.machine.kernel,
                 origin.date,
+                warning(origin.warning()),
                 comparison_table(comparison)
             )
         }
         Content::Run(report) => {
             let throughput = &report.throughput;
             format!(
-                "{} on {}, {} threads: {} {}.\n\n{}",
+                "{} on {}, {} threads: {} {}.\n\n{}{}",
                 report.workload,
                 report.target,
                 report.clients,
                 number(throughput.value),
                 throughput.unit,
+                warning(report.origin.as_ref().and_then(crate::report::Origin::warning)),
                 run_table(report)
             )
         }

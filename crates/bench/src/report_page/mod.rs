@@ -4,17 +4,24 @@
 //! wide as a phone where the reader has one. Drawings take the width they get: what lies across is given in per cent, so that
 //! texts keep their size.
 //!
-//! Layers, imports pointing down: `sections` puts charts and tables together; `ratio_chart`, `latency_chart` and `stage_chart`
-//! draw; `palette` and `scale` say with which colours and where; `html` writes.
+//! It begins with the verdict, and then with what a reader wants first: Cairn beside the others. Everything else is folded up.
+//!
+//! Layers, imports pointing down: `sections` puts the parts together; `verdict` and `peers` compare file systems; `ratio_chart`,
+//! `latency_chart` and `stage_chart` draw; `standing` says what is better, `names` in which words, `palette` and `scale` with which
+//! colours and where; `html` writes.
 mod html;
 mod latency_chart;
 mod markdown;
+mod names;
 mod palette;
+mod peers;
 mod ratio_chart;
 mod results;
 mod scale;
 mod sections;
 mod stage_chart;
+mod standing;
+mod verdict;
 
 pub use markdown::{comparison_table, markdown};
 pub use results::{Content, Results};
@@ -43,33 +50,30 @@ pub fn page(results: &[Results]) -> String {
 
 fn body(html: &mut Html, results: &[Results]) {
     html.leaf("h1", &[], "Cairn: measurements");
-    html.leaf(
-        "p",
-        &[("class", "note")],
-        &format!("Made {} from {} results with Cairn {}.", utc_now(), results.len(), env!("CARGO_PKG_VERSION")),
-    );
-    let id = |index: usize| format!("r{}", index + 1);
-    if results.len() > 1 {
-        html.element("nav", &[], |html| {
-            html.element("ul", &[], |html| {
-                for (index, result) in results.iter().enumerate() {
-                    let link = format!("#{}", id(index));
-                    html.element("li", &[], |html| html.leaf("a", &[("href", &link)], &result.title()));
-                }
-            });
-        });
-    }
+    verdict::draw(html, results);
     let mut palette = Palette::default();
-    for (index, result) in results.iter().enumerate() {
-        html.element("section", &[("id", &id(index))], |html| {
-            match &result.content {
-                Content::Peers(summary) => sections::peers(html, &mut palette, summary),
-                Content::Comparison(comparison) => sections::comparison(html, comparison),
-                Content::Run(report) => sections::run(html, report),
-            }
-            html.leaf("p", &[("class", "source")], &format!("From {}", result.source));
-        });
+    let peers = results.iter().filter_map(|result| match &result.content {
+        Content::Peers(summary) => Some((&**summary, result.source.as_str())),
+        _ => None,
+    });
+    let mut peers: Vec<_> = peers.collect();
+    // The widest comparison is the main one.
+    peers.sort_by_key(|(summary, _)| std::cmp::Reverse(summary.rows.len()));
+    for (summary, source) in peers {
+        html.element("section", &[], |html| peers::draw(html, &mut palette, summary, source));
     }
+    let runs = results.iter().filter_map(|result| match &result.content {
+        Content::Run(report) => Some((&**report, result.source.as_str())),
+        _ => None,
+    });
+    sections::runs(html, &runs.collect::<Vec<_>>());
+    let comparisons = results.iter().filter_map(|result| match &result.content {
+        Content::Comparison(comparison) => Some((&**comparison, result.source.as_str())),
+        _ => None,
+    });
+    sections::comparisons(html, &comparisons.collect::<Vec<_>>());
+    let made = format!("Made {} from {} results with Cairn {}.", utc_now(), results.len(), env!("CARGO_PKG_VERSION"));
+    html.leaf("p", &[("class", "note")], &made);
 }
 
 #[cfg(test)]

@@ -52,7 +52,12 @@ fn report(target: &str) -> Report {
         statistics: Some(json!({"fsyncs_grouped": 1000, "log_flushes": 40, "checkpoints": 40, "log_blocks_written": 200,
             "fsync_stages": [stage("data write", 40.0), stage("group wait", 30.0), stage("checkpoint write", 20.0), stage("flush", 55.0),
                 stage("wake-up", 5.0), stage("total", 150.0)]})),
-        origin: Some(Origin { date: "2026-01-31T12:00:00Z".into(), command: vec!["cairn".into(), EVIL.into()], machine: machine() }),
+        origin: Some(Origin {
+            date: "2026-01-31T12:00:00Z".into(),
+            command: vec!["cairn".into(), EVIL.into()],
+            machine: machine(),
+            disturbance: None,
+        }),
     }
 }
 
@@ -76,7 +81,7 @@ fn sample(system: &str, value: f64) -> Sample {
     }
 }
 
-fn row(system: &str, figure: &str, median: f64, ratio: f64, less_is_better: bool) -> SummaryRow {
+fn row(system: &str, figure: &str, median: f64, times_as_good: f64, less_is_better: bool) -> SummaryRow {
     SummaryRow {
         workload: "fsync-write@8".into(),
         clients: 8,
@@ -87,7 +92,8 @@ fn row(system: &str, figure: &str, median: f64, ratio: f64, less_is_better: bool
         median,
         min: median * 0.8,
         max: median * 1.5,
-        ratio_to_best_peer: Some(ratio),
+        times_as_good: Some(times_as_good),
+        ratio_to_best_peer: None,
         cpu_us_per_operation: 300.0,
         context_switches_per_operation: 4.0,
     }
@@ -98,9 +104,9 @@ fn summary() -> Summary {
         row("ext4", THROUGHPUT, 1000.0, 1.0, false),
         row("xfs", THROUGHPUT, 500.0, 0.5, false),
         row("cairn-image", THROUGHPUT, 2000.0, 2.0, false),
-        row("ext4", "p99", 4.0, 2.0, true),
+        row("ext4", "p99", 4.0, 0.5, true),
         row("xfs", "p99", 2.0, 1.0, true),
-        row("cairn-image", "p99", 1.0, 0.5, true),
+        row("cairn-image", "p99", 1.0, 2.0, true),
     ];
     Summary {
         date: "2026-01-31T12:00:00Z".into(),
@@ -116,6 +122,7 @@ fn summary() -> Summary {
         kernel: "6.18".into(),
         cpus: 2,
         version: "0.1.0".into(),
+        disturbance: None,
         rows,
         samples: [("ext4", 1000.0), ("xfs", 500.0), ("cairn-image", 2000.0)].map(|(system, value)| sample(system, value)).into(),
     }
@@ -218,7 +225,8 @@ fn the_page_shows_what_it_was_given() {
     let page = page(&results());
     let parts = [
         "ext4",
-        "cairn-image",
+        "Cairn, image file",
+        "64 KiB write + fsync, 8 threads",
         "2.00×",
         "mkfs.ext4",
         "1.47",
@@ -239,6 +247,64 @@ fn the_page_shows_what_it_was_given() {
 }
 
 #[test]
+fn the_verdict_comes_first_and_the_main_comparison_second() {
+    let page = page(&results());
+    let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} is missing"));
+    assert!(at("Cairn beside the best of ext4 and xfs") < at("better 2, no clear difference 0, worse 0 of 2 figures"), "{page}");
+    assert!(at("better 2, no clear difference 0") < at("▲ 2.00×") && at("▲ 2.00×") < at("Each mechanism, on beside off"));
+    assert!(at("Furthest ahead: 2.00×") < at("<table"));
+    // All the rest is folded up.
+    let (mut depth, mut open) = (0_usize, 0);
+    for part in page.split_inclusive('>') {
+        depth += usize::from(part.ends_with("<details>"));
+        depth -= usize::from(part.ends_with("</details>"));
+        open += usize::from(depth == 0 && (part.contains("class=\"plot\"") || part.contains("class=\"ratios\"")));
+    }
+    assert_eq!((depth, open), (0, 0));
+    assert!(!page.contains("tool:") && !page.contains("busy:"));
+}
+
+#[test]
+fn a_win_and_a_loss_differ_in_sign_colour_and_word() {
+    let mut both = summary();
+    both.rows = vec![
+        row("ext4", THROUGHPUT, 100.0, 1.0, false),
+        row("cairn-image", THROUGHPUT, 300.0, 3.0, false),
+        row("cairn-loop", THROUGHPUT, 20.0, 0.2, false),
+        row("cairn-image-buffered", THROUGHPUT, 105.0, 1.05, false),
+    ];
+    let page = page(&[Results { source: "x".into(), content: Content::Peers(Box::new(both)) }]);
+    for (class, word, text) in [("win", "better", "▲ 3.00×"), ("loss", "worse", "▼ 0.20×"), ("even", "no clear difference", "≈ 1.05×")]
+    {
+        assert!(page.contains(&format!("<b class=\"chip {class}\" title=\"{word}\">{text}</b>")), "{text}: {page}");
+    }
+}
+
+#[test]
+fn a_busy_machine_is_told_before_everything_else() {
+    let mut results = results();
+    let Content::Peers(summary) = &mut results[0].content else { panic!("not the comparison") };
+    summary.disturbance = Some(crate::Disturbance { load_average: 15.0, cpu_share: 0.4, stolen_share: 0.0 });
+    let page = page(&results);
+    elements(&page).unwrap();
+    let warning = page.find("These figures are doubtful").unwrap();
+    assert!(warning < page.find("<section").unwrap() && page.contains("1 of 3 results: peers.json"), "{page}");
+    assert!(markdown(&results).contains("The machine was busy"));
+}
+
+#[test]
+fn older_results_have_the_same_direction() {
+    let mut older = serde_json::to_value(summary()).unwrap();
+    for row in older["rows"].as_array_mut().unwrap() {
+        let times_as_good = row["times_as_good"].take().as_f64().unwrap();
+        row.as_object_mut().unwrap().remove("times_as_good");
+        row["ratio_to_best_peer"] = if row["less_is_better"] == true { 1.0 / times_as_good } else { times_as_good }.into();
+    }
+    let older: Summary = serde_json::from_value(older).unwrap();
+    assert_eq!(older.markdown(), summary().markdown());
+}
+
+#[test]
 fn a_device_is_compared_with_its_like() {
     let mut both = summary();
     both.buffered_too = true;
@@ -247,24 +313,24 @@ fn a_device_is_compared_with_its_like() {
         row("cairn-loop", THROUGHPUT, 300.0, 3.0, false),
         row("ext4-buffered", THROUGHPUT, 1000.0, 1.0, false),
         row("cairn-loop-buffered", THROUGHPUT, 500.0, 0.5, false),
-        SummaryRow { unit: "%".into(), ..row("ext4", "loss", 1.0, 0.25, true) },
+        SummaryRow { unit: "%".into(), ..row("ext4", "loss", 1.0, 4.0, true) },
     ];
     let page = page(&[Results { source: "x".into(), content: Content::Peers(Box::new(both)) }]);
     elements(&page).unwrap();
     assert!(page.contains("with and without direct I/O"));
-    for bar in ["ext4-buffered: 1.00×", "cairn-loop: 3.00×", "cairn-loop-buffered: 0.50×"] {
+    for bar in ["ext4, page cache below: 1.00×", "Cairn, loop device: 3.00×", "Cairn, loop device, page cache below: 0.50×"] {
         assert!(page.contains(bar), "{bar}");
     }
     // A part of a whole stands in the table only, without a ratio.
-    assert!(page.contains("loss, % (less is better)") && !page.contains("4.00×"), "{page}");
+    assert!(page.contains(": loss, % (less is better)") && !page.contains("4.00×"), "{page}");
 }
 
 #[test]
 fn the_table_and_the_bars_say_the_same() {
     let page = page(&results());
-    let numbers = &page[page.find("as good</th>").unwrap()..];
+    let numbers = &page[page.find("times as good</th>").unwrap()..];
     let numbers = &numbers[..numbers.find("</table>").unwrap()];
-    let of_p99 = &numbers[numbers.find("p99, ms (less is better)").unwrap()..];
+    let of_p99 = &numbers[numbers.find("99 % are faster, ms (less is better)").unwrap()..];
     assert_eq!((of_p99.matches("0.50×").count(), of_p99.matches("1.00×").count(), of_p99.matches("2.00×").count()), (1, 1, 1), "{of_p99}");
     assert!(page.contains("ext4: 0.50×") && page.contains("xfs: 1.00×"));
 }
@@ -302,8 +368,8 @@ fn nothing_measured_is_a_page_too() {
 fn markdown_has_the_ratios() {
     let text = markdown(&results());
     let lines: Vec<&str> = text.lines().collect();
-    assert!(lines.contains(&"| workload | ext4 | xfs | cairn-image | cairn-image / best other |"), "{text}");
+    assert!(lines.contains(&"| workload | ext4 | xfs | cairn-image | cairn-image, times as good as the best other |"), "{text}");
     assert!(lines.contains(&"| fsync-write@8, fsyncs/s | 1000 | 500 | 2000 | 2.00 |"), "{text}");
-    assert!(lines.contains(&"| fsync-write@8, p99, ms (less is better) | 4.00 | 2.00 | 1.00 | 0.50 |"), "{text}");
+    assert!(lines.contains(&"| fsync-write@8, p99, ms (less is better) | 4.00 | 2.00 | 1.00 | 2.00 |"), "{text}");
     assert!(lines.contains(&"| dbench, 200 clients: throughput, MB/s | 100 | 327 | +227.0 % | +227 % |"), "{text}");
 }

@@ -5,6 +5,7 @@
 use super::html::Html;
 use super::palette;
 use super::scale::LogScale;
+use super::standing::Standing;
 use crate::table::number;
 
 const BAR_HEIGHT: f64 = 26.0;
@@ -22,6 +23,8 @@ pub struct Bar {
     pub range: (f64, f64),
     /// The figure itself.
     pub value: String,
+    /// Whether it is better or worse; `None` for what the others are compared with.
+    pub standing: Option<Standing>,
 }
 
 impl Bar {
@@ -37,7 +40,7 @@ impl Bar {
         let ends = (ratio_or(min), ratio_or(max));
         let range = (ends.0.min(ends.1), ends.0.max(ends.1));
         let value = format!("{} {unit}", number(median)).trim_end().to_owned();
-        Some(Self { label, place, ratio: ratio(median), range, value })
+        Some(Self { label, place, ratio: ratio(median), range, value, standing: None })
     }
 }
 
@@ -95,15 +98,16 @@ fn draw_bar(html: &mut Html, bar: &Bar, scale: &LogScale) {
                 .map(|tick| scale.percent(tick))
                 .for_each(|x| line(html, "grid", (x, 0.0), (x, BAR_HEIGHT)));
             let (x, width) = (percent(one.min(end)), percent((end - one).abs()));
-            let class = palette::class(bar.place);
-            html.void("rect", &[("class", &class), ("x", &x), ("y", "6"), ("width", &width), ("height", "14")]);
+            let class = bar.standing.map_or("other", Standing::class);
+            html.void("rect", &[("class", class), ("x", &x), ("y", "6"), ("width", &width), ("height", "14")]);
             line(html, "one", (one, 0.0), (one, BAR_HEIGHT));
             line(html, "whisker", (low, middle), (high, middle));
             [low, high].into_iter().for_each(|x| line(html, "whisker", (x, middle - 4.0), (x, middle + 4.0)));
             palette::mark(html, bar.place, end, middle);
         });
         html.element("span", &[("class", "value")], |html| {
-            html.leaf("b", &[], &ratio_text(bar.ratio));
+            let sign = bar.standing.map_or_else(String::new, |standing| format!("{} ", standing.sign()));
+            html.leaf("b", &[], &format!("{sign}{}", ratio_text(bar.ratio)));
             html.text(" ");
             html.leaf("small", &[], &bar.value);
         });

@@ -40,15 +40,6 @@ impl Results {
         let source = path.file_name().map_or(name, |file| file.to_string_lossy().into_owned());
         Ok(Self { source, content })
     }
-
-    /// What the page calls it.
-    pub fn title(&self) -> String {
-        match &self.content {
-            Content::Run(report) => format!("{} on {}, clients: {}", report.workload, report.target, report.clients),
-            Content::Peers(summary) => format!("File systems beside each other, {} rounds", summary.rounds),
-            Content::Comparison(comparison) => format!("{}: {}", comparison.mechanism, comparison.title),
-        }
-    }
 }
 
 fn understand(text: &[u8]) -> anyhow::Result<Content> {

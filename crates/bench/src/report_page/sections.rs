@@ -1,32 +1,28 @@
-//! The sections of the page: a comparison of file systems, a mechanism off and on, a single run.
-use super::html::{Html, table};
+//! The parts of the page beside the comparison of file systems: single runs, mechanisms off and on, and where results come from.
+use super::html::{Html, fold, table};
 use super::latency_chart::{self, Curve};
-use super::palette::Palette;
 use super::ratio_chart::{self, Bar, Group};
-use super::stage_chart;
+use super::standing::{self, PERCENT};
+use super::{names, stage_chart};
 use crate::ab::{Comparison, Measured, Row};
-use crate::engine_figures;
+use crate::disturbance::Disturbance;
 use crate::machine::Machine;
-use crate::peers::{Sample, Summary, SummaryRow};
-use crate::report::{OperationSummary, Report};
-use crate::table::number;
-use serde_json::Value;
+use crate::report::{OperationSummary, Origin, Report};
+use crate::table::{known_microseconds, number};
 
-/// Operations that make something durable, whose latency is what counts.
-const DURABLE: [&str; 3] = ["fsync", "Flush", "sync"];
 const CURVES_MAX: usize = 5;
-/// A part of a whole has no ratio that tells anything: its bar would say that 2 % are twice as bad as 1 %.
-const PERCENT: &str = "%";
 
-fn pair(name: &str, value: String) -> Vec<String> {
+pub fn pair(name: &str, value: String) -> Vec<String> {
     vec![name.into(), value]
 }
 
-/// The command, the machine and the versions behind figures.
-fn origin(html: &mut Html, command: &[String], date: &str, machine: &Machine, more: Vec<Vec<String>>) {
-    if !command.is_empty() {
-        html.element("pre", &[("tabindex", "0")], |html| html.leaf("code", &[], &command.join(" ")));
-    }
+/// The command, the machine and the versions behind figures, and the file that held them.
+pub fn origin(
+    html: &mut Html,
+    (command, date, machine, disturbance): (&[String], &str, &Machine, Option<Disturbance>),
+    more: Vec<Vec<String>>,
+    source: &str,
+) {
     let known = |name: &str, value: &str| (!value.is_empty()).then(|| pair(name, value.to_owned()));
     let mut rows: Vec<Vec<String>> = [known("date", date), known("processor", &machine.cpu_model)].into_iter().flatten().collect();
     if machine.cpus > 0 {
@@ -34,15 +30,24 @@ fn origin(html: &mut Html, command: &[String], date: &str, machine: &Machine, mo
         rows.push(pair("memory", format!("{} GiB", number(machine.memory_bytes as f64 / f64::from(1 << 30)))));
     }
     rows.extend([known("kernel", &machine.kernel), known("disk", &machine.device)].into_iter().flatten());
+    rows.push(pair("other programs meanwhile", disturbance.map_or_else(|| "not recorded".into(), disturbance_text)));
     rows.extend(more);
-    html.element("details", &[], |html| {
-        html.leaf("summary", &[], "Machine and versions");
+    rows.push(pair("file", source.to_owned()));
+    fold(html, "Command, machine and versions", |html| {
+        if !command.is_empty() {
+            html.element("pre", &[("tabindex", "0")], |html| html.leaf("code", &[], &command.join(" ")));
+        }
         table(html, &["", ""], &rows);
     });
 }
 
+fn disturbance_text(seen: Disturbance) -> String {
+    let Disturbance { load_average, cpu_share, stolen_share } = seen;
+    format!("{:.1} % of the CPU time, other machines {:.1} %, load average {load_average:.1}", cpu_share * 100.0, stolen_share * 100.0)
+}
+
 /// The parts of a list that have the same key, in the order in which the keys appear.
-fn grouped<'a, T, K: PartialEq>(items: &'a [T], key: impl Fn(&'a T) -> K) -> Vec<(K, Vec<&'a T>)> {
+pub fn grouped<'a, T, K: PartialEq>(items: &'a [T], key: impl Fn(&'a T) -> K) -> Vec<(K, Vec<&'a T>)> {
     let mut groups: Vec<(K, Vec<&'a T>)> = Vec::new();
     for item in items {
         let own = key(item);
@@ -54,106 +59,24 @@ fn grouped<'a, T, K: PartialEq>(items: &'a [T], key: impl Fn(&'a T) -> K) -> Vec
     groups
 }
 
-/// File systems beside each other.
-pub fn peers(html: &mut Html, palette: &mut Palette, summary: &Summary) {
-    html.leaf("h2", &[], "File systems beside each other");
-    let note = format!(
-        "Medians of {} rounds of {} s in turns, {} threads unless the load's name says otherwise, images of {} MiB, {} direct I/O on loop \
-         devices. A bar shows how many times as good a file system is as the best of the kernel's on a device of the same kind, the thin line the range of all rounds.",
-        summary.rounds,
-        summary.seconds,
-        summary.clients,
-        summary.size_bytes >> 20,
-        summary.direct_io_text(),
-    );
-    html.leaf("p", &[], &note);
-    let shown: Vec<&SummaryRow> = summary.rows.iter().filter(|row| row.unit != PERCENT).collect();
-    let groups: Vec<Group> =
-        grouped(&shown, |row| (&row.workload, &row.figure)).iter().map(|(_, rows)| peer_group(palette, rows)).collect();
-    html.leaf("h3", &[], "Ratio to the best kernel file system");
-    ratio_chart::draw(html, &groups);
-    peer_numbers(html, summary);
-    html.leaf("h3", &[], "Latencies");
-    for (workload, samples) in grouped(&summary.samples, |sample| &sample.workload) {
-        peer_latencies(html, palette, workload, &samples);
+/// Mechanisms off and on: the outcome of each in a line, and all of it below when it is opened.
+pub fn comparisons(html: &mut Html, comparisons: &[(&Comparison, &str)]) {
+    if comparisons.is_empty() {
+        return;
     }
-    html.leaf("h3", &[], "Where the time of an fsync goes");
-    for ((workload, system), samples) in grouped(&summary.samples, |sample| (&sample.workload, &sample.system)) {
-        // Of all rounds the last one: counters of several mounts don't add up.
-        if let Some(statistics) = samples.iter().rev().find_map(|sample| counted(sample)) {
-            stage_chart::draw(html, &format!("{workload}, {system}, last round"), &statistics);
+    html.element("section", &[], |html| {
+        html.leaf("h2", &[], "Each mechanism, on beside off");
+        for (comparison, source) in comparisons {
+            let title = format!("{}: {}", comparison.mechanism, comparison.title);
+            standing::draw_counts(html, &title, standing::of_comparison(comparison));
+            fold(html, &format!("{}: loads, ranges, what was published", comparison.mechanism), |html| {
+                mechanism(html, comparison, source);
+            });
         }
-    }
-    let mut more = vec![pair("Cairn", summary.version.clone())];
-    more.extend(summary.tools.iter().map(|tool| pair(&tool.name, tool.version.clone())));
-    origin(html, &summary.command, &summary.date, &summary.machine, more);
-}
-
-/// What the server counted during a load: as the load says, otherwise from before a tool until after it.
-fn counted(sample: &Sample) -> Option<Value> {
-    let told = sample.report.as_ref().and_then(|report| report.statistics.clone());
-    told.or_else(|| Some(engine_figures::between(sample.statistics_before.as_ref()?, sample.statistics_after.clone()?)))
-}
-
-fn peer_group(palette: &mut Palette, rows: &[&&SummaryRow]) -> Group {
-    // Without a peer the first system is what the others are compared with.
-    let first = rows.first().map_or(0.0, |row| row.median);
-    let bars = rows.iter().filter_map(|row| {
-        let figure = [row.median, row.min, row.max];
-        let one = row.ratio_to_best_peer.filter(|ratio| *ratio > 0.0).map_or(first, |ratio| row.median / ratio);
-        Bar::new(row.system.clone(), palette.place(&row.system), figure, one, row.less_is_better, "")
-    });
-    Group { heading: rows.first().map_or_else(String::new, |row| row.label()), bars: bars.collect() }
-}
-
-fn peer_numbers(html: &mut Html, summary: &Summary) {
-    let rows: Vec<Vec<String>> = summary
-        .rows
-        .iter()
-        .map(|row| {
-            let ratio = row.times_as_good().filter(|_| row.unit != PERCENT).map_or_else(|| "-".into(), ratio_chart::ratio_text);
-            let figures = [row.median, row.min, row.max].map(number);
-            let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
-            [row.label(), row.system.clone()].into_iter().chain(figures).chain([ratio]).chain(resources).collect()
-        })
-        .collect();
-    html.element("details", &[], |html| {
-        html.leaf("summary", &[], "Numbers, with CPU time and context switches of the whole machine");
-        let note = "\"As good\" is how many times as good as the best peer's median, also where less is better. CPU time and switches are those of the \
-                    measured time; of a tool, of the whole program.";
-        html.leaf("p", &[("class", "note")], note);
-        table(html, &["load", "system", "median", "min", "max", "as good", "CPU µs/op", "switches/op"], &rows);
     });
 }
 
-fn latencies(sample: &Sample) -> &[OperationSummary] {
-    match &sample.report {
-        Some(report) if sample.latencies.is_empty() => &report.operations,
-        _ => &sample.latencies,
-    }
-}
-
-/// The operation whose latency is shown: one that makes durable, otherwise the one that takes most of the time.
-fn main_operation(all: &[OperationSummary]) -> Option<&str> {
-    let durable = DURABLE.iter().find_map(|name| all.iter().find(|operation| operation.name == *name));
-    let time = |operation: &OperationSummary| operation.average_us * operation.count as f64;
-    let chosen = durable.or_else(|| all.iter().max_by(|a, b| time(a).total_cmp(&time(b))));
-    chosen.map(|operation| operation.name.as_str())
-}
-
-fn peer_latencies(html: &mut Html, palette: &mut Palette, workload: &str, samples: &[&Sample]) {
-    let Some(operation) = samples.iter().find_map(|sample| main_operation(latencies(sample))) else { return };
-    let mut curves = Vec::new();
-    for (system, rounds) in grouped(samples, |sample| &sample.system) {
-        let of_operation = rounds.iter().flat_map(|sample| latencies(sample)).filter(|summary| summary.name == operation);
-        curves.extend(Curve::new(system.clone(), palette.place(system), &of_operation.collect::<Vec<_>>()));
-    }
-    latency_chart::draw(html, &format!("{workload}: {operation}"), &curves);
-}
-
-/// A mechanism off and on.
-pub fn comparison(html: &mut Html, comparison: &Comparison) {
-    html.leaf("h2", &[], &format!("{}: {}, off and on", comparison.mechanism, comparison.title));
+fn mechanism(html: &mut Html, comparison: &Comparison, source: &str) {
     html.leaf("p", &[], &format!("Off: {}.", comparison.off));
     html.leaf("p", &[], &format!("Published: {}.", comparison.published));
     let note = format!(
@@ -170,14 +93,15 @@ pub fn comparison(html: &mut Html, comparison: &Comparison) {
         table(html, &headings, &measured.rows.iter().map(comparison_cells).collect::<Vec<_>>());
     }
     let more = vec![pair("Cairn", comparison.version.clone())];
-    origin(html, &comparison.origin.command, &comparison.origin.date, &comparison.origin.machine, more);
+    origin(html, parts_of(&comparison.origin), more, source);
 }
 
 fn measured_group(measured: &Measured) -> Group {
     const PLACE: usize = 4;
     let bars = measured.rows.iter().filter(|row| row.unit != PERCENT).filter_map(|row| {
         let on = [row.on.median, row.on.min, row.on.max];
-        Bar::new(row.figure.clone(), PLACE, on, row.off.median, row.less_is_better?, &row.unit)
+        let bar = Bar::new(row.figure.clone(), PLACE, on, row.off.median, row.less_is_better?, &row.unit)?;
+        Some(Bar { standing: standing::of_mechanism(row), ..bar })
     });
     Group { heading: String::new(), bars: bars.collect() }
 }
@@ -187,9 +111,53 @@ pub fn comparison_cells(row: &Row) -> Vec<String> {
     vec![row.label(), number(row.off.median), number(row.on.median), row.change(), row.published.clone()]
 }
 
+fn parts_of(origin: &Origin) -> (&[String], &str, &Machine, Option<Disturbance>) {
+    (&origin.command, &origin.date, &origin.machine, origin.disturbance)
+}
+
+/// The name of a run's load, with its clients.
+fn run_name(report: &Report) -> String {
+    names::load(&format!("{}@{}", report.workload, report.clients))
+}
+
+/// Single runs: one line for each, and all of it when it is opened.
+pub fn runs(html: &mut Html, runs: &[(&Report, &str)]) {
+    if runs.is_empty() {
+        return;
+    }
+    html.element("section", &[], |html| {
+        html.leaf("h2", &[], "Single loads");
+        for (target, runs) in grouped(runs, |(report, _)| &report.target) {
+            html.leaf("h3", &[], target);
+            html.element("table", &[("class", "main")], |html| {
+                html.element("tbody", &[], |html| runs.iter().for_each(|(report, _)| run_row(html, report)));
+            });
+            for (report, source) in runs {
+                fold(html, &run_name(report), |html| run(html, report, source));
+            }
+        }
+    });
+}
+
+/// How long the operation takes that took most of the time.
+fn run_row(html: &mut Html, report: &Report) {
+    html.element("tr", &[("class", "first")], |html| {
+        html.element("th", &[("scope", "row")], |html| html.leaf("b", &[], &run_name(report)));
+        html.element("td", &[], |html| {
+            html.leaf("span", &[], &number(report.throughput.value));
+            html.leaf("small", &[], &report.throughput.unit);
+        });
+        let slowest = report.operations.iter().max_by(|a, b| (a.average_us * a.count as f64).total_cmp(&(b.average_us * b.count as f64)));
+        html.element("td", &[], |html| {
+            let Some(operation) = slowest else { return };
+            html.leaf("span", &[], &known_microseconds(operation.p99_us));
+            html.leaf("small", &[], &format!("{}, 99 % are faster", operation.name));
+        });
+    });
+}
+
 /// A single run.
-pub fn run(html: &mut Html, report: &Report) {
-    html.leaf("h2", &[], &format!("{} on {}, clients: {}", report.workload, report.target, report.clients));
+fn run(html: &mut Html, report: &Report, source: &str) {
     let per_operation = |value: f64| number(value / report.completed.max(1) as f64);
     let mut rows = vec![pair("threads", report.clients.to_string()), pair("time", format!("{} s", number(report.seconds)))];
     let figures = [&report.throughput].into_iter().chain(&report.figures);
@@ -205,7 +173,7 @@ pub fn run(html: &mut Html, report: &Report) {
     if let Some(statistics) = &report.statistics {
         stage_chart::draw(html, "Where the time of an fsync goes", statistics);
     }
-    let unknown = Default::default();
+    let unknown = Origin::default();
     let from = report.origin.as_ref().unwrap_or(&unknown);
-    origin(html, &from.command, &from.date, &from.machine, vec![pair("Cairn", report.version.clone())]);
+    origin(html, parts_of(from), vec![pair("Cairn", report.version.clone())], source);
 }

@@ -1,6 +1,8 @@
 //! Every load on every kind of target: it does what it says, counts it, and leaves nothing behind.
 use super::*;
 use crate::spec::DeviceSpec;
+use cairn_blockdev::FileDevice;
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -62,6 +64,10 @@ fn targets(folder: &Path) -> Vec<TargetSpec> {
 fn every_load_runs_on_every_target_and_cleans_up() {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path());
+    // One that was there before: it stays, and nothing of a load stays in it.
+    let image = FileDevice::create(&folder.path().join("image"), 128 << 20).unwrap();
+    mkfs(&image, &MkfsOptions::default()).unwrap();
+    drop(image);
     for spec in targets(folder.path()) {
         for workload in Workload::ALL {
             let report = workload.run(&spec, &settings).unwrap_or_else(|error| panic!("{} on {}: {error:#}", workload.name(), spec.name()));

@@ -7,7 +7,7 @@ use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::peers::{self, DirectIo, PeerWorkload, PeersSettings, System};
-use cairn_bench::{DeviceSpec, Interrupt, Origin, Report, Settings, SyncMethod, TargetSpec, Workload};
+use cairn_bench::{DeviceSpec, Interrupt, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload};
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -179,8 +179,10 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         TargetSpec::Engine(DeviceSpec::Image { path, .. }) => path.parent(),
         TargetSpec::Engine(_) => None,
     };
-    let origin = Origin::here(recorded_command(), folder);
+    let mut origin = Origin::here(recorded_command(), folder);
+    let observation = Observation::begin();
     let report = run.workload.run(&run.target, &settings)?;
+    origin.disturbance = observation.end();
     output::print(&Report { origin: Some(origin), ..report }, run.load.json)
 }
 

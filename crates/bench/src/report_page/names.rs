@@ -1,0 +1,72 @@
+//! Loads and figures in words that need no knowledge of the tools.
+
+/// What a load of a comparison does: `tool:fio@16` is "64 KiB write + fsync, 16 jobs (fio)". Another program's load stays as it is.
+pub fn load(name: &str) -> String {
+    let (generator, clients) = name.split_once('@').map_or((name, None), |(generator, clients)| (generator, Some(clients)));
+    let (what, one, many, tool) = match generator {
+        "tool:fio" => ("64 KiB write + fsync", "job", "jobs", " (fio)"),
+        "tool:fs_mark" => ("new 4 KiB files, each with an fsync", "process", "processes", " (fs_mark)"),
+        "tool:fs_mark-nosync" => ("new 4 KiB files without fsync", "process", "processes", " (fs_mark)"),
+        "tool:dbench" => ("office file server", "client", "clients", " (dbench)"),
+        "tool:pgbench" => ("PostgreSQL, short transactions", "client", "clients", " (pgbench)"),
+        "dbench" => ("office file server", "client", "clients", " (Cairn's dbench)"),
+        "fsync-write" => ("64 KiB write + fsync", "thread", "threads", ""),
+        "small-durable-files" => ("mail delivery, small durable files", "thread", "threads", ""),
+        "fs_mark" => ("new 4 KiB files, each with an fsync", "thread", "threads", ""),
+        "create-walk-unlink" => ("create, list and remove a tree", "thread", "threads", ""),
+        "fsync-happy" => ("reads and writes beside fsyncs", "thread", "threads", ""),
+        "isolation" => ("small fsyncs beside a large one", "thread", "threads", ""),
+        "device-limit" => return "the device alone: write + flush".into(),
+        other => (other, "client", "clients", ""),
+    };
+    let clients = clients.map_or_else(String::new, |clients| format!(", {clients} {}", if clients == "1" { one } else { many }));
+    format!("{what}{clients}{tool}")
+}
+
+/// A figure beside the main one: `fsync p99` is "fsync, 99 % are faster".
+pub fn figure(name: &str) -> String {
+    match name.split_once("p99") {
+        Some((operation, "")) => {
+            format!("{}99 % are faster", if operation.is_empty() { String::new() } else { format!("{}, ", operation.trim()) })
+        }
+        _ => name.to_owned(),
+    }
+}
+
+/// A file system of a comparison.
+pub fn system(name: &str) -> String {
+    let (base, buffered) = name.strip_suffix("-buffered").map_or((name, ""), |base| (base, ", page cache below"));
+    let plain = match base {
+        "cairn-image" => "Cairn, image file",
+        "cairn-loop" => "Cairn, loop device",
+        other => other,
+    };
+    format!("{plain}{buffered}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workloads::Workload;
+
+    #[test]
+    fn names_are_plain() {
+        assert_eq!(load("tool:fio@16"), "64 KiB write + fsync, 16 jobs (fio)");
+        assert_eq!(load("dbench@1"), "office file server, 1 client (Cairn's dbench)");
+        assert_eq!((load("device-limit").as_str(), load("new@3").as_str()), ("the device alone: write + flush", "new, 3 clients"));
+        assert_eq!((figure("fsync p99").as_str(), figure("p99").as_str()), ("fsync, 99 % are faster", "99 % are faster"));
+        assert_eq!(figure("maximum latency"), "maximum latency");
+        assert_eq!(system("cairn-loop-buffered"), "Cairn, loop device, page cache below");
+    }
+
+    #[test]
+    fn every_load_has_a_plain_name() {
+        for workload in Workload::ALL {
+            assert!(
+                !load(&format!("{}@2", workload.name())).contains(workload.name()) || workload == Workload::Dbench,
+                "{}",
+                workload.name()
+            );
+        }
+    }
+}
