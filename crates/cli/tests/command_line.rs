@@ -226,7 +226,7 @@ fn members_that_do_not_belong_together_are_refused() {
 fn rot_in_either_copy_is_found_and_written_again() {
     let cairn = Cairn::new();
     cairn.make_mirror();
-    for (name, block) in [("a", 16), ("b", 64)] {
+    for (name, block) in [("a", 16), ("b", 65)] {
         overwrite(&cairn.path(name), (256 + block) * 4096 + 300, b"rot");
         let told = cairn.exits_with(4, &["fsck", "--data", MIRROR]);
         assert!(told.contains(&format!("{name}: 1 blocks are bad")) && told.contains("--repair"), "{told}");
