@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
@@ -20,7 +21,8 @@ const READY: &str = "ready";
 pub fn start(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find the program's own file")?;
     let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    // This program's file may bear the name of mount(8)'s helper.
+    command.arg0("cairn").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the server")?;
     let mut line = String::new();
     let output = child.stdout.take().context("the server has no standard output")?;

@@ -18,6 +18,7 @@ mod progress;
 mod repair_backup;
 mod signature;
 mod size;
+mod system_options;
 mod torture;
 
 use cairn_bench::Interrupted;
@@ -50,6 +51,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if commands::mount_helper::is_called() {
+        return commands::mount_helper::run();
+    }
     let result = match Arguments::parse().command {
         Command::Mkfs(arguments) => commands::mkfs::run(&arguments),
         Command::Mount(arguments) => return report(commands::mount::run(&arguments), 1),

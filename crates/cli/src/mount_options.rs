@@ -1,8 +1,10 @@
 //! The options behind `-o`: one table that parses them, documents them, and names them when one is unknown.
 //!
-//! Invariant: every option stands in [`OPTIONS`] exactly once; [`MountSettings::parse`] knows no other.
+//! Invariant: every option of Cairn's own stands in [`OPTIONS`] exactly once;
+//! [`MountSettings::parse`] knows no others but those of mount(8) (`system_options`).
+use crate::system_options::{self, Outcome};
 use cairn_engine::FsyncWait;
-use cairn_fuse::Transport;
+use cairn_fuse::{KernelOptions, Transport};
 use std::time::Duration;
 
 /// When the device is flushed for an fsync.
@@ -41,6 +43,8 @@ pub struct MountSettings {
     pub degraded: bool,
     /// Threads that serve requests; `None` for the default.
     pub threads: Option<usize>,
+    /// What the kernel does for any file system.
+    pub kernel: KernelOptions,
 }
 
 impl Default for MountSettings {
@@ -56,6 +60,7 @@ impl Default for MountSettings {
             discard: false,
             degraded: false,
             threads: None,
+            kernel: KernelOptions::default(),
         }
     }
 }
@@ -187,22 +192,41 @@ impl MountSettings {
     /// A text for the user, which names the option and what it may be.
     pub fn parse(lists: &[String]) -> Result<Self, String> {
         let mut settings = Self::default();
-        for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-            let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
+        for option in lists.iter().flat_map(|list| system_options::split(list)) {
+            if !settings.apply(option)? {
                 return Err(format!("unknown mount option \"{option}\"; the options are:\n{}", Self::help()));
-            };
-            let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
-            if !valid || (known.set)(&mut settings, value.unwrap_or_default()).is_none() {
-                return Err(format!("mount option \"{option}\" is not valid; write {}: {}", known.usage(), known.help));
             }
         }
         Ok(settings)
     }
 
+    /// Takes one option into account; false when it is unknown.
+    fn apply(&mut self, option: &str) -> Result<bool, String> {
+        let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+        let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
+            return match system_options::apply(&mut self.kernel, name, value) {
+                Outcome::Taken => Ok(true),
+                Outcome::Unknown => Ok(false),
+                Outcome::Refused(why) => Err(format!("mount option \"{option}\" cannot be used here: {why}")),
+            };
+        };
+        let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
+        if !valid || (known.set)(self, value.unwrap_or_default()).is_none() {
+            return Err(format!("mount option \"{option}\" is not valid; write {}: {}", known.usage(), known.help));
+        }
+        Ok(true)
+    }
+
+    /// `list` without the options that are unknown.
+    pub fn without_unknown(list: &str) -> String {
+        let known = |option: &&str| !matches!(Self::default().apply(option), Ok(false));
+        system_options::split(list).filter(known).collect::<Vec<_>>().join(",")
+    }
+
     /// One line for each option.
     pub fn help() -> String {
-        OPTIONS.iter().map(|option| format!("  {:<30} {}", option.usage(), option.help)).collect::<Vec<_>>().join("\n")
+        let own = OPTIONS.iter().map(|option| format!("  {:<30} {}", option.usage(), option.help)).collect::<Vec<_>>().join("\n");
+        format!("{own}\n{}", system_options::help())
     }
 }
 
@@ -234,6 +258,7 @@ mod tests {
             discard: true,
             degraded: true,
             threads: Some(3),
+            kernel: KernelOptions::default(),
         };
         assert_eq!(parse(list), Ok(expected));
         assert_eq!(parse(""), Ok(MountSettings::default()));
@@ -244,6 +269,16 @@ mod tests {
         let settings = MountSettings::parse(&["ro,commit=1".into(), "rw,commit=2".into()]).unwrap();
         assert!(!settings.read_only);
         assert_eq!(settings.commit_interval, Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn a_line_of_fstab_is_understood_and_a_sloppy_one_is_tidied() {
+        let settings = parse("rw,noatime,_netdev,nofail,x-systemd.requires=a.mount,user,exec,ro,commit=9").unwrap();
+        let mut kernel = KernelOptions::default();
+        assert!(["noatime", "nosuid", "nodev"].iter().all(|name| kernel.apply(name)));
+        assert_eq!((settings.kernel, settings.read_only), (kernel, true));
+        assert!(parse("uid=5").unwrap_err().contains("\"uid=5\""));
+        assert_eq!(MountSettings::without_unknown("ro,barrier=1,nosuid,commit=0,x-a"), "ro,nosuid,commit=0,x-a");
     }
 
     #[test]

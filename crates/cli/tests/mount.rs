@@ -1,77 +1,16 @@
 //! The command on a real mount.
 //!
 //! `CAIRN_MOUNT_TESTS` as in `mounting`; `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
+#[path = "mounting/mounted.rs"]
+mod mounted;
 mod mounting;
 
-use cairn_environment::lock::MutexGuard;
+use mounted::Mounted;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-
-/// A folder with room for an image and a mount point; nothing stays mounted after it.
-struct Mounted {
-    folder: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Mounted {
-    /// `None` where mounts are not possible.
-    fn new() -> Option<Self> {
-        let alone = mounting::alone()?;
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("dir")).unwrap();
-        Some(Self { folder, _alone: alone })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).stdin(Stdio::null()).output().unwrap()
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
-        command.args(arguments).current_dir(self.folder.path());
-        if let (Some(&"mount"), Ok(transport)) = (arguments.first(), std::env::var("CAIRN_TEST_TRANSPORT")) {
-            command.args(["-o", &format!("transport={transport}")]);
-        }
-        command
-    }
-
-    #[track_caller]
-    fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(code), "cairn {}: {told}", arguments.join(" "));
-        told
-    }
-
-    #[track_caller]
-    fn succeeds(&self, arguments: &[&str]) -> String {
-        self.exits_with(0, arguments)
-    }
-
-    fn is_mounted(&self) -> bool {
-        fs::metadata(self.path("dir")).unwrap().dev() != fs::metadata(self.folder.path()).unwrap().dev()
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let directory = self.path("dir");
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        if table.contains(&*directory.to_string_lossy()) {
-            let _ = self.run(&["umount", "dir"]);
-            let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
-            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();
-        }
-    }
-}
+use std::process::Command;
 
 #[test]
 fn a_volume_is_created_used_and_found_again() {

@@ -43,6 +43,6 @@ pub use adapter::VolumeHandler;
 pub use control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync, unmount};
 pub use error::MountError;
 pub use mounted::{MountedVolume, mount};
-pub use mounting::{MountInfo, MountOptions, Transport, find_mount};
+pub use mounting::{KernelOptions, MountInfo, MountOptions, Transport, find_mount};
 pub use negotiation::Agreement;
 pub use session::{Session, SessionError, Unmounter};

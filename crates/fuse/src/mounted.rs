@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// # Errors
 /// See [`MountError`]; nothing is mounted then, and the volume is still open.
 pub fn mount(volume: Volume, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<MountedVolume, MountError> {
-    let handler = Arc::new(VolumeHandler::new(volume, options.writeback));
+    let handler = Arc::new(VolumeHandler::new(volume, options.writeback).synchronous(options.kernel.synchronous()));
     let session = Session::start(source, mountpoint, options, handler.clone())?;
     let periodic = (!session.forwards_sync() && !options.read_only).then(|| PeriodicCommit::start(handler));
     Ok(MountedVolume { session, periodic })

@@ -129,7 +129,7 @@ fn the_helper_mounts_and_hands_the_connection_over() {
     }
     let options = MountOptions { read_only: true, ..options_of_tests() };
     let mounted = Mounted::made_by(|image, mountpoint, handler| {
-        let device = helper::mount(image, mountpoint, true, true)?;
+        let device = helper::mount(image, mountpoint, &MountOptions { allow_other: true, ..options.clone() })?;
         Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false }, None, &options, handler)
     });
     assert_eq!(fs::write(mounted.path().join("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
@@ -139,7 +139,7 @@ fn the_helper_mounts_and_hands_the_connection_over() {
     assert_eq!(helper::unmount(&mounted.path(), false), Err(MountError::MountBusy(mounted.path())));
     drop(inside);
     helper::unmount(&mounted.path(), false).unwrap();
-    assert!(matches!(helper::mount(Path::new("/x"), Path::new("/nowhere"), false, false), Err(MountError::HelperFailed(_))));
+    assert!(matches!(helper::mount(Path::new("/x"), Path::new("/nowhere"), &MountOptions::default()), Err(MountError::HelperFailed(_))));
     mounted.unmount();
 }
 

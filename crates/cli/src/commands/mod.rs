@@ -7,6 +7,7 @@ pub mod dump;
 pub mod fsck;
 pub mod mkfs;
 pub mod mount;
+pub mod mount_helper;
 pub mod shutdown;
 pub mod stats;
 pub mod sync;

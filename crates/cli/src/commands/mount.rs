@@ -38,7 +38,7 @@ pub struct Arguments {
     /// Directory that will show the volume.
     dir: PathBuf,
     /// Mount options, separated by commas.
-    #[arg(short = 'o', value_name = "OPTION,…")]
+    #[arg(short = 'o', value_name = "OPTION,…", value_parser = checked_options)]
     options: Vec<String>,
     /// Make an image file with a volume of this size first, if there is none.
     #[arg(long, value_name = "SIZE")]
@@ -52,6 +52,11 @@ pub struct Arguments {
     /// Serve, and announce on standard output that the mount stands.
     #[arg(long, hide = true)]
     serve: bool,
+}
+
+/// What is wrong with a list of options is wrong usage of the command.
+fn checked_options(list: &str) -> Result<String, String> {
+    MountSettings::parse(&[list.to_owned()]).map(|_| list.to_owned())
 }
 
 /// Runs the command.
@@ -220,6 +225,7 @@ fn mount_options(settings: &MountSettings) -> MountOptions {
     options.writeback = settings.writeback;
     options.transport = settings.transport;
     options.allow_other = settings.allow_other;
+    options.kernel = settings.kernel.clone();
     if let Some(threads) = settings.threads {
         options.threads = threads;
     }

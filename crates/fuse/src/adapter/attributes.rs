@@ -116,7 +116,9 @@ impl VolumeHandler {
     pub(super) fn set_attributes(&self, node: InodeNumber, set: &SetattrIn) -> Answer<AttrOut> {
         let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0;
         let is_directory = concerns_set_id && self.volume.attributes(node)?.file_type == FileType::Directory;
-        Ok(attr_out(&self.volume.set_attributes(node, &attribute_change(set, is_directory))?))
+        let attributes = self.volume.set_attributes(node, &attribute_change(set, is_directory))?;
+        self.settle_change(node)?;
+        Ok(attr_out(&attributes))
     }
 }
 

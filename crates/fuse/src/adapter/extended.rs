@@ -45,8 +45,12 @@ impl VolumeHandler {
         match *operation {
             Operation::GetXattr { name, length_bytes } => answer_sized(reply, self.get_xattr(node, name), length_bytes),
             Operation::ListXattrs { length_bytes } => answer_sized(reply, self.list_xattrs(header), length_bytes),
-            Operation::SetXattr { name, value, flags } => answer_status(reply, self.set_xattr(node, name, value, flags)),
-            Operation::RemoveXattr { name } => answer_status(reply, self.remove_xattr(node, name)),
+            Operation::SetXattr { name, value, flags } => {
+                answer_status(reply, self.set_xattr(node, name, value, flags).and_then(|()| self.settle_change(node)));
+            }
+            Operation::RemoveXattr { name } => {
+                answer_status(reply, self.remove_xattr(node, name).and_then(|()| self.settle_change(node)));
+            }
             _ => reply.error(Errno::NOSYS),
         }
     }

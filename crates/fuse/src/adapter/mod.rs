@@ -43,7 +43,7 @@ use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
 use cairn_blockdev::BlockPool;
-use cairn_engine::{Caller, Error, InodeNumber, Volume, on_behalf_of};
+use cairn_engine::{Caller, Error, FsyncKind, InodeNumber, Volume, on_behalf_of};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use std::sync::OnceLock;
@@ -87,6 +87,8 @@ impl Failure {
 pub struct VolumeHandler {
     volume: Volume,
     writeback: bool,
+    /// Changes of names and attributes are durable before they are answered.
+    synchronous: bool,
     /// Something may have changed since the last sync.
     changed: AtomicBool,
     writes: WritesInWork,
@@ -104,6 +106,7 @@ impl VolumeHandler {
         Self {
             volume,
             writeback,
+            synchronous: false,
             changed: AtomicBool::new(false),
             writes: WritesInWork::default(),
             requests: RequestCounters::default(),
@@ -111,6 +114,19 @@ impl VolumeHandler {
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),
         }
+    }
+
+    /// Makes changes of names and attributes durable before they are answered, if `synchronous`:
+    /// mount(8)'s `sync` and `dirsync`.
+    #[must_use]
+    pub fn synchronous(self, synchronous: bool) -> Self {
+        Self { synchronous, ..self }
+    }
+
+    /// A change of `node`, or of the names in it, is about to be answered. Its fsync covers
+    /// whatever was logged before.
+    fn settle_change(&self, node: InodeNumber) -> Answer<()> {
+        if self.synchronous { Ok(self.volume.fsync_blocking(node, FsyncKind::Full)?) } else { Ok(()) }
     }
 
     /// Makes everything durable that was received.

@@ -32,26 +32,30 @@ impl VolumeHandler {
             Operation::ReadLink => answer_bytes(reply, self.volume.read_link(parent).map_err(Into::into)),
             Operation::Symlink { name, target } => {
                 let link = NewInode { target: Some(target), ..new_inode(header, FileType::Symlink, 0o777) };
-                self.answer_entry(reply, self.volume.create(parent, name, &link).map_err(Into::into));
+                self.answer_made(reply, parent, self.volume.create(parent, name, &link).map_err(Into::into));
             }
-            Operation::MakeNode { name, mode, device } => self.answer_entry(reply, self.make_node(header, name, mode, device)),
+            Operation::MakeNode { name, mode, device } => {
+                self.answer_made(reply, parent, self.make_node(header, name, mode, device));
+            }
             Operation::MakeDirectory { name, mode } => {
                 let created = self.volume.create(parent, name, &new_inode(header, FileType::Directory, mode));
-                self.answer_entry(reply, created.map_err(Into::into));
+                self.answer_made(reply, parent, created.map_err(Into::into));
             }
             Operation::Link { node, new_name } => {
-                self.answer_entry(reply, self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into));
+                self.answer_made(reply, parent, self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into));
             }
             Operation::TemporaryFile { mode } => {
                 let created = self.volume.create_unnamed(parent, &new_inode(header, FileType::Regular, mode));
                 self.answer_opened(reply, created.map_err(Into::into));
             }
-            Operation::Unlink { name } => answer_status(reply, self.volume.unlink(parent, name)),
-            Operation::RemoveDirectory { name } => answer_status(reply, self.volume.remove_directory(parent, name)),
+            Operation::Unlink { name } => self.answer_changed(reply, parent, self.volume.unlink(parent, name).map_err(Into::into)),
+            Operation::RemoveDirectory { name } => {
+                self.answer_changed(reply, parent, self.volume.remove_directory(parent, name).map_err(Into::into));
+            }
             Operation::Rename { old_name, new_parent, new_name, flags } => {
                 let renamed = rename_mode(flags)
                     .and_then(|mode| Ok(self.volume.rename(parent, old_name, InodeNumber(new_parent), new_name, mode)?));
-                answer_status(reply, renamed);
+                self.answer_changed(reply, parent, renamed);
             }
             _ => reply.error(Errno::NOSYS),
         }
@@ -68,6 +72,23 @@ impl VolumeHandler {
         let file_type = FileType::from_mode(mode).filter(|&file_type| !matches!(file_type, FileType::Directory | FileType::Symlink));
         let node = NewInode { device: u64::from(device), ..new_inode(header, file_type.ok_or(Errno::INVAL)?, mode) };
         Ok(self.volume.create(InodeNumber(header.node), name, &node)?)
+    }
+
+    /// Answers what changed names in `parent`.
+    fn answer_changed(&self, reply: Reply, parent: InodeNumber, result: Answer<()>) {
+        answer_status(reply, result.and_then(|()| self.settle_change(parent)));
+    }
+
+    /// Answers what made a name in `parent`.
+    fn answer_made(&self, reply: Reply, parent: InodeNumber, result: Answer<Attributes>) {
+        let settled = result.and_then(|attributes| match self.settle_change(parent) {
+            Ok(()) => Ok(attributes),
+            Err(failure) => {
+                self.forget(attributes.inode.0, 1);
+                Err(failure)
+            }
+        });
+        self.answer_entry(reply, settled);
     }
 
     fn answer_entry(&self, reply: Reply, result: Answer<Attributes>) {

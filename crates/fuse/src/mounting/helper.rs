@@ -1,5 +1,6 @@
 //! `fusermount3`: the set-uid program through which users other than root mount. It opens `/dev/fuse`, mounts, and sends
 //! the descriptor over the socket that it finds in `_FUSE_COMMFD`.
+use super::MountOptions;
 use crate::error::MountError;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::FdFlags;
@@ -12,15 +13,16 @@ use std::process::{Command, Output, Stdio};
 const PROGRAM: &str = "fusermount3";
 
 /// Mounts `source` as `fuse.cairn`. Returns the descriptor of the connection.
-pub fn mount(source: &Path, mountpoint: &Path, allow_other: bool, read_only: bool) -> Result<OwnedFd, MountError> {
+pub fn mount(source: &Path, mountpoint: &Path, wanted: &MountOptions) -> Result<OwnedFd, MountError> {
     let shown = source.to_string_lossy().replace('\\', r"\\").replace(',', r"\,");
     let mut options = format!("fsname={shown},subtype=cairn,default_permissions,max_read={}", crate::transport::TRANSFER_BYTES_MAX);
-    if allow_other {
+    if wanted.allow_other {
         options.push_str(",allow_other");
     }
-    if read_only {
+    if wanted.read_only {
         options.push_str(",ro");
     }
+    options.push_str(&wanted.kernel.helper_options());
     let failed = |errno: rustix::io::Errno| MountError::HelperFailed(errno.to_string());
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;

@@ -7,11 +7,13 @@
 //! itself when the last who has it open closes it.
 
 pub(crate) mod helper;
+mod kernel_options;
 mod loop_device;
 mod mount_call;
 mod table;
 mod tuning;
 
+pub use kernel_options::KernelOptions;
 pub use mount_call::{MadeMount, make_mount};
 pub use table::{MountInfo, find_mount};
 pub use tuning::lengthen_read_ahead;
@@ -48,11 +50,21 @@ pub struct MountOptions {
     pub transport: Transport,
     /// Mount as plain `fuse` also where a block device could be had; sync(2) and umount(2) do not reach the server then.
     pub plain: bool,
+    /// What the kernel does for any file system: `nosuid`, `noexec` and the like.
+    pub kernel: KernelOptions,
 }
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { threads: 8, writeback: false, allow_other: false, read_only: false, transport: Transport::Auto, plain: false }
+        Self {
+            threads: 8,
+            writeback: false,
+            allow_other: false,
+            read_only: false,
+            transport: Transport::Auto,
+            plain: false,
+            kernel: KernelOptions::default(),
+        }
     }
 }
 

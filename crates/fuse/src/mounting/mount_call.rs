@@ -35,7 +35,7 @@ pub fn make_mount(source: &Path, mountpoint: &Path, options: &MountOptions) -> R
     if !rustix::process::geteuid().is_root() {
         // The helper opens the device; this only gives a clear error.
         rustix::fs::stat(DEVICE_PATH).map_err(|_| MountError::FuseMissing)?;
-        let device = helper::mount(&source, &mountpoint, options.allow_other, options.read_only)?;
+        let device = helper::mount(&source, &mountpoint, options)?;
         return Ok(MadeMount { device, mountpoint, forwards_sync: false });
     }
     let device = open_device()?;
@@ -106,7 +106,7 @@ fn mount_data(device: &OwnedFd) -> String {
 }
 
 fn mount_call(source: &Path, mountpoint: &Path, file_system_type: &str, data: &str, options: &MountOptions) -> rustix::io::Result<()> {
-    let flags = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
-    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
+    let flags = options.kernel.flags() | if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let data = CString::new(format!("{data}{}", options.kernel.data())).map_err(|_| Errno::INVAL)?;
     rustix::mount::mount(source, mountpoint, file_system_type, flags, data.as_c_str())
 }

@@ -1,0 +1,70 @@
+//! A volume of a test, on a real mount.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+use crate::mounting;
+use cairn_environment::lock::MutexGuard;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// A folder with room for an image and a mount point; nothing stays mounted after it.
+pub struct Mounted {
+    pub folder: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Mounted {
+    /// `None` where mounts are not possible.
+    pub fn new() -> Option<Self> {
+        let alone = mounting::alone()?;
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("dir")).unwrap();
+        Some(Self { folder, _alone: alone })
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).stdin(Stdio::null()).output().unwrap()
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
+        command.args(arguments).current_dir(self.folder.path());
+        if let (Some(&"mount"), Ok(transport)) = (arguments.first(), std::env::var("CAIRN_TEST_TRANSPORT")) {
+            command.args(["-o", &format!("transport={transport}")]);
+        }
+        command
+    }
+
+    #[track_caller]
+    pub fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "cairn {}: {told}", arguments.join(" "));
+        told
+    }
+
+    #[track_caller]
+    pub fn succeeds(&self, arguments: &[&str]) -> String {
+        self.exits_with(0, arguments)
+    }
+
+    pub fn is_mounted(&self) -> bool {
+        fs::metadata(self.path("dir")).unwrap().dev() != fs::metadata(self.folder.path()).unwrap().dev()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let directory = self.path("dir");
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        if table.contains(&*directory.to_string_lossy()) {
+            let _ = self.run(&["umount", "dir"]);
+            let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
+            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();
+        }
+    }
+}
