@@ -50,7 +50,14 @@ impl VolumeInner {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
                 (RenameMode::Replace, Some(target)) if target.file_type == FileType::Regular && source.file_type == FileType::Regular => {
-                    self.write_back_and_wait(&self.inodes.get(source.inode))?;
+                    match self.write_back_and_wait(&self.inodes.get(source.inode)) {
+                        // Another inode has the source's name by now, and this one is gone.
+                        Err(Error::NotFound) => {
+                            self.entry_changed(old.directory, old.name, source.inode)?;
+                            continue;
+                        }
+                        other => other?,
+                    }
                 }
                 _ => {}
             }
@@ -94,9 +101,13 @@ impl VolumeInner {
         let inodes: Vec<_> = numbers.iter().map(|&number| self.inodes.get(number)).collect();
         let mut locked = match self.lock_inodes(&inodes.iter().collect::<Vec<&Arc<_>>>()) {
             Err(Error::NotFound) => {
-                self.entry_changed(old.directory, old.name, source.inode)?;
-                if let Some(target) = target {
-                    self.entry_changed(new.directory, new.name, target.inode)?;
+                for (place, entry) in [(old, Some(source)), (new, target)] {
+                    // Only the entry of the one that is gone must have changed.
+                    if let Some(entry) = entry
+                        && matches!(self.read_inode(&self.inodes.get(entry.inode)), Err(Error::NotFound))
+                    {
+                        self.entry_changed(place.directory, place.name, entry.inode)?;
+                    }
                 }
                 return Ok(Outcome::Changed);
             }

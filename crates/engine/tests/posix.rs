@@ -1,9 +1,11 @@
 //! What programs expect.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, SeekTarget, Volume, VolumeOptions, XattrMode, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, SeekTarget, Volume, VolumeOptions,
+    XattrMode, mkfs,
 };
-use std::sync::Arc;
+use cairn_environment::thread;
+use std::sync::{Arc, Barrier};
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 
@@ -72,6 +74,42 @@ fn a_file_that_nobody_can_reach_any_more_is_gone_for_every_call() {
         let (name, call) = calls[round % calls.len()];
         let result = call();
         assert!(matches!(result, Err(Error::NotFound)), "round {round}, {name}: {result:?}");
+    }
+    volume.close().unwrap();
+}
+
+/// The source always exists, under one inode or under the next: a rename moves the one or the other.
+#[test]
+fn a_source_that_is_replaced_meanwhile_can_still_be_renamed() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let volume = Volume::open(device, VolumeOptions::default()).unwrap();
+    let root = volume.root();
+    for round in 0..500 {
+        for name in [&b"source"[..], b"replacement", b"target"] {
+            let made = volume.create(root, name, &FILE).unwrap().inode;
+            volume.write(made, 0, &[round as u8; 20_000]).unwrap();
+            volume.forget(made, 1);
+        }
+        let start = Arc::new(Barrier::new(2));
+        let replacing = {
+            let (volume, start) = (volume.clone(), Arc::clone(&start));
+            thread::spawn("replace", move || {
+                start.wait();
+                volume.rename(volume.root(), b"replacement", volume.root(), b"source", RenameMode::Replace)
+            })
+        };
+        start.wait();
+        let moved = volume.rename(root, b"source", root, b"target", RenameMode::Replace);
+        let replaced = replacing.join().expect("no panic");
+        assert!(moved.is_ok() && replaced.is_ok(), "round {round}: moved {moved:?}, replaced {replaced:?}");
+        let target = volume.lookup(root, b"target").expect("it was moved there").inode;
+        volume.forget(target, 1);
+        volume.unlink(root, b"target").unwrap();
+        match volume.unlink(root, b"source") {
+            Ok(()) | Err(Error::NotFound) => {}
+            Err(error) => panic!("round {round}: {error}"),
+        }
     }
     volume.close().unwrap();
 }
