@@ -80,7 +80,7 @@ impl VolumeInner {
         Self::check_new(new)?;
         // What a symbolic link says comes with it.
         let parts = new.target.filter(|_| new.file_type == FileType::Symlink).map_or(0, |target| target.len().div_ceil(SYMLINK_PART_BYTES));
-        let mut operation = self.begin(CREATION_ITEMS + parts as u64, 0, Effort::Ordinary)?;
+        let mut operation = self.begin(CREATION_ITEMS + parts as u64, 0, Effort::Name)?;
         let directory = self.inodes.get(parent);
         let mut state = self.write_inode(&directory)?;
         state.expect_directory()?;
@@ -118,7 +118,7 @@ impl VolumeInner {
         if new.file_type != FileType::Regular {
             return Err(Error::InvalidArgument("only a regular file can be without a name"));
         }
-        let mut operation = self.begin(2, 0, Effort::Ordinary)?;
+        let mut operation = self.begin(2, 0, Effort::Name)?;
         let directory = self.inodes.get(parent);
         let state = self.read_inode(&directory)?;
         state.expect_directory()?;
@@ -136,7 +136,7 @@ impl VolumeInner {
     /// Gives `inode` a further name; takes a reference on it.
     pub(crate) fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
-        let mut operation = self.begin(4, 0, Effort::Ordinary)?;
+        let mut operation = self.begin(4, 0, Effort::Name)?;
         let (directory, target) = (self.inodes.get(parent), self.inodes.get(inode));
         let mut locked = self.lock_inodes(&[&directory, &target])?;
         locked.get(parent).expect_directory()?;

@@ -23,6 +23,8 @@ pub(crate) const BATCH_ITEMS: usize = 32;
 pub(crate) enum Effort {
     /// Waits for everything; leaves the global reserve alone.
     Ordinary,
+    /// A name or a small attribute: as `Ordinary`, and when nothing is left may use a quarter of the global reserve.
+    Name,
     /// Writes data that was accepted: waits for commits, may use half of the global reserve.
     Writeback,
     /// Gives more back than it takes: waits for commits, may use the global reserve but for the commit's part.
@@ -91,6 +93,7 @@ impl VolumeInner {
     pub(crate) fn reserve(&self, request: Request, effort: Effort) -> Result<Reservation> {
         Ok(match effort {
             Effort::Ordinary => self.space.reserve(request, Urgency::Normal)?,
+            Effort::Name => self.space.reserve(request, Urgency::Name)?,
             Effort::Writeback => self.space.reserve(request, Urgency::Priority)?,
             Effort::Removal => self.space.reserve(request, Urgency::Removal)?,
             Effort::Reclaim => self.space.try_reserve(request, Urgency::Removal)?,

@@ -81,7 +81,7 @@ impl VolumeInner {
         target: Option<FoundEntry>,
         mode: RenameMode,
     ) -> Result<Outcome> {
-        let mut operation = self.begin(8, 0, Effort::Ordinary)?;
+        let mut operation = self.begin(8, 0, Effort::Name)?;
         let moves = |entry: &FoundEntry| entry.file_type == FileType::Directory && old.directory != new.directory;
         let directory_moves = moves(&source) || (mode == RenameMode::Exchange && target.as_ref().is_some_and(moves));
         let _rename = directory_moves.then(|| self.rename_lock.lock());

@@ -77,7 +77,8 @@ impl VolumeInner {
             _ => 0,
         };
         let new_parts = XattrItem::parts(value.len()) as u64;
-        let mut operation = self.begin(2 + old_parts + new_parts, 0, Effort::Ordinary)?;
+        let effort = if new_parts == 0 { Effort::Name } else { Effort::Ordinary };
+        let mut operation = self.begin(2 + old_parts + new_parts, 0, effort)?;
         let mut state = self.write_inode_in_use(&inode)?;
         let (found, free) = self.find_xattr(number, name)?;
         let slot = match (&found, mode) {

@@ -1,6 +1,8 @@
 //! What a full volume must still do.
 use cairn_blockdev::MemoryDevice;
-use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs,
+};
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
 
@@ -117,6 +119,13 @@ fn what_write_accepted_fsync_stores_at_any_level() {
             }
         }
         for step in 0..300_u64 {
+            // Names may take a part of the reserve: what writeback needs of it stays.
+            if seed % 2 == 1 {
+                match volume.create(root, format!("name {step}").as_bytes(), &FILE) {
+                    Ok(made) => volume.forget(made.inode, 1),
+                    Err(error) => assert!(matches!(error, Error::NoSpace), "{error}"),
+                }
+            }
             let Some(index) = (!files.is_empty()).then(|| random.below(files.len() as u64) as usize) else { break };
             let (inode, content) = &mut files[index];
             let (at, length) = (random.below(1 << 20) as usize, 1 + random.below(20_000) as usize);
@@ -148,5 +157,113 @@ fn what_write_accepted_fsync_stores_at_any_level() {
             assert!(read == *content, "seed {seed}: a file holds other bytes than were accepted");
         }
         volume.close().unwrap();
+    }
+}
+
+fn open_with_background(device: &Arc<MemoryDevice>) -> Volume {
+    Volume::open(device.clone(), VolumeOptions::default()).expect("it opens")
+}
+
+/// One name of each kind, and an attribute; what the attempt did.
+fn make_names(volume: &Volume, files: InodeNumber, number: usize) -> Result<(), Error> {
+    let root = volume.root();
+    let name = |kind: &str| format!("{kind} {number}").into_bytes();
+    let made = volume.create(root, &name("empty"), &FILE)?.inode;
+    volume.forget(made, 1);
+    volume.set_xattr(made, b"user.color", b"green", XattrMode::Any)?;
+    let symlink = NewInode { file_type: FileType::Symlink, target: Some(b"somewhere"), ..FILE };
+    volume.forget(volume.create(root, &name("symlink"), &symlink)?.inode, 1);
+    volume.forget(volume.link(made, root, &name("link"))?.inode, 1);
+    volume.rename(root, &name("link"), files, &name("renamed"), RenameMode::Replace)
+}
+
+/// Removes everything, as `rm -rf` does.
+fn remove_all(volume: &Volume, directory: InodeNumber) -> usize {
+    let mut entries = Vec::new();
+    let mut take = |entry: cairn_engine::DirectoryItem<'_>| {
+        entries.push((entry.name.to_vec(), entry.inode, entry.file_type));
+        true
+    };
+    volume.read_directory(directory, 0, &mut take).unwrap();
+    let mut removed = 0;
+    for (name, inode, file_type) in entries.into_iter().filter(|(name, _, _)| name != b"." && name != b"..") {
+        if file_type == FileType::Directory {
+            removed += remove_all(volume, inode);
+            volume.remove_directory(directory, &name).expect("removing works on a volume full of names");
+        } else {
+            volume.unlink(directory, &name).expect("removing works on a volume full of names");
+        }
+        removed += 1;
+    }
+    removed
+}
+
+/// Data has all of the volume but the reserve: names get a part of that, and all can be removed again.
+fn a_full_volume_takes_names(bytes: u64, rounds: usize, close: bool) {
+    let (device, volume) = volume(bytes);
+    drop(volume);
+    let volume = open_with_background(&device);
+    let root = volume.root();
+    let empty = volume.space().available_blocks;
+    let directory = NewInode { file_type: FileType::Directory, ..FILE };
+    let files = volume.create(root, b"files", &directory).unwrap().inode;
+    let big = volume.create(root, b"big", &FILE).unwrap().inode;
+    let end = fill(&volume, big);
+    volume.sync().unwrap();
+    for number in 0..rounds {
+        make_names(&volume, files, number).unwrap_or_else(|error| panic!("{bytes}, round {number}: {error}; {:?}", volume.space()));
+        let more = volume.write(big, end, &[7; 4096]);
+        assert!(matches!(more, Err(Error::NoSpace)), "the reserve is not for data: {more:?}");
+    }
+    // To the last name.
+    let mut number = rounds;
+    loop {
+        match make_names(&volume, files, number) {
+            Ok(()) => number += 1,
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{bytes}, round {number}: {error}"),
+        }
+    }
+    volume.fsync_blocking(big, FsyncKind::Full).expect("what was accepted has its space");
+    if close {
+        volume.close().unwrap();
+    }
+    // Otherwise as after a power failure.
+    drop(volume);
+    let volume = open_with_background(&device);
+    let size = volume.attributes(big).unwrap().size_bytes;
+    assert_eq!(size, end);
+    volume.set_attributes(big, &AttributeChange { size: Some(size / 2), mode: Some(0o600), ..AttributeChange::default() }).unwrap();
+    let removed = remove_all(&volume, root);
+    assert!(removed > 3 * rounds, "{removed} names, {number} rounds");
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open_with_background(&device);
+    let left = volume.space().available_blocks;
+    assert!(left + 64 >= empty, "{bytes}: {empty} blocks were available, after all was removed {left}");
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_full_volume_of_64_mib_takes_names() {
+    a_full_volume_takes_names(64 << 20, 100, true);
+}
+
+#[test]
+fn a_full_volume_of_128_mib_takes_names() {
+    a_full_volume_takes_names(128 << 20, 1000, true);
+}
+
+#[test]
+fn a_volume_full_of_names_survives_a_crash() {
+    a_full_volume_takes_names(128 << 20, 1000, false);
+}
+
+/// Small volumes have a small reserve: how many names fit is not promised, that all can be removed is.
+#[test]
+fn a_small_volume_full_of_names_can_be_emptied() {
+    for bytes in [16 << 20, 24 << 20, 32 << 20, 48 << 20] {
+        a_full_volume_takes_names(bytes, 0, true);
+        a_full_volume_takes_names(bytes, 0, false);
     }
 }

@@ -13,6 +13,9 @@
 //! Of *clusters* they leave only H ≤ G: `M + H ≤ C`. Where whole clusters are free, that says no more than the rule for
 //! blocks. But removing small files here and there from a full volume gives many blocks back and hardly a cluster; if ordinary
 //! nodes could not have the clusters between H and G, those blocks would be of no use to anybody.
+//!
+//! Names (and small attributes) may use the first quarter of the reserve, and keep it: a full volume still takes some thousand. What
+//! is left suffices for writeback of accepted data and for removals, which names never touch: the three limits differ.
 use cairn_format::{BLOCK_SIZE, NODE_BLOCKS, NODE_SIZE};
 
 /// Worst case of an operation.
@@ -40,6 +43,9 @@ impl Request {
 pub enum Urgency {
     /// An ordinary change: leaves the global reserve alone; may wait until delayed data is written and committed.
     Normal,
+    /// A name or a small attribute: as [`Urgency::Normal`] while reclaim can help, then from a quarter of the global reserve, for
+    /// which it may wait for commits only.
+    Name,
     /// Writeback of delayed data: may use half of the global reserve; may wait for commits only.
     Priority,
     /// Deletion or truncation: may use the global reserve but for the commit's part; may wait for commits only.
@@ -101,6 +107,7 @@ impl Budget {
     fn kept_nodes(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Normal => self.global_nodes,
+            Urgency::Name => self.global_nodes - self.global_nodes / 4,
             Urgency::Priority => self.global_nodes / 2,
             Urgency::Removal => self.global_nodes / 4,
             Urgency::Commit => 0,
@@ -111,6 +118,10 @@ impl Budget {
     fn kept_clusters(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Normal => (self.global_nodes / 2).max(KEPT_CLUSTERS_MIN.min(self.global_nodes)),
+            Urgency::Name => {
+                let for_removals = self.kept_clusters(Urgency::Removal) + KEPT_CLUSTERS_MIN;
+                (self.global_nodes * 3 / 8).max(for_removals).min(self.kept_clusters(Urgency::Normal))
+            }
             Urgency::Priority => self.global_nodes * 3 / 8,
             Urgency::Removal => self.global_nodes / 4,
             Urgency::Commit => 0,

@@ -12,7 +12,8 @@
 //! Invariants, with F free blocks, C free clusters (four aligned blocks, all free), M nodes and D blocks reserved:
 //! - `M ≤ C` and `D + 4·M ≤ F`, always, asserted in every build;
 //! - F and C equal what the bitmap `allocated` says;
-//! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in blocks, half of it in clusters;
+//! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in blocks, half of it in clusters; names
+//!   may use a quarter of it;
 //! - pinned blocks belong to one generation and become free exactly once;
 //! - a ticket is granted, failed, stopped or withdrawn: exactly one of these, decided under the ledger's lock.
 //!

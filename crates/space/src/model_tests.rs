@@ -31,7 +31,7 @@ enum Step {
 }
 
 fn urgencies() -> impl Strategy<Value = Urgency> {
-    prop_oneof![Just(Urgency::Normal), Just(Urgency::Priority), Just(Urgency::Removal), Just(Urgency::Commit)]
+    prop_oneof![Just(Urgency::Normal), Just(Urgency::Name), Just(Urgency::Priority), Just(Urgency::Removal), Just(Urgency::Commit)]
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -104,6 +104,7 @@ impl Model {
         let global = self.space.report().global_reserve_nodes;
         let kept = match urgency {
             Urgency::Normal => global,
+            Urgency::Name => global - global / 4,
             Urgency::Priority => global / 2,
             Urgency::Removal => global / 4,
             Urgency::Commit => 0,

@@ -175,6 +175,12 @@ impl Space {
     }
 
     fn reserve_until(self: &Arc<Self>, request: Request, urgency: Urgency, deadline: Option<Monotonic>) -> Result<Reservation, SpaceError> {
+        if urgency == Urgency::Name {
+            match self.reserve_without_the_reserve(request, deadline) {
+                Err(SpaceError::NoSpace { .. }) => {}
+                decided => return decided,
+            }
+        }
         let mut ledger = self.ledger.lock();
         #[cfg(feature = "baselines")]
         if ledger.shared_flusher.is_some() {
@@ -204,6 +210,19 @@ impl Space {
             Outcome::CalledOff => Err(SpaceError::CalledOff),
             Outcome::Withdrawn | Outcome::Waiting => Err(timed_out(request)),
         }
+    }
+
+    /// A name as an ordinary request; waits only while what it lacks could come back, or names on a full volume would take as long as
+    /// it takes reclaim to give up.
+    fn reserve_without_the_reserve(self: &Arc<Self>, request: Request, deadline: Option<Monotonic>) -> Result<Reservation, SpaceError> {
+        let mut ledger = self.ledger.lock();
+        if self.grant_at_once(&mut ledger, request, Urgency::Normal) {
+            return Ok(Reservation::new(self, request));
+        }
+        let coming_blocks = self.pinned_hint() + self.returning_hint() + ledger.budget.delayed_blocks();
+        let hopeless = ledger.budget.shortage_blocks(request, Urgency::Normal) > coming_blocks;
+        drop(ledger);
+        if hopeless { Err(no_space(request)) } else { self.reserve_until(request, Urgency::Normal, deadline) }
     }
 
     /// Takes a ticket that is no longer wanted off its queue, unless it was decided at the last moment.

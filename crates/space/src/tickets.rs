@@ -4,7 +4,7 @@
 //! its owner is woken; only a waiting ticket changes, so that none is ever granted and failed. While it waits it stands in
 //! exactly one queue.
 //!
-//! Order: removals before writeback before ordinary requests; first come, first served within each. Space goes to the first
+//! Order: removals before writeback before names before ordinary requests; first come, first served within each. Space goes to the first
 //! ticket of the first queue that isn't empty, and to nobody else while that one waits: nobody barges.
 use crate::budget::{Request, Urgency};
 use crate::caller::{self, Caller};
@@ -61,7 +61,7 @@ impl Ticket {
 }
 
 /// The queues, by the order in which they are served.
-const QUEUES: usize = 3;
+const QUEUES: usize = 4;
 /// The queue of ordinary requests; those before it may wait for commits only.
 const NORMAL: usize = QUEUES - 1;
 
@@ -85,6 +85,7 @@ fn queue_of(urgency: Urgency) -> usize {
     match urgency {
         Urgency::Removal | Urgency::Commit => 0,
         Urgency::Priority => 1,
+        Urgency::Name => 2,
         Urgency::Normal => NORMAL,
     }
 }

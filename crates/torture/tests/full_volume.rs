@@ -1,7 +1,7 @@
 //! A volume that is full: errors instead of aborts, deletion always works, and the space comes back.
 use cairn_blockdev::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
+use cairn_engine::{Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
 use cairn_format::Geometry;
@@ -12,6 +12,8 @@ use cairn_torture::seed_from_environment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -138,6 +140,63 @@ fn clients_that_fill_and_delete_at_once_are_never_stuck() {
         .collect();
     let mut files = Files::new();
     handles.into_iter().for_each(|handle| files.extend(handle.join().expect("no thread panics")));
+    expect_files(&volume, &files).unwrap_or_else(|error| panic!("{error}"));
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Clients that make names on a full volume until there is no room for one, and remove them: a removal never fails, and data that
+/// another client writes meanwhile is stored or refused.
+#[test]
+fn names_and_removals_at_once_on_a_full_volume() {
+    let device = Arc::new(MemoryDevice::new(96 << 20));
+    format(&*device, 1 << 20).expect("a new volume");
+    let volume = open(&device, true);
+    let (mut random, mut files) = (Seeded::new(seed_from_environment()), Files::new());
+    fill(&volume, 0, &mut random, &mut files);
+    volume.sync().expect("what write accepted has its space");
+    let writing = volume.create(volume.root(), b"written", &FILE).expect("a full volume takes a name").inode;
+    let handles: Vec<_> = (0..8)
+        .map(|client| {
+            let volume = volume.clone();
+            thread::spawn("names", move || {
+                let directory = NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
+                let mut made = 0;
+                for round in 0..5 {
+                    let name = format!("{client} {round}").into_bytes();
+                    let Ok(parent) = volume.create(volume.root(), &name, &directory) else { continue };
+                    let mut names = Vec::new();
+                    for number in 0..400 {
+                        let name = format!("a name of some length {number}").into_bytes();
+                        match volume.create(parent.inode, &name, &FILE) {
+                            Ok(file) => volume.forget(file.inode, 1),
+                            Err(Error::NoSpace) => break,
+                            Err(error) => panic!("{error}"),
+                        }
+                        names.push(name);
+                    }
+                    made += names.len();
+                    for name in names {
+                        volume.unlink(parent.inode, &name).expect("removing works on a volume full of names");
+                    }
+                    volume.forget(parent.inode, 1);
+                    volume.remove_directory(volume.root(), &name).expect("it is empty");
+                }
+                made
+            })
+        })
+        .collect();
+    for step in 0..200_u64 {
+        match volume.write(writing, step % 16 * 40_000, &[step as u8; 10_000]) {
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(error) => panic!("{error}"),
+        }
+        volume.fsync_blocking(writing, FsyncKind::Full).expect("what write accepted has its space");
+    }
+    let made: usize = handles.into_iter().map(|handle| handle.join().expect("no thread panics")).sum();
+    assert!(made > 0, "a full volume takes names");
+    volume.forget(writing, 1);
+    volume.unlink(volume.root(), b"written").expect("it exists");
     expect_files(&volume, &files).unwrap_or_else(|error| panic!("{error}"));
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
