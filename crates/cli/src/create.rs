@@ -114,20 +114,21 @@ fn check_file(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A volume of `bytes` with this label is possible; zero stands for a size that is not known yet.
+/// A volume of `bytes` with this label is possible; zero without a wanted size stands for one that
+/// is not known yet.
 pub fn check(wanted: &NewVolume<'_>, bytes: u64) -> anyhow::Result<()> {
     let label_bytes = wanted.label.len();
     ensure!(
         label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
         "the label has {label_bytes} bytes, but {LABEL_BYTES} are possible"
     );
-    if bytes > 0 && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none() {
+    if (bytes > 0 || wanted.size.is_some()) && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none() {
         let (smallest, log_smallest) = (Geometry::VOLUME_BYTES_MIN >> 20, (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20);
         match wanted.log_size {
             Some(log) if bytes >= Geometry::VOLUME_BYTES_MIN => {
                 bail!("a log of {log} does not fit: it needs at least {log_smallest}M, and half of the volume must be left for files")
             }
-            _ => bail!("{bytes} bytes are too small: a volume has at least {smallest}M"),
+            _ => bail!("{} is too small: a volume has at least {smallest}M", wanted.size.unwrap_or(Size { bytes })),
         }
     }
     Ok(())

@@ -85,7 +85,7 @@ fn create_composed(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf]) -> anyhow
             bail!("{} does not exist; give the size of a new volume, for example --size 4G", path.display());
         }
     }
-    create::check(&wanted.on(&paths[0], None), wanted.size.map_or(0, create::whole_blocks_bytes))
+    create::check(&wanted.on(&paths[0], wanted.size), wanted.size.map_or(0, create::whole_blocks_bytes))
         .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
     let mut made = Vec::new();
     let result = make_members_and_volume(wanted, kind, paths, member_size, &mut made);

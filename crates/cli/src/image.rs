@@ -2,7 +2,7 @@
 //!
 //! A file whose own name begins like that is written `./mirror:…`; a member that is lost may be written `missing`, or by its
 //! old name.
-use crate::output;
+use crate::{output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
@@ -118,6 +118,7 @@ impl Image {
         match self {
             Image::Single(path) => {
                 let device = FileDevice::open(path, mode)?;
+                refuse_foreign(path)?;
                 if let Some(label) = Label::read(&device, &path.display().to_string())? {
                     let (kind, count, path) = (label.kind, label.members.len(), path.display());
                     bail!("{path} is one of {count} members of a {kind}; name all of them: {kind}:{path},…");
@@ -137,6 +138,16 @@ impl Image {
         let paths = self.paths();
         expect_different(paths)?;
         paths.iter().map(|path| candidate(path, mode, tolerant)).collect()
+    }
+}
+
+/// What is known to be something else is not taken for a damaged volume.
+fn refuse_foreign(path: &Path) -> anyhow::Result<()> {
+    // What can't be read here can't be read as a volume either.
+    let Ok(file) = fs::File::open(path) else { return Ok(()) };
+    match signature::explain_foreign(&file) {
+        Ok(Some(what)) => bail!("{}: not a usable volume: {what}", path.display()),
+        Ok(None) | Err(_) => Ok(()),
     }
 }
 

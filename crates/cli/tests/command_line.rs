@@ -102,8 +102,8 @@ fn a_failed_mkfs_leaves_no_file_behind() {
         &["mkfs", "image", "--size", "1M"],
         &["mkfs", "image", "--size", "32M", "--log-size", "31M"],
         &["mkfs", "image", "--size", "32M", "--label", &label],
-        // No file of the host can be so large: that is found after it was made.
-        &["mkfs", "image", "--size", "16000000T"],
+        &["mkfs", "image", "--size", "1"],
+        &["mkfs", "mirror:image,other", "--size", "1"],
         &["mkfs", "mirror:image,other", "--size", "1M"],
         &["mkfs", "mirror:image,link", "--size", "32M"],
     ];
@@ -137,8 +137,59 @@ fn mistakes_get_clear_messages() {
     cairn.fails(&["dump", "image", "log", "--inodes", "1"], &["--inodes"]);
     cairn.fails(&["mkfs", "dir", "--size", "32M"], &["dir", "neither a regular file"]);
     cairn.exits_with(2, &["mkfs", "image", "--size", "3X"]);
+    assert!(cairn.exits_with(2, &["mkfs", "new", "--size", "10E"]).contains("too large: files and devices have less than 8E"));
+    cairn.fails(&["mkfs", "new", "--size", "1"], &["1 bytes is too small: a volume has at least 16M"]);
+    for command in ["sync", "shutdown", "umount"] {
+        cairn.fails(&[command, "nope"], &["nope: No such file or directory", "name the directory"]);
+        let told = cairn.exits_with(1, &[command, "image"]);
+        assert!(!told.contains("does not answer"), "{told}");
+    }
     cairn.exits_with(2, &["dump", "image", "everything"]);
     cairn.exits_with(2, &["no-such-command"]);
+}
+
+/// It is named, in one sentence, with what to do; not taken for a damaged volume.
+#[test]
+fn what_is_no_volume_is_named() {
+    let cairn = Cairn::new();
+    fs::create_dir(cairn.path("dir")).unwrap();
+    let long = |name: &str, offset, magic: &[u8]| {
+        fs::File::create(cairn.path(name)).unwrap().set_len(64 << 20).unwrap();
+        overwrite(&cairn.path(name), offset, magic);
+    };
+    long("ext4", 1024 + 56, &[0x53, 0xef]);
+    long("swap", 4096 - 10, b"SWAPSPACE2");
+    long("disk", 510, &[0x55, 0xaa]);
+    long("packed", 0, &[0x1f, 0x8b, 8]);
+    long("something", 20, b"Dear Ada");
+    fs::write(cairn.path("short"), "Dear Ada").unwrap();
+    for (name, what, advice) in [
+        ("ext4", "an ext2, ext3 or ext4 file system", "mount(8) mounts it"),
+        ("swap", "swap space", "belongs to something else"),
+        ("disk", "partition table", "name one of its partitions"),
+        ("packed", "compressed by gzip", "unpack it first"),
+        ("something", "no superblock of a cairn volume is in it", "cairn mkfs"),
+        ("short", "8 bytes", "the smallest volume 16777216"),
+    ] {
+        for (code, arguments) in
+            [(1, &["mount", name, "dir"][..]), (8, &["fsck", name]), (1, &["dump", name, "super"]), (1, &["stats", name])]
+        {
+            let told = cairn.exits_with(code, arguments);
+            assert!([name, what, advice].iter().all(|part| told.contains(part)), "{arguments:?}: {told}");
+            assert!(!told.contains("magic") && told.trim().lines().count() == 1, "{arguments:?}: {told}");
+        }
+    }
+}
+
+/// The volume stays as long as it was; its superblock's copy is where it was, too.
+#[test]
+fn an_image_that_was_enlarged_is_no_damaged_one() {
+    let cairn = Cairn::new();
+    cairn.make_volume();
+    fs::File::options().write(true).open(cairn.path("image")).unwrap().set_len(48 << 20).unwrap();
+    assert!(cairn.succeeds(&["fsck", "--data", "image"]).contains("0 warnings"));
+    let told = cairn.succeeds(&["stats", "image"]);
+    assert!(!told.contains("magic"), "{told}");
 }
 
 #[test]

@@ -158,6 +158,34 @@ fn a_mount_goes_on_when_its_messages_cannot_be_written() {
     mounted.succeeds(&["fsck", "--data", "mirror:a,missing"]);
 }
 
+#[test]
+fn an_image_that_was_enlarged_is_mounted_with_a_word_about_it() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "32M"]);
+    fs::File::options().write(true).open(mounted.path("image")).unwrap().set_len(48 << 20).unwrap();
+    let told = mounted.succeeds(&["mount", "image", "dir"]);
+    mounted.succeeds(&["umount", "dir"]);
+    assert!(told.contains("16777216 bytes longer than its volume") && told.contains("truncate -s 33554432"), "{told}");
+    assert!(!told.contains("magic") && !told.contains("WARN"), "{told}");
+}
+
+#[test]
+fn a_mount_of_root_stays_when_another_user_unmounts_it() {
+    let Some(mounted) = Mounted::new() else { return };
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    fs::set_permissions(mounted.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    fs::set_permissions(mounted.path("dir"), fs::Permissions::from_mode(0o755)).unwrap();
+    let output = mounted.command(&["umount", "dir"]).uid(65_534).gid(65_534).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("dir was mounted by root: only root may unmount it") && !told.contains("mtab"), "{told}");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(mounted.is_mounted());
+    mounted.succeeds(&["umount", "dir"]);
+}
+
 /// Lets a server in the foreground end by `signal`.
 fn ends_with(mounted: &Mounted, signal: rustix::process::Signal, code: i32) {
     let mut server = mounted.command(&["mount", "--foreground", "image", "dir", "--log", "log"]).spawn().unwrap();

@@ -58,9 +58,20 @@ pub enum Error {
     /// The volume stopped after a failure; nothing after it became durable.
     #[error("the volume is read-only since a failure: {0}")]
     Aborted(String),
+    /// The volume was closed, and nothing was lost.
+    #[error("the volume is closed")]
+    Closed,
 }
 
+/// Why nothing more is possible after the last commit.
+pub(crate) const CLOSED: &str = "the volume is closed";
+
 impl Error {
+    /// What every operation gets after `failure` has stopped the volume; its end is no failure.
+    pub(crate) fn after(failure: String) -> Self {
+        if failure == CLOSED { Error::Closed } else { Error::Aborted(failure) }
+    }
+
     /// What [`Error::Aborted`] names as the failure, when this error is it: said once, however often it is handed on.
     pub(crate) fn into_failure(self) -> String {
         match self {

@@ -94,7 +94,7 @@ impl VolumeInner {
         }
         self.note_freed(&mut counted, u64::MAX);
         match result {
-            Ok(()) | Err(Error::Aborted(_)) => {}
+            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
             // It stays an orphan on the volume; the next mount tries again.
             Err(error) => tracing::warn!("inode {number} could not be removed: {error}"),
         }

@@ -55,7 +55,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
     if device.length_bytes() < Geometry::VOLUME_BYTES_MIN {
         return Err(Error::NotAVolume(format!("its {length_blocks} whole blocks are fewer than any volume has")));
     }
-    let mut problems = Vec::new();
+    let mut problems: Vec<(BlockNumber, String)> = Vec::new();
     let mut best: Option<Superblock> = None;
     // The copy stands at the volume's end, or at the device's if the slots say nothing, or something older of that volume.
     let device_end = BlockNumber(length_blocks - 1);
@@ -73,13 +73,22 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
                 }
             }
             Err(error @ Error::Device(_)) if !read_only => return Err(error),
-            Err(error) => problems.push(error.to_string()),
+            Err(error) => problems.push((block, error.to_string())),
         }
     }
     let Some(best) = best else {
+        let problems: Vec<_> = problems.into_iter().map(|(_, problem)| problem).collect();
         return Err(Error::NotAVolume(format!("no valid superblock ({})", problems.join("; "))));
     };
-    for problem in problems {
+    let beyond_blocks = length_blocks.saturating_sub(best.geometry.total_blocks);
+    if beyond_blocks > 0 {
+        let (volume_bytes, beyond_bytes) = (best.geometry.total_blocks * BLOCK_SIZE as u64, beyond_blocks * BLOCK_SIZE as u64);
+        tracing::info!(
+            "the image is {beyond_bytes} bytes longer than its volume, which does not use them; `truncate -s {volume_bytes}` takes them from an image file"
+        );
+    }
+    // No superblock belongs at the end of an image that is longer than its volume.
+    for (_, problem) in problems.iter().filter(|(block, _)| beyond_blocks == 0 || *block != device_end) {
         tracing::warn!("{problem}");
     }
     if best.geometry.total_blocks > length_blocks {

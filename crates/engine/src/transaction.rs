@@ -20,9 +20,6 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::Generation;
 
-/// Why nothing more is possible after the last commit.
-pub(crate) const CLOSED: &str = "the volume is closed";
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Running,
@@ -44,13 +41,13 @@ struct State {
 impl State {
     /// Fails once the volume has failed.
     fn check_alive(&self) -> Result<()> {
-        self.failure.as_ref().map_or(Ok(()), |failure| Err(Error::Aborted(failure.clone())))
+        self.failure.as_ref().map_or(Ok(()), |failure| Err(Error::after(failure.clone())))
     }
 
     /// Fails also after the last commit.
     fn check_open(&self) -> Result<()> {
         self.check_alive()?;
-        if self.phase == Phase::Ended { Err(Error::Aborted(CLOSED.into())) } else { Ok(()) }
+        if self.phase == Phase::Ended { Err(Error::Closed) } else { Ok(()) }
     }
 }
 

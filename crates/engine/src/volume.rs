@@ -8,6 +8,7 @@
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
 use crate::directory::CREATION_ITEMS;
+use crate::error::CLOSED;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
@@ -15,7 +16,7 @@ use crate::recovery_meter::{RecoveryMeter, RecoveryPhase, RecoveryProgress, desc
 use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
 use crate::throttle::DirtyThrottle;
-use crate::transaction::{CLOSED, Transactions};
+use crate::transaction::Transactions;
 use crate::types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, XattrMode,
 };
@@ -158,7 +159,7 @@ impl VolumeInner {
     /// Fails if the volume has failed; a read-only one has nothing to make durable.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.failed.load(Ordering::Acquire) || self.signal.flags.log_failed.load(Ordering::Acquire) {
-            return Err(Error::Aborted(self.failure().unwrap_or_default()));
+            return Err(Error::after(self.failure().unwrap_or_default()));
         }
         Ok(())
     }
@@ -227,7 +228,7 @@ impl VolumeInner {
             }
             match self.commit() {
                 // Who stopped the volume has said why.
-                Ok(()) | Err(Error::Aborted(_)) => {}
+                Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
                 Err(error) => tracing::error!("commit failed: {error}"),
             }
         }

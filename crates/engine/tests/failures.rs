@@ -159,6 +159,25 @@ fn every_later_error_names_the_failure_once() {
     assert!(!failure.contains("since a failure") && !failure.contains("shut down"), "{failure}");
 }
 
+/// A program that goes on with a closed volume has made a mistake; nothing has failed.
+#[test]
+fn a_closed_volume_says_that_it_is_closed() {
+    let (_, volume) = simulated();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    volume.close().unwrap();
+    let later = [
+        volume.create(volume.root(), b"new", &FILE).map(drop),
+        volume.write(file, 0, b"late"),
+        volume.fsync_blocking(file, FsyncKind::Full),
+        volume.unlink(volume.root(), b"file"),
+        volume.sync(),
+    ];
+    for result in later {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Closed) && error.to_string() == "the volume is closed", "{error}");
+    }
+}
+
 /// T's last step is slow; T+1 overtakes it.
 #[test]
 fn transactions_complete_in_order() {

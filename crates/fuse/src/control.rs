@@ -92,9 +92,16 @@ fn no_answer(directory: &Path, errno: Errno) -> MountError {
 /// Opens a directory, which must be in a mount of FUSE.
 fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
     let no_answer = |errno| no_answer(directory, errno);
-    let open = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(no_answer)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = rustix::fs::open(directory, flags, Mode::empty()).map_err(|errno| unusable(directory, errno).unwrap_or(no_answer(errno)))?;
     let file_system = rustix::fs::fstatfs(&open).map_err(no_answer)?;
     if file_system.f_type as u64 == FUSE_MAGIC { Ok(open) } else { Err(MountError::NotInCairn(directory.to_owned())) }
+}
+
+/// What is wrong with a path itself.
+fn unusable(path: &Path, errno: Errno) -> Option<MountError> {
+    let of_path = matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG);
+    of_path.then(|| MountError::PathUnusable { path: path.to_owned(), errno })
 }
 
 /// Statistics of the volume mounted on `mountpoint`, as JSON.
@@ -113,7 +120,11 @@ pub fn statistics(mountpoint: &Path) -> Result<String, MountError> {
 }
 
 fn cairn_mount(mountpoint: &Path) -> Result<MountInfo, MountError> {
-    let mount = find_mount(mountpoint)?.ok_or_else(|| MountError::NotMounted(mountpoint.to_owned()))?;
+    let not_mounted = || {
+        let missing = rustix::fs::stat(mountpoint).err().and_then(|errno| unusable(mountpoint, errno));
+        missing.unwrap_or_else(|| MountError::NotMounted(mountpoint.to_owned()))
+    };
+    let mount = find_mount(mountpoint)?.ok_or_else(not_mounted)?;
     if mount.may_be_cairn() {
         return Ok(mount);
     }

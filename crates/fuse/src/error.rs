@@ -41,6 +41,12 @@ pub enum MountError {
     NotCairn { path: PathBuf, file_system_type: String },
     #[error("{0} is not in a mount of Cairn")]
     NotInCairn(PathBuf),
+    #[error("{path}: {errno}; name the directory that shows the volume")]
+    PathUnusable { path: PathBuf, errno: Errno },
+    #[error("{path} was mounted by {by}: only they and root may unmount it")]
+    MountedByOther { path: PathBuf, by: String },
+    #[error("{0} was mounted by root: only root may unmount it")]
+    MountedByRoot(PathBuf),
     #[error("{0} is busy: a program has files open in it, or its working directory there")]
     MountBusy(PathBuf),
     #[error("unmounting {path} failed: {errno}")]

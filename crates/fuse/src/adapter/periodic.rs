@@ -42,7 +42,7 @@ impl PeriodicCommit {
                 if !std::mem::replace(&mut failed_before, true) {
                     tracing::error!("periodic commit: {error}");
                 }
-                if matches!(error, Error::Aborted(_)) {
+                if matches!(error, Error::Aborted(_) | Error::Closed) {
                     return;
                 }
             }

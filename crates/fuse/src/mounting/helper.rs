@@ -1,6 +1,6 @@
 //! `fusermount3`: the set-uid program through which users other than root mount. It opens `/dev/fuse`, mounts, and sends
 //! the descriptor over the socket that it finds in `_FUSE_COMMFD`.
-use super::MountOptions;
+use super::{MountOptions, find_mount};
 use crate::error::MountError;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::FdFlags;
@@ -39,8 +39,20 @@ pub fn unmount(mountpoint: &Path, detach: bool) -> Result<(), MountError> {
     command.args(if detach { &["-u", "-z", "--"][..] } else { &["-u", "--"] }).arg(mountpoint);
     run(command).map_err(|error| match error {
         MountError::HelperFailed(message) if message.contains("busy") => MountError::MountBusy(mountpoint.to_owned()),
-        other => other,
+        other => of_other_user(mountpoint).unwrap_or(other),
     })
+}
+
+/// The helper unmounts what its caller has mounted, and says of the rest that it stands in no
+/// table.
+fn of_other_user(mountpoint: &Path) -> Option<MountError> {
+    let user = find_mount(mountpoint).ok()??.user?;
+    let path = || mountpoint.to_owned();
+    match user {
+        0 => Some(MountError::MountedByRoot(path())),
+        user if user == rustix::process::getuid().as_raw() => None,
+        user => Some(MountError::MountedByOther { path: path(), by: format!("user {user}") }),
+    }
 }
 
 fn run(mut command: Command) -> Result<(), MountError> {

@@ -19,6 +19,8 @@ pub struct MountInfo {
     pub device_number: (u32, u32),
     /// Mounted without writing.
     pub read_only: bool,
+    /// User who mounted it, if it is a mount of FUSE.
+    pub user: Option<u32>,
 }
 
 impl MountInfo {
@@ -80,6 +82,8 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system_type = String::from_utf8_lossy(after.next()?).into_owned();
     let device = PathBuf::from(unescape(after.next()?));
+    let mut of_file_system = after.next().unwrap_or_default().split(|&byte| byte == b',');
+    let user = of_file_system.find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok());
     Some(MountInfo {
         mountpoint: mountpoint.into(),
         source: device.clone(),
@@ -87,6 +91,7 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
         file_system_type,
         device_number: (major.parse().ok()?, minor.parse().ok()?),
         read_only: options.split(|&byte| byte == b',').any(|option| option == b"ro"),
+        user,
     })
 }
 
@@ -131,10 +136,11 @@ mod tests {
         assert_eq!(mount.mountpoint, Path::new("/a b/c"));
         assert_eq!(mount.device, Path::new("/dev/loop3"));
         assert_eq!((mount.file_system_type.as_str(), mount.device_number, mount.read_only), ("fuseblk", (7, 3), false));
+        assert_eq!(mount.user, Some(0));
         assert!(mount.forwards_sync() && mount.may_be_cairn());
         let plain = parse_line(br"40 1 0:44 / /m ro - fuse.cairn /x/back\134slash ro").unwrap();
         assert_eq!(plain.source, Path::new(r"/x/back\slash"));
-        assert!(plain.read_only && !plain.forwards_sync() && plain.may_be_cairn());
+        assert!(plain.user.is_none() && plain.read_only && !plain.forwards_sync() && plain.may_be_cairn());
     }
 
     #[test]
