@@ -1,7 +1,8 @@
 //! Makes a volume in an image file or on a block device, and refuses to overwrite anything by mistake.
 //!
 //! Invariants: without `force` nothing is changed on a device that holds data; a file that was created here is removed
-//! again when no volume could be made in it.
+//! again when no volume could be made in it, also after Ctrl-C (`making`).
+use crate::making::Making;
 use crate::progress::ProgressBar;
 use crate::signature;
 use crate::size::Size;
@@ -35,6 +36,8 @@ pub struct NewVolume<'a> {
     pub label: &'a str,
     /// Size of the log ring; `None` for the default.
     pub log_size: Option<Size>,
+    /// Knows what is to be taken back after a signal.
+    pub making: &'a Making,
 }
 
 /// What is in the way of a new volume.
@@ -83,6 +86,7 @@ pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
     check_file(wanted).with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
     let device = if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
     let result = write_volume(&device, wanted);
+    wanted.making.finish();
     if result.is_err() && content == Content::Missing {
         // The error that counts is the one at hand.
         let _ = fs::remove_file(wanted.image);
@@ -142,7 +146,7 @@ pub fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     let Some(size) = wanted.size else {
         bail!("{} does not exist; give the size of a new image file, for example --size 4G", wanted.image.display());
     };
-    Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?)
+    wanted.making.create(wanted.image, || Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?))
 }
 
 /// Opens what exists; a regular file gets the size that is asked for, once it is known that nobody uses it.
@@ -154,17 +158,22 @@ pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
         // The kernel refuses this while the device is mounted or part of another device.
         let exclusive = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(wanted.image);
         exclusive.with_context(|| format!("{image} is mounted or used by another device"))?;
+        wanted.making.overwrite(wanted.image);
         return Ok(device);
     }
     match wanted.size {
         Some(size) if device.length_bytes() != whole_blocks_bytes(size) => {
             drop(device);
+            wanted.making.overwrite(wanted.image);
             let file = OpenOptions::new().write(true).open(wanted.image)?;
             file.set_len(whole_blocks_bytes(size)).with_context(|| format!("{image}: cannot set its size to {size}"))?;
             Ok(FileDevice::open(wanted.image, OpenMode::ReadWrite)?)
         }
         None if device.length_bytes() == 0 => bail!("{image} is empty; give its size, for example --size 4G"),
-        _ => Ok(device),
+        _ => {
+            wanted.making.overwrite(wanted.image);
+            Ok(device)
+        }
     }
 }
 

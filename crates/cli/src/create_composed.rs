@@ -3,6 +3,7 @@
 //! Invariants: as those of `create`, for each member.
 use crate::create::{self, Content, NewVolume, clear_range, ranges_to_clear};
 use crate::image::{self, Image};
+use crate::making::Making;
 use crate::size::Size;
 use crate::{output, signature};
 use anyhow::{Context, bail};
@@ -33,12 +34,14 @@ pub struct Wanted<'a> {
     pub label: &'a str,
     /// As in [`NewVolume`].
     pub log_size: Option<Size>,
+    /// As in [`NewVolume`].
+    pub making: &'a Making,
 }
 
 impl<'a> Wanted<'a> {
     fn on(&self, path: &'a Path, size: Option<Size>) -> NewVolume<'a> {
-        let Wanted { force, preallocate, label, log_size, .. } = *self;
-        NewVolume { image: path, size, force, preallocate, label, log_size }
+        let Wanted { force, preallocate, label, log_size, making, .. } = *self;
+        NewVolume { image: path, size, force, preallocate, label, log_size, making }
     }
 }
 
@@ -89,6 +92,7 @@ fn create_composed(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf]) -> anyhow
         .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
     let mut made = Vec::new();
     let result = make_members_and_volume(wanted, kind, paths, member_size, &mut made);
+    wanted.making.finish();
     if result.is_err() {
         for path in made {
             // The error that counts is the one at hand.

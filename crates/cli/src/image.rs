@@ -51,6 +51,7 @@ impl Image {
         let bytes = text.as_bytes();
         let composed = [(Kind::Mirror, &b"mirror:"[..]), (Kind::Concat, &b"concat:"[..])];
         let Some((kind, list)) = composed.into_iter().find_map(|(kind, prefix)| Some((kind, bytes.strip_prefix(prefix)?))) else {
+            refuse_misspelt(bytes)?;
             return Ok(Image::Single(text.into()));
         };
         let names: Vec<&[u8]> = list.split(|&byte| byte == b',').collect();
@@ -141,6 +142,55 @@ impl Image {
     }
 }
 
+/// Words for kinds that go by other names.
+const OTHER_NAMES: &[(&str, Kind)] = &[
+    ("raid", Kind::Mirror),
+    ("raid1", Kind::Mirror),
+    ("mirrored", Kind::Mirror),
+    ("raid0", Kind::Concat),
+    ("jbod", Kind::Concat),
+    ("linear", Kind::Concat),
+    ("span", Kind::Concat),
+    ("stripe", Kind::Concat),
+    ("concatenate", Kind::Concat),
+    ("concatenation", Kind::Concat),
+];
+
+/// At most so many letters are wrong in a kind that was meant.
+const WRONG_LETTERS_MAX: usize = 2;
+
+/// A word that is meant as several devices, but isn't written so, would become the name of a file.
+fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
+    let text = String::from_utf8_lossy(text);
+    let Some((kind, list)) = text.split_once(':').filter(|(kind, _)| !kind.is_empty() && !kind.contains('/')) else { return Ok(()) };
+    let word = kind.to_lowercase();
+    let named = OTHER_NAMES.iter().find(|(name, _)| *name == word).map(|&(_, kind)| kind);
+    let near = [Kind::Mirror, Kind::Concat].into_iter().find(|kind| wrong_letters(&word, &kind.to_string()) <= WRONG_LETTERS_MAX);
+    let meant = match named.or(near) {
+        Some(Kind::Mirror) => format!("write mirror:{list} for all of it on each"),
+        Some(Kind::Concat) => format!("write concat:{list} for one behind the other"),
+        None if list.contains(',') => format!("write mirror:{list} for all of it on each, concat:{list} for one behind the other"),
+        None => return Ok(()),
+    };
+    Err(format!("there is no kind \"{kind}\" of several devices; {meant}, or ./{text} for a file of that name"))
+}
+
+/// How many letters must be added, left out or exchanged to make `left` of `right` (Levenshtein's
+/// distance).
+fn wrong_letters(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (at, letter) in left.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, other) in right.iter().enumerate() {
+            let exchanged = diagonal + usize::from(letter != *other);
+            diagonal = row[column + 1];
+            row[column + 1] = exchanged.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[right.len()]
+}
+
 /// What is known to be something else is not taken for a damaged volume.
 fn refuse_foreign(path: &Path) -> anyhow::Result<()> {
     // What can't be read here can't be read as a volume either.
@@ -226,6 +276,26 @@ mod tests {
         for text in ["mirror:", "mirror:a", "concat:a,,b", "mirror:a,b,c,d,e,f,g,h,i", "mirror:,a"] {
             assert!(parse(text).unwrap_err().contains("2 to 8"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_misspelt_kind_makes_no_file() {
+        for (text, meant) in [
+            ("raid:c1,c2", "write mirror:c1,c2"),
+            ("mirrors:a,b", "write mirror:a,b"),
+            ("miror:a", "write mirror:a"),
+            ("MIRROR:a,b", "write mirror:a,b"),
+            ("concta:a,b", "write concat:a,b"),
+            ("jbod:a,b", "write concat:a,b"),
+            ("zzzzzz:a,b", "write mirror:a,b for all of it on each, concat:a,b"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(meant) && error.contains(&format!("./{text}")), "{error}");
+        }
+        for text in ["./raid:x", "/tmp/mirrors:a,b", "backup:2026", "C:x", ":a,b", "a,b", "12:30:00"] {
+            assert_eq!(parse(text), Ok(Image::Single(text.into())));
+        }
+        assert_eq!([wrong_letters("", "abc"), wrong_letters("kitten", "sitting"), wrong_letters("abc", "abc")], [3, 3, 0]);
     }
 
     #[test]

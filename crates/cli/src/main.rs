@@ -11,6 +11,7 @@ mod create_composed;
 mod daemon;
 mod image;
 mod logging;
+mod making;
 mod mount_error;
 mod mount_options;
 mod output;

@@ -136,6 +136,11 @@ fn mistakes_get_clear_messages() {
     cairn.fails(&["dump", "missing", "super"], &["missing", "No such file"]);
     cairn.fails(&["dump", "image", "log", "--inodes", "1"], &["--inodes"]);
     cairn.fails(&["mkfs", "dir", "--size", "32M"], &["dir", "neither a regular file"]);
+    for arguments in [&["mkfs", "raid:c1,c2", "--size", "32M"][..], &["mkfs", "mirrors:c1,c2", "--size", "32M"], &["fsck", "miror:c1,c2"]] {
+        assert!(cairn.exits_with(2, arguments).contains("write mirror:c1,c2"));
+        assert!(!cairn.path(arguments[1]).exists());
+    }
+    cairn.succeeds(&["mkfs", "./raid:c1", "--size", "32M"]);
     cairn.exits_with(2, &["mkfs", "image", "--size", "3X"]);
     assert!(cairn.exits_with(2, &["mkfs", "new", "--size", "10E"]).contains("too large: files and devices have less than 8E"));
     cairn.fails(&["mkfs", "new", "--size", "1"], &["1 bytes is too small: a volume has at least 16M"]);
@@ -146,6 +151,46 @@ fn mistakes_get_clear_messages() {
     }
     cairn.exits_with(2, &["dump", "image", "everything"]);
     cairn.exits_with(2, &["no-such-command"]);
+}
+
+/// What Ctrl-C leaves is a volume, if mkfs was faster, or nothing.
+#[test]
+fn an_interrupted_mkfs_leaves_nothing_behind() {
+    let cairn = Cairn::new();
+    let image = cairn.path("image");
+    let interrupt = |arguments: &[&str], signal, begun: &dyn Fn() -> bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
+        let child = command.args(arguments).current_dir(cairn.folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        while !begun() {
+            std::thread::yield_now();
+        }
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let mut interrupted = 0;
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
+        let (code, told) = interrupt(&["mkfs", "image", "--size", "1G", "--preallocate"], signal, &|| image.exists());
+        if code == Some(0) {
+            cairn.succeeds(&["fsck", "image"]);
+            fs::remove_file(&image).unwrap();
+            continue;
+        }
+        interrupted += 1;
+        assert_eq!(code, Some(130), "{told}");
+        assert!(told.contains("image is removed again") && !image.exists(), "{told}");
+    }
+    // A file that was there stays, and is said to hold nothing.
+    let begun = || fs::metadata(&image).is_ok_and(|metadata| metadata.len() == 1 << 30);
+    fs::write(&image, "Dear Ada").unwrap();
+    let command = ["mkfs", "image", "--size", "1G", "--preallocate", "--force"];
+    let (code, told) = interrupt(&command, rustix::process::Signal::INT, &begun);
+    if code != Some(0) {
+        interrupted += 1;
+        assert!(code == Some(130) && told.contains("image holds no volume now") && image.exists(), "{told}");
+    }
+    cairn.succeeds(&command);
+    assert!(interrupted > 0, "a gigabyte was written faster than a signal arrived, three times");
 }
 
 /// It is named, in one sentence, with what to do; not taken for a damaged volume.

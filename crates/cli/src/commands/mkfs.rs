@@ -1,6 +1,7 @@
 //! `cairn mkfs`: makes an empty volume in an image file or on a block device.
 use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
+use crate::making::Making;
 use crate::output;
 use crate::size::Size;
 
@@ -32,6 +33,7 @@ pub struct Arguments {
 /// # Errors
 /// When no volume was made.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let making = Making::start()?;
     let superblock = create_composed::create(&Wanted {
         image: &arguments.image,
         size: arguments.size,
@@ -39,6 +41,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         preallocate: arguments.preallocate,
         label: &arguments.label,
         log_size: arguments.log_size,
+        making: &making,
     })?;
     let block_bytes = cairn_format::BLOCK_SIZE as u64;
     output::print_text(&format_args!(

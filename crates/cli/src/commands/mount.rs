@@ -5,6 +5,7 @@
 //! volume. SIGTERM and SIGINT end the mount, and with it the server, in the same orderly way as `cairn umount`.
 use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
+use crate::making::Making;
 use crate::mount_options::{Flush, MountSettings};
 use crate::progress::ProgressBar;
 use crate::size::Size;
@@ -95,7 +96,8 @@ fn create_if_missing(image: &Image, size: Size) -> anyhow::Result<()> {
         return Ok(());
     }
     let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
-    create_composed::create(&Wanted { image, size, force: false, preallocate: false, label: "", log_size: None })?;
+    let making = &Making::start()?;
+    create_composed::create(&Wanted { image, size, force: false, preallocate: false, label: "", log_size: None, making })?;
     Ok(())
 }
 

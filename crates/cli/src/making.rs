@@ -1,0 +1,118 @@
+//! A volume in the making, which Ctrl-C or SIGTERM may interrupt.
+//!
+//! States: *making* until [`Making::finish`], then *finished*. A signal while making removes the
+//! files that were made for the volume, says which others hold none now, and ends the process; once
+//! finished it changes nothing.
+//!
+//! Lock discipline: the state's lock (rank LEAF) is held while a file is made, and while a signal
+//! takes everything back, so a file is either not there yet or known.
+use crate::{EXIT_INTERRUPTED, output};
+use anyhow::Context;
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
+use cairn_environment::thread;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Default)]
+struct State {
+    made: Vec<PathBuf>,
+    overwritten: Vec<PathBuf>,
+    finished: bool,
+}
+
+impl State {
+    /// Removes what was made; returns what a user must know of the rest.
+    fn take_back(&mut self) -> Vec<String> {
+        let mut told = vec!["interrupted: no volume was made".to_owned()];
+        for path in self.made.drain(..) {
+            let path_shown = path.display();
+            match fs::remove_file(&path) {
+                Ok(()) => told.push(format!("{path_shown} is removed again")),
+                Err(error) => told.push(format!("{path_shown} holds no volume, and cannot be removed: {error}")),
+            }
+        }
+        let overwritten = self.overwritten.drain(..);
+        told.extend(overwritten.map(|path| format!("{} holds no volume now: make it again with `cairn mkfs --force`", path.display())));
+        told
+    }
+}
+
+/// What has been done for a volume that is not complete yet.
+pub struct Making {
+    state: Arc<Mutex<State>>,
+    signals: Handle,
+}
+
+impl Making {
+    /// Listens to signals from now on.
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    pub fn start() -> anyhow::Result<Self> {
+        let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
+        let state = Arc::new(Mutex::new(Rank::LEAF, State::default()));
+        let making = Self { state: Arc::clone(&state), signals: signals.handle() };
+        // It ends when the signals are closed.
+        let _ = thread::spawn("signals", move || {
+            for _ in signals.forever() {
+                let mut state = state.lock();
+                if !state.finished {
+                    output::tell(&format_args!("cairn: {}", state.take_back().join("; ")));
+                    std::process::exit(EXIT_INTERRUPTED.into());
+                }
+            }
+        });
+        Ok(making)
+    }
+
+    /// Makes the file `path` by `make`; a signal removes it.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn create<T>(&self, path: &Path, make: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let mut state = self.state.lock();
+        let made = make()?;
+        state.made.push(path.to_owned());
+        Ok(made)
+    }
+
+    /// What `path` holds is about to be overwritten.
+    pub fn overwrite(&self, path: &Path) {
+        self.state.lock().overwritten.push(path.to_owned());
+    }
+
+    /// There is a volume now, or nothing left of it.
+    pub fn finish(&self) {
+        self.state.lock().finished = true;
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        self.finish();
+        self.signals.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_is_taken_back_and_the_rest_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+        fs::write(&old, "x").unwrap();
+        let making = Making::start().unwrap();
+        making.overwrite(&old);
+        making.create(&new, || Ok(fs::write(&new, "y")?)).unwrap();
+        assert!(making.create(&folder.path().join("never"), || anyhow::Result::<()>::Err(anyhow::anyhow!("no"))).is_err());
+        let told = making.state.lock().take_back().join("; ");
+        assert!(!new.exists() && old.exists());
+        assert!(told.contains("new is removed again") && told.contains("old holds no volume now") && !told.contains("never"), "{told}");
+    }
+}
