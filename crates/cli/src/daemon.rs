@@ -38,19 +38,39 @@ fn exit_code(child: &mut Child) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Where output goes that nobody reads. It is opened before the mount stands: nothing that can fail comes after.
+pub struct Nowhere(File);
+
+impl Nowhere {
+    /// # Errors
+    /// The system refuses.
+    pub fn open() -> anyhow::Result<Self> {
+        let open = OpenOptions::new().read(true).write(true).open("/dev/null");
+        Ok(Self(open.context("cannot open /dev/null")?))
+    }
+}
+
 /// Tells the waiting parent that the mount stands, then leaves its terminal, its folder and its output; messages go to
 /// `log`, or nowhere.
 ///
 /// # Errors
 /// When the system refuses; the parent then sees the process end without the line.
-pub fn detach(log: Option<File>) -> anyhow::Result<()> {
-    let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
+pub fn detach(log: Option<File>, nowhere: &Nowhere) -> anyhow::Result<()> {
+    let Nowhere(nowhere) = nowhere;
     // This fails in a process that leads its group already, which has left its terminal as well.
     let _ = rustix::process::setsid();
     std::env::set_current_dir(Path::new("/")).context("cannot change to /")?;
-    rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&nowhere))?;
+    rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(nowhere))?;
     // A parent that is gone has no use for the line.
     let _ = writeln!(std::io::stdout(), "{READY}");
-    rustix::stdio::dup2_stdout(&nowhere)?;
+    rustix::stdio::dup2_stdout(nowhere)?;
     Ok(())
+}
+
+/// As many open files as the system allows: a limit that suits a shell is too low for a server.
+pub fn raise_open_files_limit() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    // What can't be had is not needed by most mounts.
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
 }

@@ -5,7 +5,8 @@
 use crate::{output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
-use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
+use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, OpenMode};
+use cairn_environment::clock;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -15,7 +16,12 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+/// How long the end of a server may take whose mount is gone.
+const SERVER_END_MAX: Duration = Duration::from_secs(5);
+/// Between two looks whether it has ended.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Stands for a member that is lost.
 const MISSING: &str = "missing";
 const MEMBERS: std::ops::RangeInclusive<usize> = 2..=8;
@@ -118,7 +124,7 @@ impl Image {
         };
         match self {
             Image::Single(path) => {
-                let device = FileDevice::open(path, mode)?;
+                let device = open_device(path, mode)?;
                 refuse_foreign(path)?;
                 if let Some(label) = Label::read(&device, &path.display().to_string())? {
                     let (kind, count, path) = (label.kind, label.members.len(), path.display());
@@ -210,7 +216,7 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
     if path.as_os_str() == MISSING {
         return Ok(Candidate { name, device: None });
     }
-    match FileDevice::open(path, mode) {
+    match open_device(path, mode) {
         Ok(device) => Ok(Candidate { name, device: Some(Arc::new(device)) }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Candidate { name, device: None }),
         Err(error) if tolerant && !error.is_in_use() => {
@@ -219,6 +225,26 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Opens one file or block device. A server whose mount is gone ends soon, so its end is waited for.
+fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
+    let begin = clock::now_monotonic();
+    loop {
+        match FileDevice::open(path, mode) {
+            Err(error) if error.is_in_use() && begin.elapsed() < SERVER_END_MAX && !cairn_fuse::is_mounted(path) => {
+                clock::sleep(RETRY_INTERVAL)
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Whether `path` alone holds a volume that was unmounted in good order.
+pub fn is_clean(path: PathBuf) -> bool {
+    let Ok(device) = Image::Single(path).open(OpenMode::ReadOnly, false) else { return false };
+    let superblocks = cairn_fsck::dump::dump_super(&*device).map(|dump| dump.superblocks).unwrap_or_default();
+    superblocks.iter().filter(|superblock| superblock.newest).any(|newest| newest.fields.as_ref().is_some_and(|fields| fields.clean))
 }
 
 /// No two paths lead to the same file or device.

@@ -12,6 +12,7 @@ mod daemon;
 mod image;
 mod logging;
 mod making;
+mod mount_end;
 mod mount_error;
 mod mount_options;
 mod output;

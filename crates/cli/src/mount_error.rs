@@ -20,7 +20,6 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
         MountError::NoAnswer { path, errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO) } => {
             anyhow::anyhow!("{}: data of some file could not be written, now or earlier: {errno}", path.display())
         }
-        MountError::NoAnswer { path, errno: Errno::NOTCONN } => anyhow::anyhow!("the server of {} had ended", path.display()),
         error => error.into(),
     }
 }

@@ -5,6 +5,7 @@
 use crate::error::MountError;
 use crate::kernel;
 use crate::mounting::{self, MountInfo, find_mount};
+use crate::owner::as_owner;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -51,6 +52,10 @@ pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
 /// # Errors
 /// It is not, or something could not be written.
 pub fn sync(directory: &Path) -> Result<(), MountError> {
+    as_owner(directory, sync_as_oneself)
+}
+
+fn sync_as_oneself(directory: &Path) -> Result<(), MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let open = open_in_mount(directory)?;
     let synced = rustix::fs::syncfs(&open).map_err(no_answer);
@@ -79,7 +84,7 @@ pub fn shut_down(directory: &Path, flush: bool) -> Result<(), MountError> {
 
 /// Whether the volume mounted on `mountpoint` was shut down, and waits for its mount to end.
 pub fn is_shut_down(mountpoint: &Path) -> bool {
-    attribute(mountpoint, XATTR_SHUTDOWN).is_ok()
+    as_owner(mountpoint, |mountpoint| attribute(mountpoint, XATTR_SHUTDOWN)).is_ok()
 }
 
 fn no_answer(directory: &Path, errno: Errno) -> MountError {
@@ -110,7 +115,7 @@ fn unusable(path: &Path, errno: Errno) -> Option<MountError> {
 /// It is no mount of Cairn, or does not answer.
 pub fn statistics(mountpoint: &Path) -> Result<String, MountError> {
     let mount = cairn_mount(mountpoint)?;
-    let value = attribute(&mount.mountpoint, XATTR_STATISTICS).map_err(|errno| match errno {
+    let value = as_owner(&mount.mountpoint, |mountpoint| attribute(mountpoint, XATTR_STATISTICS)).map_err(|errno| match errno {
         Errno::NODATA | Errno::NOTSUP => {
             MountError::NotCairn { path: mount.mountpoint.clone(), file_system_type: mount.file_system_type.clone() }
         }
@@ -140,7 +145,7 @@ fn attribute(path: &Path, name: &str) -> rustix::io::Result<Vec<u8>> {
 
 /// Process id of a mount's server, if it answers.
 fn server_of(mountpoint: &Path) -> Option<u32> {
-    let value = attribute(mountpoint, XATTR_SERVER).ok()?;
+    let value = as_owner(mountpoint, |mountpoint| attribute(mountpoint, XATTR_SERVER)).ok()?;
     std::str::from_utf8(&value).ok()?.trim().parse().ok()
 }
 

@@ -16,14 +16,15 @@ use std::sync::Arc;
 pub fn mount(volume: Volume, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<MountedVolume, MountError> {
     let handler = Arc::new(VolumeHandler::new(volume, options.writeback).synchronous(options.kernel.synchronous()));
     let session = Session::start(source, mountpoint, options, handler.clone())?;
-    let periodic = (!session.forwards_sync() && !options.read_only).then(|| PeriodicCommit::start(handler));
-    Ok(MountedVolume { session, periodic })
+    let periodic = (!session.forwards_sync() && !options.read_only).then(|| PeriodicCommit::start(handler.clone()));
+    Ok(MountedVolume { session, handler, periodic })
 }
 
 /// A volume that is mounted and served.
 #[derive(Debug)]
 pub struct MountedVolume {
     session: Session,
+    handler: Arc<VolumeHandler>,
     periodic: Option<PeriodicCommit>,
 }
 
@@ -37,9 +38,13 @@ impl MountedVolume {
         drop(self.periodic);
         result
     }
-    /// A handle that unmounts, for another thread: one that waits for signals, say.
-    pub fn unmounter(&self) -> Unmounter {
+    #[cfg(test)]
+    pub(crate) fn unmounter(&self) -> Unmounter {
         self.session.unmounter()
+    }
+    /// A handle that ends the mount, for another thread: one that waits for signals, say.
+    pub fn ender(&self) -> MountEnder {
+        MountEnder { unmounter: self.session.unmounter(), handler: Arc::clone(&self.handler) }
     }
     /// Whether requests arrive over io_uring.
     pub fn is_over_ring(&self) -> bool {
@@ -48,5 +53,39 @@ impl MountedVolume {
     /// Whether sync(2), syncfs(2) and umount(2) reach the volume. If not, it commits every second when something changed.
     pub fn forwards_sync(&self) -> bool {
         self.session.forwards_sync()
+    }
+}
+
+/// Ends a mount. Every copy stands for the same mount; never call it on a thread that answers requests.
+#[derive(Clone, Debug)]
+pub struct MountEnder {
+    unmounter: Unmounter,
+    handler: Arc<VolumeHandler>,
+}
+
+impl MountEnder {
+    /// Unmounts; [`MountedVolume::run`] then returns. Nothing happens when the mount is gone already.
+    ///
+    /// # Errors
+    /// The mount is in use, or may not be unmounted.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        self.unmounter.unmount()
+    }
+    /// Makes everything durable, also what the kernel has kept so far.
+    ///
+    /// # Errors
+    /// Something could not be written.
+    pub fn sync(&self) -> Result<(), MountError> {
+        self.unmounter.sync()
+    }
+    /// Makes everything durable and stops the volume, although it is mounted: all later calls fail, and once this process has
+    /// ended the image is free. The mount stays where it is, so that nothing is written into the directory underneath.
+    ///
+    /// # Errors
+    /// Something could not be written; the volume is stopped all the same.
+    pub fn stop(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let synced = if self.handler.is_shut_down() { Ok(()) } else { self.unmounter.sync() };
+        self.handler.stop()?;
+        Ok(synced?)
     }
 }

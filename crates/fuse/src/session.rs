@@ -3,6 +3,7 @@
 //! States: *made* (the kernel knows the mount) → *agreed* (INIT answered) → *served* (request threads run) → *ended* (all of
 //! them have stopped, the handler has finished). [`Session`] exists from *served* on; on a failure before it, the mount is
 //! taken away again.
+use crate::control;
 use crate::error::MountError;
 use crate::mounting::{self, MadeMount, MountOptions, Transport, find_mount};
 use crate::negotiation::{self, Agreement, Extras};
@@ -65,7 +66,8 @@ impl Session {
         handler: Arc<dyn Handler>,
     ) -> Result<Self, MountError> {
         let MadeMount { device, mountpoint, forwards_sync } = made;
-        let mount = find_mount(&mountpoint)?;
+        // Nobody has used it yet.
+        let mount = find_mount(&mountpoint).inspect_err(|_| drop(mounting::take_away(&mountpoint, true)))?;
         let unmounter = Unmounter { mountpoint, device_number: mount.as_ref().map(|mount| mount.device_number) };
         let channel = Arc::new(Channel::new(device));
         let extras = Extras { writeback: options.writeback && !options.read_only, ring: rings.is_some() };
@@ -112,9 +114,10 @@ impl Session {
     pub fn run(self) -> Result<(), SessionError> {
         let end = self.threads.join();
         if end != End::Unmounted {
-            // Otherwise a mount stays behind that answers everything with "transport endpoint is not connected".
-            if let Err(error) = self.unmounter.detach() {
-                tracing::warn!("{error}");
+            // If it is in use it stays, and answers everything with "transport endpoint is not connected": without it, the
+            // paths below it would be those of the directory underneath.
+            if let Err(error) = self.unmounter.unmount() {
+                tracing::warn!("{error}; take it away with `cairn umount` when nothing uses it");
             }
         }
         if let Some(rings) = self.rings {
@@ -141,6 +144,13 @@ impl Unmounter {
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
+    /// Has the kernel send what it keeps, and makes it durable. Nothing happens when the session's mount is gone already.
+    ///
+    /// # Errors
+    /// Something could not be written.
+    pub fn sync(&self) -> Result<(), MountError> {
+        if self.is_mounted()? { control::sync(&self.mountpoint) } else { Ok(()) }
+    }
     /// Unmounts; [`Session::run`] then returns. Nothing happens when the session's mount is gone already.
     ///
     /// # Errors
@@ -148,22 +158,23 @@ impl Unmounter {
     pub fn unmount(&self) -> Result<(), MountError> {
         self.take_away(false)
     }
-    /// Takes the mount out of the tree now; [`Session::run`] returns when its last user is gone.
+    /// Takes the mount out of the tree now; [`Session::run`] returns when its last user is gone. Only for a mount that nobody
+    /// has used yet: what others do below its path from now on happens in the directory underneath.
     ///
     /// # Errors
     /// The mount may not be unmounted.
-    pub fn detach(&self) -> Result<(), MountError> {
+    pub(crate) fn detach(&self) -> Result<(), MountError> {
         self.take_away(true)
     }
 
     fn take_away(&self, detach: bool) -> Result<(), MountError> {
+        if self.is_mounted()? { mounting::take_away(&self.mountpoint, detach) } else { Ok(()) }
+    }
+
+    /// Whether what is mounted there is this session's.
+    fn is_mounted(&self) -> Result<bool, MountError> {
         let present = find_mount(&self.mountpoint)?;
-        match present {
-            Some(mount) if self.device_number.is_none_or(|number| number == mount.device_number) => {
-                mounting::take_away(&self.mountpoint, detach)
-            }
-            _ => Ok(()),
-        }
+        Ok(present.is_some_and(|mount| self.device_number.is_none_or(|number| number == mount.device_number)))
     }
 }
 

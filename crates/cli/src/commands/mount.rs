@@ -2,20 +2,20 @@
 //!
 //! States: the command checks what it can by itself, makes the volume if asked to, and starts the server (`daemon`); the
 //! server opens the volume, mounts it, announces the mount, serves requests until the mount ends, and closes the
-//! volume. SIGTERM and SIGINT end the mount, and with it the server, in the same orderly way as `cairn umount`.
+//! volume. SIGTERM and SIGINT end the mount, and with it the server (`mount_end`).
 use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::making::Making;
+use crate::mount_end::{self, EndOnSignal};
 use crate::mount_options::{Flush, MountSettings};
 use crate::progress::ProgressBar;
 use crate::size::Size;
-use crate::{EXIT_INTERRUPTED, daemon, logging, mount_error};
+use crate::{daemon, logging, mount_error};
 use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
-use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::{clock, thread};
-use cairn_fuse::{MountOptions, Unmounter};
+use cairn_environment::clock;
+use cairn_fuse::MountOptions;
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -31,7 +31,7 @@ const RECOVERY_MESSAGE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Mount a volume at a directory; returns when the mount answers.
 #[derive(clap::Args)]
-#[command(after_help = format!("Mount options:\n{}", MountSettings::help()))]
+#[command(after_help = format!("Mount options:\n{}\n{}", MountSettings::help(), signals_help()))]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
     #[arg(value_parser = image::parser())]
@@ -58,6 +58,14 @@ pub struct Arguments {
 /// What is wrong with a list of options is wrong usage of the command.
 fn checked_options(list: &str) -> Result<String, String> {
     MountSettings::parse(&[list.to_owned()]).map(|_| list.to_owned())
+}
+
+fn signals_help() -> String {
+    let seconds = mount_end::STOP_AFTER.as_secs();
+    format!(
+        "SIGTERM and SIGINT unmount. While the mount is in use it is served, for up to {seconds} s or until another signal comes; then \
+         everything is made durable and the server ends. The mount stays in place and answers with errors until `cairn umount`."
+    )
 }
 
 /// Runs the command.
@@ -131,6 +139,8 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<Exit
         rustix::stdio::dup2_stderr(log)?;
     }
     logging::start();
+    daemon::raise_open_files_limit();
+    let nowhere = daemon::Nowhere::open()?;
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
     let volume = open_volume(&image, settings)?;
     let session = match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &mount_options(settings)) {
@@ -141,10 +151,11 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<Exit
             return Err(mount_error::explain(error));
         }
     };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    end_on_signal(signals, session.unmounter(), volume.clone(), Arc::clone(&interrupted));
+    let ender = session.ender();
+    let interrupted = EndOnSignal::start(signals, ender.clone(), arguments.dir.clone());
     if arguments.serve {
-        daemon::detach(log)?;
+        // A mount that nobody serves must not stay behind.
+        daemon::detach(log, &nowhere).inspect_err(|_| drop(ender.unmount()))?;
     }
     // Not earlier: until now standard error is the user's.
     let transport = if session.is_over_ring() { "uring" } else { "dev" };
@@ -155,32 +166,7 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<Exit
         Err(error) => tracing::error!("{error}"),
     }
     served.with_context(|| image.to_string())?;
-    Ok(if interrupted.load(Ordering::Acquire) { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-/// The first signal unmounts; if the mount is in use, it vanishes from the tree, and the server ends with the last user.
-/// Another signal ends the server at once; what the volume has received is made durable all the same. `interrupted` is set
-/// by SIGINT: whoever waits for a command that Ctrl-C has ended is to hear of it.
-fn end_on_signal(mut signals: Signals, unmounter: Unmounter, volume: Volume, interrupted: Arc<AtomicBool>) {
-    // The thread waits for signals as long as the process lives.
-    let _ = thread::spawn("signals", move || {
-        for (count, signal) in signals.forever().enumerate() {
-            tracing::info!(signal, "unmounting");
-            interrupted.fetch_or(signal == SIGINT, Ordering::AcqRel);
-            if count > 0 {
-                let closed = volume.close().inspect_err(|error| tracing::error!(%error, "the volume could not be closed"));
-                let ended = if interrupted.load(Ordering::Acquire) { EXIT_INTERRUPTED } else { 0 };
-                std::process::exit(if closed.is_ok() { ended.into() } else { 1 });
-            }
-            let ended = unmounter.unmount().or_else(|busy| {
-                tracing::warn!("{busy}; the server ends with the last user, or with another signal");
-                unmounter.detach()
-            });
-            if let Err(error) = ended {
-                tracing::error!(%error, "cannot unmount");
-            }
-        }
-    });
+    Ok(interrupted.exit_code())
 }
 
 fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume> {

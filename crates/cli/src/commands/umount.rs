@@ -1,6 +1,8 @@
 //! `cairn umount`: ends a mount.
-use crate::mount_error;
-use anyhow::Context;
+use crate::{image, mount_error};
+use anyhow::{Context, ensure};
+use cairn_fuse::MountError;
+use rustix::io::Errno;
 use std::path::PathBuf;
 
 /// Unmount; returns when everything is durable and the server has let the image go.
@@ -19,7 +21,18 @@ pub struct Arguments {
 /// When nothing is mounted, when it is busy, or when not everything became durable.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let directory = &arguments.dir;
-    let synced = if cairn_fuse::is_shut_down(directory) { Ok(()) } else { cairn_fuse::sync(directory).map_err(mount_error::after_unmount) };
+    let shown = directory.display();
+    let source = cairn_fuse::find_mount(directory)?.map(|mount| mount.source);
+    let synced = if cairn_fuse::is_shut_down(directory) { Ok(()) } else { cairn_fuse::sync(directory) };
     cairn_fuse::unmount(directory)?;
-    synced.with_context(|| format!("{} is unmounted now, but some of what was not synced before is lost", directory.display()))
+    match synced {
+        Err(MountError::NoAnswer { errno: Errno::NOTCONN, .. }) => {
+            let clean = source.is_some_and(image::is_clean);
+            ensure!(clean, "{shown} is unmounted now; its server had ended before, and what was not durable then is lost");
+            Ok(())
+        }
+        synced => synced
+            .map_err(mount_error::after_unmount)
+            .with_context(|| format!("{shown} is unmounted now, but some of what was not synced before may be lost")),
+    }
 }

@@ -5,7 +5,7 @@ use cairn_environment::lock::MutexGuard;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 /// A folder with room for an image and a mount point; nothing stays mounted after it.
 pub struct Mounted {
@@ -52,6 +52,27 @@ impl Mounted {
         self.exits_with(0, arguments)
     }
 
+    /// A server in the foreground, whose mount stands; it logs to `log`.
+    pub fn serve(&self, arguments: &[&str]) -> Child {
+        let mut server = self.command(&[&["mount", "--foreground", "--log", "log"], arguments].concat()).spawn().unwrap();
+        while !self.is_mounted() {
+            assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", self.logged());
+            cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
+        }
+        server
+    }
+
+    /// What a server has logged.
+    pub fn logged(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Whether the kernel lists the mount, also when nobody serves it.
+    pub fn is_listed(&self) -> bool {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        table.contains(&*self.path("dir").to_string_lossy())
+    }
+
     pub fn is_mounted(&self) -> bool {
         fs::metadata(self.path("dir")).unwrap().dev() != fs::metadata(self.folder.path()).unwrap().dev()
     }
@@ -60,8 +81,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let directory = self.path("dir");
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        if table.contains(&*directory.to_string_lossy()) {
+        if self.is_listed() {
             let _ = self.run(&["umount", "dir"]);
             let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
             let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();

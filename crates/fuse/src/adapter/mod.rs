@@ -144,8 +144,8 @@ impl VolumeHandler {
 
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
-        // After a shutdown there is nothing that could still become durable, and whoever asked for it has been told.
-        let end = || self.volume.close().or_else(|error| if self.shutdown.has_begun() { Ok(()) } else { Err(error) });
+        // After a shutdown there is nothing that could still become durable, and the one that asked for it has been told.
+        let end = || self.volume.close().or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) });
         self.closed.get_or_init(end).clone()
     }
 
@@ -216,6 +216,10 @@ impl Handler for VolumeHandler {
             return reply.error(Errno::IO);
         }
         let changes = request.operation.changes_volume();
+        let in_work = if changes { self.shutdown.begin_change() } else { None };
+        if changes && in_work.is_none() {
+            return reply.error(Errno::IO);
+        }
         let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
         self.requests.count(request.header.opcode, || on_behalf_of(caller, || self.dispatch(request, reply)));
         // Afterwards: a sync that runs meanwhile may miss the change.

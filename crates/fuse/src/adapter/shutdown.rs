@@ -1,6 +1,8 @@
-//! IOCTL: making everything durable, and shutting the volume down.
+//! The volume's end while it is mounted: by IOCTL, or because the server has to end. IOCTL also makes everything durable.
 //!
 //! States: *running* → *begun*. Once a shutdown has begun, every request is refused with EIO but those that end the mount.
+//! One atomic number holds the state and counts the changing requests in work, so each of them either ends before the
+//! volume's end is waited for, or is refused: none is answered with success and then forgotten.
 //!
 //! The ioctl that other file systems have comes without its flags. Whoever sends it gets the shutdown that loses nothing, which
 //! no flag forbids; the one that drops what isn't durable has a number of its own.
@@ -10,20 +12,64 @@ use crate::kernel;
 use crate::protocol::wire::IoctlOut;
 use crate::protocol::{Operation, ROOT_NODE, Request, RequestHeader};
 use crate::transport::Reply;
-use cairn_engine::ShutdownLog;
-use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::thread;
+use cairn_engine::{Error, ShutdownLog};
+use cairn_environment::atomic::{AtomicUsize, Ordering};
+use cairn_environment::{clock, thread};
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Whether a shutdown has begun.
+/// In the state: a shutdown has begun.
+const BEGUN: usize = 1 << 63;
+/// In the state: somebody asked for it, and is told how it went. The bits below count.
+const ASKED_FOR: usize = 1 << 62;
+const STEP: Duration = Duration::from_millis(2);
+/// Requests that wait longer than this for a device are left alone: they get an error when the volume has stopped.
+const STEPS_MAX: u32 = 500;
+
+/// Whether a shutdown has begun, and how many changing requests are in work.
 #[derive(Clone, Default)]
-pub struct ShutdownState(Arc<AtomicBool>);
+pub struct ShutdownState(Arc<AtomicUsize>);
+
+/// A changing request in work.
+pub struct ChangeInWork<'a>(&'a AtomicUsize);
 
 impl ShutdownState {
     /// Whether requests are refused.
     pub fn has_begun(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Acquire) & BEGUN != 0
+    }
+
+    /// Lets a changing request in, until the guard is dropped; `None` once a shutdown has begun.
+    pub fn begin_change(&self) -> Option<ChangeInWork<'_>> {
+        let before = self.0.fetch_add(1, Ordering::AcqRel);
+        let change = ChangeInWork(&self.0);
+        (before & BEGUN == 0).then_some(change)
+    }
+
+    /// Whether somebody asked for the shutdown, who is told of what was lost.
+    pub fn is_asked_for(&self) -> bool {
+        self.0.load(Ordering::Acquire) & ASKED_FOR != 0
+    }
+
+    fn begin(&self, bits: usize) {
+        self.0.fetch_or(BEGUN | bits, Ordering::AcqRel);
+    }
+
+    /// Waits for the changes in work. Not on a request thread: it could be the one that works.
+    fn wait_for_changes(&self) {
+        for _ in 0..STEPS_MAX {
+            if self.0.load(Ordering::Acquire) & !(BEGUN | ASKED_FOR) == 0 {
+                return;
+            }
+            clock::sleep(STEP);
+        }
+    }
+}
+
+impl Drop for ChangeInWork<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -39,6 +85,22 @@ pub fn is_still_answered(request: &Request<'_>) -> bool {
 }
 
 impl VolumeHandler {
+    /// Stops the volume with everything durable that was answered with success; all later requests fail. Not on a request
+    /// thread.
+    ///
+    /// # Errors
+    /// When something could not be written; the volume is stopped all the same.
+    pub fn stop(&self) -> Result<(), Error> {
+        self.shutdown.begin(0);
+        self.shutdown.wait_for_changes();
+        self.close()
+    }
+
+    /// Whether the volume has been shut down.
+    pub fn is_shut_down(&self) -> bool {
+        self.shutdown.has_begun()
+    }
+
     pub(super) fn ioctl(&self, header: &RequestHeader, command: u32, reply: Reply) {
         let shutdown = match command {
             kernel::IOCTL_SYNC => None,
@@ -58,11 +120,37 @@ impl VolumeHandler {
                 None => volume.sync(),
                 Some(log) => {
                     // First: what is answered from now on would be neither refused nor durable.
-                    state.0.store(true, Ordering::Release);
+                    state.begin(ASKED_FOR);
+                    if log == ShutdownLog::Flush {
+                        state.wait_for_changes();
+                    }
                     volume.shut_down(log)
                 }
             };
             answer(reply, done.map(|()| IoctlOut::default()).map_err(Into::into));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_ends_before_the_end_or_is_refused() {
+        let state = ShutdownState::default();
+        drop(state.begin_change().expect("it runs"));
+        let change = state.begin_change().expect("it runs");
+        state.begin(0);
+        assert!(state.has_begun() && !state.is_asked_for() && state.begin_change().is_none());
+        let waiting = state.clone();
+        let waiter = thread::spawn("waiter", move || {
+            waiting.wait_for_changes();
+            waiting.0.load(Ordering::Acquire)
+        });
+        clock::sleep(STEP * 10);
+        assert!(!waiter.is_finished());
+        drop(change);
+        assert_eq!(waiter.join().unwrap(), BEGUN);
     }
 }

@@ -15,7 +15,7 @@ mod tuning;
 
 pub use kernel_options::KernelOptions;
 pub use mount_call::{MadeMount, make_mount};
-pub use table::{MountInfo, find_mount};
+pub use table::{MountInfo, find_mount, is_mounted};
 pub use tuning::lengthen_read_ahead;
 
 use crate::error::MountError;

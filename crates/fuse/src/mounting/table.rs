@@ -1,5 +1,6 @@
 //! The kernel's list of mounts.
 use crate::error::MountError;
+use rustix::fs::FileType;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub struct MountInfo {
     pub read_only: bool,
     /// User who mounted it, if it is a mount of FUSE.
     pub user: Option<u32>,
+    /// The user and the group that alone may enter it, if not everybody may.
+    pub only_for: Option<(u32, u32)>,
 }
 
 impl MountInfo {
@@ -45,15 +48,27 @@ impl MountInfo {
 /// # Errors
 /// The list of mounts cannot be read.
 pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {
-    let table = std::fs::read("/proc/self/mountinfo").map_err(|error| MountError::MountTable(error.to_string()))?;
     let wanted = real_path(mountpoint);
-    let found = table.split(|&byte| byte == b'\n').filter_map(parse_line).rfind(|mount| mount.mountpoint == wanted);
-    Ok(found.map(|mut mount| {
-        if let Some(backing) = loop_backing_file(&mount.device) {
-            mount.source = backing;
-        }
-        mount
-    }))
+    Ok(mounts()?.into_iter().rfind(|mount| mount.mountpoint == wanted))
+}
+
+/// Whether a mount that this process sees shows the volume in `image`, a file or a block device.
+pub fn is_mounted(image: &Path) -> bool {
+    let volume_of = |path: &Path| {
+        let path = loop_backing_file(path).unwrap_or_else(|| path.to_owned());
+        let stat = rustix::fs::stat(&path).ok()?;
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        Some(if is_device { (true, stat.st_rdev, 0) } else { (false, stat.st_dev, stat.st_ino) })
+    };
+    let Some(wanted) = volume_of(image) else { return false };
+    mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.may_be_cairn() && volume_of(&mount.source) == Some(wanted)))
+}
+
+/// All mounts that this process sees.
+fn mounts() -> Result<Vec<MountInfo>, MountError> {
+    let table = std::fs::read("/proc/self/mountinfo").map_err(|error| MountError::MountTable(error.to_string()))?;
+    let with_backing = |mount: MountInfo| MountInfo { source: loop_backing_file(&mount.device).unwrap_or(mount.source), ..mount };
+    Ok(table.split(|&byte| byte == b'\n').filter_map(parse_line).map(with_backing).collect())
 }
 
 /// `path` without symbolic links, never touching what is mounted there: its server may be dead.
@@ -82,8 +97,8 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system_type = String::from_utf8_lossy(after.next()?).into_owned();
     let device = PathBuf::from(unescape(after.next()?));
-    let mut of_file_system = after.next().unwrap_or_default().split(|&byte| byte == b',');
-    let user = of_file_system.find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok());
+    let of_connection = String::from_utf8_lossy(after.next().unwrap_or_default()).into_owned();
+    let user = number_of("user_id=", &of_connection);
     Some(MountInfo {
         mountpoint: mountpoint.into(),
         source: device.clone(),
@@ -92,7 +107,18 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
         device_number: (major.parse().ok()?, minor.parse().ok()?),
         read_only: options.split(|&byte| byte == b',').any(|option| option == b"ro"),
         user,
+        only_for: only_for(&of_connection),
     })
+}
+
+/// From the options of a FUSE connection: `rw,user_id=1000,group_id=1000,allow_other`.
+fn number_of(name: &str, options: &str) -> Option<u32> {
+    options.split(',').find_map(|option| option.strip_prefix(name)?.parse().ok())
+}
+
+fn only_for(options: &str) -> Option<(u32, u32)> {
+    let owner = (number_of("user_id=", options)?, number_of("group_id=", options)?);
+    (owner.0 != 0 && !options.split(',').any(|option| option == "allow_other")).then_some(owner)
 }
 
 /// Blanks and the like stand in the list as three octal digits after a backslash.
@@ -137,10 +163,18 @@ mod tests {
         assert_eq!(mount.device, Path::new("/dev/loop3"));
         assert_eq!((mount.file_system_type.as_str(), mount.device_number, mount.read_only), ("fuseblk", (7, 3), false));
         assert_eq!(mount.user, Some(0));
-        assert!(mount.forwards_sync() && mount.may_be_cairn());
+        assert!(mount.forwards_sync() && mount.may_be_cairn() && mount.only_for.is_none());
         let plain = parse_line(br"40 1 0:44 / /m ro - fuse.cairn /x/back\134slash ro").unwrap();
         assert_eq!(plain.source, Path::new(r"/x/back\slash"));
         assert!(plain.user.is_none() && plain.read_only && !plain.forwards_sync() && plain.may_be_cairn());
+    }
+
+    #[test]
+    fn a_mount_of_one_user_is_told_from_one_for_all() {
+        let of = |options: &str| parse_line(format!("40 1 0:44 / /m rw - fuse.cairn /x {options}").as_bytes()).unwrap().only_for;
+        assert_eq!(of("rw,user_id=1000,group_id=100,max_read=4096"), Some((1000, 100)));
+        assert_eq!(of("rw,user_id=1000,group_id=100,allow_other"), None);
+        assert_eq!(of("rw,user_id=0,group_id=0"), None);
     }
 
     #[test]
