@@ -81,12 +81,14 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     let server = thread::spawn("mounted", move || mounted.run().unwrap());
     let before = volume.space();
     create(&volume, b"extra");
+    create(&volume, b"written");
     fill(&volume);
     device.set_shut(true);
 
     // Something to commit, or the wait would be over in a moment.
     volume.unlink(volume.root(), b"extra").unwrap();
-    let mut child = Command::new("mkdir").arg(mountpoint.join("new")).spawn().unwrap();
+    let target = format!("of={}", mountpoint.join("written").display());
+    let mut child = Command::new("dd").args(["if=/dev/zero", &target, "bs=1M", "count=1", "conv=notrunc"]).spawn().unwrap();
     while volume.statistics().tickets_waiting == 0 {
         clock::sleep(Duration::from_millis(1));
     }
@@ -99,7 +101,7 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
 
     device.set_shut(false);
     std::fs::remove_file(mountpoint.join("filling")).unwrap();
-    assert!(!mountpoint.join("new").exists());
+    assert_eq!(std::fs::metadata(mountpoint.join("written")).unwrap().len(), 0);
     volume.sync().unwrap();
     volume.commit().unwrap();
     // The kernel forgets the removed file when it likes; what this frees and takes is then on its way.
