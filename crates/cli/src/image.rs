@@ -7,6 +7,7 @@ use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, OpenMode};
 use cairn_environment::clock;
+use cairn_fuse::ShownSource;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -111,6 +112,17 @@ impl Image {
     pub fn mount_source(&self) -> &Path {
         let paths = self.paths();
         paths.iter().find(|path| path.exists()).unwrap_or(&paths[0])
+    }
+
+    /// How it is called where mounts are listed.
+    pub fn shown(&self) -> ShownSource {
+        let name = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let names = self.paths().iter().map(name).collect::<Vec<_>>().join(",");
+        let name = match self {
+            Image::Single(_) => names,
+            Image::Composed(kind, _) => format!("{kind}:{names}"),
+        };
+        ShownSource { full: self.to_string(), name }
     }
 
     /// Opens it. A mirror without one of its members is opened only if `degraded`.

@@ -41,6 +41,9 @@ pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
     }
     let process = server.and_then(open_other_process);
     mounting::take_away(&mount.mountpoint, false)?;
+    if server.is_none() {
+        mounting::remove_stale(&mount.device);
+    }
     match process {
         Some((process_id, process)) => wait_for_end(&mount, process_id, &process),
         None => Ok(()),

@@ -44,6 +44,6 @@ pub use adapter::VolumeHandler;
 pub use control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync, unmount};
 pub use error::MountError;
 pub use mounted::{MountEnder, MountedVolume, mount};
-pub use mounting::{KernelOptions, MountInfo, MountOptions, Transport, find_mount, is_mounted};
+pub use mounting::{KernelOptions, MountInfo, MountOptions, ShownSource, Transport, find_mount, is_mounted};
 pub use negotiation::Agreement;
 pub use session::{Session, SessionError, Unmounter};

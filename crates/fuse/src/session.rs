@@ -5,7 +5,7 @@
 //! taken away again.
 use crate::control;
 use crate::error::MountError;
-use crate::mounting::{self, MadeMount, MountOptions, Transport, find_mount};
+use crate::mounting::{self, MadeMount, MountOptions, SourceLink, Transport, find_mount};
 use crate::negotiation::{self, Agreement, Extras};
 use crate::protocol::Operation;
 use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingThreads, Rings};
@@ -40,6 +40,7 @@ pub struct Session {
     unmounter: Unmounter,
     forwards_sync: bool,
     agreement: Agreement,
+    link: Option<SourceLink>,
 }
 
 impl std::fmt::Debug for Session {
@@ -65,7 +66,7 @@ impl Session {
         options: &MountOptions,
         handler: Arc<dyn Handler>,
     ) -> Result<Self, MountError> {
-        let MadeMount { device, mountpoint, forwards_sync } = made;
+        let MadeMount { device, mountpoint, forwards_sync, link } = made;
         // Nobody has used it yet.
         let mount = find_mount(&mountpoint).inspect_err(|_| drop(mounting::take_away(&mountpoint, true)))?;
         let unmounter = Unmounter { mountpoint, device_number: mount.as_ref().map(|mount| mount.device_number) };
@@ -87,7 +88,7 @@ impl Session {
         let over_ring = rings.as_ref().is_some_and(|rings| rings.failure.is_none());
         let thread_count = if over_ring { DEVICE_THREADS_BESIDE_RINGS } else { options.threads };
         let threads = RequestThreads::start(&channel, thread_count, &handler);
-        Ok(Self { threads, rings, over_ring, handler, unmounter, forwards_sync, agreement })
+        Ok(Self { threads, rings, over_ring, handler, unmounter, forwards_sync, agreement, link })
     }
 
     /// A handle that unmounts, for another thread.
@@ -123,7 +124,9 @@ impl Session {
         if let Some(rings) = self.rings {
             rings.join();
         }
-        self.handler.finish().map_err(SessionError::Finish)?;
+        let finished = self.handler.finish();
+        drop(self.link);
+        finished.map_err(SessionError::Finish)?;
         match end {
             End::Unmounted => Ok(()),
             End::Aborted => Err(SessionError::Aborted(self.unmounter.mountpoint)),

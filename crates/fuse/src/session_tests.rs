@@ -93,7 +93,7 @@ fn a_root_mount_reads_writes_syncs_and_unmounts() {
     exercise(&mounted.path());
     let info = find_mount(&mounted.path()).unwrap().expect("mounted");
     if mounted.forwards_sync {
-        assert_eq!((info.file_system_type.as_str(), &info.source), ("fuseblk", &mounted.image()));
+        assert_eq!((info.file_system_type.as_str(), &info.source), ("fuseblk.cairn", &mounted.image()));
         rustix::fs::syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
         assert_eq!(mounted.file_system.seen().syncs, 1);
     }
@@ -130,7 +130,7 @@ fn the_helper_mounts_and_hands_the_connection_over() {
     let options = MountOptions { read_only: true, ..options_of_tests() };
     let mounted = Mounted::made_by(|image, mountpoint, handler| {
         let device = helper::mount(image, mountpoint, &MountOptions { allow_other: true, ..options.clone() })?;
-        Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false }, None, &options, handler)
+        Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false, link: None }, None, &options, handler)
     });
     assert_eq!(fs::write(mounted.path().join("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     let info = find_mount(&mounted.path()).unwrap().unwrap();

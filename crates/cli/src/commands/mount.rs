@@ -15,7 +15,7 @@ use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
 use cairn_environment::clock;
-use cairn_fuse::MountOptions;
+use cairn_fuse::{MountInfo, MountOptions};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -66,6 +66,19 @@ fn signals_help() -> String {
         "SIGTERM and SIGINT unmount. While the mount is in use it is served, for up to {seconds} s or until another signal comes; then \
          everything is made durable and the server ends. The mount stays in place and answers with errors until `cairn umount`."
     )
+}
+
+impl Arguments {
+    /// Whether the directory shows this image already, and answers.
+    ///
+    /// # Errors
+    /// The image does not exist, or the list of mounts can't be read.
+    pub fn is_mounted(&self) -> anyhow::Result<bool> {
+        let Some(mount) = cairn_fuse::find_mount(&self.dir)?.filter(MountInfo::may_be_cairn) else { return Ok(false) };
+        let image = self.image.absolute()?;
+        let is_same = image::same_file(&mount.source, image.mount_source()) || mount.source.as_os_str() == image.argument();
+        Ok(is_same && fs::metadata(&self.dir).is_ok())
+    }
 }
 
 /// Runs the command.
@@ -143,7 +156,7 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<Exit
     let nowhere = daemon::Nowhere::open()?;
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
     let volume = open_volume(&image, settings)?;
-    let session = match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &mount_options(settings)) {
+    let session = match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &mount_options(settings, &image)) {
         Ok(session) => session,
         Err(error) => {
             // The error that counts is the one at hand; nothing has changed.
@@ -208,12 +221,13 @@ fn open_with_progress(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> R
     })
 }
 
-fn mount_options(settings: &MountSettings) -> MountOptions {
+fn mount_options(settings: &MountSettings, image: &Image) -> MountOptions {
     let mut options = MountOptions { read_only: settings.read_only, ..MountOptions::default() };
     options.writeback = settings.writeback;
     options.transport = settings.transport;
     options.allow_other = settings.allow_other;
     options.kernel = settings.kernel.clone();
+    options.shown = Some(image.shown());
     if let Some(threads) = settings.threads {
         options.threads = threads;
     }

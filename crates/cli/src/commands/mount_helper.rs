@@ -61,13 +61,19 @@ pub fn run() -> ExitCode {
     let parsed = Arguments::try_parse().and_then(|arguments| Ok((Mount::try_parse_from(as_command(&arguments))?, arguments.fake)));
     match parsed {
         Ok((_, true)) => ExitCode::SUCCESS,
-        Ok((Mount { arguments }, false)) => report(mount::run(&arguments), EXIT_FAILURE),
+        Ok((Mount { arguments }, false)) => report(mount_once(&arguments), EXIT_FAILURE),
         Err(error) => {
             // There is nobody to tell when it can't be printed.
             let _ = error.print();
             if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
         }
     }
+}
+
+/// `mount -a` mounts what is not mounted; mount(8) does not see that this image is.
+fn mount_once(arguments: &mount::Arguments) -> anyhow::Result<ExitCode> {
+    // A mount whose server has ended answers with an error: then mounting says so.
+    if arguments.is_mounted()? { Ok(ExitCode::SUCCESS) } else { mount::run(arguments) }
 }
 
 /// The same as a command line of `cairn mount`.

@@ -1,7 +1,8 @@
 //! Making, finding and taking away mounts.
 //!
-//! Root mounts with mount(2), as `fuseblk` where the volume is or can be made a block device (a loop device for an image
-//! file): only then do sync(2), syncfs(2) and umount(2) reach the server. Other users mount with `fusermount3`.
+//! Root mounts with mount(2), as `fuseblk.cairn` where the volume is or can be made a block device
+//! (a loop device for an image file): only then do sync(2), syncfs(2) and umount(2) reach the
+//! server. Other users mount with `fusermount3`.
 //!
 //! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind: the loop device clears
 //! itself when the last who has it open closes it.
@@ -10,11 +11,13 @@ pub(crate) mod helper;
 mod kernel_options;
 mod loop_device;
 mod mount_call;
+mod source_name;
 mod table;
 mod tuning;
 
 pub use kernel_options::KernelOptions;
 pub use mount_call::{MadeMount, make_mount};
+pub use source_name::{ShownSource, SourceLink, remove_stale};
 pub use table::{MountInfo, find_mount, is_mounted};
 pub use tuning::lengthen_read_ahead;
 
@@ -52,6 +55,8 @@ pub struct MountOptions {
     pub plain: bool,
     /// What the kernel does for any file system: `nosuid`, `noexec` and the like.
     pub kernel: KernelOptions,
+    /// How the image is called where mounts are listed; without it, by its path.
+    pub shown: Option<ShownSource>,
 }
 
 impl Default for MountOptions {
@@ -64,6 +69,7 @@ impl Default for MountOptions {
             transport: Transport::Auto,
             plain: false,
             kernel: KernelOptions::default(),
+            shown: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One mount, from the checks to the connection's descriptor.
 use super::loop_device::LoopDevice;
+use super::source_name::SourceLink;
 use super::table::{find_mount, real_path};
 use super::{MountOptions, helper};
 use crate::error::MountError;
@@ -20,6 +21,8 @@ pub struct MadeMount {
     pub mountpoint: PathBuf,
     /// Whether sync(2), syncfs(2) and umount(2) reach the server.
     pub forwards_sync: bool,
+    /// The name that the kernel shows as source.
+    pub link: Option<SourceLink>,
 }
 
 /// Mounts `source`, an image file or a block device, on `mountpoint`.
@@ -35,15 +38,23 @@ pub fn make_mount(source: &Path, mountpoint: &Path, options: &MountOptions) -> R
     if !rustix::process::geteuid().is_root() {
         // The helper opens the device; this only gives a clear error.
         rustix::fs::stat(DEVICE_PATH).map_err(|_| MountError::FuseMissing)?;
-        let device = helper::mount(&source, &mountpoint, options)?;
-        return Ok(MadeMount { device, mountpoint, forwards_sync: false });
+        let device = helper::mount(shown(&source, options), &mountpoint, options)?;
+        return Ok(MadeMount { device, mountpoint, forwards_sync: false, link: None });
     }
     let device = open_device()?;
-    let forwards_sync = !options.plain && mount_as_block_device(&device, &source, &mountpoint, options)?;
-    if !forwards_sync {
-        mount_plain(&device, &source, &mountpoint, options)?;
+    let mut made = MadeMount { device, mountpoint, forwards_sync: false, link: None };
+    if !options.plain {
+        made.forwards_sync = mount_as_block_device(&mut made, &source, options)?;
     }
-    Ok(MadeMount { device, mountpoint, forwards_sync })
+    if !made.forwards_sync {
+        mount_plain(&made.device, shown(&source, options), &made.mountpoint, options)?;
+    }
+    Ok(made)
+}
+
+/// What a mount without a block device shows as its source.
+fn shown<'a>(source: &'a Path, options: &'a MountOptions) -> &'a Path {
+    options.shown.as_ref().map_or(source, |shown| Path::new(&shown.full))
 }
 
 fn check_mount_point(mountpoint: &Path) -> Result<PathBuf, MountError> {
@@ -68,7 +79,7 @@ fn open_device() -> Result<OwnedFd, MountError> {
 }
 
 /// Mounts as `fuseblk`; false when there is no block device to be had for `source`.
-fn mount_as_block_device(device: &OwnedFd, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<bool, MountError> {
+fn mount_as_block_device(made: &mut MadeMount, source: &Path, options: &MountOptions) -> Result<bool, MountError> {
     let stat = rustix::fs::stat(source).map_err(|errno| MountError::SourceUnusable { path: source.to_owned(), errno })?;
     let is_block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     // Kept open until the mount has opened it too; otherwise it would clear itself.
@@ -83,15 +94,26 @@ fn mount_as_block_device(device: &OwnedFd, source: &Path, mountpoint: &Path, opt
         },
     };
     let block_device = loop_device.as_ref().map_or(source, |device| &device.path);
-    let data = format!("{},blksize=4096", mount_data(device));
-    match mount_call(block_device, mountpoint, "fuseblk", &data, options) {
-        Ok(()) => Ok(true),
+    let data = format!("{},blksize=4096", mount_data(&made.device));
+    let mount = |path: &Path| mount_call(path, &made.mountpoint, "fuseblk.cairn", &data, options);
+    let mounted = match &options.shown {
+        // A disk has a name already.
+        Some(shown) if loop_device.is_some() || shown.full != source.to_string_lossy() => {
+            SourceLink::mount_by(&shown.name, block_device, mount)
+        }
+        _ => mount(block_device).map(|()| None),
+    };
+    match mounted {
+        Ok(link) => {
+            made.link = link;
+            Ok(true)
+        }
         Err(Errno::NODEV) => {
             tracing::warn!("the kernel has no fuseblk; sync(2) and umount(2) will not reach the volume");
             Ok(false)
         }
         Err(Errno::BUSY) => Err(MountError::SourceBusy(source.to_owned())),
-        Err(errno) => Err(MountError::MountFailed { path: mountpoint.to_owned(), errno }),
+        Err(errno) => Err(MountError::MountFailed { path: made.mountpoint.clone(), errno }),
     }
 }
 

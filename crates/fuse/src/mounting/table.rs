@@ -1,9 +1,12 @@
 //! The kernel's list of mounts.
 use crate::error::MountError;
 use rustix::fs::FileType;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+
+/// Major device number of loop devices.
+const LOOP_MAJOR: u32 = 7;
 
 /// A mount, as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +17,7 @@ pub struct MountInfo {
     pub source: PathBuf,
     /// What the kernel lists as source.
     pub device: PathBuf,
-    /// `fuseblk` or `fuse.cairn` for Cairn.
+    /// `fuseblk.cairn` or `fuse.cairn` for Cairn; `fuseblk` for an earlier version.
     pub file_system_type: String,
     /// Device number, as `major` and `minor`.
     pub device_number: (u32, u32),
@@ -29,11 +32,11 @@ pub struct MountInfo {
 impl MountInfo {
     /// Whether sync(2), syncfs(2) and umount(2) reach the server.
     pub fn forwards_sync(&self) -> bool {
-        self.file_system_type == "fuseblk"
+        self.file_system_type.split('.').next() == Some("fuseblk")
     }
     /// Whether the type is one that Cairn mounts with. Other programs use `fuseblk` too.
     pub fn may_be_cairn(&self) -> bool {
-        matches!(self.file_system_type.as_str(), "fuseblk" | "fuse.cairn")
+        matches!(self.file_system_type.as_str(), "fuseblk.cairn" | "fuseblk" | "fuse.cairn")
     }
 }
 
@@ -54,21 +57,44 @@ pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {
 
 /// Whether a mount that this process sees shows the volume in `image`, a file or a block device.
 pub fn is_mounted(image: &Path) -> bool {
-    let volume_of = |path: &Path| {
-        let path = loop_backing_file(path).unwrap_or_else(|| path.to_owned());
-        let stat = rustix::fs::stat(&path).ok()?;
-        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-        Some(if is_device { (true, stat.st_rdev, 0) } else { (false, stat.st_dev, stat.st_ino) })
-    };
-    let Some(wanted) = volume_of(image) else { return false };
-    mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.may_be_cairn() && volume_of(&mount.source) == Some(wanted)))
+    let Some(wanted) = identity(image) else { return false };
+    let shows = |mount: &MountInfo| members(&mount.source).iter().any(|member| identity(member) == Some(wanted));
+    mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.may_be_cairn() && shows(mount)))
+}
+
+/// What tells a file or a block device from others; a loop device is the file behind it.
+fn identity(path: &Path) -> Option<(bool, u64, u64)> {
+    let mut stat = rustix::fs::stat(path).ok()?;
+    let mut is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    if is_device && let Some(backing) = backing_file_of(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) {
+        stat = rustix::fs::stat(&backing).ok()?;
+        is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    }
+    Some(if is_device { (true, stat.st_rdev, 0) } else { (false, stat.st_dev, stat.st_ino) })
+}
+
+/// The files or devices of a source: of `mirror:/a,/b` both.
+fn members(source: &Path) -> Vec<PathBuf> {
+    let bytes = source.as_os_str().as_bytes();
+    match bytes.strip_prefix(b"mirror:").or_else(|| bytes.strip_prefix(b"concat:")) {
+        Some(list) => list.split(|&byte| byte == b',').map(|name| PathBuf::from(OsStr::from_bytes(name))).collect(),
+        None => vec![source.to_owned()],
+    }
 }
 
 /// All mounts that this process sees.
 fn mounts() -> Result<Vec<MountInfo>, MountError> {
     let table = std::fs::read("/proc/self/mountinfo").map_err(|error| MountError::MountTable(error.to_string()))?;
-    let with_backing = |mount: MountInfo| MountInfo { source: loop_backing_file(&mount.device).unwrap_or(mount.source), ..mount };
+    let with_backing = |mount: MountInfo| {
+        let (major, minor) = mount.device_number;
+        MountInfo { source: backing_file_of(major, minor).unwrap_or(mount.source), ..mount }
+    };
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse_line).map(with_backing).collect())
+}
+
+/// What the kernel lists as source, of all mounts.
+pub(super) fn sources() -> Result<Vec<PathBuf>, MountError> {
+    Ok(mounts()?.into_iter().map(|mount| mount.device).collect())
 }
 
 /// `path` without symbolic links, never touching what is mounted there: its server may be dead.
@@ -141,15 +167,14 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// The file behind `/dev/loopN`.
-fn loop_backing_file(device: &Path) -> Option<PathBuf> {
-    let name = device.strip_prefix("/dev").ok()?.to_str()?;
-    if !name.starts_with("loop") {
+/// The file behind a loop device, given by its number.
+pub(super) fn backing_file_of(major: u32, minor: u32) -> Option<PathBuf> {
+    if major != LOOP_MAJOR {
         return None;
     }
-    let shown = std::fs::read(format!("/sys/block/{name}/loop/backing_file")).ok()?;
+    let shown = std::fs::read(format!("/sys/dev/block/{major}:{minor}/loop/backing_file")).ok()?;
     let shown = shown.strip_suffix(b"\n").unwrap_or(&shown);
-    Some(PathBuf::from(std::ffi::OsStr::from_bytes(shown)))
+    Some(PathBuf::from(OsStr::from_bytes(shown)))
 }
 
 #[cfg(test)]
@@ -164,6 +189,8 @@ mod tests {
         assert_eq!((mount.file_system_type.as_str(), mount.device_number, mount.read_only), ("fuseblk", (7, 3), false));
         assert_eq!(mount.user, Some(0));
         assert!(mount.forwards_sync() && mount.may_be_cairn() && mount.only_for.is_none());
+        let typed = parse_line(br"36 35 7:3 / /b rw - fuseblk.cairn /run/cairn/a rw").unwrap();
+        assert!(typed.forwards_sync() && typed.may_be_cairn());
         let plain = parse_line(br"40 1 0:44 / /m ro - fuse.cairn /x/back\134slash ro").unwrap();
         assert_eq!(plain.source, Path::new(r"/x/back\slash"));
         assert!(plain.user.is_none() && plain.read_only && !plain.forwards_sync() && plain.may_be_cairn());
