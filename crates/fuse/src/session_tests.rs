@@ -209,5 +209,5 @@ fn wrong_mount_points_are_named() {
     assert!(matches!(crate::unmount(Path::new("/proc")), Err(MountError::NotCairn { .. })));
     assert!(matches!(crate::statistics(Path::new("/proc")), Err(MountError::NotCairn { .. })));
     assert_eq!(crate::sync(directory.path()), Err(MountError::NotInCairn(directory.path().to_owned())));
-    assert_eq!(crate::sync(&missing), Err(MountError::NoAnswer { path: missing, errno: Errno::NOENT }));
+    assert_eq!(crate::sync(&missing), Err(MountError::PathUnusable { path: missing, errno: Errno::NOENT }));
 }
