@@ -153,6 +153,59 @@ fn mistakes_get_clear_messages() {
     cairn.exits_with(2, &["no-such-command"]);
 }
 
+/// What blkid(8) tells of other file systems.
+#[test]
+fn a_volume_says_which_it_is() {
+    let cairn = Cairn::new();
+    cairn.succeeds(&["mkfs", "image", "--size", "32M", "-L", "letters"]);
+    let of = |image: &str| serde_json::from_str::<serde_json::Value>(&cairn.succeeds(&["info", image, "--json"])).unwrap();
+    let info = of("image");
+    let uuid = info["uuid"].as_str().unwrap();
+    assert_eq!((uuid.len(), info["label"].as_str(), info["total_bytes"].as_u64()), (36, Some("letters"), Some(32 << 20)));
+    let told = cairn.succeeds(&["info", "image"]);
+    assert!(told.contains(&format!("uuid:   {uuid}\n")) && told.contains("label:  letters\n") && told.contains("32 MiB"), "{told}");
+    // One damaged superblock is no obstacle, three are.
+    overwrite(&cairn.path("image"), 16 * 4096 + 100, &[0xff; 8]);
+    assert_eq!(of("image")["uuid"], uuid);
+    for block in [32, (32 << 20) / 4096 - 1] {
+        overwrite(&cairn.path("image"), block * 4096 + 100, &[0xff; 8]);
+    }
+    cairn.fails(&["info", "image"], &["image", "cairn fsck"]);
+    cairn.make_mirror();
+    assert_eq!(of(MIRROR)["label"], "");
+    cairn.fails(&["info", "a"], &["one of 2 members"]);
+    cairn.fails(&["info", "missing"], &["missing", "No such file"]);
+    fs::write(cairn.path("letter"), "Dear Ada").unwrap();
+    cairn.fails(&["info", "letter"], &["not a usable volume"]);
+    cairn.exits_with(2, &["info"]);
+}
+
+#[test]
+fn file_knows_a_volume_by_the_magic_of_this_tree() {
+    let cairn = Cairn::new();
+    cairn.make_volume();
+    cairn.make_mirror();
+    let magic = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../share/magic/cairn");
+    let told_of = |name: &str| {
+        let output = Command::new("file").arg("-b").arg("-m").arg(&magic).arg(cairn.path(name)).output().ok()?;
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        Some(String::from_utf8(output.stdout).unwrap())
+    };
+    let Some(told) = told_of("image") else {
+        eprintln!("left out: file(1) is not here");
+        return;
+    };
+    let json: serde_json::Value = serde_json::from_str(&cairn.succeeds(&["info", "image", "--json"])).unwrap();
+    let uuid = json["uuid"].as_str().unwrap();
+    let expected = format!("Cairn file system volume version 1, UUID {uuid}, label \"letters\", 8192 blocks of 4096 bytes\n");
+    assert_eq!(told, expected);
+    assert_eq!(told_of("a").as_deref(), Some("member of a Cairn mirror or concatenation\n"));
+    overwrite(&cairn.path("image"), 16 * 4096, &[0; 4096]);
+    assert!(told_of("image").unwrap().starts_with("Cairn file system volume, its first superblock is damaged"));
+    fs::write(cairn.path("letter"), "Dear Ada").unwrap();
+    assert!(!told_of("letter").unwrap().contains("Cairn"));
+}
+
 /// What Ctrl-C leaves is a volume, if mkfs was faster, or nothing.
 #[test]
 fn an_interrupted_mkfs_leaves_nothing_behind() {

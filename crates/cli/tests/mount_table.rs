@@ -50,8 +50,10 @@ fn a_mount_of_root_shows_what_it_is() {
     // What asks for the kind of a mount knows it.
     mounted.succeeds(&["sync", "dir"]);
     mounted.succeeds(&["stats", "dir"]);
+    assert!(mounted.succeeds(&["info", &name]).contains("state:  mounted"));
     mounted.succeeds(&["umount", "dir"]);
     assert!(fs::symlink_metadata(link(&name)).is_err(), "the name is taken back");
+    assert!(mounted.succeeds(&["info", &name]).contains("state:  unmounted"));
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub struct Arguments {
     #[arg(long)]
     preallocate: bool,
     /// Name of the volume, up to 64 bytes.
-    #[arg(long, default_value = "")]
+    #[arg(short = 'L', long, default_value = "")]
     label: String,
     /// Size of the log [default: 1/64 of the volume, between 4M and 256M].
     #[arg(long)]

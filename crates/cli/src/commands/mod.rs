@@ -5,6 +5,7 @@ mod bench_report;
 pub mod device;
 pub mod dump;
 pub mod fsck;
+pub mod info;
 pub mod mkfs;
 pub mod mount;
 pub mod mount_helper;
