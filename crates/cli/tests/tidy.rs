@@ -63,6 +63,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/blockdev/src/slab.rs",
     "crates/cli/src/torture/asynchronous.rs",
     "crates/cli/src/torture/mapping.rs",
+    "crates/cli/tests/mounting/file_handle.rs",
     "crates/environment/src/backend_native.rs",
     "crates/environment/src/backend_shuttle.rs",
     "crates/environment/src/lock.rs",

@@ -167,7 +167,7 @@ impl VolumeInner {
         state.item.links += 1;
         state.item.changed = now();
         operation.put_inode(inode, &state.loggable())?;
-        let attributes = Attributes::new(inode, &state.item, state.delayed_blocks());
+        let attributes = Attributes::new(inode, &state.item, self.delayed_blocks(inode, state));
         let entry = DirectoryEntry { inode, file_type, name: name.to_vec() };
         operation.put_new(Key::new(parent, ItemKind::DirectoryEntry, slot), &entry.encode())?;
         self.account_new_entry(locked.get(parent), name, file_type);

@@ -83,7 +83,20 @@ impl VolumeInner {
     pub(crate) fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         let state = self.read_inode_in_use(&inode)?;
-        Ok(Attributes::new(number, &state.item, state.delayed_blocks()))
+        Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
+    }
+
+    /// Attributes of an inode that has a name; takes a reference on it. For one that is found by its number alone, as in a file
+    /// handle.
+    pub(crate) fn lookup_inode(&self, number: InodeNumber) -> Result<Attributes> {
+        let inode = self.inodes.get(number);
+        let state = self.read_inode(&inode)?;
+        if state.item.links == 0 {
+            return Err(Error::NotFound);
+        }
+        // Its last name needs the lock to go, and whoever removes the inode after that looks for references first.
+        self.inodes.retain(number);
+        Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }
 
     /// Calls `take` for the entries after `cookie` until it returns false. The directory stays locked for a part of

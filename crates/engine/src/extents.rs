@@ -8,12 +8,32 @@ use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::read_verified;
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FormatError, InodeNumber, ItemKind, Key, Structure, checksum};
+use std::ops::Range;
 
 /// Appends within one transaction grow an extent up to this many blocks; a longer item would make each append log too
 /// many checksums again.
 const MERGE_BLOCKS_MAX: u64 = 64;
 
+/// Stretches of data in memory for which `stat` looks up what is allocated below them.
+const STRETCHES_MAX: usize = 256;
+
 impl VolumeInner {
+    /// Blocks of data in memory that come on top of those that `item.blocks` counts: what will replace allocated blocks, or is
+    /// written into preallocated ones, does not. Looks at a limited number of stretches; those behind count as new.
+    pub(crate) fn delayed_blocks(&self, number: InodeNumber, state: &InodeState) -> u64 {
+        let delayed = state.pages.blocks() - state.pages.logged();
+        if delayed == 0 || state.item.blocks == 0 {
+            return delayed;
+        }
+        let allocated = |stretch: Range<u64>| {
+            // What can't be read counts as new: whoever reads the data gets the error.
+            let extents = self.extents_in(number, stretch.start, stretch.end, usize::MAX).unwrap_or_default();
+            let missing: u64 = gaps(stretch.start, stretch.end, &extents).iter().map(|(from, to)| to - from).sum();
+            stretch.end - stretch.start - missing
+        };
+        delayed - state.pages.delayed_stretches().take(STRETCHES_MAX).map(allocated).sum::<u64>()
+    }
+
     /// The extents that overlap the file blocks `from..to`, whole, in order; at most `limit`.
     pub(crate) fn extents_in(&self, inode: InodeNumber, from: u64, to: u64, limit: usize) -> Result<Vec<(u64, Extent)>> {
         let key = |block| Key::new(inode, ItemKind::Extent, block);

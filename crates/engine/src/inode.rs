@@ -96,11 +96,6 @@ impl InodeState {
         self.pages.blocks() == self.pages.logged()
     }
 
-    /// Pages that are not in the tree: `item.blocks` does not count their blocks yet.
-    pub(crate) fn delayed_blocks(&self) -> u64 {
-        self.pages.blocks() - self.pages.logged()
-    }
-
     /// Looks at what the log has done since: pages that were written leave memory, those that could not be written are
     /// dirty again. Returns how many became dirty.
     pub(crate) fn settle_flights(&mut self) -> u64 {

@@ -114,6 +114,19 @@ impl Pages {
         })
     }
 
+    /// Blocks that are not in the tree as they are here, in stretches as long as possible.
+    pub(crate) fn delayed_stretches(&self) -> impl Iterator<Item = Range<u64>> {
+        let mut runs = self.runs.iter().filter(|(_, run)| !matches!(run.state, PageState::Logged(_))).peekable();
+        std::iter::from_fn(move || {
+            let (&first, run) = runs.next()?;
+            let mut end = first + run.blocks();
+            while let Some((_, run)) = runs.next_if(|(block, _)| **block == end) {
+                end += run.blocks();
+            }
+            Some(first..end)
+        })
+    }
+
     fn count_in(&mut self, state: PageState, blocks: u64) {
         self.blocks += blocks;
         match state {

@@ -37,7 +37,7 @@ fn apply(state: &mut InodeState, change: &AttributeChange) {
     }
     if change.clear_set_id {
         item.mode &= !SET_USER_ID;
-        if item.mode & GROUP_EXECUTE != 0 {
+        if item.mode & GROUP_EXECUTE != 0 || change.not_in_group {
             item.mode &= !SET_GROUP_ID;
         }
     }
@@ -77,7 +77,7 @@ impl VolumeInner {
         operation.put_inode(number, &state.loggable())?;
         let sequence = operation.log();
         state.logged(sequence);
-        Ok(Attributes::new(number, &state.item, state.delayed_blocks()))
+        Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }
 
     /// Sets the length of a file.

@@ -529,6 +529,9 @@ macro_rules! operations {
 operations! {
     /// Finds a name in a directory; takes a reference on what it names, to be given back by [`Volume::forget`].
     fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Attributes>;
+    /// Finds an inode by its number alone, as in a file handle, if it has a name; takes a reference on it, to be given back by
+    /// [`Volume::forget`].
+    fn lookup_inode(&self, inode: InodeNumber) -> Result<Attributes>;
     /// Attributes of an inode.
     fn attributes(&self, inode: InodeNumber) -> Result<Attributes>;
     /// Changes attributes, the length among them.

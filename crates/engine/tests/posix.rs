@@ -113,3 +113,48 @@ fn a_source_that_is_replaced_meanwhile_can_still_be_renamed() {
     }
     volume.close().unwrap();
 }
+
+/// Neither what fills preallocated blocks nor what replaces data is counted on top of what is allocated.
+#[test]
+fn delayed_data_is_counted_where_nothing_is_allocated() {
+    let volume = volume();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    let blocks = || volume.attributes(file).unwrap().blocks_512 / 8;
+    let write = |block: u64, blocks: usize| volume.write(file, block * 4096, &vec![7; blocks * 4096]).unwrap();
+    volume.allocate(file, 10 * 4096, 100 * 4096, AllocateMode::Allocate { keep_size: true }).unwrap();
+    assert_eq!(blocks(), 100);
+    write(10, 50);
+    assert_eq!(blocks(), 100);
+    // Five blocks before the range and five in it, ten behind it, one of two far away.
+    write(5, 10);
+    write(110, 10);
+    (0..2).for_each(|_| write(1000, 1));
+    assert_eq!(blocks(), 116);
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    assert_eq!(blocks(), 116);
+    (0..116).for_each(|block| write(5 + block, 1));
+    assert_eq!(blocks(), 117, "only block 120 is new");
+    volume.commit().unwrap();
+    assert_eq!(blocks(), 117);
+    volume.close().unwrap();
+}
+
+#[test]
+fn an_inode_is_found_by_its_number_as_long_as_it_has_a_name() {
+    let volume = volume();
+    let root = volume.root();
+    let file = volume.create(root, b"file", &FILE).unwrap().inode;
+    volume.forget(file, 1);
+    assert_eq!(volume.lookup_inode(file).unwrap().inode, file);
+    volume.unlink(root, b"file").unwrap();
+    // It is in use, but cannot be had anew.
+    assert!(volume.attributes(file).is_ok());
+    assert!(matches!(volume.lookup_inode(file), Err(Error::NotFound)));
+    volume.forget(file, 1);
+    assert!(matches!(volume.attributes(file), Err(Error::NotFound)));
+    assert_eq!(volume.lookup_inode(root).unwrap().inode, root);
+    for number in [0, 2, 3, file.0 + 100, u64::MAX] {
+        assert!(matches!(volume.lookup_inode(InodeNumber(number)), Err(Error::NotFound)), "{number}");
+    }
+    volume.close().unwrap();
+}

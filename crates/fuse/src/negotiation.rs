@@ -25,6 +25,7 @@ const PAGE_BYTES: usize = 4096;
 /// kernel does not believe the server's size. Without the flag a direct write completes under the
 /// inode's lock, with the pages dropped.
 const WANTED: u64 = init_flag::ASYNC_READ
+    | init_flag::EXPORT_SUPPORT
     | init_flag::BIG_WRITES
     | init_flag::DO_READDIRPLUS
     | init_flag::READDIRPLUS_AUTO

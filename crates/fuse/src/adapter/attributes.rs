@@ -1,6 +1,8 @@
 //! GETATTR, STATX, SETATTR, and attributes in every answer that has them.
+use super::set_id::is_in_group;
 use super::{Answer, VolumeHandler};
 use crate::protocol::wire::{Attr, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr_flag as flag};
+use crate::protocol::{ROOT_NODE, RequestHeader};
 use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
 
 /// Seconds for which names and attributes are valid: for ever, whether the kernel takes them as signed or not.
@@ -34,11 +36,22 @@ pub fn attr_out(attributes: &Attributes) -> AttrOut {
     AttrOut { attr_valid_seconds: VALID_SECONDS, attr_valid_ns: 0, padding: 0, attr: attr(attributes) }
 }
 
+/// What a file handle holds beside the number of the inode; the kernel takes 32 bits of it. The same
+/// for as long as the inode exists. Numbers are used twice only after a crash, for files that were
+/// never durable: those were made at another time. The kernel's own root has 0.
+fn handle_generation(attributes: &Attributes) -> u64 {
+    if attributes.inode.0 == ROOT_NODE {
+        return 0;
+    }
+    let created = attributes.created;
+    let mixed = (created.seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(created.nanoseconds));
+    (mixed ^ mixed >> 32 ^ attributes.generation.0) & u64::from(u32::MAX)
+}
+
 pub fn entry_out(attributes: &Attributes) -> EntryOut {
     EntryOut {
         node: attributes.inode.0,
-        // Numbers are never used twice, so they need no generation.
-        generation: 0,
+        generation: handle_generation(attributes),
         entry_valid_seconds: VALID_SECONDS,
         attr_valid_seconds: VALID_SECONDS,
         entry_valid_ns: 0,
@@ -86,8 +99,8 @@ fn time_change(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -
     }
 }
 
-/// `is_directory`: a change of owner clears the set-id bits of all others, which the kernel leaves to us.
-fn attribute_change(set: &SetattrIn, is_directory: bool) -> AttributeChange {
+/// Clearing set-id bits is left to us: a change of owner clears those of everything but directories.
+fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> AttributeChange {
     let valid = set.valid;
     let given = |bit: u32, value: u32| (valid & bit != 0).then_some(value);
     let changes_owner = valid & (flag::UID | flag::GID) != 0 && valid & flag::MODE == 0;
@@ -100,6 +113,7 @@ fn attribute_change(set: &SetattrIn, is_directory: bool) -> AttributeChange {
         modified: time_change(valid, flag::MTIME, flag::MTIME_NOW, set.mtime, set.mtime_ns),
         changed: time_change(valid, flag::CTIME, 0, set.ctime, set.ctime_ns),
         clear_set_id: !is_directory && (changes_owner || valid & flag::KILL_SUIDGID != 0),
+        not_in_group: !in_group,
     }
 }
 
@@ -113,10 +127,16 @@ impl VolumeHandler {
         Ok(StatxOut { attr_valid_seconds: VALID_SECONDS, stat: statx(&attributes), ..StatxOut::default() })
     }
 
-    pub(super) fn set_attributes(&self, node: InodeNumber, set: &SetattrIn) -> Answer<AttrOut> {
+    pub(super) fn set_attributes(&self, header: &RequestHeader, set: &SetattrIn) -> Answer<AttrOut> {
+        let node = InodeNumber(header.node);
         let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0;
-        let is_directory = concerns_set_id && self.volume.attributes(node)?.file_type == FileType::Directory;
-        let attributes = self.volume.set_attributes(node, &attribute_change(set, is_directory))?;
+        let (is_directory, in_group) = if concerns_set_id {
+            let before = self.volume.attributes(node)?;
+            (before.file_type == FileType::Directory, header.uid == 0 || is_in_group(header, &before))
+        } else {
+            (false, true)
+        };
+        let attributes = self.volume.set_attributes(node, &attribute_change(set, is_directory, in_group))?;
         self.settle_change(node)?;
         Ok(attr_out(&attributes))
     }
@@ -136,7 +156,7 @@ mod tests {
             ctime_ns: u32::MAX,
             ..SetattrIn::default()
         };
-        let change = attribute_change(&set, false);
+        let change = attribute_change(&set, false, true);
         assert_eq!(change.accessed, Some(TimeChange::Now));
         assert_eq!(change.modified, Some(TimeChange::At(Timestamp { seconds: -7, nanoseconds: 8 })));
         assert_eq!(change.changed, Some(TimeChange::At(Timestamp { seconds: 0, nanoseconds: 999_999_999 })));
@@ -146,13 +166,14 @@ mod tests {
     #[test]
     fn a_new_owner_clears_set_id_bits_but_not_of_directories() {
         let chown = SetattrIn { valid: flag::UID, uid: 3, ..SetattrIn::default() };
-        assert!(attribute_change(&chown, false).clear_set_id);
-        assert!(!attribute_change(&chown, true).clear_set_id);
+        assert!(attribute_change(&chown, false, true).clear_set_id);
+        assert!(!attribute_change(&chown, true, true).clear_set_id);
+        assert!(attribute_change(&chown, false, false).not_in_group);
         let both = SetattrIn { valid: flag::UID | flag::MODE, mode: 0o104_755, ..SetattrIn::default() };
-        assert!(!attribute_change(&both, false).clear_set_id);
-        assert_eq!(attribute_change(&both, false).mode, Some(0o4755));
+        assert!(!attribute_change(&both, false, true).clear_set_id);
+        assert_eq!(attribute_change(&both, false, true).mode, Some(0o4755));
         let truncate = SetattrIn { valid: flag::SIZE | flag::KILL_SUIDGID, size: 9, ..SetattrIn::default() };
-        let change = attribute_change(&truncate, false);
+        let change = attribute_change(&truncate, false, true);
         assert_eq!((change.size, change.clear_set_id), (Some(9), true));
     }
 }

@@ -4,11 +4,9 @@ use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, W
 use crate::protocol::{Operation, RequestHeader, WriteData};
 use crate::transport::{Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
-use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, InodeNumber};
+use cairn_engine::{AllocateMode, FsyncKind, InodeNumber};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-
-const SET_ID_BITS: u32 = 0o6000;
 
 fn allocate_mode(mode: u32) -> Answer<AllocateMode> {
     let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
@@ -27,13 +25,13 @@ impl VolumeHandler {
         match operation {
             Operation::Read { offset_bytes, length_bytes } => self.read(node, offset_bytes, length_bytes, reply),
             Operation::Write { offset_bytes, data, flags } => {
-                let written = self.write(node, offset_bytes, data, flags, &reply);
+                let written = self.write(header, offset_bytes, data, flags, &reply);
                 answer(reply, written);
             }
             Operation::Fallocate { offset_bytes, length_bytes, mode } => {
                 let done = allocate_mode(mode).and_then(|mode| {
                     self.volume.allocate(node, offset_bytes, length_bytes, mode)?;
-                    if by_root { Ok(()) } else { self.clear_set_id(node, &reply) }
+                    if by_root { Ok(()) } else { self.clear_set_id(header, node, &reply) }
                 });
                 answer_status(reply, done);
             }
@@ -42,7 +40,7 @@ impl VolumeHandler {
                 let to = InodeNumber(to_node);
                 let length_bytes = if wide { length_bytes } else { length_bytes.min(u64::from(u32::MAX) & !0xfff) };
                 let copied = match flags {
-                    0 => self.copy_range((node, from_offset_bytes), (to, to_offset_bytes), length_bytes, by_root, &reply),
+                    0 => self.copy_range(header, from_offset_bytes, (to, to_offset_bytes), length_bytes, &reply),
                     _ => Err(Errno::INVAL.into()),
                 };
                 match wide {
@@ -62,14 +60,15 @@ impl VolumeHandler {
         }
     }
 
-    fn write(&self, node: InodeNumber, offset_bytes: u64, data: WriteData<'_>, flags: u32, reply: &Reply) -> Answer<WriteOut> {
+    fn write(&self, header: &RequestHeader, offset_bytes: u64, data: WriteData<'_>, flags: u32, reply: &Reply) -> Answer<WriteOut> {
+        let node = InodeNumber(header.node);
         let _in_work = self.writes.begin();
         let written_bytes = match data {
             WriteData::Bytes(bytes) => self.volume.write(node, offset_bytes, bytes).map(|()| bytes.len())?,
             WriteData::Shared { parts, length_bytes } => self.write_parts(node, offset_bytes, parts, length_bytes, flags)?,
         };
         if flags & WRITE_KILL_SUIDGID != 0 {
-            self.clear_set_id(node, reply)?;
+            self.clear_set_id(header, node, reply)?;
         }
         Ok(WriteOut { size: written_bytes as u32, padding: 0 })
     }
@@ -91,27 +90,17 @@ impl VolumeHandler {
 
     fn copy_range(
         &self,
-        (from, from_offset_bytes): (InodeNumber, u64),
+        header: &RequestHeader,
+        from_offset_bytes: u64,
         (to, to_offset_bytes): (InodeNumber, u64),
         length_bytes: u64,
-        by_root: bool,
         reply: &Reply,
     ) -> Answer<u64> {
-        let copied = self.volume.copy_range(from, from_offset_bytes, to, to_offset_bytes, length_bytes)?;
-        if copied > 0 && !by_root {
-            self.clear_set_id(to, reply)?;
+        let copied = self.volume.copy_range(InodeNumber(header.node), from_offset_bytes, to, to_offset_bytes, length_bytes)?;
+        if copied > 0 && header.uid != 0 {
+            self.clear_set_id(header, to, reply)?;
         }
         Ok(copied)
-    }
-
-    /// Whoever changes a program's content does not hand on its owner's rights. The kernel keeps attributes for ever, so it
-    /// is told before it hears that the change is done.
-    fn clear_set_id(&self, node: InodeNumber, reply: &Reply) -> Answer<()> {
-        if self.volume.attributes(node)?.mode & SET_ID_BITS != 0 {
-            self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, ..AttributeChange::default() })?;
-            reply.invalidate_attributes(node.0);
-        }
-        Ok(())
     }
 
     /// The answer goes out from wherever the data became durable.

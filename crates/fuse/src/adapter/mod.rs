@@ -29,6 +29,7 @@ mod killed_tests;
 mod names;
 mod periodic;
 mod requests;
+mod set_id;
 mod settle;
 mod shutdown;
 #[cfg(test)]
@@ -254,7 +255,7 @@ impl VolumeHandler {
             Op::NotifyReply => {}
             Op::GetAttributes => answer(reply, self.get_attributes(node)),
             Op::Statx { .. } => answer(reply, self.statx(node)),
-            Op::SetAttributes(change) => answer(reply, self.set_attributes(node, &change)),
+            Op::SetAttributes(change) => answer(reply, self.set_attributes(&header, &change)),
             Op::StatFs => answer(reply, Ok(self.statfs())),
             Op::SyncFs => answer_status(reply, self.sync()),
             Op::Destroy => answer_status(reply, self.close()),

@@ -61,8 +61,15 @@ impl VolumeHandler {
         }
     }
 
+    /// `.` and `..` stand in no directory: the kernel asks for them when a file handle names an inode that it does not know. What
+    /// does not exist is a stale handle then.
     fn lookup(&self, parent: InodeNumber, name: &[u8], reply: Reply) {
-        match self.volume.lookup(parent, name) {
+        let found = match name {
+            b"." => self.volume.lookup_inode(parent),
+            b".." => self.volume.parent(parent).and_then(|parent| self.volume.lookup_inode(parent)),
+            name => self.volume.lookup(parent, name),
+        };
+        match found {
             Err(Error::NotFound) => drop(reply.structure(&negative_entry())),
             found => self.answer_entry(reply, found.map_err(Into::into)),
         }

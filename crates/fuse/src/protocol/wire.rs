@@ -157,6 +157,7 @@ pub mod opcode {
 /// Capabilities that INIT negotiates; bits from 32 travel in `flags2`.
 pub mod init_flag {
     pub const ASYNC_READ: u64 = 1 << 0;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;

@@ -1,0 +1,212 @@
+//! What programs expect of single calls, on a real mount.
+//!
+//! `CAIRN_MOUNT_TESTS` as in `mounting`; `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
+#[path = "mounting/file_handle.rs"]
+mod file_handle;
+#[path = "mounting/mounted.rs"]
+mod mounted;
+mod mounting;
+
+use file_handle::FileHandle;
+use mounted::Mounted;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+fn is_root() -> bool {
+    rustix::process::getuid().is_root()
+}
+
+/// Has the kernel forget all inodes that nobody uses.
+fn drop_inodes() {
+    rustix::fs::sync();
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+}
+
+#[track_caller]
+fn expect_content(handle: FileHandle, mount: &Path, content: &str) -> File {
+    let mut file = handle.open(&File::open(mount).unwrap()).unwrap_or_else(|error| panic!("{error}"));
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, content);
+    file
+}
+
+#[track_caller]
+fn expect_stale(handle: FileHandle, mount: &Path) {
+    let opened = handle.open(&File::open(mount).unwrap());
+    assert_eq!(opened.map(drop).map_err(|error| error.raw_os_error()), Err(Some(Errno::STALE.raw_os_error())));
+}
+
+fn path_of(file: &File) -> std::path::PathBuf {
+    fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file))).unwrap()
+}
+
+/// They hold when the kernel has forgotten the inode, over the end of the server, and not a moment longer than the file.
+#[test]
+fn a_file_handle_holds_as_long_as_its_file() {
+    let Some(mounted) = Mounted::new() else { return };
+    if !is_root() {
+        eprintln!("left out: opening by a handle takes root");
+        return;
+    }
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    let dir = mounted.path("dir").canonicalize().unwrap();
+    fs::create_dir_all(dir.join("a/b")).unwrap();
+    fs::write(dir.join("a/b/letter"), "Dear Ada").unwrap();
+    fs::write(dir.join("a/gone"), "Dear Bob").unwrap();
+    let letter = FileHandle::of(&dir.join("a/b/letter")).unwrap();
+    let gone = FileHandle::of(&dir.join("a/gone")).unwrap();
+    let inner = FileHandle::of(&dir.join("a/b")).unwrap();
+    let root = FileHandle::of(&dir).unwrap();
+    for round in ["the same server", "a new server", "a new server after a crash"] {
+        drop_inodes();
+        expect_content(letter, &dir, "Dear Ada");
+        drop_inodes();
+        // A directory is found again in its parents.
+        let directory = inner.open(&File::open(&dir).unwrap()).unwrap();
+        assert_eq!(path_of(&directory), dir.join("a/b"), "{round}");
+        drop(directory);
+        drop_inodes();
+        let opened = root.open(&File::open(&dir).unwrap()).unwrap();
+        assert_eq!(path_of(&opened), dir, "{round}");
+        drop(opened);
+        expect_content(gone, &dir, "Dear Bob");
+        // The name and the handle lead to one inode.
+        let file = expect_content(letter, &dir, "Dear Ada");
+        assert_eq!(file.metadata().unwrap().ino(), fs::metadata(dir.join("a/b/letter")).unwrap().ino());
+        drop(file);
+        if round == "the same server" {
+            mounted.succeeds(&["umount", "dir"]);
+        } else {
+            mounted.succeeds(&["shutdown", "dir"]);
+            mounted.succeeds(&["umount", "dir"]);
+        }
+        mounted.succeeds(&["mount", "image", "dir"]);
+    }
+    fs::rename(dir.join("a/b/letter"), dir.join("moved")).unwrap();
+    drop_inodes();
+    expect_content(letter, &dir, "Dear Ada");
+    fs::remove_file(dir.join("a/gone")).unwrap();
+    expect_stale(gone, &dir);
+    drop_inodes();
+    expect_stale(gone, &dir);
+    fs::write(dir.join("a/gone"), "Dear Eve").unwrap();
+    expect_stale(gone, &dir);
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    expect_stale(gone, &dir);
+    expect_content(letter, &dir, "Dear Ada");
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+/// Without waiting for a commit.
+#[test]
+fn what_is_written_into_preallocated_blocks_is_counted_once() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "256M", "-o", "commit=600"]);
+    let file = File::create(mounted.path("dir/file")).unwrap();
+    let mebibytes = || file.metadata().unwrap().blocks() * 512 >> 20;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 100 << 20).unwrap();
+    assert_eq!(mebibytes(), 100);
+    let data = vec![7; 1 << 20];
+    for at in 0..50 {
+        file.write_all_at(&data, at << 20).unwrap();
+        assert_eq!(mebibytes(), 100, "after {at} MiB");
+    }
+    // Behind the preallocated range, and over what is there.
+    file.write_all_at(&data, 120 << 20).unwrap();
+    assert_eq!(mebibytes(), 101);
+    file.sync_all().unwrap();
+    assert_eq!(mebibytes(), 101);
+    file.write_all_at(&data, 120 << 20).unwrap();
+    file.write_all_at(&data, 10 << 20).unwrap();
+    assert_eq!(mebibytes(), 101);
+    file.sync_all().unwrap();
+    assert_eq!(mebibytes(), 101);
+    drop(file);
+    mounted.succeeds(&["umount", "dir"]);
+}
+
+/// Somebody who changes a file.
+struct Changer {
+    user: u32,
+    group: u32,
+    further_group: u32,
+}
+
+impl Changer {
+    /// Runs `change` as this user, on a thread of its own.
+    fn change(&self, change: impl FnOnce() -> io::Result<()> + Send) {
+        std::thread::scope(|scope| {
+            let changed = scope.spawn(|| {
+                set_thread_groups(&[Gid::from_raw(self.further_group)]).unwrap();
+                set_thread_gid(Gid::from_raw(self.group)).unwrap();
+                set_thread_uid(Uid::from_raw(self.user)).unwrap();
+                change().unwrap();
+            });
+            changed.join().unwrap();
+        });
+    }
+}
+
+type Change = fn(&File) -> io::Result<()>;
+
+/// Set-group-id without the right to execute for the group stays for the group's members, as on ext4 and XFS.
+#[test]
+fn set_id_bits_go_as_on_other_file_systems() {
+    let Some(mounted) = Mounted::new() else { return };
+    if !is_root() {
+        eprintln!("left out: changing the user takes root");
+        return;
+    }
+    let changes: [(&str, Change); 4] = [
+        ("write", |file| file.write_all_at(b"more", 10)),
+        ("truncate", |file| file.set_len(5)),
+        ("fallocate", |file| Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, 100_000)?)),
+        ("copy_file_range", |file| Ok(rustix::fs::copy_file_range(file, Some(&mut 0), file, Some(&mut 100), 10).map(drop)?)),
+    ];
+    let owner_changes: [(&str, Change); 1] = [("chgrp", |file| std::os::unix::fs::fchown(file, None, Some(8)))];
+    let root = Changer { user: 0, group: 0, further_group: 0 };
+    let stranger = Changer { user: 1000, group: 8, further_group: 8 };
+    let member = Changer { user: 1000, group: 7, further_group: 8 };
+    let further_member = Changer { user: 1000, group: 8, further_group: 7 };
+    for options in [&[][..], &["-o", "writeback=on"]] {
+        mounted.succeeds(&[&["mount", "image", "dir", "--create", "64M"], options].concat());
+        let path = mounted.path("dir/file");
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        let check = |changer: &Changer, name: &str, change: Change, user: u32, before: u32, after: u32| {
+            file.set_len(8192).unwrap();
+            std::os::unix::fs::fchown(&file, Some(user), Some(7)).unwrap();
+            file.set_permissions(fs::Permissions::from_mode(before)).unwrap();
+            changer.change(|| change(&file));
+            let found = file.metadata().unwrap().mode() & 0o7777;
+            let (user, group, further) = (changer.user, changer.group, changer.further_group);
+            assert_eq!(found, after, "{options:?}: {name} of a file of {before:o} by {user}:{group},{further}: {found:o}");
+        };
+        for (name, change) in changes {
+            for (before, by_stranger, by_member) in
+                [(0o2666, 0o666, 0o2666), (0o6666, 0o666, 0o2666), (0o2676, 0o676, 0o676), (0o6777, 0o777, 0o777), (0o666, 0o666, 0o666)]
+            {
+                check(&stranger, name, change, 0, before, by_stranger);
+                check(&member, name, change, 0, before, by_member);
+                check(&root, name, change, 0, before, before);
+            }
+            check(&further_member, name, change, 0, 0o2666, 0o2666);
+        }
+        for (name, change) in owner_changes {
+            check(&member, name, change, 1000, 0o2666, 0o2666);
+            check(&member, name, change, 1000, 0o6777, 0o777);
+            check(&stranger, name, change, 1000, 0o2666, 0o666);
+            check(&root, name, change, 1000, 0o6666, 0o2666);
+        }
+        drop(file);
+        mounted.succeeds(&["umount", "dir"]);
+        fs::remove_file(mounted.path("image")).unwrap();
+    }
+}

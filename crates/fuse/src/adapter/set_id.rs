@@ -1,0 +1,58 @@
+//! Who keeps the set-id bits of a file when its content or its owner changes.
+//!
+//! Set-user-id always goes. Set-group-id goes where the group may execute; without that bit it once
+//! stood for mandatory locks, and stays for a caller who is in the file's group: the rule that the
+//! kernel has for its own file systems (`setattr_should_drop_sgid`), and leaves to us.
+use super::{Answer, VolumeHandler};
+use crate::protocol::RequestHeader;
+use crate::transport::Reply;
+use cairn_engine::{AttributeChange, Attributes, InodeNumber};
+use std::fs;
+
+const SET_ID_BITS: u32 = 0o6000;
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// Whether the caller is in the group of the file, as far as that matters for its set-group-id bit.
+pub fn is_in_group(header: &RequestHeader, file: &Attributes) -> bool {
+    let matters = file.mode & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID;
+    !matters || header.gid == file.gid || has_group(header.pid, file.gid)
+}
+
+/// Whether the thread has `group` among its further groups. 0 is a caller that can't be seen from
+/// here: it has none.
+fn has_group(thread: u32, group: u32) -> bool {
+    thread != 0 && fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| lists_group(&status, group))
+}
+
+fn lists_group(status: &str, group: u32) -> bool {
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    groups.is_some_and(|groups| groups.split_whitespace().any(|number| number.parse() == Ok(group)))
+}
+
+impl VolumeHandler {
+    /// The caller, who has no right to the set-id bits of `node`, changed its content. The kernel
+    /// keeps attributes for ever, so it is told before it hears that the change is done.
+    pub(super) fn clear_set_id(&self, header: &RequestHeader, node: InodeNumber, reply: &Reply) -> Answer<()> {
+        let file = self.volume.attributes(node)?;
+        if file.mode & SET_ID_BITS != 0 {
+            let not_in_group = !is_in_group(header, &file);
+            self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, not_in_group, ..AttributeChange::default() })?;
+            reply.invalidate_attributes(node.0);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_groups_are_read() {
+        let status = "Name:\tx\nGid:\t7\t7\t7\t7\nGroups:\t4 24 1000 \nNStgid:\t1\n";
+        assert!(lists_group(status, 4) && lists_group(status, 1000));
+        assert!(!lists_group(status, 7) && !lists_group(status, 2) && !lists_group("Groups:\t\n", 0));
+        assert!(!has_group(0, 0) && !has_group(u32::MAX, 0));
+    }
+}
