@@ -16,6 +16,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 
 fn is_root() -> bool {
     rustix::process::getuid().is_root()
@@ -209,4 +210,54 @@ fn set_id_bits_go_as_on_other_file_systems() {
         mounted.succeeds(&["umount", "dir"]);
         fs::remove_file(mounted.path("image")).unwrap();
     }
+}
+
+/// Runs mount(8) or umount(8).
+#[track_caller]
+fn run(program: &str, arguments: &[&str], folder: &Path) {
+    let output = Command::new(program).args(arguments).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The kernel takes a FUSE mount as the upper layer only if it can leave whiteouts.
+#[test]
+fn an_overlay_can_have_its_upper_layer_here() {
+    let Some(mounted) = Mounted::new() else { return };
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default().lines().any(|line| line.ends_with("\toverlay"));
+    if !known || !is_root() {
+        eprintln!("left out: no overlay file system");
+        return;
+    }
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    for directory in ["dir/upper", "dir/work", "lower/both/inner", "merged"] {
+        fs::create_dir_all(mounted.path(directory)).unwrap();
+    }
+    for file in ["lower/changed", "lower/removed", "lower/moved", "lower/both/inner/deep"] {
+        fs::write(mounted.path(file), "below").unwrap();
+    }
+    let overlay = ["-t", "overlay", "overlay", "-o", "lowerdir=lower,upperdir=dir/upper,workdir=dir/work", "merged"];
+    run("mount", &overlay, mounted.folder.path());
+    fs::write(mounted.path("merged/changed"), "above").unwrap();
+    fs::remove_file(mounted.path("merged/removed")).unwrap();
+    fs::rename(mounted.path("merged/moved"), mounted.path("merged/here")).unwrap();
+    fs::remove_dir_all(mounted.path("merged/both")).unwrap();
+    fs::create_dir(mounted.path("merged/both")).unwrap();
+    let check = |mounted: &Mounted| {
+        let mut names: Vec<_> = fs::read_dir(mounted.path("merged")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["both", "changed", "here"]);
+        assert_eq!(fs::read_dir(mounted.path("merged/both")).unwrap().count(), 0);
+        assert_eq!(fs::read_to_string(mounted.path("merged/changed")).unwrap(), "above");
+        assert_eq!(fs::read_to_string(mounted.path("merged/here")).unwrap(), "below");
+    };
+    check(&mounted);
+    run("umount", &["merged"], mounted.folder.path());
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    run("mount", &overlay, mounted.folder.path());
+    check(&mounted);
+    run("umount", &["merged"], mounted.folder.path());
+    assert_eq!(fs::read_to_string(mounted.path("lower/removed")).unwrap(), "below");
+    mounted.succeeds(&["umount", "dir"]);
 }

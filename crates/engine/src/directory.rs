@@ -23,7 +23,7 @@ const TARGET_BYTES_MAX: usize = 4095;
 const SET_GROUP_ID: u32 = 0o2000;
 
 impl VolumeInner {
-    fn new_item(
+    pub(crate) fn new_item(
         &self,
         parent: &InodeState,
         parent_number: InodeNumber,
@@ -54,7 +54,7 @@ impl VolumeInner {
         }
     }
 
-    fn take_inode_number(&self) -> Result<InodeNumber> {
+    pub(crate) fn take_inode_number(&self) -> Result<InodeNumber> {
         // The threads that come here at once go a little beyond the end: far from what makes a superblock impossible.
         if self.next_inode.load(Ordering::Relaxed) >= INODE_NUMBER_END {
             return Err(Error::NoSpace);

@@ -1,4 +1,4 @@
-//! Rename: replace, no-replace, exchange.
+//! Rename: replace, no-replace, exchange; leaving something new at the old name.
 //!
 //! 1. If a regular file will be replaced, write the source's dirty data first, so that no prefix of operations contains
 //!    the rename without the data; data that is on its way with a group is waited for.
@@ -7,12 +7,12 @@
 //! 3. Lock both directories, the source and the target in ascending order; look both names up again.
 //! 4. Change and log everything in one step.
 use crate::entries::{FoundEntry, check_name};
-use crate::inode::LockedInodes;
+use crate::inode::{InodeState, LockedInodes};
 use crate::operation::{Effort, Operation};
-use crate::types::RenameMode;
+use crate::types::{NewInode, RenameMode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
-use cairn_format::{BlockNumber, DirectoryEntry, FileType, FormatError, INODE_ROOT, InodeNumber, ItemKind, Key, Structure};
+use cairn_format::{BlockNumber, DirectoryEntry, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key, Structure};
 use std::sync::Arc;
 
 /// Deeper than any path can be made in practice: a longer chain of parents is a cycle.
@@ -25,9 +25,25 @@ struct Place<'a> {
     name: &'a [u8],
 }
 
+/// What the caller asked for.
+#[derive(Clone, Copy)]
+struct Wish<'a> {
+    old: Place<'a>,
+    new: Place<'a>,
+    mode: RenameMode,
+    /// What comes to stand at the old name.
+    left: Option<&'a NewInode<'a>>,
+}
+
 enum Outcome {
     Done { orphan: Option<InodeNumber> },
     Changed,
+}
+
+/// What replacing made.
+struct Replaced {
+    orphan: Option<InodeNumber>,
+    left: Option<(InodeNumber, InodeItem)>,
 }
 
 impl VolumeInner {
@@ -40,9 +56,34 @@ impl VolumeInner {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        check_name(old_name)?;
-        check_name(new_name)?;
         let (old, new) = (Place { directory: old_parent, name: old_name }, Place { directory: new_parent, name: new_name });
+        self.rename_wished(Wish { old, new, mode, left: None })
+    }
+
+    /// Moves an entry, and creates `left` at its old name, in one step.
+    pub(crate) fn rename_leaving(
+        &self,
+        old_parent: InodeNumber,
+        old_name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        mode: RenameMode,
+        left: &NewInode<'_>,
+    ) -> Result<()> {
+        if mode == RenameMode::Exchange {
+            return Err(Error::InvalidArgument("an exchange leaves no name free"));
+        }
+        if matches!(left.file_type, FileType::Directory | FileType::Symlink) {
+            return Err(Error::InvalidArgument("what a rename leaves is neither a directory nor a symbolic link"));
+        }
+        let (old, new) = (Place { directory: old_parent, name: old_name }, Place { directory: new_parent, name: new_name });
+        self.rename_wished(Wish { old, new, mode, left: Some(left) })
+    }
+
+    fn rename_wished(&self, wish: Wish<'_>) -> Result<()> {
+        let Wish { old, new, mode, .. } = wish;
+        check_name(old.name)?;
+        check_name(new.name)?;
         loop {
             let source = self.peek_entry(old.directory, old.name)?.ok_or(Error::NotFound)?;
             let target = self.peek_entry(new.directory, new.name)?;
@@ -61,7 +102,7 @@ impl VolumeInner {
                 }
                 _ => {}
             }
-            match self.try_rename(old, new, source, target, mode)? {
+            match self.try_rename(wish, source, target)? {
                 Outcome::Done { orphan } => {
                     if let Some(orphan) = orphan {
                         self.reap_if_unused(orphan);
@@ -73,15 +114,9 @@ impl VolumeInner {
         }
     }
 
-    fn try_rename(
-        &self,
-        old: Place<'_>,
-        new: Place<'_>,
-        source: FoundEntry,
-        target: Option<FoundEntry>,
-        mode: RenameMode,
-    ) -> Result<Outcome> {
-        let mut operation = self.begin(8, 0, Effort::Name)?;
+    fn try_rename(&self, wish: Wish<'_>, source: FoundEntry, target: Option<FoundEntry>) -> Result<Outcome> {
+        let Wish { old, new, mode, .. } = wish;
+        let mut operation = self.begin(8 + u64::from(wish.left.is_some()), 0, Effort::Name)?;
         let moves = |entry: &FoundEntry| entry.file_type == FileType::Directory && old.directory != new.directory;
         let directory_moves = moves(&source) || (mode == RenameMode::Exchange && target.as_ref().is_some_and(moves));
         let _rename = directory_moves.then(|| self.rename_lock.lock());
@@ -120,17 +155,20 @@ impl VolumeInner {
         if found_source.inode != source.inode || found_target.map(|t| t.inode) != target.map(|t| t.inode) {
             return Ok(Outcome::Changed);
         }
-        let orphan = match (mode, found_target) {
+        let Replaced { orphan, left } = match (mode, found_target) {
             (_, Some(target)) if target.inode == source.inode => return Ok(Outcome::Done { orphan: None }),
             (RenameMode::Exchange, Some(target)) => {
                 self.exchange(&mut operation, &mut locked, (old, found_source), (new, target))?;
-                None
+                Replaced { orphan: None, left: None }
             }
-            (_, target) => self.replace(&mut operation, &mut locked, (old, found_source), new, target, free)?,
+            (_, target) => self.replace(&mut operation, &mut locked, wish, found_source, target, free)?,
         };
         let sequence = operation.log();
         for number in numbers {
             locked.get(number).logged(sequence);
+        }
+        if let Some((number, item)) = left {
+            self.inodes.insert_new(number, InodeState::new(item, sequence));
         }
         Ok(Outcome::Done { orphan })
     }
@@ -155,11 +193,12 @@ impl VolumeInner {
         &self,
         operation: &mut Operation<'_>,
         locked: &mut LockedInodes<'_>,
-        (old, source): (Place<'_>, FoundEntry),
-        new: Place<'_>,
+        wish: Wish<'_>,
+        source: FoundEntry,
         target: Option<FoundEntry>,
         free: Option<u64>,
-    ) -> Result<Option<InodeNumber>> {
+    ) -> Result<Replaced> {
+        let Wish { old, new, .. } = wish;
         if let Some(target) = target {
             match (source.file_type == FileType::Directory, target.file_type == FileType::Directory) {
                 (true, false) => return Err(Error::NotDirectory),
@@ -170,6 +209,8 @@ impl VolumeInner {
         }
         // A name may move between slots of one hash; when its old slot lies in the range, `free` skipped it.
         let slot = target.map(|target| target.slot).or(free).ok_or(Error::HashCollisions)?;
+        // Numbers may have run out: before anything is changed.
+        let left = wish.left.map(|left| Ok::<_, Error>((left, self.take_inode_number()?))).transpose()?;
         operation.delete(Key::new(old.directory, ItemKind::DirectoryEntry, source.slot))?;
         self.account_removed_entry(locked.get(old.directory), old.name, source.file_type);
         let mut orphan = None;
@@ -179,6 +220,10 @@ impl VolumeInner {
                 orphan = Some(target.inode);
             }
         }
+        let left = match left {
+            Some((left, number)) => Some((number, self.put_left(operation, locked, (old, source.slot), left, number)?)),
+            None => None,
+        };
         let entry = DirectoryEntry { inode: source.inode, file_type: source.file_type, name: new.name.to_vec() };
         operation.put(Key::new(new.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
         self.account_new_entry(locked.get(new.directory), new.name, source.file_type);
@@ -188,7 +233,24 @@ impl VolumeInner {
             state.item.parent = new.directory.0;
         }
         self.put_inodes(operation, locked, [old.directory, new.directory, source.inode])?;
-        Ok(orphan)
+        Ok(Replaced { orphan, left })
+    }
+
+    /// Creates what is left at the old name, in the slot that it had.
+    fn put_left(
+        &self,
+        operation: &mut Operation<'_>,
+        locked: &mut LockedInodes<'_>,
+        (old, slot): (Place<'_>, u64),
+        left: &NewInode<'_>,
+        number: InodeNumber,
+    ) -> Result<InodeItem> {
+        let item = self.new_item(locked.get(old.directory), old.directory, left, 1, operation);
+        operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
+        let entry = DirectoryEntry { inode: number, file_type: left.file_type, name: old.name.to_vec() };
+        operation.put(Key::new(old.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        self.account_new_entry(locked.get(old.directory), old.name, left.file_type);
+        Ok(item)
     }
 
     fn exchange(

@@ -548,6 +548,9 @@ operations! {
     fn remove_directory(&self, parent: InodeNumber, name: &[u8]) -> Result<()>;
     /// Moves an entry.
     fn rename(&self, old_parent: InodeNumber, old_name: &[u8], new_parent: InodeNumber, new_name: &[u8], mode: RenameMode) -> Result<()>;
+    /// Moves an entry and creates `left` at its old name, in one step: with a character device 0/0 that is what overlay file systems
+    /// call a whiteout.
+    fn rename_leaving(&self, old_parent: InodeNumber, old_name: &[u8], new_parent: InodeNumber, new_name: &[u8], mode: RenameMode, left: &NewInode<'_>) -> Result<()>;
     /// Target of a symbolic link.
     fn read_link(&self, inode: InodeNumber) -> Result<Vec<u8>>;
     /// The directory that contains a directory; the root contains itself.

@@ -158,3 +158,50 @@ fn an_inode_is_found_by_its_number_as_long_as_it_has_a_name() {
     }
     volume.close().unwrap();
 }
+
+#[test]
+fn a_rename_can_leave_something_at_the_old_name() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let open = || Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+    let volume = open();
+    let root = volume.root();
+    let directory = NewInode { file_type: FileType::Directory, mode: 0o2755, gid: 77, ..FILE };
+    let other = volume.create(root, b"other", &directory).unwrap().inode;
+    for name in [&b"a"[..], b"b", b"kept"] {
+        volume.create(root, name, &FILE).unwrap();
+    }
+    let [a, b, kept] = [&b"a"[..], b"b", b"kept"].map(|name| volume.lookup(root, name).unwrap().inode);
+    let whiteout = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
+    let leave =
+        |from: (InodeNumber, &[u8]), to: (InodeNumber, &[u8]), mode| volume.rename_leaving(from.0, from.1, to.0, to.1, mode, &whiteout);
+    leave((root, b"a"), (root, b"b"), RenameMode::Replace).unwrap();
+    leave((root, b"b"), (other, b"new"), RenameMode::NoReplace).unwrap();
+    assert!(matches!(leave((other, b"new"), (root, b"kept"), RenameMode::NoReplace), Err(Error::Exists)));
+    assert!(matches!(leave((other, b"new"), (root, b"kept"), RenameMode::Exchange), Err(Error::InvalidArgument(_))));
+    leave((other, b"new"), (other, b"last"), RenameMode::Replace).unwrap();
+    let wrong = volume.rename_leaving(root, b"kept", other, b"moved", RenameMode::Replace, &directory);
+    assert!(matches!(wrong, Err(Error::InvalidArgument(_))));
+    let check = |volume: &Volume| {
+        assert_eq!(volume.lookup(other, b"last").unwrap().inode, a);
+        assert_eq!(volume.lookup(root, b"kept").unwrap().inode, kept);
+        for (parent, name, gid) in [(root, &b"a"[..], 8), (root, b"b", 8), (other, b"new", 77)] {
+            let left = volume.lookup(parent, name).unwrap();
+            assert_eq!((left.file_type, left.mode & 0o7777, left.device), (FileType::CharacterDevice, 0, 0));
+            assert_eq!((left.links, left.uid, left.gid), (1, 7, gid), "{}", String::from_utf8_lossy(name));
+            volume.forget(left.inode, 1);
+        }
+    };
+    check(&volume);
+    volume.fsync_blocking(root, FsyncKind::Full).unwrap();
+    // As after a power failure.
+    drop(volume);
+    let volume = open();
+    check(&volume);
+    assert!(matches!(volume.attributes(b), Err(Error::NotFound)));
+    for (parent, name) in [(root, &b"a"[..]), (root, b"b"), (other, b"new"), (other, b"last")] {
+        volume.unlink(parent, name).unwrap();
+    }
+    volume.remove_directory(root, b"other").unwrap();
+    volume.close().unwrap();
+}

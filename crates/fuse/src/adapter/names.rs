@@ -15,11 +15,14 @@ fn new_inode<'a>(header: &RequestHeader, file_type: FileType, mode: u32) -> NewI
     NewInode { file_type, mode: mode & PERMISSION_BITS, uid: header.uid, gid: header.gid, device: 0, target: None }
 }
 
-fn rename_mode(flags: u32) -> Answer<RenameMode> {
-    match RenameFlags::from_bits(flags) {
-        Some(flags) if flags.is_empty() => Ok(RenameMode::Replace),
-        Some(RenameFlags::NOREPLACE) => Ok(RenameMode::NoReplace),
-        Some(RenameFlags::EXCHANGE) => Ok(RenameMode::Exchange),
+/// How to rename, and whether a whiteout is to stand at the old name afterwards.
+fn rename_mode(flags: u32) -> Answer<(RenameMode, bool)> {
+    let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+    let whiteout = flags.contains(RenameFlags::WHITEOUT);
+    match flags - RenameFlags::WHITEOUT {
+        rest if rest.is_empty() => Ok((RenameMode::Replace, whiteout)),
+        RenameFlags::NOREPLACE => Ok((RenameMode::NoReplace, whiteout)),
+        RenameFlags::EXCHANGE if !whiteout => Ok((RenameMode::Exchange, false)),
         _ => Err(Errno::INVAL.into()),
     }
 }
@@ -53,8 +56,15 @@ impl VolumeHandler {
                 self.answer_changed(reply, parent, self.volume.remove_directory(parent, name).map_err(Into::into));
             }
             Operation::Rename { old_name, new_parent, new_name, flags } => {
-                let renamed = rename_mode(flags)
-                    .and_then(|mode| Ok(self.volume.rename(parent, old_name, InodeNumber(new_parent), new_name, mode)?));
+                let new_parent = InodeNumber(new_parent);
+                let renamed = rename_mode(flags).and_then(|(mode, whiteout)| match whiteout {
+                    false => Ok(self.volume.rename(parent, old_name, new_parent, new_name, mode)?),
+                    true => {
+                        // Device 0/0 with no permissions, as all file systems make it.
+                        let left = new_inode(header, FileType::CharacterDevice, 0);
+                        Ok(self.volume.rename_leaving(parent, old_name, new_parent, new_name, mode, &left)?)
+                    }
+                });
                 self.answer_changed(reply, parent, renamed);
             }
             _ => reply.error(Errno::NOSYS),
@@ -122,10 +132,12 @@ mod tests {
 
     #[test]
     fn rename_flags_are_told_apart() {
-        assert_eq!(rename_mode(0).ok(), Some(RenameMode::Replace));
-        assert_eq!(rename_mode(1).ok(), Some(RenameMode::NoReplace));
-        assert_eq!(rename_mode(2).ok(), Some(RenameMode::Exchange));
-        for refused in [3, 4, 1 << 20] {
+        assert_eq!(rename_mode(0).ok(), Some((RenameMode::Replace, false)));
+        assert_eq!(rename_mode(1).ok(), Some((RenameMode::NoReplace, false)));
+        assert_eq!(rename_mode(2).ok(), Some((RenameMode::Exchange, false)));
+        assert_eq!(rename_mode(4).ok(), Some((RenameMode::Replace, true)));
+        assert_eq!(rename_mode(5).ok(), Some((RenameMode::NoReplace, true)));
+        for refused in [3, 6, 7, 8, 1 << 20] {
             assert_eq!(rename_mode(refused).unwrap_err().errno(), Errno::INVAL);
         }
     }

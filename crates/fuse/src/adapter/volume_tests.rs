@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFla
 use rustix::io::Errno;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -491,10 +491,37 @@ fn renames_replace_refuse_or_exchange() {
     assert_eq!(rename(RenameFlags::NOREPLACE), Err(Errno::EXIST));
     rename(RenameFlags::EXCHANGE).unwrap();
     assert_eq!((fs::read(&a).unwrap(), fs::read(&b).unwrap()), (b"b".to_vec(), b"a".to_vec()));
-    assert_eq!(rename(RenameFlags::WHITEOUT), Err(Errno::INVAL));
+    assert_eq!(rename(RenameFlags::WHITEOUT | RenameFlags::EXCHANGE), Err(Errno::INVAL));
     rename(RenameFlags::empty()).unwrap();
     assert!(!a.exists());
     assert_eq!(fs::read(&b).unwrap(), b"b");
+    mounted.unmount();
+}
+
+/// What an overlay file system needs of its upper layer.
+#[test]
+fn a_rename_leaves_a_whiteout() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::new(&options_of_tests());
+    let (a, b) = (mounted.path("a"), mounted.path("b"));
+    fs::write(&a, "a").unwrap();
+    let rename = |from: &Path, to: &Path, flags| rustix::fs::renameat_with(CWD, from, CWD, to, flags);
+    rename(&a, &b, RenameFlags::WHITEOUT).unwrap();
+    assert_eq!(rename(&a, &b, RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    let check = |mounted: &Mounted| {
+        let left = fs::symlink_metadata(mounted.path("a")).unwrap();
+        assert!(left.file_type().is_char_device());
+        assert_eq!((left.rdev(), left.mode() & 0o7777, left.uid()), (0, 0, 0));
+        assert_eq!(fs::read(mounted.path("b")).unwrap(), b"a");
+        assert_eq!(fs::read_dir(mounted.root()).unwrap().count(), 2);
+    };
+    check(&mounted);
+    let mounted = mounted.remount(&options_of_tests());
+    check(&mounted);
+    fs::remove_file(mounted.path("a")).unwrap();
+    assert!(!mounted.path("a").exists());
     mounted.unmount();
 }
 
