@@ -261,7 +261,7 @@ impl BlockDevice for WithoutFlush {
     }
 
     forward_to_device!(self => self.device;
-        read, write, write_set, write_set_while, discard, length_bytes, copies, read_copy, repair, resynchronise, close, health);
+        read, write, write_set, write_set_while, discard, length_bytes, copies, read_copy, repair, resynchronise, close, health, observe, note_damage);
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::composed::DeviceHealth;
 use crate::error::{DeviceError, Operation};
+use crate::observer::DeviceObserver;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,6 +141,18 @@ pub trait BlockDevice: Send + Sync {
     fn health(&self) -> Option<DeviceHealth> {
         None
     }
+
+    /// Reports the failures of members to `observer` from now on. Returns whether it will: a device without members has only
+    /// failures that its caller is told of anyway.
+    fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
+        let _ = observer;
+        false
+    }
+
+    /// Counts damage: a reader knows that no copy of this range holds what was written there.
+    fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
+        let _ = (offset_bytes, length_bytes);
+    }
 }
 
 /// Inside an `impl BlockDevice`: the named methods are those of another device, given as an expression of `self`.
@@ -231,6 +244,16 @@ macro_rules! forward_to_device {
             $device.health()
         }
     };
+    (@observe $self:ident $device:expr) => {
+        fn observe(&$self, observer: &std::sync::Arc<dyn $crate::DeviceObserver>) -> bool {
+            $device.observe(observer)
+        }
+    };
+    (@note_damage $self:ident $device:expr) => {
+        fn note_damage(&$self, offset_bytes: u64, length_bytes: u64) {
+            $device.note_damage(offset_bytes, length_bytes)
+        }
+    };
     ($self:ident => $device:expr; $($method:ident),+ $(,)?) => {
         $($crate::forward_to_device!(@$method $self $device);)+
     };
@@ -238,7 +261,8 @@ macro_rules! forward_to_device {
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     forward_to_device!(self => **self;
-        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health);
+        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health,
+        observe, note_damage);
 }
 
 /// One request as a device checks it: where, how long, and on which device.

@@ -21,6 +21,7 @@ mod flush_time;
 mod holes;
 mod kernel;
 mod memory;
+mod observer;
 mod ring;
 pub mod simulated;
 mod slab;
@@ -36,6 +37,7 @@ pub use file::{FileDevice, OpenMode};
 pub use flush_fence::FlushFence;
 pub use flush_time::FlushTime;
 pub use memory::MemoryDevice;
+pub use observer::{DeviceEvent, DeviceEventKind, DeviceObserver};
 pub use simulated::SimulatedDevice;
 
 #[cfg(test)]

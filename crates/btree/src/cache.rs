@@ -211,12 +211,17 @@ impl NodeCache {
         let offset_bytes = block.offset_bytes();
         let first = self.read_with(expected, |page| self.device.read(offset_bytes, page));
         let copies = self.device.copies();
-        if first.is_ok() || copies == 1 {
+        if first.is_ok() {
             return first;
         }
         // A copy that is the node that its parent describes is good, and the others become like it.
-        let good = (0..copies).find_map(|copy| self.read_with(expected, |page| self.device.read_copy(copy, offset_bytes, page)).ok());
-        let Some(node) = good else { return first };
+        let read = |copy| self.read_with(expected, |page| self.device.read_copy(copy, offset_bytes, page)).ok();
+        let Some(node) = (0..copies).filter(|_| copies > 1).find_map(read) else {
+            if matches!(first, Err(TreeError::Damaged { .. })) {
+                self.device.note_damage(offset_bytes, NODE_SIZE as u64);
+            }
+            return first;
+        };
         // The reader has what it wants; a copy that can't be repaired has been dropped, with a warning.
         let _ = self.device.repair(offset_bytes, &node.page()[..]);
         Ok(node)

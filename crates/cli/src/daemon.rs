@@ -3,6 +3,7 @@
 //! `cairn mount` starts itself once more, with `--serve`, before it has made any thread. The child's standard output is a
 //! pipe: one line on it says that the mount stands. Until then the child's standard error is the user's, so that errors
 //! reach the user; then the child goes its own way ([`detach`]).
+use crate::logging;
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -51,16 +52,19 @@ impl Nowhere {
 }
 
 /// Tells the waiting parent that the mount stands, then leaves its terminal, its folder and its output; messages go to
-/// `log`, or nowhere.
+/// `log`, or to the system's log at `socket`.
 ///
 /// # Errors
 /// When the system refuses; the parent then sees the process end without the line.
-pub fn detach(log: Option<File>, nowhere: &Nowhere) -> anyhow::Result<()> {
+pub fn detach(log: Option<File>, socket: &Path, nowhere: &Nowhere) -> anyhow::Result<()> {
     let Nowhere(nowhere) = nowhere;
     // This fails in a process that leads its group already, which has left its terminal as well.
     let _ = rustix::process::setsid();
     std::env::set_current_dir(Path::new("/")).context("cannot change to /")?;
     rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(nowhere))?;
+    if log.is_none() {
+        logging::go_to_system_log(socket);
+    }
     // A parent that is gone has no use for the line.
     let _ = writeln!(std::io::stdout(), "{READY}");
     rustix::stdio::dup2_stdout(nowhere)?;

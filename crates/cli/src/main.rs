@@ -1,8 +1,9 @@
 //! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
 //!
 //! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
-//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; `fsck` has its own (0 clean,
-//! 1 repaired, 4 errors left, 8 failure), and of `torture` 1 is a finding, 2 everything else.
+//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; 4 of `stats --check` and
+//! `device status`, if what they look at is not as it should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8
+//! failure), and of `torture` 1 is a finding, 2 everything else.
 #![deny(unsafe_code)]
 
 mod commands;
@@ -65,14 +66,17 @@ fn main() -> ExitCode {
         Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
         Command::Fsck(arguments) => return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE),
         Command::Dump(arguments) => commands::dump::run(&arguments),
-        Command::Stats(arguments) => commands::stats::run(&arguments),
+        Command::Stats(arguments) => return report(commands::stats::run(&arguments), 1),
         Command::Info(arguments) => commands::info::run(&arguments),
-        Command::Device(arguments) => commands::device::run(&arguments),
+        Command::Device(arguments) => return report(commands::device::run(&arguments), 1),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Torture(arguments) => return report(commands::torture::run(&arguments), commands::torture::EXIT_UNABLE),
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }
+
+/// What was looked at is not as it should be: `fsck` leaves errors, `stats --check` finds failures, a device is degraded.
+pub(crate) const EXIT_UNSOUND: u8 = 4;
 
 /// What a shell reports of a program that Ctrl-C has ended.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;

@@ -107,7 +107,7 @@ impl VolumeInner {
         operation.put_inode(parent, &state.loggable())?;
         let sequence = operation.log();
         state.logged(sequence);
-        self.inodes.insert_new(number, InodeState::new(item, sequence));
+        self.inodes.insert_new(number, parent, InodeState::new(item, sequence));
         self.inodes.retain(number);
         Ok(Attributes::new(number, &item, 0))
     }
@@ -127,7 +127,7 @@ impl VolumeInner {
         operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
         operation.put_new(orphan_key(number), &encode_orphan(OrphanKind::Remove))?;
         let sequence = operation.log();
-        self.inodes.insert_new(number, InodeState::new(item, sequence));
+        self.inodes.insert_new(number, parent, InodeState::new(item, sequence));
         self.inodes.retain(number);
         self.note_unlinked(number);
         Ok(Attributes::new(number, &item, 0))
@@ -175,6 +175,7 @@ impl VolumeInner {
         let sequence = operation.log();
         locked.get(inode).logged(sequence);
         locked.get(parent).logged(sequence);
+        target.seen_in.store(parent.0, Ordering::Relaxed);
         self.inodes.retain(inode);
         Ok(attributes)
     }

@@ -6,6 +6,7 @@ use crate::inode::InodeState;
 use crate::types::{Attributes, DirectoryItem};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
+use cairn_environment::atomic::Ordering;
 use cairn_format::{DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name, name_slot_range};
 
 /// An entry and where it stands.
@@ -74,7 +75,7 @@ impl VolumeInner {
             self.inodes.retain(found.inode);
             found
         };
-        self.attributes(found.inode).inspect_err(|_| {
+        self.attributes_in(directory, found.inode).inspect_err(|_| {
             self.forget(found.inode, 1);
         })
     }
@@ -96,6 +97,14 @@ impl VolumeInner {
         }
         // Its last name needs the lock to go, and whoever removes the inode after that looks for references first.
         self.inodes.retain(number);
+        Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
+    }
+
+    /// Attributes of an inode with a name in `directory`.
+    fn attributes_in(&self, directory: InodeNumber, number: InodeNumber) -> Result<Attributes> {
+        let inode = self.inodes.get(number);
+        inode.seen_in.store(directory.0, Ordering::Relaxed);
+        let state = self.read_inode_in_use(&inode)?;
         Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }
 
@@ -152,7 +161,7 @@ impl VolumeInner {
             let mut failure = None;
             for (name, inode, file_type, cookie) in batch {
                 let taken = taking
-                    && match self.attributes(inode) {
+                    && match self.attributes_in(directory, inode) {
                         Ok(attributes) => take(DirectoryItem { name: &name, inode, file_type, cookie }, &attributes),
                         Err(error) => {
                             // What was taken before is a listing; the next one begins here and reports it.

@@ -2,6 +2,7 @@
 //!
 //! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and its state lock held
 //! exclusively, in a joined operation; `item.blocks` equals the sum of their lengths.
+use crate::failures::in_file;
 use crate::inode::InodeState;
 use crate::operation::Operation;
 use crate::volume::VolumeInner;
@@ -169,6 +170,10 @@ impl VolumeInner {
     }
 
     fn read_verified(&self, inode: InodeNumber, file_block: u64, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
+        in_file(inode, Some((extent.start.0, file_block)), || self.read_extent(inode, file_block, extent, buffer))
+    }
+
+    fn read_extent(&self, inode: InodeNumber, file_block: u64, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
         if !self.superblock.geometry.contains(extent.range()) {
             return Err(Error::DataChecksum { inode, file_block, block: extent.start.0 });
         }
@@ -182,10 +187,9 @@ impl VolumeInner {
             }
             let block = BlockNumber(extent.start.0 + index);
             let verify = |bytes: &[u8]| if checksum(bytes) == *expected { Ok(()) } else { Err(()) };
-            read_verified(&*self.device, block.offset_bytes(), bytes, verify)?.map_err(|()| Error::DataChecksum {
-                inode,
-                file_block: file_block + index,
-                block: block.0,
+            read_verified(&*self.device, block.offset_bytes(), bytes, verify)?.map_err(|()| {
+                self.device.note_damage(block.offset_bytes(), BLOCK_SIZE as u64);
+                Error::DataChecksum { inode, file_block: file_block + index, block: block.0 }
             })?;
         }
         Ok(())

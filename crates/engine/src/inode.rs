@@ -13,6 +13,7 @@ use crate::pages::Pages;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cairn_format::{FileType, InodeItem, InodeNumber, ItemKind, Key, LogSeq};
 use cairn_log::DataTicket;
@@ -154,12 +155,15 @@ pub(crate) struct Inode {
     /// Serialises everything that changes extents; held across device writes of this file's data, but for data that
     /// goes with a group.
     pub(crate) extents: Mutex<()>,
+    /// A directory that had a name of it when somebody looked, or 0: where to begin looking for its path.
+    pub(crate) seen_in: AtomicU64,
     state: RwLock<Option<Box<InodeState>>>,
 }
 
 impl Inode {
     fn unloaded(number: InodeNumber) -> Arc<Self> {
-        Arc::new(Self { number, extents: Mutex::new(Rank::EXTENTS, ()), state: RwLock::new(Rank::INODE, None) })
+        let (extents, state) = (Mutex::new(Rank::EXTENTS, ()), RwLock::new(Rank::INODE, None));
+        Arc::new(Self { number, extents, seen_in: AtomicU64::new(0), state })
     }
 
     /// After a group: pages that were written leave memory, unless somebody has the inode locked; then who comes next sees
@@ -262,9 +266,10 @@ impl InodeTable {
         shard.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
     }
 
-    /// Enters a newly made inode. Its directory may be locked: the new number is above every other.
-    pub(crate) fn insert_new(&self, number: InodeNumber, state: InodeState) {
+    /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is above every other.
+    pub(crate) fn insert_new(&self, number: InodeNumber, directory: InodeNumber, state: InodeState) {
         let inode = self.get(number);
+        inode.seen_in.store(directory.0, Ordering::Relaxed);
         *inode.state.write_at(number.0) = Some(Box::new(state));
     }
 

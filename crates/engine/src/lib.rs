@@ -13,6 +13,8 @@ mod directory;
 mod entries;
 mod error;
 mod extents;
+mod failure_report;
+mod failures;
 mod file;
 mod fsync_stage;
 mod inode;
@@ -42,6 +44,7 @@ pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Ti
 pub use cairn_log::FlushPolicy;
 pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
+pub use failures::{Failure, Failures};
 pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;

@@ -10,6 +10,7 @@
 //! 6. On a mirror that was not closed, make the copies of what is overwritten in place the same (`cairn_blockdev::composed`
 //!    says why that is right). *A crash: again.*
 //! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
+use crate::failures::{FailureLedger, Watched};
 use crate::inode::InodeTable;
 use crate::orphans::Orphans;
 use crate::recovery_meter::RecoveryMeter;
@@ -243,7 +244,8 @@ fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Re
 impl VolumeInner {
     /// Steps 1 to 6; the volume is not running yet.
     pub(crate) fn recover(device: Arc<dyn BlockDevice>, options: VolumeOptions, meter: &mut RecoveryMeter<'_>) -> Result<Self> {
-        let device: Arc<dyn BlockDevice> = Arc::new(FlushFence::new(device));
+        let failures = FailureLedger::new();
+        let device: Arc<dyn BlockDevice> = Arc::new(FlushFence::new(Arc::new(Watched::new(device, &failures))));
         meter.at("superblock and bitmaps", 0, 0);
         let superblock = read_superblock(&*device, options.read_only)?;
         let bitmaps = read_bitmaps(&*device, &superblock, options.read_only)?;
@@ -264,6 +266,7 @@ impl VolumeInner {
             inodes: InodeTable::new(options.inode_cache_entries),
             buffers: BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX)),
             device,
+            failures,
             superblock,
             log_epoch: start.epoch,
             options,

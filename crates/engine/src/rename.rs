@@ -12,6 +12,7 @@ use crate::operation::{Effort, Operation};
 use crate::types::{NewInode, RenameMode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
+use cairn_environment::atomic::Ordering;
 use cairn_format::{BlockNumber, DirectoryEntry, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key, Structure};
 use std::sync::Arc;
 
@@ -168,7 +169,11 @@ impl VolumeInner {
             locked.get(number).logged(sequence);
         }
         if let Some((number, item)) = left {
-            self.inodes.insert_new(number, InodeState::new(item, sequence));
+            self.inodes.insert_new(number, old.directory, InodeState::new(item, sequence));
+        }
+        inodes[2].seen_in.store(new.directory.0, Ordering::Relaxed);
+        if let (RenameMode::Exchange, Some(other)) = (mode, inodes.get(3)) {
+            other.seen_in.store(old.directory.0, Ordering::Relaxed);
         }
         Ok(Outcome::Done { orphan })
     }

@@ -1,4 +1,5 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
+use crate::failures::Failures;
 use crate::fsync_stage::FsyncStage;
 use crate::recovery_meter::RecoveryPhase;
 use crate::volume::VolumeInner;
@@ -33,9 +34,12 @@ impl Counters {
 #[serde(default)]
 #[allow(missing_docs)]
 pub struct Statistics {
+    /// What failed on the device.
+    pub failures: Failures,
+    /// Why the volume is read-only, if it stopped.
+    pub failure: Option<String>,
     pub volume: String,
     pub label: String,
-    pub failure: Option<String>,
     pub generation: u64,
     pub total_bytes: u64,
     pub available_bytes: u64,
@@ -116,11 +120,14 @@ pub struct ComposedDevice {
 
 /// One member.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[allow(missing_docs)]
 pub struct DeviceMember {
     pub name: String,
     pub state: String,
     pub bad_reads: u64,
+    pub write_errors: u64,
+    pub checksum_errors: u64,
     pub bad_blocks: u64,
     pub rewritten_blocks: u64,
     pub flush_time_ns: u64,
@@ -133,6 +140,8 @@ impl From<DeviceHealth> for ComposedDevice {
             name: member.name,
             state: member.state,
             bad_reads: member.bad_reads,
+            write_errors: member.write_errors,
+            checksum_errors: member.checksum_errors,
             bad_blocks: member.bad_blocks,
             rewritten_blocks: member.rewritten_blocks,
             flush_time_ns: member.flush_time_ns,
@@ -149,9 +158,10 @@ impl VolumeInner {
         let block = BLOCK_SIZE as u64;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Statistics {
+            failures: self.known_failures(),
+            failure: self.failure(),
             volume: self.superblock.volume.to_string(),
             label: self.superblock.label.clone(),
-            failure: self.failure(),
             generation: self.transactions.generation().0,
             total_bytes: space.total_blocks * block,
             available_bytes: self.space_info().available_blocks * block,

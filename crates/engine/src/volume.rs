@@ -3,12 +3,14 @@
 //! [`Volume`] is what users hold; [`VolumeInner`] is what the operations in the other modules are methods of.
 //!
 //! Threads: `cairn-commit` commits every `commit_interval` and on request; `cairn-writeback` writes dirty data as often;
-//! `cairn-unpin` frees the blocks of committed transactions; `cairn-reaper` removes orphans; log and space have their own.
+//! `cairn-unpin` frees the blocks of committed transactions; `cairn-reaper` removes orphans; `cairn-reporter` writes messages
+//! about what failed on the device; log and space have their own.
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
 use crate::directory::CREATION_ITEMS;
 use crate::error::CLOSED;
+use crate::failures::FailureLedger;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::operation::Effort;
 use crate::orphans::Orphans;
@@ -63,6 +65,8 @@ pub(crate) struct Work {
 /// The parts of an open volume.
 pub(crate) struct VolumeInner {
     pub(crate) device: Arc<dyn BlockDevice>,
+    /// What failed there.
+    pub(crate) failures: Arc<FailureLedger>,
     /// As read when opening; only what never changes is used later.
     pub(crate) superblock: Superblock,
     /// `log_epoch` of this mount.
@@ -344,6 +348,7 @@ impl Shared {
         self.inner.stop_unpinner();
         self.inner.space.stop();
         self.inner.log.stop();
+        self.inner.failures.stop();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             // A panic there has been reported by the panic hook; nothing can be added here.
@@ -416,9 +421,6 @@ impl Volume {
     /// Step 7 of recovery, and the background threads.
     fn start(inner: &Arc<VolumeInner>, meter: &mut RecoveryMeter<'_>) -> Result<Self> {
         let volume = Self { shared: Arc::new(Shared { inner: inner.clone(), threads: Mutex::new(Rank::LEAF, Vec::new()) }) };
-        if inner.options.read_only {
-            return Ok(volume);
-        }
         let mut threads = Vec::new();
         let spawn = |name: &str, body: fn(&VolumeInner)| {
             let inner = inner.clone();
@@ -429,6 +431,13 @@ impl Volume {
                 }
             })
         };
+        if inner.options.background {
+            threads.push(spawn("cairn-reporter", VolumeInner::run_reporter));
+        }
+        if inner.options.read_only {
+            *volume.shared.threads.lock() = threads;
+            return Ok(volume);
+        }
         threads.push(spawn("cairn-unpin", VolumeInner::run_unpinner));
         meter.at("first commit", 0, 0);
         inner.commit_first()?;

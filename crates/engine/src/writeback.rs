@@ -18,6 +18,7 @@
 //! reading them after a crash is an error. The fsyncs that wait for it report the error, the pages are dirty again, and the
 //! next writeback puts the data elsewhere.
 use crate::extents::unwritten_run;
+use crate::failures::{FailureLedger, in_file};
 use crate::inode::{Flight, Inode, InodeState};
 use crate::operation::{Effort, Operation};
 use crate::pages::Segment;
@@ -155,6 +156,9 @@ impl VolumeInner {
             return Ok(());
         }
         let mut state = self.write_inode(inode)?;
+        for error in state.flights.iter().filter_map(|flight| flight.ticket.outcome()?.err()) {
+            self.failures.belongs_to(&error, inode.number);
+        }
         let lost = state.settle_flights();
         if lost > 0 {
             self.dirty_pages.fetch_add(lost, Ordering::Relaxed);
@@ -212,7 +216,7 @@ impl VolumeInner {
             let parts = parts_of(segments, &mut pieces);
             let with_group = match step.delivery {
                 Delivery::Here => {
-                    self.write_data(&parts)?;
+                    in_file(inode.number, None, || self.write_data(&parts))?;
                     None
                 }
                 Delivery::WithGroup => Some(parts),
@@ -432,9 +436,9 @@ impl VolumeInner {
         match self.prepare_fsync(number, kind) {
             Ok(prepared) => {
                 let target = prepared.target;
-                let dirty_inodes = Arc::clone(&self.dirty_inodes);
+                let (dirty_inodes, failures) = (Arc::clone(&self.dirty_inodes), Arc::clone(&self.failures));
                 let ended = move |result: std::result::Result<(), LogError>| {
-                    let outcome = prepared.outcome(result);
+                    let outcome = prepared.outcome(result, &failures);
                     completion(outcome);
                     // Nobody waits for this.
                     if !prepared.tickets.is_empty() {
@@ -451,7 +455,7 @@ impl VolumeInner {
     pub(crate) fn fsync_blocking(&self, number: InodeNumber, kind: FsyncKind) -> Result<()> {
         let timer = RequestTimer::begin();
         let prepared = self.prepare_fsync(number, kind)?;
-        let outcome = prepared.outcome(self.log.wait_durable_since(timer, prepared.target));
+        let outcome = prepared.outcome(self.log.wait_durable_since(timer, prepared.target), &self.failures);
         if !prepared.tickets.is_empty() {
             prepared.inode.try_release_written(&self.dirty_inodes);
         }
@@ -469,12 +473,12 @@ struct Prepared {
 
 impl Prepared {
     /// How the fsync ends when its wait for the log did.
-    fn outcome(&self, result: std::result::Result<(), LogError>) -> Result<()> {
+    fn outcome(&self, result: std::result::Result<(), LogError>, failures: &FailureLedger) -> Result<()> {
         result?;
         for ticket in &self.tickets {
             let outcome = ticket.outcome();
             debug_assert!(outcome.is_some(), "what is durable has been written");
-            outcome.unwrap_or(Ok(()))?;
+            outcome.unwrap_or(Ok(())).inspect_err(|error| failures.belongs_to(error, self.inode.number))?;
         }
         Ok(())
     }

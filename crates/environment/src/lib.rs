@@ -15,6 +15,7 @@
 mod backend;
 
 pub mod atomic;
+pub mod calendar;
 pub mod clock;
 mod held;
 pub mod lock;

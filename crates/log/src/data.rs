@@ -252,7 +252,7 @@ impl Shared {
                 let again = |_| self.device.write(write.range.start.offset_bytes(), &[&write.data]);
                 let result = result.clone().or_else(again);
                 if let Err(error) = &result {
-                    tracing::warn!("file data could not be written: {error}");
+                    tracing::debug!("file data could not be written: {error}");
                     lost.push(Lost { generation: write.generation, range: write.range });
                 }
                 write.ticket.settle(result);

@@ -9,8 +9,9 @@ use super::error::ComposedError;
 use super::health::DeviceHealth;
 use super::label::{DATA_START_BYTES, Kind};
 use super::members::{Access, Candidate, Members};
-use crate::device::{BlockDevice, Range, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
 use crate::error::{DeviceError, Operation};
+use crate::observer::DeviceObserver;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,7 @@ pub struct Concat {
 
 /// A part of a request that lies on one member.
 struct Part<'a> {
+    index: usize,
     device: &'a Arc<dyn BlockDevice>,
     offset_bytes: u64,
     length_bytes: u64,
@@ -79,8 +81,12 @@ impl Concat {
         self.members.usable().filter_map(move |(index, device)| {
             let (start, end) = (self.starts_bytes[index], self.starts_bytes[index + 1]);
             let (from, to) = (offset_bytes.max(start), end_bytes.min(end));
-            (from < to).then(|| Part { device, offset_bytes: DATA_START_BYTES + from - start, length_bytes: to - from })
+            (from < to).then(|| Part { index, device, offset_bytes: DATA_START_BYTES + from - start, length_bytes: to - from })
         })
+    }
+
+    fn counted(&self, part: &Part<'_>, result: Result<(), DeviceError>) -> Result<(), DeviceError> {
+        result.inspect_err(|error| self.members.count_error(part.index, self.starts_bytes[part.index], error))
     }
 }
 
@@ -109,7 +115,7 @@ impl BlockDevice for Concat {
         let mut rest = buffer;
         for part in self.parts(offset_bytes, rest.len() as u64) {
             let (now, later) = rest.split_at_mut(part.length_bytes as usize);
-            part.device.read(part.offset_bytes, now)?;
+            self.counted(&part, part.device.read(part.offset_bytes, now))?;
             rest = later;
         }
         Ok(())
@@ -121,7 +127,7 @@ impl BlockDevice for Concat {
         self.members.expect_open()?;
         let mut rest = buffers.to_vec();
         for part in self.parts(offset_bytes, length_bytes) {
-            part.device.write(part.offset_bytes, &take(&mut rest, part.length_bytes))?;
+            self.counted(&part, part.device.write(part.offset_bytes, &take(&mut rest, part.length_bytes)))?;
         }
         Ok(())
     }
@@ -152,5 +158,16 @@ impl BlockDevice for Concat {
 
     fn health(&self) -> Option<DeviceHealth> {
         Some(self.members.health())
+    }
+
+    fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
+        self.members.observe(observer)
+    }
+
+    fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
+        for part in self.parts(offset_bytes, length_bytes) {
+            let at_bytes = self.starts_bytes[part.index] + part.offset_bytes - DATA_START_BYTES;
+            self.members.count_checksum_errors(part.index, at_bytes, part.length_bytes / BLOCK_BYTES as u64);
+        }
     }
 }

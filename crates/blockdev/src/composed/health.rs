@@ -28,7 +28,11 @@ pub struct MemberHealth {
     pub state: String,
     /// Reads that failed.
     pub bad_reads: u64,
-    /// Blocks that held other bytes than the good copy.
+    /// Writes and flushes that failed.
+    pub write_errors: u64,
+    /// Blocks that held something else than what was written there, as their checksums told.
+    pub checksum_errors: u64,
+    /// Blocks that held other bytes than the good copy; also those that differed after an unclean stop.
     pub bad_blocks: u64,
     /// Those of them that were written again.
     pub rewritten_blocks: u64,

@@ -14,14 +14,15 @@ use super::flusher::{Flusher, worthwhile};
 use super::health::{DeviceHealth, MemberHealth};
 use super::label::{DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress, SIZE_UNIT_BYTES};
 use crate::aligned::AlignedBuffer;
-use crate::device::BlockDevice;
+use crate::device::{BLOCK_BYTES, BlockDevice};
 use crate::error::{DeviceError, Operation};
 use crate::flush_fence::FlushFence;
+use crate::observer::{DeviceEvent, DeviceEventKind, DeviceObserver};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// What a composed device is opened for.
@@ -63,7 +64,9 @@ pub(super) struct Member {
     pub(super) device: Option<Arc<dyn BlockDevice>>,
     found: MemberState,
     failed: AtomicBool,
-    pub(super) bad_reads: AtomicU64,
+    bad_reads: AtomicU64,
+    write_errors: AtomicU64,
+    checksum_errors: AtomicU64,
     pub(super) bad_blocks: AtomicU64,
     pub(super) rewritten_blocks: AtomicU64,
     flusher: Option<Flusher>,
@@ -95,6 +98,7 @@ pub(super) struct Members {
     pub(super) authority: Label,
     pub(super) access: Access,
     labels: Mutex<Labels>,
+    observer: OnceLock<Arc<dyn DeviceObserver>>,
     /// Which members the durable labels call in sync.
     published: AtomicU32,
     /// The labels say that nobody writes.
@@ -243,6 +247,8 @@ impl Members {
                 found: state,
                 failed: AtomicBool::new(false),
                 bad_reads: AtomicU64::new(0),
+                write_errors: AtomicU64::new(0),
+                checksum_errors: AtomicU64::new(0),
                 bad_blocks: AtomicU64::new(0),
                 rewritten_blocks: AtomicU64::new(0),
                 flusher,
@@ -260,6 +266,7 @@ impl Members {
             authority,
             access,
             labels: Mutex::new(Rank::MEMBERS, labels),
+            observer: OnceLock::new(),
             closed: AtomicBool::new(false),
             may_differ: AtomicBool::new(may_differ),
         })
@@ -284,8 +291,45 @@ impl Members {
         DeviceError::new(operation, 0, 0, &self.name, io::Error::other(format!("no member is left: {}", self.problems())))
     }
 
-    pub(super) fn count_bad_read(&self, index: usize) {
-        self.list[index].bad_reads.fetch_add(1, Ordering::Relaxed);
+    /// Reports each event from now on to `observer`; the first one stays.
+    pub(super) fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
+        self.observer.get_or_init(|| Arc::clone(observer));
+        true
+    }
+
+    /// Counts a request that failed on a member whose content begins at `start_bytes` of the whole.
+    pub(super) fn count_error(&self, index: usize, start_bytes: u64, error: &DeviceError) {
+        let kind = DeviceEventKind::of(error.operation);
+        let counter = match kind {
+            DeviceEventKind::ReadError => &self.list[index].bad_reads,
+            _ => &self.list[index].write_errors,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let in_content = error.length_bytes > 0 && error.offset_bytes >= DATA_START_BYTES;
+        let offset_bytes = in_content.then(|| start_bytes + error.offset_bytes - DATA_START_BYTES);
+        let blocks = error.length_bytes / BLOCK_BYTES as u64;
+        if !self.tell(&DeviceEvent { kind, member: Some(&self.list[index].name), offset_bytes, blocks, error: Some(error) }) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Counts blocks of a member that don't hold what was written there; the offset is that of the whole.
+    pub(super) fn count_checksum_errors(&self, index: usize, offset_bytes: u64, blocks: u64) {
+        self.list[index].checksum_errors.fetch_add(blocks, Ordering::Relaxed);
+        let (kind, member) = (DeviceEventKind::ChecksumError, Some(&*self.list[index].name));
+        self.tell(&DeviceEvent { kind, member, offset_bytes: Some(offset_bytes), blocks, error: None });
+    }
+
+    /// Counts blocks of a member that were written again from another copy; the offset is that of the whole.
+    pub(super) fn count_repaired(&self, index: usize, offset_bytes: u64, blocks: u64) {
+        self.list[index].rewritten_blocks.fetch_add(blocks, Ordering::Relaxed);
+        let (kind, member) = (DeviceEventKind::Repaired, Some(&*self.list[index].name));
+        self.tell(&DeviceEvent { kind, member, offset_bytes: Some(offset_bytes), blocks, error: None });
+    }
+
+    /// Whether there is an observer.
+    fn tell(&self, event: &DeviceEvent<'_>) -> bool {
+        self.observer.get().inspect(|observer| observer.observe(event)).is_some()
     }
 
     /// Leaves a member behind, in memory.
@@ -306,6 +350,7 @@ impl Members {
                 Err(error) => outcome.failed.push((index, error)),
             }
         }
+        outcome.failed.iter().for_each(|(index, error)| self.count_error(*index, 0, error));
         self.leave_failed_behind(&outcome);
         outcome
     }
@@ -350,8 +395,13 @@ impl Members {
                     self.published.store(mask, Ordering::Release);
                     return Ok(());
                 }
-                Err((index, error)) if self.authority.kind == Kind::Mirror => self.fail(index, &error),
-                Err((_, error)) => return Err(error),
+                Err((index, error)) => {
+                    self.count_error(index, 0, &error);
+                    if self.authority.kind != Kind::Mirror {
+                        return Err(error);
+                    }
+                    self.fail(index, &error);
+                }
             }
         }
     }
@@ -396,6 +446,7 @@ impl Members {
         for (index, flusher, ticket) in handed_over {
             note(index, flusher.wait(ticket));
         }
+        outcome.failed.iter().for_each(|(index, error)| self.count_error(*index, 0, error));
         outcome
     }
 
@@ -419,6 +470,8 @@ impl Members {
             name: member.name.clone(),
             state: member.state().text().to_owned(),
             bad_reads: member.bad_reads.load(Ordering::Relaxed),
+            write_errors: member.write_errors.load(Ordering::Relaxed),
+            checksum_errors: member.checksum_errors.load(Ordering::Relaxed),
             bad_blocks: member.bad_blocks.load(Ordering::Relaxed),
             rewritten_blocks: member.rewritten_blocks.load(Ordering::Relaxed),
             flush_time_ns: member.usable().map_or(0, |device| device.flush_time().as_nanos() as u64),

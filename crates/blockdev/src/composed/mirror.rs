@@ -14,10 +14,12 @@ use crate::aligned::AlignedBuffer;
 use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use crate::forward_to_device;
+use crate::observer::DeviceObserver;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::RwLock;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What is compared at once.
@@ -50,6 +52,15 @@ pub struct Mirror {
     writes: RwLock<()>,
     repaired_blocks: AtomicU64,
     resynchronised_blocks: AtomicU64,
+}
+
+/// Why copies differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Difference {
+    /// One of them went bad.
+    Damage,
+    /// A crash, with writes under way.
+    Crash,
 }
 
 impl Mirror {
@@ -95,8 +106,7 @@ impl Mirror {
             match device.read(DATA_START_BYTES + offset_bytes, buffer) {
                 Ok(()) => return Ok(failures),
                 Err(error) => {
-                    tracing::warn!("{error}");
-                    self.members.count_bad_read(index);
+                    self.members.count_error(index, 0, &error);
                     failure.get_or_insert(error);
                     failures += 1;
                 }
@@ -107,7 +117,7 @@ impl Mirror {
 
     /// Writes `good` over every copy that differs from it, and returns how many blocks did; nothing happens when no copy
     /// equals it. For a reader they are only counted. The caller holds `writes` exclusively.
-    fn equalise(&self, offset_bytes: u64, good: &[u8]) -> u64 {
+    fn equalise(&self, offset_bytes: u64, good: &[u8], why: Difference) -> u64 {
         let at_bytes = DATA_START_BYTES + offset_bytes;
         let mut copy = AlignedBuffer::zeroed(good.len());
         let mut differing = Vec::new();
@@ -115,16 +125,21 @@ impl Mirror {
         for (index, device) in self.members.usable() {
             match device.read(at_bytes, &mut copy).is_ok().then(|| different_blocks(&copy, good)) {
                 Some(blocks) if blocks.is_empty() => equal += 1,
-                Some(blocks) => differing.push((index, device, blocks)),
-                None => differing.push((index, device, (0..good.len() / BLOCK_BYTES).collect())),
+                Some(blocks) => differing.push((index, device, blocks, why == Difference::Damage)),
+                None => differing.push((index, device, (0..good.len() / BLOCK_BYTES).collect(), false)),
             }
         }
         if equal == 0 {
             return 0;
         }
         let mut written = 0;
-        for (index, device, blocks) in differing {
-            self.members.list[index].bad_blocks.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+        for (index, device, blocks, damaged) in differing {
+            let count = blocks.len() as u64;
+            let first_bytes = offset_bytes + (blocks[0] * BLOCK_BYTES) as u64;
+            self.members.list[index].bad_blocks.fetch_add(count, Ordering::Relaxed);
+            if damaged {
+                self.members.count_checksum_errors(index, first_bytes, count);
+            }
             if self.members.access == Access::ReadOnly {
                 continue;
             }
@@ -133,12 +148,16 @@ impl Mirror {
                 device.write(at_bytes + (block * BLOCK_BYTES) as u64, &[&AlignedBuffer::copy_of(bytes)]).err()
             });
             match failed {
-                Some(error) => self.members.fail(index, &error),
+                Some(error) => {
+                    self.members.count_error(index, 0, &error);
+                    self.members.fail(index, &error);
+                }
                 None => {
-                    let (name, count) = (&self.members.list[index].name, blocks.len());
-                    tracing::warn!(member = %name, offset_bytes, "{count} blocks written again from another copy");
-                    self.members.list[index].rewritten_blocks.fetch_add(count as u64, Ordering::Relaxed);
-                    written += count as u64;
+                    match why {
+                        Difference::Damage => self.members.count_repaired(index, first_bytes, count),
+                        Difference::Crash => drop(self.members.list[index].rewritten_blocks.fetch_add(count, Ordering::Relaxed)),
+                    }
+                    written += count;
                 }
             }
         }
@@ -152,7 +171,7 @@ impl Mirror {
             let mut bytes = AlignedBuffer::zeroed(length_bytes as usize);
             let exclusive = self.writes.write();
             self.read_any(at_bytes, &mut bytes)?;
-            let written = self.equalise(at_bytes, &bytes);
+            let written = self.equalise(at_bytes, &bytes, Difference::Crash);
             drop(exclusive);
             self.resynchronised_blocks.fetch_add(written, Ordering::Relaxed);
             at_bytes += length_bytes;
@@ -218,7 +237,9 @@ impl BlockDevice for Mirror {
     fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
         self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
         match self.members.usable().nth(copy) {
-            Some((_, device)) => device.read(DATA_START_BYTES + offset_bytes, buffer),
+            Some((index, device)) => {
+                device.read(DATA_START_BYTES + offset_bytes, buffer).inspect_err(|error| self.members.count_error(index, 0, error))
+            }
             None => Err(self.members.none_left(Operation::Read)),
         }
     }
@@ -229,7 +250,7 @@ impl BlockDevice for Mirror {
             return Ok(());
         }
         let exclusive = self.writes.write();
-        let written = self.equalise(offset_bytes, good);
+        let written = self.equalise(offset_bytes, good, Difference::Damage);
         drop(exclusive);
         self.repaired_blocks.fetch_add(written, Ordering::Relaxed);
         self.members.publish()
@@ -242,6 +263,10 @@ impl BlockDevice for Mirror {
         for range in ranges {
             self.checked(Operation::Write, range.start, range.end - range.start)?;
             self.resynchronise_range(range)?;
+        }
+        let written = self.resynchronised_blocks.load(Ordering::Relaxed);
+        if written > 0 {
+            tracing::info!("{}: {written} blocks that a crash had left different are the same in all copies", self.members.name);
         }
         self.members.publish()?;
         self.flush()?;
@@ -259,6 +284,15 @@ impl BlockDevice for Mirror {
             resynchronised_blocks: self.resynchronised_blocks.load(Ordering::Relaxed),
             ..self.members.health()
         })
+    }
+
+    fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
+        self.members.observe(observer)
+    }
+
+    fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
+        let blocks = length_bytes / BLOCK_BYTES as u64;
+        self.members.usable().for_each(|(index, _)| self.members.count_checksum_errors(index, offset_bytes, blocks));
     }
 }
 

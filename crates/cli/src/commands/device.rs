@@ -2,7 +2,7 @@
 use crate::create::{self, Content};
 use crate::image::{self, Image};
 use crate::progress::ProgressBar;
-use crate::{output, signature};
+use crate::{EXIT_UNSOUND, output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{Candidate, Kind, Label, MemberState, MemberStatus, Rebuild, status};
@@ -12,6 +12,7 @@ use serde::Serialize;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Show the members of a mirror or concatenation, or replace one.
@@ -23,7 +24,7 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Show the members, and whether each may be used.
+    /// Show the members, and whether each may be used. Exit code: 0 all may, 4 one may not.
     Status {
         /// mirror:A,B or concat:A,B; not mounted (then `cairn stats DIR` shows the same).
         #[arg(value_parser = image::parser())]
@@ -52,10 +53,10 @@ enum Command {
 ///
 /// # Errors
 /// When the members can't be read, or the new one was not filled.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.command {
         Command::Status { image, json } => show(image, *json),
-        Command::Replace { image, old, new, force } => replace(image, old, new, *force),
+        Command::Replace { image, old, new, force } => replace(image, old, new, *force).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -103,7 +104,7 @@ fn composed(image: &Image) -> anyhow::Result<(Kind, &[PathBuf])> {
     }
 }
 
-fn show(image: &Image, json: bool) -> anyhow::Result<()> {
+fn show(image: &Image, json: bool) -> anyhow::Result<ExitCode> {
     let (kind, _) = composed(image)?;
     let members = status(kind, &image.candidates(OpenMode::ReadOnly, true)?)?;
     let in_sync = members.iter().filter(|member| member.state == MemberState::InSync).count();
@@ -120,7 +121,8 @@ fn show(image: &Image, json: bool) -> anyhow::Result<()> {
         open: kind == Kind::Mirror && label.open,
         members: members.iter().map(member).collect(),
     };
-    output::print(&shown, json)
+    output::print(&shown, json)?;
+    Ok(if in_sync == members.len() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNSOUND) })
 }
 
 fn member(status: &MemberStatus) -> Member {

@@ -47,9 +47,12 @@ pub struct Arguments {
     /// Serve from this process, and return when the mount ends.
     #[arg(long)]
     foreground: bool,
-    /// Append messages of the server to this file.
+    /// Append messages of the server to this file [default: the system's log (syslog, journal); standard error with --foreground].
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Where the system's log listens.
+    #[arg(long, value_name = "SOCKET", default_value = logging::SYSTEM_LOG_SOCKET)]
+    log_socket: PathBuf,
     /// Serve, and announce on standard output that the mount stands.
     #[arg(long, hide = true)]
     serve: bool,
@@ -135,6 +138,7 @@ fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
     if let Some(log) = &arguments.log {
         list.extend(["--log".into(), std::path::absolute(log)?.into()]);
     }
+    list.extend(["--log-socket".into(), std::path::absolute(&arguments.log_socket)?.into()]);
     list.push("--".into());
     list.push(arguments.image.absolute()?.argument());
     list.push(fs::canonicalize(&arguments.dir)?.into());
@@ -168,7 +172,7 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<Exit
     let interrupted = EndOnSignal::start(signals, ender.clone(), arguments.dir.clone());
     if arguments.serve {
         // A mount that nobody serves must not stay behind.
-        daemon::detach(log, &nowhere).inspect_err(|_| drop(ender.unmount()))?;
+        daemon::detach(log, &arguments.log_socket, &nowhere).inspect_err(|_| drop(ender.unmount()))?;
     }
     // Not earlier: until now standard error is the user's.
     let transport = if session.is_over_ring() { "uring" } else { "dev" };

@@ -1,15 +1,18 @@
 //! `cairn stats`: what a mounted volume has done, or what a volume is.
 use crate::image::{self, Image};
-use crate::{mount_error, output};
-use anyhow::Context;
+use crate::{EXIT_UNSOUND, mount_error, output};
+use anyhow::{Context, ensure};
 use cairn_bench::engine_figures;
 use cairn_blockdev::OpenMode;
-use cairn_engine::{FsyncStage, RecoveryPhase, Statistics};
+use cairn_engine::{DeviceMember, Failure, FsyncStage, RecoveryPhase, Statistics};
 use serde::Deserialize;
 use serde_json::Value;
+use std::process::ExitCode;
 
 /// What everything else is about, when it is known.
-const HEAD: [&str; 3] = ["volume", "label", "failure"];
+const HEAD: [&str; 2] = ["volume", "label"];
+/// What has lines of its own.
+const TOLD: [&str; 4] = ["failures", "failure", "fsync_stages", "recovery"];
 
 /// Show the statistics of a mounted volume, or the superblock of one that is not mounted.
 #[derive(clap::Args)]
@@ -20,44 +23,101 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// For monitoring: show only what failed since the volume was mounted. Exit code: 0 nothing, 4 reads, writes or checksums failed,
+    /// a mirror is degraded or had to repair a copy, or the volume is read-only since a failure; 1 if that is not known.
+    #[arg(long)]
+    check: bool,
 }
 
 /// Runs the command.
 ///
 /// # Errors
 /// When there is no volume, or it does not answer.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Image::Single(target) = &arguments.target else { return show_superblocks(arguments) };
     let is_mount = cairn_fuse::find_mount(target)?.is_some();
     let is_directory = std::fs::metadata(target).map(|metadata| metadata.is_dir()).with_context(|| target.display().to_string());
     // A mount whose server is dead can't even be asked what it is; let `statistics` say so.
     if is_mount || is_directory? {
         let text = cairn_fuse::statistics(target).map_err(mount_error::explain)?;
-        if arguments.json {
-            return output::print_text(&text);
-        }
         let value: Value = serde_json::from_str(&text).context("the server's answer is not JSON")?;
-        return output::print_text(&readable(&value)?);
+        let statistics = Statistics::deserialize(&value).context("the server is of another version")?;
+        match (arguments.json, arguments.check) {
+            (true, _) => output::print_text(&text)?,
+            (false, true) => output::print_text(&failure_lines(&statistics).join("\n"))?,
+            (false, false) => output::print_text(&readable(&value, &statistics))?,
+        }
+        let sound = !arguments.check || is_sound(&statistics);
+        return Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNSOUND) });
     }
     show_superblocks(arguments)
 }
 
-fn show_superblocks(arguments: &Arguments) -> anyhow::Result<()> {
+fn show_superblocks(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    ensure!(!arguments.check, "{} is not mounted: nobody counts what fails; `cairn fsck` checks it", arguments.target);
     let device = arguments.target.open(OpenMode::ReadOnly, true)?;
     image::warn_if_degraded(&*device);
     let superblocks = cairn_fsck::dump::dump_super(&*device).with_context(|| arguments.target.to_string())?;
-    output::print(&superblocks, arguments.json)
+    output::print(&superblocks, arguments.json)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Which volume this is, and whether it has failed; the stages of the fsyncs; what follows from the counters, and the counters
-/// themselves, one per line.
-fn readable(value: &Value) -> anyhow::Result<String> {
-    let statistics = Statistics::deserialize(value).context("the server is of another version")?;
+/// Whether nothing has failed, and nothing is missing.
+fn is_sound(statistics: &Statistics) -> bool {
+    let failures = &statistics.failures;
+    let degraded = statistics.device.as_ref().is_some_and(|device| device.degraded);
+    failures.count() == 0 && failures.repaired_blocks == 0 && statistics.failure.is_none() && !degraded
+}
+
+/// What failed: whether the volume goes on, how often what failed, the first and the last time, and which members it was.
+fn failure_lines(statistics: &Statistics) -> Vec<String> {
+    if is_sound(statistics) {
+        return vec!["no failures".to_owned()];
+    }
+    let mut lines = Vec::new();
+    lines.extend(statistics.failure.iter().map(|failure| format!("read-only since a failure: {failure}")));
+    let failures = &statistics.failures;
+    let counts = [failures.read_errors, failures.checksum_errors, failures.write_errors, failures.repaired_blocks];
+    lines.push(format!("failures: {}", count_text(counts)));
+    let told = [("first", &failures.first), ("last", &failures.last)];
+    lines.extend(told.into_iter().filter_map(|(which, failure)| Some(format!("{which} failure: {}", failure_text(failure.as_ref()?)))));
+    let members = statistics.device.iter().flat_map(|device| &device.members);
+    lines.extend(members.map(|member| format!("member {}: {}; {}", member.name, member.state, count_text(member_counts(member)))));
+    lines
+}
+
+fn member_counts(member: &DeviceMember) -> [u64; 4] {
+    [member.bad_reads, member.checksum_errors, member.write_errors, member.rewritten_blocks]
+}
+
+fn count_text([reads, checksums, writes, repaired]: [u64; 4]) -> String {
+    format!("{reads} read errors, {checksums} checksum errors, {writes} write errors; {repaired} blocks repaired")
+}
+
+fn failure_text(failure: &Failure) -> String {
+    let Failure { time, kind, member, block, inode, file_block, path, problem } = failure;
+    let file = match (path, inode) {
+        (Some(path), Some(inode)) => Some(format!("{path} (inode {inode})")),
+        (_, inode) => inode.map(|inode| format!("inode {inode}")),
+    };
+    let parts = [
+        file,
+        file_block.map(|block| format!("file block {block}")),
+        block.map(|block| format!("block {block}")),
+        member.as_ref().map(|member| format!("member {member}")),
+    ];
+    let place: Vec<String> = parts.into_iter().flatten().collect();
+    let problem = problem.as_ref().map_or_else(String::new, |problem| format!(": {problem}"));
+    format!("{time}, {kind}, {}{problem}", if place.is_empty() { "the whole device".to_owned() } else { place.join(", ") })
+}
+
+/// What failed; which volume this is; the stages of the fsyncs; what follows from the counters, and the counters themselves, one
+/// per line.
+fn readable(value: &Value, statistics: &Statistics) -> String {
     let mut counters = value.clone();
     let mut head = Vec::new();
     if let Some(fields) = counters.as_object_mut() {
-        fields.remove("fsync_stages");
-        fields.remove("recovery");
+        TOLD.iter().for_each(|name| drop(fields.remove(*name)));
         for name in HEAD {
             match fields.remove(name) {
                 Some(Value::String(text)) if !text.is_empty() => head.push(format!("{name}: {text}")),
@@ -68,9 +128,10 @@ fn readable(value: &Value) -> anyhow::Result<String> {
     let mut lines: Vec<String> =
         engine_figures::ratios(value).iter().map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value)).collect();
     flatten("", &counters, &mut lines);
-    let sections = [head, recovery_lines(&statistics.recovery), stage_lines(&statistics.fsync_stages), lines];
+    let recovery = recovery_lines(&statistics.recovery);
+    let sections = [failure_lines(statistics), head, recovery, stage_lines(&statistics.fsync_stages), lines];
     let shown = sections.iter().filter(|section| !section.is_empty()).map(|section| section.join("\n"));
-    Ok(shown.collect::<Vec<_>>().join("\n\n"))
+    shown.collect::<Vec<_>>().join("\n\n")
 }
 
 fn recovery_lines(phases: &[RecoveryPhase]) -> Vec<String> {
@@ -111,6 +172,7 @@ fn flatten(name: &str, value: &Value, lines: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_engine::Failures;
 
     #[test]
     fn nested_statistics_become_lines() {
@@ -142,19 +204,36 @@ mod tests {
             recovery: vec![RecoveryPhase { phase: "apply log".into(), time_ns: 12_500_000, count: 322 }],
             ..Statistics::default()
         };
-        let text = readable(&serde_json::to_value(&statistics).unwrap()).unwrap();
+        let text = readable(&serde_json::to_value(&statistics).unwrap(), &statistics);
         let sections: Vec<&str> = text.split("\n\n").collect();
-        assert_eq!(sections[0], "volume: 1234\nfailure: the log cannot be written");
+        let counts = "failures: 0 read errors, 0 checksum errors, 0 write errors; 0 blocks repaired";
+        assert_eq!(sections[0], format!("read-only since a failure: the log cannot be written\n{counts}"));
+        assert_eq!(sections[1], "volume: 1234");
         for line in ["log_flushes: 10", "fsyncs_per_log_flush: 4.00", "bytes_per_checkpoint: 6144.00", "bytes_logged_per_fsync: 400.00"] {
-            assert!(sections[3].lines().any(|shown| shown == line), "{line} is not in {text}");
+            assert!(sections[4].lines().any(|shown| shown == line), "{line} is not in {text}");
         }
-        assert_eq!(sections.len(), 4, "{text}");
-        let words: Vec<_> = sections[1].lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(words, ["apply", "log", "322", "12.5"]);
+        assert_eq!(sections.len(), 5, "{text}");
         let words: Vec<_> = sections[2].lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(words, ["apply", "log", "322", "12.5"]);
+        let words: Vec<_> = sections[3].lines().last().unwrap().split_whitespace().collect();
         assert_eq!(words, ["flush", "40", "140.2", "130.0", "300.0", "1234.5"]);
         assert!(!text.contains("fsync_stages"), "{text}");
         // An older server says less.
-        assert!(readable(&serde_json::json!({"volume": "x", "log_flushes": 3})).unwrap().contains("log_flushes: 3"));
+        let older = serde_json::json!({"volume": "x", "log_flushes": 3});
+        let text = readable(&older, &Statistics::deserialize(&older).unwrap());
+        assert!(text.starts_with("no failures\n\n") && text.contains("log_flushes: 3"), "{text}");
+    }
+
+    #[test]
+    fn a_failure_is_told_as_far_as_it_is_known() {
+        let failure = Failure { time: "2026-01-31T23:59:59Z".into(), kind: "checksum error".into(), ..Failure::default() };
+        assert_eq!(failure_text(&failure), "2026-01-31T23:59:59Z, checksum error, the whole device");
+        let known = Failure { block: Some(9), inode: Some(7), path: Some("/a".into()), member: Some("x".into()), ..failure };
+        assert_eq!(failure_text(&known), "2026-01-31T23:59:59Z, checksum error, /a (inode 7), block 9, member x");
+        let last = Some(Failure { problem: Some("no space".into()), file_block: Some(3), ..known });
+        let failures = Failures { write_errors: 2, last, ..Failures::default() };
+        let statistics = Statistics { failures, ..Statistics::default() };
+        assert!(!is_sound(&statistics) && is_sound(&Statistics::default()));
+        assert!(failure_lines(&statistics)[1].ends_with("file block 3, block 9, member x: no space"));
     }
 }

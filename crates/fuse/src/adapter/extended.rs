@@ -70,9 +70,10 @@ impl VolumeHandler {
         if name == XATTR_SHUTDOWN.as_bytes() {
             return if self.shutdown.has_begun() { Ok(b"1".to_vec()) } else { Err(Errno::NODATA.into()) };
         }
-        let mut statistics = serde_json::to_value(self.volume.statistics()).map_err(|_| Errno::IO)?;
-        statistics["requests"] = self.requests.to_json();
-        Ok(statistics.to_string().into_bytes())
+        // As text, since a `Value` would not keep the order: what failed comes first.
+        let statistics = serde_json::to_string(&self.volume.statistics()).map_err(|_| Errno::IO)?;
+        let fields = statistics.strip_suffix('}').ok_or(Errno::IO)?;
+        Ok(format!("{fields},\"requests\":{}}}", self.requests.to_json()).into_bytes())
     }
 
     fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {

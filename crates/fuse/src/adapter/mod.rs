@@ -177,10 +177,12 @@ impl VolumeHandler {
     }
 }
 
-/// Sends a failure. What is wrong with the volume is also written to the log, since errno can't tell.
+/// Sends a failure. What is wrong with the volume is also written to the log, since errno can't tell; what failed on the device
+/// is reported by the engine.
 fn fail(reply: Reply, failure: &Failure) {
     if let Failure::Volume(error) = failure
         && errno::is_volume_failure(error)
+        && !matches!(error, Error::Device(_) | Error::DataChecksum { .. })
     {
         tracing::error!("{error}");
     }
