@@ -142,8 +142,8 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// Reports the failures of members to `observer` from now on. Returns whether it will: a device without members has only
-    /// failures that its caller is told of anyway.
+    /// Reports the failures of members to `observer` from now on. Returns whether it will: a device
+    /// without members has only failures that its caller is told of anyway.
     fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
         let _ = observer;
         false

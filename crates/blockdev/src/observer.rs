@@ -1,5 +1,5 @@
-//! Failures of the members of a device, reported to the owner of the whole: a mirror that reads around a bad member returns no
-//! error, and its owner still has to know.
+//! Failures of the members of a device, reported to the owner of the whole: a mirror that reads
+//! around a bad member returns no error, and its owner still has to know.
 
 use crate::error::{DeviceError, Operation};
 
@@ -41,8 +41,9 @@ pub struct DeviceEvent<'a> {
     pub error: Option<&'a DeviceError>,
 }
 
-/// Whoever wants to know of the events of a device, see [`crate::BlockDevice::observe`]. It is called on the thread of the request,
-/// which may hold locks of the device: it must neither use the device nor wait.
+/// Whoever wants to know of the events of a device, see [`crate::BlockDevice::observe`]. It is
+/// called on the thread of the request, which may hold locks of the device: it must neither use the
+/// device nor wait.
 pub trait DeviceObserver: Send + Sync {
     /// Called once for each event.
     fn observe(&self, event: &DeviceEvent<'_>);

@@ -1,7 +1,9 @@
-//! Where messages of a running mount go: standard error, the file behind `--log`, or the system's log.
+//! Where messages of a running mount go: standard error, the file behind `--log`, or the system's
+//! log.
 //!
-//! The system's log is a datagram socket, usually `/dev/log`, at which syslogd or journald listens. A message is one datagram as in
-//! RFC 3164. Without a listener it is dropped, and the next message tries again: whoever listens may have been restarted.
+//! The system's log is a datagram socket, usually `/dev/log`, at which syslogd or journald listens.
+//! A message is one datagram as in RFC 3164. Without a listener it is dropped, and the next message
+//! tries again: whoever listens may have been restarted.
 use anyhow::Context;
 use cairn_environment::{calendar, clock};
 use std::fmt;

@@ -1,9 +1,10 @@
 //! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
 //!
 //! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
-//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; 4 of `stats --check` and
-//! `device status`, if what they look at is not as it should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8
-//! failure), and of `torture` 1 is a finding, 2 everything else.
+//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; 4
+//! of `stats --check` and `device status`, if what they look at is not as it should be; `fsck` has
+//! its own (0 clean, 1 repaired, 4 errors left, 8 failure), and of `torture` 1 is a finding, 2
+//! everything else.
 #![deny(unsafe_code)]
 
 mod commands;
@@ -75,7 +76,8 @@ fn main() -> ExitCode {
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }
 
-/// What was looked at is not as it should be: `fsck` leaves errors, `stats --check` finds failures, a device is degraded.
+/// What was looked at is not as it should be: `fsck` leaves errors, `stats --check` finds failures,
+/// a device is degraded.
 pub(crate) const EXIT_UNSOUND: u8 = 4;
 
 /// What a shell reports of a program that Ctrl-C has ended.

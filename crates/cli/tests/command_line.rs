@@ -391,8 +391,10 @@ fn a_lost_member_is_replaced() {
     let cairn = Cairn::new();
     cairn.make_mirror();
     fs::remove_file(cairn.path("a")).unwrap();
-    let told = cairn.succeeds(&["fsck", "--data", MIRROR]);
-    assert!(told.contains("goes on without a"), "{told}");
+    let told = cairn.exits_with(4, &["fsck", "--data", MIRROR]);
+    assert!(told.contains("goes on without a") && told.contains("0 errors"), "{told}");
+    cairn.succeeds(&["fsck", "--data", "--degraded", MIRROR]);
+    cairn.exits_with(4, &["device", "status", MIRROR]);
     assert!(cairn.exits_with(8, &["fsck", "--repair", MIRROR]).contains("--degraded"));
     cairn.succeeds(&["fsck", "--repair", "--degraded", MIRROR]);
     fs::write(cairn.path("letter"), b"Dear Ada").unwrap();
@@ -403,10 +405,10 @@ fn a_lost_member_is_replaced() {
     let status = cairn.succeeds(&["device", "status", "mirror:new,b", "--json"]);
     assert!(status.contains("\"complete\""), "{status}");
     cairn.succeeds(&["fsck", "--data", "mirror:new,b"]);
-    cairn.succeeds(&["fsck", "--data", "mirror:new,missing"]);
+    cairn.succeeds(&["fsck", "--data", "--degraded", "mirror:new,missing"]);
     cairn.fails(&["device", "replace", "mirror:new,b", "b", "b"], &["in sync already"]);
     cairn.succeeds(&["device", "replace", "mirror:new,b", "b", "newer"]);
-    assert!(cairn.succeeds(&["device", "status", "mirror:new,b"]).contains("replaced by another member"));
+    assert!(cairn.exits_with(4, &["device", "status", "mirror:new,b"]).contains("replaced by another member"));
     cairn.succeeds(&["mkfs", "concat:x,y", "--size", "32M", "--log-size", "4M"]);
     cairn.fails(&["device", "replace", "concat:x,y", "x", "z"], &["no second copy"]);
     cairn.fails(&["device", "status", "letter"], &["single image"]);

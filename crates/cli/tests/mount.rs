@@ -155,7 +155,7 @@ fn a_mount_goes_on_when_its_messages_cannot_be_written() {
     mounted.succeeds(&["shutdown", "dir"]);
     mounted.succeeds(&["umount", "dir"]);
     assert_eq!(server.wait().unwrap().code(), Some(0));
-    mounted.succeeds(&["fsck", "--data", "mirror:a,missing"]);
+    mounted.succeeds(&["fsck", "--data", "--degraded", "mirror:a,missing"]);
 }
 
 #[test]

@@ -1,56 +1,41 @@
-//! What fails below a real mount is counted, reported to the system's log, and found by `cairn stats --check`.
+//! What fails below a real mount is counted, reported to the system's log, and found by `cairn
+//! stats --check`.
+#[path = "mounting/mounted.rs"]
+mod mounted;
 mod mounting;
 
-use cairn_environment::lock::MutexGuard;
+use mounted::Mounted;
 use std::fs;
 use std::io::ErrorKind;
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 768;
 
 /// A folder with a mount point, and a listener in place of the system's log.
 struct Host {
-    folder: tempfile::TempDir,
+    mounted: Mounted,
     log: UnixDatagram,
-    _alone: MutexGuard<'static, ()>,
+}
+
+impl Deref for Host {
+    type Target = Mounted;
+
+    fn deref(&self) -> &Mounted {
+        &self.mounted
+    }
 }
 
 impl Host {
     /// `None` where mounts are not possible.
     fn new() -> Option<Self> {
-        let alone = mounting::alone()?;
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("dir")).unwrap();
-        let log = UnixDatagram::bind(folder.path().join("log")).unwrap();
+        let mounted = Mounted::new()?;
+        let log = UnixDatagram::bind(mounted.path("log")).unwrap();
         log.set_nonblocking(true).unwrap();
-        Some(Self { folder, log, _alone: alone })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
-        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-
-    #[track_caller]
-    fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(code), "cairn {}: {told}", arguments.join(" "));
-        told
-    }
-
-    #[track_caller]
-    fn succeeds(&self, arguments: &[&str]) -> String {
-        self.exits_with(0, arguments)
+        Some(Self { mounted, log })
     }
 
     fn mount(&self, image: &str) {
@@ -75,25 +60,14 @@ impl Host {
         }
     }
 
-    /// Makes the blocks of `content` bad wherever they stand in the image; returns how many there were.
+    /// Makes the blocks of `content` bad wherever they stand in the image; returns how many there
+    /// were.
     fn rot(&self, image: &str, content: &[u8]) -> usize {
         let wanted: std::collections::HashSet<&[u8]> = content.chunks(BLOCK).collect();
         let bytes = fs::read(self.path(image)).unwrap();
         let file = fs::OpenOptions::new().write(true).open(self.path(image)).unwrap();
         let places = (0..bytes.len()).step_by(BLOCK).filter(|&at| wanted.contains(&bytes[at..(at + BLOCK).min(bytes.len())]));
         places.map(|at| file.write_all_at(&[0xA5; 512], at as u64).unwrap()).count()
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let directory = self.path("dir");
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        if table.contains(&*directory.to_string_lossy()) {
-            let _ = self.run(&["umount", "dir"]);
-            let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
-            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();
-        }
     }
 }
 
@@ -211,6 +185,94 @@ fn writes_that_fail_are_counted_and_named() {
         std::panic::resume_unwind(panic);
     }
     assert!(unmounted.is_ok_and(|status| status.success()));
+}
+
+/// A volume of one file with a damaged block, not mounted; the mirror of such volumes is degraded
+/// later.
+fn damaged_image(host: &Host, image: &str, members: &[&str]) {
+    host.succeeds(&["mkfs", image, "--size", "64M"]);
+    host.mount(image);
+    fs::create_dir(host.path("dir/my folder")).unwrap();
+    fs::write(host.path("dir/my folder/film"), content()).unwrap();
+    fs::write(host.path("dir/whole"), "text").unwrap();
+    host.unmount();
+    members.iter().for_each(|member| assert_eq!(host.rot(member, &content()[17 * BLOCK..19 * BLOCK]), 2));
+}
+
+#[test]
+fn damaged_data_comes_with_advice_and_can_be_given_up_and_taken_back() {
+    let Some(host) = Host::new() else { return };
+    damaged_image(&host, "image", &["image"]);
+    let advice = [
+        "/my folder/film: damaged data, of which there is no good copy. Mount the volume (`cairn mount image DIR`) and restore",
+        "rm DIR'/my folder/film'",
+        "cairn fsck image --repair --accept-loss '/my folder/film'",
+    ];
+    for arguments in [&["fsck", "image", "--data"][..], &["fsck", "image", "--data", "--repair"]] {
+        let told = host.exits_with(4, arguments);
+        assert!(advice.iter().all(|part| told.contains(part)), "{told}");
+    }
+    let other = host.exits_with(4, &["fsck", "image", "--repair", "--accept-loss", "/whole"]);
+    assert!(other.contains("/whole: none of its data is damaged"), "{other}");
+    let before = fs::read(host.path("image")).unwrap();
+    let told = host.exits_with(1, &["fsck", "image", "--repair", "--accept-loss", "/my folder/film"]);
+    assert!(told.contains("(given up: these blocks are holes now)") && told.contains("lost: 2 blocks of files"), "{told}");
+    assert!(!told.contains("damaged data, of which"), "{told}");
+    host.succeeds(&["fsck", "image", "--data"]);
+    let mut expected = content();
+    expected[17 * BLOCK..19 * BLOCK].fill(0);
+    host.mount("image");
+    assert!(fs::read(host.path("dir/my folder/film")).unwrap() == expected);
+    assert_eq!(fs::read_to_string(host.path("dir/whole")).unwrap(), "text");
+    assert_eq!(host.succeeds(&["stats", "dir", "--check"]), "no failures\n");
+    host.unmount();
+
+    // Taken back where nothing was done since: on a copy of the image, which the same repair
+    // changes again.
+    fs::write(host.path("copy"), before).unwrap();
+    let before = fs::read(host.path("copy")).unwrap();
+    host.exits_with(1, &["fsck", "copy", "--repair", "--backup", "kept", "--accept-loss", "/my folder/film"]);
+    host.succeeds(&["fsck", "copy", "--undo", "kept"]);
+    assert!(fs::read(host.path("copy")).unwrap() == before);
+    host.exits_with(4, &["fsck", "copy", "--data"]);
+    host.exits_with(2, &["fsck", "copy", "--accept-loss", "/whole"]);
+}
+
+#[test]
+fn a_mirror_gives_up_what_is_bad_in_all_copies_only() {
+    let Some(host) = Host::new() else { return };
+    damaged_image(&host, "mirror:a,b", &["a", "b"]);
+    assert_eq!(host.rot("a", &content()[100 * BLOCK..101 * BLOCK]), 1);
+    let told = host.exits_with(1, &["fsck", "mirror:a,b", "--repair", "--accept-loss", "/my folder/film"]);
+    assert!(told.contains("lost: 2 blocks of files"), "{told}");
+    host.succeeds(&["fsck", "mirror:a,b", "--data"]);
+    host.mount("mirror:a,b");
+    let mut expected = content();
+    expected[17 * BLOCK..19 * BLOCK].fill(0);
+    assert!(fs::read(host.path("dir/my folder/film")).unwrap() == expected);
+    host.unmount();
+}
+
+#[test]
+fn checks_of_a_degraded_mirror_say_so_by_their_exit_code() {
+    let Some(host) = Host::new() else { return };
+    host.succeeds(&["mkfs", "mirror:a,b", "--size", "64M"]);
+    host.succeeds(&["device", "status", "mirror:a,b"]);
+    host.succeeds(&["fsck", "mirror:a,b"]);
+    fs::remove_file(host.path("b")).unwrap();
+    assert!(host.exits_with(4, &["device", "status", "mirror:a,b"]).contains("degraded"));
+    assert!(host.exits_with(4, &["fsck", "mirror:a,b"]).contains("goes on without"));
+    host.succeeds(&["fsck", "mirror:a,b", "--degraded"]);
+    host.succeeds(&["mount", "mirror:a,b", "dir", "-o", "degraded", "--log-socket", "log"]);
+    let told = host.exits_with(4, &["stats", "dir", "--check"]);
+    assert!(told.contains("/b: missing; "), "{told}");
+    host.succeeds(&["stats", "dir"]);
+    host.unmount();
+    host.succeeds(&["device", "replace", "mirror:a,b", "b", "b"]);
+    host.succeeds(&["device", "status", "mirror:a,b"]);
+    // Nobody counts what fails.
+    assert!(host.exits_with(1, &["stats", "mirror:a,b", "--check"]).contains("not mounted"));
+    host.exits_with(1, &["stats", "dir", "--check"]);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Messages about what failed on the device, and the paths that they name.
 //!
-//! A path is looked for when somebody wants to know it: first in the directory in which a name of the inode was seen, then
-//! everywhere. What fails on the way is not counted.
+//! A path is looked for when somebody wants to know it: first in the directory in which a name of
+//! the inode was seen, then everywhere. What fails on the way is not counted.
 //!
-//! Lock discipline: none is held by the callers; directories are read like by any other user of the volume.
+//! Lock discipline: none is held by the callers; directories are read like by any other user of the
+//! volume.
 use crate::Result;
 use crate::failures::{Failures, Gathered, Work, unheard};
 use crate::volume::VolumeInner;
@@ -11,7 +12,8 @@ use cairn_blockdev::DeviceEventKind;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{FileType, INODE_ROOT, InodeNumber};
 
-/// Entries of a directory that are looked at between two looks at whether the volume is being closed.
+/// Entries of a directory that are looked at between two looks at whether the volume is being
+/// closed.
 const BATCH_ENTRIES: usize = 1024;
 /// Entries that a search for a path looks at.
 const SEARCH_ENTRIES_MAX: usize = 1_000_000;

@@ -1,11 +1,13 @@
-//! Failures of the device and of what was read from it: counted for statistics, and gathered for messages.
+//! Failures of the device and of what was read from it: counted for statistics, and gathered for
+//! messages.
 //!
-//! [`Watched`] stands between the volume and its device. What fails there, what a composed device reports of its members, and
-//! damage that a reader finds, all go into one [`FailureLedger`]. The failures of one kind, file and member that come soon
-//! after each other are one message: a reporter thread (`failure_report`) takes them when none has come for a while.
+//! [`Watched`] stands between the volume and its device. What fails there, what a composed device
+//! reports of its members, and damage that a reader finds, all go into one [`FailureLedger`]. The
+//! failures of one kind, file and member that come soon after each other are one message: a
+//! reporter thread (`failure_report`) takes them when none has come for a while.
 //!
-//! The file that a request is for is known on its thread ([`in_file`]); that of data which the log writes for several files
-//! is told afterwards ([`FailureLedger::belongs_to`]).
+//! The file that a request is for is known on its thread ([`in_file`]); that of data which the log
+//! writes for several files is told afterwards ([`FailureLedger::belongs_to`]).
 //!
 //! Lock: the ledger's, a leaf; nothing is read, written or printed under it.
 use cairn_blockdev::{BLOCK_BYTES, BlockDevice, DeviceError, DeviceEvent, DeviceEventKind, DeviceObserver, SetWrite, forward_to_device};
@@ -103,7 +105,8 @@ pub(crate) fn in_file<T>(inode: InodeNumber, place: Option<(u64, u64)>, work: im
     work()
 }
 
-/// Does `work` without counting what fails in it: whoever looks for the path of a failure must not make new ones.
+/// Does `work` without counting what fails in it: whoever looks for the path of a failure must not
+/// make new ones.
 pub(crate) fn unheard<T>(work: impl FnOnce() -> T) -> T {
     let _before = Before(&UNHEARD, UNHEARD.replace(true));
     work()
@@ -355,7 +358,8 @@ impl DeviceObserver for FailureLedger {
 pub(crate) struct Watched {
     device: Arc<dyn BlockDevice>,
     ledger: Arc<FailureLedger>,
-    /// It reports what fails on its members; counting what its caller is told would count that twice.
+    /// It reports what fails on its members; counting what its caller is told would count that
+    /// twice.
     reports: bool,
 }
 

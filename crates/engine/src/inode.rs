@@ -155,7 +155,8 @@ pub(crate) struct Inode {
     /// Serialises everything that changes extents; held across device writes of this file's data, but for data that
     /// goes with a group.
     pub(crate) extents: Mutex<()>,
-    /// A directory that had a name of it when somebody looked, or 0: where to begin looking for its path.
+    /// A directory that had a name of it when somebody looked, or 0: where to begin looking for its
+    /// path.
     pub(crate) seen_in: AtomicU64,
     state: RwLock<Option<Box<InodeState>>>,
 }
@@ -266,7 +267,8 @@ impl InodeTable {
         shard.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
     }
 
-    /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is above every other.
+    /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is
+    /// above every other.
     pub(crate) fn insert_new(&self, number: InodeNumber, directory: InodeNumber, state: InodeState) {
         let inode = self.get(number);
         inode.seen_in.store(directory.0, Ordering::Relaxed);

@@ -3,8 +3,8 @@
 //! [`Volume`] is what users hold; [`VolumeInner`] is what the operations in the other modules are methods of.
 //!
 //! Threads: `cairn-commit` commits every `commit_interval` and on request; `cairn-writeback` writes dirty data as often;
-//! `cairn-unpin` frees the blocks of committed transactions; `cairn-reaper` removes orphans; `cairn-reporter` writes messages
-//! about what failed on the device; log and space have their own.
+//! `cairn-unpin` frees the blocks of committed transactions; `cairn-reaper` removes orphans;
+//! `cairn-reporter` writes messages about what failed on the device; log and space have their own.
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.

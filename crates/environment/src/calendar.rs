@@ -2,7 +2,8 @@
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Year, month and day of a number of days since 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date algorithms").
+/// Year, month and day of a number of days since 1970-01-01 (Howard Hinnant, "chrono-compatible
+/// low-level date algorithms").
 ///
 /// ```
 /// assert_eq!(cairn_environment::calendar::date_of(59), (1970, 3, 1));

@@ -122,6 +122,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn found(&mut self, finding: Finding) {
         self.needs_rebuild |= finding.severity == Severity::Error && finding.pass != PassId::Data;
         let finding = match (self.options.repair, finding.severity) {
+            (true, Severity::Error) if finding.pass == PassId::Data => finding.not_repaired("no good copy is left"),
             (true, Severity::Warning | Severity::Error) => finding.not_repaired("there is no safe repair"),
             _ => finding,
         };

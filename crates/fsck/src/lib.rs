@@ -41,6 +41,7 @@ mod trees;
 pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
 
 use cairn_blockdev::{BlockDevice, DeviceError};
+use std::collections::BTreeSet;
 
 /// What to check, and whether to repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -87,6 +88,20 @@ impl FsckError {
 /// # Errors
 /// There is no volume, it changes meanwhile, or a repair can't be written. Damage is not an error but a [`Finding`].
 pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dyn FnMut(Progress)) -> Result<Report, FsckError> {
+    check_accepting(device, options, &[], progress)
+}
+
+/// As [`check`]; when it repairs, and has looked at the data, the damaged blocks of the files
+/// `given_up` become holes. The files are named as findings name them, by [`Finding::path`].
+///
+/// # Errors
+/// As those of [`check`].
+pub fn check_accepting(
+    device: &dyn BlockDevice,
+    options: &CheckOptions,
+    given_up: &[String],
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, FsckError> {
     let checker = run(device, CheckOptions { repair: false, ..*options }, progress)?;
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);
@@ -94,11 +109,13 @@ pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dy
     // A killed process may have left a superblock that can be read and is lost with the power. What the one before refers to
     // must not be overwritten then.
     device.flush()?;
-    if !checker.needs_rebuild {
+    let is_given_up = |finding: &&Finding| finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path));
+    let given_up: BTreeSet<u64> = checker.report.findings.iter().filter(is_given_up).filter_map(|finding| finding.inode).collect();
+    if !checker.needs_rebuild && given_up.is_empty() {
         drop(checker);
         return Ok(run(device, *options, progress)?.report);
     }
-    let outcome = repair::rebuild(&checker)?;
+    let outcome = repair::rebuild(&checker, &given_up)?;
     let before = checker.report;
     match outcome {
         repair::Outcome::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
@@ -124,6 +141,8 @@ fn run<'a>(
 
 #[cfg(test)]
 mod damage_tests;
+#[cfg(test)]
+mod give_up_tests;
 #[cfg(test)]
 mod log_tests;
 #[cfg(test)]

@@ -142,6 +142,10 @@ impl Finding {
             None => Self { repaired: true, ..self },
         }
     }
+    /// Whether it is about damaged data of a file, which no repair brings back.
+    pub fn is_lost_data(&self) -> bool {
+        self.pass == PassId::Data && self.severity == Severity::Error && !self.repaired && self.lost.is_none()
+    }
     pub(crate) fn lost(self, what: impl Into<String>) -> Self {
         Self { lost: Some(what.into()), ..self }
     }
@@ -290,8 +294,11 @@ impl Report {
 
     /// What was found before a repair, and what is still, or new, after it.
     pub(crate) fn repaired_to(self, after: Report, done: Done) -> Self {
-        let same =
-            |one: &Finding, other: &Finding| (one.pass, one.structure, &one.problem) == (other.pass, other.structure, &other.problem);
+        // One file's damaged data may look like another's.
+        let data_of = |finding: &Finding| finding.inode.filter(|_| finding.pass == PassId::Data);
+        let same = |one: &Finding, other: &Finding| {
+            (one.pass, one.structure, &one.problem, data_of(one)) == (other.pass, other.structure, &other.problem, data_of(other))
+        };
         let mended = |finding: &Finding| finding.severity > Severity::Note && !after.findings.iter().any(|other| same(finding, other));
         let mended: Vec<Finding> = self.findings.into_iter().filter(mended).collect();
         let kept = after.findings.clone();
@@ -299,8 +306,10 @@ impl Report {
         let mut report = Report { findings_dropped: self.findings_dropped, losses: done.losses, ..cleared };
         for finding in mended {
             let dropped = finding.block.filter(|_| finding.structure == Structure::Node).and_then(|block| done.dropped_nodes.get(&block));
+            let is_given_up = data_of(&finding).is_some_and(|inode| done.given_up.contains(&inode));
             report.add(match dropped {
                 Some(what) => finding.lost(what),
+                None if is_given_up => finding.lost("given up: these blocks are holes now"),
                 None => finding.repaired(),
             });
         }

@@ -32,7 +32,8 @@ pub struct MemberHealth {
     pub write_errors: u64,
     /// Blocks that held something else than what was written there, as their checksums told.
     pub checksum_errors: u64,
-    /// Blocks that held other bytes than the good copy; also those that differed after an unclean stop.
+    /// Blocks that held other bytes than the good copy; also those that differed after an unclean
+    /// stop.
     pub bad_blocks: u64,
     /// Those of them that were written again.
     pub rewritten_blocks: u64,

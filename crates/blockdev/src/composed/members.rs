@@ -313,14 +313,16 @@ impl Members {
         }
     }
 
-    /// Counts blocks of a member that don't hold what was written there; the offset is that of the whole.
+    /// Counts blocks of a member that don't hold what was written there; the offset is that of the
+    /// whole.
     pub(super) fn count_checksum_errors(&self, index: usize, offset_bytes: u64, blocks: u64) {
         self.list[index].checksum_errors.fetch_add(blocks, Ordering::Relaxed);
         let (kind, member) = (DeviceEventKind::ChecksumError, Some(&*self.list[index].name));
         self.tell(&DeviceEvent { kind, member, offset_bytes: Some(offset_bytes), blocks, error: None });
     }
 
-    /// Counts blocks of a member that were written again from another copy; the offset is that of the whole.
+    /// Counts blocks of a member that were written again from another copy; the offset is that of
+    /// the whole.
     pub(super) fn count_repaired(&self, index: usize, offset_bytes: u64, blocks: u64) {
         self.list[index].rewritten_blocks.fetch_add(blocks, Ordering::Relaxed);
         let (kind, member) = (DeviceEventKind::Repaired, Some(&*self.list[index].name));

@@ -1,12 +1,12 @@
 //! `cairn fsck`: checks a volume that is not mounted.
 use crate::image::{self, Image};
-use crate::output;
 use crate::progress::ProgressBar;
 use crate::repair_backup::{self, BackingUp};
+use crate::{EXIT_UNSOUND, output};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
-use cairn_fsck::{CheckOptions, FsckError, PassId, Progress};
+use cairn_fsck::{CheckOptions, Finding, FsckError, PassId, Progress, Report, Structure};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -14,9 +14,12 @@ use std::process::ExitCode;
 pub const EXIT_FAILURE: u8 = FsckError::EXIT_CODE;
 
 const EXIT_REPAIRED: u8 = 1;
-const EXIT_ERRORS_LEFT: u8 = 4;
 
-/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired (the last line says what is lost), 4 errors left, 8 failure.
+/// Files with damage whose owner gets advice.
+const ADVISED_MAX: usize = 20;
+
+/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired (the last line says what is
+/// lost), 4 errors left, or a member of a mirror is missing, 8 failure.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
@@ -31,10 +34,15 @@ pub struct Arguments {
     /// With --repair: the file for what is overwritten [default: IMAGE.before-repair].
     #[arg(long, value_name = "FILE", requires = "repair")]
     backup: Option<PathBuf>,
+    /// With --repair: give up the damaged data of the file at this path in the volume. Its damaged
+    /// blocks become holes, which read as zeros; everything else of it stays. May be given several
+    /// times; implies --data.
+    #[arg(long, value_name = "PATH", requires = "repair")]
+    accept_loss: Vec<String>,
     /// Take a repair back, with the file that it made.
     #[arg(long, value_name = "FILE", conflicts_with = "repair")]
     undo: Option<PathBuf>,
-    /// Repair a mirror without its lost members.
+    /// Repair a mirror without its lost members; and let a missing member be no error.
     #[arg(long)]
     degraded: bool,
     /// Print the report as JSON.
@@ -59,7 +67,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let backup = BackingUp::new(device.clone(), arguments.backup.clone().unwrap_or_else(|| backup_place(&arguments.image)));
     let checked: &dyn BlockDevice = if arguments.repair { &backup } else { &*device };
-    let options = CheckOptions { data: arguments.data, repair: arguments.repair };
+    let data = arguments.data || !arguments.accept_loss.is_empty();
+    let options = CheckOptions { data, repair: arguments.repair };
     let bar = ProgressBar::items("superblocks", 0);
     let mut pass: Option<PassId> = None;
     let mut show = |progress: Progress| {
@@ -68,10 +77,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         bar.set(progress.done);
     };
-    let result = cairn_fsck::check(checked, &options, &mut show);
+    let result = cairn_fsck::check_accepting(checked, &options, &arguments.accept_loss, &mut show);
     // What the first copy has is good by now, or known to be bad; the others are read for their own sake.
     let comparable = !may_differ(&*device) && result.is_ok();
-    let other_copies = if arguments.data && comparable { 1..device.copies() } else { 0..0 };
+    let other_copies = if data && comparable { 1..device.copies() } else { 0..0 };
     for copy in other_copies {
         let _same_report = cairn_fsck::check(&CopyFirst { device: &*device, copy }, &options, &mut show);
     }
@@ -88,7 +97,57 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.repair {
         device.flush().with_context(|| arguments.image.to_string())?;
     }
-    Ok(ExitCode::from(report.exit_code().max(tell_bad_copies(&*device, arguments.repair))))
+    advise(&report, arguments);
+    let degraded = device.health().is_some_and(|health| health.degraded) && !arguments.degraded;
+    let members = if degraded { EXIT_UNSOUND } else { tell_bad_copies(&*device, arguments.repair) };
+    Ok(ExitCode::from(report.exit_code().max(members)))
+}
+
+/// Tells what can be done about the errors that are left.
+fn advise(report: &Report, arguments: &Arguments) {
+    let image = quoted(&arguments.image.to_string());
+    let data = |finding: &&Finding| finding.structure == Structure::Data;
+    for path in &arguments.accept_loss {
+        if !report.findings.iter().filter(data).any(|finding| finding.path.as_ref() == Some(path)) {
+            output::tell(&format_args!("cairn: {path}: none of its data is damaged; nothing was given up there"));
+        }
+    }
+    let others = report.errors - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
+    if others > 0 && !arguments.repair {
+        output::tell(&format_args!("cairn: `cairn fsck {image} --repair` repairs what can be repaired, and says what is lost"));
+    }
+    // One advice for each file, in the order in which they were found.
+    let mut files: Vec<(Option<u64>, Option<&str>)> = Vec::new();
+    for finding in report.findings.iter().filter(|finding| finding.is_lost_data()) {
+        let file = (finding.inode, finding.path.as_deref());
+        if !files.contains(&file) {
+            files.push(file);
+        }
+    }
+    for (inode, path) in files.iter().take(ADVISED_MAX) {
+        match (path, inode) {
+            (Some(path), _) => output::tell(&format_args!(
+                "cairn: {path}: damaged data, of which there is no good copy. Mount the volume (`cairn mount {image} DIR`) and restore the \
+                 file from a backup, or remove it: rm DIR{}; or give up the damaged blocks alone: cairn fsck {image} --repair \
+                 --accept-loss {}",
+                quoted(path),
+                quoted(path)
+            )),
+            (None, inode) => output::tell(&format_args!(
+                "cairn: inode {}: damaged data of a file without a name, which the next mount removes",
+                inode.unwrap_or_default()
+            )),
+        }
+    }
+    if files.len() > ADVISED_MAX {
+        output::tell(&format_args!("cairn: and {} more files with damaged data, see above", files.len() - ADVISED_MAX));
+    }
+}
+
+/// As a shell takes it for one word.
+fn quoted(text: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "/._-+:,@%=".contains(character);
+    if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// Beside an image file; of a block device in the current folder.
@@ -119,7 +178,19 @@ fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
             (false, _) => "`cairn fsck --data --repair` writes them again".to_owned(),
         };
         output::tell(&format_args!("cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}"));
-        exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_ERRORS_LEFT });
+        exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_UNSOUND });
     }
     exit_code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_takes_any_path_for_one_word() {
+        assert_eq!(quoted("/folder/file-1.txt"), "/folder/file-1.txt");
+        assert_eq!(quoted("/it's mine"), r"'/it'\''s mine'");
+        assert_eq!(quoted(""), "''");
+    }
 }

@@ -47,7 +47,8 @@ pub struct Arguments {
     /// Serve from this process, and return when the mount ends.
     #[arg(long)]
     foreground: bool,
-    /// Append messages of the server to this file [default: the system's log (syslog, journal); standard error with --foreground].
+    /// Append messages of the server to this file [default: the system's log (syslog, journal);
+    /// standard error with --foreground].
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Where the system's log listens.

@@ -23,8 +23,9 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// For monitoring: show only what failed since the volume was mounted. Exit code: 0 nothing, 4 reads, writes or checksums failed,
-    /// a mirror is degraded or had to repair a copy, or the volume is read-only since a failure; 1 if that is not known.
+    /// For monitoring: show only what failed since the volume was mounted. Exit code: 0 nothing, 4
+    /// reads, writes or checksums failed, a mirror is degraded or had to repair a copy, or the
+    /// volume is read-only since a failure; 1 if that is not known.
     #[arg(long)]
     check: bool,
 }
@@ -69,7 +70,8 @@ fn is_sound(statistics: &Statistics) -> bool {
     failures.count() == 0 && failures.repaired_blocks == 0 && statistics.failure.is_none() && !degraded
 }
 
-/// What failed: whether the volume goes on, how often what failed, the first and the last time, and which members it was.
+/// What failed: whether the volume goes on, how often what failed, the first and the last time, and
+/// which members it was.
 fn failure_lines(statistics: &Statistics) -> Vec<String> {
     if is_sound(statistics) {
         return vec!["no failures".to_owned()];
@@ -111,8 +113,8 @@ fn failure_text(failure: &Failure) -> String {
     format!("{time}, {kind}, {}{problem}", if place.is_empty() { "the whole device".to_owned() } else { place.join(", ") })
 }
 
-/// What failed; which volume this is; the stages of the fsyncs; what follows from the counters, and the counters themselves, one
-/// per line.
+/// What failed; which volume this is; the stages of the fsyncs; what follows from the counters, and
+/// the counters themselves, one per line.
 fn readable(value: &Value, statistics: &Statistics) -> String {
     let mut counters = value.clone();
     let mut head = Vec::new();

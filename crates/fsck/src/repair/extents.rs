@@ -7,7 +7,7 @@ use super::gather::Gathered;
 use crate::block_set::BlockSet;
 use crate::reader::{Reader, read_data};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes, checksum};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Drops what can't be kept.
 pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
@@ -84,6 +84,37 @@ enum Claim {
     Alone,
     Verified,
     Rest,
+}
+
+/// Cuts the blocks that can't be read, or don't match their checksums, out of the files `given_up`;
+/// returns how many.
+pub(super) fn drop_damaged(gathered: &mut Gathered, reader: &Reader<'_>, given_up: &BTreeSet<u64>) -> u64 {
+    let mut dropped = 0;
+    for (_, inode) in gathered.inodes.iter_mut().filter(|(number, _)| given_up.contains(number)) {
+        for (start, extent) in std::mem::take(&mut inode.extents) {
+            let good = good_blocks(reader, &extent);
+            dropped += good.iter().filter(|good| !**good).count() as u64;
+            let mut at = 0;
+            for run in good.chunk_by(|one, other| one == other) {
+                if run[0] {
+                    inode.extents.insert(start + at, extent.slice(at, run.len() as u64));
+                }
+                at += run.len() as u64;
+            }
+        }
+    }
+    dropped
+}
+
+/// Of each block, whether it can be read and is what was written.
+fn good_blocks(reader: &Reader<'_>, extent: &Extent) -> Vec<bool> {
+    if extent.kind != ExtentKind::Data {
+        return vec![true; extent.blocks as usize];
+    }
+    match read_data(reader.device, extent.range(), &extent.checksums) {
+        Ok(data) => data.chunks_exact(BLOCK_SIZE).zip(&extent.checksums).map(|(bytes, sum)| checksum(bytes) == *sum).collect(),
+        Err(_) => (0..extent.blocks).map(|block| verifies(reader, &extent.slice(block, 1))).collect(),
+    }
 }
 
 fn verifies(reader: &Reader<'_>, extent: &Extent) -> bool {

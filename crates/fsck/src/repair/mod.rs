@@ -24,7 +24,7 @@ use crate::report::{Finding, Losses};
 use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition};
 use gather::Gathered;
 use salvage::Salvaged;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a repair has done.
 #[derive(Default)]
@@ -37,6 +37,8 @@ pub(crate) struct Done {
     pub(crate) surplus_blocks: u64,
     /// What of the nodes at these blocks is lost, in words.
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
+    /// Files whose damaged data was given up.
+    pub(crate) given_up: BTreeSet<u64>,
     /// What else is lost.
     pub(crate) lost: Vec<Finding>,
     pub(crate) losses: Losses,
@@ -60,8 +62,9 @@ impl Visitor for Collector {
     fn leaves_done(&mut self, _done: u64) {}
 }
 
-/// Makes the volume anew from what `checker`, whose passes have run, could read.
-pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
+/// Makes the volume anew from what `checker`, whose passes have run, could read. Damaged data of
+/// the inodes `given_up` is left out.
+pub(crate) fn rebuild(checker: &Checker<'_>, given_up: &BTreeSet<u64>) -> Result<Outcome, FsckError> {
     if let Some(obstacle) = obstacle(checker) {
         return Ok(Outcome::Impossible(obstacle));
     }
@@ -82,8 +85,9 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
     // Parts of an extended attribute follow it in key order.
     collector.items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
     drop(collector);
-    let (mut lost, losses) = losses::of(&gathered, &checker.lost_nodes, &salvaged);
+    let (mut lost, mut losses) = losses::of(&gathered, &checker.lost_nodes, &salvaged);
     extents::sort_out(&mut gathered, &checker.reader);
+    losses.data_blocks += extents::drop_damaged(&mut gathered, &checker.reader, given_up);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let rules = amend::Rules { hash_seed: checker.superblock.hash_seed, generation };
@@ -102,7 +106,8 @@ pub(crate) fn rebuild(checker: &Checker<'_>) -> Result<Outcome, FsckError> {
         return Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
-    Ok(Outcome::Done(Done { rescued, salvaged: salvaged.leaves, surplus_blocks: salvaged.surplus_blocks, dropped_nodes, lost, losses }))
+    let (given_up, surplus_blocks) = (given_up.clone(), salvaged.surplus_blocks);
+    Ok(Outcome::Done(Done { rescued, salvaged: salvaged.leaves, surplus_blocks, dropped_nodes, given_up, lost, losses }))
 }
 
 /// What came of the nodes that could not be used, where not all was found again.

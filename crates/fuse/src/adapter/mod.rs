@@ -177,8 +177,8 @@ impl VolumeHandler {
     }
 }
 
-/// Sends a failure. What is wrong with the volume is also written to the log, since errno can't tell; what failed on the device
-/// is reported by the engine.
+/// Sends a failure. What is wrong with the volume is also written to the log, since errno can't
+/// tell; what failed on the device is reported by the engine.
 fn fail(reply: Reply, failure: &Failure) {
     if let Failure::Volume(error) = failure
         && errno::is_volume_failure(error)

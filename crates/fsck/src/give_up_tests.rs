@@ -1,0 +1,93 @@
+//! Damaged data that its owner gives up, file by file.
+use crate::test_volume::*;
+use crate::{CheckOptions, Report, Severity, check_accepting};
+use cairn_blockdev::{BlockDevice, DeviceError, Operation, forward_to_device};
+use cairn_format::*;
+use std::io;
+use std::sync::Arc;
+
+const REPAIR: CheckOptions = CheckOptions { data: true, repair: true };
+
+/// A volume with the files "one" and "two" of 20 blocks each, and where those lie.
+fn two_files() -> (TestVolume, [u64; 2]) {
+    let mut volume = TestVolume::unwritten();
+    let inodes = ["one", "two"].map(|name| volume.make_file(INODE_ROOT.0, name, 20 * BLOCK_SIZE as u64));
+    volume.write();
+    volume.assert_clean();
+    let start = |inode| Extent::decode(&volume.items[&Key::new(InodeNumber(inode), ItemKind::Extent, 0)]).unwrap().start.0;
+    let starts = inodes.map(start);
+    (volume, starts)
+}
+
+fn give_up(device: &dyn BlockDevice, paths: &[&str]) -> Report {
+    let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
+    check_accepting(device, &REPAIR, &paths, &mut |_| {}).unwrap()
+}
+
+fn errors(report: &Report) -> Vec<(String, Option<String>)> {
+    let errors = report.findings.iter().filter(|finding| finding.severity == Severity::Error);
+    errors.map(|finding| (finding.path.clone().unwrap_or_default(), finding.lost.clone())).collect()
+}
+
+#[test]
+fn the_damaged_blocks_of_a_file_that_is_given_up_become_holes() {
+    let (volume, [one, two]) = two_files();
+    let before = volume.check().statistics;
+    // The same block of both, so that both findings say the same.
+    for block in [one + 3, one + 4, one + 19, two + 3, two + 4, two + 19] {
+        volume.flip(BlockNumber(block), 5, 1);
+    }
+    let none = give_up(&volume.device, &["/three"]);
+    assert_eq!((none.exit_code(), none.losses.data_blocks), (4, 0), "{none}");
+    assert_eq!(none.findings[0].not_repaired_because.as_deref(), Some("no good copy is left"));
+    let first = give_up(&volume.device, &["/one"]);
+    assert_eq!((first.exit_code(), first.errors, first.losses.data_blocks), (4, 1, 3), "{first}");
+    let given_up = Some("given up: these blocks are holes now".to_owned());
+    assert_eq!(errors(&first), [("/one".to_owned(), given_up), ("/two".to_owned(), None)]);
+    let second = give_up(&volume.device, &["/one", "/two"]);
+    assert_eq!((second.exit_code(), second.losses.data_blocks), (1, 3), "{second}");
+    let after = volume.check();
+    assert_eq!((after.exit_code(), after.errors), (0, 0), "{after}");
+    assert_eq!((after.statistics.data_blocks, after.statistics.files), (before.data_blocks - 6, before.files));
+    assert_eq!(give_up(&volume.device, &["/one"]).exit_code(), 0);
+}
+
+#[test]
+fn data_is_given_up_together_with_another_repair() {
+    let (mut volume, [one, _]) = two_files();
+    volume.change_inode(17, |item| item.links = 77);
+    volume.write();
+    volume.flip(BlockNumber(one), 0, 1);
+    let report = give_up(&volume.device, &["/one"]);
+    assert_eq!((report.exit_code(), report.losses.data_blocks), (1, 1), "{report}");
+    volume.assert_clean();
+}
+
+/// A device with blocks that can't be read.
+struct Unreadable<'a> {
+    device: &'a dyn BlockDevice,
+    blocks: [u64; 2],
+}
+
+impl BlockDevice for Unreadable<'_> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        let range = offset_bytes..offset_bytes + buffer.len() as u64;
+        if self.blocks.iter().any(|block| range.contains(&(block * BLOCK_SIZE as u64))) {
+            let (name, error) = (Arc::from("device"), io::Error::other("unreadable"));
+            return Err(DeviceError::new(Operation::Read, offset_bytes, buffer.len() as u64, &name, error));
+        }
+        self.device.read(offset_bytes, buffer)
+    }
+    forward_to_device!(self => self.device; write, flush, discard, length_bytes, flush_time);
+}
+
+#[test]
+fn blocks_that_cannot_be_read_are_given_up_alone() {
+    let (volume, [one, two]) = two_files();
+    let before = volume.check().statistics.data_blocks;
+    let device = Unreadable { device: &volume.device, blocks: [one + 7, two] };
+    let report = give_up(&device, &["/one", "/two"]);
+    assert_eq!((report.exit_code(), report.losses.data_blocks), (1, 2), "{report}");
+    let after = volume.check();
+    assert_eq!((after.exit_code(), after.statistics.data_blocks), (0, before - 2), "{after}");
+}
