@@ -41,6 +41,8 @@ pub struct MountSettings {
     pub discard: bool,
     /// Mount a mirror without its lost members.
     pub degraded: bool,
+    /// Mount without a block device.
+    pub plain: bool,
     /// Threads that serve requests; `None` for the default.
     pub threads: Option<usize>,
     /// What the kernel does for any file system.
@@ -59,6 +61,7 @@ impl Default for MountSettings {
             allow_other: false,
             discard: false,
             degraded: false,
+            plain: false,
             threads: None,
             kernel: KernelOptions::default(),
         }
@@ -171,6 +174,15 @@ const OPTIONS: &[MountOption] = &[
         },
     },
     MountOption {
+        name: "plain",
+        values: "",
+        help: "no block device: sync(2) and umount(8) do not reach the volume, which commits every second (root; others always)",
+        set: |settings, _| {
+            settings.plain = true;
+            Some(())
+        },
+    },
+    MountOption {
         name: "degraded",
         values: "",
         help: "mount a mirror without its lost members",
@@ -246,7 +258,7 @@ mod tests {
 
     #[test]
     fn every_option_is_understood() {
-        let list = "commit=7,flush=each,fsync_wait=complete,writeback=on,transport=dev,ro,allow_other,discard,degraded,threads=3";
+        let list = "commit=7,flush=each,fsync_wait=complete,writeback=on,transport=dev,ro,allow_other,discard,degraded,plain,threads=3";
         let expected = MountSettings {
             commit_interval: Some(Duration::from_secs(7)),
             flush: Flush::Each,
@@ -257,6 +269,7 @@ mod tests {
             allow_other: true,
             discard: true,
             degraded: true,
+            plain: true,
             threads: Some(3),
             kernel: KernelOptions::default(),
         };

@@ -132,6 +132,24 @@ fn a_mount_that_fails_leaves_no_mount_behind() {
     assert!(failed > 0);
 }
 
+/// The kernel does not tell a plain mount of sync(2), so its server holds up nobody.
+#[test]
+fn a_stopped_server_of_a_plain_mount_holds_up_no_sync() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    let mut server = mounted.serve(&["image", "dir", "-o", "plain"]);
+    fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
+    send(Signal::STOP, &server);
+    let synced = Command::new("sync").spawn().unwrap().wait();
+    send(Signal::CONT, &server);
+    assert!(synced.unwrap().success());
+    mounted.succeeds(&["umount", "dir"]);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
+    mounted.succeeds(&["umount", "dir"]);
+}
+
 /// In a namespace of its own, with a `/dev/fuse` that everybody may open.
 #[test]
 fn root_unmounts_the_mount_of_another_user_with_everything_durable() {

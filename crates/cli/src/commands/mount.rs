@@ -231,6 +231,7 @@ fn mount_options(settings: &MountSettings, image: &Image) -> MountOptions {
     options.writeback = settings.writeback;
     options.transport = settings.transport;
     options.allow_other = settings.allow_other;
+    options.plain = settings.plain;
     options.kernel = settings.kernel.clone();
     options.shown = Some(image.shown());
     if let Some(threads) = settings.threads {

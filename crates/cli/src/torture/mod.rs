@@ -28,6 +28,7 @@ mod server;
 mod session;
 pub mod signals;
 pub mod soak;
+mod stall;
 pub mod synced;
 pub mod told;
 mod tree;

@@ -4,6 +4,7 @@
 //! after a finding what shows it stays. The first signal sets a flag, and the run ends in order; the second one ends it at once.
 use super::server::Server;
 use super::signals::{listen, output_of};
+use super::stall::stalled_elsewhere;
 use super::told::{Told, line};
 use super::workers::Problem;
 use crate::progress::ProgressBar;
@@ -231,7 +232,12 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
         Err(Halt::Found(problem)) if is_full(session.folder()) => {
             bail!("the work folder's file system ran full, so this says nothing of cairn: {problem}")
         }
-        Err(Halt::Found(problem)) => Some(problem),
+        Err(Halt::Found(problem)) => {
+            if let Some(mount) = stalled_elsewhere(&problem, session.folder()) {
+                bail!("{} does not end a sync, and holds up the machine, so this says nothing of cairn: {problem}", mount.display());
+            }
+            Some(problem)
+        }
         Err(Halt::Unable(problem)) => bail!("{problem}"),
     };
     let (interrupted, seconds) = (session.is_interrupted(), session.elapsed().as_secs_f64());
@@ -277,12 +283,13 @@ impl fmt::Display for Told<Report> {
             let tested = figures.0.iter().any(|(_, value, _)| *value > 0);
             return writeln!(formatter, "{} (seed {})", if tested { verdict } else { "Nothing was tested." }, self.seed);
         };
-        writeln!(formatter, "\nFOUND: {problem}")?;
+        // What was found comes last: of a long output, the end is what is kept.
         if let Some(log) = server_log {
-            writeln!(formatter, "  the server's last words:\n{log}")?;
+            writeln!(formatter, "\nthe server's last words:\n{log}")?;
         }
-        kept.iter().try_for_each(|file| writeln!(formatter, "  kept: {}", file.display()))?;
-        writeln!(formatter, "  repeat: cairn torture {} --seed {}; the moments will differ", self.command, self.seed)
+        writeln!(formatter, "\nrepeat: cairn torture {} --seed {}; the moments will differ", self.command, self.seed)?;
+        kept.iter().try_for_each(|file| writeln!(formatter, "kept: {}", file.display()))?;
+        writeln!(formatter, "FOUND: {problem}")
     }
 }
 
@@ -409,6 +416,7 @@ mod tests {
         {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+        assert_eq!(text.lines().last(), Some("FOUND: round 3: a record is gone"));
         assert!(!text.contains("All is well"), "{text}");
     }
 
