@@ -177,9 +177,7 @@ fn root_unmounts_the_mount_of_another_user_with_everything_durable() {
         std::os::unix::fs::chown(mounted.path(name), Some(NOBODY), Some(NOBODY)).unwrap();
     }
     for writeback in ["off", "on"] {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]).env("WRITEBACK", writeback);
-        let output = command.current_dir(mounted.folder.path()).output().unwrap();
+        let Some(output) = mounted.in_own_namespace(SCRIPT, &[("WRITEBACK", writeback)]) else { return };
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && !told.contains("lost"), "{told}{}", String::from_utf8_lossy(&output.stdout));
         mounted.succeeds(&["mount", "image", "dir"]);

@@ -132,7 +132,7 @@ fn a_mount_of_another_user_takes_the_options_too() {
         findmnt -n -o OPTIONS dir; as_user umount dir",
         env!("CARGO_BIN_EXE_cairn")
     );
-    let output = Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir(mounted.folder.path()).output().unwrap();
+    let Some(output) = mounted.in_own_namespace(&script, &[]) else { return };
     let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{told}");
     let shown: Vec<&str> = told.trim().split(',').collect();
@@ -157,7 +157,7 @@ fn wrong_options_are_wrong_usage() {
 
 /// Has mount(8) find this command as its helper, in a mount namespace of its own, and runs `script`
 /// there in the folder.
-fn with_helper(mounted: &Mounted, script: &str) -> (bool, String) {
+fn with_helper(mounted: &Mounted, script: &str) -> Option<(bool, String)> {
     let helpers = mounted.path("helpers");
     if !helpers.exists() {
         fs::create_dir(&helpers).unwrap();
@@ -166,9 +166,9 @@ fn with_helper(mounted: &Mounted, script: &str) -> (bool, String) {
         }
     }
     let script = format!("set -e; mount --bind helpers \"$(readlink -f /sbin)\"; {script}");
-    let output = Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir(mounted.folder.path()).output().unwrap();
+    let output = mounted.in_own_namespace(&script, &[])?;
     let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    (output.status.success(), told)
+    Some((output.status.success(), told))
 }
 
 #[test]
@@ -183,16 +183,16 @@ fn a_line_of_fstab_is_mounted() {
             dir.display()
         );
         fs::write(mounted.path("fstab"), line).unwrap();
-        let (good, told) = with_helper(&mounted, "mount -a -T fstab; findmnt -n -o OPTIONS dir; umount dir");
+        let Some((good, told)) = with_helper(&mounted, "mount -a -T fstab; findmnt -n -o OPTIONS dir; umount dir") else { return };
         assert!(good, "{kind}: {told}");
         let shown: Vec<&str> = told.trim().split(',').collect();
         assert!(["nosuid", "nodev", "noatime"].iter().all(|option| shown.contains(option)) && !shown.contains(&"noexec"), "{told}");
     }
     fs::write(mounted.path("fstab"), format!("{} {} cairn barrier=1 0 0\n", image.display(), dir.display())).unwrap();
-    let (good, told) = with_helper(&mounted, "mount -a -T fstab");
+    let Some((good, told)) = with_helper(&mounted, "mount -a -T fstab") else { return };
     assert!(!good && told.contains("unknown mount option \"barrier=1\""), "{told}");
-    let (good, told) = with_helper(&mounted, "mount -f -T fstab dir; mount -s -T fstab dir; umount dir");
+    let Some((good, told)) = with_helper(&mounted, "mount -f -T fstab dir; mount -s -T fstab dir; umount dir") else { return };
     assert!(!good && told.contains("barrier"), "-f checks the options: {told}");
-    let (good, told) = with_helper(&mounted, "mount -s -f -T fstab dir; mount -s -T fstab dir; umount dir");
+    let Some((good, told)) = with_helper(&mounted, "mount -s -f -T fstab dir; mount -s -T fstab dir; umount dir") else { return };
     assert!(good, "{told}");
 }

@@ -58,13 +58,17 @@ fn what_failed_is_named_last_with_its_program() {
     assert!(String::from_utf8_lossy(&output.stdout).ends_with("cargo test -p cairn-log: error: no such thing\n"));
 }
 
-/// Of a minimal Debian (bash, coreutils, util-linux), or of a package that `scripts/test` installs.
-const PROGRAMS: [&str; 21] = [
+/// Of a minimal Debian (bash, coreutils, util-linux), or of a package that `scripts/test` installs; of
+/// `file` its test is left out where it is missing.
+const PROGRAMS: [&str; 24] = [
     "bash",
     "cat",
     "cp",
     "dd",
+    "df",
     "env",
+    "file",
+    "findmnt",
     "fusermount3",
     "git",
     "ln",

@@ -39,6 +39,21 @@ impl Mounted {
         command
     }
 
+    /// Runs a shell script in the folder, in a mount namespace of its own; `None` where there can be
+    /// none: in a chroot whose root is no mount point, the host would see the mounts.
+    pub fn in_own_namespace(&self, script: &str, variables: &[(&str, &str)]) -> Option<Output> {
+        let unshare = || {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private"]).current_dir(self.folder.path());
+            command
+        };
+        if !unshare().arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            eprintln!("left out: no mount namespace of its own");
+            return None;
+        }
+        Some(unshare().args(["sh", "-c", script]).envs(variables.iter().copied()).output().unwrap())
+    }
+
     #[track_caller]
     pub fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.run(arguments);
