@@ -153,6 +153,17 @@ pub trait BlockDevice: Send + Sync {
     fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
         let _ = (offset_bytes, length_bytes);
     }
+
+    /// Keeps `bytes` of the storage below aside, beyond what the blocks take; 0 gives them back to it. For devices that get their
+    /// storage as they are written, image files: when the storage is full, what was kept makes room for what must be written.
+    /// Returns whether the device can keep any; a device that has all its storage needs none.
+    ///
+    /// # Errors
+    /// The storage has no room for it ([`DeviceError::is_storage_full`]), or the device fails.
+    fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
+        let _ = bytes;
+        Ok(false)
+    }
 }
 
 /// Inside an `impl BlockDevice`: the named methods are those of another device, given as an expression of `self`.
@@ -254,6 +265,11 @@ macro_rules! forward_to_device {
             $device.note_damage(offset_bytes, length_bytes)
         }
     };
+    (@keep_spare $self:ident $device:expr) => {
+        fn keep_spare(&$self, bytes: u64) -> Result<bool, $crate::DeviceError> {
+            $device.keep_spare(bytes)
+        }
+    };
     ($self:ident => $device:expr; $($method:ident),+ $(,)?) => {
         $($crate::forward_to_device!(@$method $self $device);)+
     };
@@ -262,7 +278,7 @@ macro_rules! forward_to_device {
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     forward_to_device!(self => **self;
         read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health,
-        observe, note_damage);
+        observe, note_damage, keep_spare);
 }
 
 /// One request as a device checks it: where, how long, and on which device.

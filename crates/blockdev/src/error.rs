@@ -71,6 +71,11 @@ impl DeviceError {
         self.source.raw_os_error()
     }
 
+    /// Whether the storage below the device is full: the disk of an image file, the pool of a thin volume, somebody's quota.
+    pub fn is_storage_full(&self) -> bool {
+        matches!(self.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
     /// Whether another process uses the device.
     pub fn is_in_use(&self) -> bool {
         self.operation == Operation::Lock && self.kind() == io::ErrorKind::WouldBlock

@@ -211,6 +211,14 @@ impl FileDevice {
         Ok(range)
     }
 
+    /// Fills no more holes when the host is full.
+    fn noted(&self, error: DeviceError) -> DeviceError {
+        if let Some(holes) = self.holes.as_ref().filter(|_| error.is_storage_full()) {
+            holes.suspend(true);
+        }
+        error
+    }
+
     fn writable(&self, range: Range<'_>) -> Result<(), DeviceError> {
         match self.mode {
             OpenMode::ReadWrite => Ok(()),
@@ -388,7 +396,7 @@ impl BlockDevice for FileDevice {
         } else {
             kernel::write_all(&self.file, offset_bytes, buffers)
         };
-        result.map_err(|error| range.error(error))?;
+        result.map_err(|error| self.noted(range.error(error)))?;
         self.counters.count_write(range.length_bytes);
         Ok(())
     }
@@ -443,5 +451,22 @@ impl BlockDevice for FileDevice {
 
     fn flush_time(&self) -> Duration {
         self.flush_time.average()
+    }
+
+    /// Behind the end of the image file, where nobody looks.
+    fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
+        let range = Range { operation: Operation::Preallocate, offset_bytes: self.length_bytes, length_bytes: bytes, device: &self.name };
+        self.writable(range)?;
+        if self.storage != Storage::RegularFile {
+            return Ok(false);
+        }
+        let kept = match bytes {
+            0 => kernel::free_behind_end(&self.file).map(|()| true),
+            _ => kernel::is_sparse(&self.file).and_then(|sparse| Ok(sparse && kernel::allocate_behind_end(&self.file, bytes)?)),
+        };
+        if let (Ok(true), 1.., Some(holes)) = (&kept, bytes, &self.holes) {
+            holes.suspend(false);
+        }
+        kept.map_err(|error| self.noted(range.error(error)))
     }
 }

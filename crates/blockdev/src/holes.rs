@@ -36,13 +36,25 @@ pub(crate) struct Holes {
     length_bytes: u64,
     filled: Vec<AtomicBool>,
     filling: RwLock<()>,
+    /// The host is full: what it has left is for what must be written.
+    suspended: AtomicBool,
 }
 
 impl Holes {
     /// For a file of `length_bytes` of which nothing is known.
     pub(crate) fn new(length_bytes: u64) -> Self {
         let chunks = length_bytes.div_ceil(CHUNK_BYTES);
-        Self { length_bytes, filled: (0..chunks).map(|_| AtomicBool::new(false)).collect(), filling: RwLock::new(Rank::DEVICE, ()) }
+        Self {
+            length_bytes,
+            filled: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            filling: RwLock::new(Rank::DEVICE, ()),
+            suspended: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on holes are filled, or not.
+    pub(crate) fn suspend(&self, suspended: bool) {
+        self.suspended.store(suspended, Ordering::Relaxed);
     }
 
     /// Whether the chunk has no holes. What the host says is remembered: holes don't come back but by discards, which
@@ -69,7 +81,7 @@ impl Holes {
         if chunks.clone().all(|chunk| self.is_filled(file, chunk)) {
             return None;
         }
-        if length_bytes >= LARGE_BYTES {
+        if length_bytes >= LARGE_BYTES || self.suspended.load(Ordering::Relaxed) {
             return Some(self.filling.read());
         }
         let _filling = self.filling.write();

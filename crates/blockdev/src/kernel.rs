@@ -9,6 +9,9 @@ use std::io::{self, IoSlice, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
+/// What is allocated behind the end of a file is never more.
+const BEHIND_END_BYTES_MAX: u64 = 64 << 20;
+
 /// The most parts that one system call takes (`IOV_MAX`).
 pub(crate) const PARTS_MAX: usize = 1024;
 
@@ -127,6 +130,31 @@ pub(crate) fn flush(file: &File) -> io::Result<()> {
 pub(crate) fn allocate(file: &File, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
     let call = || rustix::fs::fallocate(file, FallocateFlags::empty(), offset_bytes, length_bytes);
     unless_unsupported(rustix::io::retry_on_intr(call))
+}
+
+/// Allocates `bytes` bytes behind the end of a regular file, which does not grow. Returns whether its system can.
+pub(crate) fn allocate_behind_end(file: &File, bytes: u64) -> io::Result<bool> {
+    let end = length_bytes(file)?;
+    let call = || rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, end, bytes);
+    match rustix::io::retry_on_intr(call) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::FBIG) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Frees what is allocated behind the end of a regular file: one of the two calls does so, which one depends on its system.
+pub(crate) fn free_behind_end(file: &File) -> io::Result<()> {
+    let end = length_bytes(file)?;
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    unless_unsupported(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, end, BEHIND_END_BYTES_MAX)))?;
+    file.set_len(end)
+}
+
+/// Whether a regular file has less storage than length.
+pub(crate) fn is_sparse(file: &File) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    Ok(metadata.blocks() * 512 < metadata.len())
 }
 
 /// Gives a range back to the host's file system or to the disk; a system that cannot do so does nothing.

@@ -6,6 +6,7 @@ use crate::{output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, OpenMode};
+use cairn_engine::STORAGE_ROOM_BYTES;
 use cairn_environment::clock;
 use cairn_fuse::ShownSource;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -291,6 +292,27 @@ pub fn warn_if_degraded(device: &dyn BlockDevice) {
     let Some(health) = device.health().filter(|health| health.degraded) else { return };
     for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text()) {
         output::tell(&format_args!("cairn: warning: the {} goes on without {}: {}", health.kind, member.name, member.state));
+    }
+}
+
+/// Tells the user when the disk that holds a sparse image is full: the volume is well, and still can't be written to.
+pub fn warn_if_storage_is_full(image: &Image) {
+    for path in image.paths() {
+        let Ok(metadata) = fs::metadata(path) else { continue };
+        if !metadata.is_file() || metadata.blocks() * 512 >= metadata.len() {
+            continue;
+        }
+        let Ok(host) = rustix::fs::statvfs(path) else { continue };
+        let free_blocks = if rustix::process::geteuid().is_root() { host.f_bfree } else { host.f_bavail };
+        let free_bytes = free_blocks.saturating_mul(host.f_frsize);
+        if free_bytes < STORAGE_ROOM_BYTES {
+            output::tell(&format_args!(
+                "cairn: warning: the disk that holds {} is full ({} KiB are free), and the image needs room there to be written to; a mount \
+                 lets read and remove files, or only read; free space on that disk",
+                path.display(),
+                free_bytes / 1024
+            ));
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use cairn_btree::{Change, DirtyNodes};
 use cairn_format::{
     Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES, bitmap_generations_checksum,
 };
+use cairn_log::LogError;
 use cairn_space::{Request, Urgency};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
@@ -68,6 +69,8 @@ impl VolumeInner {
         // The right to commit is still held: a later transaction refers to what this one could not write.
         match &result {
             Ok(Ok(())) => {}
+            // The caller tells of a volume that could not be opened.
+            Ok(Err(error)) if kind == Kind::First => drop(self.halt(&error.clone().into_failure(), LogError::Stopped)),
             Ok(Err(error)) => self.fail(error),
             Err(_) => self.fail(&Error::Aborted("a commit ended with a panic".into())),
         }
@@ -82,9 +85,9 @@ impl VolumeInner {
             commit.unblock()
         }
         // 1. Nodes and bitmaps. The old superblock's trees are untouched; the log follows it.
-        let written = self.cache.write(&frozen.dirty)?;
+        let written = self.write_with_spare(|| Ok(self.cache.write(&frozen.dirty)?))?;
         self.counters.nodes_written.fetch_add(written.nodes, Ordering::Relaxed);
-        let slots = self.write_bitmaps(&frozen.bitmaps)?;
+        let slots = self.write_with_spare(|| self.write_bitmaps(&frozen.bitmaps))?;
         // Data that the log holds, or is writing, belongs to the trees as well; and what this transaction freed must not be
         // free while it is written to.
         self.log.write_data()?;
@@ -170,14 +173,7 @@ impl VolumeInner {
 
     /// Makes the blocks that `generation` freed free, after discarding them if asked for.
     pub(crate) fn unpin(&self, generation: Generation) {
-        if self.options.discard {
-            for range in self.space.pinned(generation) {
-                let bytes = range.blocks * cairn_format::BLOCK_SIZE as u64;
-                if let Err(error) = self.device.discard(range.start.offset_bytes(), bytes) {
-                    tracing::warn!("discard failed: {error}");
-                }
-            }
-        }
+        self.discard_pinned(generation);
         self.space.unpin(generation);
         if self.options.fsync_wait == FsyncWait::Complete {
             // The closed contexts stay in the list so long, and the ring is freed later: neither hurts.

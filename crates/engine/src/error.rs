@@ -43,9 +43,12 @@ pub enum Error {
     XattrTooLarge,
     #[error("the directory has no free slot for this name's hash")]
     HashCollisions,
+    /// The storage below the device is full, as far as this volume may use it.
+    #[error("the disk that holds {} is full: free space on it, or remove files here", .0.device)]
+    StorageFull(DeviceError),
     /// The device failed.
     #[error("{0}")]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     /// A structure on the volume is damaged.
     #[error("{0}")]
     Damaged(#[from] FormatError),
@@ -81,10 +84,16 @@ impl Error {
     }
 }
 
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        if error.is_storage_full() { Error::StorageFull(error) } else { Error::Device(error) }
+    }
+}
+
 impl From<TreeError> for Error {
     fn from(error: TreeError) -> Self {
         match error {
-            TreeError::Device { source, .. } => Error::Device(source),
+            TreeError::Device { source, .. } => source.into(),
             TreeError::Damaged { source, .. } => Error::Damaged(source),
             TreeError::Space { source, .. } => source.into(),
         }
@@ -114,7 +123,7 @@ impl From<LogError> for Error {
 impl From<ReplayError> for Error {
     fn from(error: ReplayError) -> Self {
         match error {
-            ReplayError::Device(error) => Error::Device(error),
+            ReplayError::Device(error) => error.into(),
             ReplayError::Damaged(error) => Error::Damaged(error),
         }
     }

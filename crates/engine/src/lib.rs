@@ -10,6 +10,7 @@
 
 mod commit;
 mod directory;
+mod discard;
 mod entries;
 mod error;
 mod extents;
@@ -32,6 +33,7 @@ mod shutdown;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod statistics;
+mod storage_room;
 mod throttle;
 mod transaction;
 mod truncate;
@@ -52,6 +54,7 @@ pub use options::{FsyncWait, VolumeOptions};
 pub use recovery_meter::{RecoveryPhase, RecoveryProgress};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
+pub use storage_room::STORAGE_ROOM_BYTES;
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,
     TimeChange, XattrMode,

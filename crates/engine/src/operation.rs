@@ -91,6 +91,9 @@ impl VolumeInner {
 
     /// Reserves space with the patience of `effort`.
     pub(crate) fn reserve(&self, request: Request, effort: Effort) -> Result<Reservation> {
+        if matches!(effort, Effort::Ordinary | Effort::Name) {
+            self.check_storage_room()?;
+        }
         Ok(match effort {
             Effort::Ordinary => self.space.reserve(request, Urgency::Normal)?,
             Effort::Name => self.space.reserve(request, Urgency::Name)?,

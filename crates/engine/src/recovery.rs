@@ -10,6 +10,7 @@
 //! 6. On a mirror that was not closed, make the copies of what is overwritten in place the same (`cairn_blockdev::composed`
 //!    says why that is right). *A crash: again.*
 //! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
+use crate::discard::Discards;
 use crate::failures::{FailureLedger, Watched};
 use crate::inode::InodeTable;
 use crate::orphans::Orphans;
@@ -284,6 +285,8 @@ impl VolumeInner {
             dirty_pages: AtomicU64::new(0),
             dirty_throttle: crate::throttle::DirtyThrottle::new(),
             counters,
+            storage_room: Arc::default(),
+            discards: Discards::new(),
             signal,
             work: VolumeInner::new_work(),
             work_changed: Condvar::new(),

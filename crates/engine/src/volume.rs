@@ -9,6 +9,7 @@
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
 use crate::directory::CREATION_ITEMS;
+use crate::discard::Discards;
 use crate::error::CLOSED;
 use crate::failures::FailureLedger;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
@@ -17,6 +18,7 @@ use crate::orphans::Orphans;
 use crate::recovery_meter::{RecoveryMeter, RecoveryPhase, RecoveryProgress, describe};
 use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
+use crate::storage_room::StorageRoom;
 use crate::throttle::DirtyThrottle;
 use crate::transaction::Transactions;
 use crate::types::{
@@ -90,6 +92,8 @@ pub(crate) struct VolumeInner {
     pub(crate) buffers: BlockPool,
     pub(crate) dirty_throttle: DirtyThrottle,
     pub(crate) counters: Counters,
+    pub(crate) storage_room: Arc<StorageRoom>,
+    pub(crate) discards: Discards,
     pub(crate) signal: Arc<SharedSignal>,
     pub(crate) work: Mutex<Work>,
     pub(crate) work_changed: Condvar,
@@ -302,7 +306,7 @@ impl VolumeInner {
         SpaceInfo {
             total_blocks: report.total_blocks,
             free_blocks: report.total_blocks.saturating_sub(report.used) + report.returning,
-            available_blocks: report.obtainable_blocks.saturating_sub(least_blocks),
+            available_blocks: if self.storage_room.is_tight() { 0 } else { report.obtainable_blocks.saturating_sub(least_blocks) },
             block_size: BLOCK_SIZE as u32,
         }
     }
@@ -343,6 +347,7 @@ impl Shared {
     /// Nobody waits for a thread that has ended already: all waits end first.
     fn stop_threads(&self) {
         self.inner.halt(CLOSED, LogError::Stopped);
+        self.inner.wait_for_discards();
         self.inner.signal.stop();
         self.inner.orphans.stop();
         self.inner.stop_unpinner();
@@ -441,6 +446,7 @@ impl Volume {
         threads.push(spawn("cairn-unpin", VolumeInner::run_unpinner));
         meter.at("first commit", 0, 0);
         inner.commit_first()?;
+        inner.keep_first_spare();
         threads.push(spawn("cairn-commit", VolumeInner::run_committer));
         if inner.options.background {
             threads.push(spawn("cairn-reaper", VolumeInner::run_reaper));
@@ -462,6 +468,10 @@ impl Volume {
             Ok(())
         } else {
             inner.check_alive().and_then(|()| {
+                // Data of what was removed is not written any more, which would take space.
+                if inner.options.background {
+                    inner.drain_orphans();
+                }
                 // With data on its way, the commit is not told how that ends.
                 let written = if inner.log.unwritten_blocks() > 0 { inner.settle_all() } else { inner.write_back_all() };
                 if inner.options.background {
@@ -594,6 +604,9 @@ operations! {
     fn list_xattrs(&self, inode: InodeNumber) -> Result<Vec<Vec<u8>>>;
     /// Removes an extended attribute.
     fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()>;
+    /// Gives free blocks in the range `bytes` of the device back to the storage below, those in runs of at least `least_bytes`, after a
+    /// commit of what was removed; returns how many bytes.
+    fn trim(&self, bytes: Range<u64>, least_bytes: u64) -> Result<u64>;
     /// Stops the volume as a crash would, after making everything durable if asked to; then it can only be read and closed.
     fn shut_down(&self, log: ShutdownLog) -> Result<()>;
 }

@@ -22,6 +22,7 @@ use crate::failures::{FailureLedger, in_file};
 use crate::inode::{Flight, Inode, InodeState};
 use crate::operation::{Effort, Operation};
 use crate::pages::Segment;
+use crate::storage_room::StorageRoom;
 use crate::types::{Completion, FsyncKind};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
@@ -142,6 +143,7 @@ impl VolumeInner {
                 _ => return Ok(()),
             }
         };
+        self.check_storage_room()?;
         while from <= last {
             let Some(batch) = self.take_batch(inode, from)? else { break };
             from = batch.segments.last().expect("a batch has pages").end();
@@ -289,7 +291,7 @@ impl VolumeInner {
                 };
                 let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
                 let buffers: Vec<&[u8]> = now.iter().map(|(_, data)| &data[..]).collect();
-                self.device.write(first.start.offset_bytes(), &buffers)?;
+                self.noted(self.device.write(first.start.offset_bytes(), &buffers).map_err(Error::from))?;
                 rest = later;
             }
         }
@@ -402,8 +404,9 @@ impl VolumeInner {
             let state = self.read_inode_in_use(&inode)?;
             (state.file_type() == FileType::Regular, state.last)
         };
+        let storage_room = Arc::clone(&self.storage_room);
         if !regular {
-            return Ok(Prepared { inode, target: last, tickets: Vec::new() });
+            return Ok(Prepared { inode, target: last, tickets: Vec::new(), storage_room });
         }
         let (mut target, tickets) = self.write_back_for_fsync(&inode)?;
         let needs_item = {
@@ -414,7 +417,7 @@ impl VolumeInner {
         if needs_item {
             target = self.log_attributes(&inode)?;
         }
-        Ok(Prepared { inode, target, tickets })
+        Ok(Prepared { inode, target, tickets, storage_room })
     }
 
     /// Logs the inode's attributes if memory has newer ones.
@@ -469,6 +472,7 @@ struct Prepared {
     target: LogSeq,
     /// The file's data that is on its way.
     tickets: Vec<Arc<DataTicket>>,
+    storage_room: Arc<StorageRoom>,
 }
 
 impl Prepared {
@@ -478,7 +482,10 @@ impl Prepared {
         for ticket in &self.tickets {
             let outcome = ticket.outcome();
             debug_assert!(outcome.is_some(), "what is durable has been written");
-            outcome.unwrap_or(Ok(())).inspect_err(|error| failures.belongs_to(error, self.inode.number))?;
+            outcome.unwrap_or(Ok(())).inspect_err(|error| {
+                failures.belongs_to(error, self.inode.number);
+                self.storage_room.note(error);
+            })?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a program does with somebody's mount: unmount it, make it durable, shut it down, ask for its statistics.
+//! What a program does with somebody's mount: unmount it, make it durable, trim it, shut it down, ask for its statistics.
 //!
 //! Attributes that only the root directory of a mount has, and that no listing shows, answer questions:
 //! [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
@@ -83,6 +83,17 @@ pub fn shut_down(directory: &Path, flush: bool) -> Result<(), MountError> {
     // What the kernel holds comes first; the server waits until it has arrived.
     let synced = if flush { rustix::fs::syncfs(&open).map_err(no_answer) } else { Ok(()) };
     kernel::request_shutdown(&open, flush).map_err(no_answer).and(synced)
+}
+
+/// Discards what is free in the volume that `directory` shows, so that its image file takes less room; returns how many bytes
+/// were free. Only root and the server's user may ask.
+///
+/// # Errors
+/// It is in no mount of Cairn, or the volume can't be changed.
+pub fn trim(directory: &Path) -> Result<u64, MountError> {
+    let no_answer = |errno| no_answer(directory, errno);
+    let open = open_in_mount(directory)?;
+    kernel::request_trim(&open).map_err(no_answer)
 }
 
 /// Whether the volume mounted on `mountpoint` was shut down, and waits for its mount to end.

@@ -2,9 +2,10 @@
 //!
 //! The only module of the crate with `unsafe`.
 #![allow(unsafe_code)]
+use crate::protocol::wire::TrimRange;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io;
-use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter};
+use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter, Updater};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// `_IO(0xCA, 1)` on a directory of a mount: make everything durable.
@@ -15,6 +16,9 @@ pub const IOCTL_SHUTDOWN: u32 = 0xca02;
 pub const IOCTL_SHUTDOWN_DROP: u32 = 0xca03;
 /// `XFS_IOC_GOINGDOWN`, which ext4 and btrfs know as well. The kernel keeps its argument, a word of flags, to itself.
 pub const IOCTL_GOING_DOWN: u32 = 0x8004_587d;
+
+/// `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`: discard what is free. fstrim(8) sends it to a directory.
+pub const IOCTL_TRIM: u32 = 0xc018_5879;
 
 const FUSE_DEV_IOC_CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
 const LOOP_CTL_GET_FREE: Opcode = 0x4c82;
@@ -115,6 +119,14 @@ pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
     }
 }
 
+/// Asks the mount that `directory` belongs to, to discard what is free; returns how many bytes that was.
+pub fn request_trim(directory: impl AsFd) -> io::Result<u64> {
+    let mut range = TrimRange { start: 0, length: u64::MAX, least_bytes: 0 };
+    // SAFETY: FITRIM reads and writes one `struct fstrim_range`, whose layout `TrimRange` has (checked by a test).
+    unsafe { ioctl::ioctl(directory, Updater::<{ IOCTL_TRIM as Opcode }, TrimRange>::new(&mut range))? };
+    Ok(range.length)
+}
+
 /// Shared mappings for tests.
 #[cfg(test)]
 pub mod mapping {
@@ -167,6 +179,7 @@ mod tests {
     fn loop_structures_have_the_kernels_sizes() {
         assert_eq!(size_of::<LoopInfo>(), 232);
         assert_eq!(size_of::<LoopConfig>(), 304);
+        assert_eq!(size_of::<TrimRange>(), 24);
         assert_eq!(FUSE_DEV_IOC_CLONE, 0x8004_e500);
     }
 }

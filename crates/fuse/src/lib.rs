@@ -1,6 +1,6 @@
 //! Cairn's own FUSE transport, and the mount that answers with a volume.
 //!
-//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`shut_down`], [`statistics`],
+//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`trim`], [`shut_down`], [`statistics`],
 //! [`find_mount`]); the adapter that answers requests with a volume ([`VolumeHandler`]); the session (INIT to unmount);
 //! making mounts; [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in two
 //! modules: one wraps ioctls, the other io_uring.
@@ -41,7 +41,7 @@ mod session_tests;
 mod tiny_file_system;
 
 pub use adapter::VolumeHandler;
-pub use control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync, unmount};
+pub use control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync, trim, unmount};
 pub use error::MountError;
 pub use mounted::{MountEnder, MountedVolume, mount};
 pub use mounting::{KernelOptions, MountInfo, MountOptions, ShownSource, Transport, find_mount, is_mounted};

@@ -120,6 +120,14 @@ impl Bits {
         Some(longer(longest, run)).filter(|run| !run.is_empty())
     }
 
+    /// The first run of clear bits in `within`.
+    pub(crate) fn first_run(&self, within: Range<u32>) -> Option<Range<u32>> {
+        let clear = |(index, mask): (usize, u64)| (index as u32, !self.0[index] & mask);
+        let (index, bits) = words(within.clone()).map(clear).find(|(_, bits)| *bits != 0)?;
+        let start = index * u64::BITS + bits.trailing_zeros();
+        Some(start..start + self.run_at(start, within.end - start, Kind::Any, &(0..0)))
+    }
+
     /// Length of the run of clear bits of `kind` that begins at `start`, up to `wanted`, none of them in `avoided`.
     pub(crate) fn run_at(&self, start: u32, wanted: u32, kind: Kind, avoided: &Range<u32>) -> u32 {
         let end = (start + wanted).min(Geometry::GROUP_BLOCKS as u32);

@@ -196,6 +196,16 @@ impl Groups {
         Ok(runs)
     }
 
+    /// The first run of blocks in `within` that nobody has, inside of one group.
+    pub(crate) fn first_free(&self, within: BlockRange) -> Option<BlockRange> {
+        pieces(within).find_map(|(number, piece)| {
+            let group = self.groups.get(number).filter(|group| group.free_blocks > 0)?;
+            let run = group.allocated.first_run(piece)?;
+            let start = BlockNumber(number as u64 * Geometry::GROUP_BLOCKS + u64::from(run.start));
+            Some(BlockRange::new(start, run.len() as u64))
+        })
+    }
+
     /// The next snapshot has this group's bitmap.
     pub(crate) fn mark_changed(&mut self, number: usize) {
         self.changed.assign(number, true);

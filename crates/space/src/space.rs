@@ -319,6 +319,35 @@ impl Space {
         ledger.satisfy();
     }
 
+    /// Takes the first free blocks in `within`, to discard them: only blocks that an ordinary writer could be given now, and never
+    /// all of those. They are in flight until [`Self::release_held`]; whoever waits for space knows that they come back. `None`: there
+    /// are none, or all are needed.
+    pub fn hold_free(&self, within: BlockRange) -> Option<BlockRange> {
+        let mut ledger = self.ledger.lock();
+        let mut groups = self.groups.lock();
+        let mut range = groups.first_free(within)?;
+        range.blocks = range.blocks.min(ledger.budget.room_blocks() / 2);
+        if range.blocks == 0 {
+            return None;
+        }
+        let clusters_broken = groups.occupy(range);
+        if !ledger.budget.take_unreserved(range.blocks, clusters_broken) {
+            groups.vacate(range);
+            return None;
+        }
+        self.announce(range.blocks);
+        Some(range)
+    }
+
+    /// Gives back what [`Self::hold_free`] took.
+    ///
+    /// # Panics
+    /// If `range` is not in flight.
+    pub fn release_held(&self, range: BlockRange) {
+        self.cancel(range);
+        self.retract(range.blocks);
+    }
+
     /// As [`Self::cancel`], and the blocks are reserved for `reservation` again at once.
     ///
     /// # Panics

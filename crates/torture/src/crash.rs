@@ -162,6 +162,13 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// Whether free blocks are discarded all the time: where nothing else discards, and commits are quick.
+    fn trims(&self) -> bool {
+        self.background && !self.discard && !self.full_log
+    }
+}
+
 /// Options for opening a state: nothing happens but what is asked for.
 fn recovery_options() -> VolumeOptions {
     VolumeOptions { background: false, node_cache_bytes: 1 << 20, ..VolumeOptions::default() }
@@ -192,7 +199,7 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
     let (mut log_blocks_written, mut fallbacks) = (0, 0);
     for _ in 0..shape.sessions {
         let volume = open()?;
-        session(&mut clients, volume.clone(), &device, shape.operations_each)?;
+        session(&mut clients, volume.clone(), &device, shape.operations_each, shape.trims())?;
         let statistics = volume.statistics();
         log_blocks_written += statistics.log_blocks_written;
         fallbacks += statistics.fallbacks_ring_full + statistics.fallbacks_context_too_large;

@@ -6,11 +6,12 @@ use crate::operation::{Base, Operation, listing};
 use crate::runner::Runner;
 use cairn_blockdev::SimulatedDevice;
 use cairn_engine::{Timestamp, Volume};
-use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One client: what it will do, what it should see, what it did.
 pub struct Client {
@@ -147,11 +148,47 @@ impl EndedFsyncs {
     }
 }
 
-/// Lets all clients work at the same time, and closes the volume.
+/// Between two trims: the record of a run shall not consist of discards.
+const TRIM_PAUSE: Duration = Duration::from_millis(2);
+
+/// Discards what is free again and again while the clients work.
+struct Trimmer {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Result<(), String>>,
+}
+
+impl Trimmer {
+    fn start(volume: &Volume) -> Trimmer {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (volume, stopped) = (volume.clone(), Arc::clone(&stop));
+        let thread = thread::spawn("trimmer", move || {
+            while !stopped.load(Ordering::Acquire) {
+                volume.trim(0..u64::MAX, 0).map_err(|error| format!("trim: {error}"))?;
+                clock::sleep(TRIM_PAUSE);
+            }
+            Ok(())
+        });
+        Trimmer { stop, thread }
+    }
+
+    fn end(self) -> Result<(), String> {
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().map_err(|_| "the trimmer panicked".to_owned())?
+    }
+}
+
+/// Lets all clients work at the same time, beside one who trims if `trim`, and closes the volume.
 ///
 /// # Errors
 /// An operation did not return what the model says, an fsync failed, or the volume could not be closed.
-pub fn session(clients: &mut Vec<Client>, volume: Volume, device: &Arc<SimulatedDevice>, operations_each: usize) -> Result<(), String> {
+pub fn session(
+    clients: &mut Vec<Client>,
+    volume: Volume,
+    device: &Arc<SimulatedDevice>,
+    operations_each: usize,
+    trim: bool,
+) -> Result<(), String> {
+    let trimmer = trim.then(|| Trimmer::start(&volume));
     let threads: Vec<_> = clients
         .drain(..)
         .map(|mut client| {
@@ -173,7 +210,7 @@ pub fn session(clients: &mut Vec<Client>, volume: Volume, device: &Arc<Simulated
         clients.push(client);
         ended_fsyncs.push(ended);
     }
-    outcome?;
+    outcome.and(trimmer.map_or(Ok(()), Trimmer::end))?;
     volume.close().map_err(|error| format!("closing the volume: {error}"))?;
     let at = device.history_len();
     for (client, ended) in clients.iter_mut().zip(ended_fsyncs) {

@@ -30,7 +30,7 @@ fn finished_run() -> (Arc<SimulatedDevice>, Vec<ClientHistory>) {
     device.start_recording();
     let order = Arc::new(AtomicU64::new(0));
     let mut clients = (0..2).map(|client| Client::new(client, 77 + u64::from(client), Profile::CRASH, order.clone())).collect();
-    session(&mut clients, volume, &device, 150).unwrap_or_else(|error| panic!("{error}"));
+    session(&mut clients, volume, &device, 150, false).unwrap_or_else(|error| panic!("{error}"));
     (device, clients.into_iter().map(|client| client.history).collect())
 }
 

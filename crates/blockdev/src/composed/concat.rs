@@ -170,4 +170,8 @@ impl BlockDevice for Concat {
             self.members.count_checksum_errors(part.index, at_bytes, part.length_bytes / BLOCK_BYTES as u64);
         }
     }
+
+    fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
+        self.members.keep_spare(bytes)
+    }
 }

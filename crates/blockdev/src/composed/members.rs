@@ -467,6 +467,11 @@ impl Members {
         self.usable().map(|(_, device)| device.flush_time()).max().unwrap_or_default()
     }
 
+    /// Each member may lie on storage of its own.
+    pub(super) fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
+        self.usable().try_fold(false, |any, (_, device)| Ok(device.keep_spare(bytes)? || any))
+    }
+
     pub(super) fn health(&self) -> DeviceHealth {
         let members = self.list.iter().map(|member| MemberHealth {
             name: member.name.clone(),

@@ -294,6 +294,10 @@ impl BlockDevice for Mirror {
         let blocks = length_bytes / BLOCK_BYTES as u64;
         self.members.usable().for_each(|(index, _)| self.members.count_checksum_errors(index, offset_bytes, blocks));
     }
+
+    fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
+        self.members.keep_spare(bytes)
+    }
 }
 
 /// A device whose copy number `copy` is read first: for whoever wants to check each copy of everything.

@@ -97,6 +97,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.repair {
         device.flush().with_context(|| arguments.image.to_string())?;
     }
+    image::warn_if_storage_is_full(&arguments.image);
     advise(&report, arguments);
     let degraded = device.health().is_some_and(|health| health.degraded) && !arguments.degraded;
     let members = if degraded { EXIT_UNSOUND } else { tell_bad_copies(&*device, arguments.repair) };

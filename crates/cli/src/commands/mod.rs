@@ -13,4 +13,5 @@ pub mod shutdown;
 pub mod stats;
 pub mod sync;
 pub mod torture;
+pub mod trim;
 pub mod umount;

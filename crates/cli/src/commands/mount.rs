@@ -10,7 +10,7 @@ use crate::mount_end::{self, EndOnSignal};
 use crate::mount_options::{Flush, MountSettings};
 use crate::progress::ProgressBar;
 use crate::size::Size;
-use crate::{daemon, logging, mount_error};
+use crate::{daemon, logging, mount_error, output};
 use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
@@ -90,9 +90,9 @@ impl Arguments {
 /// # Errors
 /// When the volume is not mounted, or, for a server, when the volume could not be closed as it should.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let settings = MountSettings::parse(&arguments.options).map_err(anyhow::Error::msg)?;
+    let mut settings = MountSettings::parse(&arguments.options).map_err(anyhow::Error::msg)?;
     if arguments.serve || arguments.foreground {
-        return serve(arguments, &settings);
+        return serve(arguments, &mut settings);
     }
     check_mountpoint(&arguments.dir)?;
     if let Some(size) = arguments.create {
@@ -146,7 +146,7 @@ fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
     Ok(list)
 }
 
-fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<ExitCode> {
+fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<ExitCode> {
     check_mountpoint(&arguments.dir)?;
     if let Some(size) = arguments.create {
         create_if_missing(&arguments.image, size)?;
@@ -187,7 +187,8 @@ fn serve(arguments: &Arguments, settings: &MountSettings) -> anyhow::Result<Exit
     Ok(interrupted.exit_code())
 }
 
-fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume> {
+/// Where the disk that holds the image has no room for what a mount must write, the volume is opened for reading, and `settings` say so.
+fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Volume> {
     let mode = if settings.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = image.open(mode, settings.degraded)?;
     let mut options = VolumeOptions { read_only: settings.read_only, discard: settings.discard, ..VolumeOptions::default() };
@@ -201,7 +202,18 @@ fn open_volume(image: &Image, settings: &MountSettings) -> anyhow::Result<Volume
         Flush::Each => FlushPolicy::Each,
     };
     options.fsync_wait = settings.fsync_wait;
-    let volume = open_with_progress(device, options).with_context(|| image.to_string())?;
+    let volume = match open_with_progress(Arc::clone(&device), options.clone()) {
+        Err(cairn_engine::Error::StorageFull(_)) if !settings.read_only => {
+            output::tell(&format_args!(
+                "cairn: warning: {image}: the disk that holds it is full, without room for what a mount must write: mounted read-only; free \
+                 space on that disk, then unmount and mount again"
+            ));
+            settings.read_only = true;
+            open_with_progress(device, VolumeOptions { read_only: true, ..options })
+        }
+        opened => opened,
+    };
+    let volume = volume.with_context(|| image.to_string())?;
     // A volume whose root directory can't be read would be a mount that doesn't answer.
     volume.attributes(volume.root()).with_context(|| format!("{image}: the root directory"))?;
     Ok(volume)

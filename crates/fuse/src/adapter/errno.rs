@@ -12,7 +12,7 @@ pub fn errno_of(error: &Error) -> Errno {
         Error::NotEmpty => Errno::NOTEMPTY,
         Error::NameLength(0) => Errno::INVAL,
         Error::NameLength(_) => Errno::NAMETOOLONG,
-        Error::NoSpace | Error::HashCollisions => Errno::NOSPC,
+        Error::NoSpace | Error::StorageFull(_) | Error::HashCollisions => Errno::NOSPC,
         Error::Interrupted => Errno::INTR,
         Error::ReadOnly => Errno::ROFS,
         Error::NoAttribute => Errno::NODATA,

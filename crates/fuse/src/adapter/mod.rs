@@ -261,7 +261,7 @@ impl VolumeHandler {
             Op::StatFs => answer(reply, Ok(self.statfs())),
             Op::SyncFs => answer_status(reply, self.sync()),
             Op::Destroy => answer_status(reply, self.close()),
-            Op::Ioctl { command, .. } => self.ioctl(&header, command, reply),
+            Op::Ioctl { command, input, .. } => self.ioctl(&header, command, input, reply),
             Op::Read { .. }
             | Op::Write { .. }
             | Op::Fallocate { .. }

@@ -1,4 +1,5 @@
-//! The volume's end while it is mounted: by IOCTL, or because the server has to end. IOCTL also makes everything durable.
+//! The volume's end while it is mounted: by IOCTL, or because the server has to end. IOCTL also makes everything durable, and discards
+//! what is free.
 //!
 //! States: *running* → *begun*. Once a shutdown has begun, every request is refused with EIO but those that end the mount.
 //! One atomic number holds the state and counts the changing requests in work, so each of them either ends before the
@@ -9,7 +10,7 @@
 use super::extended::is_made_up;
 use super::{VolumeHandler, answer};
 use crate::kernel;
-use crate::protocol::wire::IoctlOut;
+use crate::protocol::wire::{IoctlOut, TrimOut, TrimRange};
 use crate::protocol::{Operation, ROOT_NODE, Request, RequestHeader};
 use crate::transport::Reply;
 use cairn_engine::{Error, ShutdownLog};
@@ -18,6 +19,7 @@ use cairn_environment::{clock, thread};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
 /// In the state: a shutdown has begun.
 const BEGUN: usize = 1 << 63;
@@ -84,6 +86,11 @@ pub fn is_still_answered(request: &Request<'_>) -> bool {
     }
 }
 
+/// Root and the server's user.
+fn is_privileged(header: &RequestHeader) -> bool {
+    header.uid == 0 || header.uid == rustix::process::geteuid().as_raw()
+}
+
 impl VolumeHandler {
     /// Stops the volume with everything durable that was answered with success; all later requests fail. Not on a request
     /// thread.
@@ -101,14 +108,31 @@ impl VolumeHandler {
         self.shutdown.has_begun()
     }
 
-    pub(super) fn ioctl(&self, header: &RequestHeader, command: u32, reply: Reply) {
+    /// FITRIM, on a thread of its own: it may take long.
+    fn trim(&self, header: &RequestHeader, input: &[u8], reply: Reply) {
+        if !is_privileged(header) {
+            return reply.error(Errno::PERM);
+        }
+        let Ok(range) = TrimRange::read_from_bytes(input) else { return reply.error(Errno::INVAL) };
+        let volume = self.volume.clone();
+        thread::spawn("cairn-trim", move || {
+            let trimmed = volume.trim(range.start..range.start.saturating_add(range.length), range.least_bytes);
+            let out = |length| TrimOut { header: IoctlOut::default(), range: TrimRange { length, ..range } };
+            answer(reply, trimmed.map(out).map_err(Into::into));
+        });
+    }
+
+    pub(super) fn ioctl(&self, header: &RequestHeader, command: u32, input: &[u8], reply: Reply) {
+        if command == kernel::IOCTL_TRIM {
+            return self.trim(header, input, reply);
+        }
         let shutdown = match command {
             kernel::IOCTL_SYNC => None,
             kernel::IOCTL_SHUTDOWN | kernel::IOCTL_GOING_DOWN => Some(ShutdownLog::Flush),
             kernel::IOCTL_SHUTDOWN_DROP => Some(ShutdownLog::Drop),
             _ => return reply.error(Errno::NOTTY),
         };
-        if shutdown.is_some() && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
+        if shutdown.is_some() && !is_privileged(header) {
             return reply.error(Errno::PERM);
         }
         let (volume, writes, state) = (self.volume.clone(), self.writes.clone(), self.shutdown.clone());

@@ -157,7 +157,8 @@ fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
         opcode::NOTIFY_REPLY => Operation::NotifyReply,
         opcode::IOCTL => {
             let ioctl: wire::IoctlIn = body.structure()?;
-            Operation::Ioctl { command: ioctl.command, out_length_bytes: ioctl.out_size }
+            let input = body.bytes(ioctl.in_size)?;
+            Operation::Ioctl { command: ioctl.command, input, out_length_bytes: ioctl.out_size }
         }
         opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR | opcode::REMOVEXATTR => parse_xattr(number, body)?,
         opcode::READ

@@ -150,6 +150,8 @@ pub enum Operation<'a> {
     },
     Ioctl {
         command: u32,
+        /// What the caller's argument points to, if the number says that it is read.
+        input: &'a [u8],
         out_length_bytes: u32,
     },
     Interrupt {

@@ -67,6 +67,10 @@ wire! {
     }
     InterruptIn { unique: u64 }
     IoctlIn { handle: u64, flags: u32, command: u32, argument: u64, in_size: u32, out_size: u32 }
+    /// `struct fstrim_range`: what FITRIM reads, and writes with `length` as the number of bytes that were discarded.
+    TrimRange { start: u64, length: u64, least_bytes: u64 }
+    /// The answer to FITRIM.
+    TrimOut { header: IoctlOut, range: TrimRange }
     IoctlOut { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
     FallocateIn { handle: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     LseekIn { handle: u64, offset: u64, whence: u32, padding: u32 }
