@@ -1,7 +1,13 @@
 //! What the README shows works, and what it names exists.
+#[path = "mounting/mounted.rs"]
+mod mounted;
+mod mounting;
+
+use mounted::Mounted;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -35,6 +41,22 @@ fn the_example_above_is_the_readmes() {
     let run = source.split("    // begin\n").nth(1).and_then(|rest| rest.split("    // end\n").next()).expect("the marks");
     let run: Vec<&str> = run.lines().map(|line| line.strip_prefix("    ").unwrap_or(line)).collect();
     assert_eq!(shown.lines().collect::<Vec<_>>(), run);
+}
+
+/// In a folder that is home and checkout at once.
+#[test]
+fn the_first_commands_work_as_they_are_written() {
+    let Some(mounted) = Mounted::new() else { return };
+    let readme = fs::read_to_string(workspace().join("README.md")).unwrap();
+    let shown = readme.split("```sh\n").nth(2).and_then(|rest| rest.split("```").next()).expect("a second block of commands");
+    assert!(shown.contains("cairn mount"), "{shown}");
+    fs::create_dir_all(mounted.path("target/release")).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cairn"), mounted.path("target/release/cairn")).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-e", "-c", shown]).env("HOME", mounted.folder.path()).current_dir(mounted.folder.path());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(mounted.path("volume.cairn").exists());
 }
 
 #[test]
