@@ -131,7 +131,7 @@ impl Handler for TinyFileSystem {
                 Some(&found) => answer(reply, state.entry(found)),
                 None => reply.error(Errno::NOENT),
             },
-            Operation::GetAttributes => {
+            Operation::GetAttributes { .. } => {
                 let attr = state.attr(node);
                 answer(reply, attr.map(|attr| AttrOut { attr_valid_seconds: 1 << 40, attr, ..AttrOut::default() }));
             }

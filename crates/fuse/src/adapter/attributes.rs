@@ -138,6 +138,9 @@ impl VolumeHandler {
         };
         let attributes = self.volume.set_attributes(node, &attribute_change(set, is_directory, in_group))?;
         self.settle_change(node)?;
+        if set.valid & flag::SIZE != 0 {
+            self.overdrawn.forgive(node.0);
+        }
         Ok(attr_out(&attributes))
     }
 }

@@ -26,6 +26,9 @@ impl VolumeHandler {
             Operation::Read { offset_bytes, length_bytes } => self.read(node, offset_bytes, length_bytes, reply),
             Operation::Write { offset_bytes, data, flags } => {
                 let written = self.write(header, offset_bytes, data, flags, &reply);
+                if let Err(failure) = &written {
+                    self.overdrawn.note(node, flags, failure.errno(), &reply);
+                }
                 answer(reply, written);
             }
             Operation::Fallocate { offset_bytes, length_bytes, mode } => {

@@ -3,15 +3,21 @@
 use super::volume_tests::{Mounted, can_mount, pattern};
 use crate::MountOptions;
 use crate::tiny_file_system::options_of_tests;
+use cairn_environment::clock;
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
+use std::time::Duration;
 
 const CHUNK_BYTES: usize = 64 << 10;
 /// What a nearly full volume has left.
 const BYTES_LEFT: u64 = 6 << 20;
+/// With what reclaim finds.
+const STORED_BYTES_MAX: u64 = 2 * BYTES_LEFT;
+/// Far more than the kernel keeps dirty for a mount, in MiB.
+const WRITES_MAX: u64 = 8192;
 /// More than that.
 const BYTES_TOO_MANY: u64 = 24 << 20;
 
@@ -93,6 +99,54 @@ fn write_too_much(mounted: &Mounted, name: &str) -> (File, bool) {
         }
     }
     (file, false)
+}
+
+#[test]
+fn with_writeback_writing_ends_with_an_error_and_the_file_shows_what_was_stored() {
+    if !can_mount() {
+        return;
+    }
+    let options = MountOptions { writeback: true, ..options_of_tests() };
+    let mounted = Mounted::new(&options);
+    nearly_fill(&mounted);
+    let file = File::create(mounted.path("endless")).unwrap();
+    let chunk = vec![7; 1 << 20];
+    let refused = (0..WRITES_MAX).find_map(|number| file.write_at(&chunk, number << 20).err().map(|error| (number, error)));
+    let (accepted, error) = refused.expect("write(2) never fails");
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    assert!(is_no_space(rustix::fs::fsync(&file)), "fsync was silent");
+    // It stays so, is no obstacle to others, and ends with the reason.
+    assert!(file.write_at(&chunk, accepted << 20).is_err());
+    assert!(file.metadata().is_ok());
+    drop(file);
+    let shown = || fs::metadata(mounted.path("endless")).unwrap().len();
+    let forgets = kernel_is_at_least(6, 18);
+    let mut looks = 0;
+    while forgets && shown() >= accepted << 20 && looks < 200 {
+        looks += 1;
+        clock::sleep(Duration::from_millis(50));
+    }
+    let shown_before = shown();
+    fs::remove_file(mounted.path("filler")).unwrap();
+    let mounted = mounted.remount(&options);
+    let metadata = fs::metadata(mounted.path("endless")).unwrap();
+    let stored = metadata.len();
+    // Pages that were sent later may have found room again, and leave a hole before them.
+    assert!(metadata.blocks() * 512 <= STORED_BYTES_MAX, "{metadata:?}");
+    assert!(stored <= accepted << 20, "{stored} bytes are stored of {accepted} MiB");
+    assert!(!forgets || shown_before == stored, "{shown_before} bytes were shown, {stored} are stored");
+    assert!(fs::read(mounted.path("endless")).unwrap().iter().all(|byte| [0, 7].contains(byte)));
+    let file = OpenOptions::new().write(true).open(mounted.path("endless")).unwrap();
+    file.write_at(&chunk, stored).expect("there is room");
+    file.sync_all().expect("there is room");
+    drop(file);
+    mounted.unmount();
+}
+
+fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
 }
 
 fn is_no_space(result: Result<(), Errno>) -> bool {

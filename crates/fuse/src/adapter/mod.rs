@@ -27,6 +27,7 @@ mod holes;
 #[cfg(test)]
 mod killed_tests;
 mod names;
+mod overdrawn;
 mod periodic;
 mod requests;
 mod set_id;
@@ -37,6 +38,7 @@ mod volume_tests;
 
 pub use periodic::PeriodicCommit;
 
+use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
 use self::shutdown::ShutdownState;
@@ -94,6 +96,7 @@ pub struct VolumeHandler {
     changed: AtomicBool,
     writes: WritesInWork,
     requests: RequestCounters,
+    overdrawn: Overdrawn,
     shutdown: ShutdownState,
     /// The volume's end has begun.
     ending: AtomicBool,
@@ -111,6 +114,7 @@ impl VolumeHandler {
             changed: AtomicBool::new(false),
             writes: WritesInWork::default(),
             requests: RequestCounters::default(),
+            overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),
@@ -166,6 +170,7 @@ impl VolumeHandler {
     fn forget(&self, node: u64, count: u64) {
         if node != ROOT_NODE && count > 0 {
             self.volume.forget(InodeNumber(node), count);
+            self.overdrawn.forgive(node);
         }
     }
 
@@ -255,7 +260,8 @@ impl VolumeHandler {
             // What else a request waits for doesn't take long.
             Op::Interrupt { unique } => drop(self.volume.call_off(unique)),
             Op::NotifyReply => {}
-            Op::GetAttributes => answer(reply, self.get_attributes(node)),
+            Op::GetAttributes { of_open_file: true } if self.overdrawn.refuses(node, &self.volume) => reply.error(Errno::NOSPC),
+            Op::GetAttributes { .. } => answer(reply, self.get_attributes(node)),
             Op::Statx { .. } => answer(reply, self.statx(node)),
             Op::SetAttributes(change) => answer(reply, self.set_attributes(&header, &change)),
             Op::StatFs => answer(reply, Ok(self.statfs())),

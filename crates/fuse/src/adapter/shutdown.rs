@@ -80,7 +80,7 @@ pub fn is_still_answered(request: &Request<'_>) -> bool {
     let node = request.header.node;
     match &request.operation {
         Operation::Destroy | Operation::Release | Operation::ReleaseDirectory => true,
-        Operation::GetAttributes | Operation::Statx { .. } => node == ROOT_NODE,
+        Operation::GetAttributes { .. } | Operation::Statx { .. } => node == ROOT_NODE,
         Operation::GetXattr { name, .. } => is_made_up(node, name),
         operation => !operation.expects_reply(),
     }

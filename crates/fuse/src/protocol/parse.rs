@@ -22,7 +22,7 @@ pub struct MalformedRequest {
 /// use zerocopy::IntoBytes;
 /// let header = InHeader { length: 40, opcode: opcode::GETATTR, unique: 2, node: 1, ..InHeader::default() };
 /// let request = parse(header.as_bytes())?;
-/// assert!(matches!(request.operation, Operation::GetAttributes));
+/// assert!(matches!(request.operation, Operation::GetAttributes { of_open_file: false }));
 /// assert!(parse(b"nonsense").is_err());
 /// # Ok::<(), cairn_fuse::protocol::MalformedRequest>(())
 /// ```
@@ -140,7 +140,10 @@ fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
             let length_bytes = count.checked_mul(size_of::<wire::ForgetOne>() as u32).ok_or("a count that overflows")?;
             Operation::BatchForget(ForgetList(body.bytes(length_bytes)?))
         }
-        opcode::GETATTR => Operation::GetAttributes,
+        opcode::GETATTR => {
+            let flags = body.structure::<wire::GetattrIn>().map_or(0, |getattr| getattr.flags);
+            Operation::GetAttributes { of_open_file: flags & wire::GETATTR_OF_OPEN_FILE != 0 }
+        }
         opcode::STATX => Operation::Statx { mask: body.structure::<wire::StatxIn>()?.mask },
         opcode::SETATTR => Operation::SetAttributes(body.structure()?),
         opcode::STATFS => Operation::StatFs,

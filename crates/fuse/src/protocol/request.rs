@@ -42,7 +42,10 @@ pub enum Operation<'a> {
         count: u64,
     },
     BatchForget(ForgetList<'a>),
-    GetAttributes,
+    GetAttributes {
+        /// Before the kernel writes to an open file, or reads at its end, with its writeback cache.
+        of_open_file: bool,
+    },
     Statx {
         mask: u32,
     },

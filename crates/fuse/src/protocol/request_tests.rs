@@ -50,7 +50,7 @@ fn header_fields_arrive() {
     let bytes = request(opcode::GETATTR, &[]);
     let parsed = parse(&bytes).unwrap();
     assert_eq!(parsed.header, RequestHeader { unique: 77, opcode: opcode::GETATTR, node: 5, uid: 1000, gid: 100, pid: 9 });
-    assert!(matches!(parsed.operation, Operation::GetAttributes));
+    assert!(matches!(parsed.operation, Operation::GetAttributes { of_open_file: false }));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn forgets_are_listed_and_expect_no_reply() {
     assert_eq!(list.iter().collect::<Vec<_>>(), [(3, 1), (4, 9)]);
     let too_many = request(opcode::BATCH_FORGET, &[bytes(&wire::BatchForgetIn { count: u32::MAX, padding: 0 }), bytes(&ones[0])]);
     assert_eq!(parse(&too_many).unwrap_err().what, "a count that overflows");
-    assert!(Operation::GetAttributes.expects_reply());
+    assert!(Operation::GetAttributes { of_open_file: true }.expects_reply());
     assert!(!Operation::Interrupt { unique: 1 }.expects_reply());
 }
 

@@ -20,6 +20,8 @@ wire! {
     OutHeader { length: u32, error: i32, unique: u64 }
     /// A notification: its header has this number in place of an error, and no request's number.
     InvalidateInode { node: u64, offset_bytes: i64, length_bytes: i64 }
+    /// A notification, followed by the numbers of `count` nodes.
+    PruneOut { count: u32, padding: u32, spare: u64 }
     Attr {
         inode: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64,
         atime_ns: u32, mtime_ns: u32, ctime_ns: u32,
@@ -79,6 +81,7 @@ wire! {
     CopyFileRangeOut { bytes_copied: u64 }
     /// Before each name of a READDIR reply.
     Dirent { inode: u64, offset: u64, name_length: u32, file_type: u32 }
+    GetattrIn { flags: u32, padding: u32, handle: u64 }
     StatxIn { getattr_flags: u32, padding: u32, handle: u64, flags: u32, mask: u32 }
     StatxTime { seconds: i64, nanoseconds: u32, padding: i32 }
     Statx {
@@ -196,6 +199,10 @@ pub mod setattr_flag {
 
 /// Code of the notification [`InvalidateInode`].
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
+/// Since Linux 6.18: drop inodes that nobody uses from the cache.
+pub const NOTIFY_PRUNE: i32 = 9;
+/// In `GetattrIn`: somebody works with an open file, and does not only ask for its attributes.
+pub const GETATTR_OF_OPEN_FILE: u32 = 1;
 /// `write_flags`: the kernel writes pages of its own, and tells nobody how many were taken.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// `write_flags`: the writer may not keep the set-id bits.

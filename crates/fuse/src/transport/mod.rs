@@ -18,7 +18,7 @@ mod turns;
 
 pub use buffer::RequestBuffer;
 pub use device::{Channel, DEVICE_PATH, End, RequestThreads};
-pub use reply::{Delivery, Reply};
+pub use reply::{Delivery, Notifier, Reply};
 pub use ring::{RingFailure, RingThreads, Rings};
 
 use crate::protocol::Request;

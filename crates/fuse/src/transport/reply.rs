@@ -1,7 +1,7 @@
 //! The duty to answer one request.
 use super::device::Channel;
 use super::ring::RingReply;
-use crate::protocol::wire::{InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader};
+use crate::protocol::wire::{InvalidateInode, NOTIFY_INVALIDATE_INODE, NOTIFY_PRUNE, OutHeader, PruneOut};
 use cairn_blockdev::{AlignedBuffer, BLOCK_BYTES};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -22,6 +22,24 @@ pub enum Delivery {
     Delivered,
     /// The caller is gone (interrupted, or the mount is): references that the reply would have given do not count.
     Lost,
+}
+
+/// Tells the kernel what nobody asked for.
+#[derive(Debug)]
+pub struct Notifier(Arc<Channel>);
+
+impl Notifier {
+    /// Has the kernel drop `nodes` from its cache, those that nobody has open: what it knew of them is gone. Never on a request
+    /// thread.
+    ///
+    /// # Errors
+    /// The mount is gone, or the kernel is older than Linux 6.18.
+    pub fn prune(&self, nodes: &[u64]) -> Result<(), Errno> {
+        let prune = PruneOut { count: nodes.len() as u32, ..PruneOut::default() };
+        let length = (size_of::<OutHeader>() + size_of::<PruneOut>() + size_of_val(nodes)) as u32;
+        let header = OutHeader { length, error: NOTIFY_PRUNE, unique: 0 };
+        self.0.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(prune.as_bytes()), IoSlice::new(nodes.as_bytes())])
+    }
 }
 
 /// Answers one request, exactly once. May be moved to another thread. Dropped without an answer it sends EIO.
@@ -81,6 +99,14 @@ impl Reply {
     pub fn invalidate_data(&self, node: u64, bytes: &Range<u64>) {
         let length_bytes = (bytes.end - bytes.start) as i64;
         self.invalidate(InvalidateInode { node, offset_bytes: bytes.start as i64, length_bytes });
+    }
+    /// A way to the kernel that outlives the request; `None` if nobody waits for an answer.
+    pub fn notifier(&self) -> Option<Notifier> {
+        let channel = match self.route.as_ref()? {
+            Route::Device(channel) => channel,
+            Route::Ring(ring) => ring.queue.channel(),
+        };
+        Some(Notifier(Arc::clone(channel)))
     }
     fn invalidate(&self, what: InvalidateInode) {
         let Some(route) = &self.route else { return };

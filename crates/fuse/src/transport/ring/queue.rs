@@ -62,7 +62,7 @@ impl Queue {
     }
 
     /// The connection, for what does not travel over the ring.
-    pub fn channel(&self) -> &Channel {
+    pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 
