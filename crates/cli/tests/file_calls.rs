@@ -212,6 +212,27 @@ fn set_id_bits_go_as_on_other_file_systems() {
     }
 }
 
+/// `df -i`.
+#[test]
+fn inodes_are_counted() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    let used = || {
+        let numbers = rustix::fs::statvfs(mounted.path("dir")).unwrap();
+        assert!(numbers.f_ffree > 50_000 && numbers.f_favail == numbers.f_ffree, "{} of {}", numbers.f_ffree, numbers.f_files);
+        numbers.f_files - numbers.f_ffree
+    };
+    assert_eq!(used(), 1, "the root");
+    (0..20).for_each(|number| drop(File::create(mounted.path(&format!("dir/{number}"))).unwrap()));
+    assert_eq!(used(), 21);
+    mounted.succeeds(&["umount", "dir"]);
+    let told = mounted.succeeds(&["fsck", "--data", "image"]);
+    assert!(!told.contains("inodes, but there are"), "{told}");
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(used(), 21);
+    mounted.succeeds(&["umount", "dir"]);
+}
+
 /// Runs mount(8) or umount(8).
 #[track_caller]
 fn run(program: &str, arguments: &[&str], folder: &Path) {

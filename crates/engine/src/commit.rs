@@ -21,6 +21,7 @@ struct Frozen {
     used_blocks: u64,
     root: NodePointer,
     next_inode: u64,
+    inodes: u64,
     log_tail: LogPosition,
 }
 
@@ -140,6 +141,7 @@ impl VolumeInner {
             used_blocks: snapshot.used_blocks,
             root: self.roots.root(),
             next_inode: self.next_inode.load(Ordering::Relaxed),
+            inodes: self.inode_count.get(),
             log_tail: cut.position,
         })
     }
@@ -149,6 +151,7 @@ impl VolumeInner {
             generation: frozen.generation,
             root: frozen.root,
             next_inode: frozen.next_inode,
+            inodes: frozen.inodes,
             log_epoch: self.log_epoch,
             log_tail: frozen.log_tail,
             used_blocks: frozen.used_blocks,

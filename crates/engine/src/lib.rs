@@ -19,6 +19,7 @@ mod failures;
 mod file;
 mod fsync_stage;
 mod inode;
+mod inode_count;
 pub mod mkfs;
 mod operation;
 mod options;

@@ -81,6 +81,7 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
         log_tail: LogPosition { block: 0, sequence: 1 },
         used_blocks: 2 * NODE_BLOCKS,
         bitmaps_checksum: bitmap_generations_checksum((0..geometry.groups()).map(|_| GENERATION_FIRST)),
+        inodes: 1,
         hash_seed: random::bytes16(),
         created_ns: created.seconds.unsigned_abs() * 1_000_000_000 + u64::from(created.nanoseconds),
         clean: true,

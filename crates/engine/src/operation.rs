@@ -133,6 +133,9 @@ impl Operation<'_> {
         self.changed = true;
         let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
         let old = self.volume.files.insert(&change, key, value)?;
+        if old.is_none() {
+            self.volume.inode_count.note_new(&key);
+        }
         match &old {
             None => self.batch.put_new(TREE_FILES, key, value, flags),
             Some(old) if old != value => self.batch.put(TREE_FILES, key, value, flags),
@@ -171,6 +174,7 @@ impl Operation<'_> {
         self.changed = true;
         let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
         if self.volume.files.remove(&change, &key)?.is_some() {
+            self.volume.inode_count.note_gone(&key);
             self.batch.delete(TREE_FILES, key);
         }
         Ok(())

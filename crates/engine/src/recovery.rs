@@ -13,6 +13,7 @@
 use crate::discard::Discards;
 use crate::failures::{FailureLedger, Watched};
 use crate::inode::InodeTable;
+use crate::inode_count::InodeCount;
 use crate::orphans::Orphans;
 use crate::recovery_meter::RecoveryMeter;
 use crate::statistics::Counters;
@@ -256,7 +257,8 @@ impl VolumeInner {
         }
         let Trees { cache, roots, files } = open_trees(&device, &superblock, &space, &options)?;
         let counters = Counters::default();
-        let replayer = Replayer { space: &space, files: &files, superblock: &superblock, counters: &counters };
+        let inode_count = InodeCount::new(superblock.inodes);
+        let replayer = Replayer { space: &space, files: &files, superblock: &superblock, counters: &counters, inode_count: &inode_count };
         let (start, next_inode) = replayer.replay(&*device, options.read_only, meter)?;
         let next_inode = Arc::new(AtomicU64::new(next_inode));
         let signal = SharedSignal::new();
@@ -279,6 +281,7 @@ impl VolumeInner {
             transactions: Transactions::new(start.generation),
             orphans: Orphans::new(),
             next_inode,
+            inode_count,
             bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
             rename_lock: Mutex::new(Rank::RENAME, ()),
             dirty_inodes: Arc::new(Mutex::new(Rank::LEAF, BTreeMap::new())),
@@ -368,6 +371,7 @@ struct Replayer<'a> {
     files: &'a Tree,
     superblock: &'a Superblock,
     counters: &'a Counters,
+    inode_count: &'a InodeCount,
 }
 
 impl Replayer<'_> {
@@ -434,6 +438,11 @@ impl Replayer<'_> {
             } else {
                 self.files.insert(&change, entry.key, entry.value)?
             };
+            match (&old, entry.flags.contains(EntryFlags::DELETE)) {
+                (Some(_), true) => self.inode_count.note_gone(&entry.key),
+                (None, false) => self.inode_count.note_new(&entry.key),
+                _ => {}
+            }
             if entry.key.kind == ItemKind::Extent as u8
                 && let Some(old) = old
             {

@@ -175,6 +175,10 @@ pub struct SpaceInfo {
     pub free_blocks: u64,
     /// Blocks that a writer can really get.
     pub available_blocks: u64,
+    /// Inodes that exist, those without a name among them; 0 if the volume has no such number.
+    pub inodes: u64,
+    /// Empty files that there is room for, about; 0 if the volume has no number of inodes.
+    pub inodes_available: u64,
     /// 4096.
     pub block_size: u32,
 }

@@ -13,6 +13,7 @@ use crate::discard::Discards;
 use crate::error::CLOSED;
 use crate::failures::FailureLedger;
 use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
+use crate::inode_count::InodeCount;
 use crate::operation::Effort;
 use crate::orphans::Orphans;
 use crate::recovery_meter::{RecoveryMeter, RecoveryPhase, RecoveryProgress, describe};
@@ -83,6 +84,8 @@ pub(crate) struct VolumeInner {
     pub(crate) inodes: InodeTable,
     pub(crate) orphans: Orphans,
     pub(crate) next_inode: Arc<AtomicU64>,
+    /// How many inodes there are.
+    pub(crate) inode_count: InodeCount,
     /// Which slot of each group's bitmap the newest superblock refers to.
     pub(crate) bitmap_slots: Mutex<Vec<BitmapSlot>>,
     pub(crate) rename_lock: Mutex<()>,
@@ -150,6 +153,9 @@ impl SharedSignal {
         }
     }
 }
+
+/// So many empty files fit, about, into the room of a block: an inode and a name each, in leaves that are half to wholly full.
+const INODES_PER_BLOCK: u64 = 8;
 
 impl VolumeInner {
     pub(crate) fn new_work() -> Mutex<Work> {
@@ -303,10 +309,14 @@ impl VolumeInner {
     pub(crate) fn space_info(&self) -> SpaceInfo {
         let report = self.space.report();
         let least_blocks = self.files.worst_case_joined(CREATION_ITEMS) * NODE_BLOCKS;
+        let available_blocks = if self.storage_room.is_tight() { 0 } else { report.obtainable_blocks.saturating_sub(least_blocks) };
+        let inodes = self.inode_count.get();
         SpaceInfo {
             total_blocks: report.total_blocks,
             free_blocks: report.total_blocks.saturating_sub(report.used) + report.returning,
-            available_blocks: if self.storage_room.is_tight() { 0 } else { report.obtainable_blocks.saturating_sub(least_blocks) },
+            available_blocks,
+            inodes,
+            inodes_available: if inodes > 0 { available_blocks * INODES_PER_BLOCK } else { 0 },
             block_size: BLOCK_SIZE as u32,
         }
     }

@@ -205,3 +205,43 @@ fn a_rename_can_leave_something_at_the_old_name() {
     volume.remove_directory(root, b"other").unwrap();
     volume.close().unwrap();
 }
+
+/// The number of inodes is that of the tree, whatever was committed or replayed.
+#[test]
+fn inodes_are_counted() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let open = || Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+    let count = |volume: &Volume| volume.space().inodes;
+    let volume = open();
+    let root = volume.root();
+    assert_eq!(count(&volume), 1, "the root");
+    assert!(volume.space().inodes_available > 50_000);
+    for number in 0..100 {
+        let made = volume.create(root, format!("file {number}").as_bytes(), &FILE).unwrap().inode;
+        volume.forget(made, 1);
+        if number == 50 {
+            volume.commit().unwrap();
+        }
+    }
+    let held = volume.lookup(root, b"file 7").unwrap().inode;
+    volume.forget(volume.link(held, root, b"link").unwrap().inode, 1);
+    let unnamed = volume.create_unnamed(root, &FILE).unwrap().inode;
+    assert_eq!(count(&volume), 102);
+    for name in ["file 7", "link", "file 99", "file 3"] {
+        volume.unlink(root, name.as_bytes()).unwrap();
+    }
+    assert_eq!(count(&volume), 100, "one without a name is in use");
+    volume.rename(root, b"file 1", root, b"file 2", RenameMode::Replace).unwrap();
+    volume.forget(unnamed, 1);
+    assert_eq!(count(&volume), 98);
+    volume.fsync_blocking(root, FsyncKind::Full).unwrap();
+    // As after a power failure: the log says it, and the one that was in use has no name.
+    drop(volume);
+    let volume = open();
+    assert_eq!(count(&volume), 97);
+    volume.close().unwrap();
+    let volume = open();
+    assert_eq!(count(&volume), 97);
+    volume.close().unwrap();
+}

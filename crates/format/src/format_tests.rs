@@ -145,6 +145,7 @@ fn superblock_round_trip_and_refusals() {
         log_tail: LogPosition { block: 7, sequence: 21 },
         used_blocks: 8,
         bitmaps_checksum: 77,
+        inodes: 31,
         hash_seed: [5; 16],
         created_ns: 1,
         clean: true,

@@ -77,6 +77,8 @@ pub struct Superblock {
     /// [`bitmap_generations_checksum`](crate::bitmap_generations_checksum) of the bitmaps that belong to this superblock; 0 if
     /// it was not recorded.
     pub bitmaps_checksum: u32,
+    /// Inodes in the tree, those without a name among them; 0 if it was not recorded.
+    pub inodes: u64,
     /// Key of the name hash.
     pub hash_seed: [u8; 16],
     /// When mkfs ran, in nanoseconds since 1970.
@@ -135,8 +137,10 @@ pub struct RawSuperblock {
     pub label: [u8; LABEL_BYTES],
     /// CRC-32C over the generations of all groups' bitmaps, 0 if not recorded.
     pub bitmaps_checksum: U32,
+    /// Inodes in the tree, 0 if not recorded.
+    pub inodes: U64,
     /// Zero; room for devices, quotas, encryption.
-    pub reserved: [u8; 252],
+    pub reserved: [u8; 244],
 }
 
 const FLAG_CLEAN: u32 = 1;
@@ -170,7 +174,8 @@ impl Superblock {
             hash_seed: self.hash_seed,
             label,
             bitmaps_checksum: U32::new(self.bitmaps_checksum),
-            reserved: [0; 252],
+            inodes: U64::new(self.inodes),
+            reserved: [0; 244],
         };
         let mut bytes = vec![0; BLOCK_SIZE];
         bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
@@ -221,7 +226,7 @@ impl Superblock {
         if log_tail.block >= geometry.log_blocks {
             return fail(format!("log tail {} outside the log", log_tail.block));
         }
-        let counters = [raw.header.generation, raw.next_inode, raw.log_epoch, raw.log_tail_sequence];
+        let counters = [raw.header.generation, raw.next_inode, raw.log_epoch, raw.log_tail_sequence, raw.inodes];
         if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
             return fail(format!("impossible counter {counter}"));
         }
@@ -241,6 +246,7 @@ impl Superblock {
             log_tail,
             used_blocks: raw.used_blocks.get(),
             bitmaps_checksum: raw.bitmaps_checksum.get(),
+            inodes: raw.inodes.get(),
             hash_seed: raw.hash_seed,
             created_ns: raw.created_ns.get(),
             clean: raw.flags.get() & FLAG_CLEAN != 0,

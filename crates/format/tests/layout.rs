@@ -52,7 +52,7 @@ fn structs_are_as_documented() {
     let superblock = fields!(RawSuperblock {
         header, features_compatible, features_read_only, features_incompatible, block_size, node_size, group_blocks, flags,
         total_blocks, log_blocks, root_block, root_generation, root_level, next_inode, log_epoch, log_tail_block,
-        log_tail_sequence, used_blocks, created_ns, hash_seed, label, bitmaps_checksum, reserved
+        log_tail_sequence, used_blocks, created_ns, hash_seed, label, bitmaps_checksum, inodes, reserved
     });
     let node_header = fields!(RawNodeHeader { tree, count, values_start, garbage, level, reserved });
     let slot = fields!(RawSlot { inode, offset, value_start, value_length, kind, reserved });

@@ -262,9 +262,17 @@ fn check_superblock(checker: &mut Checker<'_>, generations: Vec<Generation>) -> 
     if recorded != present {
         problems.push("belongs to other bitmaps than those present: an older one stands in for a damaged one".to_owned());
     }
-    let right = Superblock { used_blocks: found, bitmaps_checksum: present, ..checker.superblock.clone() };
-    for problem in problems {
-        let finding = Finding::new(PassId::Bitmaps, Severity::Error, Structure::Superblock, problem);
+    // With changes in the log, or items that can't be read, the number of inodes is not that of the trees alone.
+    let known = checker.superblock.inodes > 0 && checker.overlay.is_empty() && !checker.has_errors(PassId::Items);
+    let inodes = if known { checker.report.statistics.inodes } else { checker.superblock.inodes };
+    let right = Superblock { used_blocks: found, bitmaps_checksum: present, inodes, ..checker.superblock.clone() };
+    let mut problems: Vec<_> = problems.into_iter().map(|problem| (Severity::Error, problem)).collect();
+    if inodes != checker.superblock.inodes {
+        // Nothing but `df -i` uses the number.
+        problems.push((Severity::Warning, format!("says {} inodes, but there are {inodes}", checker.superblock.inodes)));
+    }
+    for (severity, problem) in problems {
+        let finding = Finding::new(PassId::Bitmaps, severity, Structure::Superblock, problem);
         let obstacle = checker.has_errors(PassId::Superblocks).then_some("the superblocks contradict each other");
         checker.found_repairable(finding, obstacle, |checker| write_all(checker, &right))?;
     }

@@ -179,6 +179,18 @@ fn a_truncated_file_may_keep_blocks_while_it_is_an_orphan() {
     volume.assert_clean();
 }
 
+/// Only `df -i` uses the number: a wrong one is a warning.
+#[test]
+fn a_wrong_number_of_inodes_is_pointed_out() {
+    let mut volume = TestVolume::unwritten();
+    volume.superblock.inodes = 1000;
+    volume.write();
+    let report = volume.check();
+    assert!(report.exit_code() == 0 && report.to_string().contains("says 1000 inodes, but there are"), "{report}");
+    assert_eq!(volume.repair().exit_code(), 1);
+    volume.assert_clean();
+}
+
 #[test]
 fn bitmaps_and_counters_must_equal_what_is_referred_to() {
     let mut volume = TestVolume::full();

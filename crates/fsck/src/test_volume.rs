@@ -37,6 +37,7 @@ impl TestVolume {
             log_tail: LogPosition { block: 200, sequence: 9 },
             used_blocks: 0,
             bitmaps_checksum: 0,
+            inodes: 0,
             hash_seed: SEED,
             created_ns: 1,
             clean: true,

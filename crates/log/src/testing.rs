@@ -41,6 +41,7 @@ pub(crate) fn superblock() -> Superblock {
         log_tail: LogPosition { block: LOG_BLOCKS - 3, sequence: 7 },
         used_blocks: 0,
         bitmaps_checksum: 0,
+        inodes: 0,
         hash_seed: [1; 16],
         created_ns: 0,
         clean: false,

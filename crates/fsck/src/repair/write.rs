@@ -138,6 +138,7 @@ pub(super) fn commit(
         log_epoch: checker.superblock.log_epoch + 1,
         log_tail: commit.log_tail,
         used_blocks: referenced.count(),
+        inodes: items.iter().filter(|(key, _)| key.kind == ItemKind::Inode as u8).count() as u64,
         bitmaps_checksum: bitmap_generations_checksum((0..geometry.groups()).map(|_| commit.generation)),
         clean: true,
         ..checker.superblock.clone()

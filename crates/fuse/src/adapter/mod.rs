@@ -160,6 +160,8 @@ impl VolumeHandler {
             blocks: space.total_blocks,
             blocks_free: space.free_blocks,
             blocks_available: space.available_blocks,
+            files: space.inodes + space.inodes_available,
+            files_free: space.inodes_available,
             block_size: space.block_size,
             fragment_size: space.block_size,
             name_length_max: NAME_BYTES_MAX,

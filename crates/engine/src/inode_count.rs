@@ -1,0 +1,40 @@
+//! How many inodes there are, for `statfs`.
+//!
+//! Invariant: the number of inode items in the tree of files, those of inodes without a name among
+//! them. It changes with the tree, in a joined operation, so at a cut it is that of the trees that
+//! are committed; replay begins with the superblock's and counts on. A volume whose superblock has
+//! no number (0) never gets one.
+use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
+use cairn_format::{ItemKind, Key};
+
+/// The number, if it is known.
+pub(crate) struct InodeCount(AtomicU64);
+
+impl InodeCount {
+    /// Begins with what a superblock says.
+    pub(crate) fn new(recorded: u64) -> Self {
+        Self(AtomicU64::new(recorded))
+    }
+
+    /// The tree took `key`, which it did not have.
+    pub(crate) fn note_new(&self, key: &Key) {
+        self.change(key, |count| count.checked_add(1));
+    }
+
+    /// The tree lost `key`.
+    pub(crate) fn note_gone(&self, key: &Key) {
+        self.change(key, |count| count.checked_sub(1));
+    }
+
+    fn change(&self, key: &Key, change: impl Fn(u64) -> Option<u64>) {
+        if key.kind == ItemKind::Inode as u8 {
+            // The root always exists: no count of a volume is 0.
+            try_update(&self.0, |count| if count == 0 { None } else { change(count) });
+        }
+    }
+
+    /// The number; 0 if it is not known.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
