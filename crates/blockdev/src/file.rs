@@ -440,6 +440,7 @@ impl BlockDevice for FileDevice {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         self.writable(range)?;
+        let _not_filled_meanwhile = self.holes.as_ref().map(Holes::during_discard);
         kernel::discard(&self.file, self.storage, offset_bytes, length_bytes).map_err(|error| range.error(error))?;
         self.counters.count_discard();
         Ok(())

@@ -75,6 +75,12 @@ impl Holes {
         chunk * CHUNK_BYTES..((chunk + 1) * CHUNK_BYTES).min(self.length_bytes)
     }
 
+    /// Held during a discard: a hole that it makes must not be taken for one that was there before, since its blocks may have a new
+    /// owner by then, whose data zeros would overwrite.
+    pub(crate) fn during_discard(&self) -> RwLockReadGuard<'_, ()> {
+        self.filling.read()
+    }
+
     /// Prepares a write; what it returns is held until the write has completed.
     pub(crate) fn before_write(&self, file: &File, offset_bytes: u64, length_bytes: u64) -> Option<RwLockReadGuard<'_, ()>> {
         let chunks = offset_bytes / CHUNK_BYTES..(offset_bytes + length_bytes).div_ceil(CHUNK_BYTES);

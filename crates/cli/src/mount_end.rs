@@ -54,7 +54,6 @@ impl EndOnSignal {
         let first: Vec<i32> = self.signals.wait().collect();
         self.note(&first);
         tracing::info!("unmounting");
-        let shown = self.directory.display().to_string();
         if let Err(error) = self.ender.unmount() {
             let seconds = STOP_AFTER.as_secs();
             tracing::warn!(
@@ -62,11 +61,9 @@ impl EndOnSignal {
                  stops the volume"
             );
             self.write_early();
-            if self.unmount_until_deadline(first.len()) {
-                return;
-            }
-            self.stop(&shown);
         }
+        self.unmount_until_deadline(first.len());
+        self.stop()
     }
 
     fn note(&self, signals: &[i32]) {
@@ -83,27 +80,27 @@ impl EndOnSignal {
         });
     }
 
-    /// Whether the mount is gone. `signals` have come so far; a second one ends the waiting.
-    fn unmount_until_deadline(&mut self, mut signals: usize) -> bool {
+    /// `signals` have come so far; a second one ends the waiting. The process ends by itself when the mount is gone; a copy of the
+    /// mount (bound elsewhere, or in another namespace) keeps it alive, and something that covers the mount may go away.
+    fn unmount_until_deadline(&mut self, mut signals: usize) {
         let begin = clock::now_monotonic();
         while signals < 2 && begin.elapsed() < STOP_AFTER {
             clock::sleep(RETRY_INTERVAL);
-            if self.ender.unmount().is_ok() {
-                return true;
-            }
+            // Its error has been told.
+            let _ = self.ender.unmount();
             let more: Vec<i32> = self.signals.pending().collect();
             self.note(&more);
             signals += more.len();
         }
-        false
     }
 
-    fn stop(&self, directory: &str) -> ! {
+    fn stop(&self) -> ! {
         let stopped = self.ender.stop();
+        let directory = self.directory.display();
         match &stopped {
             Ok(()) => tracing::warn!(
-                "everything is durable and the volume is stopped; {directory} is still in use, and answers with errors until \
-                 `cairn umount {directory}` takes it away"
+                "everything is durable and the volume is stopped; what still uses {directory}, or a copy of its mount, gets errors \
+                 until `cairn umount` takes it away"
             ),
             Err(error) => tracing::error!("the volume is stopped, and not everything is durable: {error}"),
         }

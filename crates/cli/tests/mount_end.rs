@@ -113,6 +113,30 @@ fn a_mount_ends_with_its_last_user_after_a_signal() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
+/// Unmounted where it was mounted, it lives on elsewhere.
+#[test]
+fn a_copy_of_a_mount_keeps_no_server_from_its_end() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("left out: only root can make a copy");
+    }
+    let mut server = mounted.serve(&["image", "dir"]);
+    fs::create_dir(mounted.path("copy")).unwrap();
+    let mount = |program: &str, arguments: &[&str]| Command::new(program).args(arguments).current_dir(mounted.folder.path()).status();
+    assert!(mount("mount", &["--bind", "dir", "copy"]).unwrap().success());
+    fs::write(mounted.path("copy/letter"), "Dear Ada").unwrap();
+    send(Signal::TERM, &server);
+    let code = server.wait().unwrap().code();
+    assert!(fs::write(mounted.path("copy/late"), "late").is_err());
+    assert!(mount("umount", &["copy"]).unwrap().success());
+    assert_eq!(code, Some(0), "{}", mounted.logged());
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
+    mounted.succeeds(&["umount", "dir"]);
+}
+
 /// A server that has few descriptors fails at one place or another, or not at all.
 #[test]
 fn a_mount_that_fails_leaves_no_mount_behind() {

@@ -60,7 +60,7 @@ fn what_failed_is_named_last_with_its_program() {
 
 /// Of a minimal Debian (bash, coreutils, util-linux), or of a package that `scripts/test` installs; of
 /// `file` its test is left out where it is missing.
-const PROGRAMS: [&str; 24] = [
+const PROGRAMS: [&str; 25] = [
     "bash",
     "cat",
     "cp",
@@ -69,6 +69,7 @@ const PROGRAMS: [&str; 24] = [
     "env",
     "file",
     "findmnt",
+    "fstrim",
     "fusermount3",
     "git",
     "ln",

@@ -255,3 +255,34 @@ fn what_was_removed_needs_no_storage_after_a_trim() {
     assert!(!host.run(&["trim", "dir"]).status.success(), "nothing is discarded under a mount for reading");
     host.succeeds(&["umount", "dir"]);
 }
+
+/// Names take room in nodes, and so does removing them: many times what is kept for a commit.
+#[test]
+fn on_a_full_disk_names_are_refused_before_a_commit_fails_and_many_can_be_removed() {
+    const FILES: usize = 40_000;
+    let Some(host) = Host::new(160) else { return };
+    host.succeeds(&["mkfs", "host/image", "--size", "1G"]);
+    host.succeeds(&["mount", "host/image", "dir", "-o", "commit=600"]);
+    let file = |number: usize| host.path("dir").join(format!("a-name-that-is-not-short-{number}"));
+    for number in 0..FILES {
+        File::create(file(number)).unwrap();
+    }
+    host.succeeds(&["sync", "dir"]);
+    host.fill("filler");
+    // Every node is changed.
+    let remaining: Vec<usize> = (0..FILES).filter(|number| number % 5 != 0).collect();
+    for number in (0..FILES).step_by(5) {
+        fs::remove_file(file(number)).unwrap();
+    }
+    host.succeeds(&["umount", "dir"]);
+    host.succeeds(&["mount", "host/image", "dir", "-o", "commit=600"]);
+    assert!(!host.is_read_only());
+    assert!(remaining.iter().all(|&number| file(number).exists()) && !file(0).exists());
+    let refused = (FILES..).find_map(|number| File::create(file(number)).err()).unwrap();
+    assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
+    for &number in &remaining {
+        fs::remove_file(file(number)).unwrap();
+    }
+    host.succeeds(&["umount", "dir"]);
+    host.succeeds(&["fsck", "--data", "host/image"]);
+}

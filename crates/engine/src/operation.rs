@@ -106,7 +106,7 @@ impl VolumeInner {
     /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not enough does one.
     fn throttle_dirty_nodes(&self) -> Result<()> {
         let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
-        if dirty > 2 * limit {
+        if dirty > 2 * limit || self.must_write_nodes(dirty) {
             return self.commit();
         }
         if dirty > limit {

@@ -5,14 +5,16 @@
 //!
 //! States: *roomy* → *suspect* (a write found the storage full) → *tight* (so did an attempt to keep the spare), and back as soon as that
 //! succeeds. In *tight*, what adds something is refused before it takes the last room, and what a commit frees goes back to the
-//! storage; reading and removing go on. A commit whose writes fail gives up the spare, then the blocks that the volume does not use,
+//! storage; reading and removing go on. Removing changes nodes, too, and they find no room but the spare and what the commit before has
+//! freed: so the room is looked at whenever some more nodes are dirty, and in *suspect* and *tight* they are written by a commit as soon as
+//! they take a part of the spare. A commit whose writes fail gives up the spare, then the blocks that the volume does not use,
 //! and tries again. If that is not enough, the volume fails as after any write of metadata.
 //!
 //! Lock discipline: none is taken; a device that keeps a spare may be asked by several threads at once.
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::DeviceError;
-use cairn_environment::atomic::{AtomicBool, Ordering};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_format::{BLOCK_SIZE, NODE_SIZE};
 use std::sync::Arc;
 
@@ -24,6 +26,8 @@ const ROOM_BYTES: u64 = 1 << 20;
 pub const STORAGE_ROOM_BYTES: u64 = SPARE_BYTES + ROOM_BYTES;
 /// More delayed data than this is not looked at.
 const DELAYED_BYTES_MAX: u64 = 32 << 20;
+/// The room is looked at whenever so much more in nodes is dirty; on full storage, a commit writes no more than about this.
+const NODES_STEP_BYTES: u64 = 1 << 20;
 /// How often a commit tries again: with the spare, with what the volume does not use, and with what others left of it.
 const RETRIES: u32 = 4;
 
@@ -34,6 +38,8 @@ pub(crate) struct StorageRoom {
     told: AtomicBool,
     /// A commit uses up the spare, and nobody may take it back.
     in_use: AtomicBool,
+    /// Dirty nodes in bytes when the room was looked at for them.
+    looked_at_bytes: AtomicU64,
 }
 
 impl StorageRoom {
@@ -65,6 +71,21 @@ impl VolumeInner {
             return Ok(());
         }
         self.look_for_storage_room()
+    }
+
+    /// Whether a commit has to write the dirty nodes, which take `dirty_bytes`, before there are more of them.
+    pub(crate) fn must_write_nodes(&self, dirty_bytes: u64) -> bool {
+        let room = &self.storage_room;
+        if dirty_bytes < NODES_STEP_BYTES {
+            return false;
+        }
+        let looked_at_bytes = room.looked_at_bytes.load(Ordering::Relaxed);
+        let is_mine = || room.looked_at_bytes.compare_exchange(looked_at_bytes, dirty_bytes, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if dirty_bytes.abs_diff(looked_at_bytes) >= NODES_STEP_BYTES && is_mine() {
+            // Who adds something is told by its reservation; who removes something goes on.
+            let _told = self.noted(self.look_for_storage_room());
+        }
+        room.suspect.load(Ordering::Acquire) || room.is_tight()
     }
 
     /// At mount: keeps the spare; a full disk is told before anything fails.
@@ -106,7 +127,8 @@ impl VolumeInner {
             return Err(DeviceError::new(cairn_blockdev::Operation::Preallocate, 0, SPARE_BYTES, &name, full));
         }
         let delayed_bytes = self.dirty_pages.load(Ordering::Relaxed) * BLOCK_SIZE as u64;
-        if self.device.keep_spare(STORAGE_ROOM_BYTES + delayed_bytes.min(DELAYED_BYTES_MAX))? {
+        let unwritten_bytes = delayed_bytes.min(DELAYED_BYTES_MAX) + self.cache.dirty_bytes();
+        if self.device.keep_spare(STORAGE_ROOM_BYTES + unwritten_bytes)? {
             self.device.keep_spare(0)?;
             self.device.keep_spare(SPARE_BYTES)?;
         }
@@ -126,12 +148,12 @@ impl VolumeInner {
                 break;
             }
             self.storage_room.in_use.store(true, Ordering::Release);
-            if retry == 0 {
-                let given = self.device.keep_spare(0);
-                tracing::debug!(?given, "the spare is given up");
-            } else {
+            if retry > 0 {
                 self.discard_unused();
             }
+            // Each time: one that had looked before it was in use may have taken it again.
+            let given = self.device.keep_spare(0);
+            tracing::debug!(?given, "the spare is given up");
             result = write();
         }
         if self.storage_room.in_use.swap(false, Ordering::AcqRel) {

@@ -5,7 +5,7 @@
 //! taken away again.
 use crate::control;
 use crate::error::MountError;
-use crate::mounting::{self, MadeMount, MountOptions, SourceLink, Transport, find_mount};
+use crate::mounting::{self, MadeMount, MountOptions, SourceLink, Transport, find_mount, find_mount_of_device};
 use crate::negotiation::{self, Agreement, Extras};
 use crate::protocol::Operation;
 use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingThreads, Rings};
@@ -152,7 +152,16 @@ impl Unmounter {
     /// # Errors
     /// Something could not be written.
     pub fn sync(&self) -> Result<(), MountError> {
-        if self.is_mounted()? { control::sync(&self.mountpoint) } else { Ok(()) }
+        if self.is_mounted()? {
+            return control::sync(&self.mountpoint);
+        }
+        // A copy of the mount may live elsewhere, as a bind mount, or below what covers its path.
+        let copy = self.device_number.and_then(find_mount_of_device);
+        match copy.map_or(Ok(()), |copy| control::sync(&copy.mountpoint)) {
+            // It can't be entered by its path.
+            Err(MountError::NotInCairn(_) | MountError::NoAnswer { errno: Errno::NOTDIR | Errno::NOENT, .. }) => Ok(()),
+            synced => synced,
+        }
     }
     /// Unmounts; [`Session::run`] then returns. Nothing happens when the session's mount is gone already.
     ///

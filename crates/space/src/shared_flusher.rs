@@ -51,7 +51,7 @@ impl Stage {
     fn first(urgency: Urgency) -> Option<Stage> {
         match urgency {
             Urgency::Normal => Some(Stage::SomeDelayedData),
-            Urgency::Priority | Urgency::Removal => Some(Stage::Commit),
+            Urgency::Name | Urgency::Priority | Urgency::Removal => Some(Stage::Commit),
             Urgency::Commit => None,
         }
     }

@@ -25,7 +25,8 @@ use std::time::Duration;
 const SLICE: Duration = Duration::from_millis(50);
 const LOG_LINES_MAX: usize = 40;
 /// With less, the file system of a work folder is full: before a run it had room for the images.
-const ROOM_BYTES_MIN: u64 = 1 << 20;
+/// A mount refuses what adds something while there are less than 5 MiB.
+const ROOM_BYTES_MIN: u64 = 8 << 20;
 
 /// What all of these instruments take.
 #[derive(clap::Args)]

@@ -82,6 +82,11 @@ fn members(source: &Path) -> Vec<PathBuf> {
     }
 }
 
+/// The last mount of the file system with this device number, wherever it is.
+pub fn find_mount_of_device(device_number: (u32, u32)) -> Option<MountInfo> {
+    mounts().ok()?.into_iter().rfind(|mount| mount.device_number == device_number)
+}
+
 /// All mounts that this process sees.
 fn mounts() -> Result<Vec<MountInfo>, MountError> {
     let table = std::fs::read("/proc/self/mountinfo").map_err(|error| MountError::MountTable(error.to_string()))?;
