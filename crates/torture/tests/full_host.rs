@@ -16,7 +16,6 @@ use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 96 << 20;
 const HOST: &std::ffi::CStr = c"size=40m,mode=700";
@@ -74,7 +73,8 @@ impl Drop for Host {
 
 fn open(image: &Path) -> Volume {
     let device = FileDevice::open(image, OpenMode::ReadWrite).expect("the image opens");
-    let options = VolumeOptions { commit_interval: Duration::from_millis(50), ..VolumeOptions::default() };
+    // Commits by themselves would use the spare while the host is being filled, and nothing keeps others from taking it then.
+    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
     Volume::open(Arc::new(device) as Arc<dyn BlockDevice>, options).expect("it mounts")
 }
 

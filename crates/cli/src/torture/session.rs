@@ -14,6 +14,7 @@ use cairn_environment::{clock, random};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -25,8 +26,7 @@ use std::time::Duration;
 const SLICE: Duration = Duration::from_millis(50);
 const LOG_LINES_MAX: usize = 40;
 /// With less, the file system of a work folder is full: before a run it had room for the images.
-/// A mount refuses what adds something while there are less than 5 MiB.
-const ROOM_BYTES_MIN: u64 = 8 << 20;
+const ROOM_BYTES_MIN: u64 = 1 << 20;
 
 /// What all of these instruments take.
 #[derive(clap::Args)]
@@ -230,7 +230,7 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
     }
     let finding = match ended {
         Ok(()) | Err(Halt::Interrupted) => None,
-        Err(Halt::Found(problem)) if is_full(session.folder()) => {
+        Err(Halt::Found(problem)) if is_full(session.folder(), &problem) => {
             bail!("the work folder's file system ran full, so this says nothing of cairn: {problem}")
         }
         Err(Halt::Found(problem)) => {
@@ -300,11 +300,17 @@ fn last_lines(path: &Path) -> Option<String> {
     (!lines.is_empty()).then(|| lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"))
 }
 
-/// Whether the file system of `folder` has no room left. Some is kept for root alone.
-fn is_full(folder: &Path) -> bool {
+/// Whether the file system of `folder` has no room left; or `problem` is a lack of room, and there is not enough for all of the images,
+/// which give room back when it runs out. Some room is kept for root alone.
+fn is_full(folder: &Path, problem: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let free = |space: &rustix::fs::StatVfs| if is_root { space.f_bfree } else { space.f_bavail };
-    rustix::fs::statvfs(folder).is_ok_and(|space| free(&space).saturating_mul(space.f_frsize) < ROOM_BYTES_MIN)
+    let Ok(space) = rustix::fs::statvfs(folder) else { return false };
+    let free_bytes = free(&space).saturating_mul(space.f_frsize);
+    let holes_bytes = |file: fs::Metadata| if file.is_file() { file.len().saturating_sub(file.blocks() * 512) } else { 0 };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let missing_bytes: u64 = entries.filter_map(|entry| entry.metadata().ok()).map(holes_bytes).sum();
+    free_bytes < ROOM_BYTES_MIN || (problem.contains("No space left") && free_bytes < missing_bytes)
 }
 
 /// The folder of a run.
