@@ -174,7 +174,7 @@ fn a_stopped_server_of_a_plain_mount_holds_up_no_sync() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
-/// In a namespace of its own, with a `/dev/fuse` that everybody may open.
+/// In a namespace of its own, with a `/dev/fuse` that everybody may open, below a folder that the owner may not enter any more.
 #[test]
 fn root_unmounts_the_mount_of_another_user_with_everything_durable() {
     const NOBODY: u32 = 65534;
@@ -185,7 +185,10 @@ fn root_unmounts_the_mount_of_another_user_with_everything_durable() {
         mount --bind fuse /dev/fuse
         setpriv --reuid=65534 --regid=65534 --clear-groups sh -c './cairn mkfs image --force && ./cairn mount image dir -o writeback=$WRITEBACK && echo Dear Ada >dir/letter'
         ! ls dir 2>/dev/null
+        chmod 700 .
+        ./cairn sync dir
         ./cairn umount dir
+        chmod 755 .
         ! grep -q \"$PWD/dir\" /proc/self/mountinfo
         ./cairn fsck --data image >/dev/null
     ";

@@ -236,6 +236,8 @@ fn damaged_data_comes_with_advice_and_can_be_given_up_and_taken_back() {
     assert!(fs::read(host.path("copy")).unwrap() == before);
     host.exits_with(4, &["fsck", "copy", "--data"]);
     host.exits_with(2, &["fsck", "copy", "--accept-loss", "/whole"]);
+    let relative = host.exits_with(2, &["fsck", "copy", "--repair", "--accept-loss", "dir/whole"]);
+    assert!(relative.contains("/dir/whole"), "{relative}");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Talking to the mount of another user.
 //!
 //! The kernel lets only its owner into a mount without `allow_other`: root cannot sync it, or ask who serves it. Root can
-//! take the owner's identity, though. Only a thread of its own does: for the kernel, identities belong to threads.
+//! take the owner's identity, though, and keeps its right to pass directories that the owner may not enter. Only a thread of
+//! its own does so: for the kernel, identities belong to threads.
 use crate::mounting::find_mount;
 use cairn_environment::thread;
 use rustix::process::{Gid, Uid};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::path::Path;
 
 /// What `work` returns for `directory`; as the owner of the mount whose root this is, if root could not do it.
@@ -25,5 +27,8 @@ fn become_user(user: u32, group: u32) -> rustix::io::Result<()> {
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(group, group, group)?;
-    rustix::thread::set_thread_res_uid(user, user, user)
+    rustix::thread::set_keep_capabilities(true)?;
+    rustix::thread::set_thread_res_uid(user, user, user)?;
+    let pass = CapabilitySet::DAC_READ_SEARCH;
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: pass, permitted: pass, inheritable: CapabilitySet::empty() })
 }

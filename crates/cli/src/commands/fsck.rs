@@ -37,7 +37,7 @@ pub struct Arguments {
     /// With --repair: give up the damaged data of the file at this path in the volume. Its damaged
     /// blocks become holes, which read as zeros; everything else of it stays. May be given several
     /// times; implies --data.
-    #[arg(long, value_name = "PATH", requires = "repair")]
+    #[arg(long, value_name = "PATH", requires = "repair", value_parser = path_in_volume)]
     accept_loss: Vec<String>,
     /// Take a repair back, with the file that it made.
     #[arg(long, value_name = "FILE", conflicts_with = "repair")]
@@ -48,6 +48,14 @@ pub struct Arguments {
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// A path as reports show it: from the volume's root.
+fn path_in_volume(text: &str) -> Result<String, String> {
+    match text.strip_prefix('/') {
+        Some(_) => Ok(text.to_owned()),
+        None => Err(format!("a path in the volume begins with \"/\", as in the report: /{text}")),
+    }
 }
 
 /// Runs the command.
