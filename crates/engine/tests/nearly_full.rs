@@ -259,6 +259,46 @@ fn a_volume_full_of_names_survives_a_crash() {
     a_full_volume_takes_names(128 << 20, 1000, false);
 }
 
+/// Data, and what may be large, is refused on a full volume, again and again, before and after names: the reserve is for names and
+/// small attributes alone.
+#[test]
+fn only_names_and_small_attributes_take_from_the_reserve() {
+    let (device, volume) = volume(128 << 20);
+    drop(volume);
+    let volume = open_with_background(&device);
+    let root = volume.root();
+    let file = volume.create(root, b"file", &FILE).unwrap().inode;
+    let end = fill(&volume, file);
+    volume.sync().unwrap();
+    let large = vec![7; 5000];
+    for number in 0..20 {
+        let name = |kind: &str| format!("{kind} {number}").into_bytes();
+        let (directory, fifo) = (NewInode { file_type: FileType::Directory, ..FILE }, NewInode { file_type: FileType::Fifo, ..FILE });
+        let made = volume.create(root, &name("made"), &FILE).expect("a file").inode;
+        for new in [&directory, &fifo, &NewInode { file_type: FileType::Symlink, target: Some(&large[..3000]), ..FILE }] {
+            volume.forget(volume.create(root, &name(&format!("{:?}", new.file_type)), new).expect("a name").inode, 1);
+        }
+        volume.forget(volume.link(made, root, &name("link")).expect("a link").inode, 1);
+        volume.rename(root, &name("link"), root, &name("moved"), RenameMode::Replace).expect("a rename");
+        let whiteout = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
+        let left = volume.rename_leaving(root, &name("moved"), root, &name("again"), RenameMode::Replace, &whiteout);
+        left.expect("a rename that leaves something");
+        volume.set_xattr(made, b"user.small", b"green", XattrMode::Any).expect("a small attribute");
+        let refused = [
+            ("a large attribute", volume.set_xattr(made, b"user.large", &large, XattrMode::Any)),
+            ("an attribute that grows", volume.set_xattr(made, b"user.small", &large, XattrMode::Replace)),
+            ("data", volume.write(made, 0, &large)),
+            ("data at an end", volume.write(file, end, &large)),
+            ("preallocation", volume.allocate(made, 0, 1 << 20, AllocateMode::Allocate { keep_size: true })),
+        ];
+        for (what, result) in refused {
+            assert!(matches!(result, Err(Error::NoSpace)), "round {number}, {what}: {result:?}");
+        }
+        volume.forget(made, 1);
+    }
+    volume.close().unwrap();
+}
+
 /// Small volumes have a small reserve: how many names fit is not promised, that all can be removed is.
 #[test]
 fn a_small_volume_full_of_names_can_be_emptied() {

@@ -70,6 +70,8 @@ mod caller_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod model_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
+mod name_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod placement_tests;
 #[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
 mod shared_flusher_tests;

@@ -28,6 +28,8 @@ enum Step {
     FreeNode(usize),
     Cut,
     Unpin,
+    HoldFree { from: u64, blocks: u64 },
+    ReleaseHeld(usize),
 }
 
 fn urgencies() -> impl Strategy<Value = Urgency> {
@@ -48,9 +50,11 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => index.clone().prop_map(Step::Reference),
         1 => index.clone().prop_map(Step::Cancel),
         3 => (index.clone(), 1..300_u64).prop_map(|(extent, blocks)| Step::Free { extent, blocks }),
-        3 => index.prop_map(Step::FreeNode),
+        3 => index.clone().prop_map(Step::FreeNode),
         1 => Just(Step::Cut),
         1 => Just(Step::Unpin),
+        2 => (0..22_000_u64, prop_oneof![1..20_u64, 1..22_000_u64]).prop_map(|(from, blocks)| Step::HoldFree { from, blocks }),
+        1 => index.prop_map(Step::ReleaseHeld),
     ]
 }
 
@@ -62,6 +66,8 @@ struct Model {
     written: Vec<u8>,
     reservations: Vec<Reservation>,
     in_flight: Vec<BlockRange>,
+    /// Free blocks that are being discarded.
+    held: Vec<BlockRange>,
     extents: Vec<BlockRange>,
     nodes: Vec<(BlockNumber, u64)>,
     running: u64,
@@ -82,6 +88,7 @@ impl Model {
             written,
             reservations: Vec::new(),
             in_flight: Vec::new(),
+            held: Vec::new(),
             extents: Vec::new(),
             nodes: Vec::new(),
             running: 2,
@@ -197,6 +204,28 @@ impl Model {
         self.space.unpin(Generation(generation));
     }
 
+    fn hold_free(&mut self, from: u64, blocks: u64) {
+        let end = (from + blocks).min(self.geometry.total_blocks);
+        let within = BlockRange::new(BlockNumber(from.min(end)), end.saturating_sub(from));
+        let first = within.range().find(|number| self.blocks[*number as usize] == State::Free);
+        let Some(range) = self.space.hold_free(within) else {
+            let ordinary = Request { data_blocks: 4 * NODE_BLOCKS, nodes: 0 };
+            let is_needed = || self.space.try_reserve(ordinary, Urgency::Normal).is_err();
+            assert!(first.is_none() || is_needed(), "nothing to discard in {within:?}, where block {first:?} is free");
+            return;
+        };
+        assert_eq!(Some(range.start.0), first, "the first free block in {within:?}");
+        assert!(range.blocks > 0 && range.end().0 <= end, "{range:?} in {within:?}");
+        self.change(range, State::Free, State::InFlight);
+        self.held.push(range);
+    }
+
+    fn release_held(&mut self, index: usize) {
+        let range = self.held.swap_remove(index);
+        self.space.release_held(range);
+        self.change(range, State::InFlight, State::Free);
+    }
+
     /// Runs one step; steps that need something that doesn't exist do nothing.
     fn step(&mut self, step: Step) {
         fn pick<T>(list: &[T], index: usize) -> Option<usize> {
@@ -210,7 +239,8 @@ impl Model {
             Step::Reference(index) | Step::Cancel(index) => pick(&self.in_flight, index),
             Step::Free { extent, .. } => pick(&self.extents, extent),
             Step::FreeNode(index) => pick(&self.nodes, index),
-            Step::Reserve { .. } | Step::Cut | Step::Unpin => Some(0),
+            Step::ReleaseHeld(index) => pick(&self.held, index),
+            Step::Reserve { .. } | Step::Cut | Step::Unpin | Step::HoldFree { .. } => Some(0),
         };
         let Some(index) = picked else { return };
         match step {
@@ -245,6 +275,8 @@ impl Model {
             Step::FreeNode(_) => self.free_node(index),
             Step::Cut => self.cut(),
             Step::Unpin => self.unpin(),
+            Step::HoldFree { from, blocks } => self.hold_free(from, blocks),
+            Step::ReleaseHeld(_) => self.release_held(index),
         }
     }
 
@@ -257,6 +289,8 @@ impl Model {
         assert_eq!(report.pinned, pinned, "pinned blocks");
         assert_eq!((report.reserved_data, report.reserved_nodes), self.reserved(), "reserved");
         assert!(report.reserved_nodes <= clusters && report.reserved_data + 4 * report.reserved_nodes <= free);
+        let held_blocks: u64 = self.held.iter().map(|range| range.blocks).sum();
+        assert_eq!(self.space.returning_hint(), held_blocks, "only what is held for a discard comes back");
     }
 
     /// Uses up all reservations: a granted one never fails.
@@ -280,6 +314,9 @@ impl Model {
         while let Some(range) = self.in_flight.pop() {
             self.space.cancel(range);
             self.change(range, State::InFlight, State::Free);
+        }
+        while !self.held.is_empty() {
+            self.release_held(0);
         }
         self.cut();
         while self.unpinned + 1 < self.running {
