@@ -92,8 +92,14 @@ impl Load {
             }
             _ => {
                 let (from, old, to, new) = (self.directory(), self.name(), self.directory(), self.name());
-                let mode = if self.random.chance(1, 3) { RenameMode::Exchange } else { RenameMode::Replace };
-                self.volume.rename(from, &old, to, &new, mode)
+                match self.random.below(4) {
+                    0 => self.volume.rename(from, &old, to, &new, RenameMode::Exchange),
+                    1 => {
+                        let left = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
+                        self.volume.rename_leaving(from, &old, to, &new, RenameMode::Replace, &left)
+                    }
+                    _ => self.volume.rename(from, &old, to, &new, RenameMode::Replace),
+                }
             }
         }
     }

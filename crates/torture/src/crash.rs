@@ -169,6 +169,9 @@ impl Shape {
     }
 }
 
+/// How long the discard of a free run takes, so that clients meet it.
+const DISCARD_TIME: Duration = Duration::from_micros(100);
+
 /// Options for opening a state: nothing happens but what is asked for.
 fn recovery_options() -> VolumeOptions {
     VolumeOptions { background: false, node_cache_bytes: 1 << 20, ..VolumeOptions::default() }
@@ -192,6 +195,7 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
     volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
     device.start_recording();
     device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
+    device.set_delay(Operation::Discard, if shape.trims() { DISCARD_TIME } else { Duration::ZERO });
     let order = Arc::new(AtomicU64::new(0));
     let profile = if shape.full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
     let client = |client| Client::new(client, random.next_u64(), profile, order.clone());

@@ -151,7 +151,8 @@ impl Generator {
         let wait = !self.profile.fsync_without_wait || self.random.chance(2, 3);
         match self.random.below(12) {
             0 => Operation::Sync,
-            1..3 => Operation::Fsync { target: Target::Path(self.path(model, Want::Directory)), data_only: false, wait },
+            1 => Operation::Trim,
+            2 => Operation::Fsync { target: Target::Path(self.path(model, Want::Directory)), data_only: false, wait },
             3..6 => Operation::Fsync { target: self.target(model, Want::Regular), data_only: true, wait },
             _ => Operation::Fsync { target: self.target(model, Want::Regular), data_only: false, wait },
         }
@@ -217,6 +218,7 @@ impl Generator {
         let mode = match self.random.below(8) {
             0 => Rename::NoReplace,
             1 | 2 => Rename::Exchange,
+            3 => Rename::Leave,
             _ => Rename::Replace,
         };
         Operation::Rename { from, to, mode }

@@ -154,7 +154,7 @@ impl ClientHistory {
             self.promises.insert(index, Promise { namespace, contents: prefix, scope: Scope::Node(node), times: !data_only });
         } else if operation == Operation::Sync {
             self.promises.insert(index, Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true });
-        } else if operation == Operation::Commit {
+        } else if matches!(operation, Operation::Commit | Operation::Trim) {
             self.promises.insert(index, Promise { namespace: prefix, contents: 0, scope: Scope::All, times: false });
         }
         for node in &effects.metadata {

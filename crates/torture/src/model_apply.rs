@@ -1,7 +1,7 @@
 //! What each operation does to the [`Model`], and what it must return.
 use crate::contents::pattern;
 use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value, XattrValue};
-use crate::operation::{Allocate, Operation, Path, Rename, Target, XattrSet, symlink_target, xattr_name};
+use crate::operation::{Allocate, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name};
 use crate::snapshot::hash;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ impl Model {
                 effects.fsync = Some((self.target(target)?, *data_only));
                 Ok(Value::Nothing)
             }
-            Operation::Sync | Operation::Commit => Ok(Value::Nothing),
+            Operation::Sync | Operation::Commit | Operation::Trim => Ok(Value::Nothing),
             other => self.perform_on_attributes(other, effects),
         }
     }
@@ -351,6 +351,13 @@ impl Model {
         self.entries(new_parent).insert(new_name, source);
         self.moved(source, old_parent, new_parent);
         effects.metadata.insert(source);
+        if mode == Rename::Leave {
+            let mut whiteout = Node::new(Body::Special(Special::CharacterDevice, 0), 0, 0, 0);
+            self.inherit_group(old_parent, &mut whiteout);
+            let id = self.insert(whiteout);
+            self.entries(old_parent).insert(old_name.clone(), id);
+            effects.metadata.insert(id);
+        }
         if let Some(target) = target {
             effects.metadata.insert(target);
             if mode == Rename::Exchange {

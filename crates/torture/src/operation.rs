@@ -122,6 +122,8 @@ pub enum Rename {
     NoReplace,
     /// The two change places.
     Exchange,
+    /// It is replaced, and a whiteout stands at the old name: a character device 0/0 without permissions.
+    Leave,
 }
 
 /// What [`Operation::Allocate`] does.
@@ -265,12 +267,15 @@ pub enum Operation {
     Sync,
     /// Commits the running transaction: what the clients of a mount get every few seconds.
     Commit,
+    /// Commits, and discards what is free.
+    Trim,
 }
 
 impl Operation {
     /// Whether it leaves names, attributes and data as they are.
     pub fn changes_no_file(&self) -> bool {
-        matches!(self, Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Read { .. } | Self::GetXattr { .. } | Self::Close { .. })
+        let reads = matches!(self, Self::Read { .. } | Self::GetXattr { .. } | Self::Close { .. });
+        reads || matches!(self, Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Trim)
     }
 
     /// What the operation changes, if that is one inode that it names.

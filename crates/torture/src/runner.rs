@@ -240,6 +240,11 @@ impl Runner {
             Operation::Rename { from, to, mode } => {
                 let ((old, old_name), (new, new_name)) = (self.place(from)?, self.place(to)?);
                 let mode = match mode {
+                    Rename::Leave => {
+                        let whiteout = new_inode(FileType::CharacterDevice, 0, 0, 0, None);
+                        let mode = RenameMode::Replace;
+                        return nothing(volume.rename_leaving(old.inode, &old_name, new.inode, &new_name, mode, &whiteout));
+                    }
                     Rename::Replace => RenameMode::Replace,
                     Rename::NoReplace => RenameMode::NoReplace,
                     Rename::Exchange => RenameMode::Exchange,
@@ -248,6 +253,7 @@ impl Runner {
             }
             Operation::Sync => nothing(volume.sync()),
             Operation::Commit => nothing(volume.commit()),
+            Operation::Trim => nothing(volume.trim(0..u64::MAX, 0).map(drop)),
             other => self.perform_on_inode(index, other),
         }
     }

@@ -78,6 +78,8 @@ pub const STEPS: &[Step] = &[
     Step { name: "rename d/b to c", make: |_, _| vec![rename(&[D, B], &[C], Rename::Replace)] },
     Step { name: "rename d to e/d", make: |_, _| vec![rename(&[D], &[E, D], Rename::Replace)] },
     Step { name: "exchange a and d/b", make: |_, _| vec![rename(&[A], &[D, B], Rename::Exchange)] },
+    Step { name: "rename a over d/b, leaving a whiteout", make: |_, _| vec![rename(&[A], &[D, B], Rename::Leave)] },
+    Step { name: "rename d to c, leaving a whiteout", make: |_, _| vec![rename(&[D], &[C], Rename::Leave)] },
     Step { name: "mkdir d/e", make: |_, _| vec![Operation::MakeDirectory { path: path(&[D, E]), mode: 0o755 }] },
     Step { name: "rmdir e", make: |_, _| vec![Operation::RemoveDirectory { path: path(&[E]) }] },
     Step { name: "symlink g", make: |_, _| vec![Operation::MakeSymlink { path: path(&[Name(6)]), target_bytes: 40 }] },
@@ -105,6 +107,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "fsync d", make: |_, _| vec![fsync(&[D], false)] },
     Step { name: "sync", make: |_, _| vec![Operation::Sync] },
     Step { name: "commit", make: |_, _| vec![Operation::Commit] },
+    Step { name: "trim", make: |_, _| vec![Operation::Trim] },
 ];
 
 fn next(tag: Tag) -> Tag {

@@ -4,7 +4,7 @@ use crate::history::{Acknowledgement, ClientHistory, NotedTimes, Span};
 use crate::model::{Effects, Failure, Layout, Model, NodeId, Outcome, Value};
 use crate::operation::{Base, Operation, listing};
 use crate::runner::Runner;
-use cairn_blockdev::SimulatedDevice;
+use cairn_blockdev::{DeviceCounters, SimulatedDevice};
 use cairn_engine::{Timestamp, Volume};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
@@ -151,30 +151,49 @@ impl EndedFsyncs {
 /// Between two trims: the record of a run shall not consist of discards.
 const TRIM_PAUSE: Duration = Duration::from_millis(2);
 
-/// Discards what is free again and again while the clients work.
+/// Discards what is free again and again while the clients work, until the volume is closed.
 struct Trimmer {
+    /// It may be closed by now.
+    closing: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<Result<(), String>>,
 }
 
 impl Trimmer {
     fn start(volume: &Volume) -> Trimmer {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (volume, stopped) = (volume.clone(), Arc::clone(&stop));
+        let (closing, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (volume, may_be_closed, stopped) = (volume.clone(), Arc::clone(&closing), Arc::clone(&stop));
         let thread = thread::spawn("trimmer", move || {
             while !stopped.load(Ordering::Acquire) {
-                volume.trim(0..u64::MAX, 0).map_err(|error| format!("trim: {error}"))?;
-                clock::sleep(TRIM_PAUSE);
+                if let Err(error) = volume.trim(0..u64::MAX, 0) {
+                    return if may_be_closed.load(Ordering::Acquire) { Ok(()) } else { Err(format!("trim: {error}")) };
+                }
+                // The end shall meet a discard.
+                if !may_be_closed.load(Ordering::Acquire) {
+                    clock::sleep(TRIM_PAUSE);
+                }
             }
             Ok(())
         });
-        Trimmer { stop, thread }
+        Trimmer { closing, stop, thread }
     }
 
     fn end(self) -> Result<(), String> {
         self.stop.store(true, Ordering::Release);
         self.thread.join().map_err(|_| "the trimmer panicked".to_owned())?
     }
+}
+
+/// Closes the volume while `trimmer` is at work: afterwards the device may have another owner, so nothing begins or ends there.
+fn close(volume: &Volume, device: &SimulatedDevice, trimmer: Option<Trimmer>) -> Result<(), String> {
+    let requests = || (device.history_len(), DeviceCounters { reads: 0, bytes_read: 0, ..device.counters() });
+    if let Some(trimmer) = &trimmer {
+        trimmer.closing.store(true, Ordering::Release);
+    }
+    volume.close().map_err(|error| format!("closing the volume: {error}"))?;
+    let before = requests();
+    trimmer.map_or(Ok(()), Trimmer::end)?;
+    if requests() == before { Ok(()) } else { Err(format!("the device is used after the end: {before:?}, {:?}", requests())) }
 }
 
 /// Lets all clients work at the same time, beside one who trims if `trim`, and closes the volume.
@@ -210,8 +229,10 @@ pub fn session(
         clients.push(client);
         ended_fsyncs.push(ended);
     }
-    outcome.and(trimmer.map_or(Ok(()), Trimmer::end))?;
-    volume.close().map_err(|error| format!("closing the volume: {error}"))?;
+    if outcome.is_err() {
+        return outcome.and(trimmer.map_or(Ok(()), Trimmer::end));
+    }
+    close(&volume, device, trimmer)?;
     let at = device.history_len();
     for (client, ended) in clients.iter_mut().zip(ended_fsyncs) {
         for EndedFsync { acknowledgement, result } in ended.list.lock().drain(..) {

@@ -2,6 +2,7 @@
 use cairn_blockdev::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
 use cairn_format::Geometry;
@@ -119,6 +120,18 @@ fn overwriting_a_full_volume_with_fsync_keeps_what_was_there() {
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Discards what is free again and again, until `done`. What is being discarded lacks nobody in the end.
+fn trim_until(volume: &Volume, done: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
+    let (volume, done) = (volume.clone(), Arc::clone(done));
+    thread::spawn("trimmer", move || {
+        while !done.load(Ordering::Acquire) {
+            volume.trim(0..u64::MAX, 0).expect("it trims");
+            let space = volume.space();
+            assert!(space.free_blocks <= space.total_blocks, "{space:?}");
+        }
+    })
+}
+
 #[test]
 fn clients_that_fill_and_delete_at_once_are_never_stuck() {
     let device = Arc::new(MemoryDevice::new(48 << 20));
@@ -138,8 +151,12 @@ fn clients_that_fill_and_delete_at_once_are_never_stuck() {
             })
         })
         .collect();
+    let done = Arc::new(AtomicBool::new(false));
+    let trimmer = trim_until(&volume, &done);
     let mut files = Files::new();
     handles.into_iter().for_each(|handle| files.extend(handle.join().expect("no thread panics")));
+    done.store(true, Ordering::Release);
+    trimmer.join().expect("no thread panics");
     expect_files(&volume, &files).unwrap_or_else(|error| panic!("{error}"));
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
