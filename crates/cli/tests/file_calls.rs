@@ -7,11 +7,13 @@ mod file_handle;
 mod mounted;
 mod mounting;
 
+use cairn_environment::random::Seeded;
 use file_handle::FileHandle;
 use mounted::Mounted;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -103,6 +105,84 @@ fn a_file_handle_holds_as_long_as_its_file() {
     expect_stale(gone, &dir);
     expect_content(letter, &dir, "Dear Ada");
     mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+/// A file of a random history.
+struct Known {
+    handle: FileHandle,
+    /// No other file has it.
+    content: String,
+    path: std::path::PathBuf,
+    /// It must be found, it must not, or that is open: what a killed server did not sync may have happened or not.
+    is_there: Option<bool>,
+}
+
+/// Also where numbers of inodes are used again, because the server was killed before it synced those who had them.
+#[test]
+fn a_file_handle_never_leads_to_another_file() {
+    let Some(mounted) = Mounted::new() else { return };
+    if !is_root() {
+        eprintln!("left out: opening by a handle takes root");
+        return;
+    }
+    mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
+    mounted.succeeds(&["umount", "dir"]);
+    let dir = mounted.path("dir").canonicalize().unwrap();
+    let mut random = Seeded::new(14);
+    let mut known: Vec<Known> = Vec::new();
+    let (mut inodes, mut used_again) = (HashSet::new(), 0);
+    for round in 0..6 {
+        let mut server = mounted.serve(&["image", "dir"]);
+        for file in known.iter_mut().filter(|file| file.is_there.is_none()) {
+            file.is_there = fs::read_to_string(&file.path).is_ok_and(|found| found == file.content).then_some(true);
+        }
+        for step in 0..40 {
+            let there: Vec<usize> = (0..known.len()).filter(|index| known[*index].is_there == Some(true)).collect();
+            let chosen = (!there.is_empty()).then(|| there[random.below(there.len() as u64) as usize]);
+            match (random.below(8), chosen) {
+                (0, _) => rustix::fs::syncfs(File::open(&dir).unwrap()).unwrap(),
+                (1, Some(index)) => {
+                    fs::remove_file(&known[index].path).unwrap();
+                    known[index].is_there = Some(false);
+                }
+                (2, Some(index)) => {
+                    let path = dir.join(format!("moved in {round} {step}"));
+                    fs::rename(&known[index].path, &path).unwrap();
+                    known[index].path = path;
+                }
+                _ => {
+                    let (content, path) = (format!("{round} {step}"), dir.join(format!("{round} {step}")));
+                    fs::write(&path, &content).unwrap();
+                    used_again += usize::from(!inodes.insert(fs::metadata(&path).unwrap().ino()));
+                    known.push(Known { handle: FileHandle::of(&path).unwrap(), content, path, is_there: Some(true) });
+                }
+            }
+        }
+        let mount = File::open(&dir).unwrap();
+        for Known { handle, content, is_there, .. } in &known {
+            let opened = handle.open(&mount).map(|mut file| {
+                let mut text = String::new();
+                file.read_to_string(&mut text).map(|_| text).unwrap()
+            });
+            match opened {
+                Ok(text) if *is_there == Some(true) => assert_eq!(text, *content, "round {round}"),
+                // Its data may be lost.
+                Ok(text) => assert!(is_there.is_none() && (text.is_empty() || text == *content), "round {round}: {content} is {text}"),
+                Err(error) => assert!(*is_there != Some(true), "round {round}: {content}: {error}"),
+            }
+        }
+        drop(mount);
+        if round % 2 == 0 {
+            server.kill().unwrap();
+            known.iter_mut().for_each(|file| file.is_there = None);
+            let _tells_of_the_killed_server = mounted.run(&["umount", "dir"]);
+        } else {
+            mounted.succeeds(&["umount", "dir"]);
+        }
+        server.wait().unwrap();
+    }
+    assert!(used_again > 0, "no number was used twice");
     mounted.succeeds(&["fsck", "--data", "image"]);
 }
 
