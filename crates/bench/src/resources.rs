@@ -56,6 +56,13 @@ fn ticks_in(stat: &str) -> Option<(u64, u64)> {
     Some((user, fields.next()?.parse().ok()?))
 }
 
+/// The same of the children that have ended and were waited for, with theirs.
+fn ticks_of_children_in(stat: &str) -> Option<(u64, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let user = fields.nth(13)?.parse().ok()?;
+    Some((user, fields.next()?.parse().ok()?))
+}
+
 /// Context switches of the calling thread: its process no longer knows them when it has ended.
 pub fn switches_of_this_thread() -> u64 {
     fs::read_to_string("/proc/thread-self/status").map_or(0, |status| switches_in(&status))
@@ -72,6 +79,13 @@ impl Resources {
             system_cpu_seconds: system as f64 / ticks_per_second(),
             context_switches: statuses.map(|status| switches_in(&status)).sum(),
         }
+    }
+
+    /// CPU time of the programs that this one has run, and waited for, with all that they ran.
+    pub fn of_ended_children() -> Self {
+        let (user, system) = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks_of_children_in(&stat)).unwrap_or_default();
+        let seconds = |ticks: u64| ticks as f64 / ticks_per_second();
+        Self { cpu_seconds: seconds(user + system), system_cpu_seconds: seconds(system), context_switches: 0 }
     }
 
     /// Of the whole machine.
@@ -106,8 +120,8 @@ mod tests {
     fn the_files_of_proc_are_understood() {
         let status = "Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t30\n";
         assert_eq!(switches_in(status), 42);
-        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 1 0 100 200 300";
-        assert_eq!(ticks_in(stat), Some((150, 50)));
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 30 9 20 0 1 0 100 200 300";
+        assert_eq!((ticks_in(stat), ticks_of_children_in(stat)), (Some((150, 50)), Some((30, 9))));
         assert_eq!(ticks_in("nonsense"), None);
         let machine = Resources::in_machine_stat("cpu  100 100 50 999 999 25 25 0\ncpu0 1 1 1\nctxt 77\n");
         assert_eq!(machine.cpu_seconds, 300.0 / ticks_per_second());

@@ -216,6 +216,51 @@ fn a_comparison_says_what_it_was_made_on() {
     assert_eq!((tail["less_is_better"].as_bool(), tail["unit"].as_str()), (Some(true), Some("ms")));
 }
 
+#[test]
+fn loads_of_every_day_run_and_leave_nothing_behind() {
+    if !can_make_loop_devices() {
+        eprintln!("skipped: this test needs root, loop devices and FUSE");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let installed = |program: &str| Path::new("/usr/bin").join(program).exists();
+    let of_programs = [("git", "git"), ("sqlite3", "sqlite"), ("sqlite3", "sqlite-load"), ("fio", "seq-write"), ("fio", "rand-read@2")];
+    let others = of_programs.into_iter().chain([("fio", "one-file-fdatasync@2"), ("fio", "own-files-fdatasync@2")]);
+    let others = others.filter(|(program, _)| installed(program)).map(|(_, load)| load);
+    let loads: Vec<&str> = ["untar", "sync", "grep", "cp", "find", "rm", "npm-like"].into_iter().chain(others).collect();
+    let peers = ["bench", "peers", "--fs", "cairn-loop", "--size", "96M", "--dir", ".", "--seconds", "0.2", "--repeat", "1", "--json"];
+    let output = cairn(folder.path(), &[&peers[..], &["--workload", &loads.join(",")]].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(traces_of(folder.path()), [""; 0]);
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = summary["rows"].as_array().unwrap();
+    for load in loads {
+        let row = rows.iter().find(|row| row["workload"] == load && row["figure"] == "throughput");
+        let row = row.unwrap_or_else(|| panic!("{load} has no row: {summary}"));
+        assert!(row["median"].as_f64() > Some(0.0) && row["seconds"]["wall"].as_f64() > Some(0.0), "{row}");
+        assert_eq!(row["less_is_better"].as_bool(), Some(row["unit"] == "s"), "{row}");
+    }
+}
+
+#[test]
+fn a_load_whose_program_is_missing_is_left_out() {
+    if !can_make_loop_devices() {
+        eprintln!("skipped: this test needs root, loop devices and FUSE");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let peers = ["bench", "peers", "--fs", "cairn-image", "--size", "64M", "--dir", ".", "--seconds", "0.2", "--repeat", "1", "--workload"];
+    let run = |loads: &str| cairn(folder.path(), &[&peers[..], &[loads]].concat()).env("PATH", "/nonexistent").output().unwrap();
+    let output = run("untar,sqlite,fsync-write@1");
+    assert!(output.status.success(), "{}", told(&output));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(printed.contains("untar is left out: tar (package tar) is not installed"), "{printed}");
+    assert!(printed.contains("fsync-write@1, 1 client (fsyncs/s)") && !printed.contains("sqlite, 1 client"), "{printed}");
+    let output = run("untar");
+    assert!(all_told(&output, &["nothing can be measured", "untar is left out"]), "{}", told(&output));
+    assert_eq!(traces_of(folder.path()), [""; 0]);
+}
+
 /// What a comparison in `folder` has on this machine: mounts, loop devices, processes, files.
 fn traces_of(folder: &Path) -> Vec<String> {
     let folder = fs::canonicalize(folder).unwrap().display().to_string();

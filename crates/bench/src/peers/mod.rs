@@ -4,6 +4,7 @@
 //! Needs root. Everything that is set up belongs to a guard that takes it down again: mounts, servers, loop devices, the
 //! folder with the images. An interruption is noticed between two polls of whatever runs, kills that, and returns through
 //! the guards.
+mod everyday;
 mod outputs;
 mod postgres;
 mod process;
@@ -13,9 +14,10 @@ mod system;
 mod versions;
 mod workload;
 
-pub use summary::{Summary, SummaryRow, THROUGHPUT, ToolVersion};
+pub use everyday::Everyday;
+pub use summary::{LoadSeconds, Summary, SummaryRow, THROUGHPUT, ToolVersion};
 pub use system::{Candidate, DirectIo, System};
-pub use workload::{Generator, PeerWorkload, Tool};
+pub use workload::{Generator, NamedWorkloads, PeerWorkload, Tool};
 
 use crate::disturbance::Observation;
 use crate::interrupt::Interrupt;
@@ -24,8 +26,9 @@ use crate::progress::Steps;
 use crate::report::OperationSummary;
 use crate::resources::Resources;
 use anyhow::{Context, bail, ensure};
+use everyday::Materials;
 use postgres::Postgres;
-use process::run_to_end;
+use process::{run_timed, run_to_end};
 use serde::{Deserialize, Serialize};
 use stage::{Mounted, Stage};
 use std::fs::File;
@@ -77,6 +80,9 @@ pub struct Sample {
     pub value: f64,
     /// Its unit.
     pub unit: String,
+    /// Whether a smaller one is the better one.
+    #[serde(default)]
+    pub less_is_better: bool,
     /// Other figures.
     #[serde(default)]
     pub figures: Vec<PeerFigure>,
@@ -85,6 +91,9 @@ pub struct Sample {
     pub latencies: Vec<OperationSummary>,
     /// Operations done.
     pub completed: u64,
+    /// From the program's start to its end.
+    #[serde(default)]
+    pub wall_seconds: f64,
     /// Busy CPU time of the whole machine, in seconds: load, server and kernel threads. Of an own load in its measured time, of a
     /// tool from its start to its end.
     pub machine_cpu_seconds: f64,
@@ -92,6 +101,12 @@ pub struct Sample {
     pub machine_context_switches: u64,
     /// CPU time of Cairn's server from the program's start to its end, in seconds.
     pub server_cpu_seconds: f64,
+    /// That of the program, and of those that it started.
+    #[serde(default)]
+    pub caller_cpu_seconds: f64,
+    /// What the kernel spent beside both in the same time: its own threads, and interrupts.
+    #[serde(default)]
+    pub kernel_cpu_seconds: f64,
     /// The load's own report; `None` for a tool.
     pub report: Option<crate::Report>,
     /// Cairn's counters before the load; `None` for the others.
@@ -134,6 +149,15 @@ impl PeersSettings {
         images + (round + MOUNT_ESTIMATE) * candidates * self.repeat as u32
     }
 
+    /// Why which loads of every day are left out.
+    pub fn left_out(&self) -> Vec<String> {
+        self.workloads.iter().filter_map(PeerWorkload::left_out).collect()
+    }
+
+    fn present_workloads(&self) -> Vec<PeerWorkload> {
+        self.workloads.iter().copied().filter(|workload| workload.left_out().is_none()).collect()
+    }
+
     #[cfg(test)]
     fn for_tests() -> Self {
         Self {
@@ -155,12 +179,14 @@ impl PeersSettings {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.repeat > 0, "at least one round is needed");
         ensure!(!self.systems.is_empty(), "name at least one file system, for example --fs ext4,cairn");
+        let left_out = self.left_out();
+        ensure!(left_out.len() < self.workloads.len() || left_out.is_empty(), "nothing can be measured: {}", left_out.join("; "));
         ensure!(!self.workloads.is_empty(), "name at least one workload, for example --workload fsync-write");
         ensure!(self.duration > Duration::ZERO, "a load needs some time; write for example --seconds 10");
         ensure!(rustix::process::geteuid().is_root(), "this must run as root, because it makes loop devices and mounts; use sudo");
         ensure!(self.folder.is_dir(), "{} is not a folder; name one for the images with --dir", self.folder.display());
         let mut missing: Vec<String> = Vec::new();
-        let of_workloads = self.workloads.iter().flat_map(|workload| workload.commands().iter().copied());
+        let of_workloads = self.present_workloads().into_iter().flat_map(|workload| workload.commands().iter().copied());
         for (command, package) in self.systems.iter().flat_map(|system| system.commands()).chain(of_workloads) {
             if !process::is_installed(command) {
                 missing.push(format!("{command} (package {package})"));
@@ -193,8 +219,9 @@ impl PeersSettings {
 ///
 /// # Errors
 /// When something that is needed is missing, a file system or a load fails, or on interruption. Nothing is left mounted.
-pub fn run(settings: &PeersSettings) -> anyhow::Result<Summary> {
-    settings.check()?;
+pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
+    asked_for.check()?;
+    let settings = &PeersSettings { workloads: asked_for.present_workloads(), ..asked_for.clone() };
     let began = utc_now();
     let candidates = settings.candidates();
     let measurements = candidates.len() * settings.workloads.len() * settings.repeat;
@@ -204,7 +231,13 @@ pub fn run(settings: &PeersSettings) -> anyhow::Result<Summary> {
         settings.duration.as_secs_f64(),
         settings.estimate().as_secs().div_ceil(60),
     ));
+    let left_out = asked_for.left_out();
+    left_out.iter().for_each(|why| steps.say(why));
     let mut stage = Stage::new(&settings.folder)?;
+    let materials = Materials::new(stage.folder(), settings.size_bytes, settings.duration);
+    let everyday: Vec<Everyday> = settings.workloads.iter().filter_map(PeerWorkload::as_everyday).collect();
+    materials.write(&everyday, &settings.interrupt)?;
+    let stage = &mut stage;
     for candidate in &candidates {
         steps.say(&format!("writing the image of {} ({} MiB)", candidate.label, settings.size_bytes >> 20));
         stage.add_image(candidate, settings)?;
@@ -218,23 +251,31 @@ pub fn run(settings: &PeersSettings) -> anyhow::Result<Summary> {
         order.rotate_left((round - 1) % candidates.len());
         for candidate in order {
             steps.say(&format!("round {round} of {}: {}", settings.repeat, candidate.label));
-            let measured = measure(&candidate, round, &stage, settings, &steps);
+            let measured = measure(&candidate, round, &Scene { stage, settings, materials: &materials }, &steps);
             samples.extend(measured.with_context(|| format!("{}, round {round}", candidate.label))?);
         }
     }
-    Ok(Summary { disturbance: observation.end(), ..Summary::new(settings, began, samples) })
+    Ok(Summary { disturbance: observation.end(), left_out, ..Summary::new(settings, began, samples) })
 }
 
-fn measure(candidate: &Candidate, round: usize, stage: &Stage, settings: &PeersSettings, steps: &Steps) -> anyhow::Result<Vec<Sample>> {
+/// What all measurements have.
+struct Scene<'a> {
+    stage: &'a Stage,
+    settings: &'a PeersSettings,
+    materials: &'a Materials,
+}
+
+fn measure(candidate: &Candidate, round: usize, scene: &Scene<'_>, steps: &Steps) -> anyhow::Result<Vec<Sample>> {
+    let Scene { stage, settings, .. } = *scene;
     let device = stage.device_of(candidate)?;
     run_to_end(candidate.system.make(device, &settings.program), stage.folder(), &settings.interrupt)?;
-    let mounted = Mounted::new(candidate.system, device, stage, settings)?;
+    let mut mounted = Mounted::new(candidate.system, device, stage, settings)?;
     let mut samples = Vec::new();
     let mut workloads = settings.workloads.clone();
     workloads.rotate_left((round - 1) % settings.workloads.len());
     for workload in &workloads {
         steps.note(&format!("{}, {}", candidate.label, workload.name()));
-        let mut sample = measure_one(workload, &mounted, stage, settings).with_context(|| workload.name())?;
+        let mut sample = measure_one(workload, &mut mounted, scene).with_context(|| workload.name())?;
         (sample.round, sample.system) = (round, candidate.label.clone());
         if let Some(report) = &mut sample.report {
             // The comparison says itself where it came from; the mount point's name means nothing afterwards.
@@ -247,24 +288,44 @@ fn measure(candidate: &Candidate, round: usize, stage: &Stage, settings: &PeersS
     Ok(samples)
 }
 
-fn measure_one(workload: &PeerWorkload, mounted: &Mounted<'_>, stage: &Stage, settings: &PeersSettings) -> anyhow::Result<Sample> {
+/// Puts what a load of every day needs on the file system.
+fn prepare(workload: &PeerWorkload, mounted: &mut Mounted<'_>, scene: &Scene<'_>) -> anyhow::Result<()> {
+    let Some(load) = workload.as_everyday() else { return Ok(()) };
+    let Scene { stage, settings, materials } = *scene;
+    for command in everyday::preparations(load, workload.clients(settings), mounted.path(), materials) {
+        run_to_end(command, stage.folder(), &settings.interrupt).context("what the load needs")?;
+    }
+    if everyday::settles_first(load) {
+        rustix::fs::syncfs(File::open(mounted.path())?)?;
+    }
+    if everyday::is_cold(load) {
+        mounted.forget()?;
+    }
+    Ok(())
+}
+
+fn measure_one(workload: &PeerWorkload, mounted: &mut Mounted<'_>, scene: &Scene<'_>) -> anyhow::Result<Sample> {
+    let Scene { stage, settings, materials } = *scene;
+    prepare(workload, mounted, scene)?;
     let needs_database = workload.generator == Generator::Tool(Tool::Pgbench);
     let database = needs_database.then(|| Postgres::start(mounted.path(), stage.folder(), &settings.interrupt)).transpose()?;
-    let invocation = workload.invocation(mounted.path(), &postgres::socket_in(stage.folder()), settings);
+    let invocation = workload.invocation(mounted.path(), &postgres::socket_in(stage.folder()), settings, materials);
     let statistics_before = mounted.statistics()?;
-    let (machine, server) = (Resources::of_machine(), mounted.server_resources());
-    let output = run_to_end(invocation, stage.folder(), &settings.interrupt)?;
-    let (machine, server) = (Resources::of_machine() - machine, mounted.server_resources() - server);
+    let before = [Resources::of_machine(), mounted.server_resources(), Resources::of_ended_children()];
+    let (output, elapsed) = run_timed(invocation, stage.folder(), &settings.interrupt)?;
+    let [machine, server, callers] =
+        [Resources::of_machine() - before[0], mounted.server_resources() - before[1], Resources::of_ended_children() - before[2]];
     let statistics_after = mounted.statistics()?;
     drop(database);
-    let mut sample = workload.understand(&output, settings)?;
+    let mut sample = workload.understand(&output, elapsed, settings, materials)?;
     workload::clean_up(mounted.path())?;
     // The next load must not pay for this one.
     rustix::fs::syncfs(File::open(mounted.path())?)?;
     // An own load tells what its measured time took, without what it prepares and removes; a tool counts as a whole.
     let own = sample.report.as_ref().map(|report| (report.machine_cpu_seconds, report.machine_context_switches));
     (sample.machine_cpu_seconds, sample.machine_context_switches) = own.unwrap_or((machine.cpu_seconds, machine.context_switches));
-    sample.server_cpu_seconds = server.cpu_seconds;
+    (sample.server_cpu_seconds, sample.caller_cpu_seconds) = (server.cpu_seconds, callers.cpu_seconds);
+    sample.kernel_cpu_seconds = (machine - server - callers).system_cpu_seconds;
     (sample.statistics_before, sample.statistics_after) = (statistics_before, statistics_after);
     Ok(sample)
 }

@@ -1,6 +1,8 @@
 //! The figures in what loads and tools print.
 use super::PeerFigure;
 use crate::report::{OperationSummary, Report};
+use serde_json::Value;
+use std::time::Duration;
 
 /// What was understood.
 #[derive(Debug, PartialEq)]
@@ -9,12 +11,26 @@ pub struct Understood {
     pub value: f64,
     /// Its unit.
     pub unit: String,
+    /// Whether a smaller one is the better one.
+    pub less_is_better: bool,
     /// Operations that it counts.
     pub completed: u64,
     /// Other figures.
     pub figures: Vec<PeerFigure>,
     /// Latencies, as far as they are told.
     pub latencies: Vec<OperationSummary>,
+}
+
+impl Understood {
+    /// So much of something each second.
+    pub fn rate(value: f64, unit: &str, completed: u64) -> Self {
+        Self { value, unit: unit.into(), less_is_better: false, completed, figures: Vec::new(), latencies: Vec::new() }
+    }
+
+    /// The time that it took, in seconds.
+    pub fn time(elapsed: Duration, completed: u64) -> Self {
+        Self { less_is_better: true, ..Self::rate(elapsed.as_secs_f64(), "s", completed) }
+    }
 }
 
 fn more(name: impl Into<String>, value: f64, unit: &str) -> PeerFigure {
@@ -58,13 +74,8 @@ pub fn of_report(report: &Report) -> Understood {
             _ => {}
         }
     }
-    Understood {
-        value: report.throughput.value,
-        unit: report.throughput.unit.clone(),
-        completed: report.completed,
-        figures,
-        latencies: report.operations.clone(),
-    }
+    let rate = Understood::rate(report.throughput.value, &report.throughput.unit, report.completed);
+    Understood { figures, latencies: report.operations.clone(), ..rate }
 }
 
 /// Throughput, largest latency and the table of operations.
@@ -82,7 +93,8 @@ pub fn of_dbench(output: &str) -> Option<Understood> {
     };
     let latencies: Vec<OperationSummary> = table.filter_map(row).collect();
     let figures = max_ms.map(|value| less("maximum latency", value, "ms")).into_iter().collect();
-    Some(Understood { value, unit: "MB/s".into(), completed: latencies.iter().map(|row| row.count).sum(), figures, latencies })
+    let completed = latencies.iter().map(|row| row.count).sum();
+    Some(Understood { figures, latencies, ..Understood::rate(value, "MB/s", completed) })
 }
 
 /// The operations of which fs_mark tells least, mean and largest time, in the order of its columns.
@@ -105,36 +117,58 @@ pub fn of_fs_mark(output: &str) -> Option<Understood> {
     }
     let of_interest = latencies.iter().filter(|operation| ["create", "fsync"].contains(&operation.name.as_str()));
     let figures = of_interest.map(|operation| less(format!("{} max", operation.name), operation.max_us / 1e3, "ms")).collect();
-    Some(Understood { value: mean(&|row| row[3]), unit: "files/s".into(), completed, figures, latencies })
+    Some(Understood { figures, latencies, ..Understood::rate(mean(&|row| row[3]), "files/s", completed) })
 }
 
-/// Writes per second, each with its fsync, and how long those took.
-pub fn of_fio(output: &str) -> Option<Understood> {
+/// The jobs of fio, all in one.
+fn fio_job(output: &str) -> Option<Value> {
     // Warnings may stand before the report.
-    let report: serde_json::Value = serde_json::from_str(&output[output.find('{')?..]).ok()?;
-    let job = report.get("jobs")?.get(0)?;
+    let mut report: Value = serde_json::from_str(&output[output.find('{')?..]).ok()?;
+    Some(report.get_mut("jobs")?.get_mut(0)?.take())
+}
+
+/// An operation's latencies, of those that fio counts in nanoseconds.
+fn fio_latencies(name: &str, times: Option<&Value>) -> Option<OperationSummary> {
+    let times = times?;
+    let us = |value: Option<&Value>| Some(value?.as_f64()? / 1e3);
+    let percentile = |key: &str| us(times.get("percentile").and_then(|percentiles| percentiles.get(key)));
+    Some(OperationSummary {
+        name: name.into(),
+        count: times.get("N")?.as_u64()?,
+        average_us: us(times.get("mean"))?,
+        p50_us: percentile("50.000000"),
+        p90_us: percentile("90.000000"),
+        p99_us: percentile("99.000000"),
+        p999_us: percentile("99.900000"),
+        max_us: us(times.get("max"))?,
+    })
+}
+
+/// Writes per second, each with its fsync or fdatasync, and how long those took.
+pub fn of_fio_syncs(output: &str, sync: &str) -> Option<Understood> {
+    let job = fio_job(output)?;
     let write = job.get("write")?;
-    let completed = write.get("total_ios")?.as_u64()?;
-    let latencies_of = |name: &str, times: Option<&serde_json::Value>| {
-        let times = times?;
-        let us = |value: Option<&serde_json::Value>| Some(value?.as_f64()? / 1e3);
-        let percentile = |key: &str| us(times.get("percentile").and_then(|percentiles| percentiles.get(key)));
-        Some(OperationSummary {
-            name: name.into(),
-            count: times.get("N")?.as_u64()?,
-            average_us: us(times.get("mean"))?,
-            p50_us: percentile("50.000000"),
-            p90_us: percentile("90.000000"),
-            p99_us: percentile("99.000000"),
-            p999_us: percentile("99.900000"),
-            max_us: us(times.get("max"))?,
-        })
-    };
-    let write_times = latencies_of("write", write.get("clat_ns"));
-    let sync_times = latencies_of("fsync", job.get("sync").and_then(|sync| sync.get("lat_ns")));
+    let write_times = fio_latencies("write", write.get("clat_ns"));
+    let sync_times = fio_latencies(sync, job.get("sync").and_then(|sync| sync.get("lat_ns")));
     let latencies: Vec<OperationSummary> = write_times.into_iter().chain(sync_times).collect();
-    let figures = tails(&latencies, "fsync");
-    Some(Understood { value: write.get("iops")?.as_f64()?, unit: "fsyncs/s".into(), completed, figures, latencies })
+    let rate = Understood::rate(write.get("iops")?.as_f64()?, &format!("{sync}s/s"), write.get("total_ios")?.as_u64()?);
+    Some(Understood { figures: tails(&latencies, sync), latencies, ..rate })
+}
+
+/// Reads per second, and how long they took.
+pub fn of_fio_reads(output: &str) -> Option<Understood> {
+    let job = fio_job(output)?;
+    let read = job.get("read")?;
+    let latencies: Vec<OperationSummary> = fio_latencies("read", read.get("clat_ns")).into_iter().collect();
+    let rate = Understood::rate(read.get("iops")?.as_f64()?, "reads/s", read.get("total_ios")?.as_u64()?);
+    Some(Understood { figures: tails(&latencies, "read"), latencies, ..rate })
+}
+
+/// Bytes per second that were read or written, as `direction` says.
+pub fn of_fio_bytes(output: &str, direction: &str) -> Option<Understood> {
+    let job = fio_job(output)?;
+    let moved = job.get(direction)?;
+    Some(Understood::rate(moved.get("bw_bytes")?.as_f64()? / 1e6, "MB/s", moved.get("total_ios")?.as_u64()?))
 }
 
 /// Transactions per second, and their mean latency.
@@ -145,7 +179,7 @@ pub fn of_pgbench(output: &str) -> Option<Understood> {
     };
     let completed = behind("number of transactions actually processed: ")? as u64;
     let figures = behind("latency average = ").map(|value| less("average latency", value, "ms")).into_iter().collect();
-    Some(Understood { value: behind("tps = ")?, unit: "transactions/s".into(), completed, figures, latencies: Vec::new() })
+    Some(Understood { figures, ..Understood::rate(behind("tps = ")?, "transactions/s", completed) })
 }
 
 #[cfg(test)]
@@ -186,10 +220,25 @@ mod tests {
     fn fio_is_understood() {
         let sync = r#"{"lat_ns": {"N": 900, "mean": 1000, "max": 9000000, "percentile": {"50.000000": 2000000, "99.000000": 5000000}}}"#;
         let output = format!("fio: note\n{{\"jobs\": [{{\"write\": {{\"iops\": 321.5, \"total_ios\": 900}}, \"sync\": {sync}}}]}}");
-        let understood = of_fio(&output).unwrap();
+        let understood = of_fio_syncs(&output, "fsync").unwrap();
         assert_eq!((understood.value, understood.completed), (321.5, 900));
         assert_eq!(figures(&understood), [("fsync p50", 2.0, true), ("fsync p99", 5.0, true), ("fsync max", 9.0, true)]);
-        assert_eq!(of_fio("{"), None);
+        assert_eq!(understood.unit, "fsyncs/s");
+        assert_eq!(of_fio_syncs("{", "fsync"), None);
+        let read = r#"{"iops": 90.5, "bw_bytes": 2500000, "total_ios": 181, "clat_ns": {"N": 3, "mean": 9, "max": 4000000, "percentile": {"99.000000": 3000000}}}"#;
+        let output = format!("{{\"jobs\": [{{\"read\": {read}}}]}}");
+        let understood = of_fio_reads(&output).unwrap();
+        assert_eq!((understood.value, understood.completed, understood.unit.as_str()), (90.5, 181, "reads/s"));
+        assert_eq!(figures(&understood), [("read p99", 3.0, true), ("read max", 4.0, true)]);
+        let understood = of_fio_bytes(&output, "read").unwrap();
+        assert_eq!((understood.value, understood.unit.as_str(), understood.less_is_better), (2.5, "MB/s", false));
+        assert_eq!(of_fio_bytes(&output, "write"), None);
+    }
+
+    #[test]
+    fn of_a_time_less_is_better() {
+        let took = Understood::time(Duration::from_millis(250), 9);
+        assert_eq!((took.value, took.unit.as_str(), took.less_is_better, took.completed), (0.25, "s", true, 9));
     }
 
     #[test]

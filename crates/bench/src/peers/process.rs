@@ -3,6 +3,8 @@
 use crate::interrupt::Interrupt;
 use anyhow::{Context, bail};
 use cairn_environment::clock;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -38,6 +40,28 @@ pub fn command<S: AsRef<std::ffi::OsStr>>(program: S, arguments: &[&str]) -> Com
     command
 }
 
+/// The settings of a user, and of a build that runs this, change what these programs do.
+const SETTINGS: [&str; 9] = [
+    "CARGO_TARGET_DIR",
+    "CARGO_BUILD_TARGET_DIR",
+    "CARGO_BUILD_TARGET",
+    "CARGO_INCREMENTAL",
+    "CARGO_ENCODED_RUSTFLAGS",
+    "RUSTFLAGS",
+    "RUSTC_WRAPPER",
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+];
+
+/// The same command of git or cargo, without the settings of whoever runs this.
+pub fn without_settings(mut command: Command) -> Command {
+    for name in SETTINGS {
+        command.env_remove(name);
+    }
+    command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_TERMINAL_PROMPT", "0");
+    command
+}
+
 /// Starts a program whose output goes to files in `folder`.
 pub fn start(command: &mut Command, folder: &Path, name: &str) -> anyhow::Result<Child> {
     let output = |kind: &str| File::create(folder.join(format!("{name}.{kind}")));
@@ -59,11 +83,30 @@ pub fn wait(child: &mut Child, patience: Duration) -> anyhow::Result<Option<Exit
     }
 }
 
+/// Sleeps until the program has ended, but not for longer than an interval.
+fn sleep_until_end(child: &Child) {
+    let interval = Timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL.as_nanos() as i64 };
+    match pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
+        // A signal may end it early.
+        Ok(handle) => drop(poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&interval))),
+        Err(_) => clock::sleep(POLL_INTERVAL),
+    }
+}
+
 /// Runs a program, and returns what it wrote to standard output.
 ///
 /// # Errors
 /// When it fails, with the end of what it said; when it was interrupted, and then it has ended.
-pub fn run_to_end(mut command: Command, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<String> {
+pub fn run_to_end(command: Command, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<String> {
+    run_timed(command, folder, interrupt).map(|(output, _)| output)
+}
+
+/// Runs a program, and returns what it wrote to standard output, and how long it took.
+///
+/// # Errors
+/// As those of [`run_to_end`].
+pub fn run_timed(mut command: Command, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<(String, Duration)> {
+    let begin = clock::now_monotonic();
     let mut child = start(&mut command, folder, "command")?;
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -73,15 +116,16 @@ pub fn run_to_end(mut command: Command, folder: &Path, interrupt: &Interrupt) ->
             end(&mut child);
             interrupt.check()?;
         }
-        clock::sleep(POLL_INTERVAL);
+        sleep_until_end(&child);
     };
+    let elapsed = begin.elapsed();
     let output = fs::read(folder.join("command.out")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
     if !status.success() {
         let errors = fs::read(folder.join("command.err")).unwrap_or_default();
         let said = if errors.is_empty() { last_lines(&output) } else { first_lines(&String::from_utf8_lossy(&errors)) };
         bail!("{} failed ({status}): {said}", command.get_program().display());
     }
-    Ok(output)
+    Ok((output, elapsed))
 }
 
 /// Ends a program and those that it started: asks them first, then makes them.

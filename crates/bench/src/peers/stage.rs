@@ -8,8 +8,9 @@ use crate::resources::Resources;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::FileDevice;
 use cairn_environment::{clock, random};
+use rustix::fs::Advice;
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -141,6 +142,7 @@ impl Stage {
 /// A mounted file system.
 pub struct Mounted<'a> {
     system: System,
+    device: PathBuf,
     path: PathBuf,
     stage: &'a Stage,
     settings: &'a PeersSettings,
@@ -151,18 +153,32 @@ impl<'a> Mounted<'a> {
     /// Mounts what is on `device`.
     pub fn new(system: System, device: &Path, stage: &'a Stage, settings: &'a PeersSettings) -> anyhow::Result<Self> {
         let path = stage.mount_point();
-        let mut mounted = Self { system, path, stage, settings, server: None };
-        if system.is_cairn() {
-            let mut serve = command(&settings.program, &["mount", "--foreground"]);
-            serve.arg(device).arg(&mounted.path);
-            mounted.server = Some(process::start(&mut serve, stage.folder(), "server")?);
-            mounted.wait_for_mount()?;
-        } else {
-            let mut mount = command("mount", &[]);
-            mount.arg(device).arg(&mounted.path);
-            process::run_to_end(mount, stage.folder(), &Default::default())?;
-        }
+        let mut mounted = Self { system, device: device.into(), path, stage, settings, server: None };
+        mounted.mount()?;
         Ok(mounted)
+    }
+
+    fn mount(&mut self) -> anyhow::Result<()> {
+        if !self.system.is_cairn() {
+            let mut mount = command("mount", &[]);
+            mount.arg(&self.device).arg(&self.path);
+            return process::run_to_end(mount, self.stage.folder(), &Default::default()).map(drop);
+        }
+        let mut serve = command(&self.settings.program, &["mount", "--foreground"]);
+        serve.arg(&self.device).arg(&self.path);
+        self.server = Some(process::start(&mut serve, self.stage.folder(), "server")?);
+        self.wait_for_mount()
+    }
+
+    /// Nothing of it is cached any more: it is mounted anew, and its image leaves the host's page cache.
+    pub fn forget(&mut self) -> anyhow::Result<()> {
+        self.unmount_and_wait()?;
+        let images =
+            fs::read_dir(self.stage.folder())?.flatten().filter(|entry| entry.path().extension().is_some_and(|kind| kind == "image"));
+        for image in images {
+            rustix::fs::fadvise(File::open(image.path())?, 0, None, Advice::DontNeed)?;
+        }
+        self.mount()
     }
 
     /// Where it shows.
@@ -211,6 +227,10 @@ impl<'a> Mounted<'a> {
 
     /// Unmounts, and waits for the server.
     pub fn end(mut self) -> anyhow::Result<()> {
+        self.unmount_and_wait()
+    }
+
+    fn unmount_and_wait(&mut self) -> anyhow::Result<()> {
         self.unmount()?;
         if let Some(mut server) = self.server.take() {
             match process::wait(&mut server, UNMOUNT_PATIENCE)? {

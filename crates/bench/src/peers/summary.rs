@@ -41,6 +41,39 @@ pub struct SummaryRow {
     pub ratio_to_best_peer: Option<f64>,
     pub cpu_us_per_operation: f64,
     pub context_switches_per_operation: f64,
+    /// Medians, of the whole program, also with what it prepared: how long it ran, and the CPU time of Cairn's server, of the
+    /// callers, and of the kernel beside both.
+    #[serde(default)]
+    pub seconds: LoadSeconds,
+}
+
+/// How long a load ran, and the CPU time that it took, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct LoadSeconds {
+    pub wall: f64,
+    pub server_cpu: f64,
+    pub caller_cpu: f64,
+    pub kernel_cpu: f64,
+}
+
+impl LoadSeconds {
+    /// What the columns are called.
+    pub(crate) const HEADINGS: [&str; 4] = ["wall s", "CPU s: server", "callers", "kernel"];
+
+    fn of(samples: &[&Sample]) -> Self {
+        let of = |value: fn(&Sample) -> f64| median(samples.iter().map(|sample| value(sample)));
+        Self {
+            wall: of(|sample| sample.wall_seconds),
+            server_cpu: of(|sample| sample.server_cpu_seconds),
+            caller_cpu: of(|sample| sample.caller_cpu_seconds),
+            kernel_cpu: of(|sample| sample.kernel_cpu_seconds),
+        }
+    }
+
+    pub(crate) fn cells(&self) -> [String; 4] {
+        [self.wall, self.server_cpu, self.caller_cpu, self.kernel_cpu].map(|seconds| format!("{seconds:.2}"))
+    }
 }
 
 impl SummaryRow {
@@ -94,6 +127,9 @@ pub struct Summary {
     /// What else the machine did meanwhile.
     #[serde(default)]
     pub disturbance: Option<Disturbance>,
+    /// Loads that could not run here, and why.
+    #[serde(default)]
+    pub left_out: Vec<String>,
     pub rows: Vec<SummaryRow>,
     pub samples: Vec<Sample>,
 }
@@ -119,7 +155,7 @@ impl Kind {
     fn all_in(samples: &[&Sample]) -> Vec<Kind> {
         let mut kinds: Vec<Kind> = Vec::new();
         if let Some(first) = samples.first() {
-            kinds.push(Kind { name: throughput(), unit: first.unit.clone(), less_is_better: false });
+            kinds.push(Kind { name: throughput(), unit: first.unit.clone(), less_is_better: first.less_is_better });
         }
         for figure in samples.iter().flat_map(|sample| &sample.figures) {
             if !kinds.iter().any(|kind| kind.name == figure.name) {
@@ -156,6 +192,7 @@ fn row(kind: &Kind, candidate: &Candidate, samples: &[&Sample]) -> Option<Summar
         ratio_to_best_peer: None,
         cpu_us_per_operation: per_operation(|sample| sample.machine_cpu_seconds * 1e6),
         context_switches_per_operation: per_operation(|sample| sample.machine_context_switches as f64),
+        seconds: LoadSeconds::of(&own),
     })
 }
 
@@ -209,6 +246,7 @@ impl Summary {
             machine,
             version: env!("CARGO_PKG_VERSION").into(),
             disturbance: None,
+            left_out: Vec::new(),
             rows: all_rows(&workloads, &settings.candidates(), &samples),
             samples,
         }
@@ -271,22 +309,26 @@ impl fmt::Display for Summary {
         if let Some(warning) = self.disturbance.and_then(|disturbance| disturbance.warning()) {
             writeln!(formatter, "{warning}")?;
         }
+        for why in &self.left_out {
+            writeln!(formatter, "{why}")?;
+        }
         for group in self.groups() {
             let first = &group[0];
             let is_main = first.is_main();
-            let heading = match (is_main, first.less_is_better) {
-                (true, _) => format!("{}, {} clients ({})", first.workload, first.clients, first.unit),
-                (false, false) => format!("  {} ({})", first.figure, first.unit),
-                (false, true) => format!("  {} ({}, less is better)", first.figure, first.unit),
+            let name = match (is_main, first.clients) {
+                (true, 1) => format!("{}, 1 client", first.workload),
+                (true, clients) => format!("{}, {clients} clients", first.workload),
+                (false, _) => format!("  {}", first.figure),
             };
-            let per_operation: &[&str] = if is_main { &["CPU µs/op", "switches/op"] } else { &[] };
+            let heading = format!("{name} ({}{})", first.unit, if first.less_is_better { ", less is better" } else { "" });
+            let of_load = ["CPU µs/op", "switches/op"].into_iter().chain(LoadSeconds::HEADINGS).filter(|_| is_main);
             let headings = [heading.as_str(), "median", "min", "max", "× as good"];
-            let mut table = Table::new(headings.into_iter().chain(per_operation.iter().copied()));
+            let mut table = Table::new(headings.into_iter().chain(of_load));
             for row in group {
                 let ratio = row.times_as_good().map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
                 let cells = [number(row.median), number(row.min), number(row.max), ratio];
                 let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
-                let resources = resources.into_iter().take(per_operation.len());
+                let resources = resources.into_iter().chain(row.seconds.cells()).filter(|_| is_main);
                 table.row([row.system.clone()].into_iter().chain(cells).chain(resources));
             }
             write!(formatter, "\n{table}")?;
@@ -312,10 +354,14 @@ mod tests {
             statistics_after: None,
             value,
             unit: "fsyncs/s".into(),
+            less_is_better: false,
             completed: 100,
+            wall_seconds: 4.0,
             machine_cpu_seconds: 0.5,
             machine_context_switches: 300,
-            server_cpu_seconds: 0.0,
+            server_cpu_seconds: 0.25,
+            caller_cpu_seconds: 1.5,
+            kernel_cpu_seconds: 0.125,
             report: None,
         }
     }
@@ -335,6 +381,28 @@ mod tests {
         assert_eq!((rows[3].figure.as_str(), rows[3].less_is_better), ("fsync p99", true));
         let alone = all_rows(&workloads, &candidates[2..], &samples);
         assert_eq!(alone[0].times_as_good(), None);
+    }
+
+    #[test]
+    fn of_seconds_the_least_is_the_best() {
+        let candidates = Candidate::all(&[System::Ext4, System::Xfs, System::CairnImage], DirectIo::Yes);
+        let values = [(System::Ext4, [3.0, 2.0, 4.0]), (System::Xfs, [8.0, 6.0, 7.0]), (System::CairnImage, [1.5, 1.0, 9.0])];
+        let timed = |system, value| Sample { unit: "s".into(), less_is_better: true, figures: Vec::new(), ..sample(system, value) };
+        let samples: Vec<Sample> = values.iter().flat_map(|(system, values)| values.map(|value| timed(*system, value))).collect();
+        let rows = all_rows(&["fsync-write".into()], &candidates, &samples);
+        let ratios: Vec<_> = rows.iter().map(|row| (row.median, row.less_is_better, row.times_as_good())).collect();
+        assert_eq!(ratios, [(3.0, true, Some(1.0)), (7.0, true, Some(3.0 / 7.0)), (1.5, true, Some(2.0))]);
+        assert_eq!(rows[0].seconds, LoadSeconds { wall: 4.0, server_cpu: 0.25, caller_cpu: 1.5, kernel_cpu: 0.125 });
+        assert!(rows[0].label().contains("s (less is better)"), "{}", rows[0].label());
+        let settings = PeersSettings {
+            systems: vec![System::Ext4, System::CairnImage],
+            workloads: vec!["fsync-write".parse().unwrap()],
+            ..PeersSettings::for_tests()
+        };
+        let left_out = vec!["git is left out: git (package git) is not installed".to_owned()];
+        let summary = Summary { left_out, ..Summary::new(&settings, String::new(), samples) };
+        let text = summary.to_string();
+        assert!(text.contains("(s, less is better)") && text.contains("CPU s: server") && text.contains("git is left out"), "{text}");
     }
 
     #[test]

@@ -12,6 +12,10 @@ const QUESTIONS: &[(&str, &[&str])] = &[
     ("dbench", &["dbench", "--help"]),
     ("fs_mark", &["dpkg-query", "--show", "fsmark"]),
     ("fio", &["fio", "--version"]),
+    ("tar", &["tar", "--version"]),
+    ("git", &["git", "--version"]),
+    ("cargo", &["cargo", "--version"]),
+    ("sqlite3", &["sqlite3", "--version"]),
     ("postgres", &["postgres", "--version"]),
     ("pgbench", &["pgbench", "--version"]),
 ];

@@ -1,4 +1,6 @@
-//! What runs on a mounted file system: a load of this program or one of the known tools, and with how many clients.
+//! What runs on a mounted file system: a load of this program, one of the known tools or what people do every day, and with how
+//! many clients.
+use super::everyday::{self, Everyday, Materials};
 use super::outputs::{self, Understood};
 use super::process::{self, command};
 use super::{PeersSettings, Sample};
@@ -23,6 +25,8 @@ const TREE_FILES: &str = "3000";
 /// All files of fio together.
 const FIO_FILES_MIB_MAX: u64 = 1024;
 const FIO_FILE_MIB_MAX: u64 = 64;
+/// Stands for all loads of every day.
+const EVERYDAY: &str = "everyday";
 /// What stays when a load is cleaned up.
 const OF_THE_FILE_SYSTEM: &str = "lost+found";
 
@@ -83,6 +87,8 @@ pub enum Generator {
     Own(Workload),
     /// Another one.
     Tool(Tool),
+    /// Known programs, as people use them.
+    Everyday(Everyday),
 }
 
 /// A load, and how many clients it has; without a number, as many as the comparison's settings say.
@@ -99,6 +105,7 @@ impl fmt::Display for Generator {
         formatter.write_str(match self {
             Generator::Own(workload) => workload.name(),
             Generator::Tool(tool) => tool.name(),
+            Generator::Everyday(load) => load.name(),
         })
     }
 }
@@ -114,11 +121,36 @@ impl FromStr for PeerWorkload {
             }
             None => (text, None),
         };
-        let generator = match Tool::ALL.into_iter().find(|tool| tool.name() == name) {
-            Some(tool) => Generator::Tool(tool),
-            None => Generator::Own(name.parse().map_err(|error| format!("{error}, {}", Tool::ALL.map(Tool::name).join(", ")))?),
-        };
+        let generator = generator(name)?;
+        if let (Generator::Everyday(load), Some(_)) = (generator, clients)
+            && load.usual_clients().is_empty()
+        {
+            return Err(format!("\"{text}\": {name} is what one caller does; write {name} alone"));
+        }
         Ok(Self { generator, clients })
+    }
+}
+
+fn generator(name: &str) -> Result<Generator, String> {
+    let tool = || Tool::ALL.into_iter().find(|tool| tool.name() == name).map(Generator::Tool);
+    let everyday = || Everyday::ALL.into_iter().find(|load| load.name() == name).map(Generator::Everyday);
+    let known = || {
+        let names = Tool::ALL.map(Tool::name).into_iter().chain(Everyday::ALL.map(Everyday::name));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let own = || name.parse().map(Generator::Own).map_err(|error| format!("{error}, {}; {EVERYDAY} for all from untar on", known()));
+    tool().or_else(everyday).map_or_else(own, Ok)
+}
+
+/// What one name on the command line stands for: a load, or several.
+#[derive(Clone, Debug)]
+pub struct NamedWorkloads(pub Vec<PeerWorkload>);
+
+impl FromStr for NamedWorkloads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == EVERYDAY { Ok(Self(PeerWorkload::everyday())) } else { Ok(Self(vec![text.parse()?])) }
     }
 }
 
@@ -131,6 +163,36 @@ impl PeerWorkload {
         workloads.filter(|workload| workload.commands().iter().all(|(command, _)| process::is_installed(command))).collect()
     }
 
+    /// The loads of every day, those with clients with several numbers of them.
+    pub fn everyday() -> Vec<Self> {
+        let with = |load: Everyday, clients| Self { generator: Generator::Everyday(load), clients };
+        let of = |load: Everyday| match load.usual_clients() {
+            [] => vec![with(load, None)],
+            clients => clients.iter().map(|&clients| with(load, Some(clients))).collect(),
+        };
+        Everyday::ALL.into_iter().flat_map(of).collect()
+    }
+
+    /// The load of every day that it is, if it is one.
+    pub fn as_everyday(&self) -> Option<Everyday> {
+        match self.generator {
+            Generator::Everyday(load) => Some(load),
+            _ => None,
+        }
+    }
+
+    /// Why it has to be left out here; `None` where it can run, and for what must not be left out unasked.
+    pub fn left_out(&self) -> Option<String> {
+        let missing: Vec<String> = self
+            .as_everyday()?
+            .commands()
+            .iter()
+            .filter(|(command, _)| !process::is_installed(command))
+            .map(|(command, package)| format!("{command} (package {package})"))
+            .collect();
+        (!missing.is_empty()).then(|| format!("{} is left out: {} is not installed", self.name(), missing.join(" and ")))
+    }
+
     /// Its name in tables and on the command line.
     pub fn name(&self) -> String {
         match self.clients {
@@ -141,7 +203,8 @@ impl PeerWorkload {
 
     /// How many clients it has.
     pub fn clients(&self, settings: &PeersSettings) -> usize {
-        self.clients.unwrap_or(settings.clients)
+        let is_single = self.as_everyday().is_some_and(|load| load.usual_clients().is_empty());
+        self.clients.unwrap_or(if is_single { 1 } else { settings.clients })
     }
 
     /// The programs that it needs, each with its package.
@@ -149,6 +212,7 @@ impl PeerWorkload {
         match self.generator {
             Generator::Own(_) => &[],
             Generator::Tool(tool) => tool.commands(),
+            Generator::Everyday(load) => load.commands(),
         }
     }
 
@@ -162,12 +226,14 @@ impl PeerWorkload {
             Generator::Own(Workload::CreateWalkUnlink) => 8 * second,
             Generator::Tool(Tool::FsMarkNoSync) => 2 * second,
             Generator::Tool(Tool::Pgbench) => duration + 8 * second,
+            Generator::Everyday(load) if load.usual_clients().is_empty() => 5 * second,
+            Generator::Everyday(_) => duration + 2 * second,
             _ => duration + second / 2,
         }
     }
 
     /// The command line for the file system at `path`; `socket` is where a database that it needs listens.
-    pub fn invocation(&self, path: &Path, socket: &Path, settings: &PeersSettings) -> Command {
+    pub fn invocation(&self, path: &Path, socket: &Path, settings: &PeersSettings, materials: &Materials) -> Command {
         let clients = self.clients(settings);
         let seconds = settings.duration.as_secs_f64().ceil().max(1.0);
         match self.generator {
@@ -181,14 +247,15 @@ impl PeerWorkload {
                 pgbench.arg(socket).args(["-U", "postgres", "postgres"]);
                 pgbench
             }
+            Generator::Everyday(load) => everyday::invocation(load, clients, seconds, path, materials),
         }
     }
 
-    /// The figures in what it printed.
+    /// The figures in what it printed, and in how long it took.
     ///
     /// # Errors
     /// When they are not there.
-    pub fn understand(&self, output: &str, settings: &PeersSettings) -> anyhow::Result<Sample> {
+    pub fn understand(&self, output: &str, elapsed: Duration, settings: &PeersSettings, materials: &Materials) -> anyhow::Result<Sample> {
         let clients = self.clients(settings);
         let mut own_report = None;
         let understood = match self.generator {
@@ -198,11 +265,12 @@ impl PeerWorkload {
             }
             Generator::Tool(Tool::Dbench) => outputs::of_dbench(output),
             Generator::Tool(Tool::FsMark | Tool::FsMarkNoSync) => outputs::of_fs_mark(output),
-            Generator::Tool(Tool::Fio) => outputs::of_fio(output),
+            Generator::Tool(Tool::Fio) => outputs::of_fio_syncs(output, "fsync"),
             Generator::Tool(Tool::Pgbench) => outputs::of_pgbench(output),
+            Generator::Everyday(load) => everyday::understand(load, output, elapsed, materials),
         };
         let understood = understood.filter(|understood| understood.value > 0.0);
-        let Understood { value, unit, completed, figures, latencies } =
+        let Understood { value, unit, less_is_better, completed, figures, latencies } =
             understood.with_context(|| format!("no figure in the output: {output}"))?;
         Ok(Sample {
             round: 0,
@@ -211,12 +279,16 @@ impl PeerWorkload {
             clients,
             value,
             unit,
+            less_is_better,
             figures,
             latencies,
             completed,
+            wall_seconds: elapsed.as_secs_f64(),
             machine_cpu_seconds: 0.0,
             machine_context_switches: 0,
             server_cpu_seconds: 0.0,
+            caller_cpu_seconds: 0.0,
+            kernel_cpu_seconds: 0.0,
             report: own_report,
             statistics_before: None,
             statistics_after: None,
@@ -301,6 +373,27 @@ mod tests {
     }
 
     #[test]
+    fn the_loads_of_every_day_are_understood() {
+        let NamedWorkloads(all) = "everyday".parse().unwrap();
+        let names: Vec<String> = all.iter().map(PeerWorkload::name).collect();
+        assert!(
+            ["untar", "sync", "grep", "cp", "find", "rm", "git", "npm-like"].iter().all(|name| names.contains(&(*name).into())),
+            "{names:?}"
+        );
+        assert!(["rand-read@32", "one-file-fdatasync@8"].iter().all(|name| names.contains(&(*name).into())), "{names:?}");
+        for name in names {
+            assert_eq!(name.parse::<PeerWorkload>().unwrap().name(), name);
+        }
+        let NamedWorkloads(one) = "rand-read@3".parse().unwrap();
+        let settings = PeersSettings { clients: 8, ..PeersSettings::for_tests() };
+        assert_eq!((one.len(), one[0].clients(&settings)), (1, 3));
+        let clients = |name: &str| name.parse::<PeerWorkload>().unwrap().clients(&settings);
+        assert_eq!((clients("untar"), clients("rand-read")), (1, 8));
+        assert!("untar@4".parse::<PeerWorkload>().unwrap_err().contains("untar alone"));
+        assert!("tar".parse::<NamedWorkloads>().unwrap_err().contains("npm-like"));
+    }
+
+    #[test]
     fn the_defaults_are_there_without_any_tool() {
         for quick in [false, true] {
             let own = |workload: &PeerWorkload| matches!(workload.generator, Generator::Own(_));
@@ -326,7 +419,10 @@ mod tests {
     fn a_tool_without_a_figure_is_an_error() {
         let settings = PeersSettings::for_tests();
         let nothing = " Operation\n ----\n Close 5 0.1 0.2\n\nThroughput 0 MB/sec  1 clients\n";
-        let understand = |name: &str, output: &str| name.parse::<PeerWorkload>().unwrap().understand(output, &settings);
+        let materials = Materials::new(Path::new("/"), 64 << 20, settings.duration);
+        let understand = |name: &str, output: &str| {
+            name.parse::<PeerWorkload>().unwrap().understand(output, Duration::from_secs(1), &settings, &materials)
+        };
         assert!(understand("tool:dbench", nothing).is_err());
         assert!(understand("tool:fio", "{}").is_err());
         let sample = understand("tool:dbench@3", &nothing.replace("put 0", "put 7.5")).unwrap();

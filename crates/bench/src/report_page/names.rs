@@ -17,6 +17,22 @@ pub fn load(name: &str) -> String {
         "fsync-happy" => ("reads and writes beside fsyncs", "thread", "threads", ""),
         "isolation" => ("small fsyncs beside a large one", "thread", "threads", ""),
         "device-limit" => return "the device alone: write + flush".into(),
+        "untar" => return "unpack the sources of a program (tar)".into(),
+        "sync" => return "make unpacked sources durable (sync)".into(),
+        "grep" => return "search sources just unpacked (grep -r)".into(),
+        "cp" => return "copy sources (cp -r)".into(),
+        "find" => return "look at all sources (find)".into(),
+        "rm" => return "remove sources (rm -r)".into(),
+        "git" => return "clone a repository (git)".into(),
+        "cargo-build" => return "build a crate (cargo)".into(),
+        "npm-like" => return "unpack 20,000 tiny files in deep folders (tar)".into(),
+        "sqlite" => return "SQLite, a transaction for each row".into(),
+        "sqlite-load" => return "SQLite, all rows in one transaction".into(),
+        "seq-write" => return "write a large file, with an fsync at its end (fio)".into(),
+        "seq-read" => ("read a large file, not cached", "job", "jobs", " (fio)"),
+        "rand-read" => ("read 4 KiB at random, not cached", "job", "jobs", " (fio)"),
+        "one-file-fdatasync" => ("4 KiB write + fdatasync, all in one file", "job", "jobs", " (fio)"),
+        "own-files-fdatasync" => ("4 KiB write + fdatasync, each in its own file", "job", "jobs", " (fio)"),
         other => (other, "client", "clients", ""),
     };
     let clients = clients.map_or_else(String::new, |clients| format!(", {clients} {}", if clients == "1" { one } else { many }));
@@ -57,6 +73,15 @@ mod tests {
         assert_eq!((figure("fsync p99").as_str(), figure("p99").as_str()), ("fsync, 99 % are faster", "99 % are faster"));
         assert_eq!(figure("maximum latency"), "maximum latency");
         assert_eq!(system("cairn-loop-buffered"), "Cairn, loop device, page cache below");
+    }
+
+    #[test]
+    fn every_load_of_every_day_has_a_plain_name() {
+        for workload in crate::peers::PeerWorkload::everyday() {
+            let (name, plain) = (workload.name(), load(&workload.name()));
+            assert!(plain.contains(' ') && plain != format!("{name}, 1 client"), "{name}: {plain}");
+        }
+        assert_eq!(load("rand-read@32"), "read 4 KiB at random, not cached, 32 jobs (fio)");
     }
 
     #[test]

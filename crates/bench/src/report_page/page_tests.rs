@@ -2,7 +2,7 @@
 use super::*;
 use crate::ab::{Comparison, Measured, Row, Spread};
 use crate::machine::Machine;
-use crate::peers::{PeerFigure, Sample, Summary, SummaryRow, THROUGHPUT, ToolVersion};
+use crate::peers::{LoadSeconds, PeerFigure, Sample, Summary, SummaryRow, THROUGHPUT, ToolVersion};
 use crate::report::{Figure, OperationSummary, Origin, Report};
 use serde_json::json;
 
@@ -69,12 +69,16 @@ fn sample(system: &str, value: f64) -> Sample {
         clients: 8,
         value,
         unit: "fsyncs/s".into(),
+        less_is_better: false,
         figures: vec![PeerFigure { name: "p99".into(), value: 3.0, unit: "ms".into(), less_is_better: true }],
         latencies: Vec::new(),
         completed: 1000,
+        wall_seconds: 11.0,
         machine_cpu_seconds: 1.0,
         machine_context_switches: 2000,
         server_cpu_seconds: 0.0,
+        caller_cpu_seconds: 0.0,
+        kernel_cpu_seconds: 0.0,
         report: Some(report(system)),
         statistics_before: None,
         statistics_after: None,
@@ -96,6 +100,7 @@ fn row(system: &str, figure: &str, median: f64, times_as_good: f64, less_is_bett
         ratio_to_best_peer: None,
         cpu_us_per_operation: 300.0,
         context_switches_per_operation: 4.0,
+        seconds: LoadSeconds { wall: 11.5, ..LoadSeconds::default() },
     }
 }
 
@@ -123,6 +128,7 @@ fn summary() -> Summary {
         cpus: 2,
         version: "0.1.0".into(),
         disturbance: None,
+        left_out: Vec::new(),
         rows,
         samples: [("ext4", 1000.0), ("xfs", 500.0), ("cairn-image", 2000.0)].map(|(system, value)| sample(system, value)).into(),
     }
@@ -372,4 +378,19 @@ fn markdown_has_the_ratios() {
     assert!(lines.contains(&"| fsync-write@8, fsyncs/s | 1000 | 500 | 2000 | 2.00 |"), "{text}");
     assert!(lines.contains(&"| fsync-write@8, p99, ms (less is better) | 4.00 | 2.00 | 1.00 | 2.00 |"), "{text}");
     assert!(lines.contains(&"| dbench, 200 clients: throughput, MB/s | 100 | 327 | +227.0 % | +227 % |"), "{text}");
+}
+
+#[test]
+fn a_load_in_seconds_is_better_when_it_is_shorter() {
+    let timed = |system: &str, median: f64, times_as_good: f64| SummaryRow {
+        workload: "untar".into(),
+        unit: "s".into(),
+        ..row(system, THROUGHPUT, median, times_as_good, true)
+    };
+    let rows = vec![timed("ext4", 4.0, 1.0), timed("cairn-loop", 1.0, 4.0), timed("cairn-image", 16.0, 0.25)];
+    let left_out = vec!["git is left out: git (package git) is not installed".into()];
+    let page = page(&[Results { source: "x.json".into(), content: Content::Peers(Box::new(Summary { rows, left_out, ..summary() })) }]);
+    assert!(page.contains("▲ 4.00×") && page.contains("▼ 0.25×"), "{page}");
+    assert!(page.contains("unpack the sources of a program (tar)") && page.contains("s, less is better"), "{page}");
+    assert!(page.contains("git is left out") && page.contains("11.50"), "{page}");
 }

@@ -7,7 +7,7 @@ use super::sections::{grouped, origin, pair};
 use super::standing::{self, PERCENT};
 use super::{names, stage_chart};
 use crate::engine_figures;
-use crate::peers::{Sample, Summary, SummaryRow};
+use crate::peers::{LoadSeconds, Sample, Summary, SummaryRow};
 use crate::report::OperationSummary;
 use crate::table::number;
 use serde_json::Value;
@@ -26,6 +26,7 @@ pub fn draw(html: &mut Html, palette: &mut Palette, summary: &Summary, source: &
         summary.direct_io_text(),
     );
     html.leaf("p", &[("class", "note")], &note);
+    summary.left_out.iter().for_each(|why| html.leaf("p", &[("class", "note")], why));
     main_table(html, summary);
     fold(html, "Every figure and file system, with the range of the rounds", |html| charts(html, palette, summary));
     fold(html, "Numbers, with CPU time and context switches", |html| numbers(html, summary));
@@ -52,7 +53,7 @@ fn main_label(html: &mut Html, row: &SummaryRow) {
     if row.is_main() {
         html.leaf("b", &[], &names::load(&row.workload));
         html.text(" ");
-        html.leaf("small", &[], &row.unit);
+        html.leaf("small", &[], &format!("{}{}", row.unit, if row.less_is_better { ", less is better" } else { "" }));
     } else {
         html.leaf("small", &[], &format!("{}, {}", names::figure(&row.figure), row.unit));
     }
@@ -156,12 +157,15 @@ fn numbers(html: &mut Html, summary: &Summary) {
             let ratio = row.times_as_good().filter(|_| row.unit != PERCENT).map_or_else(|| "-".into(), ratio_chart::ratio_text);
             let figures = [row.median, row.min, row.max].map(number);
             let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
-            [label(row), names::system(&row.system)].into_iter().chain(figures).chain([ratio]).chain(resources).collect()
+            let seconds = row.seconds.cells();
+            [label(row), names::system(&row.system)].into_iter().chain(figures).chain([ratio]).chain(resources).chain(seconds).collect()
         })
         .collect();
-    let note = "CPU time and switches are those of the whole machine in the measured time; of a tool, of the whole program.";
+    let note = "CPU time and switches per operation are those of the whole machine in the measured time; of a tool, of the whole program. The \
+        columns in seconds are those of the whole program.";
     html.leaf("p", &[("class", "note")], note);
-    table(html, &["load", "system", "median", "min", "max", "times as good", "CPU µs/op", "switches/op"], &rows);
+    let headings = ["load", "system", "median", "min", "max", "times as good", "CPU µs/op", "switches/op"];
+    table(html, &headings.into_iter().chain(LoadSeconds::HEADINGS).collect::<Vec<_>>(), &rows);
 }
 
 fn latencies(sample: &Sample) -> &[OperationSummary] {

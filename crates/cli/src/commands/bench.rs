@@ -6,7 +6,7 @@ use super::{bench_ab, bench_report};
 use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
-use cairn_bench::peers::{self, DirectIo, PeerWorkload, PeersSettings, System};
+use cairn_bench::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
 use cairn_bench::{DeviceSpec, Interrupt, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload};
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -79,15 +79,20 @@ struct Load {
 ///
 /// The images are written beforehand, the file systems made with their default options (without discarding). CPU time and
 /// context switches are those of the whole machine, so nothing else should run.
+///
+/// Loads of every day, in seconds, of which less is better: untar, sync, grep, cp, find and rm (the sources of a program),
+/// git (a clone), cargo-build, npm-like (tiny files), sqlite-load. In a rate: sqlite (commits), seq-write, seq-read,
+/// rand-read, one-file-fdatasync, own-files-fdatasync. One whose program is not installed is left out, with a message.
 #[derive(Parser)]
 struct Peers {
     /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two.
     #[arg(long, default_value = "ext4,xfs,btrfs,cairn", value_name = "LIST")]
     fs: String,
-    /// Loads of `cairn bench run`, or the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync, tool:fio, tool:pgbench; a
-    /// number of clients may follow, as in dbench@64 [default: a list of both, as far as they are installed].
+    /// Loads of `cairn bench run`, the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync, tool:fio, tool:pgbench, loads
+    /// of every day such as untar, or everyday for all of those; a number of clients may follow, as in dbench@64 [default:
+    /// own loads and programs, as far as they are installed].
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
-    workload: Vec<PeerWorkload>,
+    workload: Vec<NamedWorkloads>,
     /// Rounds; each figure is their median.
     #[arg(long, default_value = "5", value_name = "N", value_parser = positive)]
     repeat: usize,
@@ -202,7 +207,8 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         );
         (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }
-    let workloads = if arguments.workload.is_empty() { PeerWorkload::defaults(arguments.quick) } else { arguments.workload.clone() };
+    let named = || arguments.workload.iter().flat_map(|named| named.0.clone()).collect();
+    let workloads = if arguments.workload.is_empty() { PeerWorkload::defaults(arguments.quick) } else { named() };
     let settings = PeersSettings {
         systems: System::parse_list(&arguments.fs).map_err(anyhow::Error::msg)?,
         workloads,
