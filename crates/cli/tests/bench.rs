@@ -243,6 +243,30 @@ fn loads_of_every_day_run_and_leave_nothing_behind() {
 }
 
 #[test]
+fn cairn_is_compared_over_both_transports_and_with_writeback() {
+    if !can_make_loop_devices() {
+        eprintln!("skipped: this test needs root, loop devices and FUSE");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let peers = ["bench", "peers", "--size", "64M", "--dir", ".", "--seconds", "0.2", "--repeat", "1", "--workload", "fsync-write@1"];
+    let ring = fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|switch| switch.trim() == "Y");
+    let ways = if ring { "cairn-dev,cairn-uring,cairn-image-writeback" } else { "cairn-dev,cairn-image-writeback" };
+    let output = cairn(folder.path(), &[&peers[..], &["--json", "--fs", ways]].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = summary["rows"].as_array().unwrap().iter().filter(|row| row["figure"] == "throughput");
+    let systems: Vec<&str> = rows.filter_map(|row| row["system"].as_str()).collect();
+    let expected = ["cairn-loop-dev", "cairn-loop-uring", "cairn-image-writeback"];
+    assert_eq!(systems, expected.into_iter().filter(|name| ring || !name.contains("uring")).collect::<Vec<_>>());
+    if !ring {
+        let told = exits_with(1, folder.path(), &[&peers[..], &["--fs", "cairn-uring"]].concat());
+        assert!(told.contains("needs FUSE over io_uring"), "{told}");
+    }
+    assert_eq!(traces_of(folder.path()), [""; 0]);
+}
+
+#[test]
 fn a_load_whose_program_is_missing_is_left_out() {
     if !can_make_loop_devices() {
         eprintln!("skipped: this test needs root, loop devices and FUSE");
@@ -250,7 +274,11 @@ fn a_load_whose_program_is_missing_is_left_out() {
     }
     let folder = tempfile::tempdir().unwrap();
     let peers = ["bench", "peers", "--fs", "cairn-image", "--size", "64M", "--dir", ".", "--seconds", "0.2", "--repeat", "1", "--workload"];
-    let run = |loads: &str| cairn(folder.path(), &[&peers[..], &[loads]].concat()).env("PATH", "/nonexistent").output().unwrap();
+    // All that is installed there unmounts.
+    let programs = tempfile::tempdir().unwrap();
+    let umount = ["/usr/bin/umount", "/bin/umount"].into_iter().find(|path| Path::new(path).exists()).unwrap();
+    std::os::unix::fs::symlink(umount, programs.path().join("umount")).unwrap();
+    let run = |loads: &str| cairn(folder.path(), &[&peers[..], &[loads]].concat()).env("PATH", programs.path()).output().unwrap();
     let output = run("untar,sqlite,fsync-write@1");
     assert!(output.status.success(), "{}", told(&output));
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();

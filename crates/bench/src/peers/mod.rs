@@ -16,7 +16,7 @@ mod workload;
 
 pub use everyday::Everyday;
 pub use summary::{LoadSeconds, Summary, SummaryRow, THROUGHPUT, ToolVersion};
-pub use system::{Candidate, DirectIo, System};
+pub use system::{Candidate, DirectIo, Mounting, System, Transport};
 pub use workload::{Generator, NamedWorkloads, PeerWorkload, Tool};
 
 use crate::disturbance::Observation;
@@ -197,6 +197,9 @@ impl PeersSettings {
         ensure!(missing.is_empty(), "these commands are not installed: {}; install their packages, or leave them out", missing.join(", "));
         if let Some(system) = self.systems.iter().find(|system| system.size_bytes_min() > self.size_bytes) {
             bail!("{} needs at least {} MiB; write a larger --size", system.name(), system.size_bytes_min() >> 20);
+        }
+        if let Some(why) = self.systems.iter().find_map(|system| system.is_impossible_because()) {
+            bail!("{why}");
         }
         let images = self.candidates().len() as u64;
         let needed_bytes = self.size_bytes.saturating_mul(images);

@@ -159,12 +159,15 @@ impl<'a> Mounted<'a> {
     }
 
     fn mount(&mut self) -> anyhow::Result<()> {
-        if !self.system.is_cairn() {
+        let Some(mounting) = self.system.mounting() else {
             let mut mount = command("mount", &[]);
             mount.arg(&self.device).arg(&self.path);
             return process::run_to_end(mount, self.stage.folder(), &Default::default()).map(drop);
-        }
+        };
         let mut serve = command(&self.settings.program, &["mount", "--foreground"]);
+        if !mounting.options().is_empty() {
+            serve.arg("-o").arg(mounting.options());
+        }
         serve.arg(&self.device).arg(&self.path);
         self.server = Some(process::start(&mut serve, self.stage.folder(), "server")?);
         self.wait_for_mount()

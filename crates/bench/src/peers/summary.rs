@@ -339,13 +339,17 @@ impl fmt::Display for Summary {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PeerFigure, System};
+    use super::super::{Mounting, PeerFigure, System, Transport};
     use super::*;
+
+    const PLAIN: Mounting = Mounting { transport: Transport::Default, writeback: false };
+    const CAIRN_IMAGE: System = System::CairnImage(PLAIN);
+    const CAIRN_LOOP: System = System::CairnLoop(PLAIN);
 
     fn sample(system: System, value: f64) -> Sample {
         Sample {
             round: 1,
-            system: system.name().into(),
+            system: system.name(),
             workload: "fsync-write".into(),
             clients: 8,
             figures: vec![PeerFigure { name: "fsync p99".into(), value: value / 10.0, unit: "ms".into(), less_is_better: true }],
@@ -368,8 +372,8 @@ mod tests {
 
     #[test]
     fn ratios_are_to_the_best_peer() {
-        let candidates = Candidate::all(&[System::Ext4, System::Xfs, System::CairnImage], DirectIo::Yes);
-        let values = [(System::Ext4, [90.0, 100.0, 130.0]), (System::Xfs, [50.0, 40.0, 60.0]), (System::CairnImage, [200.0, 150.0, 300.0])];
+        let candidates = Candidate::all(&[System::Ext4, System::Xfs, CAIRN_IMAGE], DirectIo::Yes);
+        let values = [(System::Ext4, [90.0, 100.0, 130.0]), (System::Xfs, [50.0, 40.0, 60.0]), (CAIRN_IMAGE, [200.0, 150.0, 300.0])];
         let samples: Vec<Sample> = values.iter().flat_map(|(system, values)| values.map(|value| sample(*system, value))).collect();
         let workloads = ["fsync-write".to_owned(), "dbench".to_owned()];
         let rows = all_rows(&workloads, &candidates, &samples);
@@ -385,8 +389,8 @@ mod tests {
 
     #[test]
     fn of_seconds_the_least_is_the_best() {
-        let candidates = Candidate::all(&[System::Ext4, System::Xfs, System::CairnImage], DirectIo::Yes);
-        let values = [(System::Ext4, [3.0, 2.0, 4.0]), (System::Xfs, [8.0, 6.0, 7.0]), (System::CairnImage, [1.5, 1.0, 9.0])];
+        let candidates = Candidate::all(&[System::Ext4, System::Xfs, CAIRN_IMAGE], DirectIo::Yes);
+        let values = [(System::Ext4, [3.0, 2.0, 4.0]), (System::Xfs, [8.0, 6.0, 7.0]), (CAIRN_IMAGE, [1.5, 1.0, 9.0])];
         let timed = |system, value| Sample { unit: "s".into(), less_is_better: true, figures: Vec::new(), ..sample(system, value) };
         let samples: Vec<Sample> = values.iter().flat_map(|(system, values)| values.map(|value| timed(*system, value))).collect();
         let rows = all_rows(&["fsync-write".into()], &candidates, &samples);
@@ -395,7 +399,7 @@ mod tests {
         assert_eq!(rows[0].seconds, LoadSeconds { wall: 4.0, server_cpu: 0.25, caller_cpu: 1.5, kernel_cpu: 0.125 });
         assert!(rows[0].label().contains("s (less is better)"), "{}", rows[0].label());
         let settings = PeersSettings {
-            systems: vec![System::Ext4, System::CairnImage],
+            systems: vec![System::Ext4, CAIRN_IMAGE],
             workloads: vec!["fsync-write".parse().unwrap()],
             ..PeersSettings::for_tests()
         };
@@ -407,7 +411,7 @@ mod tests {
 
     #[test]
     fn devices_are_compared_with_their_like() {
-        let candidates = Candidate::all(&[System::Ext4, System::CairnLoop], DirectIo::Both);
+        let candidates = Candidate::all(&[System::Ext4, CAIRN_LOOP], DirectIo::Both);
         let value_of = |label: &str| ["ext4", "cairn-loop", "ext4-buffered", "cairn-loop-buffered"].iter().position(|name| *name == label);
         let samples: Vec<Sample> = candidates
             .iter()
@@ -424,8 +428,8 @@ mod tests {
     #[test]
     fn a_summary_is_shown_and_read_back() {
         let workloads = vec!["fsync-write".parse().unwrap()];
-        let settings = PeersSettings { systems: vec![System::Ext4, System::CairnImage], workloads, ..PeersSettings::for_tests() };
-        let samples = vec![sample(System::Ext4, 200.0), sample(System::CairnImage, 300.0)];
+        let settings = PeersSettings { systems: vec![System::Ext4, CAIRN_IMAGE], workloads, ..PeersSettings::for_tests() };
+        let samples = vec![sample(System::Ext4, 200.0), sample(CAIRN_IMAGE, 300.0)];
         let summary = Summary::new(&settings, "2026-01-31T12:00:00Z".into(), samples);
         let markdown = summary.markdown();
         assert!(

@@ -52,12 +52,19 @@ pub fn figure(name: &str) -> String {
 /// A file system of a comparison.
 pub fn system(name: &str) -> String {
     let (base, buffered) = name.strip_suffix("-buffered").map_or((name, ""), |base| (base, ", page cache below"));
-    let plain = match base {
-        "cairn-image" => "Cairn, image file",
-        "cairn-loop" => "Cairn, loop device",
-        other => other,
+    let plain = match base.strip_prefix("cairn-image").map(|way| ("image file", way)) {
+        None => base.strip_prefix("cairn-loop").map(|way| ("loop device", way)),
+        image => image,
     };
-    format!("{plain}{buffered}")
+    let Some((place, way)) = plain else { return format!("{base}{buffered}") };
+    let (transport, writeback) = way.strip_suffix("-writeback").map_or((way, ""), |transport| (transport, ", writeback"));
+    let transport = match transport {
+        "" => "",
+        "-dev" => ", /dev/fuse",
+        "-uring" => ", io_uring",
+        _ => return name.to_owned(),
+    };
+    format!("Cairn, {place}{transport}{writeback}{buffered}")
 }
 
 #[cfg(test)]
@@ -73,6 +80,12 @@ mod tests {
         assert_eq!((figure("fsync p99").as_str(), figure("p99").as_str()), ("fsync, 99 % are faster", "99 % are faster"));
         assert_eq!(figure("maximum latency"), "maximum latency");
         assert_eq!(system("cairn-loop-buffered"), "Cairn, loop device, page cache below");
+        assert_eq!(system("cairn-image-uring-writeback"), "Cairn, image file, io_uring, writeback");
+        assert_eq!(system("cairn-loop-dev-buffered"), "Cairn, loop device, /dev/fuse, page cache below");
+        assert_eq!(
+            (system("cairn-image").as_str(), system("xfs").as_str(), system("cairn-x").as_str()),
+            ("Cairn, image file", "xfs", "cairn-x")
+        );
     }
 
     #[test]

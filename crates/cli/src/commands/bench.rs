@@ -85,7 +85,9 @@ struct Load {
 /// rand-read, one-file-fdatasync, own-files-fdatasync. One whose program is not installed is left out, with a message.
 #[derive(Parser)]
 struct Peers {
-    /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two.
+    /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two. Cairn's may be mounted over a transport,
+    /// cairn-loop-dev or cairn-loop-uring, and with the kernel's writeback, cairn-loop-uring-writeback; cairn-uring is short
+    /// for cairn-loop-uring.
     #[arg(long, default_value = "ext4,xfs,btrfs,cairn", value_name = "LIST")]
     fs: String,
     /// Loads of `cairn bench run`, the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync, tool:fio, tool:pgbench, loads
