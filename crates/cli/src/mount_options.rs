@@ -121,7 +121,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "transport",
         values: "auto|uring|dev",
-        help: "requests arrive over io_uring or over /dev/fuse (default auto: /dev/fuse)",
+        help: "requests arrive over io_uring or over /dev/fuse (default auto: io_uring where it is switched on)",
         set: |settings, value| {
             let choices = [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
             settings.transport = one_of(value, &choices)?;

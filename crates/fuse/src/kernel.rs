@@ -1,4 +1,5 @@
-//! The ioctls that have no safe wrapper: cloning a FUSE device, setting up loop devices, and Cairn's own requests.
+//! System calls that have no safe wrapper: cloning a FUSE device, setting up loop devices, Cairn's own requests, and the
+//! scheduling policy of a thread.
 //!
 //! The only module of the crate with `unsafe`.
 #![allow(unsafe_code)]
@@ -56,6 +57,31 @@ struct LoopConfig {
     block_size: u32,
     info: LoopInfo,
     reserved: [u64; 8],
+}
+
+/// The calling thread's number in the system.
+pub fn thread_id() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Gives the thread `thread_id` the policy SCHED_IDLE, or SCHED_OTHER.
+pub fn set_idle_policy(thread_id: i32, idle: bool) -> io::Result<()> {
+    let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+    let priority: libc::c_int = 0;
+    // SAFETY: sched_setscheduler(2) reads one int, the priority, through its argument, and writes nothing. (The function of that
+    // name does nothing in some C libraries.)
+    let result = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread_id, policy, &raw const priority) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Whether the policy of the thread `thread_id` is SCHED_OTHER.
+pub fn has_normal_policy(thread_id: i32) -> bool {
+    // SAFETY: sched_getscheduler(2) takes a number and touches no memory.
+    unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread_id) == libc::c_long::from(libc::SCHED_OTHER) }
+}
+
+fn last_error() -> io::Errno {
+    io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(io::Errno::INVAL)
 }
 
 /// Makes `device`, a freshly opened `/dev/fuse`, another queue of the connection that `connection` belongs to.

@@ -29,10 +29,10 @@ use std::path::{Path, PathBuf};
 /// How requests travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// The one that is faster.
+    /// FUSE over io_uring where the kernel allows it, else `/dev/fuse`.
     #[default]
     Auto,
-    /// FUSE over io_uring.
+    /// FUSE over io_uring; root switches it on, for the whole machine.
     Ring,
     /// `/dev/fuse`.
     Device,

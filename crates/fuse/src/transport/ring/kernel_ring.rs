@@ -235,17 +235,18 @@ impl KernelRing {
         }
     }
 
-    /// Hands over what was committed. With `sleep`, waits until something has arrived or the waker was used.
+    /// Hands over what was committed, and waits until something has arrived or the waker was used. Both in one call, so that
+    /// requests arrive however many replies there are: without waiting, the kernel brings none.
     ///
     /// # Errors
     /// The ring does not work any more.
-    pub fn wait(&mut self, sleep: bool) -> std::io::Result<()> {
+    pub fn wait(&mut self) -> std::io::Result<()> {
         if !self.waker_is_polled {
             let poll = opcode::PollAdd::new(types::Fd(self.waker.as_raw_fd()), POLL_IN).multi(true).build().user_data(USER_DATA_WAKER);
             self.push(&Entry128::from(poll));
             self.waker_is_polled = true;
         }
-        let wanted = usize::from(sleep && self.arrived.is_empty());
+        let wanted = usize::from(self.arrived.is_empty());
         match self.ring.submit_and_wait(wanted) {
             Ok(_) => {}
             Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}

@@ -11,18 +11,22 @@
 //! Locks: those of `queue.rs` and `workers.rs`, none of them together with another.
 
 mod kernel_ring;
+mod placement;
 mod queue;
 mod workers;
 
 pub use queue::RingReply;
 
 use self::kernel_ring::KernelRing;
+use self::placement::{Manner, Watcher};
 use self::queue::Queue;
 use self::workers::Workers;
 use super::Handler;
 use super::device::Channel;
 use cairn_environment::thread::{self, JoinHandle};
 use rustix::thread::CpuSet;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -52,20 +56,42 @@ pub enum RingFailure {
 pub struct Rings(Vec<KernelRing>);
 
 impl Rings {
+    /// Whether this kernel has FUSE over io_uring, though perhaps switched off.
+    pub fn can_be_switched_on() -> bool {
+        Path::new(SWITCH_PATH).exists()
+    }
+
+    /// Switches FUSE over io_uring on, by root, for the whole machine; says so if it was off.
+    ///
+    /// # Errors
+    /// The kernel does not have it, or does not allow it.
+    pub fn switch_on() -> Result<(), RingFailure> {
+        if is_switched_on() {
+            return Ok(());
+        }
+        fs::write(SWITCH_PATH, "Y").map_err(|_| RingFailure::Off)?;
+        tracing::warn!("FUSE over io_uring is switched on now, for all FUSE mounts of this machine that ask for it ({SWITCH_PATH})");
+        Ok(())
+    }
+
     /// Makes a ring for each CPU.
     ///
     /// # Errors
     /// See [`RingFailure`].
     pub fn prepare() -> Result<Self, RingFailure> {
-        if std::fs::read_to_string(SWITCH_PATH).map_or(true, |value| value.trim() != "Y") {
+        if !is_switched_on() {
             return Err(RingFailure::Off);
         }
-        let cpus = std::fs::read_to_string(POSSIBLE_CPUS_PATH).unwrap_or_default();
+        let cpus = fs::read_to_string(POSSIBLE_CPUS_PATH).unwrap_or_default();
         let queue_count = cpu_count(&cpus).ok_or(RingFailure::Cpus(cpus))?;
         let entry_count = (ENTRIES_ALL / usize::from(queue_count)).clamp(ENTRIES_MIN, ENTRIES_MAX);
         let rings = (0..queue_count).map(|queue| KernelRing::new(queue, entry_count));
         Ok(Self(rings.collect::<std::io::Result<_>>().map_err(|error| RingFailure::Setup(error.to_string()))?))
     }
+}
+
+fn is_switched_on() -> bool {
+    fs::read_to_string(SWITCH_PATH).is_ok_and(|value| value.trim() == "Y")
 }
 
 /// Number of queues for a list of CPUs like `0-3,8-11`: they are numbered, gaps included.
@@ -78,6 +104,7 @@ fn cpu_count(list: &str) -> Option<u16> {
 #[derive(Debug)]
 pub struct RingThreads {
     threads: Vec<JoinHandle<()>>,
+    watcher: Watcher,
     /// Why the kernel does not use the rings.
     pub failure: Option<String>,
 }
@@ -88,19 +115,22 @@ impl RingThreads {
     pub fn start(rings: Rings, channel: &Arc<Channel>, worker_count: usize, handler: &Arc<dyn Handler>) -> Self {
         let (registered, registrations) = mpsc::channel();
         let workers = Arc::new(Workers::start(worker_count, handler));
+        let watcher = Watcher::start(rings.0.len());
         let threads: Vec<_> = rings
             .0
             .into_iter()
-            .map(|ring| {
+            .enumerate()
+            .map(|(index, ring)| {
                 let (registered, workers) = (registered.clone(), Arc::clone(&workers));
                 let (channel, handler) = (Arc::clone(channel), Arc::clone(handler));
+                let join = watcher.joiner(index);
                 thread::spawn(&format!("cairn-queue-{}", ring.queue()), move || {
-                    serve_ring(ring, &channel, registered, handler.as_ref(), &workers);
+                    serve_ring(ring, &channel, registered, handler.as_ref(), &workers, join());
                 })
             })
             .collect();
         drop(registered);
-        Self { failure: first_failure(&registrations, threads.len()), threads }
+        Self { failure: first_failure(&registrations, threads.len()), threads, watcher }
     }
 
     /// Waits until the kernel has given all entries back.
@@ -110,6 +140,7 @@ impl RingThreads {
                 tracing::error!("the thread of a queue has panicked");
             }
         }
+        drop(self.watcher);
     }
 }
 
@@ -126,6 +157,7 @@ fn serve_ring(
     registered: Sender<Result<(), String>>,
     handler: &dyn Handler,
     workers: &Workers,
+    manner: Manner,
 ) {
     // Where its requests come from. A CPU that is switched off has no requests.
     let mut cpu = CpuSet::new();
@@ -140,7 +172,7 @@ fn serve_ring(
     let _ = registered.send(result.map_err(|error| error.to_string()));
     drop(registered);
     if serves {
-        queue::serve(&mut ring, &queue, handler, workers);
+        queue::serve(&mut ring, &queue, handler, workers, manner);
     }
 }
 

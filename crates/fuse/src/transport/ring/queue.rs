@@ -12,6 +12,7 @@
 use super::super::device::Channel;
 use super::super::{Handler, Reply};
 use super::kernel_ring::{Arrival, EntryMemory, KernelRing};
+use super::placement::Manner;
 use super::workers::Workers;
 use crate::protocol::wire::{InHeader, OutHeader, opcode};
 use crate::protocol::{self};
@@ -181,17 +182,14 @@ fn may_wait(number: u32) -> bool {
 }
 
 /// The thread of a queue; returns when the connection has ended and every request is answered.
-pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, workers: &Workers) {
+pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, workers: &Workers, mut manner: Manner) {
     let mut answers: Vec<Option<(OutHeader, Vec<u8>)>> = (0..ring.entry_count()).map(|_| None).collect();
     let mut memories: Vec<Option<EntryMemory>> = (0..ring.entry_count()).map(|_| None).collect();
     let mut returned = Vec::new();
     while ring.is_live() {
         queue.sleeping.store(true, Ordering::SeqCst);
         std::mem::swap(&mut returned, &mut *queue.outbox.lock());
-        let sleep = returned.is_empty();
-        if !sleep {
-            queue.sleeping.store(false, Ordering::SeqCst);
-        }
+        let in_work = queue.in_work.load(Ordering::Acquire);
         for Returned { index, what } in returned.drain(..) {
             match what {
                 Half::Whole(header, memory, length_bytes) => commit(ring, queue, index, memory, &header, length_bytes),
@@ -204,7 +202,8 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
                 commit_apart(ring, queue, index, memory, &header, &payload);
             }
         }
-        if let Err(error) = ring.wait(sleep) {
+        manner.end_round(in_work == 1 && queue.in_work.load(Ordering::Acquire) == 0);
+        if let Err(error) = manner.wait(|| ring.wait()) {
             tracing::error!("a queue of requests has failed: {error}");
             return;
         }

@@ -1,0 +1,199 @@
+use super::*;
+use rustix::thread::CpuSet;
+use std::collections::HashSet;
+
+fn is_idle(queue: &Placement) -> bool {
+    !kernel::has_normal_policy(queue.thread_id.load(Ordering::Relaxed))
+}
+
+/// A queue that yields, of a thread that waits until the channel is closed.
+fn yielding_queue() -> (Arc<Placement>, std::sync::mpsc::Sender<()>, JoinHandle<()>) {
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let (made, queue) = std::sync::mpsc::channel();
+    let thread = thread::spawn("queue", move || {
+        let own = Arc::new(Placement::default());
+        let _manner = Manner::new(Arc::clone(&own), None);
+        own.begin_to_yield();
+        own.waiting.store(true, Ordering::SeqCst);
+        made.send(own).unwrap();
+        let _closed = ended.recv();
+    });
+    (queue.recv().unwrap(), end, thread)
+}
+
+#[test]
+fn a_thread_that_has_work_and_does_not_run_is_rescued() {
+    if !may_yield() {
+        return eprintln!("left out: this user may not take SCHED_IDLE back");
+    }
+    let (queue, end, thread) = yielding_queue();
+    let mut seen = Seen::default();
+    assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "it may just have begun");
+    queue.rounds.fetch_add(1, Ordering::Relaxed);
+    assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "it has done something");
+    queue.waiting.store(false, Ordering::SeqCst);
+    assert!(seen.look(&queue, |_| Activity::Runnable));
+    assert!(!is_idle(&queue) && queue.kind() == RESCUED && queue.starved.load(Ordering::Relaxed) == 1);
+    // It had just been about to set the policy.
+    queue.set_policy(true);
+    assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "the word is new");
+    assert!(seen.look(&queue, |_| Activity::Runnable) && !is_idle(&queue) && queue.kind() == RESCUED);
+    queue.waiting.store(true, Ordering::SeqCst);
+    assert!(seen.look(&queue, |_| Activity::Sleeping) && queue.kind() == RESCUED);
+    assert!(seen.look(&queue, |_| Activity::Other) && queue.kind() == NORMAL);
+    assert!(!seen.look(&queue, |_| panic!("nothing to look at")));
+    drop(end);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_queue_without_requests_becomes_normal() {
+    if !may_yield() {
+        return eprintln!("left out: this user may not take SCHED_IDLE back");
+    }
+    let (queue, end, thread) = yielding_queue();
+    let mut seen = Seen::default();
+    for _ in 0..=QUIET_TICKS {
+        assert!(seen.look(&queue, |_| Activity::Sleeping) && is_idle(&queue));
+    }
+    assert!(seen.look(&queue, |_| Activity::Sleeping));
+    assert!(!is_idle(&queue) && queue.kind() == NORMAL && queue.starved.load(Ordering::Relaxed) == 0);
+    drop(end);
+    thread.join().unwrap();
+}
+
+/// With the real watcher, and a program on the same CPU that computes.
+#[test]
+fn a_queue_yields_and_is_kept_from_starving() {
+    if !may_yield() {
+        return eprintln!("left out: this user may not take SCHED_IDLE back");
+    }
+    let watcher = Watcher::start(2);
+    let (join, queue) = (watcher.joiner(0), Arc::clone(&watcher.queues[0]));
+    let all_done = Arc::new(AtomicBool::new(false));
+    let hog_done = Arc::clone(&all_done);
+    let pin = || {
+        let mut cpu = CpuSet::new();
+        cpu.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &cpu).unwrap();
+        cpu
+    };
+    let served = thread::spawn("queue", move || {
+        let cpu = pin();
+        let mut manner = join();
+        while !manner.yields {
+            manner.end_round(true);
+        }
+        assert!(is_idle(&manner.own));
+        // What waits for others stops yielding at once.
+        thread::will_block();
+        assert!(!is_idle(&manner.own) && manner.own.kind() == NORMAL);
+        manner.end_round(true);
+        assert!(!manner.yields && manner.penalty == PENALTY_MIN);
+        let hog = thread::spawn("hog", move || {
+            rustix::thread::sched_setaffinity(None, &cpu).unwrap();
+            while !hog_done.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        while manner.penalty == PENALTY_MIN {
+            manner.end_round(true);
+        }
+        all_done.store(true, Ordering::Relaxed);
+        hog.join().unwrap();
+        // Requests that come together, and one that takes its time, end it as well.
+        while !manner.yields {
+            manner.end_round(true);
+        }
+        for _ in 0..SCORE_MAX {
+            manner.end_round(false);
+        }
+        assert!(!manner.yields && !is_idle(&manner.own));
+    });
+    served.join().unwrap();
+    assert_eq!(queue.kind(), NORMAL);
+}
+
+#[test]
+fn what_a_thread_does_is_told() {
+    assert_eq!(activity(kernel::thread_id()), Activity::Runnable);
+    assert_eq!(activity(i32::MAX), Activity::Other);
+}
+
+/// The protocol between a queue's thread and the watcher, step by step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Model {
+    kind: u64,
+    epoch: u8,
+    idle: bool,
+    waiting: bool,
+    thread: ThreadStep,
+    watcher: WatcherStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum ThreadStep {
+    /// Between two calls.
+    Free,
+    /// In `begin_to_yield`, before the policy.
+    SetIdle,
+    /// In `be_normal`, before the policy, with the word that it has read.
+    SetNormal(u8),
+    /// In `be_normal`, before the word.
+    StoreNormal(u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum WatcherStep {
+    Free,
+    /// It has read this kind and epoch.
+    Read(u64, u8),
+    /// And whether the thread waits.
+    Decided(u64, u8, bool),
+    SetNormal,
+}
+
+impl Model {
+    fn steps(self) -> Vec<Self> {
+        let mut next = Vec::new();
+        match self.thread {
+            ThreadStep::Free if self.waiting => next.push(Self { waiting: false, ..self }),
+            ThreadStep::Free => {
+                next.push(Self { waiting: true, ..self });
+                if self.kind == NORMAL && self.epoch < 3 {
+                    next.push(Self { kind: YIELDING, epoch: self.epoch + 1, thread: ThreadStep::SetIdle, ..self });
+                }
+                if self.kind != NORMAL {
+                    next.push(Self { thread: ThreadStep::SetNormal(self.epoch), ..self });
+                }
+            }
+            ThreadStep::SetIdle => next.push(Self { idle: true, thread: ThreadStep::Free, ..self }),
+            ThreadStep::SetNormal(epoch) => next.push(Self { idle: false, thread: ThreadStep::StoreNormal(epoch), ..self }),
+            ThreadStep::StoreNormal(epoch) => next.push(Self { kind: NORMAL, epoch, thread: ThreadStep::Free, ..self }),
+        }
+        match self.watcher {
+            WatcherStep::Free if self.kind != NORMAL => next.push(Self { watcher: WatcherStep::Read(self.kind, self.epoch), ..self }),
+            WatcherStep::Free => {}
+            WatcherStep::Read(kind, epoch) => next.push(Self { watcher: WatcherStep::Decided(kind, epoch, self.waiting), ..self }),
+            WatcherStep::Decided(kind, epoch, waiting) => next.push(if (kind, epoch) == (self.kind, self.epoch) {
+                Self { kind: if waiting { NORMAL } else { RESCUED }, watcher: WatcherStep::SetNormal, ..self }
+            } else {
+                Self { watcher: WatcherStep::Free, ..self }
+            }),
+            WatcherStep::SetNormal => next.push(Self { idle: false, watcher: WatcherStep::Free, ..self }),
+        }
+        next
+    }
+}
+
+/// In every interleaving: a thread with SCHED_IDLE is one that the watcher looks at, or is just setting free.
+#[test]
+fn no_thread_is_left_with_the_idle_policy() {
+    let first = Model { kind: NORMAL, epoch: 0, idle: false, waiting: false, thread: ThreadStep::Free, watcher: WatcherStep::Free };
+    let (mut seen, mut open) = (HashSet::from([first]), vec![first]);
+    while let Some(model) = open.pop() {
+        assert!(!model.idle || model.kind != NORMAL || model.watcher == WatcherStep::SetNormal, "{model:?}");
+        open.extend(model.steps().into_iter().filter(|next| seen.insert(*next)));
+    }
+    assert!(seen.len() > 100 && seen.iter().any(|model| model.idle) && seen.iter().any(|model| model.kind == RESCUED), "{}", seen.len());
+}
