@@ -1,6 +1,7 @@
 //! Load generators, written once and run against a directory or against the engine in this process.
 //!
-//! Layers, imports pointing down: `report_page` shows results; `peers` and `ab` compare runs; `workloads` are the generators;
+//! Layers, imports pointing down: `report_page` shows results; `transport` says how much of the transport's limit a volume reaches,
+//! which `memory_file_system` has; `peers` and `ab` compare runs; `workloads` are the generators;
 //! `client` runs their threads, `recorder` keeps latencies, `report` is what comes out; `target` is what they run against, named
 //! by `spec`; `machine` and `mounts` tell what this machine is.
 //!
@@ -17,6 +18,7 @@ mod engine_target;
 mod interrupt;
 mod intervals;
 mod machine;
+mod memory_file_system;
 pub mod mounts;
 pub mod peers;
 mod posix_target;
@@ -31,6 +33,7 @@ mod simulated_disk;
 mod spec;
 mod table;
 mod target;
+pub mod transport;
 mod workloads;
 
 pub use disturbance::{Disturbance, Observation};
@@ -38,6 +41,7 @@ pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
 pub use interrupt::{Interrupt, Interrupted};
 pub use machine::{Machine, utc_now};
+pub use memory_file_system::{MemoryFileSystem, serve_memory};
 pub use posix_target::PosixTarget;
 pub use report::{Figure, OperationSummary, Origin, Report};
 pub use spec::{DeviceSpec, FlushMode, TargetSpec, parse_size_bytes};

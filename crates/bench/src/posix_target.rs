@@ -1,11 +1,15 @@
 //! A directory of any mounted file system, through the system calls that programs use.
 use crate::target::{Entry, Open, Status, Target, TargetFile};
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// Nobody sets it.
+const MISSING_ATTRIBUTE: &str = "user.cairn-bench";
 
 /// A directory.
 pub struct PosixTarget {
@@ -72,6 +76,13 @@ impl Target for PosixTarget {
 
     fn status(&self, path: &str) -> io::Result<Status> {
         Ok(status_of(&fs::metadata(self.at(path))?))
+    }
+
+    fn ask(&self, path: &str) -> io::Result<()> {
+        match rustix::fs::getxattr(self.at(path), MISSING_ATTRIBUTE, &mut [0_u8; 0][..]) {
+            Ok(_) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64) -> io::Result<()> {

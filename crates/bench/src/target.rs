@@ -69,6 +69,11 @@ pub trait Target: Send + Sync {
     /// # Errors
     /// Those of stat(2).
     fn status(&self, path: &str) -> io::Result<Status>;
+    /// Asks for an attribute of a path that it has not, which no cache of the kernel answers.
+    ///
+    /// # Errors
+    /// Those of getxattr(2), but not that there is none.
+    fn ask(&self, path: &str) -> io::Result<()>;
     /// Sets the times of a path, in seconds since 1970.
     ///
     /// # Errors

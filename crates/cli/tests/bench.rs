@@ -267,6 +267,34 @@ fn cairn_is_compared_over_both_transports_and_with_writeback() {
 }
 
 #[test]
+fn the_transport_has_a_limit_that_a_volume_stays_below_or_not() {
+    if !can_make_loop_devices() {
+        eprintln!("skipped: this test needs root, loop devices and FUSE");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let loads = "round-trip@1,round-trip@2,untar,cp,rm,fs_mark@2,fsync-write@1,create-walk-unlink@2,small-durable-files@2";
+    let arguments =
+        ["bench", "transport", "--size", "64M", "--dir", ".", "--seconds", "0.2", "--repeat", "1", "--json", "--workload", loads];
+    let output = cairn(folder.path(), &arguments).output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(traces_of(folder.path()), [""; 0]);
+    let limits: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = limits["limits"].as_array().unwrap();
+    for load in loads.split(',') {
+        let row = rows.iter().find(|row| row["workload"] == load && row["figure"] == "throughput" && row["transport"] == "dev");
+        let row = row.unwrap_or_else(|| panic!("{load} has no row: {limits}"));
+        assert!(row["limit"]["median"].as_f64() > Some(0.0) && row["volume"]["median"].as_f64() > Some(0.0), "{row}");
+        assert!(row["share_of_limit"].as_f64() > Some(0.0), "{row}");
+    }
+    fs::write(folder.path().join("limits.json"), &output.stdout).unwrap();
+    let printed = exits_with(0, folder.path(), &["bench", "report", "limits.json", "--markdown"]);
+    assert!(printed.contains("| workload | cairn-memory-dev | cairn-image-dev |"), "{printed}");
+    let told = exits_with(2, folder.path(), &["bench", "transport", "--transport", "tcp"]);
+    assert!(told.contains("dev and uring"), "{told}");
+}
+
+#[test]
 fn a_load_whose_program_is_missing_is_left_out() {
     if !can_make_loop_devices() {
         eprintln!("skipped: this test needs root, loop devices and FUSE");

@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("engine", &["btree", "log", "space", "format", "blockdev", "environment"]),
     ("fuse", &["engine", "format", "blockdev", "environment"]),
     ("torture", &["engine", "fsck", "format", "blockdev", "environment"]),
-    ("bench", &["engine", "format", "blockdev", "environment"]),
+    ("bench", &["fuse", "engine", "format", "blockdev", "environment"]),
     ("cli", &["fuse", "torture", "bench", "engine", "fsck", "format", "blockdev", "environment"]),
 ];
 

@@ -201,7 +201,7 @@ impl PeersSettings {
         if let Some(why) = self.systems.iter().find_map(|system| system.is_impossible_because()) {
             bail!("{why}");
         }
-        let images = self.candidates().len() as u64;
+        let images = self.candidates().iter().filter(|candidate| candidate.system.image_bytes(u64::MAX) == u64::MAX).count() as u64;
         let needed_bytes = self.size_bytes.saturating_mul(images);
         let space = rustix::fs::statvfs(&self.folder).with_context(|| format!("{}", self.folder.display()))?;
         let free_bytes = space.f_bavail * space.f_frsize;
@@ -271,7 +271,9 @@ struct Scene<'a> {
 fn measure(candidate: &Candidate, round: usize, scene: &Scene<'_>, steps: &Steps) -> anyhow::Result<Vec<Sample>> {
     let Scene { stage, settings, .. } = *scene;
     let device = stage.device_of(candidate)?;
-    run_to_end(candidate.system.make(device, &settings.program), stage.folder(), &settings.interrupt)?;
+    if let Some(make) = candidate.system.make(device, &settings.program) {
+        run_to_end(make, stage.folder(), &settings.interrupt)?;
+    }
     let mut mounted = Mounted::new(candidate.system, device, stage, settings)?;
     let mut samples = Vec::new();
     let mut workloads = settings.workloads.clone();

@@ -60,6 +60,7 @@ pub fn of_report(report: &Report) -> Understood {
     let about = match report.workload.as_str() {
         "fsync-write" | "fsync-happy" | "fs_mark" => "fsync",
         "small-durable-files" => "delivery",
+        "round-trip" => "round trip",
         _ => "",
     };
     let mut figures = tails(&report.operations, about);

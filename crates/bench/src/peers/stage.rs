@@ -104,11 +104,12 @@ impl Stage {
     /// Writes the image of a candidate, and puts a loop device on it.
     pub fn add_image(&mut self, candidate: &Candidate, settings: &PeersSettings) -> anyhow::Result<()> {
         let image = self.folder.path.join(format!("{}.image", candidate.label));
-        let device = FileDevice::create(&image, settings.size_bytes)?;
+        let size_bytes = candidate.system.image_bytes(settings.size_bytes);
+        let device = FileDevice::create(&image, size_bytes)?;
         let mut offset_bytes = 0;
-        while offset_bytes < settings.size_bytes {
+        while offset_bytes < size_bytes {
             settings.interrupt.check()?;
-            let step_bytes = IMAGE_STEP_BYTES.min(settings.size_bytes - offset_bytes);
+            let step_bytes = IMAGE_STEP_BYTES.min(size_bytes - offset_bytes);
             device.preallocate_and_zero(offset_bytes, step_bytes)?;
             offset_bytes += step_bytes;
         }
@@ -159,16 +160,11 @@ impl<'a> Mounted<'a> {
     }
 
     fn mount(&mut self) -> anyhow::Result<()> {
-        let Some(mounting) = self.system.mounting() else {
+        let Some(mut serve) = self.system.server(&self.device, &self.path, &self.settings.program) else {
             let mut mount = command("mount", &[]);
             mount.arg(&self.device).arg(&self.path);
             return process::run_to_end(mount, self.stage.folder(), &Default::default()).map(drop);
         };
-        let mut serve = command(&self.settings.program, &["mount", "--foreground"]);
-        if !mounting.options().is_empty() {
-            serve.arg("-o").arg(mounting.options());
-        }
-        serve.arg(&self.device).arg(&self.path);
         self.server = Some(process::start(&mut serve, self.stage.folder(), "server")?);
         self.wait_for_mount()
     }
@@ -191,7 +187,7 @@ impl<'a> Mounted<'a> {
 
     /// Cairn's counters; `None` for the others.
     pub fn statistics(&self) -> anyhow::Result<Option<serde_json::Value>> {
-        if !self.system.is_cairn() {
+        if !self.system.is_volume() {
             return Ok(None);
         }
         let mut ask = command(&self.settings.program, &["stats", "--json"]);
@@ -223,7 +219,7 @@ impl<'a> Mounted<'a> {
         if !is_mounted_below(&self.path) {
             return Ok(());
         }
-        let mut unmount = if self.system.is_cairn() { command(&self.settings.program, &["umount"]) } else { command("umount", &[]) };
+        let mut unmount = if self.system.is_volume() { command(&self.settings.program, &["umount"]) } else { command("umount", &[]) };
         unmount.arg(&self.path);
         process::run_to_end(unmount, self.stage.folder(), &Default::default()).map(drop)
     }

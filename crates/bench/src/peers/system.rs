@@ -69,6 +69,8 @@ pub enum System {
     CairnLoop(Mounting),
     /// Cairn on its image file.
     CairnImage(Mounting),
+    /// A file system in memory over Cairn's transport: what the transport alone can do.
+    Memory(Mounting),
 }
 
 /// The kernel tells there whether it has FUSE over io_uring.
@@ -85,6 +87,7 @@ impl System {
             System::Btrfs => "btrfs".into(),
             System::CairnLoop(mounting) => format!("cairn-loop{}", mounting.suffix()),
             System::CairnImage(mounting) => format!("cairn-image{}", mounting.suffix()),
+            System::Memory(mounting) => format!("cairn-memory{}", mounting.suffix()),
         }
     }
 
@@ -107,14 +110,14 @@ impl System {
         match self {
             System::Xfs => 300 << 20,
             System::Btrfs => 128 << 20,
-            System::Ext4 | System::CairnLoop(_) | System::CairnImage(_) => 16 << 20,
+            System::Ext4 | System::CairnLoop(_) | System::CairnImage(_) | System::Memory(_) => 16 << 20,
         }
     }
 
     /// How it is mounted, where it is one of Cairn's rows.
     pub fn mounting(self) -> Option<Mounting> {
         match self {
-            System::CairnLoop(mounting) | System::CairnImage(mounting) => Some(mounting),
+            System::CairnLoop(mounting) | System::CairnImage(mounting) | System::Memory(mounting) => Some(mounting),
             System::Ext4 | System::Xfs | System::Btrfs => None,
         }
     }
@@ -126,7 +129,17 @@ impl System {
 
     /// Whether it gets a loop device.
     pub fn needs_loop(self) -> bool {
-        !matches!(self, System::CairnImage(_))
+        !matches!(self, System::CairnImage(_) | System::Memory(_))
+    }
+
+    /// Whether it is a volume of Cairn's, which counts what it does.
+    pub fn is_volume(self) -> bool {
+        self.is_cairn() && !matches!(self, System::Memory(_))
+    }
+
+    /// The size of its image, of the size that is asked for: what lies in memory needs one for its name only.
+    pub fn image_bytes(self, size_bytes: u64) -> u64 {
+        if matches!(self, System::Memory(_)) { size_bytes.min(1 << 20) } else { size_bytes }
     }
 
     /// Why it can't be mounted here, as far as that shows beforehand.
@@ -145,20 +158,33 @@ impl System {
             System::Xfs => [("mkfs.xfs", "xfsprogs")].into_iter().chain(loops).collect(),
             System::Btrfs => [("mkfs.btrfs", "btrfs-progs")].into_iter().chain(loops).collect(),
             System::CairnLoop(_) => loops.into(),
-            System::CairnImage(_) => vec![("umount", "mount")],
+            System::CairnImage(_) | System::Memory(_) => vec![("umount", "mount")],
         }
     }
 
-    /// Makes an empty one.
-    pub fn make(self, device: &Path, program: &Path) -> Command {
+    /// Makes an empty one, where that takes a program.
+    pub fn make(self, device: &Path, program: &Path) -> Option<Command> {
         let mut command = match self {
             System::Ext4 => command("mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]),
             System::Xfs => command("mkfs.xfs", &["-q", "-f", "-K"]),
             System::Btrfs => command("mkfs.btrfs", &["-q", "-f", "-K"]),
             System::CairnLoop(_) | System::CairnImage(_) => command(program, &["mkfs", "--force"]),
+            System::Memory(_) => return None,
         };
         command.arg(device);
-        command
+        Some(command)
+    }
+
+    /// The server that shows what is on `device`; `None` where the kernel does that.
+    pub fn server(self, device: &Path, mount_point: &Path, program: &Path) -> Option<Command> {
+        let options = self.mounting()?.options();
+        let arguments: &[&str] = if self.is_volume() { &["mount", "--foreground"] } else { &["bench", "serve-memory"] };
+        let mut server = command(program, arguments);
+        if !options.is_empty() {
+            server.arg("-o").arg(options);
+        }
+        server.arg(device).arg(mount_point);
+        Some(server)
     }
 }
 
@@ -220,15 +246,16 @@ impl FromStr for System {
     fn from_str(text: &str) -> Result<Self, String> {
         let other = || System::OTHERS.into_iter().find(|(name, _)| *name == text).map(|(_, system)| system);
         let image = || Some(System::CairnImage(Mounting::of_suffix(text.strip_prefix("cairn-image")?)?));
+        let memory = || Some(System::Memory(Mounting::of_suffix(text.strip_prefix("cairn-memory")?)?));
         let looped = || {
             let suffix = text.strip_prefix("cairn-loop").or_else(|| text.strip_prefix("cairn").filter(|suffix| !suffix.is_empty()));
             Some(System::CairnLoop(Mounting::of_suffix(suffix?)?))
         };
-        other().or_else(image).or_else(looped).ok_or_else(|| {
+        other().or_else(image).or_else(memory).or_else(looped).ok_or_else(|| {
             format!(
                 "unknown file system \"{text}\"; there are: ext4, xfs, btrfs, cairn-loop, cairn-image, cairn for both of these, and behind the \
                  names of Cairn's, or cairn alone for the loop device: -dev or -uring for the transport, then -writeback for the kernel's \
-                 page cache"
+                 page cache; cairn-memory is the transport alone"
             )
         })
     }
@@ -273,6 +300,13 @@ mod tests {
         for unknown in ["cairn-writeback-uring", "cairn-loop-", "cairns", "ext4-uring"] {
             assert!(System::parse_list(unknown).unwrap_err().contains("-writeback"), "{unknown}");
         }
+        let memory: System = "cairn-memory-dev".parse().unwrap();
+        assert_eq!((memory.name().as_str(), memory.is_cairn(), memory.is_volume()), ("cairn-memory-dev", true, false));
+        assert!(memory.make(Path::new("/x"), Path::new("/cairn")).is_none());
+        let server = memory.server(Path::new("/x"), Path::new("/mnt"), Path::new("/cairn")).unwrap();
+        assert_eq!(server.get_args().collect::<Vec<_>>(), ["bench", "serve-memory", "-o", "transport=dev", "/x", "/mnt"]);
+        let server = System::CairnLoop(PLAIN).server(Path::new("/x"), Path::new("/mnt"), Path::new("/cairn")).unwrap();
+        assert_eq!(server.get_args().collect::<Vec<_>>(), ["mount", "--foreground", "/x", "/mnt"]);
         let buffered = Candidate::all(&["cairn-uring".parse().unwrap()], DirectIo::Both);
         assert_eq!(buffered[1].label, "cairn-loop-uring-buffered");
     }

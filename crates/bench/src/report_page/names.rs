@@ -16,6 +16,7 @@ pub fn load(name: &str) -> String {
         "create-walk-unlink" => ("create, list and remove a tree", "thread", "threads", ""),
         "fsync-happy" => ("reads and writes beside fsyncs", "thread", "threads", ""),
         "isolation" => ("small fsyncs beside a large one", "thread", "threads", ""),
+        "round-trip" => ("getxattr, nothing to do", "thread", "threads", ""),
         "device-limit" => return "the device alone: write + flush".into(),
         "untar" => return "unpack the sources of a program (tar)".into(),
         "sync" => return "make unpacked sources durable (sync)".into(),
@@ -52,11 +53,9 @@ pub fn figure(name: &str) -> String {
 /// A file system of a comparison.
 pub fn system(name: &str) -> String {
     let (base, buffered) = name.strip_suffix("-buffered").map_or((name, ""), |base| (base, ", page cache below"));
-    let plain = match base.strip_prefix("cairn-image").map(|way| ("image file", way)) {
-        None => base.strip_prefix("cairn-loop").map(|way| ("loop device", way)),
-        image => image,
-    };
-    let Some((place, way)) = plain else { return format!("{base}{buffered}") };
+    let places = [("cairn-image", "Cairn, image file"), ("cairn-loop", "Cairn, loop device"), ("cairn-memory", "in memory over FUSE")];
+    let place = places.into_iter().find_map(|(name, place)| Some((place, base.strip_prefix(name)?)));
+    let Some((place, way)) = place else { return format!("{base}{buffered}") };
     let (transport, writeback) = way.strip_suffix("-writeback").map_or((way, ""), |transport| (transport, ", writeback"));
     let transport = match transport {
         "" => "",
@@ -64,7 +63,7 @@ pub fn system(name: &str) -> String {
         "-uring" => ", io_uring",
         _ => return name.to_owned(),
     };
-    format!("Cairn, {place}{transport}{writeback}{buffered}")
+    format!("{place}{transport}{writeback}{buffered}")
 }
 
 #[cfg(test)]
@@ -80,6 +79,7 @@ mod tests {
         assert_eq!((figure("fsync p99").as_str(), figure("p99").as_str()), ("fsync, 99 % are faster", "99 % are faster"));
         assert_eq!(figure("maximum latency"), "maximum latency");
         assert_eq!(system("cairn-loop-buffered"), "Cairn, loop device, page cache below");
+        assert_eq!(system("cairn-memory-uring"), "in memory over FUSE, io_uring");
         assert_eq!(system("cairn-image-uring-writeback"), "Cairn, image file, io_uring, writeback");
         assert_eq!(system("cairn-loop-dev-buffered"), "Cairn, loop device, /dev/fuse, page cache below");
         assert_eq!(

@@ -7,6 +7,7 @@ mod fs_mark;
 mod fsync_happy;
 mod fsync_write;
 mod isolation;
+mod round_trip;
 mod small_durable_files;
 pub(crate) mod tight_volume;
 #[cfg(test)]
@@ -48,11 +49,13 @@ pub enum Workload {
     FsyncHappy,
     /// Small fsyncs, without and beside a large one.
     Isolation,
+    /// What no cache answers, and needs no work: the way to the file system and back.
+    RoundTrip,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 8] = [
+    pub const ALL: [Workload; 9] = [
         Workload::FsyncWrite,
         Workload::SmallDurableFiles,
         Workload::FsMark,
@@ -61,6 +64,7 @@ impl Workload {
         Workload::Dbench,
         Workload::FsyncHappy,
         Workload::Isolation,
+        Workload::RoundTrip,
     ];
 
     /// Its name on the command line.
@@ -74,6 +78,7 @@ impl Workload {
             Workload::Dbench => "dbench",
             Workload::FsyncHappy => "fsync-happy",
             Workload::Isolation => "isolation",
+            Workload::RoundTrip => "round-trip",
         }
     }
 
@@ -316,6 +321,7 @@ fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::R
         Workload::Dbench => dbench::run(place, settings),
         Workload::FsyncHappy => fsync_happy::run(place, settings),
         Workload::Isolation => isolation::run(place, settings),
+        Workload::RoundTrip => round_trip::run(place, settings),
         Workload::DeviceLimit => unreachable!("it needs a device, not a target"),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Ctrl-C or SIGTERM ends the run in order, so that nothing is left behind. A second one ends the program at once, unless it
 //! has mounted something.
-use super::{bench_ab, bench_report};
+use super::{bench_ab, bench_report, bench_transport};
 use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
@@ -26,12 +26,15 @@ enum Command {
     Peers(Peers),
     Ab(bench_ab::Arguments),
     Report(bench_report::Arguments),
+    Transport(bench_transport::Arguments),
+    #[command(hide = true)]
+    ServeMemory(bench_transport::Server),
 }
 
 /// Run one load against a directory or the engine.
 ///
 /// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench, fsync-happy,
-/// isolation. Each works in a directory of its own inside the target, and removes it.
+/// isolation, round-trip. Each works in a directory of its own inside the target, and removes it.
 #[derive(Parser)]
 struct Run {
     /// Name of the load.
@@ -134,9 +137,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// When something is missing or fails, or the user interrupts it.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Command::ServeMemory(server) = &arguments.command {
+        // It ends with its mount, and by signals as any program.
+        return bench_transport::serve(server);
+    }
     let interrupt = Interrupt::default();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        if !matches!(arguments.command, Command::Peers(_)) {
+        if !matches!(arguments.command, Command::Peers(_) | Command::Transport(_)) {
             // Before the flag is set, so that the first signal finds it unset.
             signal_hook::flag::register_conditional_shutdown(signal, 130, interrupt.flag()).context("cannot listen to signals")?;
         }
@@ -147,6 +154,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Peers(peers) => run_peers(peers, interrupt),
         Command::Ab(ab) => bench_ab::run(ab, interrupt),
         Command::Report(report) => bench_report::run(report),
+        Command::Transport(transport) => bench_transport::run(transport, interrupt),
+        Command::ServeMemory(server) => bench_transport::serve(server),
     }
 }
 

@@ -2,6 +2,7 @@
 pub mod bench;
 mod bench_ab;
 mod bench_report;
+mod bench_transport;
 pub mod device;
 pub mod dump;
 pub mod fsck;

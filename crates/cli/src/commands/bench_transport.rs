@@ -1,0 +1,112 @@
+//! `cairn bench transport`: what the FUSE transport alone can do, and how much of it a volume reaches; and the server of the file
+//! system in memory that this is measured with.
+use super::bench::{duration, positive, recorded_command};
+use crate::mount_options::MountSettings;
+use crate::output;
+use crate::size::Size;
+use anyhow::Context;
+use cairn_bench::peers::{DirectIo, NamedWorkloads, PeersSettings, Transport};
+use cairn_bench::{Interrupt, serve_memory, transport};
+use cairn_fuse::MountOptions;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Measure the limit of the FUSE transport, by a file system in memory beside a volume; needs root.
+///
+/// Both are served over the same transport and have the same loads, in turns: the round trip alone (a request that no
+/// cache answers and that needs no work) and with eight callers, untar, dbench, fs_mark, and blocks of 64 KiB with an fsync
+/// each, which the one in memory answers at once. The share of the limit is what the volume reaches of it.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// dev, uring or both [default: both, uring where the kernel has it].
+    #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = transport_of)]
+    transport: Vec<Transport>,
+    /// With the kernel's writeback cache.
+    #[arg(long)]
+    writeback: bool,
+    /// Loads, as for `cairn bench peers` [default: round-trip@1, round-trip@8, untar, dbench@8, fs_mark@8, fsync-write@1,
+    /// fsync-write@8].
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    workload: Vec<NamedWorkloads>,
+    /// Clients of each load that does not say how many it has.
+    #[arg(long, value_name = "N", default_value = "8", value_parser = positive)]
+    clients: usize,
+    /// Time of a measurement; a fraction is possible.
+    #[arg(long, value_name = "S", default_value = "3", value_parser = duration, allow_negative_numbers = true)]
+    seconds: Duration,
+    /// Rounds; each figure is their median.
+    #[arg(long, default_value = "3", value_name = "N", value_parser = positive)]
+    repeat: usize,
+    /// Size of the volume.
+    #[arg(long, default_value = "2G", value_name = "SIZE")]
+    size: Size,
+    /// Folder for the volume's image; /dev/shm leaves the disk out.
+    #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
+    dir: PathBuf,
+    /// Load file for dbench [default: the one of Debian's package].
+    #[arg(long, value_name = "FILE")]
+    loadfile: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Serve a file system in memory, until it is unmounted.
+#[derive(clap::Args)]
+pub struct Server {
+    /// What is shown as its source: a file, neither read nor written.
+    source: PathBuf,
+    /// Directory that will show it.
+    dir: PathBuf,
+    /// Mount options; transport, writeback, threads and plain count.
+    #[arg(short = 'o', value_name = "OPTION,…")]
+    options: Vec<String>,
+}
+
+fn transport_of(text: &str) -> Result<Transport, String> {
+    match text {
+        "dev" => Ok(Transport::Device),
+        "uring" => Ok(Transport::Ring),
+        other => Err(format!("\"{other}\": there are dev and uring")),
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When something is missing or fails, or the user interrupts it.
+pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
+    let loadfile = arguments.loadfile.clone();
+    let named: Vec<_> = arguments.workload.iter().flat_map(|named| named.0.clone()).collect();
+    let workloads = if named.is_empty() { transport::default_loads(loadfile.as_deref()) } else { named };
+    let transports = if arguments.transport.is_empty() { transport::available() } else { arguments.transport.clone() };
+    let size_bytes = arguments.size.bytes;
+    let settings = PeersSettings {
+        systems: transport::systems(&transports, arguments.writeback),
+        workloads,
+        repeat: arguments.repeat,
+        clients: arguments.clients,
+        duration: arguments.seconds,
+        size_bytes: size_bytes - size_bytes % cairn_format::BLOCK_SIZE as u64,
+        // There are no loop devices.
+        direct_io: DirectIo::Yes,
+        folder: arguments.dir.clone(),
+        program: std::env::current_exe().context("cannot find the program's own file")?,
+        loadfile,
+        command: recorded_command(),
+        interrupt,
+    };
+    output::print(&transport::run(&settings)?, arguments.json)
+}
+
+/// Serves a file system in memory.
+///
+/// # Errors
+/// When it can't be mounted, or the connection is cut.
+pub fn serve(server: &Server) -> anyhow::Result<()> {
+    let settings = MountSettings::parse(&server.options).map_err(anyhow::Error::msg)?;
+    let (writeback, transport, plain) = (settings.writeback, settings.transport, settings.plain);
+    let mut options = MountOptions { writeback, transport, plain, kernel: settings.kernel, ..MountOptions::default() };
+    options.threads = settings.threads.unwrap_or(options.threads);
+    serve_memory(&server.source, &server.dir, &options)
+}
