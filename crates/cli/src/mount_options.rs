@@ -248,6 +248,11 @@ impl MountOption {
     }
 }
 
+/// A list of options as it was given. What is wrong with it is wrong usage of the command.
+pub fn checked(list: &str) -> Result<String, String> {
+    MountSettings::parse(&[list.to_owned()]).map(|_| list.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

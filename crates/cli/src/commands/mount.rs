@@ -7,7 +7,7 @@ use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::making::Making;
 use crate::mount_end::{self, EndOnSignal};
-use crate::mount_options::{Flush, MountSettings};
+use crate::mount_options::{self, Flush, MountSettings};
 use crate::progress::ProgressBar;
 use crate::size::Size;
 use crate::{daemon, logging, mount_error, output};
@@ -39,7 +39,7 @@ pub struct Arguments {
     /// Directory that will show the volume.
     dir: PathBuf,
     /// Mount options, separated by commas.
-    #[arg(short = 'o', value_name = "OPTION,…", value_parser = checked_options)]
+    #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
     options: Vec<String>,
     /// Make an image file with a volume of this size first, if there is none.
     #[arg(long, value_name = "SIZE")]
@@ -57,11 +57,6 @@ pub struct Arguments {
     /// Serve, and announce on standard output that the mount stands.
     #[arg(long, hide = true)]
     serve: bool,
-}
-
-/// What is wrong with a list of options is wrong usage of the command.
-fn checked_options(list: &str) -> Result<String, String> {
-    MountSettings::parse(&[list.to_owned()]).map(|_| list.to_owned())
 }
 
 fn signals_help() -> String {

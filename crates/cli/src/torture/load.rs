@@ -7,7 +7,7 @@
 //! recovery), each worker compares what it finds with what it remembers, and after an orderly unmount `fsck --data` must find
 //! nothing.
 use super::server::{Running, Server};
-use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
 use super::told::times;
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
 use cairn_environment::random::Seeded;
@@ -51,6 +51,8 @@ struct Load {
     /// Longest time under load, in milliseconds; most rounds take an eighth of it.
     #[arg(long, value_name = "MS", default_value_t = 2500, value_parser = clap::value_parser!(u64).range(1..))]
     load_ms_max: u64,
+    #[command(flatten)]
+    mounts: Mounts,
 }
 
 /// What ends a server's life.
@@ -82,24 +84,24 @@ impl Shutdown {
 
 fn run(name: &str, rounds: u64, load: &Load, common: &Common, choose: fn(&mut Seeded) -> Stop) -> anyhow::Result<ExitCode> {
     let plan = Plan {
-        command: format!("{name} --rounds {rounds}"),
+        command: format!("{name} --rounds {rounds}{}", load.mounts.shown()),
         length: Length::Rounds(rounds),
         needs_bytes: VOLUME_BYTES,
         verdict: "Nothing acknowledged was lost.",
         evidence: &["image", "image.log"],
     };
-    session::run(&plan, common, |session| run_rounds(session, rounds, load.load_ms_max, choose))
+    session::run(&plan, common, |session| run_rounds(session, rounds, load, choose))
 }
 
-fn run_rounds(session: &mut Session, rounds: u64, load_ms_max: u64, choose: fn(&mut Seeded) -> Stop) -> Result<(), Halt> {
-    let server = Server::new(session.folder());
+fn run_rounds(session: &mut Session, rounds: u64, load: &Load, choose: fn(&mut Seeded) -> Stop) -> Result<(), Halt> {
+    let server = Server::new(session.folder(), &load.mounts);
     // A small log goes round many times, and is full now and then.
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "4M")?;
     let mut random = Seeded::new(session.seed);
     let mut workers = workers(session.seed);
     let mut kills_in_recovery = 0;
     for round in 1..=rounds {
-        let load_ms_max = if random.chance(1, 8) { load_ms_max } else { load_ms_max / 8 };
+        let load_ms_max = if random.chance(1, 8) { load.load_ms_max } else { load.load_ms_max / 8 };
         let load_ms = 20 + random.below(load_ms_max.max(1));
         let stop = choose(&mut random);
         let recovery_kills = if random.chance(1, 3) { 1 + random.below(3) } else { 0 };

@@ -1,5 +1,5 @@
 //! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the kill.
-use super::session::detach;
+use super::session::{Mounts, detach};
 use super::signals::{output_of, was_for_the_run};
 use super::workers::Problem;
 use cairn_bench::mounts;
@@ -30,6 +30,7 @@ pub fn cairn(arguments: &[&str]) -> Command {
 pub struct Server {
     image: PathBuf,
     mountpoint: PathBuf,
+    mounts: Mounts,
 }
 
 /// A server that runs.
@@ -65,13 +66,13 @@ pub fn text(error: std::io::Error) -> Problem {
 
 impl Server {
     /// With an image and a mount point in the folder `work`.
-    pub fn new(work: &Path) -> Self {
-        Self::with_image(work, work.join("image"))
+    pub fn new(work: &Path, mounts: &Mounts) -> Self {
+        Self { mounts: mounts.clone(), ..Self::with_image(work, work.join("image")) }
     }
 
     /// For an image that has a volume already.
     pub fn with_image(work: &Path, image: PathBuf) -> Self {
-        Self { image, mountpoint: work.join("mount") }
+        Self { image, mountpoint: work.join("mount"), mounts: Mounts::default() }
     }
 
     pub fn mountpoint(&self) -> &Path {
@@ -117,7 +118,13 @@ impl Server {
 
     fn spawn(&self, options: &[&str]) -> Result<Running, Problem> {
         let mut command = cairn(&["mount"]);
-        command.arg(&self.image).arg(&self.mountpoint).arg("--foreground").args(options).stdout(Stdio::null());
+        command
+            .arg(&self.image)
+            .arg(&self.mountpoint)
+            .arg("--foreground")
+            .args(self.mounts.arguments())
+            .args(options)
+            .stdout(Stdio::null());
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).map_err(text)?;
         Ok(Running(command.stderr(log).spawn().map_err(|error| format!("{PROGRAM}: {error}"))?))
     }

@@ -7,6 +7,7 @@ use super::signals::{listen, output_of};
 use super::stall::stalled_elsewhere;
 use super::told::{Told, line};
 use super::workers::Problem;
+use crate::mount_options;
 use crate::progress::ProgressBar;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::mounts;
@@ -40,6 +41,25 @@ pub struct Common {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// How the volumes of an instrument are mounted.
+#[derive(Clone, Default, clap::Args)]
+pub struct Mounts {
+    /// Options for every mount, as of `cairn mount`: transport=dev, say. The instrument's own come after them.
+    #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
+    options: Vec<String>,
+}
+
+impl Mounts {
+    /// For `cairn mount`.
+    pub fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.options.iter().flat_map(|list| ["-o", list.as_str()])
+    }
+    /// As the user has written them, behind a space.
+    pub fn shown(&self) -> String {
+        self.arguments().flat_map(|word| [" ", word]).collect()
+    }
 }
 
 /// How far a run has to go.

@@ -11,7 +11,7 @@
 use super::growth::{Growth, Taken};
 use super::load::{Stop, recover_and_check};
 use super::server::{Running, Server, cairn, text};
-use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
@@ -43,6 +43,8 @@ pub struct Soak {
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     load_seconds: u64,
     #[command(flatten)]
+    mounts: Mounts,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -69,7 +71,7 @@ impl Soak {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let plan = Plan {
-            command: format!("soak --hours {}", self.hours.as_secs_f64() / SECONDS_PER_HOUR),
+            command: format!("soak --hours {}{}", self.hours.as_secs_f64() / SECONDS_PER_HOUR, self.mounts.shown()),
             length: Length::Time(self.hours),
             needs_bytes: VOLUME_BYTES,
             verdict: TOO_SHORT,
@@ -80,7 +82,7 @@ impl Soak {
 }
 
 fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
-    let server = Server::new(session.folder());
+    let server = Server::new(session.folder(), &arguments.mounts);
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     let mut workers = workers(session.seed);
     let random = Seeded::new(session.seed);

@@ -1,7 +1,7 @@
 //! `cairn torture sync` kills right after a sync came back: without a single fsync, everything must be there, attributes included.
 use super::pattern;
 use super::server::Server;
-use super::session::{self, Common, Halt, Length, Plan, Session};
+use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
 use super::workers::Problem;
 use cairn_environment::random::Seeded;
 use clap::Parser;
@@ -45,6 +45,8 @@ pub struct Sync {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
     #[command(flatten)]
+    mounts: Mounts,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -52,19 +54,19 @@ impl Sync {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let plan = Plan {
-            command: format!("sync --rounds {}", self.rounds),
+            command: format!("sync --rounds {}{}", self.rounds, self.mounts.shown()),
             length: Length::Rounds(self.rounds),
             needs_bytes: VOLUME_BYTES / 4,
             verdict: "Everything that was written before a sync was there.",
             evidence: &["image", "image.log"],
         };
-        session::run(&plan, &self.common, |session| run_rounds(session, self.rounds))
+        session::run(&plan, &self.common, |session| run_rounds(session, self.rounds, &self.mounts))
     }
 }
 
-fn run_rounds(session: &mut Session, rounds: u64) -> Result<(), Halt> {
+fn run_rounds(session: &mut Session, rounds: u64, mounts: &Mounts) -> Result<(), Halt> {
     let ways: &[Way] = if rustix::process::geteuid().is_root() { &[Way::System, Way::FileSystem, Way::Command] } else { &[Way::Command] };
-    let server = Server::new(session.folder());
+    let server = Server::new(session.folder(), mounts);
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     for (round, way) in (1..=rounds).zip(ways.iter().cycle()) {
         run_round(&server, *way, round, session.seed).map_err(|problem| format!("round {round}, {}: {problem}", way.name()))?;
