@@ -28,6 +28,14 @@ impl Disturbance {
         self.cpu_share + self.stolen_share >= BUSY_SHARE
     }
 
+    /// What the machine's state was, in a line.
+    pub fn line(&self) -> String {
+        self.warning().unwrap_or_else(|| {
+            let (share, load) = ((self.cpu_share + self.stolen_share) * 100.0, self.load_average);
+            format!("The machine was quiet: others took {share:.1} % of its CPU time; its load average was {load:.1} before.")
+        })
+    }
+
     /// What to say of a busy machine; `None` of a quiet one.
     pub fn warning(&self) -> Option<String> {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
@@ -161,9 +169,11 @@ mod tests {
     fn a_busy_machine_is_told() {
         let quiet = Disturbance { load_average: 15.0, cpu_share: 0.01, stolen_share: 0.0 };
         assert_eq!(quiet.warning(), None);
+        assert_eq!(quiet.line(), "The machine was quiet: others took 1.0 % of its CPU time; its load average was 15.0 before.");
         let busy = Disturbance { cpu_share: 0.37, ..quiet };
         let told = busy.warning().unwrap();
         assert!(told.contains("other programs took 37 %") && told.contains("load average was 15.0") && !told.contains("host"), "{told}");
+        assert_eq!(busy.line(), told);
         let stolen = Disturbance { stolen_share: 0.2, ..quiet }.warning().unwrap();
         assert!(stolen.contains("other machines on its host 20 %"), "{stolen}");
     }

@@ -23,10 +23,10 @@ pub fn default_loads(loadfile: Option<&Path>) -> Vec<PeerWorkload> {
     loads.map(|name| name.parse().expect("the names are known")).collect()
 }
 
-/// The transports that this kernel has.
+/// The transports that mounts have here: a measurement alone does not switch one on.
 pub fn available() -> Vec<Transport> {
-    let has = |transport: &Transport| systems(&[*transport], false).iter().all(|system| system.is_impossible_because().is_none());
-    [Transport::Device, Transport::Ring].into_iter().filter(has).collect()
+    let ring = peers::ring_is_switched_on().then_some(Transport::Ring);
+    [Transport::Device].into_iter().chain(ring).collect()
 }
 
 /// In memory and on an image, for each transport.
@@ -114,8 +114,8 @@ impl fmt::Display for Limits {
         let Summary { rounds, seconds, cpus, kernel, .. } = &self.summary;
         writeln!(formatter, "medians of {rounds} rounds, {seconds} s each, {cpus} CPUs, Linux {kernel}")?;
         writeln!(formatter, "limit: a file system in memory over the same transport; share: how much of it a volume on an image reaches")?;
-        if let Some(warning) = self.summary.disturbance.and_then(|disturbance| disturbance.warning()) {
-            writeln!(formatter, "{warning}")?;
+        if let Some(disturbance) = self.summary.disturbance {
+            writeln!(formatter, "{}", disturbance.line())?;
         }
         self.summary.left_out.iter().try_for_each(|why| writeln!(formatter, "{why}"))?;
         let headings = ["load", "transport", "limit", "min", "max", "volume", "min", "max", "share of the limit"];

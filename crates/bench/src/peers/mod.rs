@@ -16,7 +16,7 @@ mod workload;
 
 pub use everyday::Everyday;
 pub use summary::{LoadSeconds, Summary, SummaryRow, THROUGHPUT, ToolVersion};
-pub use system::{Candidate, DirectIo, Mounting, System, Transport};
+pub use system::{Candidate, DirectIo, Mounting, System, Transport, ring_is_switched_on};
 pub use workload::{Generator, NamedWorkloads, PeerWorkload, Tool};
 
 use crate::disturbance::Observation;

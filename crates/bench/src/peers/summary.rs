@@ -306,8 +306,8 @@ impl fmt::Display for Summary {
             self.direct_io_text(),
         )?;
         writeln!(formatter, "× as good: how many times as good as the best other; above 1 is better, also of latencies")?;
-        if let Some(warning) = self.disturbance.and_then(|disturbance| disturbance.warning()) {
-            writeln!(formatter, "{warning}")?;
+        if let Some(disturbance) = self.disturbance {
+            writeln!(formatter, "{}", disturbance.line())?;
         }
         for why in &self.left_out {
             writeln!(formatter, "{why}")?;

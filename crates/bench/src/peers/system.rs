@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// How requests reach Cairn's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// As a mount without an option has it.
+    /// As a mount without an option has it: over io_uring where that is switched on.
     #[default]
     Default,
     /// Over `/dev/fuse`.
@@ -73,8 +73,13 @@ pub enum System {
     Memory(Mounting),
 }
 
-/// The kernel tells there whether it has FUSE over io_uring.
+/// The kernel says there whether FUSE over io_uring is switched on; root's mounts switch it on, where the kernel has it.
 const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Whether mounts get FUSE over io_uring without asking for it.
+pub fn ring_is_switched_on() -> bool {
+    std::fs::read_to_string(RING_SWITCH).is_ok_and(|switch| switch.trim() == "Y")
+}
 
 impl System {
     const OTHERS: [(&'static str, System); 3] = [("ext4", System::Ext4), ("xfs", System::Xfs), ("btrfs", System::Btrfs)];
@@ -145,9 +150,8 @@ impl System {
     /// Why it can't be mounted here, as far as that shows beforehand.
     pub fn is_impossible_because(self) -> Option<String> {
         let needs_ring = self.mounting().is_some_and(|mounting| mounting.transport == Transport::Ring);
-        let has_ring = || std::fs::read_to_string(RING_SWITCH).is_ok_and(|switch| switch.trim() == "Y");
-        (needs_ring && !has_ring())
-            .then(|| format!("{} needs FUSE over io_uring; switch it on with: echo Y >{RING_SWITCH} (Linux 6.14 or later)", self.name()))
+        let lacks_ring = needs_ring && !Path::new(RING_SWITCH).exists();
+        lacks_ring.then(|| format!("{} needs FUSE over io_uring, which this kernel has not ({RING_SWITCH} is missing)", self.name()))
     }
 
     /// The commands that it needs, each with its package.

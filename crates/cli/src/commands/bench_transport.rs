@@ -18,7 +18,7 @@ use std::time::Duration;
 /// each, which the one in memory answers at once. The share of the limit is what the volume reaches of it.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// dev, uring or both [default: both, uring where the kernel has it].
+    /// dev, uring or both [default: both, uring where it is switched on].
     #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = transport_of)]
     transport: Vec<Transport>,
     /// With the kernel's writeback cache.
