@@ -1,9 +1,9 @@
 //! A file system in memory that answers FUSE requests: what the transport alone can do.
 //!
-//! Names, attributes and data lie in tables; nothing is ever durable, so FSYNC is answered at once. What the kernel is told is
-//! what a mounted volume tells it: names and attributes are valid for ever, a missing name is cached, OPEN, OPENDIR, FLUSH,
-//! ACCESS and CREATE are refused once. So it sends the same requests, over the same transport, and only the work behind
-//! them is gone.
+//! Names, attributes and data lie in tables; nothing is ever durable, so FSYNC is answered at once.
+//! What the kernel is told is what a mounted volume tells it: names and attributes are valid for
+//! ever, a missing name is cached, OPEN, OPENDIR, FLUSH, ACCESS and CREATE are refused once. So it
+//! sends the same requests, over the same transport, and only the work behind them is gone.
 //!
 //! Locks: `INODE_TABLE` for names and attributes, then `LEAF` for the data of one file.
 use cairn_environment::lock::{Mutex, RwLock};
@@ -216,7 +216,8 @@ impl Table {
         Ok(self.node(number)?.entry())
     }
 
-    /// Takes a name away; the node, when nobody has it any more, is for the caller to drop without the lock.
+    /// Takes a name away; the node, when nobody has it any more, is for the caller to drop without
+    /// the lock.
     fn unlink(&mut self, parent: u64, name: &[u8], of_directory: bool) -> Result<Option<Node>, Errno> {
         let number = self.named(parent, name)?.ok_or(Errno::NOENT)?;
         match (self.node(number)?.directory(), of_directory) {
@@ -530,11 +531,10 @@ impl Handler for MemoryFileSystem {
     }
 }
 
-/// Mounts a file system in memory at `mountpoint`, and serves it until it is unmounted. `source` is what is shown as its source; it is
-/// neither read nor written.
+/// Mounts a file system in memory at `mountpoint`, and serves it until it is unmounted. `source` is
+/// what is shown as its source; it is neither read nor written.
 ///
-/// # Errors
-/// When it can't be mounted, or the connection is cut.
+/// # Errors When it can't be mounted, or the connection is cut.
 pub fn serve_memory(source: &Path, mountpoint: &Path, options: &MountOptions) -> anyhow::Result<()> {
     let session = Session::start(source, mountpoint, options, Arc::new(MemoryFileSystem::default()))?;
     Ok(session.run()?)

@@ -1,8 +1,9 @@
 //! What the FUSE transport alone can do, and how much of it is left with a volume behind it.
 //!
-//! A file system in memory ([`crate::memory_file_system`]) is served over the transport that a volume is served over, by a
-//! process of its own, and both have the same loads, in turns. What the one in memory gives is the limit: no volume over
-//! the same transport can give more. The measurements are those of [`crate::peers`].
+//! A file system in memory ([`crate::memory_file_system`]) is served over the transport that a
+//! volume is served over, by a process of its own, and both have the same loads, in turns. What the
+//! one in memory gives is the limit: no volume over the same transport can give more. The
+//! measurements are those of [`crate::peers`].
 use crate::ab::Spread;
 use crate::peers::{self, Mounting, PeerWorkload, PeersSettings, Summary, SummaryRow, System, Transport};
 use crate::table::{Table, number};
@@ -10,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 
-/// The round trip alone and with eight callers, names and small files, an office, durable files and blocks whose FSYNC is answered
-/// at once.
+/// The round trip alone and with eight callers, names and small files, an office, durable files and
+/// blocks whose FSYNC is answered at once.
 const LOADS: [&str; 7] = ["round-trip@1", "round-trip@8", "untar", "dbench@8", "fs_mark@8", "fsync-write@1", "fsync-write@8"];
 /// Where Debian's package has dbench's load file.
 const DBENCH_LOADFILE: &str = "/usr/share/dbench/client.txt";

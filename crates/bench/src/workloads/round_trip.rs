@@ -1,5 +1,5 @@
-//! Each client asks for an attribute that does not exist, again and again: no cache answers that, and there is nothing to do for it.
-//! On a mount over FUSE it is the way to the server and back.
+//! Each client asks for an attribute that does not exist, again and again: no cache answers that,
+//! and there is nothing to do for it. On a mount over FUSE it is the way to the server and back.
 use super::{Findings, Place, Settings};
 use crate::client;
 

@@ -1,5 +1,5 @@
-//! `cairn bench transport`: what the FUSE transport alone can do, and how much of it a volume reaches; and the server of the file
-//! system in memory that this is measured with.
+//! `cairn bench transport`: what the FUSE transport alone can do, and how much of it a volume
+//! reaches; and the server of the file system in memory that this is measured with.
 use super::bench::{duration, positive, recorded_command};
 use crate::mount_options::MountSettings;
 use crate::output;
@@ -13,9 +13,10 @@ use std::time::Duration;
 
 /// Measure the limit of the FUSE transport, by a file system in memory beside a volume; needs root.
 ///
-/// Both are served over the same transport and have the same loads, in turns: the round trip alone (a request that no
-/// cache answers and that needs no work) and with eight callers, untar, dbench, fs_mark, and blocks of 64 KiB with an fsync
-/// each, which the one in memory answers at once. The share of the limit is what the volume reaches of it.
+/// Both are served over the same transport and have the same loads, in turns: the round trip alone
+/// (a request that no cache answers and that needs no work) and with eight callers, untar, dbench,
+/// fs_mark, and blocks of 64 KiB with an fsync each, which the one in memory answers at once. The
+/// share of the limit is what the volume reaches of it.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// dev, uring or both [default: both, uring where it is switched on].
@@ -24,8 +25,8 @@ pub struct Arguments {
     /// With the kernel's writeback cache.
     #[arg(long)]
     writeback: bool,
-    /// Loads, as for `cairn bench peers` [default: round-trip@1, round-trip@8, untar, dbench@8, fs_mark@8, fsync-write@1,
-    /// fsync-write@8].
+    /// Loads, as for `cairn bench peers` [default: round-trip@1, round-trip@8, untar, dbench@8,
+    /// fs_mark@8, fsync-write@1, fsync-write@8].
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<NamedWorkloads>,
     /// Clients of each load that does not say how many it has.

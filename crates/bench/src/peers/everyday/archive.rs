@@ -1,7 +1,8 @@
-//! Archives in the format of tar, and what they are filled with: trees that follow from their numbers alone.
+//! Archives in the format of tar, and what they are filled with: trees that follow from their
+//! numbers alone.
 //!
-//! A file's size is a quantile of a fixed distribution, so the sum of all sizes doesn't depend on chance; which file gets
-//! which size, and in which folder it lies, follows from a seed.
+//! A file's size is a quantile of a fixed distribution, so the sum of all sizes doesn't depend on
+//! chance; which file gets which size, and in which folder it lies, follows from a seed.
 use crate::interrupt::Interrupt;
 use anyhow::{Context, ensure};
 use cairn_environment::random::Seeded;
@@ -45,7 +46,8 @@ pub struct Tree {
     extensions: &'static [&'static str],
 }
 
-/// As in the sources of a large program: half of the files are smaller than 4.5 kB, and a few hold most of the bytes.
+/// As in the sources of a large program: half of the files are smaller than 4.5 kB, and a few hold
+/// most of the bytes.
 const SOURCE_SIZES: [(u64, u64); 10] = [
     (0, 60),
     (100, 500),

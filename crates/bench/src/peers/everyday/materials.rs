@@ -1,5 +1,5 @@
-//! What everyday loads work on: made once, in the comparison's own folder, from nothing but numbers. No program is asked for
-//! anything over a network.
+//! What everyday loads work on: made once, in the comparison's own folder, from nothing but
+//! numbers. No program is asked for anything over a network.
 use super::archive::{Tree, scaled};
 use super::load::Everyday;
 use crate::interrupt::Interrupt;
@@ -8,7 +8,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// From this size of a file system on, everything has its full size; below it is smaller in proportion.
+/// From this size of a file system on, everything has its full size; below it is smaller in
+/// proportion.
 const FULL_SIZE_BYTES: u64 = 1 << 30;
 /// The largest file of the loads that read or write one.
 const LARGE_FILE_BYTES_MAX: u64 = 512 << 20;
@@ -160,7 +161,8 @@ fn commits() -> String {
     stream
 }
 
-/// A workspace of small libraries and a program that uses them all, without any dependency from elsewhere.
+/// A workspace of small libraries and a program that uses them all, without any dependency from
+/// elsewhere.
 fn write_crate(folder: &Path) -> anyhow::Result<()> {
     let libraries: Vec<String> = (0..LIBRARIES).map(|index| format!("part{index}")).collect();
     let dependencies: String = libraries.iter().map(|name| format!("{name} = {{ path = \"{name}\" }}\n")).collect();

@@ -1,5 +1,5 @@
-//! The command lines of everyday loads, and what comes of them. What a load needs is there before its time begins; a load's
-//! folder is the root of the file system under test.
+//! The command lines of everyday loads, and what comes of them. What a load needs is there before
+//! its time begins; a load's folder is the root of the file system under test.
 use super::archive::NEEDLE;
 use super::load::Everyday;
 use super::materials::{COMMITS, LIBRARIES, Materials, TABLES};
@@ -137,7 +137,8 @@ fn write_large_file(path: &Path, materials: &Materials) -> Command {
     fio
 }
 
-/// Where the jobs that make small writes durable find their files: `files` is one, or as many as there are jobs.
+/// Where the jobs that make small writes durable find their files: `files` is one, or as many as
+/// there are jobs.
 fn in_small_files(mut fio: Command, files: usize, path: &Path) -> Command {
     match files {
         1 => fio.arg(format!("--filename={}", path.join("synced.0").display())),
