@@ -118,6 +118,11 @@ impl Tree {
         Ok(leaf.search(key).ok().map(|index| read(leaf.value(index))))
     }
 
+    /// Whether the leaf that holds `key` if anybody does can be reached without the device, now.
+    pub fn is_in_memory(&self, key: &Key) -> bool {
+        self.quick_leaf(key).is_some()
+    }
+
     /// The items whose keys lie in `keys`, in order. See [`Range`] for what it does while others change the tree.
     pub fn range(&self, keys: RangeInclusive<Key>) -> Range<'_> {
         Range::new(self, keys)

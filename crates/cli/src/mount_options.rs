@@ -2,6 +2,7 @@
 //!
 //! Invariant: every option of Cairn's own stands in [`OPTIONS`] exactly once;
 //! [`MountSettings::parse`] knows no others but those of mount(8) (`system_options`).
+use crate::size::Size;
 use crate::system_options::{self, Outcome};
 use cairn_engine::FsyncWait;
 use cairn_fuse::{KernelOptions, Transport};
@@ -35,6 +36,8 @@ pub struct MountSettings {
     pub transport: Transport,
     /// Mount without writing.
     pub read_only: bool,
+    /// Memory for clean file data; `None` for the default.
+    pub data_cache: Option<Size>,
     /// Let other users in (a mount by root always does).
     pub allow_other: bool,
     /// Tell the device which blocks became free.
@@ -58,6 +61,7 @@ impl Default for MountSettings {
             writeback: false,
             transport: Transport::Auto,
             read_only: false,
+            data_cache: None,
             allow_other: false,
             discard: false,
             degraded: false,
@@ -125,6 +129,15 @@ const OPTIONS: &[MountOption] = &[
         set: |settings, value| {
             let choices = [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
             settings.transport = one_of(value, &choices)?;
+            Some(())
+        },
+    },
+    MountOption {
+        name: "data_cache",
+        values: "SIZE",
+        help: "memory for file data read or written lately, 0 for none (default 64M, or 1/32 of the machine's)",
+        set: |settings, value| {
+            settings.data_cache = Some(value.parse().ok()?);
             Some(())
         },
     },
@@ -263,7 +276,8 @@ mod tests {
 
     #[test]
     fn every_option_is_understood() {
-        let list = "commit=7,flush=each,fsync_wait=complete,writeback=on,transport=dev,ro,allow_other,discard,degraded,plain,threads=3";
+        let list = "commit=7,flush=each,fsync_wait=complete,writeback=on,transport=dev,ro,allow_other,discard,degraded,plain,threads=3,\
+                    data_cache=3M";
         let expected = MountSettings {
             commit_interval: Some(Duration::from_secs(7)),
             flush: Flush::Each,
@@ -271,6 +285,7 @@ mod tests {
             writeback: true,
             transport: Transport::Device,
             read_only: true,
+            data_cache: Some(Size { bytes: 3 << 20 }),
             allow_other: true,
             discard: true,
             degraded: true,
@@ -310,7 +325,18 @@ mod tests {
 
     #[test]
     fn a_bad_value_says_what_is_possible() {
-        for option in ["commit=0", "commit=x", "commit", "flush=never", "writeback=1", "threads=0", "ro=1", "transport=tcp", "commit=-1"] {
+        for option in [
+            "commit=0",
+            "commit=x",
+            "commit",
+            "flush=never",
+            "writeback=1",
+            "threads=0",
+            "ro=1",
+            "transport=tcp",
+            "commit=-1",
+            "data_cache=x",
+        ] {
             let error = parse(option).unwrap_err();
             assert!(error.contains(option) && error.contains("write "), "{error}");
         }

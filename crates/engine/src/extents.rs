@@ -2,6 +2,7 @@
 //!
 //! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and its state lock held
 //! exclusively, in a joined operation; `item.blocks` equals the sum of their lengths.
+use crate::data_cache::read_worth_keeping;
 use crate::failures::in_file;
 use crate::inode::InodeState;
 use crate::operation::Operation;
@@ -17,6 +18,15 @@ const MERGE_BLOCKS_MAX: u64 = 64;
 
 /// Stretches of data in memory for which `stat` looks up what is allocated below them.
 const STRETCHES_MAX: usize = 256;
+
+/// Where a reader takes data from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// Memory, and the device for what is not there.
+    Anywhere,
+    /// Memory alone: the reader must not wait for the device.
+    Memory,
+}
 
 impl VolumeInner {
     /// Blocks of data in memory that come on top of those that `item.blocks` counts: what will replace allocated blocks, or is
@@ -144,11 +154,16 @@ impl VolumeInner {
         Ok((file_block, extent.clone()))
     }
 
-    /// Fills `buffer` (whole blocks) with file blocks from the device, verifying checksums; holes and unwritten extents read
-    /// as zeros. Extents that overlap are damage: nobody can say whose data is meant.
-    pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8]) -> Result<()> {
+    /// Fills `buffer` (whole blocks) with file blocks from the device or the data cache, verifying checksums; holes and unwritten
+    /// extents read as zeros. Extents that overlap are damage: nobody can say whose data is meant. Returns false, with anything in
+    /// the buffer, if something is not where `source` allows to take it from.
+    pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8], source: Source) -> Result<bool> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
         let bytes = |from: u64, to: u64| (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE;
+        if source == Source::Memory && !self.extents_in_memory(inode, first_block, end_block) {
+            return Ok(false);
+        }
+        let keep = read_worth_keeping(buffer.len());
         let mut at = first_block;
         let mut behind = 0;
         for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
@@ -162,11 +177,32 @@ impl VolumeInner {
                 continue;
             }
             buffer[bytes(at, from)].fill(0);
-            self.read_verified(inode, from, &extent.slice(from - start, to - from), &mut buffer[bytes(from, to)])?;
+            let extent = extent.slice(from - start, to - from);
+            let here = &mut buffer[bytes(from, to)];
+            let missing = self.data_cache.read(extent.start.0, &extent.checksums, here);
+            if !missing.is_empty() {
+                if source == Source::Memory {
+                    return Ok(false);
+                }
+                let extent = extent.slice(missing.start as u64, missing.len() as u64);
+                let here = &mut here[missing.start * BLOCK_SIZE..missing.end * BLOCK_SIZE];
+                self.read_verified(inode, from + missing.start as u64, &extent, here)?;
+                self.data_cache.missed(extent.start.0, missing.len());
+                if keep {
+                    self.data_cache.keep(extent.start.0, &extent.checksums, here, false);
+                }
+            }
             at = to;
         }
         buffer[bytes(at, end_block)].fill(0);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Whether the leaves that tell of the file blocks `from..to`, which are not many, are in memory. One that leaves it
+    /// right afterwards is read again.
+    fn extents_in_memory(&self, inode: InodeNumber, from: u64, to: u64) -> bool {
+        let known = |block| self.files.is_in_memory(&Key::new(inode, ItemKind::Extent, block));
+        known(from) && (to <= from + 1 || known(to - 1))
     }
 
     fn read_verified(&self, inode: InodeNumber, file_block: u64, extent: &Extent, buffer: &mut [u8]) -> Result<()> {

@@ -3,7 +3,7 @@
 //! A write copies into memory, or leaves whole blocks in the caller's shared buffer, and reserves the space that writing
 //! them out will take; it joins no transaction.
 //! Bytes of a page past the end of the file are zero, always: extending a file then shows zeros.
-use crate::extents::gaps;
+use crate::extents::{Source, gaps};
 use crate::inode::{Inode, InodeState};
 use crate::operation::Effort;
 use crate::pages::{Pages, is_worth_its_buffer};
@@ -69,7 +69,7 @@ impl VolumeInner {
             let rest = &mut buffer[(at - offset_bytes) as usize..];
             let whole_bytes = (blocks.end - blocks.start) as usize * BLOCK_SIZE;
             if at.is_multiple_of(BLOCK) && rest.len() >= whole_bytes && is_aligned(rest) {
-                self.read_blocks(number, &state, blocks.start, &mut rest[..whole_bytes])?;
+                self.read_blocks(number, &state, blocks.start, &mut rest[..whole_bytes], Source::Anywhere)?;
             } else {
                 let content = self.read_copy(number, &state, at..step_end)?;
                 let (skip, length_bytes) = ((at % BLOCK) as usize, (step_end - at) as usize);
@@ -80,27 +80,53 @@ impl VolumeInner {
         Ok((at - offset_bytes) as usize)
     }
 
+    /// As [`VolumeInner::read_into`], if all of it is in memory and no lock is taken.
+    pub(crate) fn read_cached_into(&self, number: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Option<usize> {
+        let inode = self.inodes.get(number);
+        let state = self.try_read_inode_in_use(&inode)?;
+        state.expect_regular().ok()?;
+        let end = offset_bytes.saturating_add(buffer.len() as u64).min(state.item.size);
+        let length_bytes = end.saturating_sub(offset_bytes) as usize;
+        if length_bytes == 0 {
+            return Some(0);
+        }
+        let blocks = blocks_of(offset_bytes..end);
+        let whole_bytes = (blocks.end - blocks.start) as usize * BLOCK_SIZE;
+        let read = |bytes: &mut [u8]| self.read_blocks(number, &state, blocks.start, bytes, Source::Memory).unwrap_or(false);
+        if offset_bytes.is_multiple_of(BLOCK) && buffer.len() >= whole_bytes {
+            return read(&mut buffer[..whole_bytes]).then_some(length_bytes);
+        }
+        let mut content = self.buffers.take(whole_bytes);
+        let skip = (offset_bytes % BLOCK) as usize;
+        read(&mut content).then(|| {
+            buffer[..length_bytes].copy_from_slice(&content[skip..skip + length_bytes]);
+            length_bytes
+        })
+    }
+
     /// The blocks that `bytes` lie in.
     fn read_copy(&self, number: InodeNumber, state: &InodeState, bytes: Range<u64>) -> Result<BlockBuffer> {
         let blocks = blocks_of(bytes);
         let mut buffer = self.buffers.take((blocks.end - blocks.start) as usize * BLOCK_SIZE);
-        self.read_blocks(number, state, blocks.start, &mut buffer)?;
+        self.read_blocks(number, state, blocks.start, &mut buffer, Source::Anywhere)?;
         Ok(buffer)
     }
 
-    /// Fills `buffer` with the blocks from `first_block` on, from memory or the device.
-    fn read_blocks(&self, number: InodeNumber, state: &InodeState, first_block: u64, buffer: &mut [u8]) -> Result<()> {
+    /// Fills `buffer` with the blocks from `first_block` on; false if something is not where `source` says.
+    fn read_blocks(&self, number: InodeNumber, state: &InodeState, first_block: u64, buffer: &mut [u8], source: Source) -> Result<bool> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
         let gone = state.truncated_from.unwrap_or(u64::MAX);
         let absent = |blocks: Range<u64>, bytes: &mut [u8]| {
             let (there, zeros) = bytes.split_at_mut((gone.clamp(blocks.start, blocks.end) - blocks.start) as usize * BLOCK_SIZE);
             zeros.fill(0);
-            if there.is_empty() { Ok(()) } else { self.read_mapped(number, blocks.start, there) }
+            if there.is_empty() { Ok(true) } else { self.read_mapped(number, blocks.start, there, source) }
         };
         let (mut at, mut rest) = (first_block, buffer);
         for (blocks, content) in state.pages.within(first_block, end_block) {
             let (before, after) = std::mem::take(&mut rest).split_at_mut((blocks.start - at) as usize * BLOCK_SIZE);
-            absent(at..blocks.start, before)?;
+            if !absent(at..blocks.start, before)? {
+                return Ok(false);
+            }
             let (here, after) = after.split_at_mut(content.len());
             here.copy_from_slice(content);
             (at, rest) = (blocks.end, after);

@@ -352,6 +352,13 @@ impl VolumeInner {
         Ok(state)
     }
 
+    /// As [`VolumeInner::read_inode_in_use`], if the inode is loaded and nobody changes it now.
+    pub(crate) fn try_read_inode_in_use<'a>(&self, inode: &'a Inode) -> Option<ReadGuard<'a>> {
+        let guard = inode.state.try_read().filter(|guard| guard.is_some()).map(ReadGuard)?;
+        self.expect_in_use(inode.number, &guard).ok()?;
+        Some(guard)
+    }
+
     /// As [`VolumeInner::read_inode_in_use`], exclusively.
     pub(crate) fn write_inode_in_use<'a>(&self, inode: &'a Inode) -> Result<WriteGuard<'a>> {
         let state = self.write_inode(inode)?;

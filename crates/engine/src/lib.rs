@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod commit;
+mod data_cache;
 mod directory;
 mod discard;
 mod entries;

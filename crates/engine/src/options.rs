@@ -48,6 +48,9 @@ pub struct VolumeOptions {
     pub fsync_wait: FsyncWait,
     /// Memory for clean nodes, in bytes.
     pub node_cache_bytes: u64,
+    /// Memory for file data that is on the device already, in bytes: small files, small reads, blocks written in part.
+    /// 0 for none, so that every read of what is not dirty comes from the device.
+    pub data_cache_bytes: u64,
     /// Inodes kept in memory.
     pub inode_cache_entries: usize,
     /// Dirty file data above this makes writers write it out themselves, in bytes.
@@ -70,6 +73,7 @@ impl Default for VolumeOptions {
             flush: FlushPolicy::Auto,
             fsync_wait: FsyncWait::Super,
             node_cache_bytes: 256 << 20,
+            data_cache_bytes: 64 << 20,
             inode_cache_entries: 128 * 1024,
             dirty_data_bytes_max: 256 << 20,
             #[cfg(feature = "baselines")]

@@ -15,6 +15,11 @@ use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
+/// A copy goes in steps of so much.
+const COPY_STEP_BYTES: u64 = 1 << 20;
+/// Most that is copied on a thread that must not be kept.
+const CACHED_COPY_BYTES_MAX: u64 = 128 << 10;
+
 impl VolumeInner {
     /// Does what `mode` says to a range of a file.
     pub(crate) fn allocate(&self, number: InodeNumber, offset_bytes: u64, length_bytes: u64, mode: AllocateMode) -> Result<()> {
@@ -134,15 +139,33 @@ impl VolumeInner {
         let length_bytes = length_bytes.min(self.attributes(from)?.size_bytes.saturating_sub(from_offset));
         self.read(from, from_offset, 0, &mut Vec::new())?;
         while copied < length_bytes {
-            let mut buffer = Vec::new();
-            let step = (length_bytes - copied).min(1 << 20) as usize;
-            self.read(from, from_offset + copied, step, &mut buffer)?;
-            if buffer.is_empty() {
+            let mut buffer = self.buffers.take((length_bytes - copied).min(COPY_STEP_BYTES) as usize);
+            let count = self.read_into(from, from_offset + copied, &mut buffer)?.min((length_bytes - copied) as usize);
+            if count == 0 {
                 break;
             }
-            self.write(to, to_offset + copied, &buffer)?;
-            copied += buffer.len() as u64;
+            self.write_shared(to, to_offset + copied, &buffer.share(), 0..count)?;
+            copied += count as u64;
         }
         Ok(copied)
+    }
+
+    /// As [`VolumeInner::copy_range`], if what is copied is little and in memory; otherwise nothing happens.
+    pub(crate) fn copy_cached(
+        &self,
+        from: InodeNumber,
+        from_offset: u64,
+        to: InodeNumber,
+        to_offset: u64,
+        length_bytes: u64,
+    ) -> Option<Result<u64>> {
+        let size = self.try_read_inode_in_use(&self.inodes.get(from))?.item.size;
+        let length_bytes = length_bytes.min(size.saturating_sub(from_offset));
+        if length_bytes == 0 || length_bytes > CACHED_COPY_BYTES_MAX {
+            return None;
+        }
+        let mut buffer = self.buffers.take(length_bytes as usize);
+        let count = self.read_cached_into(from, from_offset, &mut buffer)?.min(length_bytes as usize);
+        Some(self.write_shared(to, to_offset, &buffer.share(), 0..count).map(|()| count as u64))
     }
 }

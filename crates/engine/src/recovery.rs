@@ -10,6 +10,7 @@
 //! 6. On a mirror that was not closed, make the copies of what is overwritten in place the same (`cairn_blockdev::composed`
 //!    says why that is right). *A crash: again.*
 //! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all of this again.*
+use crate::data_cache::DataCache;
 use crate::discard::Discards;
 use crate::failures::{FailureLedger, Watched};
 use crate::inode::InodeTable;
@@ -265,9 +266,11 @@ impl VolumeInner {
         let request = log_requests(signal.clone());
         let log_options = log_options(&options, &superblock.geometry);
         let log = Log::new(device.clone(), superblock.volume, superblock.geometry, start, next_inode.clone(), request, log_options);
+        let buffers = BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX));
         Ok(Self {
             inodes: InodeTable::new(options.inode_cache_entries),
-            buffers: BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX)),
+            data_cache: DataCache::new(options.data_cache_bytes, &buffers),
+            buffers,
             device,
             failures,
             superblock,

@@ -52,6 +52,11 @@ pub struct Statistics {
     pub nodes_dirty: u64,
     pub node_cache_hits: u64,
     pub node_cache_misses: u64,
+    /// Blocks of file data that were read from memory, although the device had them.
+    pub data_cache_hits: u64,
+    /// Blocks of file data that were read from the device; 0 without the cache.
+    pub data_cache_misses: u64,
+    pub data_cache_bytes: u64,
     pub quick_descents: u64,
     pub root_lock_waits: u64,
     pub root_write_lock_waits: u64,
@@ -156,6 +161,7 @@ impl VolumeInner {
     /// Reads all counters; they belong to about the same moment.
     pub(crate) fn statistics(&self) -> Statistics {
         let (log, cache, space) = (self.log.statistics(), self.cache.statistics(), self.space.report());
+        let data_cache = self.data_cache.statistics();
         let block = BLOCK_SIZE as u64;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Statistics {
@@ -175,6 +181,9 @@ impl VolumeInner {
             nodes_dirty: cache.dirty,
             node_cache_hits: cache.hits,
             node_cache_misses: cache.misses,
+            data_cache_hits: data_cache.hits,
+            data_cache_misses: data_cache.misses,
+            data_cache_bytes: data_cache.bytes,
             quick_descents: cache.quick_descents,
             root_lock_waits: cache.root_lock_waits,
             root_write_lock_waits: cache.root_write_lock_waits,

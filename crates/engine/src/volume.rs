@@ -8,6 +8,7 @@
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every later change gets an
 //! error, reads go on, and what was durable stays so.
+use crate::data_cache::DataCache;
 use crate::directory::CREATION_ITEMS;
 use crate::discard::Discards;
 use crate::error::CLOSED;
@@ -91,6 +92,8 @@ pub(crate) struct VolumeInner {
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) dirty_inodes: Arc<DirtyInodes>,
     pub(crate) dirty_pages: AtomicU64,
+    /// Clean file data.
+    pub(crate) data_cache: DataCache,
     /// Memory for file data.
     pub(crate) buffers: BlockPool,
     pub(crate) dirty_throttle: DirtyThrottle,
@@ -622,6 +625,30 @@ operations! {
 }
 
 impl Volume {
+    /// As [`Volume::read_into`], but only if everything is in memory and nobody changes the file at this moment: it does not wait
+    /// for the device, nor for others. `None` if not, or if there would be an error.
+    pub fn read_cached_into(&self, inode: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Option<usize> {
+        self.shared.inner.read_cached_into(inode, offset_bytes, buffer)
+    }
+
+    /// As [`Volume::copy_range`], if what is copied is little and in memory, and nobody changes the source at this moment.
+    /// Otherwise `None`, and nothing has happened.
+    pub fn copy_cached(
+        &self,
+        from: InodeNumber,
+        from_offset: u64,
+        to: InodeNumber,
+        to_offset: u64,
+        length_bytes: u64,
+    ) -> Option<Result<u64>> {
+        self.shared.inner.copy_cached(from, from_offset, to, to_offset, length_bytes)
+    }
+
+    /// Whether an inode is durable already, so that an fsync of it waits for nothing. False also when it is being changed.
+    pub fn is_durable(&self, inode: InodeNumber, kind: FsyncKind) -> bool {
+        self.shared.inner.is_durable(inode, kind)
+    }
+
     /// Gives back `count` references on an inode.
     pub fn forget(&self, inode: InodeNumber, count: u64) {
         self.shared.inner.forget(inode, count);

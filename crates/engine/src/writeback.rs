@@ -17,6 +17,7 @@
 //! If the log could not write the data, the file's extents name blocks that hold something else, which their checksums tell:
 //! reading them after a crash is an error. The fsyncs that wait for it report the error, the pages are dirty again, and the
 //! next writeback puts the data elsewhere.
+use crate::data_cache::write_worth_keeping;
 use crate::extents::unwritten_run;
 use crate::failures::{FailureLedger, in_file};
 use crate::inode::{Flight, Inode, InodeState};
@@ -216,6 +217,7 @@ impl VolumeInner {
         let mut pieces = Vec::new();
         let result = self.allocate_pieces(segments, &existing, batch.reservation.as_ref(), step, &mut pieces).and_then(|count| {
             let parts = parts_of(segments, &mut pieces);
+            self.cache_parts(&pieces, &parts, batch.size);
             let with_group = match step.delivery {
                 Delivery::Here => {
                     in_file(inode.number, None, || self.write_data(&parts))?;
@@ -235,6 +237,25 @@ impl VolumeInner {
             }
         }
         result
+    }
+
+    /// Keeps what is about to be written in memory, as far as it is likely to be read soon. If it can't be written, its
+    /// pages stay, or no extent refers to its blocks.
+    fn cache_parts(&self, pieces: &[Piece], parts: &[Part], file_bytes: u64) {
+        let mut parts = parts.iter();
+        for piece in pieces {
+            let mut checksums = &piece.checksums[..];
+            while !checksums.is_empty() {
+                let (range, data) = parts.next().expect("the parts make up the pieces");
+                let (here, rest) = checksums.split_at(range.blocks as usize);
+                if write_worth_keeping(range.blocks, file_bytes) {
+                    self.data_cache.keep(range.start.0, here, data, range.blocks == 1);
+                } else {
+                    self.data_cache.forget(*range);
+                }
+                checksums = rest;
+            }
+        }
     }
 
     fn allocate_pieces(
@@ -394,6 +415,15 @@ impl VolumeInner {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether an fsync finds nothing to do. Waits for nobody.
+    pub(crate) fn is_durable(&self, number: InodeNumber, kind: FsyncKind) -> bool {
+        let inode = self.inodes.get(number);
+        let Some(state) = self.try_read_inode_in_use(&inode) else { return false };
+        let to_log = state.size_dirty || (kind == FsyncKind::Full && state.times_dirty) || state.truncated_from.is_some();
+        let to_write = !state.pages.is_empty() || !state.flights.is_empty();
+        !to_log && !to_write && self.check_alive().is_ok() && self.log.durable() >= state.last
     }
 
     /// Logs what fsync must make durable, and writes what doesn't go with the group.

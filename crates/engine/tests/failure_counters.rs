@@ -14,7 +14,8 @@ fn new(file_type: FileType) -> NewInode<'static> {
 }
 
 fn options() -> VolumeOptions {
-    VolumeOptions { background: false, ..VolumeOptions::default() }
+    // Without a cache of data: what is read is what the device has.
+    VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() }
 }
 
 /// Each block is another one.

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
-const OPTIONS: fn() -> VolumeOptions = || VolumeOptions { background: false, ..VolumeOptions::default() };
+// Without a cache of data: what is read is asked of the device.
+const OPTIONS: fn() -> VolumeOptions = || VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
 
 type Hook = Box<dyn FnOnce() + Send>;
 

@@ -60,13 +60,15 @@ impl Rank {
     pub const MIRROR: Rank = Rank::single(128, "mirror writes");
     /// State inside a block device.
     pub const DEVICE: Rank = Rank::single(130, "block device");
+    /// A shard of the cache of clean file data.
+    pub const DATA_CACHE: Rank = Rank::single(135, "data cache");
     /// Pools of buffers.
     pub const BUFFERS: Rank = Rank::single(140, "buffer pool");
     /// Anything under which no other lock is taken.
     pub const LEAF: Rank = Rank::nested_rank(200, "leaf");
 
     /// Every rank, by ascending order.
-    pub const ALL: [Rank; 21] = [
+    pub const ALL: [Rank; 22] = [
         Rank::EXTENTS,
         Rank::TRANSACTION,
         Rank::RENAME,
@@ -86,6 +88,7 @@ impl Rank {
         Rank::MEMBERS,
         Rank::MIRROR,
         Rank::DEVICE,
+        Rank::DATA_CACHE,
         Rank::BUFFERS,
         Rank::LEAF,
     ];

@@ -157,6 +157,8 @@ impl Shape {
             flush: self.flush,
             // A small cache makes commits frequent, which keeps the log short.
             node_cache_bytes: if self.full_log { 64 << 20 } else { 256 << 10 },
+            // So small that blocks leave it all the time; or none.
+            data_cache_bytes: if self.discard { 0 } else { 32 << 10 },
             ..VolumeOptions::default()
         }
     }
@@ -174,7 +176,7 @@ const DISCARD_TIME: Duration = Duration::from_micros(100);
 
 /// Options for opening a state: nothing happens but what is asked for.
 fn recovery_options() -> VolumeOptions {
-    VolumeOptions { background: false, node_cache_bytes: 1 << 20, ..VolumeOptions::default() }
+    VolumeOptions { background: false, node_cache_bytes: 1 << 20, data_cache_bytes: 0, ..VolumeOptions::default() }
 }
 
 /// A record of one run, ready to be crashed.

@@ -33,6 +33,8 @@ impl PlainOptions {
             commit_interval: Duration::from_millis(20),
             background: self.background,
             node_cache_bytes: 512 << 10,
+            // So small that blocks leave it all the time; or none.
+            data_cache_bytes: if self.background { 0 } else { 64 << 10 },
             dirty_data_bytes_max: 4 << 20,
             ..VolumeOptions::default()
         }

@@ -36,7 +36,14 @@ pub struct Recording {
 
 /// Options of a volume on which nothing happens but what is asked for.
 pub(crate) fn quiet_options() -> VolumeOptions {
-    VolumeOptions { background: false, node_cache_bytes: 1 << 20, inode_cache_entries: 1000, ..VolumeOptions::default() }
+    // Without a cache of data: what is read is what the device has.
+    VolumeOptions {
+        background: false,
+        node_cache_bytes: 1 << 20,
+        data_cache_bytes: 0,
+        inode_cache_entries: 1000,
+        ..VolumeOptions::default()
+    }
 }
 
 /// Performs the operations one after the other, and compares what they return with the model.

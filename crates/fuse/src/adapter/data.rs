@@ -1,10 +1,10 @@
 //! READ, WRITE, FALLOCATE, COPY_FILE_RANGE, FSYNC, FSYNCDIR.
-use super::{Answer, VolumeHandler, answer, answer_status, fail};
+use super::{Answer, Failure, VolumeHandler, answer, answer_status, fail};
 use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteOut};
 use crate::protocol::{Operation, RequestHeader, WriteData};
 use crate::transport::{Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
-use cairn_engine::{AllocateMode, FsyncKind, InodeNumber};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -18,6 +18,13 @@ fn allocate_mode(mode: u32) -> Answer<AllocateMode> {
         _ => Err(Errno::OPNOTSUPP.into()),
     }
 }
+
+fn fsync_kind(data_only: bool) -> FsyncKind {
+    if data_only { FsyncKind::DataOnly } else { FsyncKind::Full }
+}
+
+/// Longest READ that is answered where it arrived: others of the same CPU wait meanwhile.
+const AT_ONCE_BYTES_MAX: usize = 128 << 10;
 
 impl VolumeHandler {
     pub(super) fn handle_data(&self, header: &RequestHeader, operation: Operation<'_>, reply: Reply) {
@@ -42,17 +49,56 @@ impl VolumeHandler {
             Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags, wide } => {
                 let to = InodeNumber(to_node);
                 let length_bytes = if wide { length_bytes } else { length_bytes.min(u64::from(u32::MAX) & !0xfff) };
-                let copied = match flags {
-                    0 => self.copy_range(header, from_offset_bytes, (to, to_offset_bytes), length_bytes, &reply),
-                    _ => Err(Errno::INVAL.into()),
-                };
-                match wide {
-                    true => answer(reply, copied.map(|bytes_copied| CopyFileRangeOut { bytes_copied })),
-                    false => answer(reply, copied.map(|copied| WriteOut { size: copied as u32, padding: 0 })),
+                match flags {
+                    0 => {
+                        let copied = self.volume.copy_range(node, from_offset_bytes, to, to_offset_bytes, length_bytes);
+                        self.answer_copy(header, to, copied, wide, reply);
+                    }
+                    _ => reply.error(Errno::INVAL),
                 }
             }
             Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only } => self.fsync(node, data_only, reply),
             _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    /// Answers what takes nothing but memory; otherwise returns `reply`.
+    pub(super) fn handle_from_memory(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) -> Option<Reply> {
+        let node = InodeNumber(header.node);
+        match *operation {
+            Operation::Read { offset_bytes, length_bytes } if length_bytes as usize <= AT_ONCE_BYTES_MAX => {
+                let read = |buffer: &mut [u8]| self.volume.read_cached_into(node, offset_bytes, buffer).ok_or(());
+                reply.filled(length_bytes as usize, read).err().map(|(reply, ())| reply)
+            }
+            Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags: 0, wide } => {
+                let to = InodeNumber(to_node);
+                match self.volume.copy_cached(node, from_offset_bytes, to, to_offset_bytes, length_bytes) {
+                    None => return Some(reply),
+                    Some(copied) => self.answer_copy(header, to, copied, wide, reply),
+                }
+                None
+            }
+            // Nothing is written, and nobody waited for.
+            Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only }
+                if self.volume.is_durable(node, fsync_kind(data_only)) =>
+            {
+                self.fsync(node, data_only, reply);
+                None
+            }
+            _ => Some(reply),
+        }
+    }
+
+    fn answer_copy(&self, header: &RequestHeader, to: InodeNumber, copied: Result<u64, Error>, wide: bool, reply: Reply) {
+        let copied = copied.map_err(Failure::from).and_then(|copied| {
+            if copied > 0 && header.uid != 0 {
+                self.clear_set_id(header, to, &reply)?;
+            }
+            Ok(copied)
+        });
+        match wide {
+            true => answer(reply, copied.map(|bytes_copied| CopyFileRangeOut { bytes_copied })),
+            false => answer(reply, copied.map(|copied| WriteOut { size: copied as u32, padding: 0 })),
         }
     }
 
@@ -91,25 +137,9 @@ impl VolumeHandler {
         Ok(written_bytes)
     }
 
-    fn copy_range(
-        &self,
-        header: &RequestHeader,
-        from_offset_bytes: u64,
-        (to, to_offset_bytes): (InodeNumber, u64),
-        length_bytes: u64,
-        reply: &Reply,
-    ) -> Answer<u64> {
-        let copied = self.volume.copy_range(InodeNumber(header.node), from_offset_bytes, to, to_offset_bytes, length_bytes)?;
-        if copied > 0 && header.uid != 0 {
-            self.clear_set_id(header, to, reply)?;
-        }
-        Ok(copied)
-    }
-
     /// The answer goes out from wherever the data became durable.
     fn fsync(&self, node: InodeNumber, data_only: bool, reply: Reply) {
-        let kind = if data_only { FsyncKind::DataOnly } else { FsyncKind::Full };
-        self.volume.fsync(node, kind, Box::new(move |result| answer_status(reply, result)));
+        self.volume.fsync(node, fsync_kind(data_only), Box::new(move |result| answer_status(reply, result)));
     }
 }
 

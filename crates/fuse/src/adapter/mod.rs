@@ -15,6 +15,8 @@
 //!
 //! The volume's end: DESTROY and the end of the session both close it; one of them does, and the other waits for the outcome.
 
+#[cfg(test)]
+mod at_once_tests;
 mod attributes;
 mod data;
 mod directory;
@@ -236,6 +238,21 @@ impl Handler for VolumeHandler {
         if changes {
             self.changed.store(true, Ordering::Release);
         }
+    }
+
+    fn handle_at_once(&self, request: &Request<'_>, reply: Reply) -> Option<Reply> {
+        let changes = request.operation.changes_volume();
+        let in_work = if changes { self.shutdown.begin_change() } else { None };
+        if self.shutdown.has_begun() || (changes && in_work.is_none()) {
+            return Some(reply);
+        }
+        let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
+        let serve = || on_behalf_of(caller, || self.handle_from_memory(&request.header, &request.operation, reply));
+        let left = self.requests.count_at_once(request.header.opcode, serve);
+        if changes && left.is_none() {
+            self.changed.store(true, Ordering::Release);
+        }
+        left
     }
 
     fn buffers(&self) -> BlockPool {

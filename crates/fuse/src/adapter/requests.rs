@@ -5,6 +5,7 @@ use crate::protocol::wire::opcode;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::clock;
 use serde_json::{Map, Value, json};
+use std::time::Duration;
 
 /// One more than the largest opcode with a counter of its own.
 const OPCODE_END: usize = 64;
@@ -12,6 +13,8 @@ const OPCODE_END: usize = 64;
 #[derive(Default)]
 struct Counter {
     count: AtomicU64,
+    /// Those of them that were answered where they arrived, although such requests may have to wait.
+    at_once: AtomicU64,
     time_ns: AtomicU64,
 }
 
@@ -29,17 +32,38 @@ impl RequestCounters {
     pub fn count(&self, number: u32, serve: impl FnOnce()) {
         let begin = clock::now_monotonic();
         serve();
+        self.add(number, begin.elapsed());
+    }
+
+    /// As [`RequestCounters::count`]; counts the request if `serve` returns nothing, and so has served it.
+    pub fn count_at_once<R>(&self, number: u32, serve: impl FnOnce() -> Option<R>) -> Option<R> {
+        let begin = clock::now_monotonic();
+        let left = serve();
+        if left.is_none() {
+            self.add(number, begin.elapsed());
+            if let Some(counter) = self.0.get(number as usize) {
+                counter.at_once.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        left
+    }
+
+    fn add(&self, number: u32, time: Duration) {
         if let Some(counter) = self.0.get(number as usize) {
             counter.count.fetch_add(1, Ordering::Relaxed);
-            counter.time_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            counter.time_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
         }
     }
 
-    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came.
+    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came; `at_once` if there were any.
     pub fn to_json(&self) -> Value {
         let counters = self.0.iter().enumerate().filter_map(|(number, counter)| {
             let count = counter.count.load(Ordering::Relaxed);
-            let value = json!({ "count": count, "time_ns": counter.time_ns.load(Ordering::Relaxed) });
+            let at_once = counter.at_once.load(Ordering::Relaxed);
+            let mut value = json!({ "count": count, "time_ns": counter.time_ns.load(Ordering::Relaxed) });
+            if at_once > 0 {
+                value["at_once"] = json!(at_once);
+            }
             (count > 0).then(|| (opcode::name(number as u32).map_or_else(|| number.to_string(), str::to_owned), value))
         });
         Value::Object(counters.collect::<Map<_, _>>())
@@ -57,8 +81,11 @@ mod tests {
         counters.count(opcode::LOOKUP, || ());
         counters.count(7, || ());
         counters.count(4096, || ());
+        assert_eq!(counters.count_at_once(opcode::LOOKUP, || Some("left")), Some("left"));
+        assert_eq!(counters.count_at_once(opcode::READ, || None::<()>), None);
         let json = counters.to_json();
         assert_eq!((&json["LOOKUP"]["count"], &json["7"]["count"]), (&json!(2), &json!(1)));
-        assert_eq!(json.as_object().map(Map::len), Some(2));
+        assert_eq!((&json["LOOKUP"]["at_once"], &json["READ"]["at_once"]), (&json!(null), &json!(1)));
+        assert_eq!(json.as_object().map(Map::len), Some(3));
     }
 }

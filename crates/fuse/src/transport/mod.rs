@@ -35,6 +35,12 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers `request` through `reply`, now or later, on this thread or another.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
+    /// As [`Handler::handle`], if the answer takes nothing but memory: it waits neither for the device nor for long. Otherwise
+    /// returns `reply`, and nothing has happened.
+    fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> Option<Reply> {
+        Some(reply)
+    }
+
     /// Memory that data of WRITEs arrives in.
     fn buffers(&self) -> BlockPool {
         BlockPool::new(0)

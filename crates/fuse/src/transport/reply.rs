@@ -73,6 +73,13 @@ impl Reply {
     pub(super) fn over_ring(ring: RingReply, unique: u64) -> Self {
         Self { route: Some(Route::Ring(ring)), unique }
     }
+    /// The way back over the ring, of a request that is answered later by another `Reply`.
+    pub(super) fn into_ring(mut self) -> Option<RingReply> {
+        match self.route.take_if(|route| matches!(route, Route::Ring(_)))? {
+            Route::Ring(ring) => Some(ring),
+            Route::Device(_) => None,
+        }
+    }
     /// For a request that expects no reply: answering does nothing.
     pub(crate) fn silent(unique: u64) -> Self {
         Self { route: None, unique }

@@ -112,7 +112,7 @@ fn perform(
 
 /// Options for opening a state: nothing happens but what is asked for.
 fn quiet_options() -> VolumeOptions {
-    VolumeOptions { background: false, node_cache_bytes: 1 << 20, ..VolumeOptions::default() }
+    VolumeOptions { background: false, node_cache_bytes: 1 << 20, data_cache_bytes: 0, ..VolumeOptions::default() }
 }
 
 /// Has requests fail as the scene says; whether one did is told by `broken`.

@@ -65,8 +65,16 @@ fn one_of(random: &mut Seeded, values: &[u64]) -> u64 {
 fn options(random: &mut Seeded, full_log: bool) -> VolumeOptions {
     // Hours: then nothing heals what should have happened at once.
     let commit_interval_us = one_of(random, &[2_000, 20_000, 1_000_000, 36_000_000_000]);
+    // None; so small that blocks leave it all the time; or ample.
+    let data_cache_bytes = match commit_interval_us {
+        2_000 => 0,
+        20_000 => 16 << 10,
+        1_000_000 => 128 << 10,
+        _ => 64 * MIB,
+    };
     VolumeOptions {
         commit_interval: Duration::from_micros(commit_interval_us),
+        data_cache_bytes,
         discard: random.chance(1, 2),
         fsync_wait: if random.chance(1, 4) { FsyncWait::Complete } else { FsyncWait::Super },
         node_cache_bytes: if full_log || random.chance(1, 2) { 64 * MIB } else { 256 << 10 },

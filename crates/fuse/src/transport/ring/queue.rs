@@ -1,8 +1,9 @@
 //! The queue of one CPU: a thread that takes requests out of its ring, and the outbox by which replies come back to it.
 //!
 //! Only the queue's thread uses the ring. A request is handled on it, or on a worker when it may wait for the device
-//! ([`may_wait`]). The reply is put into the outbox from whichever thread has it, together with the entry's memory; the
-//! thread commits all that it finds there with one system call, the one with which it also waits for the next request.
+//! ([`may_wait`]) and its answer takes more than memory ([`Handler::handle_at_once`]). The reply is put into the outbox from
+//! whichever thread has it, together with the entry's memory; the thread commits all that it finds there with one system
+//! call, the one with which it also waits for the next request.
 //!
 //! Invariant: an entry in work comes back exactly once as memory and exactly once as an answer, in any order; then it is
 //! committed. (They are apart since the handler may read the request's names and data until it returns.)
@@ -134,6 +135,25 @@ impl Arrived {
         self.memory.headers().0.opcode
     }
 
+    /// Lets `handler` answer, if it needs nothing but memory; otherwise the request comes back.
+    pub fn serve_at_once(self, handler: &dyn Handler) -> Option<Self> {
+        let (header, structure, told) = self.memory.headers();
+        let structure_length_bytes = (header.length as usize).saturating_sub(size_of::<InHeader>());
+        let structure = &structure[..structure_length_bytes.min(structure.len())];
+        // What comes with a payload, or is malformed, is left to `serve`.
+        let Some(request) = protocol::parse_parts(&header, structure, &[]).ok().filter(|_| told.payload_length == 0) else {
+            return Some(self);
+        };
+        let Self { queue, index, memory } = self;
+        let reply = Reply::over_ring(RingReply { queue, index, memory: Some(memory) }, header.unique);
+        let Ok(reply) = catch_unwind(AssertUnwindSafe(|| handler.handle_at_once(&request, reply))) else {
+            tracing::error!(unique = header.unique, opcode = header.opcode, "a request could not be served: its handler panicked");
+            return None;
+        };
+        let RingReply { queue, index, memory } = reply?.into_ring()?;
+        Some(Self { queue, index, memory: memory? })
+    }
+
     /// Lets `handler` answer.
     pub fn serve(self, handler: &dyn Handler) {
         let Self { queue, index, memory } = self;
@@ -213,7 +233,11 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
                 Arrival::Request { index, memory } => {
                     queue.in_work.fetch_add(1, Ordering::AcqRel);
                     let arrived = Arrived { queue: Arc::clone(queue), index, memory };
-                    if may_wait(arrived.opcode()) { workers.put(arrived) } else { arrived.serve(handler) }
+                    if !may_wait(arrived.opcode()) {
+                        arrived.serve(handler);
+                    } else if let Some(arrived) = arrived.serve_at_once(handler) {
+                        workers.put(arrived);
+                    }
                 }
                 Arrival::Retired(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV) => {}
                 Arrival::Retired(errno) => tracing::error!("the kernel refused a reply: {errno}"),
