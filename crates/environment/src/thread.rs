@@ -54,7 +54,8 @@ pub fn on_block(hook: Option<fn()>) {
     BLOCK_HOOK.set(hook);
 }
 
-/// Says that the calling thread is about to wait. Waiting for a condition says so by itself, taking a lock doesn't.
+/// Says that the calling thread is about to wait. Waiting for a condition and starting a thread
+/// say so by themselves, taking a lock doesn't.
 pub fn will_block() {
     if let Some(hook) = BLOCK_HOOK.get() {
         hook();
@@ -62,6 +63,9 @@ pub fn will_block() {
 }
 
 /// Starts a thread. The system shows the first 15 bytes of `name`.
+///
+/// What [`on_block`] was given is called first: a new thread has the scheduling policy of the one
+/// that starts it, and must not have one that was taken for a while.
 ///
 /// ```
 /// let answer = cairn_environment::thread::spawn("answer", || 42);
@@ -75,6 +79,7 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
+    will_block();
     #[cfg(feature = "shuttle")]
     let ended = std::sync::Arc::new(crate::atomic::AtomicBool::new(false));
     #[cfg(feature = "shuttle")]

@@ -18,7 +18,8 @@
 //!   SCHED_IDLE, so the watcher does so again until the thread says that it is normal, or waits for requests.
 //!
 //! Invariants:
-//! - only the queue's thread makes its queue yield: first the word, then the policy;
+//! - only the queue's thread makes its queue yield: first the word, then it wakes the watcher, then
+//!   the policy;
 //! - when the queue's thread sets its queue to normal, then first the policy and then the word;
 //! - the watcher sets a queue to normal only when its thread was waiting for requests, so not about to set the policy;
 //! - the watcher sleeps only when it found all queues normal after it had said that it goes to sleep.
@@ -81,10 +82,12 @@ impl Placement {
         self.word.load(Ordering::SeqCst) & KIND_MASK
     }
 
-    /// By the queue's thread.
-    fn begin_to_yield(&self) {
+    /// By the queue's thread; `wake` wakes the watcher. First, since with the policy the thread may
+    /// not get far enough to do so.
+    fn begin_to_yield(&self, wake: impl FnOnce()) {
         let word = self.word.load(Ordering::SeqCst);
         self.word.store((word & !KIND_MASK) + ONE_EPOCH + YIELDING, Ordering::SeqCst);
+        wake();
         self.set_policy(true);
     }
 
@@ -174,10 +177,8 @@ impl Manner {
                 return;
             }
             self.yields = true;
-            self.own.begin_to_yield();
-            if let Some(watcher) = &self.watcher {
-                watcher.wake();
-            }
+            let watcher = self.watcher.as_deref();
+            self.own.begin_to_yield(|| watcher.into_iter().for_each(Shared::wake));
         }
     }
 

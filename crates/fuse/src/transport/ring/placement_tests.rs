@@ -13,7 +13,7 @@ fn yielding_queue() -> (Arc<Placement>, std::sync::mpsc::Sender<()>, JoinHandle<
     let thread = thread::spawn("queue", move || {
         let own = Arc::new(Placement::default());
         let _manner = Manner::new(Arc::clone(&own), None);
-        own.begin_to_yield();
+        own.begin_to_yield(|| ());
         own.waiting.store(true, Ordering::SeqCst);
         made.send(own).unwrap();
         let _closed = ended.recv();
@@ -60,6 +60,23 @@ fn a_queue_without_requests_becomes_normal() {
     assert!(!is_idle(&queue) && queue.kind() == NORMAL && queue.starved.load(Ordering::Relaxed) == 0);
     drop(end);
     thread.join().unwrap();
+}
+
+/// What a handler starts runs as long as it takes: nobody watches it.
+#[test]
+fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
+    if !may_yield() {
+        return eprintln!("left out: this user may not take SCHED_IDLE back");
+    }
+    let queue = thread::spawn("queue", || {
+        let own = Arc::new(Placement::default());
+        let _manner = Manner::new(Arc::clone(&own), None);
+        own.begin_to_yield(|| ());
+        assert!(is_idle(&own));
+        let is_normal = thread::spawn("work", || kernel::has_normal_policy(kernel::thread_id())).join().unwrap();
+        assert!(is_normal && !is_idle(&own) && own.kind() == NORMAL);
+    });
+    queue.join().unwrap();
 }
 
 /// With the real watcher, and a program on the same CPU that computes.
