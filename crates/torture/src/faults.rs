@@ -258,12 +258,6 @@ impl Map {
             seen.lock().extend(blocks);
             false
         });
-        let volume = open(&device, false)?;
-        let mut performer = Performer::new(start, &volume, &device)?;
-        perform(&mut performer, operations)?;
-        drop(performer);
-        volume.close().map_err(|error| format!("closing without a fault: {error}"))?;
-        device.clear_failures();
         let block = |number: BlockNumber| {
             let mut bytes = vec![0; BLOCK_SIZE];
             device.read(number.offset_bytes(), &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
@@ -275,9 +269,23 @@ impl Map {
             let read = device.read(BlockNumber(*address).offset_bytes(), &mut page[..]);
             read.is_ok() && Node::decode(page, superblock.volume, BlockNumber(*address)).is_ok()
         };
-        let touched = std::mem::take(&mut *touched.lock());
         let last = superblock.geometry.total_blocks - NODE_BLOCKS;
-        let nodes = touched.into_iter().filter(|address| *address <= last).filter(is_node).collect();
+        let nodes_now = || {
+            let touched = touched.lock().clone();
+            touched.into_iter().filter(|address| *address <= last).filter(is_node).collect::<Vec<_>>()
+        };
+        let volume = open(&device, false)?;
+        let mut performer = Performer::new(start, &volume, &device)?;
+        let mut nodes = BTreeSet::new();
+        // A trim clears the nodes that were freed.
+        for until_trim in operations.chunk_by(|_, next| !matches!(next, Operation::Trim)) {
+            nodes.extend(nodes_now());
+            perform(&mut performer, until_trim)?;
+        }
+        drop(performer);
+        volume.close().map_err(|error| format!("closing without a fault: {error}"))?;
+        device.clear_failures();
+        nodes.extend(nodes_now());
         Ok(Self { geometry: superblock.geometry, nodes })
     }
 

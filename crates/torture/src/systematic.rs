@@ -170,7 +170,7 @@ mod tests {
         let all: BTreeSet<_> = (0..count(2)).map(|number| names(2, number)).collect();
         assert_eq!(all.len() as u64, count(2));
         assert!(all.contains(&vec!["unlink a", "fsync d"]));
-        assert_eq!(names(3, count(3) - 1), ["commit"; 3]);
+        assert_eq!(names(3, count(3) - 1), ["trim"; 3]);
     }
 
     #[test]
