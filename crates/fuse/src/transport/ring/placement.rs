@@ -49,8 +49,8 @@ const SCORE_LOSS: u32 = 16;
 /// The longest time for the first [`SCORE_MIN`] requests.
 const CLOSE_TOGETHER: Duration = Duration::from_millis(2);
 /// How long a queue is normal after its thread was kept from running.
-const PENALTY_MIN: Duration = Duration::from_millis(16);
-const PENALTY_MAX: Duration = Duration::from_secs(1);
+const PENALTY_MIN: Duration = Duration::from_millis(100);
+const PENALTY_MAX: Duration = Duration::from_secs(2);
 
 const NORMAL: u64 = 0;
 const YIELDING: u64 = 1;
@@ -185,7 +185,7 @@ impl Manner {
     fn stop(&mut self) {
         (self.yields, self.score) = (false, 0);
         if self.own.starved.swap(0, Ordering::Relaxed) == 0 {
-            self.penalty = PENALTY_MIN;
+            self.penalty = (self.penalty / 2).max(PENALTY_MIN);
         } else {
             self.normal_until = clock::now_monotonic() + self.penalty;
             self.penalty = (self.penalty * 2).min(PENALTY_MAX);
