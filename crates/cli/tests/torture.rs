@@ -128,7 +128,7 @@ fn a_run_that_would_test_nothing_is_refused() {
     torture.refuses(&["crash", "--states", "0"], "--states");
     torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
     torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
-    torture.refuses(&["systematic", "--length", "1", "--from", "34"], "there is no workload 34; there are 34");
+    torture.refuses(&["systematic", "--length", "1", "--from", "37"], "there is no workload 37; there are 37");
     torture.refuses(&["systematic", "--length", "1", "--seconds", "0.000000001"], "nothing was tested");
 }
 
