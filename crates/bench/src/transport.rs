@@ -1,6 +1,6 @@
 //! What the FUSE transport alone can do, and how much of it is left with a volume behind it.
 //!
-//! A file system in memory ([`crate::memory_file_system`]) is served over the transport that a
+//! A file system in memory (`memory_file_system`) is served over the transport that a
 //! volume is served over, by a process of its own, and both have the same loads, in turns. What the
 //! one in memory gives is the limit: no volume over the same transport can give more. The
 //! measurements are those of [`crate::peers`].

@@ -25,8 +25,8 @@ pub struct Arguments {
     /// With the kernel's writeback cache.
     #[arg(long)]
     writeback: bool,
-    /// Loads, as for `cairn bench peers` [default: round-trip@1, round-trip@8, untar, dbench@8,
-    /// fs_mark@8, fsync-write@1, fsync-write@8].
+    /// Loads, as for `cairn bench peers` (default: round-trip@1, round-trip@8, untar, dbench@8,
+    /// fs_mark@8, fsync-write@1, fsync-write@8).
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<NamedWorkloads>,
     /// Clients of each load that does not say how many it has.
