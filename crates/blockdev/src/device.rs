@@ -3,6 +3,7 @@
 use crate::composed::DeviceHealth;
 use crate::error::{DeviceError, Operation};
 use crate::observer::DeviceObserver;
+use crate::raw_file::RawFile;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,6 +138,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
+    /// The open file that holds exactly this device, if it is one file or disk with direct I/O: a read from it is then one of
+    /// the device.
+    fn raw_file(&self) -> Option<RawFile> {
+        None
+    }
+
     /// Of a composed device: how its members are.
     fn health(&self) -> Option<DeviceHealth> {
         None
@@ -250,6 +257,11 @@ macro_rules! forward_to_device {
             $device.close()
         }
     };
+    (@raw_file $self:ident $device:expr) => {
+        fn raw_file(&$self) -> Option<$crate::RawFile> {
+            $device.raw_file()
+        }
+    };
     (@health $self:ident $device:expr) => {
         fn health(&$self) -> Option<$crate::DeviceHealth> {
             $device.health()
@@ -277,8 +289,8 @@ macro_rules! forward_to_device {
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     forward_to_device!(self => **self;
-        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health,
-        observe, note_damage, keep_spare);
+        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file,
+        health, observe, note_damage, keep_spare);
 }
 
 /// One request as a device checks it: where, how long, and on which device.

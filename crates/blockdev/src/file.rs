@@ -16,6 +16,7 @@ use crate::error::{DeviceError, Operation};
 use crate::flush_time::FlushTime;
 use crate::holes::Holes;
 use crate::kernel::{self, PARTS_MAX, Storage};
+use crate::raw_file::RawFile;
 use crate::ring::{RingWrite, Rings};
 use cairn_environment::{clock, thread};
 use std::fs::{File, Metadata, OpenOptions};
@@ -55,7 +56,7 @@ pub enum OpenMode {
 /// ```
 pub struct FileDevice {
     name: Arc<str>,
-    file: File,
+    file: Arc<File>,
     /// The file behind a loop device, locked as well: the same volume must not be in use by its other name.
     backing: Option<File>,
     storage: Storage,
@@ -68,7 +69,7 @@ pub struct FileDevice {
     rings: Option<Rings>,
     bounce: BufferPool,
     flush_time: FlushTime,
-    counters: CounterCells,
+    counters: Arc<CounterCells>,
 }
 
 impl FileDevice {
@@ -128,7 +129,7 @@ impl FileDevice {
         }
         Ok(FileDevice {
             name,
-            file,
+            file: Arc::new(file),
             backing,
             storage,
             mode,
@@ -138,7 +139,7 @@ impl FileDevice {
             rings: if direct && mode == OpenMode::ReadWrite { Rings::new() } else { None },
             bounce: BufferPool::new(BOUNCE_BYTES, BOUNCE_BUFFERS_KEPT),
             flush_time: FlushTime::default(),
-            counters: CounterCells::default(),
+            counters: Arc::default(),
         })
     }
 
@@ -321,7 +322,7 @@ impl Drop for FileDevice {
     /// A lock ends with the last descriptor of the open file, and a child that another thread is starting has a copy of each
     /// between fork and exec. Therefore the locks are given up, not only closed: the next to open the file finds it free.
     fn drop(&mut self) {
-        for file in [Some(&self.file), self.backing.as_ref()].into_iter().flatten() {
+        for file in [Some(&*self.file), self.backing.as_ref()].into_iter().flatten() {
             kernel::unlock(file);
         }
     }
@@ -448,6 +449,10 @@ impl BlockDevice for FileDevice {
 
     fn length_bytes(&self) -> u64 {
         self.length_bytes
+    }
+
+    fn raw_file(&self) -> Option<RawFile> {
+        self.direct.then(|| RawFile::new(&self.file, &self.counters))
     }
 
     fn flush_time(&self) -> Duration {

@@ -99,8 +99,8 @@ impl BlockDevice for FlushFence {
     }
 
     forward_to_device!(self => self.device;
-        read, write, write_set, write_set_while, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health, observe,
-        note_damage, keep_spare);
+        read, write, write_set, write_set_while, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file, health,
+        observe, note_damage, keep_spare);
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod holes;
 mod kernel;
 mod memory;
 mod observer;
+mod raw_file;
 mod ring;
 pub mod simulated;
 mod slab;
@@ -38,6 +39,7 @@ pub use flush_fence::FlushFence;
 pub use flush_time::FlushTime;
 pub use memory::MemoryDevice;
 pub use observer::{DeviceEvent, DeviceEventKind, DeviceObserver};
+pub use raw_file::RawFile;
 pub use simulated::SimulatedDevice;
 
 #[cfg(test)]

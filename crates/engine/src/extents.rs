@@ -200,7 +200,7 @@ impl VolumeInner {
 
     /// Whether the leaves that tell of the file blocks `from..to`, which are not many, are in memory. One that leaves it
     /// right afterwards is read again.
-    fn extents_in_memory(&self, inode: InodeNumber, from: u64, to: u64) -> bool {
+    pub(crate) fn extents_in_memory(&self, inode: InodeNumber, from: u64, to: u64) -> bool {
         let known = |block| self.files.is_in_memory(&Key::new(inode, ItemKind::Extent, block));
         known(from) && (to <= from + 1 || known(to - 1))
     }

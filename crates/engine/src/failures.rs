@@ -415,5 +415,6 @@ impl BlockDevice for Watched {
         self.ledger.observe(&DeviceEvent { kind, member: None, offset_bytes: Some(offset_bytes), blocks, error: None });
     }
 
-    forward_to_device!(self => self.device; length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, health, observe, keep_spare);
+    forward_to_device!(self => self.device; length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file, health,
+        observe, keep_spare);
 }

@@ -28,7 +28,7 @@ pub(crate) fn checked_end(offset_bytes: u64, length_bytes: u64) -> Result<u64> {
     offset_bytes.checked_add(length_bytes).filter(|end| *end <= FILE_BYTES_MAX).ok_or(Error::FileTooLarge(FILE_BYTES_MAX))
 }
 
-fn blocks_of(bytes: Range<u64>) -> Range<u64> {
+pub(crate) fn blocks_of(bytes: Range<u64>) -> Range<u64> {
     bytes.start / BLOCK..blocks_for_bytes(bytes.end)
 }
 

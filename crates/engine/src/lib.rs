@@ -26,6 +26,7 @@ mod operation;
 mod options;
 mod orphans;
 mod pages;
+mod planned_read;
 mod preallocate;
 mod recovery;
 mod recovery_meter;
@@ -53,6 +54,7 @@ pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
+pub use planned_read::{PlannedRead, ReadAtOnce};
 pub use recovery_meter::{RecoveryPhase, RecoveryProgress};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};

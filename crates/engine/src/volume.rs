@@ -17,6 +17,7 @@ use crate::inode::{DirtyInodes, Inode, InodeState, InodeTable};
 use crate::inode_count::InodeCount;
 use crate::operation::Effort;
 use crate::orphans::Orphans;
+use crate::planned_read::{PlannedRead, ReadAtOnce};
 use crate::recovery_meter::{RecoveryMeter, RecoveryPhase, RecoveryProgress, describe};
 use crate::shutdown::ShutdownLog;
 use crate::statistics::{Counters, Statistics};
@@ -629,6 +630,18 @@ impl Volume {
     /// for the device, nor for others. `None` if not, or if there would be an error.
     pub fn read_cached_into(&self, inode: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Option<usize> {
         self.shared.inner.read_cached_into(inode, offset_bytes, buffer)
+    }
+
+    /// As [`Volume::read_cached_into`]; or says what of the device is to be read into aligned memory first, if it lies in one piece.
+    /// [`Volume::finish_read`] then ends the read. `buffer` may hold anything if it returns nothing.
+    pub fn read_at_once(&self, inode: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Option<ReadAtOnce> {
+        self.shared.inner.read_at_once(inode, offset_bytes, buffer)
+    }
+
+    /// Ends a planned read, when [`PlannedRead::bytes`] of the buffer that it was planned with have been read; returns how many bytes
+    /// are valid. `None` if the file has changed meanwhile, or the data is damaged: then [`Volume::read_into`] says what is there.
+    pub fn finish_read(&self, planned: &PlannedRead, buffer: &[u8]) -> Option<usize> {
+        self.shared.inner.finish_read(planned, buffer)
     }
 
     /// As [`Volume::copy_range`], if what is copied is little and in memory, and nobody changes the source at this moment.

@@ -2,11 +2,12 @@
 use super::{Answer, Failure, VolumeHandler, answer, answer_status, fail};
 use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteOut};
 use crate::protocol::{Operation, RequestHeader, WriteData};
-use crate::transport::{Reply, TRANSFER_BYTES_MAX};
+use crate::transport::{AtOnce, DeviceRead, Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
-use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber, ReadAtOnce};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
+use std::any::Any;
 
 fn allocate_mode(mode: u32) -> Answer<AllocateMode> {
     let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
@@ -62,31 +63,47 @@ impl VolumeHandler {
         }
     }
 
-    /// Answers what takes nothing but memory; otherwise returns `reply`.
-    pub(super) fn handle_from_memory(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) -> Option<Reply> {
+    /// Answers what takes nothing but memory, or says what of the device it takes besides.
+    pub(super) fn handle_from_memory(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) -> AtOnce {
         let node = InodeNumber(header.node);
         match *operation {
             Operation::Read { offset_bytes, length_bytes } if length_bytes as usize <= AT_ONCE_BYTES_MAX => {
-                let read = |buffer: &mut [u8]| self.volume.read_cached_into(node, offset_bytes, buffer).ok_or(());
-                reply.filled(length_bytes as usize, read).err().map(|(reply, ())| reply)
+                let read = |buffer: &mut [u8]| match self.volume.read_at_once(node, offset_bytes, buffer) {
+                    Some(ReadAtOnce::Done(length_bytes)) => Ok(length_bytes),
+                    Some(ReadAtOnce::Planned(planned)) => Err(Some(planned)),
+                    None => Err(None),
+                };
+                match reply.filled(length_bytes as usize, read) {
+                    Ok(_) => AtOnce::Answered,
+                    Err((reply, None)) => AtOnce::Left(reply),
+                    Err((reply, Some(planned))) => {
+                        let (file, offset_bytes, room) = (planned.file().clone(), planned.device_offset_bytes(), planned.bytes());
+                        AtOnce::Read(reply, DeviceRead { file, offset_bytes, room, plan: Box::new(planned) })
+                    }
+                }
             }
             Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags: 0, wide } => {
                 let to = InodeNumber(to_node);
                 match self.volume.copy_cached(node, from_offset_bytes, to, to_offset_bytes, length_bytes) {
-                    None => return Some(reply),
+                    None => return AtOnce::Left(reply),
                     Some(copied) => self.answer_copy(header, to, copied, wide, reply),
                 }
-                None
+                AtOnce::Answered
             }
             // Nothing is written, and nobody waited for.
             Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only }
                 if self.volume.is_durable(node, fsync_kind(data_only)) =>
             {
                 self.fsync(node, data_only, reply);
-                None
+                AtOnce::Answered
             }
-            _ => Some(reply),
+            _ => AtOnce::Left(reply),
         }
+    }
+
+    /// Ends a READ whose data has come from the device.
+    pub(super) fn finish_read(&self, plan: &(dyn Any + Send), payload: &[u8]) -> Option<usize> {
+        self.volume.finish_read(plan.downcast_ref()?, payload)
     }
 
     fn answer_copy(&self, header: &RequestHeader, to: InodeNumber, copied: Result<u64, Error>, wide: bool, reply: Reply) {

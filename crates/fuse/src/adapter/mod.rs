@@ -46,11 +46,12 @@ use self::settle::WritesInWork;
 use self::shutdown::ShutdownState;
 use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
-use crate::transport::{Delivery, Handler, HandlerFailure, Reply};
+use crate::transport::{AtOnce, Delivery, Handler, HandlerFailure, Reply};
 use cairn_blockdev::BlockPool;
 use cairn_engine::{Caller, Error, FsyncKind, InodeNumber, Volume, on_behalf_of};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
+use std::any::Any;
 use std::sync::OnceLock;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -240,19 +241,27 @@ impl Handler for VolumeHandler {
         }
     }
 
-    fn handle_at_once(&self, request: &Request<'_>, reply: Reply) -> Option<Reply> {
+    fn handle_at_once(&self, request: &Request<'_>, reply: Reply) -> AtOnce {
         let changes = request.operation.changes_volume();
         let in_work = if changes { self.shutdown.begin_change() } else { None };
         if self.shutdown.has_begun() || (changes && in_work.is_none()) {
-            return Some(reply);
+            return AtOnce::Left(reply);
         }
         let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
         let serve = || on_behalf_of(caller, || self.handle_from_memory(&request.header, &request.operation, reply));
-        let left = self.requests.count_at_once(request.header.opcode, serve);
-        if changes && left.is_none() {
+        let done = self.requests.count_at_once(request.header.opcode, serve, |done| matches!(done, AtOnce::Answered));
+        if changes && matches!(done, AtOnce::Answered) {
             self.changed.store(true, Ordering::Release);
         }
-        left
+        done
+    }
+
+    fn handle_read(&self, request: &Request<'_>, plan: Box<dyn Any + Send>, payload: &mut [u8]) -> Option<usize> {
+        if self.shutdown.has_begun() {
+            return None;
+        }
+        let finish = || self.finish_read(plan.as_ref(), payload);
+        self.requests.count_at_once(request.header.opcode, finish, Option::is_some)
     }
 
     fn buffers(&self) -> BlockPool {

@@ -35,17 +35,17 @@ impl RequestCounters {
         self.add(number, begin.elapsed());
     }
 
-    /// As [`RequestCounters::count`]; counts the request if `serve` returns nothing, and so has served it.
-    pub fn count_at_once<R>(&self, number: u32, serve: impl FnOnce() -> Option<R>) -> Option<R> {
+    /// As [`RequestCounters::count`]; counts the request if what `serve` returns `says` that it is served.
+    pub fn count_at_once<R>(&self, number: u32, serve: impl FnOnce() -> R, says: impl FnOnce(&R) -> bool) -> R {
         let begin = clock::now_monotonic();
-        let left = serve();
-        if left.is_none() {
+        let done = serve();
+        if says(&done) {
             self.add(number, begin.elapsed());
             if let Some(counter) = self.0.get(number as usize) {
                 counter.at_once.fetch_add(1, Ordering::Relaxed);
             }
         }
-        left
+        done
     }
 
     fn add(&self, number: u32, time: Duration) {
@@ -81,8 +81,8 @@ mod tests {
         counters.count(opcode::LOOKUP, || ());
         counters.count(7, || ());
         counters.count(4096, || ());
-        assert_eq!(counters.count_at_once(opcode::LOOKUP, || Some("left")), Some("left"));
-        assert_eq!(counters.count_at_once(opcode::READ, || None::<()>), None);
+        assert_eq!(counters.count_at_once(opcode::LOOKUP, || "left", |_| false), "left");
+        assert_eq!(counters.count_at_once(opcode::READ, || "done", |_| true), "done");
         let json = counters.to_json();
         assert_eq!((&json["LOOKUP"]["count"], &json["7"]["count"]), (&json!(2), &json!(1)));
         assert_eq!((&json["LOOKUP"]["at_once"], &json["READ"]["at_once"]), (&json!(null), &json!(1)));

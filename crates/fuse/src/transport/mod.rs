@@ -22,7 +22,9 @@ pub use reply::{Delivery, Notifier, Reply};
 pub use ring::{RingFailure, RingThreads, Rings};
 
 use crate::protocol::Request;
-use cairn_blockdev::BlockPool;
+use cairn_blockdev::{BlockPool, RawFile};
+use std::any::Any;
+use std::ops::Range;
 
 /// Longest data of one read or write, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -30,15 +32,46 @@ pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 /// Why a handler could not finish its work.
 pub type HandlerFailure = Box<dyn std::error::Error + Send + Sync>;
 
+/// What became of a request that was to be answered without waiting.
+#[derive(Debug)]
+pub enum AtOnce {
+    /// It is answered.
+    Answered,
+    /// Its answer takes more.
+    Left(Reply),
+    /// Its answer takes a read of the device, which the caller lets the kernel do, and nothing else but memory.
+    Read(Reply, DeviceRead),
+}
+
+/// A read of the device into the memory of a reply.
+#[derive(Debug)]
+pub struct DeviceRead {
+    /// What is read.
+    pub file: RawFile,
+    /// Where it is read from.
+    pub offset_bytes: u64,
+    /// Where in the reply's payload it is put: whole blocks, which no longer hold anything of the request.
+    pub room: Range<usize>,
+    /// What [`Handler::handle_read`] wants back.
+    pub plan: Box<dyn Any + Send>,
+}
+
 /// What answers requests. Called by all request threads at once.
 pub trait Handler: Send + Sync + 'static {
     /// Answers `request` through `reply`, now or later, on this thread or another.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
     /// As [`Handler::handle`], if the answer takes nothing but memory: it waits neither for the device nor for long. Otherwise
-    /// returns `reply`, and nothing has happened.
-    fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> Option<Reply> {
-        Some(reply)
+    /// says what to do, and nothing has happened.
+    fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> AtOnce {
+        AtOnce::Left(reply)
+    }
+
+    /// Goes on with a request for which [`AtOnce::Read`] was returned: `payload` is the memory of its reply, into which the
+    /// device has read. Waits neither for the device nor for long. Returns how long the answer in `payload` is; `None` if
+    /// [`Handler::handle`] must answer.
+    fn handle_read(&self, _request: &Request<'_>, _plan: Box<dyn Any + Send>, _payload: &mut [u8]) -> Option<usize> {
+        None
     }
 
     /// Memory that data of WRITEs arrives in.

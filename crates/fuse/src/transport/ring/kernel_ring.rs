@@ -2,12 +2,15 @@
 //!
 //! States of an entry: *with the kernel* (registered or committed; the kernel may write to its memory at any time) → *in
 //! work* (its request has arrived, and whoever has its [`EntryMemory`] owns it) → *with the kernel* again by
-//! [`KernelRing::commit`], or *retired* when the kernel gave it back without a request: the connection has ended.
+//! [`KernelRing::commit`], or *retired* when the kernel gave it back without a request: the connection has ended. From *in work*
+//! it may go to *reading* and back: the kernel fills a part of its memory from the device ([`KernelRing::read`]).
 //!
 //! Invariants:
 //! - the memory of an entry is with the kernel or with its one owner, never with both: it moves out of the ring with the
 //!   request and back in with the commit;
-//! - memory that is still with the kernel when a ring is dropped is never unmapped.
+//! - the same holds for memory that the device is read into: it comes back when that is over, whatever became of it;
+//! - memory that is still with the kernel when a ring is dropped is never unmapped;
+//! - an entry that reads is live: the ring is served until the read is over, also when the connection has ended meanwhile.
 //!
 //! Beside `kernel.rs` the only module of the crate with `unsafe`.
 #![allow(unsafe_code)]
@@ -17,11 +20,12 @@ use crate::protocol::wire::{InHeader, OutHeader, RingCommand, RingEntry};
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::event::EventfdFlags;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{self, Errno};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -42,6 +46,8 @@ const COMMAND_REGISTER: u32 = 1;
 const COMMAND_COMMIT_AND_FETCH: u32 = 2;
 /// Completion of the poll on the waker, which is no entry's.
 const USER_DATA_WAKER: u64 = u64::MAX;
+/// In that of a read of the device, beside the index of the entry.
+const USER_DATA_READ: u64 = 1 << 32;
 const POLL_IN: u32 = 1;
 
 /// The memory of one entry, owned.
@@ -108,6 +114,7 @@ impl Drop for EntryMemory {
 enum Entry {
     WithKernel(EntryMemory),
     InWork { commit_id: u64 },
+    Reading { commit_id: u64, memory: EntryMemory, room: Range<usize> },
     Retired,
 }
 
@@ -120,6 +127,15 @@ pub enum Arrival {
         index: usize,
         /// Its memory, until [`KernelRing::commit`].
         memory: EntryMemory,
+    },
+    /// A read of the device into the memory of an entry in work is over.
+    Read {
+        /// Which entry.
+        index: usize,
+        /// Its memory.
+        memory: EntryMemory,
+        /// Whether all was read.
+        complete: bool,
     },
     /// An entry for which no more requests come.
     Retired(Errno),
@@ -220,10 +236,24 @@ impl KernelRing {
         self.push(&submission);
     }
 
+    /// Lets the kernel fill `room` of the payload of an entry in work from `file`, whose descriptor is open until that is over. It
+    /// begins with the next [`KernelRing::wait`], and ends with an [`Arrival::Read`].
+    pub fn read(&mut self, index: usize, mut memory: EntryMemory, file: BorrowedFd<'_>, offset_bytes: u64, room: &Range<usize>) {
+        let (Some(&Entry::InWork { commit_id }), Some(payload)) = (self.entries.get(index), memory.payload_mut().get_mut(room.clone()))
+        else {
+            debug_assert!(false, "entry {index} is not in work, or has no {room:?}");
+            return self.arrived.push_back(Arrival::Read { index, memory, complete: false });
+        };
+        let read = opcode::Read::new(types::Fd(file.as_raw_fd()), payload.as_mut_ptr(), payload.len() as u32).offset(offset_bytes);
+        let submission = Entry128::from(read.build().user_data(index as u64 | USER_DATA_READ));
+        self.entries[index] = Entry::Reading { commit_id, memory, room: room.clone() };
+        self.push(&submission);
+    }
+
     fn push(&mut self, submission: &Entry128) {
         loop {
-            // SAFETY: the submission points to nothing but a descriptor that the ring keeps open (the channel, the waker), and,
-            // inside the kernel, to the memory of an entry that is `WithKernel` and so stays mapped.
+            // SAFETY: the submission points to a descriptor that the ring keeps open (the channel, the waker), or its caller does (the
+            // device), and to the memory of an entry that is `WithKernel` or `Reading`: so it stays mapped, and nobody uses it.
             if unsafe { self.ring.submission().push(submission) }.is_ok() {
                 return;
             }
@@ -269,6 +299,10 @@ impl KernelRing {
                 self.waker_is_polled = more;
                 continue;
             }
+            if user_data & USER_DATA_READ != 0 {
+                self.collect_read((user_data & !USER_DATA_READ) as usize, result);
+                continue;
+            }
             let index = user_data as usize;
             let Some(entry) = self.entries.get_mut(index) else { continue };
             let Entry::WithKernel(memory) = std::mem::replace(entry, Entry::Retired) else { continue };
@@ -279,6 +313,20 @@ impl KernelRing {
             let (_, _, told) = memory.headers();
             *entry = Entry::InWork { commit_id: told.commit_id };
             self.arrived.push_back(Arrival::Request { index, memory });
+        }
+    }
+}
+
+impl KernelRing {
+    fn collect_read(&mut self, index: usize, result: i32) {
+        let Some(entry) = self.entries.get_mut(index) else { return };
+        match std::mem::replace(entry, Entry::Retired) {
+            Entry::Reading { commit_id, memory, room } => {
+                *entry = Entry::InWork { commit_id };
+                let complete = usize::try_from(result) == Ok(room.len());
+                self.arrived.push_back(Arrival::Read { index, memory, complete });
+            }
+            other => *entry = other,
         }
     }
 }
@@ -320,7 +368,7 @@ impl Drop for KernelRing {
     fn drop(&mut self) {
         for entry in self.entries.drain(..) {
             if self.channel.is_some()
-                && let Entry::WithKernel(memory) = entry
+                && let Entry::WithKernel(memory) | Entry::Reading { memory, .. } = entry
             {
                 // The kernel may write to it until the descriptor of the ring is closed and forgotten.
                 std::mem::forget(memory);

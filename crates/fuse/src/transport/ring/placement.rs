@@ -115,6 +115,17 @@ impl Placement {
     }
 }
 
+/// What a queue's thread has done since it last waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// Answered the one request that there was.
+    Alone,
+    /// Begun a read of the device for the one request that there is. Its caller and this thread take turns all the same.
+    Reading,
+    /// Something else.
+    Others,
+}
+
 /// The part of a queue's thread.
 #[derive(Debug)]
 pub struct Manner {
@@ -146,8 +157,8 @@ impl Manner {
         arrived
     }
 
-    /// A round is over. `alone`: one request had come, and its reply is all that there is to hand over.
-    pub fn end_round(&mut self, alone: bool) {
+    /// A round is over.
+    pub fn end_round(&mut self, round: Round) {
         if self.watcher.is_none() {
             return;
         }
@@ -158,7 +169,10 @@ impl Manner {
             self.own.be_normal();
             self.stop();
         }
-        if !alone {
+        if round == Round::Reading {
+            return;
+        }
+        if round == Round::Others {
             self.score = self.score.saturating_sub(SCORE_LOSS);
             if self.yields && self.score < SCORE_MIN {
                 self.own.be_normal();

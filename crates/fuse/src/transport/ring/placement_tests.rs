@@ -99,13 +99,13 @@ fn a_queue_yields_and_is_kept_from_starving() {
         let cpu = pin();
         let mut manner = join();
         while !manner.yields {
-            manner.end_round(true);
+            manner.end_round(Round::Alone);
         }
         assert!(is_idle(&manner.own));
         // What waits for others stops yielding at once.
         thread::will_block();
         assert!(!is_idle(&manner.own) && manner.own.kind() == NORMAL);
-        manner.end_round(true);
+        manner.end_round(Round::Alone);
         assert!(!manner.yields && manner.penalty == PENALTY_MIN);
         let hog = thread::spawn("hog", move || {
             rustix::thread::sched_setaffinity(None, &cpu).unwrap();
@@ -114,16 +114,20 @@ fn a_queue_yields_and_is_kept_from_starving() {
             }
         });
         while manner.penalty == PENALTY_MIN {
-            manner.end_round(true);
+            manner.end_round(Round::Alone);
         }
         all_done.store(true, Ordering::Relaxed);
         hog.join().unwrap();
         // Requests that come together, and one that takes its time, end it as well.
         while !manner.yields {
-            manner.end_round(true);
+            manner.end_round(Round::Alone);
         }
         for _ in 0..SCORE_MAX {
-            manner.end_round(false);
+            manner.end_round(Round::Reading);
+            assert!(manner.yields);
+        }
+        for _ in 0..SCORE_MAX {
+            manner.end_round(Round::Others);
         }
         assert!(!manner.yields && !is_idle(&manner.own));
     });

@@ -5,22 +5,28 @@
 //! whichever thread has it, together with the entry's memory; the thread commits all that it finds there with one system
 //! call, the one with which it also waits for the next request.
 //!
-//! Invariant: an entry in work comes back exactly once as memory and exactly once as an answer, in any order; then it is
-//! committed. (They are apart since the handler may read the request's names and data until it returns.)
+//! When the answer takes a read of the device besides ([`AtOnce::Read`]), the ring does that, too, into the memory of the
+//! reply: many may be under way, and the thread waits for them as it waits for requests. Then [`Handler::handle_read`] ends
+//! the request here, or a worker serves it from its beginning.
+//!
+//! Invariants:
+//! - an entry in work comes back exactly once as memory and exactly once as an answer, in any order; then it is
+//!   committed (they are apart since the handler may read the request's names and data until it returns), or once as the two in one;
+//! - `reads` has what is to be read for an entry, and keeps its descriptor open, exactly while the ring reads for it.
 //!
 //! Locks: the outbox is taken alone and for a moment. `sleeping` is set before the outbox is looked at for the last time, and
 //! whoever fills the outbox looks at it afterwards; so no reply is left lying while the thread sleeps.
 use super::super::device::Channel;
-use super::super::{Handler, Reply};
+use super::super::{AtOnce, DeviceRead, Handler, Reply};
 use super::kernel_ring::{Arrival, EntryMemory, KernelRing};
-use super::placement::Manner;
+use super::placement::{Manner, Round};
 use super::workers::Workers;
 use crate::protocol::wire::{InHeader, OutHeader, opcode};
 use crate::protocol::{self};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicUsize, Ordering};
 use cairn_environment::lock::Mutex;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -135,23 +141,39 @@ impl Arrived {
         self.memory.headers().0.opcode
     }
 
-    /// Lets `handler` answer, if it needs nothing but memory; otherwise the request comes back.
-    pub fn serve_at_once(self, handler: &dyn Handler) -> Option<Self> {
+    /// Lets `handler` answer, if it needs nothing but memory; otherwise the request comes back, and perhaps what its answer takes.
+    fn serve_at_once(self, handler: &dyn Handler) -> Option<(Self, Option<DeviceRead>)> {
         let (header, structure, told) = self.memory.headers();
-        let structure_length_bytes = (header.length as usize).saturating_sub(size_of::<InHeader>());
-        let structure = &structure[..structure_length_bytes.min(structure.len())];
         // What comes with a payload, or is malformed, is left to `serve`.
-        let Some(request) = protocol::parse_parts(&header, structure, &[]).ok().filter(|_| told.payload_length == 0) else {
-            return Some(self);
+        let Some(request) = parse_alone(&header, &structure).filter(|_| told.payload_length == 0) else {
+            return Some((self, None));
         };
         let Self { queue, index, memory } = self;
         let reply = Reply::over_ring(RingReply { queue, index, memory: Some(memory) }, header.unique);
-        let Ok(reply) = catch_unwind(AssertUnwindSafe(|| handler.handle_at_once(&request, reply))) else {
-            tracing::error!(unique = header.unique, opcode = header.opcode, "a request could not be served: its handler panicked");
+        let (reply, read) = match catch_unwind(AssertUnwindSafe(|| handler.handle_at_once(&request, reply))) {
+            Ok(AtOnce::Answered) => return None,
+            Ok(AtOnce::Left(reply)) => (reply, None),
+            Ok(AtOnce::Read(reply, read)) => (reply, Some(read)),
+            Err(_) => {
+                tracing::error!(unique = header.unique, opcode = header.opcode, "a request could not be served: its handler panicked");
+                return None;
+            }
+        };
+        let RingReply { queue, index, memory } = reply.into_ring()?;
+        Some((Self { queue, index, memory: memory? }, read))
+    }
+
+    /// Lets `handler` end a request for which the device was read. Returns the header of the reply and the length of its payload.
+    fn serve_read(&mut self, handler: &dyn Handler, read: DeviceRead) -> Option<(OutHeader, usize)> {
+        let (header, structure, _) = self.memory.headers();
+        let request = parse_alone(&header, &structure)?;
+        let payload = self.memory.payload_mut();
+        let Ok(length_bytes) = catch_unwind(AssertUnwindSafe(|| handler.handle_read(&request, read.plan, payload))) else {
+            tracing::error!(unique = header.unique, opcode = header.opcode, "a request could not be ended: its handler panicked");
             return None;
         };
-        let RingReply { queue, index, memory } = reply?.into_ring()?;
-        Some(Self { queue, index, memory: memory? })
+        let length_bytes = length_bytes?;
+        Some((OutHeader { length: (size_of::<OutHeader>() + length_bytes) as u32, error: 0, unique: header.unique }, length_bytes))
     }
 
     /// Lets `handler` answer.
@@ -186,6 +208,12 @@ impl Arrived {
     }
 }
 
+/// A request without names or data.
+fn parse_alone<'a>(header: &InHeader, structure: &'a [u8]) -> Option<protocol::Request<'a>> {
+    let length_bytes = (header.length as usize).saturating_sub(size_of::<InHeader>());
+    protocol::parse_parts(header, &structure[..length_bytes.min(structure.len())], &[]).ok()
+}
+
 /// Whether a request is likely to wait for the device: it must not keep those of other programs waiting.
 fn may_wait(number: u32) -> bool {
     matches!(
@@ -205,6 +233,8 @@ fn may_wait(number: u32) -> bool {
 pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, workers: &Workers, mut manner: Manner) {
     let mut answers: Vec<Option<(OutHeader, Vec<u8>)>> = (0..ring.entry_count()).map(|_| None).collect();
     let mut memories: Vec<Option<EntryMemory>> = (0..ring.entry_count()).map(|_| None).collect();
+    let mut reads: Vec<Option<DeviceRead>> = (0..ring.entry_count()).map(|_| None).collect();
+    let mut reading = 0;
     let mut returned = Vec::new();
     while ring.is_live() {
         queue.sleeping.store(true, Ordering::SeqCst);
@@ -222,7 +252,11 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
                 commit_apart(ring, queue, index, memory, &header, &payload);
             }
         }
-        manner.end_round(in_work == 1 && queue.in_work.load(Ordering::Acquire) == 0);
+        manner.end_round(match (in_work, queue.in_work.load(Ordering::Acquire)) {
+            (1, 0) => Round::Alone,
+            (1, 1) if reading == 1 => Round::Reading,
+            _ => Round::Others,
+        });
         if let Err(error) = manner.wait(|| ring.wait()) {
             tracing::error!("a queue of requests has failed: {error}");
             return;
@@ -235,8 +269,25 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
                     let arrived = Arrived { queue: Arc::clone(queue), index, memory };
                     if !may_wait(arrived.opcode()) {
                         arrived.serve(handler);
-                    } else if let Some(arrived) = arrived.serve_at_once(handler) {
-                        workers.put(arrived);
+                        continue;
+                    }
+                    match arrived.serve_at_once(handler) {
+                        None => {}
+                        Some((arrived, None)) => workers.put(arrived),
+                        Some((Arrived { index, memory, .. }, Some(read))) => {
+                            ring.read(index, memory, read.file.as_fd(), read.offset_bytes, &read.room);
+                            reads[index] = Some(read);
+                            reading += 1;
+                        }
+                    }
+                }
+                Arrival::Read { index, memory, complete } => {
+                    reading -= 1;
+                    let mut arrived = Arrived { queue: Arc::clone(queue), index, memory };
+                    let read = reads[index].take().filter(|_| complete);
+                    match read.and_then(|read| arrived.serve_read(handler, read)) {
+                        Some((header, length_bytes)) => queue.put(index, Half::Whole(header, arrived.memory, length_bytes)),
+                        None => workers.put(arrived),
                     }
                 }
                 Arrival::Retired(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV) => {}
