@@ -11,7 +11,7 @@
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
-use crate::slab::{Piece, SLAB_BYTES, Slabs};
+use crate::slab::{Piece, SLAB_BYTES, Slab, Slabs};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use std::fmt;
@@ -53,17 +53,27 @@ struct Buffers {
 
 impl Buffers {
     fn take(&mut self, class: usize) -> Option<Piece> {
-        let slabs = &mut self.by_class[class];
-        let piece = match slabs.take() {
-            Some(piece) => piece,
-            None if slabs.grow() => {
-                self.unused_bytes += SLAB_BYTES;
-                slabs.take()?
-            }
-            None => return None,
-        };
+        let piece = self.by_class[class].take()?;
         self.unused_bytes -= piece.len();
         Some(piece)
+    }
+
+    fn add(&mut self, class: usize, slab: Slab) {
+        self.by_class[class].add(slab);
+        self.unused_bytes += SLAB_BYTES;
+    }
+}
+
+impl Unused {
+    fn take(&self, class: usize) -> Option<Piece> {
+        if let Some(piece) = self.buffers.lock().take(class) {
+            return Some(piece);
+        }
+        // Without the lock, since it takes long. Others may do the same meanwhile.
+        let slab = Slab::new()?;
+        let mut buffers = self.buffers.lock();
+        buffers.add(class, slab);
+        buffers.take(class)
     }
 }
 
@@ -80,7 +90,7 @@ impl BlockPool {
         let blocks = length_bytes.div_ceil(BLOCK_BYTES).max(1);
         let kept_blocks = blocks.next_power_of_two();
         let pooled = kept_blocks <= POOLED_BLOCKS_MAX && self.unused.bytes_max > 0;
-        let piece = if pooled { self.unused.buffers.lock().take(kept_blocks.ilog2() as usize) } else { None };
+        let piece = if pooled { self.unused.take(kept_blocks.ilog2() as usize) } else { None };
         let memory = match piece {
             Some(piece) => Memory::Pooled(Some((piece, Arc::clone(&self.unused)))),
             None => Memory::Own(AlignedBuffer::zeroed(blocks * BLOCK_BYTES)),

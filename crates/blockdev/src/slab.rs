@@ -9,8 +9,14 @@
 //! Invariants: a piece is given out to one owner at a time, so its memory has one owner; a slab stays mapped while a piece of
 //! it is out; pieces are taken from the slab that was made first, so that later ones become free.
 //!
-//! Lock discipline: none; whoever has [`Slabs`] locks them.
+//! A slab has its memory from the beginning. Otherwise whoever first writes to it would wait for the kernel, which zeroes a large
+//! page; on a virtual machine whose host has no memory there either that takes milliseconds. So a thread says that it
+//! [is about to wait](thread::will_block), as before the device: a thread that yields its CPU to its callers would
+//! be taken for one that others keep from running.
+//!
+//! Lock discipline: none; whoever has [`Slabs`] locks them, but not while a [`Slab`] is made.
 
+use cairn_environment::thread;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -21,7 +27,7 @@ pub(crate) const SLAB_BYTES: usize = 2 << 20;
 const PIECES_MAX: usize = SLAB_BYTES / crate::BLOCK_BYTES;
 
 /// A mapping of [`SLAB_BYTES`], aligned to as much.
-struct Slab {
+pub(crate) struct Slab {
     start: NonNull<u8>,
 }
 
@@ -31,8 +37,9 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Zeros; `None` when there is no memory.
-    fn new() -> Option<Self> {
+    /// Zeros; `None` when there is no memory. Takes long.
+    pub(crate) fn new() -> Option<Self> {
+        thread::will_block();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let mapped = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * SLAB_BYTES, protection, flags) }.ok()?;
@@ -47,6 +54,8 @@ impl Slab {
             let _ = rustix::mm::munmap(end, SLAB_BYTES - before_bytes);
             // Where there are no large pages, ordinary ones will do.
             let _ = rustix::mm::madvise(start, SLAB_BYTES, Advice::LinuxHugepage);
+            // An older kernel gives the memory when it is written to.
+            let _ = rustix::mm::madvise(start, SLAB_BYTES, Advice::LinuxPopulateWrite);
         }
         NonNull::new(start.cast()).map(|start| Self { start })
     }
@@ -134,9 +143,8 @@ impl Slabs {
         None
     }
 
-    /// Adds a slab; whether there was memory for it.
-    pub(crate) fn grow(&mut self) -> bool {
-        let Some(slab) = Slab::new() else { return false };
+    /// Adds a slab.
+    pub(crate) fn add(&mut self, slab: Slab) {
         let pieces = self.pieces_per_slab();
         let mut free = [0; PIECES_MAX / 64];
         for piece in 0..pieces {
@@ -149,7 +157,6 @@ impl Slabs {
             None => self.slots.push(new),
         }
         self.first_free = self.first_free.min(slot);
-        true
     }
 
     /// Takes a piece back. If its slab is unused then, and is not the only one that is, and `shrink` is set, that is what
@@ -172,12 +179,40 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    /// Of this thread, those that the kernel could serve from memory.
+    fn page_faults() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread knows itself");
+        let (_, fields) = status.rsplit_once(") ").expect("a name stands in parentheses");
+        fields.split(' ').nth(7).and_then(|faults| faults.parse().ok()).expect("a number")
+    }
+
+    fn add(slabs: &mut Slabs) {
+        slabs.add(Slab::new().expect("there is memory"));
+    }
+
+    #[test]
+    fn who_makes_a_slab_says_so_and_its_memory_is_there() {
+        thread_local!(static WAITS: Cell<u32> = const { Cell::new(0) });
+        thread::on_block(Some(|| WAITS.set(WAITS.get() + 1)));
+        let mut slabs = Slabs::new(SLAB_BYTES);
+        add(&mut slabs);
+        let mut piece = slabs.take().expect("the first one");
+        thread::on_block(None);
+        assert_eq!(WAITS.get(), 1);
+        let before = page_faults();
+        piece.iter_mut().step_by(crate::BLOCK_BYTES).for_each(|byte| *byte = 1);
+        let faults = page_faults() - before;
+        assert!(faults < 8, "{faults} page faults");
+    }
 
     #[test]
     fn pieces_do_not_overlap_and_are_used_again() {
         let mut slabs = Slabs::new(64 << 10);
         assert!(slabs.take().is_none());
-        assert!(slabs.grow() && slabs.grow());
+        add(&mut slabs);
+        add(&mut slabs);
         let mut pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
         assert_eq!(pieces.len(), 64);
         for (fill, piece) in (0..).zip(&mut pieces) {
@@ -193,7 +228,8 @@ mod tests {
     #[test]
     fn the_oldest_slab_is_filled_first_and_an_unused_one_can_go() {
         let mut slabs = Slabs::new(1 << 20);
-        assert!(slabs.grow() && slabs.grow());
+        add(&mut slabs);
+        add(&mut slabs);
         let pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
         let slots: Vec<usize> = pieces.iter().map(|piece| piece.slot).collect();
         assert_eq!(slots, [0, 0, 1, 1]);
@@ -208,7 +244,8 @@ mod tests {
         assert!(slabs.give_back(first, true).is_none() && slabs.give_back(second, false).is_none());
         assert!(slabs.give_back(kept, true).is_some(), "the second that is unused goes");
         assert!(slabs.slots[1].is_none() && slabs.slots[0].is_some());
-        assert!(slabs.grow() && slabs.slots.len() == 2);
+        add(&mut slabs);
+        assert_eq!(slabs.slots.len(), 2);
         let kept = slabs.take().expect("unused");
         drop(slabs);
         assert!(kept.iter().all(|byte| *byte == 0), "it stays mapped");
