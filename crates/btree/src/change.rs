@@ -37,10 +37,22 @@ impl Tree {
     /// # Panics
     /// When the value is longer than [`VALUE_BYTES_MAX`].
     pub fn insert(&self, change: &Change<'_>, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>, TreeError> {
+        self.insert_with(change, key, value, <[u8]>::to_vec)
+    }
+
+    /// As [`Tree::insert`], and returns what `read` makes of the value that stood there. It runs under the leaf's lock, so it must
+    /// not use a tree, and may run again.
+    ///
+    /// # Errors
+    /// As those of [`Tree::insert`].
+    ///
+    /// # Panics
+    /// As [`Tree::insert`].
+    pub fn insert_with<R>(&self, change: &Change<'_>, key: Key, value: &[u8], read: impl Fn(&[u8]) -> R) -> Result<Option<R>, TreeError> {
         assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes doesn't fit into a node", value.len());
         self.in_attempts(&key, false, |_, patience| {
             if let Some(Arrival::Own { mut leaf, .. }) = self.quick_arrive(&key, change.generation)
-                && let Ok(old) = put(&mut leaf, key, value)
+                && let Ok(old) = put(&mut leaf, key, value, &read)
             {
                 return Ok(old);
             }
@@ -54,7 +66,7 @@ impl Tree {
             })?;
             match arrival {
                 Arrival::Own { mut leaf, .. } => {
-                    if let Ok(old) = put(&mut leaf, key, value) {
+                    if let Ok(old) = put(&mut leaf, key, value, &read) {
                         return Ok(old);
                     }
                 }
@@ -64,7 +76,7 @@ impl Tree {
                 Some(level) => self.anchor(&key, level, change.generation, patience)?.filter(|(node, _)| safe(node)),
                 None => None,
             };
-            Descent::begin(self, change, anchor, patience)?.insert(key, value)
+            Descent::begin(self, change, anchor, patience)?.insert(key, value, &read)
         })
     }
 
@@ -74,10 +86,18 @@ impl Tree {
     /// When a node can't be read or allocated; the items are then as they were. When the allocator refuses to take a node
     /// back, the bitmaps contradict the trees; the change may then have happened, and the transaction must not commit.
     pub fn remove(&self, change: &Change<'_>, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
+        self.remove_with(change, key, <[u8]>::to_vec)
+    }
+
+    /// As [`Tree::remove`], and returns what `read` makes of the value. It runs under the leaf's lock, so it must not use a tree.
+    ///
+    /// # Errors
+    /// As those of [`Tree::remove`].
+    pub fn remove_with<R>(&self, change: &Change<'_>, key: &Key, read: impl Fn(&[u8]) -> R) -> Result<Option<R>, TreeError> {
         self.in_attempts(key, true, |complete, patience| {
             match self.quick_arrive(key, change.generation) {
                 Some(Arrival::Own { mut leaf, is_root }) if is_root || leaf.search(key).is_err() || !underfull(&leaf) => {
-                    return Ok(take(&mut leaf, key));
+                    return Ok(take(&mut leaf, key, &read));
                 }
                 Some(Arrival::Frozen(leaf)) if leaf.search(key).is_err() => return Ok(None),
                 _ => {}
@@ -93,7 +113,7 @@ impl Tree {
             match arrival {
                 Arrival::Own { mut leaf, is_root } => {
                     if is_root || leaf.search(key).is_err() || !underfull(&leaf) {
-                        return Ok(take(&mut leaf, key));
+                        return Ok(take(&mut leaf, key, &read));
                     }
                 }
                 Arrival::Frozen(leaf) => {
@@ -106,7 +126,7 @@ impl Tree {
                 Some(level) => self.anchor(key, level, change.generation, patience)?.filter(|(node, _)| safe(node)),
                 None => None,
             };
-            Descent::begin(self, change, anchor, patience)?.remove(key, complete)
+            Descent::begin(self, change, anchor, patience)?.remove(key, complete, &read)
         })
     }
 

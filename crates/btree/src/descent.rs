@@ -85,8 +85,8 @@ impl<'a> Descent<'a> {
         Ok(Descent { tree, change, patience, root: Some(root), node, bounds: Bounds::ALL })
     }
 
-    /// Goes down to the leaf for `key` and puts `value` there.
-    pub(crate) fn insert(mut self, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>, Stop> {
+    /// Goes down to the leaf for `key` and puts `value` there. `read` sees the old value.
+    pub(crate) fn insert<R>(mut self, key: Key, value: &[u8], read: impl Fn(&[u8]) -> R) -> Result<Option<R>, Stop> {
         if !has_room(&self.node, &key, value.len()) {
             self.grow()?;
         }
@@ -98,11 +98,12 @@ impl<'a> Descent<'a> {
             }
             self.enter(child);
         }
-        Ok(put(&mut self.node, key, value).expect("a split makes room"))
+        Ok(put(&mut self.node, key, value, read).expect("a split makes room"))
     }
 
-    /// Goes down to the leaf for `key` and takes the item out. With `complete`, the siblings that could be read were read.
-    pub(crate) fn remove(mut self, key: &Key, complete: bool) -> Result<Option<Vec<u8>>, Stop> {
+    /// Goes down to the leaf for `key` and takes the item out; `read` sees its value. With `complete`, the siblings that could be
+    /// read were read.
+    pub(crate) fn remove<R>(mut self, key: &Key, complete: bool, read: impl Fn(&[u8]) -> R) -> Result<Option<R>, Stop> {
         while self.node.level() > 0 {
             let child = self.child_for_removal(key, complete)?;
             if self.root.is_some() && self.node.count() == 1 {
@@ -110,11 +111,11 @@ impl<'a> Descent<'a> {
                 continue;
             }
             if child.node.level() == 0 {
-                return Ok(self.take_from(child, key)?);
+                return Ok(self.take_from(child, key, read)?);
             }
             self.enter(child);
         }
-        Ok(take(&mut self.node, key))
+        Ok(take(&mut self.node, key, read))
     }
 
     /// Makes `child`, which must be the running transaction's, the node at hand; the parent and the root pointer are
@@ -250,8 +251,8 @@ impl<'a> Descent<'a> {
 
     /// Takes the item out of the leaf below the node at hand; an empty leaf goes, and the root with it if only one child is
     /// left.
-    fn take_from(mut self, mut leaf: Child, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
-        let value = take(&mut leaf.node, key);
+    fn take_from<R>(mut self, mut leaf: Child, key: &Key, read: impl Fn(&[u8]) -> R) -> Result<Option<R>, TreeError> {
+        let value = take(&mut leaf.node, key, read);
         if leaf.node.count() > 0 || self.node.count() == 1 {
             return Ok(value);
         }

@@ -27,23 +27,23 @@ pub(crate) fn underfull(node: &Node) -> bool {
     node.used_bytes() < UNDERFULL_BYTES
 }
 
-/// Puts an item into a leaf, and returns the old value.
-pub(crate) fn put(leaf: &mut Node, key: Key, value: &[u8]) -> Result<Option<Vec<u8>>, NodeFull> {
+/// Puts an item into a leaf, and returns what `read` makes of the old value.
+pub(crate) fn put<R>(leaf: &mut Node, key: Key, value: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, NodeFull> {
     match leaf.search(&key) {
         Ok(index) => {
-            let old = leaf.value(index).to_vec();
+            let old = read(leaf.value(index));
             leaf.replace(index, value).map(|()| Some(old))
         }
         Err(index) => leaf.insert(index, key, value).map(|()| None),
     }
 }
 
-/// Takes an item out of a leaf.
-pub(crate) fn take(leaf: &mut Node, key: &Key) -> Option<Vec<u8>> {
+/// Takes an item out of a leaf, and returns what `read` makes of its value.
+pub(crate) fn take<R>(leaf: &mut Node, key: &Key, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
     let index = leaf.search(key).ok()?;
-    let value = leaf.value(index).to_vec();
+    let old = read(leaf.value(index));
     leaf.remove(index);
-    Some(value)
+    Some(old)
 }
 
 /// Where to split a full node in which `key` has no room: in the middle, or, when `key` belongs behind everything else, so

@@ -10,7 +10,7 @@ fn empty(level: u8) -> Node {
 fn leaf(keys: impl Iterator<Item = u64>, bytes: usize) -> Node {
     let mut node = empty(0);
     for index in keys {
-        put(&mut node, key(index), &value(index, 0, bytes)).expect("the test's items fit");
+        put(&mut node, key(index), &value(index, 0, bytes), <[u8]>::to_vec).expect("the test's items fit");
     }
     node
 }
@@ -37,12 +37,12 @@ fn room_is_judged_to_the_byte() {
     let mut node = leaf(0..4, VALUE_BYTES_MAX);
     let rest = NODE_CAPACITY - 4 * (SLOT_BYTES + VALUE_BYTES_MAX) - SLOT_BYTES;
     assert!(has_room(&node, &key(9), rest) && !has_room(&node, &key(9), rest + 1));
-    assert!(put(&mut node, key(9), &vec![1; rest + 1]).is_err());
-    assert_eq!(put(&mut node, key(9), &vec![1; rest]), Ok(None));
+    assert!(put(&mut node, key(9), &vec![1; rest + 1], <[u8]>::to_vec).is_err());
+    assert_eq!(put(&mut node, key(9), &vec![1; rest], <[u8]>::to_vec), Ok(None));
     // A value may always be replaced by one that isn't longer.
     assert!(has_room(&node, &key(2), VALUE_BYTES_MAX) && !has_room(&node, &key(9), rest + 1));
-    assert_eq!(take(&mut node, &key(9)), Some(vec![1; rest]));
-    assert_eq!(take(&mut node, &key(9)), None);
+    assert_eq!(take(&mut node, &key(9), <[u8]>::to_vec), Some(vec![1; rest]));
+    assert_eq!(take(&mut node, &key(9), <[u8]>::to_vec), None);
     let most = (NODE_CAPACITY / (SLOT_BYTES + ChildPointer::BYTES)) as u64;
     assert!(has_room(&inner(0..most - 1), &key(0), VALUE_BYTES_MAX) && !has_room(&inner(0..most), &key(0), 0));
 }

@@ -59,3 +59,27 @@ impl Iterator for Range<'_> {
 }
 
 impl FusedIterator for Range<'_> {}
+
+impl Tree {
+    /// Shows `visit` the items whose keys lie in `keys`, in order, until it returns false, and copies nothing. It runs under a leaf's
+    /// shared lock, so it must not use a tree. What others change meanwhile appears as in [`Tree::range`].
+    ///
+    /// # Errors
+    /// When a node on the way can't be read.
+    pub fn scan(&self, keys: RangeInclusive<Key>, mut visit: impl FnMut(Key, &[u8]) -> bool) -> Result<(), TreeError> {
+        let (first, last) = keys.into_inner();
+        let mut next = Some(first);
+        while let Some(first) = next.filter(|first| *first <= last) {
+            let Leaf { node: leaf, bounds } = self.leaf(&first)?;
+            let begin = leaf.search(&first).unwrap_or_else(|index| index);
+            for index in begin..leaf.count() {
+                let key = leaf.key(index);
+                if key > last || !visit(key, leaf.value(index)) {
+                    return Ok(());
+                }
+            }
+            next = bounds.upper;
+        }
+        Ok(())
+    }
+}

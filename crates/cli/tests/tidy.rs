@@ -69,6 +69,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/environment/src/lock.rs",
     "crates/environment/src/waking.rs",
     "crates/fuse/src/kernel.rs",
+    "crates/engine/tests/allocations.rs",
     "crates/log/tests/allocations.rs",
     "crates/torture/tests/hostile.rs",
     "crates/fuse/src/transport/ring/kernel_ring.rs",

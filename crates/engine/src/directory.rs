@@ -9,8 +9,8 @@ use crate::types::{Attributes, NewInode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, DirectoryEntry, FileType, FormatError, INODE_NUMBER_END, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
-    SYMLINK_PART_BYTES, Structure, encode_orphan,
+    BlockNumber, FileType, FormatError, INODE_NUMBER_END, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Structure,
+    encode_orphan,
 };
 use std::sync::atomic::Ordering;
 
@@ -101,8 +101,7 @@ impl VolumeInner {
                 operation.put_new(Key::new(number, ItemKind::Symlink, part as u64), bytes)?;
             }
         }
-        let entry = DirectoryEntry { inode: number, file_type: new.file_type, name: name.to_vec() };
-        operation.put_new(Key::new(parent, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        operation.put_entry(parent, slot, (number, new.file_type), name)?;
         self.account_new_entry(&mut state, name, new.file_type);
         operation.put_inode(parent, &state.loggable())?;
         let sequence = operation.log();
@@ -168,8 +167,7 @@ impl VolumeInner {
         state.item.changed = now();
         operation.put_inode(inode, &state.loggable())?;
         let attributes = Attributes::new(inode, &state.item, self.delayed_blocks(inode, state));
-        let entry = DirectoryEntry { inode, file_type, name: name.to_vec() };
-        operation.put_new(Key::new(parent, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        operation.put_entry(parent, slot, (inode, file_type), name)?;
         self.account_new_entry(locked.get(parent), name, file_type);
         operation.put_inode(parent, &locked.get(parent).loggable())?;
         let sequence = operation.log();

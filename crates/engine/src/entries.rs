@@ -8,6 +8,7 @@ use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name, name_slot_range};
+use std::ops::{Range, RangeInclusive};
 
 /// An entry and where it stands.
 #[derive(Clone, Copy)]
@@ -15,6 +16,57 @@ pub(crate) struct FoundEntry {
     pub(crate) slot: u64,
     pub(crate) inode: InodeNumber,
     pub(crate) file_type: FileType,
+}
+
+impl FoundEntry {
+    /// The entry in `slot`, whose item has this value, if its name is `name`.
+    fn if_named(name: &[u8], slot: u64, value: &[u8]) -> std::result::Result<Option<Self>, FormatError> {
+        if DirectoryEntry::name_of(value)? != name {
+            return Ok(None);
+        }
+        let (inode, file_type) = DirectoryEntry::target_of(value)?;
+        Ok(Some(Self { slot, inode, file_type }))
+    }
+}
+
+/// Entries of a directory that are listed at a time.
+const LISTED_ENTRIES: usize = 64;
+
+struct ListedEntry {
+    /// In the part's names.
+    name: Range<usize>,
+    inode: InodeNumber,
+    file_type: FileType,
+    cookie: u64,
+}
+
+/// A part of a listing.
+#[derive(Default)]
+struct ListingPart {
+    names: Vec<u8>,
+    entries: Vec<ListedEntry>,
+}
+
+impl ListingPart {
+    fn push(&mut self, item: &DirectoryItem<'_>) {
+        let start = self.names.len();
+        self.names.extend_from_slice(item.name);
+        let DirectoryItem { inode, file_type, cookie, .. } = *item;
+        self.entries.push(ListedEntry { name: start..self.names.len(), inode, file_type, cookie });
+    }
+
+    fn items(&self) -> impl Iterator<Item = DirectoryItem<'_>> {
+        self.entries.iter().map(|entry| {
+            let ListedEntry { ref name, inode, file_type, cookie } = *entry;
+            DirectoryItem { name: &self.names[name.clone()], inode, file_type, cookie }
+        })
+    }
+}
+
+/// Keys of the entries after `cookie`. Cookies are slot + 3: 0 to 2 belong to the start, `.` and `..`.
+fn listing_keys(directory: InodeNumber, cookie: u64) -> RangeInclusive<Key> {
+    let key = |slot| Key::new(directory, ItemKind::DirectoryEntry, slot);
+    key(cookie.saturating_sub(2))..=key(u64::MAX)
 }
 
 /// Fails for a name that no entry can have.
@@ -35,17 +87,15 @@ impl VolumeInner {
         let keys =
             Key::new(directory, ItemKind::DirectoryEntry, *slots.start())..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
         let mut free = Some(*slots.start());
-        for item in self.files.range(keys) {
-            let (key, value) = item?;
-            if DirectoryEntry::name_of(&value)? == name {
-                let entry = DirectoryEntry::decode(&value)?;
-                return Ok((Some(FoundEntry { slot: key.offset, inode: entry.inode, file_type: entry.file_type }), free));
-            }
-            if free == Some(key.offset) {
+        let mut found = Ok(None);
+        self.files.scan(keys, |key, value| {
+            found = FoundEntry::if_named(name, key.offset, value);
+            if free == Some(key.offset) && matches!(found, Ok(None)) {
                 free = (key.offset < *slots.end()).then_some(key.offset + 1);
             }
-        }
-        Ok((None, free))
+            matches!(found, Ok(None))
+        })?;
+        Ok((found?, free))
     }
 
     /// The entry with this name, or `NotFound`.
@@ -121,22 +171,51 @@ impl VolumeInner {
         if state.file_type() != FileType::Directory {
             return Err(Error::NotDirectory);
         }
-        // Cookies are slot + 3: 0 to 2 belong to the start, `.` and `..`.
-        let first = cookie.saturating_sub(2);
-        let keys = Key::new(directory, ItemKind::DirectoryEntry, first)..=Key::new(directory, ItemKind::DirectoryEntry, u64::MAX);
-        for item in self.files.range(keys) {
+        for item in self.files.range(listing_keys(directory, cookie)) {
             let (key, value) = item?;
-            let entry = DirectoryEntry::decode(&value)?;
-            // No hash has a slot so high; the file tree's root stands for the place.
-            let cookie = key.offset.checked_add(3).ok_or_else(|| {
-                let problem = format!("inode {directory}: a name in the impossible slot {}", key.offset);
-                FormatError::new(Structure::Item, self.files.root().block, problem)
-            })?;
-            if !take(DirectoryItem { name: &entry.name, inode: entry.inode, file_type: entry.file_type, cookie }) {
+            if !take(self.listed_item(&key, &value)?) {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// What a listing says of the entry with this key and item value.
+    fn listed_item<'v>(&self, key: &Key, value: &'v [u8]) -> Result<DirectoryItem<'v>> {
+        let (inode, file_type) = DirectoryEntry::target_of(value)?;
+        // No hash has a slot so high; the file tree's root stands for the place.
+        let cookie = key.offset.checked_add(3).ok_or_else(|| {
+            let problem = format!("inode {}: a name in the impossible slot {}", key.inode, key.offset);
+            FormatError::new(Structure::Item, self.files.root().block, problem)
+        })?;
+        Ok(DirectoryItem { name: DirectoryEntry::name_of(value)?, inode, file_type, cookie })
+    }
+
+    /// Fills `part` with the entries after `cookie`, and takes a reference for each.
+    fn list_part(&self, directory: InodeNumber, cookie: u64, part: &mut ListingPart) -> Result<()> {
+        part.names.clear();
+        part.entries.clear();
+        let inode = self.inodes.get(directory);
+        let state = self.read_inode(&inode)?;
+        if state.file_type() != FileType::Directory {
+            return Err(Error::NotDirectory);
+        }
+        let mut damage = None;
+        let scanned = self.files.scan(listing_keys(directory, cookie), |key, value| {
+            match self.listed_item(&key, value) {
+                Ok(item) => {
+                    self.inodes.retain(item.inode);
+                    part.push(&item);
+                }
+                Err(error) => damage = Some(error),
+            }
+            damage.is_none() && part.entries.len() < LISTED_ENTRIES
+        });
+        match damage.or(scanned.err().map(Error::from)) {
+            // What comes before it is a listing.
+            Some(error) if part.entries.is_empty() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// As [`VolumeInner::read_directory`], with attributes; each entry that `take` accepts gets a reference.
@@ -146,23 +225,19 @@ impl VolumeInner {
         cookie: u64,
         take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool,
     ) -> Result<()> {
-        let mut cookie = cookie;
+        let (mut cookie, mut part) = (cookie, ListingPart::default());
         loop {
-            // A batch of entries under the directory's lock, each with a reference; their attributes afterwards, since an
+            // A part of the entries under the directory's lock, each with a reference; their attributes afterwards, since an
             // inode is never locked inside a directory out of order.
-            let mut batch: Vec<(Vec<u8>, InodeNumber, FileType, u64)> = Vec::new();
-            self.read_directory(directory, cookie, &mut |item| {
-                self.inodes.retain(item.inode);
-                batch.push((item.name.to_vec(), item.inode, item.file_type, item.cookie));
-                batch.len() < 64
-            })?;
-            let Some(&(_, _, _, last)) = batch.last() else { return Ok(()) };
+            self.list_part(directory, cookie, &mut part)?;
+            let Some(last) = part.entries.last().map(|entry| entry.cookie) else { return Ok(()) };
             let (mut taking, mut taken_before) = (true, false);
             let mut failure = None;
-            for (name, inode, file_type, cookie) in batch {
+            for item in part.items() {
+                let inode = item.inode;
                 let taken = taking
                     && match self.attributes_in(directory, inode) {
-                        Ok(attributes) => take(DirectoryItem { name: &name, inode, file_type, cookie }, &attributes),
+                        Ok(attributes) => take(item, &attributes),
                         Err(error) => {
                             // What was taken before is a listing; the next one begins here and reports it.
                             failure = failure.or((!taken_before).then_some(error));

@@ -217,15 +217,18 @@ impl WriteGuard<'_> {
     }
 }
 
+/// A rename locks so many: two directories and what both names stand for.
+const LOCKED_MAX: usize = 4;
+
 /// Exclusive access to several inodes.
 pub(crate) struct LockedInodes<'a> {
-    guards: Vec<(InodeNumber, WriteGuard<'a>)>,
+    guards: [Option<(InodeNumber, WriteGuard<'a>)>; LOCKED_MAX],
 }
 
 impl LockedInodes<'_> {
     /// The state of one of them.
     pub(crate) fn get(&mut self, number: InodeNumber) -> &mut InodeState {
-        let (_, guard) = self.guards.iter_mut().find(|(n, _)| *n == number).expect("only locked inodes are asked for");
+        let (_, guard) = self.guards.iter_mut().flatten().find(|(n, _)| *n == number).expect("only locked inodes are asked for");
         guard
     }
 }
@@ -371,12 +374,16 @@ impl VolumeInner {
         if in_use { Ok(()) } else { Err(Error::NotFound) }
     }
 
-    /// Locks several inodes exclusively, in ascending order; the same one may be named twice.
+    /// Locks up to four inodes exclusively, in ascending order; the same one may be named twice.
     pub(crate) fn lock_inodes<'a>(&self, inodes: &[&'a Arc<Inode>]) -> Result<LockedInodes<'a>> {
-        let mut sorted: Vec<&Arc<Inode>> = inodes.to_vec();
-        sorted.sort_by_key(|inode| inode.number);
-        sorted.dedup_by_key(|inode| inode.number);
-        let guards = sorted.into_iter().map(|inode| Ok((inode.number, self.write_inode(inode)?))).collect::<Result<_>>()?;
-        Ok(LockedInodes { guards })
+        assert!(inodes.len() <= LOCKED_MAX, "{} inodes to lock at once", inodes.len());
+        let mut locked = LockedInodes { guards: [const { None }; LOCKED_MAX] };
+        let mut before = None;
+        for guard in &mut locked.guards {
+            let Some(inode) = inodes.iter().filter(|inode| Some(inode.number) > before).min_by_key(|inode| inode.number) else { break };
+            *guard = Some((inode.number, self.write_inode(inode)?));
+            before = Some(inode.number);
+        }
+        Ok(locked)
     }
 }

@@ -11,7 +11,10 @@ use crate::transaction::Handle;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_btree::Change;
-use cairn_format::{BlockRange, EntryFlags, Extent, ExtentKind, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES};
+use cairn_format::{
+    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileType, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq,
+    TREE_FILES,
+};
 use cairn_log::{Batch, DataWrite};
 use cairn_space::{Request, Reservation, Urgency};
 
@@ -129,19 +132,20 @@ impl Operation<'_> {
 
     /// Changes the tree, and logs the item unless the tree had it as it is: then an earlier operation has logged it, or a
     /// superblock covers it. What the tree did not have need not be logged at all if it is removed soon.
-    fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<Option<Vec<u8>>> {
+    /// Returns whether the tree had the item already.
+    fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<bool> {
         self.changed = true;
         let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
-        let old = self.volume.files.insert(&change, key, value)?;
-        if old.is_none() {
-            self.volume.inode_count.note_new(&key);
+        let was_the_same = self.volume.files.insert_with(&change, key, value, |old| old == value)?;
+        match was_the_same {
+            None => {
+                self.volume.inode_count.note_new(&key);
+                self.batch.put_new(TREE_FILES, key, value, flags);
+            }
+            Some(false) => self.batch.put(TREE_FILES, key, value, flags),
+            Some(true) => {}
         }
-        match &old {
-            None => self.batch.put_new(TREE_FILES, key, value, flags),
-            Some(old) if old != value => self.batch.put(TREE_FILES, key, value, flags),
-            Some(_) => {}
-        }
-        Ok(old)
+        Ok(was_the_same.is_some())
     }
 
     /// Inserts or replaces an item.
@@ -151,14 +155,27 @@ impl Operation<'_> {
 
     /// Inserts an item that did not exist.
     pub(crate) fn put_new(&mut self, key: Key, value: &[u8]) -> Result<()> {
-        let old = self.insert(key, value, EntryFlags::default())?;
-        debug_assert!(old.is_none(), "{key:?} existed");
+        let existed = self.insert(key, value, EntryFlags::default())?;
+        debug_assert!(!existed, "{key:?} existed");
         Ok(())
     }
 
     /// Inserts or replaces an inode's attributes.
     pub(crate) fn put_inode(&mut self, inode: InodeNumber, item: &InodeItem) -> Result<()> {
         self.put(Key::new(inode, ItemKind::Inode, 0), &item.encode())
+    }
+
+    /// Inserts or replaces the entry in `slot` of a directory: `name` stands for `inode`.
+    pub(crate) fn put_entry(
+        &mut self,
+        directory: InodeNumber,
+        slot: u64,
+        (inode, file_type): (InodeNumber, FileType),
+        name: &[u8],
+    ) -> Result<()> {
+        let mut buffer = [0; DirectoryEntry::BYTES_MAX];
+        let value = DirectoryEntry::encode_in(&mut buffer, inode, file_type, name);
+        self.put(Key::new(directory, ItemKind::DirectoryEntry, slot), value)
     }
 
     /// Inserts or replaces an extent item. Says nothing to the allocator.
@@ -173,7 +190,7 @@ impl Operation<'_> {
     pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
         self.changed = true;
         let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
-        if self.volume.files.remove(&change, &key)?.is_some() {
+        if self.volume.files.remove_with(&change, &key, |_| ())?.is_some() {
             self.volume.inode_count.note_gone(&key);
             self.batch.delete(TREE_FILES, key);
         }

@@ -13,7 +13,7 @@ use crate::types::{NewInode, RenameMode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{BlockNumber, DirectoryEntry, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key, Structure};
+use cairn_format::{BlockNumber, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key, Structure};
 use std::sync::Arc;
 
 /// Deeper than any path can be made in practice: a longer chain of parents is a cycle.
@@ -229,8 +229,7 @@ impl VolumeInner {
             Some((left, number)) => Some((number, self.put_left(operation, locked, (old, source.slot), left, number)?)),
             None => None,
         };
-        let entry = DirectoryEntry { inode: source.inode, file_type: source.file_type, name: new.name.to_vec() };
-        operation.put(Key::new(new.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        operation.put_entry(new.directory, slot, (source.inode, source.file_type), new.name)?;
         self.account_new_entry(locked.get(new.directory), new.name, source.file_type);
         let state = locked.get(source.inode);
         state.item.changed = now();
@@ -252,8 +251,7 @@ impl VolumeInner {
     ) -> Result<InodeItem> {
         let item = self.new_item(locked.get(old.directory), old.directory, left, 1, operation);
         operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
-        let entry = DirectoryEntry { inode: number, file_type: left.file_type, name: old.name.to_vec() };
-        operation.put(Key::new(old.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+        operation.put_entry(old.directory, slot, (number, left.file_type), old.name)?;
         self.account_new_entry(locked.get(old.directory), old.name, left.file_type);
         Ok(item)
     }
@@ -266,8 +264,7 @@ impl VolumeInner {
         (new, target): (Place<'_>, FoundEntry),
     ) -> Result<()> {
         for (place, slot, gone, comes) in [(old, source.slot, source, target), (new, target.slot, target, source)] {
-            let entry = DirectoryEntry { inode: comes.inode, file_type: comes.file_type, name: place.name.to_vec() };
-            operation.put(Key::new(place.directory, ItemKind::DirectoryEntry, slot), &entry.encode())?;
+            operation.put_entry(place.directory, slot, (comes.inode, comes.file_type), place.name)?;
             self.account_removed_entry(locked.get(place.directory), place.name, gone.file_type);
             self.account_new_entry(locked.get(place.directory), place.name, comes.file_type);
             let state = locked.get(comes.inode);

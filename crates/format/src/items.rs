@@ -210,13 +210,26 @@ impl DirectoryEntry {
     /// Longest name in bytes.
     pub const NAME_BYTES_MAX: usize = 255;
 
+    /// Bytes of the longest item value.
+    pub const BYTES_MAX: usize = Self::NAME_AT + Self::NAME_BYTES_MAX;
+
     /// Item value.
+    ///
+    /// # Panics
+    /// When the name is longer than [`Self::NAME_BYTES_MAX`].
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(Self::NAME_AT + self.name.len());
-        bytes.extend_from_slice(&self.inode.0.to_le_bytes());
-        bytes.push(self.file_type as u8);
-        bytes.extend_from_slice(&self.name);
-        bytes
+        Self::encode_in(&mut [0; Self::BYTES_MAX], self.inode, self.file_type, &self.name).to_vec()
+    }
+    /// Item value of an entry with these fields, in `buffer`.
+    ///
+    /// # Panics
+    /// When the name is longer than [`Self::NAME_BYTES_MAX`].
+    pub fn encode_in<'a>(buffer: &'a mut [u8; Self::BYTES_MAX], inode: InodeNumber, file_type: FileType, name: &[u8]) -> &'a [u8] {
+        let value = &mut buffer[..Self::NAME_AT + name.len()];
+        value[..8].copy_from_slice(&inode.0.to_le_bytes());
+        value[8] = file_type as u8;
+        value[Self::NAME_AT..].copy_from_slice(name);
+        value
     }
     /// The name in an item value, without copying.
     ///
@@ -234,13 +247,21 @@ impl DirectoryEntry {
     /// # Errors
     /// Impossible name, type or inode number.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
-        let name = Self::name_of(value)?.to_vec();
+        let (inode, file_type) = Self::target_of(value)?;
+        Ok(Self { inode, file_type, name: Self::name_of(value)?.to_vec() })
+    }
+    /// What the name in an item value stands for, without copying the name.
+    ///
+    /// # Errors
+    /// As [`DirectoryEntry::decode`].
+    pub fn target_of(value: &[u8]) -> Result<(InodeNumber, FileType), FormatError> {
+        Self::name_of(value)?;
         let inode = InodeNumber(u64::from_le_bytes(value[..8].try_into().expect("a name follows")));
         let file_type = FileType::from_u8(value[8]).ok_or_else(|| damaged(&format!("directory entry of type {}", value[8])))?;
         if inode != INODE_ROOT && !(INODE_FIRST..INODE_NUMBER_END).contains(&inode.0) {
             return Err(damaged(&format!("directory entry of the impossible inode {inode}")));
         }
-        Ok(Self { inode, file_type, name })
+        Ok((inode, file_type))
     }
 }
 
