@@ -37,6 +37,7 @@ mod shutdown;
 mod shuttle_tests;
 mod statistics;
 mod storage_room;
+mod sync;
 mod throttle;
 mod transaction;
 mod truncate;

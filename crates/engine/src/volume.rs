@@ -34,7 +34,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, NODE_BLOCKS, Superblock, Timestamp};
-use cairn_log::{Log, LogError, RequestTimer};
+use cairn_log::{Log, LogError};
 use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -64,7 +64,7 @@ pub(crate) struct BitmapSlot {
 /// State of the background threads.
 pub(crate) struct Work {
     pub(crate) unpin: VecDeque<Generation>,
-    stop: bool,
+    pub(crate) stop: bool,
 }
 
 /// The parts of an open volume.
@@ -194,47 +194,6 @@ impl VolumeInner {
         }
     }
 
-    /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all the same.
-    pub(crate) fn write_back_all(&self) -> Result<()> {
-        let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
-        let mut result = Ok(());
-        for inode in inodes {
-            let one = match self.write_back(&inode, Effort::Writeback) {
-                Ok(()) => self.log_attributes(&inode).map(drop),
-                error => error,
-            };
-            match one {
-                Ok(()) | Err(Error::NotFound) => {}
-                Err(error) => result = result.and(Err(error)),
-            }
-        }
-        result
-    }
-
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.check_alive()?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        self.settle_all()
-    }
-
-    /// Writes everything that is dirty and makes it durable. Data on its way with somebody's fsync may fail meanwhile; then it
-    /// is dirty again, and written again.
-    fn settle_all(&self) -> Result<()> {
-        loop {
-            let losses = self.log.data_losses();
-            let timer = RequestTimer::begin();
-            let written = self.write_back_all();
-            // One file that can't be written keeps nothing else from becoming durable.
-            self.log.wait_durable_since(timer, self.log.last())?;
-            written?;
-            if losses == self.log.data_losses() {
-                return Ok(());
-            }
-        }
-    }
-
     fn run_committer(&self) {
         let interval = self.options.background.then_some(self.options.commit_interval);
         while self.signal.wait(interval).is_some() {
@@ -249,28 +208,6 @@ impl VolumeInner {
                 Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
                 Err(error) => tracing::error!("commit failed: {error}"),
             }
-        }
-    }
-
-    /// Not the commit thread's work: logging what was written may have to wait for a commit.
-    fn run_writeback(&self) {
-        let mut work = self.work.lock();
-        loop {
-            let start = clock::now_monotonic();
-            while start.elapsed() < self.options.commit_interval && !work.stop {
-                let left = self.options.commit_interval.saturating_sub(start.elapsed());
-                self.work_changed.wait_for(&mut work, left);
-            }
-            if work.stop {
-                return;
-            }
-            drop(work);
-            if !self.failed.load(Ordering::Acquire)
-                && let Err(error) = self.write_back_all()
-            {
-                tracing::warn!("dirty data could not be written yet: {error}");
-            }
-            work = self.work.lock();
         }
     }
 

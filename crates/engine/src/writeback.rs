@@ -120,14 +120,21 @@ impl VolumeInner {
         self.write_back(inode, Effort::Writeback)
     }
 
-    /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable. Returns the operation
-    /// to wait for, and the data on its way, of which nobody has seen the end yet: the extents mutex is held.
-    fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<(LogSeq, Vec<Arc<DataTicket>>)> {
-        let _extents = inode.extents.lock();
+    /// Logs all data of the file that is dirty now. If it is little, writing it is left to the log, unless that has much to
+    /// write already. Returns how many blocks the log is to write. The extents mutex is held.
+    pub(crate) fn write_back_with_group(&self, inode: &Arc<Inode>) -> Result<u64> {
         self.settle_flights(inode)?;
         let pages = self.read_inode(inode)?.pages.dirty();
         let little = pages <= WITH_GROUP_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
         self.write_back_by(inode, Effort::Writeback, if little { Delivery::WithGroup } else { Delivery::Here })?;
+        Ok(if little { pages } else { 0 })
+    }
+
+    /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable. Returns the operation
+    /// to wait for, and the data on its way, of which nobody has seen the end yet: the extents mutex is held.
+    fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<(LogSeq, Vec<Arc<DataTicket>>)> {
+        let _extents = inode.extents.lock();
+        self.write_back_with_group(inode)?;
         let state = self.read_inode(inode)?;
         Ok((state.last, state.flights.iter().map(|flight| Arc::clone(&flight.ticket)).collect()))
     }
@@ -452,6 +459,13 @@ impl VolumeInner {
 
     /// Logs the inode's attributes if memory has newer ones.
     pub(crate) fn log_attributes(&self, inode: &Arc<Inode>) -> Result<LogSeq> {
+        {
+            let state = self.read_inode(inode)?;
+            if !state.size_dirty && !state.times_dirty {
+                self.unlist_clean(inode, &state);
+                return Ok(state.last);
+            }
+        }
         let mut operation = self.begin(1, 0, Effort::Writeback)?;
         let mut state = self.write_inode(inode)?;
         if state.size_dirty || state.times_dirty {
