@@ -14,6 +14,7 @@ mod daemon;
 mod image;
 mod logging;
 mod making;
+mod memory;
 mod mount_end;
 mod mount_error;
 mod mount_options;

@@ -135,7 +135,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "data_cache",
         values: "SIZE",
-        help: "memory for file data read or written lately, 0 for none (default 64M, or 1/32 of the machine's)",
+        help: "memory for file data read or written lately, 0 for none (default: 1/32 of the machine's or its control group's, at most 512M)",
         set: |settings, value| {
             settings.data_cache = Some(value.parse().ok()?);
             Some(())

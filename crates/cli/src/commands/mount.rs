@@ -10,7 +10,7 @@ use crate::mount_end::{self, EndOnSignal};
 use crate::mount_options::{self, Flush, MountSettings};
 use crate::progress::ProgressBar;
 use crate::size::Size;
-use crate::{daemon, logging, mount_error, output};
+use crate::{daemon, logging, memory, mount_error, output};
 use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
@@ -153,6 +153,7 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     }
     logging::start();
     daemon::raise_open_files_limit();
+    memory::keep_out_of_reclaim();
     let nowhere = daemon::Nowhere::open()?;
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
     let volume = open_volume(&image, settings)?;
@@ -182,15 +183,6 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     Ok(interrupted.exit_code())
 }
 
-/// Clean file data gets one part in so many of the machine's memory at most, unless the user says how much.
-const DATA_CACHE_SHARE: u64 = 32;
-
-/// The machine's memory.
-fn memory_bytes() -> u64 {
-    let system = rustix::system::sysinfo();
-    system.totalram.saturating_mul(system.mem_unit.into())
-}
-
 /// Where the disk that holds the image has no room for what a mount must write, the volume is opened for reading, and `settings` say so.
 fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Volume> {
     let mode = if settings.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
@@ -206,10 +198,7 @@ fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Vo
         Flush::Each => FlushPolicy::Each,
     };
     options.fsync_wait = settings.fsync_wait;
-    options.data_cache_bytes = match settings.data_cache {
-        Some(size) => size.bytes,
-        None => options.data_cache_bytes.min(memory_bytes() / DATA_CACHE_SHARE),
-    };
+    memory::share(&mut options, memory::available_bytes(), settings.data_cache.map(|size| size.bytes));
     let volume = match open_with_progress(Arc::clone(&device), options.clone()) {
         Err(cairn_engine::Error::StorageFull(_)) if !settings.read_only => {
             output::tell(&format_args!(
