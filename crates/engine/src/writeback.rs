@@ -27,7 +27,7 @@ use crate::storage_room::StorageRoom;
 use crate::types::{Completion, FsyncKind};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
-use cairn_blockdev::SharedBlocks;
+use cairn_blockdev::{SetWrite, SharedBlocks};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS,
     checksum,
@@ -307,8 +307,9 @@ impl VolumeInner {
         Ok(self.space.allocate_data(&extra, 1, None)?)
     }
 
-    /// Writes; neighbours on the device go in one write, as far as that is not too long.
+    /// Writes; neighbours on the device go in one write, as far as that is not too long. All writes are under way together.
     fn write_data(&self, parts: &[Part]) -> Result<()> {
+        let mut writes = Vec::new();
         for run in parts.chunk_by(|(before, _), (after, _)| before.end() == after.start) {
             let mut rest = run;
             while let Some((first, _)) = rest.first() {
@@ -318,12 +319,13 @@ impl VolumeInner {
                     bytes <= WRITE_BYTES_MAX
                 };
                 let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-                let buffers: Vec<&[u8]> = now.iter().map(|(_, data)| &data[..]).collect();
-                self.noted(self.device.write(first.start.offset_bytes(), &buffers).map_err(Error::from))?;
+                let buffers = now.iter().map(|(_, data)| &data[..]).collect();
+                writes.push(SetWrite { offset_bytes: first.start.offset_bytes(), buffers });
                 rest = later;
             }
         }
-        Ok(())
+        let results = self.device.write_set(&writes);
+        results.into_iter().fold(Ok(()), |all, result| all.and(self.noted(result.map_err(Error::from))))
     }
 
     fn insert_pieces(
