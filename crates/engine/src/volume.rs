@@ -34,7 +34,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Generation, INODE_ROOT, InodeNumber, NODE_BLOCKS, Superblock, Timestamp};
-use cairn_log::{Log, LogError};
+use cairn_log::{CallerLeads, Log, LogError};
 use cairn_space::{Reclaimer, Space};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -157,6 +157,9 @@ impl SharedSignal {
         }
     }
 }
+
+/// A thread that others wait for may wait for a flush that takes no longer than this.
+const SHORT_FLUSH_TIME: Duration = Duration::from_millis(1);
 
 /// So many empty files fit, about, into the room of a block: an inode and a name each, in leaves that are half to wholly full.
 const INODES_PER_BLOCK: u64 = 8;
@@ -612,7 +615,20 @@ impl Volume {
 
     /// Makes an inode durable; `completion` runs once that is known, on this thread or another, and no lock is held then.
     pub fn fsync(&self, inode: InodeNumber, kind: FsyncKind, completion: Completion) {
-        self.shared.inner.fsync(inode, kind, completion);
+        self.shared.inner.fsync(inode, kind, CallerLeads::UntilSeveralWait, completion);
+    }
+
+    /// Whether an fsync has little to prepare: it writes no data by itself, and nobody works on the file at this moment.
+    pub fn is_little_to_sync(&self, inode: InodeNumber) -> bool {
+        self.shared.inner.is_little_to_sync(inode)
+    }
+
+    /// As [`Volume::fsync`], on a thread that others wait for: it leads for no other fsync, and if it has no time to `flush`, or a flush
+    /// takes long on this device, not for its own.
+    pub fn fsync_briefly(&self, inode: InodeNumber, kind: FsyncKind, flush: bool, completion: Completion) {
+        let inner = &self.shared.inner;
+        let leads = flush && inner.device.flush_time() <= SHORT_FLUSH_TIME;
+        inner.fsync(inode, kind, if leads { CallerLeads::Once } else { CallerLeads::Never }, completion);
     }
 }
 

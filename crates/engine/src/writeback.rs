@@ -32,7 +32,7 @@ use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS,
     checksum,
 };
-use cairn_log::{DataTicket, DataWrite, LogError, RequestTimer};
+use cairn_log::{CallerLeads, DataTicket, DataWrite, LogError, RequestTimer};
 use cairn_space::{Request, Reservation};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,6 +47,9 @@ const BATCH_PIECES: usize = 16;
 const SHORT_PIECE_BLOCKS: u64 = 4;
 /// An fsync of up to so many pages leaves writing them to the log.
 const WITH_GROUP_PAGES_MAX: u64 = 64;
+/// An fsync of so many pages takes so little time before its wait that a thread others wait for may do it: their checksums
+/// and their items, some µs each.
+const BRIEF_FSYNC_PAGES_MAX: u64 = 4;
 /// Unwritten blocks in the log from which on nothing is left to it.
 const WITH_GROUP_BLOCKS_MAX: u64 = 4096;
 
@@ -324,8 +327,11 @@ impl VolumeInner {
                 rest = later;
             }
         }
-        let results = self.device.write_set(&writes);
-        results.into_iter().fold(Ok(()), |all, result| all.and(self.noted(result.map_err(Error::from))))
+        let mut outcome = Ok(());
+        for result in self.device.write_set(&writes) {
+            outcome = outcome.and(self.noted(result.map_err(Error::from)));
+        }
+        outcome
     }
 
     fn insert_pieces(
@@ -435,6 +441,18 @@ impl VolumeInner {
         !to_log && !to_write && self.check_alive().is_ok() && self.log.durable() >= state.last
     }
 
+    /// Whether an fsync has little to prepare: its data goes with the group, and nobody works on the file now. Waits for nobody.
+    pub(crate) fn is_little_to_sync(&self, number: InodeNumber) -> bool {
+        let inode = self.inodes.get(number);
+        if inode.extents.try_lock().is_none() {
+            return false;
+        }
+        let Some(state) = self.try_read_inode_in_use(&inode) else { return false };
+        let pages = state.pages.dirty();
+        let little = pages <= BRIEF_FSYNC_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
+        little && state.truncated_from.is_none()
+    }
+
     /// Logs what fsync must make durable, and writes what doesn't go with the group.
     fn prepare_fsync(&self, number: InodeNumber, kind: FsyncKind) -> Result<Prepared> {
         self.check_alive()?;
@@ -480,7 +498,7 @@ impl VolumeInner {
     }
 
     /// Makes the file durable; `completion` runs when it is, on this thread or another.
-    pub(crate) fn fsync(&self, number: InodeNumber, kind: FsyncKind, completion: Completion) {
+    pub(crate) fn fsync(&self, number: InodeNumber, kind: FsyncKind, leads: CallerLeads, completion: Completion) {
         let timer = RequestTimer::begin();
         match self.prepare_fsync(number, kind) {
             Ok(prepared) => {
@@ -494,7 +512,7 @@ impl VolumeInner {
                         prepared.inode.try_release_written(&dirty_inodes);
                     }
                 };
-                self.log.on_durable_since(timer, target, Box::new(ended));
+                self.log.on_durable_since(timer, target, Box::new(ended), leads);
             }
             Err(error) => completion(Err(error)),
         }

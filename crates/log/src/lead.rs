@@ -45,6 +45,8 @@ pub(crate) enum Leader<'a> {
     Blocked(&'a Arc<Slot>),
     /// A thread that brought a callback and has other things to do.
     Passing,
+    /// The same, and others wait for the thread: one round, which it has begun or not.
+    Once(&'a Cell<bool>),
     /// The log's worker.
     Worker,
 }
@@ -255,6 +257,7 @@ impl Shared {
         let stays = match leader {
             Leader::Blocked(slot) => group.waits(slot),
             Leader::Passing => !group.several_wait() && group.callback_waits(),
+            Leader::Once(has_begun) => !has_begun.replace(true),
             // To wake somebody first would only be later.
             Leader::Worker => true,
         };

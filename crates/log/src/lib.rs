@@ -78,7 +78,7 @@ pub use crate::batch::Batch;
 pub use crate::data::{DataTicket, DataWrite};
 pub use crate::error::{CommitReason, LogError, ReplayError};
 pub use crate::gathering::FlushPolicy;
-pub use crate::log::{CommitRequest, Cut, DurableCallback, Log, LogOptions, LogStart};
+pub use crate::log::{CallerLeads, CommitRequest, Cut, DurableCallback, Log, LogOptions, LogStart};
 pub use crate::replay::{Replay, ReplayObserver, ReplayPhase, ReplayedCheckpoint, replay};
 pub use crate::stages::{RequestTimer, StageTime};
 pub use crate::statistics::LogStatistics;

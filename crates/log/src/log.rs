@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::data::{DataQueue, DataWrite};
 use crate::error::{CommitReason, LogError};
 use crate::gathering::{FlushPolicy, Gathering};
-use crate::group::{Group, Registered, Slot, Waiter, Wake};
+use crate::group::{Group, Registered, Slot, Successor, Waiter, Wake};
 use crate::lead::Leader;
 use crate::ring::Ring;
 use crate::shared::{CacheAligned, ItemList, Shared};
@@ -16,6 +16,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_may_block, thread};
 use cairn_format::{BLOCK_SIZE, Generation, Geometry, LogPosition, LogSeq, VolumeId};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,6 +27,17 @@ const WORKERS: usize = 2;
 
 /// Called when an operation is durable, or never will be.
 pub type DurableCallback = Box<dyn FnOnce(Result<(), LogError>) + Send>;
+/// What a thread that brings a callback may be used for, when nobody leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallerLeads {
+    /// It leads until several others wait.
+    UntilSeveralWait,
+    /// It leads for its own operation; others wait for the thread.
+    Once,
+    /// For nothing that takes time: a worker of the log leads.
+    Never,
+}
+
 /// Asks for a transaction commit. Never blocks; the log holds no lock meanwhile.
 pub type CommitRequest = Box<dyn Fn(CommitReason) + Send + Sync>;
 
@@ -277,18 +289,23 @@ impl Log {
     /// Calls `callback` when the operation `target` is durable: at once if it is, otherwise later, on whichever thread
     /// makes it durable. If nobody is making anything durable, the calling thread does, until several others wait. Callbacks run one after the other, without a lock held: they must be short and must not wait.
     pub fn on_durable(&self, target: LogSeq, callback: DurableCallback) {
-        self.on_durable_since(RequestTimer::begin(), target, callback);
+        self.on_durable_since(RequestTimer::begin(), target, callback, CallerLeads::UntilSeveralWait);
     }
 
-    /// As [`Log::on_durable`], for a request that began earlier: its stages are measured from then on.
-    pub fn on_durable_since(&self, timer: RequestTimer, target: LogSeq, callback: DurableCallback) {
+    /// As [`Log::on_durable`], for a request that began earlier: its stages are measured from then on. `leads` says what the calling
+    /// thread may be used for.
+    pub fn on_durable_since(&self, timer: RequestTimer, target: LogSeq, callback: DurableCallback, leads: CallerLeads) {
         assert_may_block(None);
         let registration = self.shared.stages.register(timer);
         match self.shared.register(target, Waiter::Callback(callback, registration)) {
             Registered::Finished(waiter, outcome) => waiter.finish(outcome.map(|()| Ending::Immediate), &self.shared.stages),
             Registered::Waiting => {}
             Registered::Appointed(successor) => self.shared.inform(Some(successor)),
-            Registered::Lead => self.shared.lead(Leader::Passing),
+            Registered::Lead => match leads {
+                CallerLeads::UntilSeveralWait => self.shared.lead(Leader::Passing),
+                CallerLeads::Once => self.shared.lead(Leader::Once(&Cell::new(false))),
+                CallerLeads::Never => self.shared.inform(Some(Successor::Worker)),
+            },
         }
     }
 

@@ -1,6 +1,6 @@
 //! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which the
 //! scheduler reports.
-use crate::{Batch, CommitReason, DataTicket, DataWrite, FlushPolicy, Log, LogError, LogOptions, LogStart};
+use crate::{Batch, CallerLeads, CommitReason, DataTicket, DataWrite, FlushPolicy, Log, LogError, LogOptions, LogStart, RequestTimer};
 use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, FlushFence, MemoryDevice, Operation};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
@@ -64,6 +64,11 @@ fn insert(log: &Log, items: u64) -> LogSeq {
     log.insert(&mut batch)
 }
 
+/// What the thread `index` may be used for.
+fn leads(index: u64) -> CallerLeads {
+    [CallerLeads::UntilSeveralWait, CallerLeads::Once, CallerLeads::Never][index as usize % 3]
+}
+
 fn callback(done: &Arc<AtomicU64>) -> Box<dyn FnOnce(Result<(), LogError>) + Send> {
     let done = Arc::clone(done);
     Box::new(move |outcome| {
@@ -84,7 +89,7 @@ fn leadership_is_handed_over_and_nobody_sleeps_for_ever() {
                     for round in 0..2 {
                         let sequence = insert(&log, 1);
                         if (index + round) % 3 == 0 {
-                            log.on_durable(sequence, callback(&done));
+                            log.on_durable_since(RequestTimer::begin(), sequence, callback(&done), leads(index));
                         } else {
                             log.wait_durable(sequence).unwrap();
                             assert!(log.durable() >= sequence);
@@ -345,7 +350,7 @@ fn on_a_slow_device(flush: FlushPolicy, end: End) {
                     told.fetch_add(1, Ordering::SeqCst);
                 };
                 if (index + round) % 2 == 0 {
-                    log.on_durable(sequence, Box::new(tell));
+                    log.on_durable_since(RequestTimer::begin(), sequence, Box::new(tell), leads(index));
                 } else {
                     tell(log.wait_durable(sequence));
                 }

@@ -24,8 +24,9 @@ fn fsync_kind(data_only: bool) -> FsyncKind {
     if data_only { FsyncKind::DataOnly } else { FsyncKind::Full }
 }
 
-/// Longest READ that is answered where it arrived: others of the same CPU wait meanwhile.
-const AT_ONCE_BYTES_MAX: usize = 128 << 10;
+/// Longest READ that is answered where it arrived. Others of the same CPU wait meanwhile, but a worker would take as much of
+/// that CPU's time, and a hand-over besides.
+const AT_ONCE_BYTES_MAX: usize = TRANSFER_BYTES_MAX;
 
 impl VolumeHandler {
     pub(super) fn handle_data(&self, header: &RequestHeader, operation: Operation<'_>, reply: Reply) {
@@ -95,6 +96,12 @@ impl VolumeHandler {
                 if self.volume.is_durable(node, fsync_kind(data_only)) =>
             {
                 self.fsync(node, data_only, reply);
+                AtOnce::Answered
+            }
+            Operation::Fsync { data_only } if self.volume.is_little_to_sync(node) => {
+                let flush = reply.has_time();
+                let completion = Box::new(move |result| answer_status(reply, result));
+                self.volume.fsync_briefly(node, fsync_kind(data_only), flush, completion);
                 AtOnce::Answered
             }
             _ => AtOnce::Left(reply),

@@ -35,7 +35,7 @@ pub type HandlerFailure = Box<dyn std::error::Error + Send + Sync>;
 /// What became of a request that was to be answered without waiting.
 #[derive(Debug)]
 pub enum AtOnce {
-    /// It is answered.
+    /// It is answered, or will be.
     Answered,
     /// Its answer takes more.
     Left(Reply),
@@ -61,8 +61,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers `request` through `reply`, now or later, on this thread or another.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
-    /// As [`Handler::handle`], if the answer takes nothing but memory: it waits neither for the device nor for long. Otherwise
-    /// says what to do, and nothing has happened.
+    /// As [`Handler::handle`], if what is done here takes nothing but memory: it waits neither for the device nor for long, unless
+    /// [`Reply::has_time`]. The answer may come later, from elsewhere. Otherwise says what to do, and nothing has happened.
     fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> AtOnce {
         AtOnce::Left(reply)
     }

@@ -96,6 +96,10 @@ impl Reply {
             Some(Route::Ring(ring)) => ring.queue.requests_wait(),
         }
     }
+    /// Whether the thread that the request came to may take as long as a flush for it: requests come there one by one.
+    pub fn has_time(&self) -> bool {
+        matches!(&self.route, Some(Route::Ring(ring)) if ring.has_time())
+    }
     /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the answer.
     pub fn invalidate_attributes(&self, node: u64) {
         // A negative offset means: no data.

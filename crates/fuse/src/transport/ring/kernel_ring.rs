@@ -286,6 +286,11 @@ impl KernelRing {
         Ok(())
     }
 
+    /// How many requests have arrived and were not taken yet.
+    pub fn arrived_requests(&self) -> usize {
+        self.arrived.iter().filter(|arrival| matches!(arrival, Arrival::Request { .. })).count()
+    }
+
     /// What has arrived and was not taken yet.
     pub fn next(&mut self) -> Option<Arrival> {
         self.arrived.pop_front()

@@ -31,6 +31,9 @@ use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+/// Requests that came one by one after which the next ones are taken to do so, too.
+const ROUNDS_ALONE: usize = 16;
+
 /// What comes back from work on the entry `index`.
 #[derive(Debug)]
 struct Returned {
@@ -53,6 +56,8 @@ pub struct Queue {
     sleeping: AtomicBool,
     waker: Arc<OwnedFd>,
     in_work: AtomicUsize,
+    /// How often in a row not more than one request was in work.
+    rounds_alone: AtomicUsize,
     entry_count: usize,
     channel: Arc<Channel>,
 }
@@ -64,6 +69,7 @@ impl Queue {
             sleeping: AtomicBool::new(false),
             waker: Arc::clone(ring.waker()),
             in_work: AtomicUsize::new(0),
+            rounds_alone: AtomicUsize::new(0),
             entry_count: ring.entry_count(),
             channel: Arc::clone(channel),
         }
@@ -72,6 +78,11 @@ impl Queue {
     /// The connection, for what does not travel over the ring.
     pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
+    }
+
+    /// Whether requests have come one by one for a while, so that nobody else is kept waiting by the thread.
+    fn is_one_by_one(&self) -> bool {
+        self.in_work.load(Ordering::Acquire) == 1 && self.rounds_alone.load(Ordering::Relaxed) >= ROUNDS_ALONE
     }
 
     /// Whether requests wait, for a free entry of this queue or at the device.
@@ -99,6 +110,11 @@ pub struct RingReply {
 }
 
 impl RingReply {
+    /// Whether the thread of the queue may take its time for this request.
+    pub fn has_time(&self) -> bool {
+        self.queue.is_one_by_one()
+    }
+
     /// Where a result of `length_bytes` may be put at once.
     pub fn room(&mut self, length_bytes: usize) -> Option<&mut [u8]> {
         self.memory.as_mut()?.payload_mut().get_mut(..length_bytes)
@@ -262,10 +278,13 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
             return;
         }
         queue.sleeping.store(false, Ordering::SeqCst);
+        // All that are here count, before the first is served.
+        let in_work = ring.arrived_requests() + queue.in_work.fetch_add(ring.arrived_requests(), Ordering::AcqRel);
+        let rounds_alone = if in_work <= 1 { queue.rounds_alone.load(Ordering::Relaxed) + 1 } else { 0 };
+        queue.rounds_alone.store(rounds_alone, Ordering::Relaxed);
         while let Some(arrival) = ring.next() {
             match arrival {
                 Arrival::Request { index, memory } => {
-                    queue.in_work.fetch_add(1, Ordering::AcqRel);
                     let arrived = Arrived { queue: Arc::clone(queue), index, memory };
                     if !may_wait(arrived.opcode()) {
                         arrived.serve(handler);
