@@ -73,7 +73,7 @@ pub(super) fn of(gathered: &Gathered, nodes: &[LostNode], salvaged: &Salvaged) -
     (findings, losses)
 }
 
-/// What one inode's own counters tell.
+/// What one inode's own counters tell. A damaged one may say any number.
 fn of_one(number: u64, inode: &Inode, gaps: &Gaps<'_>, findings: &mut Vec<Finding>, losses: &mut Losses) {
     if !inode.can_be_kept() {
         return;
@@ -86,13 +86,13 @@ fn of_one(number: u64, inode: &Inode, gaps: &Gaps<'_>, findings: &mut Vec<Findin
     };
     let names = item.entries.saturating_sub(inode.entries.len() as u64);
     if inode.file_type() == Some(FileType::Directory) && names > 0 && gaps.of(number, ItemKind::DirectoryEntry) {
-        losses.names += names;
+        losses.names = losses.names.saturating_add(names);
         let problem = format!("{names} of {} names in this directory", item.entries);
         findings.push(finding(PassId::Namespace, Structure::Directory, problem).of(number));
     }
     let blocks = item.blocks.saturating_sub(inode.extents.values().map(|extent| extent.blocks).sum());
     if inode.file_type() == Some(FileType::Regular) && blocks > 0 && gaps.of(number, ItemKind::Extent) {
-        losses.data_blocks += blocks;
+        losses.data_blocks = losses.data_blocks.saturating_add(blocks);
         let problem = format!("{blocks} of {} blocks of this file", item.blocks);
         findings.push(finding(PassId::Items, Structure::Data, problem).of(number));
     }

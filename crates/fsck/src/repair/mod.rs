@@ -87,7 +87,8 @@ pub(crate) fn rebuild(checker: &Checker<'_>, given_up: &BTreeSet<u64>) -> Result
     drop(collector);
     let (mut lost, mut losses) = losses::of(&gathered, &checker.lost_nodes, &salvaged);
     extents::sort_out(&mut gathered, &checker.reader);
-    losses.data_blocks += extents::drop_damaged(&mut gathered, &checker.reader, given_up);
+    let dropped = extents::drop_damaged(&mut gathered, &checker.reader, given_up);
+    losses.data_blocks = losses.data_blocks.saturating_add(dropped);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let rules = amend::Rules { hash_seed: checker.superblock.hash_seed, generation };
