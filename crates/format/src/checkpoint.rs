@@ -9,8 +9,9 @@
 //! covers header and entries.
 //!
 //! Replay accepts a checkpoint only if its checksum holds, its epoch is the superblock's, its sequence is the one
-//! expected, its generation is not smaller than its predecessor's, and, unless a later checkpoint's
-//! `flushed_sequence` or the superblock covers it, all data extents marked [`EntryFlags::NEW_DATA`] verify.
+//! expected, its generation is not smaller than its predecessor's, it doesn't rely on a superblock newer than the one that
+//! replay found, and, unless a later checkpoint's `flushed_sequence` or the superblock covers it, all data extents marked
+//! [`EntryFlags::NEW_DATA`] verify.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, LogSeq, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure, node::VALUE_BYTES_MAX};
@@ -40,8 +41,9 @@ pub struct RawCheckpoint {
     pub next_inode: U64,
     /// Number of entries.
     pub entries: U32,
-    /// Zero; reserved.
-    pub reserved: U32,
+    /// How many generations its own is above that of the newest superblock known to be durable when it was written; 0 if that
+    /// is not said.
+    pub superblock_distance: U32,
 }
 
 /// Opens an entry.
@@ -114,6 +116,16 @@ pub struct CheckpointHeader {
     pub last_operation: LogSeq,
     /// Next inode number at that time.
     pub next_inode: u64,
+    /// Newest superblock known to be durable when this was written: items that its trees have may be in no checkpoint from here
+    /// on. 0: not said.
+    pub superblock: Generation,
+}
+
+impl CheckpointHeader {
+    /// What the checkpoint says of [`CheckpointHeader::superblock`]: nothing of what doesn't fit.
+    fn superblock_distance(&self) -> u32 {
+        self.generation.0.checked_sub(self.superblock.0).and_then(|distance| u32::try_from(distance).ok()).unwrap_or(0)
+    }
 }
 
 /// Collects entries and makes the blocks of a checkpoint, in memory of the caller.
@@ -172,7 +184,7 @@ impl<'m> CheckpointBuilder<'m> {
             last_operation: U64::new(header.last_operation.0),
             next_inode: U64::new(header.next_inode),
             entries: U32::new(self.entries),
-            reserved: U32::ZERO,
+            superblock_distance: U32::new(header.superblock_distance()),
         };
         let bytes = &mut self.memory[..self.length_bytes.next_multiple_of(BLOCK_SIZE)];
         bytes[..HEADER_BYTES].copy_from_slice(common.as_bytes());
@@ -216,6 +228,13 @@ impl Checkpoint {
         if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
             return fail(format!("impossible counter {counter}"));
         }
+        let superblock = match raw.superblock_distance.get() {
+            0 => 0,
+            distance => match common.generation.get().checked_sub(distance.into()) {
+                Some(superblock) => superblock,
+                None => return fail(format!("generation {} relies on a superblock {distance} before it", common.generation)),
+            },
+        };
         let checkpoint = Self {
             header: CheckpointHeader {
                 sequence: raw.sequence.get(),
@@ -224,6 +243,7 @@ impl Checkpoint {
                 flushed_sequence: raw.flushed_sequence.get(),
                 last_operation: LogSeq(raw.last_operation.get()),
                 next_inode: raw.next_inode.get(),
+                superblock: Generation(superblock),
             },
             bytes,
             entries: raw.entries.get(),

@@ -104,13 +104,13 @@ proptest! {
     }
 
     #[test]
-    fn checkpoint_round_trip(entries in proptest::collection::vec((any::<u64>(), any::<u8>(), any::<u64>(), 0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60), damage in any::<Option<(u16, u8)>>()) {
+    fn checkpoint_round_trip(entries in proptest::collection::vec((any::<u64>(), any::<u8>(), any::<u64>(), 0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60), superblock in 0u64..8, damage in any::<Option<(u16, u8)>>()) {
         let mut memory = vec![0xee; 16 * BLOCK_SIZE];
         let mut builder = CheckpointBuilder::new(&mut memory);
         for (inode, kind, offset, flags, value) in &entries {
             builder.push(CheckpointEntry { tree: TREE_FILES, key: Key { inode: *inode, kind: *kind, offset: *offset }, flags: EntryFlags(*flags), value });
         }
-        let header = CheckpointHeader { sequence: 5, log_epoch: 2, generation: Generation(8), flushed_sequence: 4, last_operation: LogSeq(77), next_inode: 12 };
+        let header = CheckpointHeader { sequence: 5, log_epoch: 2, generation: Generation(8), flushed_sequence: 4, last_operation: LogSeq(77), next_inode: 12, superblock: Generation(superblock) };
         let blocks = builder.blocks();
         let mut bytes = builder.finish(&header, VOLUME, 33).to_vec();
         prop_assert_eq!(Checkpoint::blocks_announced(&bytes), Some(blocks));

@@ -61,7 +61,8 @@ fn structs_are_as_documented() {
         mode, uid, gid, links, size, blocks, device, parent, entries, generation, accessed_seconds, modified_seconds,
         changed_seconds, created_seconds, accessed_ns, modified_ns, changed_ns, created_ns, flags, reserved
     });
-    let checkpoint = fields!(RawCheckpoint { sequence, log_epoch, flushed_sequence, last_operation, next_inode, entries, reserved });
+    let checkpoint =
+        fields!(RawCheckpoint { sequence, log_epoch, flushed_sequence, last_operation, next_inode, entries, superblock_distance });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });
     let structs = [
         ("Header", header),
@@ -176,10 +177,12 @@ fn a_checkpoint_is_header_checkpoint_header_entries() {
         flushed_sequence: 1,
         last_operation: LogSeq(2),
         next_inode: 4,
+        superblock: Generation(1),
     };
     let bytes = builder.finish(&header, VolumeId([7; 16]), 12);
     assert_eq!((bytes.len(), &bytes[..4], &bytes[32..40]), (BLOCK_SIZE, &b"CRNL"[..], &word(12)[..]));
     assert_eq!((&bytes[48..56], &bytes[56..64]), (&word(A)[..], &word(B)[..]));
+    assert_eq!(bytes[92..96], [2, 0, 0, 0]);
     let entry = CHECKPOINT_HEADER_BYTES;
     assert_eq!((entry, ENTRY_HEADER_BYTES), (96, 32));
     assert_eq!((bytes[entry + 24], bytes[entry + 26], bytes[entry + 27], &bytes[entry + 32..entry + 35]), (3, 80, 2, &b"abc"[..]));

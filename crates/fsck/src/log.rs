@@ -2,7 +2,7 @@
 //!
 //! The chain starts at the superblock's tail. It ends, without anything being wrong, at the first block that does not
 //! continue it: a crash leaves such ends. An end is damage only if a later checkpoint proves that the missing one had
-//! been flushed.
+//! been flushed, or if a checkpoint relies on a superblock that is newer than the one found.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::{Reader, read_data};
@@ -37,6 +37,8 @@ pub(crate) struct Chain {
     pub(crate) stopped: String,
     /// Whether it ended because the device failed.
     pub(crate) unreadable: bool,
+    /// A checkpoint that relies on a superblock newer than the one found.
+    pub(crate) proof: Option<CheckpointHeader>,
 }
 
 /// `blocks` blocks of the ring from `ring_block` on, going round at its end.
@@ -77,12 +79,17 @@ enum Step {
 /// Walks the chain; says nothing about the data of its extents.
 pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
     let (mut block, mut sequence) = (superblock.log_tail.block, superblock.log_tail.sequence);
-    let mut chain = Chain { links: Vec::new(), end_block: 0, end_sequence: 0, blocks: 0, stopped: String::new(), unreadable: false };
+    let mut chain =
+        Chain { links: Vec::new(), end_block: 0, end_sequence: 0, blocks: 0, stopped: String::new(), unreadable: false, proof: None };
     loop {
         let generation_min = chain.links.last().map(|link| link.header.generation);
         let step = match next_checkpoint(reader, superblock, block, reader.geometry.log_blocks - chain.blocks) {
             Step::Link(checkpoint) if checkpoint.header.sequence != sequence => {
                 Step::End(format!("sequence {} instead of {sequence}", checkpoint.header.sequence))
+            }
+            Step::Link(checkpoint) if checkpoint.header.superblock > superblock.generation => {
+                chain.proof = Some(checkpoint.header);
+                Step::End("a superblock is missing".into())
             }
             Step::Link(checkpoint) if Some(checkpoint.header.generation) < generation_min => {
                 Step::End(format!("generation {} after a newer one", checkpoint.header.generation))
@@ -155,8 +162,16 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut chain = walk(&reader, &checker.superblock);
     if chain.unreadable {
         checker.found(finding(Severity::Error, chain.end_block, format!("cannot be read: {}", chain.stopped)));
-    } else if let Some(proof) = later_checkpoint(&reader, &checker.superblock, &chain) {
-        let problem = format!("checkpoint {} was flushed, as checkpoint {proof} says, but is lost: {}", chain.end_sequence, chain.stopped);
+    } else if let Some(proof) = chain.proof.or_else(|| later_checkpoint(&reader, &checker.superblock, &chain)) {
+        let (missing, newest) = (chain.end_sequence, checker.superblock.generation);
+        let problem = if proof.superblock > newest {
+            let (superblock, sequence) = (proof.superblock, proof.sequence);
+            format!(
+                "the superblock of generation {superblock} was flushed, as checkpoint {sequence} says, but is lost: {newest} is the newest"
+            )
+        } else {
+            format!("checkpoint {missing} was flushed, as checkpoint {} says, but is lost: {}", proof.sequence, chain.stopped)
+        };
         checker.found(finding(Severity::Error, chain.end_block, problem));
     }
     if chain.end_sequence > COUNTER_WRITABLE_MAX && checker.superblock.log_tail.sequence <= COUNTER_WRITABLE_MAX {
@@ -182,8 +197,8 @@ fn finding(severity: Severity, ring_block: u64, problem: impl Into<String>) -> F
     Finding::new(PassId::Log, severity, Structure::Checkpoint, problem).at(ring_block)
 }
 
-/// The sequence of a valid checkpoint behind the chain's end which says that the missing one had been flushed.
-fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain) -> Option<u64> {
+/// A valid checkpoint behind the chain's end which says that the missing one, or a newer superblock, had been flushed.
+fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain) -> Option<CheckpointHeader> {
     let log_blocks = reader.geometry.log_blocks;
     let (mut block, mut left) = (chain.end_block, log_blocks - chain.blocks);
     while left > 0 && !superblock.clean {
@@ -196,8 +211,9 @@ fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain)
             }
             if let Step::Link(checkpoint) = next_checkpoint(reader, superblock, ring_block, room) {
                 let header = checkpoint.header;
-                if header.sequence > chain.end_sequence && header.flushed_sequence >= chain.end_sequence {
-                    return Some(header.sequence);
+                let is_proof = header.flushed_sequence >= chain.end_sequence || header.superblock > superblock.generation;
+                if header.sequence > chain.end_sequence && is_proof {
+                    return Some(header);
                 }
             }
         }

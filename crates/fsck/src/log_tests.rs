@@ -13,6 +13,7 @@ struct Logged {
     generation: u64,
     epoch: u64,
     flushed: u64,
+    superblock: u64,
 }
 
 impl Logged {
@@ -22,7 +23,15 @@ impl Logged {
         volume.superblock.clean = false;
         volume.write();
         let LogPosition { block, sequence } = volume.superblock.log_tail;
-        Self { ring_block: block, sequence, generation: 6, epoch: volume.superblock.log_epoch, flushed: sequence - 1, volume }
+        Self {
+            ring_block: block,
+            sequence,
+            generation: 6,
+            epoch: volume.superblock.log_epoch,
+            flushed: sequence - 1,
+            superblock: 0,
+            volume,
+        }
     }
 
     /// Appends a checkpoint that puts (or removes) these items.
@@ -40,6 +49,7 @@ impl Logged {
             flushed_sequence: self.flushed,
             last_operation: LogSeq(1),
             next_inode: self.volume.superblock.next_inode,
+            superblock: Generation(self.superblock),
         };
         let bytes = builder.finish(&header, VOLUME, self.ring_block);
         let (log, at) = (self.volume.superblock.geometry.log(), self.ring_block);
@@ -98,6 +108,31 @@ fn the_state_after_replay_is_judged() {
     log.append(&[log.inode(FILE), (Key::new(FILE, ItemKind::Extent, 30), None, EntryFlags::default())]);
     log.volume.assert_clean();
     assert_eq!(log.volume.check().statistics.data_blocks, 25);
+}
+
+#[test]
+fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
+    let newest = Logged::new().volume.superblock.generation.0;
+    // In the chain, and behind its end.
+    for gap in [0, 1] {
+        for (superblock, is_lost) in [(0, false), (newest, false), (newest + 1, true)] {
+            let mut log = Logged::new();
+            (log.superblock, log.generation) = (newest, newest + 1);
+            let inode = log.inode(FILE);
+            log.append(std::slice::from_ref(&inode));
+            (log.superblock, log.generation) = (superblock, newest + 2);
+            log.ring_block += gap;
+            log.sequence += gap;
+            log.append(&[inode]);
+            if is_lost {
+                log.volume.assert_error("but is lost");
+                log.volume.assert_error(&format!("the superblock of generation {superblock} was flushed"));
+            } else {
+                log.volume.assert_clean();
+            }
+            assert_eq!(log.replayable(), if is_lost || gap > 0 { 1 } else { 2 });
+        }
+    }
 }
 
 #[test]
@@ -234,6 +269,7 @@ fn an_entry_of_another_tree_is_an_error() {
         flushed_sequence: 0,
         last_operation: LogSeq(1),
         next_inode: 17,
+        superblock: Generation(0),
     };
     let bytes = builder.finish(&header, VOLUME, log.ring_block);
     log.volume.write_block(BlockNumber(log.volume.superblock.geometry.log().start.0 + log.ring_block), bytes);

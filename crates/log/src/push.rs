@@ -8,7 +8,7 @@ use crate::stages::RoundTimes;
 use cairn_blockdev::{BlockBuffer, SetWrite};
 use cairn_environment::atomic::Ordering;
 use cairn_environment::clock;
-use cairn_format::{BLOCK_SIZE, CheckpointHeader, LogSeq};
+use cairn_format::{BLOCK_SIZE, CheckpointHeader, Generation, LogSeq};
 use std::time::Duration;
 
 /// A push found no room.
@@ -27,6 +27,7 @@ struct Taken {
     /// The last operation in them.
     last: LogSeq,
     flushed_sequence: u64,
+    superblock: Generation,
     relief: Option<CommitReason>,
 }
 
@@ -117,7 +118,13 @@ impl Shared {
             let request = ring.request_room(list.current.blocks());
             return Err(NoRoom { commits: ring.commits, reason, request });
         }
-        let mut taken = Taken { contexts: Vec::new(), last: list.last, flushed_sequence: ring.flushed_sequence, relief: None };
+        let mut taken = Taken {
+            contexts: Vec::new(),
+            last: list.last,
+            flushed_sequence: ring.flushed_sequence,
+            superblock: ring.superblock,
+            relief: None,
+        };
         if needed == 0 {
             // The operations since the last push undid each other.
             let written_sequence = ring.written_sequence;
@@ -148,6 +155,7 @@ impl Shared {
                 flushed_sequence: taken.flushed_sequence,
                 last_operation: context.last,
                 next_inode,
+                superblock: taken.superblock,
             };
             let mut buffer = self.buffers.take(context.blocks() as usize * BLOCK_SIZE);
             context.format(&mut buffer, lost).finish(&header, self.volume, place.ring_block);

@@ -2,7 +2,8 @@
 //!
 //! 1. Walk the chain from the superblock's `log_tail`: each checkpoint must be whole (checksum, volume, address), of the
 //!    superblock's epoch, the next in sequence, and of no older generation than the one before it. The first that is not
-//!    ends the chain: it was being written when the power failed, or never was.
+//!    ends the chain: it was being written when the power failed, or never was. One that relies on a newer superblock than the
+//!    one found ends it, too: that superblock was durable and is lost, and items that only its trees had are in no checkpoint.
 //! 2. The newest `flushed_sequence` in the chain says up to where a flush was seen to end; the superblock says the same for
 //!    checkpoints of its generation and older ones. The others may be whole although their data is not: the blocks of
 //!    every extent marked `NEW_DATA` are read and compared with the checksums in its item. The first checkpoint whose
@@ -69,8 +70,8 @@ pub struct Replay<'d> {
     pub next_inode: u64,
     /// Why the chain ends where it ends; for messages.
     pub stopped: String,
-    /// A checkpoint behind the end proves that what is missing there had been flushed: the log is damaged, and what was
-    /// acknowledged is lost. Says so in words.
+    /// A checkpoint proves that what is missing at the end, or a superblock, had been flushed: what was acknowledged is lost.
+    /// Says so in words.
     pub lost: Option<String>,
 }
 
@@ -97,7 +98,7 @@ pub fn replay<'d>(
     // 0 stands for "no checkpoint".
     replay.end.sequence = replay.end.sequence.max(1);
     replay.walk(superblock.log_epoch, observe)?;
-    if !superblock.clean {
+    if !superblock.clean && replay.lost.is_none() {
         replay.search_behind_end(superblock.log_epoch, observe)?;
     }
     replay.verify_data(observe)?;
@@ -122,6 +123,10 @@ impl<'d> Replay<'d> {
                     return Ok(());
                 }
             };
+            if self.relies_on_lost(&found.header) {
+                self.stopped = "a superblock is missing".into();
+                return Ok(());
+            }
             if self.applies(&found) {
                 for entry in checkpoint.entries() {
                     self.extent_of(&found, &entry)?;
@@ -134,8 +139,20 @@ impl<'d> Replay<'d> {
         }
     }
 
-    /// Looks for a valid checkpoint behind the chain's end which says that the missing one had been flushed. A crash leaves
-    /// none, since the missing one was not.
+    /// Whether the superblock found is older than one that was durable when this checkpoint was written. Remembers it.
+    fn relies_on_lost(&mut self, header: &CheckpointHeader) -> bool {
+        let is_lost = header.superblock > self.superblock_generation;
+        if is_lost {
+            self.lost = Some(format!(
+                "the superblock of generation {} was flushed, as checkpoint {} says, but is lost: the newest one is of generation {}",
+                header.superblock, header.sequence, self.superblock_generation
+            ));
+        }
+        is_lost
+    }
+
+    /// Looks for a valid checkpoint behind the chain's end which says that the missing one, or a newer superblock, had been
+    /// flushed. A crash leaves none, since it was not.
     fn search_behind_end(&mut self, epoch: u64, observe: &mut ReplayObserver<'_>) -> Result<(), ReplayError> {
         let log_blocks = self.ring.geometry.log_blocks;
         let mut left = log_blocks - self.chain.iter().map(|checkpoint| checkpoint.blocks).sum::<u64>();
@@ -147,8 +164,11 @@ impl<'d> Replay<'d> {
             for (bytes, index) in bytes.chunks_exact(BLOCK_SIZE).zip(0..) {
                 let announced = self.ring.announced(bytes, block + index, epoch, self.end.sequence);
                 let Some(announced) = announced.filter(|&announced| announced <= left - index) else { continue };
-                if let Ok(checkpoint) = self.ring.read_checkpoint(block + index, announced)?
-                    && checkpoint.header.sequence > self.end.sequence
+                let Ok(checkpoint) = self.ring.read_checkpoint(block + index, announced)? else { continue };
+                if self.relies_on_lost(&checkpoint.header) {
+                    return Ok(());
+                }
+                if checkpoint.header.sequence > self.end.sequence
                     && (self.end.sequence..checkpoint.header.sequence).contains(&checkpoint.header.flushed_sequence)
                 {
                     let (missing, proof) = (self.end.sequence, checkpoint.header.sequence);

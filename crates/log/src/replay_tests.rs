@@ -43,6 +43,33 @@ fn the_chain_is_followed_around_the_end_of_the_ring() {
 }
 
 #[test]
+fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
+    let volume = Volume::new();
+    let generation = volume.superblock.generation;
+    volume.log.wait_durable(volume.put(1, b"first")).unwrap();
+    let committed = generation.next();
+    let cut = volume.log.cut(committed.next());
+    volume.put(2, b"second");
+    volume.log.super_committed(committed);
+    let superblock = Superblock { generation: committed, log_tail: cut.position, ..volume.superblock.clone() };
+    volume.log.wait_durable(volume.put(3, b"third")).unwrap();
+    let device = volume.durable_device();
+
+    let found = replay(&device, &superblock).unwrap();
+    assert_eq!((found.chain.len(), &found.lost), (1, &None));
+    assert_eq!(found.chain[0].header.superblock, committed);
+    // With the superblock before it, what the newer one's trees have is in no checkpoint.
+    let found = replay(&device, &volume.superblock).unwrap();
+    assert_eq!(found.chain.len(), 1);
+    assert!(found.lost.as_ref().is_some_and(|lost| lost.contains("the superblock of generation")), "{:?}", found.lost);
+    // The same where the chain ends before.
+    device.corrupt(ring_offset(found.chain[0].ring_block) + 130, 1, 1);
+    let found = replay(&device, &volume.superblock).unwrap();
+    assert_eq!(found.chain.len(), 0);
+    assert!(found.lost.is_some());
+}
+
+#[test]
 fn a_checkpoint_may_cross_the_end_of_the_ring() {
     let superblock = Superblock { log_tail: LogPosition { block: LOG_BLOCKS - 2, sequence: 1 }, ..superblock() };
     let volume = Volume::mount(Volume::new().device, superblock, quiet_options());

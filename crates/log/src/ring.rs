@@ -36,6 +36,8 @@ pub(crate) struct Ring {
     pub(crate) written_sequence: u64,
     pub(crate) flushed_sequence: u64,
     pub(crate) written_last: LogSeq,
+    /// The newest superblock known to be durable; 0 before the first commit of a mount.
+    pub(crate) superblock: Generation,
     pending: VecDeque<PendingCut>,
     /// Calls of `super_committed` so far.
     pub(crate) commits: u64,
@@ -57,6 +59,7 @@ impl Ring {
             written_sequence: start.sequence - 1,
             flushed_sequence: start.sequence - 1,
             written_last: LogSeq(0),
+            superblock: Generation(0),
             pending: VecDeque::new(),
             commits: 0,
             wraps: 0,
@@ -124,6 +127,7 @@ impl Ring {
             covered = cut.last;
         }
         self.written_last = self.written_last.max(covered);
+        self.superblock = self.superblock.max(generation);
         self.commits += 1;
         self.pressure_requested = false;
         self.room_requested = false;

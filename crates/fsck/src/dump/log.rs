@@ -38,6 +38,8 @@ pub struct CheckpointDump {
     pub flushed_sequence: u64,
     pub last_operation: u64,
     pub next_inode: u64,
+    /// Generation of the superblock that it relies on; 0: not said.
+    pub superblock: u64,
     pub entries: Vec<EntryDump>,
 }
 
@@ -78,6 +80,7 @@ pub fn dump_log(device: &dyn BlockDevice) -> Result<LogDump, FsckError> {
             flushed_sequence: link.header.flushed_sequence,
             last_operation: link.header.last_operation.0,
             next_inode: link.header.next_inode,
+            superblock: link.header.superblock.0,
             entries: checkpoint.entries().map(entry).collect(),
         });
     }
@@ -98,7 +101,7 @@ impl fmt::Display for LogDump {
         for checkpoint in &self.checkpoints {
             writeln!(
                 f,
-                "checkpoint {} at ring block {}, {} blocks: generation {}, flushed {}, last operation {}, next inode {}, {} entries",
+                "checkpoint {} at ring block {}, {} blocks: generation {}, flushed {}, last operation {}, next inode {}, superblock {}, {} entries",
                 checkpoint.sequence,
                 checkpoint.ring_block,
                 checkpoint.blocks,
@@ -106,6 +109,7 @@ impl fmt::Display for LogDump {
                 checkpoint.flushed_sequence,
                 checkpoint.last_operation,
                 checkpoint.next_inode,
+                checkpoint.superblock,
                 checkpoint.entries.len()
             )?;
             for entry in &checkpoint.entries {

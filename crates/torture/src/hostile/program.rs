@@ -400,6 +400,7 @@ impl Draft<'_> {
             flushed_sequence: if self.input.byte().is_multiple_of(2) { sequence - 1 } else { self.number(sequence) },
             last_operation: cairn_format::LogSeq(last.as_ref().map_or(1, |last| last.header.last_operation.0.saturating_add(1))),
             next_inode: superblock.next_inode.saturating_add(64),
+            superblock: superblock.generation,
         };
         let bytes = builder.finish(&header, superblock.volume, block);
         for (index, bytes) in bytes.chunks_exact(BLOCK_SIZE).enumerate() {
