@@ -29,7 +29,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FlushPolicy {
     /// It waits when a flush takes at least 2 ms, others are expected, and waiting for them was found to pay. Groups overlap when
-    /// a flush takes 0.4 to 2 ms, and that was found to pay.
+    /// a flush takes 0.05 to 2 ms, a good part of the time between two groups, and that was found to pay.
     #[default]
     Auto,
     /// When others are expected, however fast the device is, and whether it pays or not.
@@ -43,7 +43,12 @@ pub enum FlushPolicy {
 /// Below this a flush is too cheap to wait for company, and groups may overlap instead,
 const FLUSH_TIME_MIN: Duration = Duration::from_millis(2);
 /// but not below this: then it takes no longer than to wake the threads that would work meanwhile.
-const OVERLAP_FLUSH_TIME_MIN: Duration = Duration::from_micros(400);
+const OVERLAP_FLUSH_TIME_MIN: Duration = Duration::from_micros(50);
+/// Below this they overlap only if a flush takes a good part of the time between two groups: of large groups most is writing, and
+/// several at once are in each other's way.
+const SHORT_FLUSH_TIME: Duration = Duration::from_micros(400);
+/// That part is one of so many.
+const SHORT_FLUSH_PART: u32 = 5;
 /// Nobody waits for company longer than so many flush times, after which a flush is only a small part of the whole,
 const WAIT_MAX_FLUSHES: u32 = 48;
 /// nor longer than this.
@@ -80,6 +85,7 @@ enum Way {
 #[derive(Clone, Copy, Debug, Default)]
 struct Served {
     count: f64,
+    groups: f64,
     seconds: f64,
 }
 
@@ -88,12 +94,18 @@ impl Served {
     fn add(&mut self, count: usize, time: Duration) {
         let kept = (1.0 - count as f64 / 384.0).max(0.75);
         self.count = self.count * kept + count as f64;
+        self.groups = self.groups * kept + 1.0;
         self.seconds = self.seconds * kept + time.as_secs_f64();
     }
 
     /// Requests per second, once there were any.
     fn rate(&self) -> Option<f64> {
         (self.seconds > 0.0).then(|| self.count / self.seconds)
+    }
+
+    /// From the close of a group to the next one's, once there were any.
+    fn interval(&self) -> Option<Duration> {
+        (self.groups > 0.0).then(|| Duration::from_secs_f64(self.seconds / self.groups))
     }
 }
 
@@ -201,10 +213,20 @@ impl Gathering {
         }
     }
 
+    /// Whether a flush is too small a part of the time between groups for them to overlap.
+    fn flush_is_small_part(&self, flush_time: Duration) -> bool {
+        let interval = self.apart.interval();
+        flush_time < SHORT_FLUSH_TIME && interval.is_some_and(|interval| flush_time * SHORT_FLUSH_PART < interval)
+    }
+
     /// The way for the next group: apart, or `alternative`.
     fn choose(&mut self, alternative: Way, flush_time: Duration) -> Way {
         if self.policy == FlushPolicy::Coordinate {
             return Way::Together;
+        }
+        if alternative == Way::Overlapping && self.flush_is_small_part(flush_time) {
+            self.trial = None;
+            return Way::Apart;
         }
         match self.trial.take_if(|(way, _)| *way == Way::Apart || *way == alternative) {
             Some((way, left)) if left > 0 => {

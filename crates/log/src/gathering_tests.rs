@@ -377,5 +377,10 @@ fn groups_overlap_while_that_serves_more() {
     // Below some flush time it is not even tried.
     let cheap = OVERLAP_FLUSH_TIME_MIN - Duration::from_nanos(1);
     assert_eq!(overlapping_groups(cheap, 1200, 800), 0);
-    assert!(overlapping_groups(OVERLAP_FLUSH_TIME_MIN, 1200, 800) > 950);
+    // Nor while a short flush is a small part of the time between groups.
+    for (flush_time, most_us) in [(OVERLAP_FLUSH_TIME_MIN, 250), (Duration::from_micros(120), 600)] {
+        assert!(overlapping_groups(flush_time, most_us * 4 / 5, most_us / 2) > 950);
+        assert_eq!(overlapping_groups(flush_time, most_us * 5 / 4, most_us / 2), 0);
+    }
+    assert!(overlapping_groups(SHORT_FLUSH_TIME, 4000, 2000) > 950);
 }
