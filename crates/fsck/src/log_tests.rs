@@ -125,12 +125,14 @@ fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
             log.sequence += gap;
             log.append(&[inode]);
             if is_lost {
-                log.volume.assert_error("but is lost");
                 log.volume.assert_error(&format!("the superblock of generation {superblock} was flushed"));
             } else {
                 log.volume.assert_clean();
             }
             assert_eq!(log.replayable(), if is_lost || gap > 0 { 1 } else { 2 });
+            if is_lost {
+                log.volume.assert_repairable();
+            }
         }
     }
 }

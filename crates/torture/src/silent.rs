@@ -100,6 +100,9 @@ impl Outcomes {
 /// Files that are there from the beginning, with so many attributes that the tree has several leaves.
 const FILES: u8 = 16;
 
+/// States behind a lie about a superblock, beyond those behind any lie.
+const SUPERBLOCK_STATES: usize = 16;
+
 fn path_of(index: usize) -> Path {
     Path { base: Base::Own, names: vec![Name(4), Name(8 + index as u8 % FILES)] }
 }
@@ -218,7 +221,8 @@ impl Subject {
         };
         let histories = Histories { least: history.acknowledged_until(kept), all: history };
         let mut endings = Vec::new();
-        for (state, position, when) in states(&device, met, random) {
+        let is_superblock = structure == Structure::Superblock;
+        for (state, position, when) in states(&device, met, is_superblock, random) {
             let ending = judge(&Arc::new(state), &histories, position).map_err(|problem| {
                 format!("{} at {}, {lie:?}, {when}: {problem}", structure.name(), met.offset_bytes / BLOCK_SIZE as u64)
             })?;
@@ -281,15 +285,18 @@ struct Histories {
 }
 
 /// The end of the run, and what power failures leave, with the positions in the device's history: at once, before and after the
-/// next flushes, at any time, at the end.
-fn states(device: &SimulatedDevice, met: Met, random: &mut Seeded) -> Vec<(SimulatedDevice, usize, String)> {
+/// next flushes, at any time, at the end. Behind a lie about a superblock, many times until its copy is durable: as long as the copy
+/// may be lost as well, the volume goes on from what nobody has.
+fn states(device: &SimulatedDevice, met: Met, is_superblock: bool, random: &mut Seeded) -> Vec<(SimulatedDevice, usize, String)> {
     let end = device.history_len();
     let mut states = vec![(device.snapshot(), end, "at the end".to_owned())];
     let mut explorer = device.explorer();
-    let flushes = explorer.flush_positions().into_iter().filter(|position| *position > met.history_len).take(4);
-    let mut positions: Vec<(usize, bool)> = flushes.map(|position| (position, true)).collect();
-    let any = met.history_len + random.below((end - met.history_len) as u64 + 1) as usize;
-    positions.extend([(met.history_len, true), (met.history_len, false), (any, false), (end, true)]);
+    let flushes: Vec<usize> = explorer.flush_positions().into_iter().filter(|position| *position > met.history_len).take(4).collect();
+    let mut positions: Vec<(usize, bool)> = flushes.iter().map(|position| (*position, true)).collect();
+    let mut any_until = |last: usize| (met.history_len + random.below((last - met.history_len) as u64 + 1) as usize, false);
+    positions.extend([(met.history_len, true), (met.history_len, false), any_until(end), (end, true)]);
+    let soon = flushes.get(2).copied().unwrap_or(end);
+    positions.extend((0..if is_superblock { SUPERBLOCK_STATES } else { 0 }).map(|_| any_until(soon)));
     positions.sort_unstable();
     for (position, is_all_lost) in positions {
         explorer.advance_to(position);
