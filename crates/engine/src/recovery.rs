@@ -134,7 +134,10 @@ impl Bitmaps {
                 decoded = read_block(device, block, decode).or(decoded);
             }
             match decoded {
-                Ok(bitmap) if bitmap.generation > superblock.generation => self.stale.push(group),
+                Ok(bitmap) if bitmap.generation > superblock.generation => {
+                    problem = format!("generation {} is newer than the superblock's, {}", bitmap.generation, superblock.generation);
+                    self.stale.push(group);
+                }
                 Ok(bitmap) if best.as_ref().is_none_or(|(best, _)| bitmap.generation > best.generation) => {
                     best = Some((bitmap, slot as u8))
                 }

@@ -227,6 +227,32 @@ fn an_old_bitmap_with_the_same_sum_is_noticed_too() {
     assert_eq!(refused.count(), 1, "one of the two is in use");
 }
 
+/// Whoever puts all superblocks back leaves bitmaps of which none is old enough.
+#[test]
+fn an_old_superblock_before_new_bitmaps_is_refused_with_the_reason() {
+    let device = populated(&mut Seeded::new(seed_from_environment()));
+    let geometry = Geometry { total_blocks: VOLUME_BYTES / 4096, log_blocks: LOG_BYTES / 4096 };
+    let superblocks = [16, 32, geometry.superblock_copy().0];
+    let old = superblocks.map(|block| {
+        let mut bytes = vec![0; 4096];
+        device.read(block * 4096, &mut bytes).expect("it is healthy");
+        bytes
+    });
+    let volume = open(&device).expect("it opens");
+    for name in [&b"one"[..], b"two", b"three"] {
+        volume.forget(create(&volume, name, &[1; 8192]).expect("space"), 1);
+        volume.commit().expect("it is healthy");
+    }
+    drop(volume);
+    for (block, bytes) in superblocks.into_iter().zip(&old) {
+        device.write(block * 4096, &[bytes]).expect("it is healthy");
+    }
+    let Err(error) = open(&device) else { panic!("it opens without a bitmap") };
+    assert!(error.to_string().contains("is newer than the superblock's"), "{error}");
+    let report = fsck(&device).expect("it is a volume");
+    assert!(report.errors > 0, "{report}");
+}
+
 #[test]
 fn garbage_is_not_a_volume() {
     let mut random = Seeded::new(seed_from_environment());
