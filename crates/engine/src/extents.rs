@@ -248,14 +248,23 @@ pub(crate) fn gaps(from: u64, to: u64, extents: &[(u64, Extent)]) -> Vec<(u64, u
     gaps
 }
 
+/// Preallocated blocks of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct UnwrittenRun {
+    pub(crate) range: BlockRange,
+    /// Unwritten blocks of the same extent before them.
+    pub(crate) skipped_blocks: u64,
+}
+
 /// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one unwritten extent covers
 /// its beginning; shorter when that extent ends before.
-pub(crate) fn unwritten_run(extents: &[(u64, Extent)], file_block: u64, blocks: u64) -> Option<BlockRange> {
+pub(crate) fn unwritten_run(extents: &[(u64, Extent)], file_block: u64, blocks: u64) -> Option<UnwrittenRun> {
     extents
         .iter()
         .find(|(start, extent)| extent.kind == ExtentKind::Unwritten && (*start..start + extent.blocks).contains(&file_block))
         .map(|(start, extent)| {
             let skip = file_block - start;
-            extent.slice(skip, blocks.min(extent.blocks - skip)).range()
+            let range = extent.slice(skip, blocks.min(extent.blocks - skip)).range();
+            UnwrittenRun { range, skipped_blocks: skip }
         })
 }

@@ -14,11 +14,14 @@
 //! data is written its pages stay in memory as [`PageState::Logged`](crate::pages::PageState::Logged). More data than that is written here, by its own
 //! thread, so that a large fsync never stands in the way of a group; and so is everything while the log holds much.
 //!
+//! Such data goes next to that of the others in the group, so that it is one write on the device, also a small write into the middle
+//! of preallocated blocks while there is plenty of space ([`VolumeInner::allocate_beside_group`]).
+//!
 //! If the log could not write the data, the file's extents name blocks that hold something else, which their checksums tell:
 //! reading them after a crash is an error. The fsyncs that wait for it report the error, the pages are dirty again, and the
 //! next writeback puts the data elsewhere.
 use crate::data_cache::write_worth_keeping;
-use crate::extents::unwritten_run;
+use crate::extents::{UnwrittenRun, unwritten_run};
 use crate::failures::{FailureLedger, in_file};
 use crate::inode::{Flight, Inode, InodeState};
 use crate::operation::{Effort, Operation};
@@ -33,7 +36,7 @@ use cairn_format::{
     checksum,
 };
 use cairn_log::{CallerLeads, DataTicket, DataWrite, LogError, RequestTimer};
-use cairn_space::{Request, Reservation};
+use cairn_space::{Request, Reservation, Urgency};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -50,6 +53,10 @@ const WITH_GROUP_PAGES_MAX: u64 = 64;
 /// An fsync of so many pages takes so little time before its wait that a thread others wait for may do it: their checksums
 /// and their items, some µs each.
 const BRIEF_FSYNC_PAGES_MAX: u64 = 4;
+/// A write of more blocks than this into preallocated ones is large enough for a write of its own.
+const SCATTERED_BLOCKS_MAX: u64 = 8;
+/// The part of a volume that must be available before preallocated blocks are exchanged for others.
+const PLENTY_PART: u64 = 8;
 /// Unwritten blocks in the log from which on nothing is left to it.
 const WITH_GROUP_BLOCKS_MAX: u64 = 4096;
 
@@ -284,7 +291,10 @@ impl VolumeInner {
             while file_block < end && pieces.len() < step.pieces_max {
                 let run = (end - file_block).min(run_max);
                 let (range, in_place) = match unwritten_run(existing, file_block, run) {
-                    Some(range) => (range, true),
+                    Some(unwritten) => match self.allocate_beside_group(unwritten, step) {
+                        Some(range) => (range, false),
+                        None => (unwritten.range, true),
+                    },
                     None => {
                         let next_unwritten = existing
                             .iter()
@@ -308,6 +318,23 @@ impl VolumeInner {
         // Written over preallocated blocks that were given back since: the space was not kept, ask for it now.
         let extra = self.reserve(Request { data_blocks: 1, nodes: 0 }, effort)?;
         Ok(self.space.allocate_data(&extra, 1, None)?)
+    }
+
+    /// Blocks next to the group's other data for a small write into the middle of preallocated blocks, if the volume has
+    /// plenty. In place it would be a write of its own on the device; together the group's data is one. What fills
+    /// preallocated blocks from their beginning stays there, so a file that is written in order is in one piece.
+    fn allocate_beside_group(&self, unwritten: UnwrittenRun, step: Step) -> Option<BlockRange> {
+        let in_order = unwritten.skipped_blocks == 0;
+        if step.delivery == Delivery::Here || step.pieces_max == 1 || in_order || unwritten.range.blocks > SCATTERED_BLOCKS_MAX {
+            return None;
+        }
+        let space = self.space.report();
+        if space.available_blocks < space.total_blocks / PLENTY_PART {
+            return None;
+        }
+        let blocks = unwritten.range.blocks;
+        let reservation = self.space.try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal).ok()?;
+        self.space.allocate_data(&reservation, blocks, None).ok()
     }
 
     /// Writes; neighbours on the device go in one write, as far as that is not too long. All writes are under way together.

@@ -1,0 +1,127 @@
+//! Where data goes that is written into preallocated blocks: to its own blocks in order, next to other files' data when it is
+//! small and comes in any order and there is plenty of space; and it never lacks space.
+use cairn_blockdev::SimulatedDevice;
+use cairn_blockdev::simulated::Fate;
+use cairn_engine::{AllocateMode, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_format::BLOCK_SIZE;
+use std::sync::Arc;
+
+const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE_BLOCKS: u64 = 256;
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+fn open(device: Arc<SimulatedDevice>) -> Volume {
+    let options = VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
+    Volume::open(device, options).unwrap()
+}
+
+fn new_volume() -> (Arc<SimulatedDevice>, Volume) {
+    let device = Arc::new(SimulatedDevice::new(128 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let volume = open(device.clone());
+    (device, volume)
+}
+
+fn preallocated(volume: &Volume, index: usize) -> Result<InodeNumber, Error> {
+    let file = volume.create(volume.root(), format!("file {index}").as_bytes(), &FILE)?.inode;
+    volume.allocate(file, 0, FILE_BLOCKS * BLOCK, AllocateMode::Allocate { keep_size: false })?;
+    Ok(file)
+}
+
+fn write(volume: &Volume, file: InodeNumber, block: u64, fill: u8) {
+    volume.write(file, block * BLOCK, &[fill; BLOCK_SIZE]).unwrap();
+}
+
+/// After a power failure that loses all that no flush covered.
+fn crashed(device: &SimulatedDevice) -> Volume {
+    open(Arc::new(device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()])))
+}
+
+#[track_caller]
+fn expect(volume: &Volume, index: usize, written: &[(u64, u8)]) {
+    let file = volume.lookup(volume.root(), format!("file {index}").as_bytes()).unwrap().inode;
+    let mut content = Vec::new();
+    volume.read(file, 0, (FILE_BLOCKS * BLOCK) as u32 as usize, &mut content).unwrap();
+    let mut expected = vec![0; (FILE_BLOCKS * BLOCK) as usize];
+    for (block, fill) in written {
+        expected[(block * BLOCK) as usize..][..BLOCK_SIZE].fill(*fill);
+    }
+    assert!(content == expected, "file {index}");
+    assert_eq!(volume.attributes(file).unwrap().blocks_512, FILE_BLOCKS * BLOCK / 512, "file {index}");
+}
+
+#[test]
+fn small_writes_into_the_middle_of_many_files_are_one() {
+    const FILES: usize = 40;
+    let (device, volume) = new_volume();
+    let files: Vec<_> = (0..FILES).map(|index| preallocated(&volume, index).unwrap()).collect();
+    volume.commit().unwrap();
+    let block = |index: usize| 1 + (index as u64 * 37) % (FILE_BLOCKS - 1);
+    for (index, file) in files.iter().enumerate() {
+        write(&volume, *file, block(index), index as u8 + 1);
+    }
+    let before = device.counters().writes;
+    volume.sync().unwrap();
+    let writes = device.counters().writes - before;
+    assert!(writes < FILES as u64 / 2, "{writes} writes for {FILES} files");
+    for volume in [crashed(&device), volume] {
+        (0..FILES).for_each(|index| expect(&volume, index, &[(block(index), index as u8 + 1)]));
+        volume.close().unwrap();
+    }
+}
+
+#[test]
+fn what_is_written_in_order_stays_in_one_piece() {
+    let (device, volume) = new_volume();
+    let files = [0, 1].map(|index| preallocated(&volume, index).unwrap());
+    let written: Vec<(u64, u8)> = (0..48).map(|block| (block, block as u8 + 1)).collect();
+    for (block, fill) in &written {
+        for file in files {
+            write(&volume, file, *block, *fill);
+            volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+        }
+    }
+    volume.commit().unwrap();
+    volume.close().unwrap();
+    let volume = open(device.clone());
+    let before = device.counters().reads;
+    let mut content = Vec::new();
+    volume.read(files[0], 0, 48 * BLOCK_SIZE, &mut content).unwrap();
+    let reads = device.counters().reads - before;
+    assert!(reads < 10, "{reads} reads, nodes included");
+    [0, 1].into_iter().for_each(|index| expect(&volume, index, &written));
+    volume.close().unwrap();
+}
+
+#[test]
+fn on_a_full_volume_they_find_their_own_blocks() {
+    let (device, volume) = new_volume();
+    let mut files = Vec::new();
+    loop {
+        match preallocated(&volume, files.len()) {
+            Ok(file) => files.push(file),
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let last = volume.lookup(volume.root(), format!("file {}", files.len()).as_bytes());
+    last.map(|_| volume.unlink(volume.root(), format!("file {}", files.len()).as_bytes()).unwrap()).unwrap();
+    // What is left goes to a file of its own.
+    let rest = volume.create(volume.root(), b"rest", &FILE).unwrap().inode;
+    let mut at = 0;
+    while volume.allocate(rest, at, BLOCK, AllocateMode::Allocate { keep_size: false }).is_ok() {
+        at += BLOCK;
+    }
+    let mut written = vec![Vec::new(); files.len()];
+    for step in 0..600_u64 {
+        let index = step as usize % files.len();
+        let (block, fill) = ((step * 41 + 5) % FILE_BLOCKS, step as u8 | 1);
+        write(&volume, files[index], block, fill);
+        volume.fsync_blocking(files[index], FsyncKind::DataOnly).unwrap();
+        written[index].push((block, fill));
+    }
+    for volume in [crashed(&device), volume] {
+        written.iter().enumerate().for_each(|(index, written)| expect(&volume, index, written));
+        volume.close().unwrap();
+    }
+}
