@@ -11,7 +11,8 @@
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
-use crate::slab::{Piece, SLAB_BYTES, Slab, Slabs};
+use crate::slab::{Pages, Piece, SLAB_BYTES, Slab, Slabs};
+use crate::slab_supply::SlabSupply;
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use std::fmt;
@@ -20,6 +21,8 @@ use std::sync::Arc;
 
 /// Sizes that are kept: powers of two up to so many blocks.
 const POOLED_BLOCKS_MAX: usize = 256;
+/// The part of the unused memory that is made ahead at most.
+const SUPPLY_SHARE: usize = 4;
 const CLASSES: usize = POOLED_BLOCKS_MAX.ilog2() as usize + 1;
 
 /// Unused memory in the sizes of file data. Clones share it.
@@ -42,6 +45,7 @@ pub struct BlockPool {
 struct Unused {
     bytes_max: usize,
     buffers: Mutex<Buffers>,
+    supply: SlabSupply,
 }
 
 struct Buffers {
@@ -70,7 +74,7 @@ impl Unused {
             return Some(piece);
         }
         // Without the lock, since it takes long. Others may do the same meanwhile.
-        let slab = Slab::new()?;
+        let slab = self.supply.take()?;
         let mut buffers = self.buffers.lock();
         buffers.add(class, slab);
         buffers.take(class)
@@ -80,9 +84,30 @@ impl Unused {
 impl BlockPool {
     /// A pool that keeps about `unused_bytes_max` of unused memory; with 0 every buffer has its own memory.
     pub fn new(unused_bytes_max: usize) -> BlockPool {
+        Self::of(Pages::Large, unused_bytes_max)
+    }
+
+    /// As [`BlockPool::new`], for memory that no device reads or writes: ordinary pages will do, which are quicker to get one by one.
+    pub fn of_ordinary_pages(unused_bytes_max: usize) -> BlockPool {
+        Self::of(Pages::Ordinary, unused_bytes_max)
+    }
+
+    fn of(pages: Pages, unused_bytes_max: usize) -> BlockPool {
         let by_class = std::array::from_fn(|class| Slabs::new(BLOCK_BYTES << class));
         let buffers = Mutex::new(Rank::BUFFERS, Buffers { by_class, unused_bytes: 0 });
-        BlockPool { unused: Arc::new(Unused { bytes_max: unused_bytes_max, buffers }) }
+        let supply = SlabSupply::new(unused_bytes_max / SUPPLY_SHARE / SLAB_BYTES, pages);
+        BlockPool { unused: Arc::new(Unused { bytes_max: unused_bytes_max, buffers, supply }) }
+    }
+
+    /// Makes memory before it is needed, so that [`BlockPool::take`] seldom waits for the system, until
+    /// [`BlockPool::stop_supply`] is called: for a thread of its own.
+    pub fn run_supply(&self) {
+        self.unused.supply.run();
+    }
+
+    /// Ends [`BlockPool::run_supply`].
+    pub fn stop_supply(&self) {
+        self.unused.supply.stop();
     }
 
     /// At least `length_bytes` in whole blocks, with any content.

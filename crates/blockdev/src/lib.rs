@@ -26,6 +26,7 @@ mod raw_file;
 mod ring;
 pub mod simulated;
 mod slab;
+mod slab_supply;
 
 pub use aligned::{AlignedBuffer, BufferPool, PooledBuffer, is_aligned};
 pub use blocks::{BlockBuffer, BlockPool, SharedBlocks};

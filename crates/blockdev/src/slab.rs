@@ -9,10 +9,11 @@
 //! Invariants: a piece is given out to one owner at a time, so its memory has one owner; a slab stays mapped while a piece of
 //! it is out; pieces are taken from the slab that was made first, so that later ones become free.
 //!
-//! A slab has its memory from the beginning. Otherwise whoever first writes to it would wait for the kernel, which zeroes a large
-//! page; on a virtual machine whose host has no memory there either that takes milliseconds. So a thread says that it
+//! A slab of large pages has its memory from the beginning. Otherwise whoever first writes to it would wait for the kernel, which zeroes
+//! a large page; on a virtual machine whose host has no memory there either that takes milliseconds. So a thread says that it
 //! [is about to wait](thread::will_block), as before the device: a thread that yields its CPU to its callers would
-//! be taken for one that others keep from running.
+//! be taken for one that others keep from running. A slab of ordinary pages gets them one by one when they are first
+//! written, or, made [ahead](Slab::ahead), before that in steps: between two of them others get the CPU.
 //!
 //! Lock discipline: none; whoever has [`Slabs`] locks them, but not while a [`Slab`] is made.
 
@@ -25,6 +26,17 @@ use std::sync::Arc;
 /// A large page of this processor.
 pub(crate) const SLAB_BYTES: usize = 2 << 20;
 const PIECES_MAX: usize = SLAB_BYTES / crate::BLOCK_BYTES;
+/// A step in which ordinary pages are made: some 100 µs where the host has no memory there either.
+const STEP_BYTES: usize = 64 << 10;
+
+/// What a slab is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pages {
+    /// For memory that a device reads and writes.
+    Large,
+    /// For memory that is only copied from and to.
+    Ordinary,
+}
 
 /// A mapping of [`SLAB_BYTES`], aligned to as much.
 pub(crate) struct Slab {
@@ -37,15 +49,42 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Zeros; `None` when there is no memory. Takes long.
-    pub(crate) fn new() -> Option<Self> {
+    /// Zeros; `None` when there is no memory. With large pages it takes long.
+    pub(crate) fn new(pages: Pages) -> Option<Self> {
+        match pages {
+            Pages::Large => Self::ahead(pages),
+            Pages::Ordinary => Self::map(pages),
+        }
+    }
+
+    /// As [`Slab::new`], with all its memory. Takes long.
+    pub(crate) fn ahead(pages: Pages) -> Option<Self> {
         thread::will_block();
+        let slab = Self::map(pages)?;
+        let step_bytes = match pages {
+            Pages::Large => SLAB_BYTES,
+            Pages::Ordinary => STEP_BYTES,
+        };
+        for offset_bytes in (0..SLAB_BYTES).step_by(step_bytes) {
+            let start = slab.start.as_ptr().wrapping_add(offset_bytes).cast();
+            // An older kernel gives the memory when it is written to.
+            // SAFETY: the range lies in the slab's mapping, and the advice changes no content.
+            let _ = unsafe { rustix::mm::madvise(start, step_bytes, Advice::LinuxPopulateWrite) };
+        }
+        Some(slab)
+    }
+
+    fn map(pages: Pages) -> Option<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let mapped = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * SLAB_BYTES, protection, flags) }.ok()?;
         let before_bytes = mapped.addr().next_multiple_of(SLAB_BYTES) - mapped.addr();
         let start = mapped.wrapping_byte_add(before_bytes);
         let end = start.wrapping_byte_add(SLAB_BYTES);
+        let advice = match pages {
+            Pages::Large => Advice::LinuxHugepage,
+            Pages::Ordinary => Advice::LinuxNoHugepage,
+        };
         // SAFETY: the mapping was made above with twice the length, so both parts lie in it, and nobody knows of them.
         unsafe {
             if before_bytes > 0 {
@@ -53,9 +92,7 @@ impl Slab {
             }
             let _ = rustix::mm::munmap(end, SLAB_BYTES - before_bytes);
             // Where there are no large pages, ordinary ones will do.
-            let _ = rustix::mm::madvise(start, SLAB_BYTES, Advice::LinuxHugepage);
-            // An older kernel gives the memory when it is written to.
-            let _ = rustix::mm::madvise(start, SLAB_BYTES, Advice::LinuxPopulateWrite);
+            let _ = rustix::mm::madvise(start, SLAB_BYTES, advice);
         }
         NonNull::new(start.cast()).map(|start| Self { start })
     }
@@ -189,7 +226,7 @@ mod tests {
     }
 
     fn add(slabs: &mut Slabs) {
-        slabs.add(Slab::new().expect("there is memory"));
+        slabs.add(Slab::new(Pages::Large).expect("there is memory"));
     }
 
     #[test]

@@ -33,6 +33,8 @@ const CHUNK_SLOTS: usize = 256;
 /// A shard with fewer slots would be full while others are empty.
 const SHARD_SLOTS_MIN: usize = 256;
 const SHARDS_MAX: usize = 16;
+/// The part of its bytes that may be memory not used yet.
+const UNUSED_SHARE: usize = 2;
 /// So many neighbours on the device lie in one shard.
 const NEIGHBOURS: u64 = 16;
 
@@ -153,14 +155,14 @@ impl Shard {
 pub(crate) struct DataCache {
     /// None: it is off.
     shards: Vec<Mutex<Shard>>,
-    /// Where its memory comes from.
     pool: BlockPool,
 }
 
 impl DataCache {
-    /// A cache that holds up to `bytes_max` of data, in memory of `pool`, which it takes as it grows; with less than a block it is off.
-    pub(crate) fn new(bytes_max: u64, pool: &BlockPool) -> Self {
-        let slots = usize::try_from(bytes_max / BLOCK_SIZE as u64).unwrap_or(usize::MAX).min(u32::MAX as usize);
+    /// A cache that holds up to `bytes_max` of data, in memory that it takes as it grows; with less than a block it is off.
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+        let slots = (bytes_max / BLOCK_SIZE).min(u32::MAX as usize);
         let shards = match slots {
             0 => 0,
             _ => (slots / SHARD_SLOTS_MIN).clamp(1, SHARDS_MAX),
@@ -169,7 +171,12 @@ impl DataCache {
             let slots_max = slots / shards + usize::from(index < slots % shards);
             Mutex::new(Rank::DATA_CACHE, Shard::new(slots_max))
         });
-        Self { shards: shards.collect(), pool: pool.clone() }
+        Self { shards: shards.collect(), pool: BlockPool::of_ordinary_pages(bytes_max / UNUSED_SHARE) }
+    }
+
+    /// Where its memory comes from.
+    pub(crate) fn pool(&self) -> &BlockPool {
+        &self.pool
     }
 
     fn is_off(&self) -> bool {

@@ -7,7 +7,7 @@ fn content(seed: u64) -> Vec<u8> {
 }
 
 fn cache(bytes_max: u64) -> DataCache {
-    DataCache::new(bytes_max, &BlockPool::new(8 << 20))
+    DataCache::new(bytes_max)
 }
 
 fn keep(cache: &DataCache, block: u64, seed: u64) -> u32 {

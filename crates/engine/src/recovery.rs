@@ -272,7 +272,7 @@ impl VolumeInner {
         let buffers = BlockPool::new(usize::try_from(options.dirty_data_bytes_max / UNUSED_BUFFERS_SHARE).unwrap_or(usize::MAX));
         Ok(Self {
             inodes: InodeTable::new(options.inode_cache_entries),
-            data_cache: DataCache::new(options.data_cache_bytes, &buffers),
+            data_cache: DataCache::new(options.data_cache_bytes),
             buffers,
             device,
             failures,

@@ -308,6 +308,8 @@ impl Shared {
         self.inner.space.stop();
         self.inner.log.stop();
         self.inner.failures.stop();
+        self.inner.buffers.stop_supply();
+        self.inner.data_cache.pool().stop_supply();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             // A panic there has been reported by the panic hook; nothing can be added here.
@@ -405,6 +407,8 @@ impl Volume {
         if inner.options.background {
             threads.push(spawn("cairn-reaper", VolumeInner::run_reaper));
             threads.push(spawn("cairn-writeback", VolumeInner::run_writeback));
+            threads.push(spawn("cairn-memory", |inner| inner.buffers.run_supply()));
+            threads.push(spawn("cairn-cache", |inner| inner.data_cache.pool().run_supply()));
         }
         *volume.shared.threads.lock() = threads;
         inner.start_reclaim();
