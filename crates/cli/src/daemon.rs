@@ -14,7 +14,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 const READY: &str = "ready";
 
-/// Starts this program with `arguments`, and returns when it said that it is ready, or with its exit code when it ended
+/// Starts this program with `arguments` and none of this process's open files, and returns when it said that it is ready, or with its exit code when it ended
 /// instead; then it has told the user why.
 ///
 /// # Errors
@@ -24,6 +24,8 @@ pub fn start(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(program);
     // This program's file may bear the name of mount(8)'s helper.
     command.arg0("cairn").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    // A script's lock or pipe would stay open as long as the mount.
+    cairn_fuse::hand_on_standard_streams_only();
     let mut child = command.spawn().context("cannot start the server")?;
     let mut line = String::new();
     let output = child.stdout.take().context("the server has no standard output")?;

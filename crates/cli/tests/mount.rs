@@ -48,6 +48,23 @@ fn an_image_in_use_is_left_alone() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
+/// A script that holds a lock while it mounts, or waits for the end of a pipe, does so no longer than it means to.
+#[test]
+fn a_server_keeps_no_file_of_its_caller_open() {
+    let Some(mounted) = Mounted::new() else { return };
+    let lock = fs::File::create(mounted.path("lock")).unwrap();
+    lock.lock().unwrap();
+    let shell = ["exec 7<&0 </dev/null", "exec \"$0\" mount image dir --create 64M"].join("\n");
+    let mut command = Command::new("sh");
+    command.args(["-c", &shell, env!("CARGO_BIN_EXE_cairn")]).current_dir(mounted.path("."));
+    assert!(command.stdin(lock).status().unwrap().success());
+    // It has the lock as well.
+    drop(command);
+    let again = fs::File::open(mounted.path("lock")).unwrap();
+    assert!(again.try_lock().is_ok(), "the server has the caller's lock");
+    mounted.succeeds(&["umount", "dir"]);
+}
+
 /// A loop device is another name of the file behind it.
 #[test]
 fn an_image_in_use_is_left_alone_by_its_loop_device_too() {
