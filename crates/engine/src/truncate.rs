@@ -145,6 +145,7 @@ impl VolumeInner {
         let mut content = self.read_block(number, state, block)?;
         content[tail..].fill(0);
         let range = self.space.allocate_data(operation.reservation(), 1, None)?;
+        self.data_cache.forget(range);
         if let Err(error) = self.device.write(range.start.offset_bytes(), &[&content]) {
             self.space.cancel(range);
             return Err(error.into());
