@@ -5,30 +5,11 @@
 //! the only copy of its block in memory, so that its lock means something. Routes refer to inner nodes: those of a node that
 //! nobody passes are given up, and then what they lead to can go.
 use crate::handle::{NodeBody, NodeHandle};
-use cairn_format::{BlockNumber, NODE_BLOCKS};
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
-/// Spreads the addresses of nodes; the same in every run.
-#[derive(Default)]
-pub(crate) struct BlockHasher(u64);
-
-impl Hasher for BlockHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ (word / NODE_BLOCKS)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
+use cairn_format::BlockNumber;
+use rustc_hash::FxHashMap;
 
 /// A map from blocks.
-pub(crate) type BlockMap<T> = HashMap<BlockNumber, T, BuildHasherDefault<BlockHasher>>;
+pub(crate) type BlockMap<T> = FxHashMap<BlockNumber, T>;
 
 #[derive(Clone, Copy)]
 enum Place {

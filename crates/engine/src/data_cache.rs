@@ -23,7 +23,7 @@ use cairn_blockdev::{BlockBuffer, BlockPool};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_format::{BLOCK_SIZE, BlockRange};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::ops::Range;
 
 /// Files of up to so many bytes are kept as a whole, and reads of up to so many.
@@ -70,7 +70,7 @@ struct Slot {
 
 #[derive(Default)]
 struct Shard {
-    by_block: HashMap<u64, u32>,
+    by_block: FxHashMap<u64, u32>,
     slots: Vec<Slot>,
     /// Content of [`CHUNK_SLOTS`] slots each.
     chunks: Vec<BlockBuffer>,

@@ -9,7 +9,6 @@
 //! Lock discipline: a file's lock is held for what is found there, for a change of it, and while verified data is kept; free blocks
 //! are locked alone.
 use crate::data_cache::DataCache;
-use cairn_blockdev::BlockPool;
 use cairn_environment::lock::{Mutex, RwLock};
 use cairn_environment::random;
 use cairn_environment::simulation::schedules;
@@ -51,7 +50,7 @@ impl Scene {
         // Sometimes all blocks have room, sometimes not.
         let slots = 1 + random::u64() % BLOCKS;
         Arc::new(Self {
-            cache: DataCache::new(slots * BLOCK_SIZE as u64, &BlockPool::new(0)),
+            cache: DataCache::new(slots * BLOCK_SIZE as u64),
             files: (0..FILES).map(|file| RwLock::new(Rank::INODE, place(file))).collect(),
             free: Mutex::new(Rank::LEAF, (FILES..BLOCKS).collect()),
             device: (0..BLOCKS).map(|block| [half(block), half(block)]).collect(),

@@ -18,7 +18,8 @@ use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cairn_format::{FileType, InodeItem, InodeNumber, ItemKind, Key, LogSeq};
 use cairn_log::DataTicket;
 use cairn_space::Reservation;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -237,8 +238,8 @@ const SHARDS: usize = 64;
 
 /// The inodes in memory, and the references to inodes.
 pub(crate) struct InodeTable {
-    shards: Vec<RwLock<HashMap<u64, Arc<Inode>>>>,
-    references: Vec<Mutex<HashMap<u64, u64>>>,
+    shards: Vec<RwLock<FxHashMap<u64, Arc<Inode>>>>,
+    references: Vec<Mutex<FxHashMap<u64, u64>>>,
     entries_per_shard_max: usize,
 }
 
@@ -246,8 +247,8 @@ impl InodeTable {
     /// A table that keeps about `entries_max` inodes.
     pub(crate) fn new(entries_max: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| RwLock::new(Rank::INODE_TABLE, HashMap::new())).collect(),
-            references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, HashMap::new())).collect(),
+            shards: (0..SHARDS).map(|_| RwLock::new(Rank::INODE_TABLE, FxHashMap::default())).collect(),
+            references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, FxHashMap::default())).collect(),
             entries_per_shard_max: (entries_max / SHARDS).max(16),
         }
     }
@@ -278,7 +279,7 @@ impl InodeTable {
         *inode.state.write_at(number.0) = Some(Box::new(state));
     }
 
-    fn make_room(&self, shard: &mut HashMap<u64, Arc<Inode>>) {
+    fn make_room(&self, shard: &mut FxHashMap<u64, Arc<Inode>>) {
         if shard.len() < self.entries_per_shard_max {
             return;
         }
