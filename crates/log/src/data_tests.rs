@@ -180,6 +180,37 @@ fn a_commit_waits_for_what_others_took() {
     assert!(holds(&volume.device.snapshot(), block(1), 5));
 }
 
+/// Operations that undid each other leave no checkpoint, but their data: until it is written, none of them counts as written,
+/// or the flush of a group in flight would tell their fsyncs so.
+#[test]
+fn operations_without_a_checkpoint_are_written_when_their_data_is() {
+    let volume = Volume::new();
+    let data = [5; BLOCK_SIZE];
+    let (write, ticket) = volume.carried(block(1), &data);
+    let mut batch = crate::Batch::new();
+    let extent = extent_of(block(1), &data, volume.running);
+    batch.put_new(cairn_format::TREE_FILES, extent_key(1), &extent.encode(), EntryFlags::NEW_DATA);
+    volume.log.insert_with_data(&mut batch, vec![write]);
+    batch.delete(cairn_format::TREE_FILES, extent_key(1));
+    let last = volume.log.insert(&mut batch);
+    let shared = volume.log.shared_for_tests();
+    let taken = shared.data.take();
+    let log = Arc::clone(&volume.log);
+    let waiter = thread::spawn("fsync", move || log.wait_durable(last));
+    // It waits for the data that somebody else took.
+    while !shared.group.lock().leader {
+        thread::yield_now();
+    }
+    for _ in 0..1000 {
+        thread::yield_now();
+        assert!(ticket.outcome().is_none() && shared.ring.lock().written_last < last);
+    }
+    shared.write_data(&taken, Vec::new(), &mut || {}).unwrap();
+    waiter.join().unwrap().unwrap();
+    assert!(matches!(ticket.outcome(), Some(Ok(()))) && shared.ring.lock().written_last == last);
+    assert_eq!(volume.log.statistics().checkpoints, 0);
+}
+
 /// What a thread took that panicked is neither written nor lost: nobody waits for it, and nobody believes it.
 #[test]
 fn a_panic_with_data_under_way_ends_the_waits_for_it() {

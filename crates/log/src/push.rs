@@ -68,6 +68,11 @@ impl Shared {
             self.ring.lock().wrote(newest.sequence, taken.last);
             self.count(|counters| counters.write_time_ns += write_time_ns);
             tracing::trace!(sequence = newest.sequence, last = %taken.last, "checkpoints written");
+        } else {
+            // Their data may have been under way until now.
+            let mut ring = self.ring.lock();
+            let written_sequence = ring.written_sequence;
+            ring.wrote(written_sequence, taken.last);
         }
         self.recycle(taken.contexts.into_iter().map(|(context, _)| context));
         if let Some(reason) = taken.relief {
@@ -127,8 +132,6 @@ impl Shared {
         };
         if needed == 0 {
             // The operations since the last push undid each other.
-            let written_sequence = ring.written_sequence;
-            ring.wrote(written_sequence, list.last);
             return Ok(taken);
         }
         fresh.generation = list.current.generation;
