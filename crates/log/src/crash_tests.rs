@@ -34,6 +34,8 @@ enum Change {
     Data(u8),
     /// Data that the log writes.
     Carried(u8, Fault),
+    /// An extent of so many blocks, each with a write of its own, of which the one with this index fails so.
+    Pieces(u8, usize, usize, Fault),
 }
 
 /// What happens to the write of that data.
@@ -50,7 +52,10 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let change = prop_oneof![4 => (0u16..3500).prop_map(Change::Put), 3 => Just(Change::Delete), 2 => any::<u8>().prop_map(Change::Data), 4 => (any::<u8>(), fault()).prop_map(|(fill, fault)| Change::Carried(fill, fault))];
+    let pieces =
+        (any::<u8>(), 2usize..4, 0usize..3, fault()).prop_map(|(fill, blocks, at, fault)| Change::Pieces(fill, blocks, at % blocks, fault));
+    let carried = (any::<u8>(), fault()).prop_map(|(fill, fault)| Change::Carried(fill, fault));
+    let change = prop_oneof![4 => (0u16..3500).prop_map(Change::Put), 3 => Just(Change::Delete), 2 => any::<u8>().prop_map(Change::Data), 4 => carried, 2 => pieces];
     let operation = proptest::collection::vec((0..KEYS, change), 1..6).prop_map(Step::Operation);
     let step = prop_oneof![8 => operation, 4 => Just(Step::Fsync), 2 => Just(Step::Push), 2 => Just(Step::Cut), 2 => Just(Step::Commit)];
     proptest::collection::vec(step, 1..60)
@@ -123,6 +128,21 @@ impl Run {
                     carried.push(write);
                     self.tickets.push((block, ticket));
                     (extent_key(at), extent_of(block, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
+                }
+                Change::Pieces(fill, blocks, failing, fault) => {
+                    let first = BlockNumber(self.next_block);
+                    self.next_block += blocks as u64;
+                    let data = vec![fill | 1; blocks * BLOCK_SIZE];
+                    for (index, piece) in data.chunks(BLOCK_SIZE).enumerate() {
+                        let block = BlockNumber(first.0 + index as u64);
+                        if index == failing {
+                            self.fail(block, fault);
+                        }
+                        let (write, ticket) = self.volume.carried(block, piece);
+                        carried.push(write);
+                        self.tickets.push((block, ticket));
+                    }
+                    (extent_key(at), extent_of(first, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
                 }
             };
             if items.insert(key, value.clone()).is_none() {
@@ -205,13 +225,15 @@ impl Run {
         assert!(same, "event {position}: {last} found, {acknowledged:?} acknowledged, not the state after {expected}; {}", found.stopped);
         let extents = items.iter().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
         for extent in extents.map(|(_, value)| Extent::decode(value).unwrap()) {
-            if self.tickets.iter().any(|(block, ticket)| *block == extent.start && ticket.outcome().is_some_and(|outcome| outcome.is_err()))
-            {
-                continue;
+            for (block, expected) in (extent.start.0..).map(BlockNumber).zip(&extent.checksums) {
+                let failed = |ticket: &DataTicket| ticket.outcome().is_some_and(|outcome| outcome.is_err());
+                if self.tickets.iter().any(|(other, ticket)| *other == block && failed(ticket)) {
+                    continue;
+                }
+                let mut data = vec![0; BLOCK_SIZE];
+                survivor.read(block.offset_bytes(), &mut data).unwrap();
+                assert_eq!(checksum(&data), *expected, "event {position}: data at {block} is missing");
             }
-            let mut data = vec![0; BLOCK_SIZE];
-            survivor.read(extent.start.offset_bytes(), &mut data).unwrap();
-            assert_eq!(checksum(&data), extent.checksums[0], "event {position}: data at {} is missing", extent.start);
         }
     }
 
