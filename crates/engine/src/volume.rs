@@ -639,3 +639,7 @@ impl Volume {
 #[cfg(all(test, feature = "baselines"))]
 #[path = "baselines_tests.rs"]
 mod baselines_tests;
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "planned_read_tests.rs"]
+mod planned_read_tests;
