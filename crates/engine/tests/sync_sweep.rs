@@ -2,7 +2,7 @@
 //! from becoming durable.
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
-use cairn_engine::{FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -177,6 +177,28 @@ fn wrong(volume: &Volume) -> Vec<usize> {
     (0..FILES).filter(|&index| !is_right(volume, index, LENGTH)).collect()
 }
 
+#[derive(Clone, Copy, Debug)]
+enum FsyncWay {
+    Blocking,
+    Callback,
+    Brief,
+    BriefWithFlush,
+}
+
+impl FsyncWay {
+    fn of(self, volume: &Volume, file: InodeNumber) -> Result<(), Error> {
+        let (sender, told) = std::sync::mpsc::channel();
+        let completion = Box::new(move |result| sender.send(result).unwrap());
+        match self {
+            Self::Blocking => return volume.fsync_blocking(file, FsyncKind::Full),
+            Self::Callback => volume.fsync(file, FsyncKind::Full, completion),
+            Self::Brief => volume.fsync_briefly(file, FsyncKind::Full, false, completion),
+            Self::BriefWithFlush => volume.fsync_briefly(file, FsyncKind::Full, true, completion),
+        }
+        told.recv().unwrap()
+    }
+}
+
 #[test]
 fn a_file_that_cannot_be_written_keeps_nothing_else_of_its_sweep() {
     type Again = fn(&Volume, InodeNumber);
@@ -197,7 +219,10 @@ fn a_file_that_cannot_be_written_keeps_nothing_else_of_its_sweep() {
             assert_eq!(wrong(&volume), [], "who reads it sees what was written");
             assert_eq!(wrong(&crashed(&device.device)), [VICTIM], "attempt {attempt}");
         }
-        volume.fsync_blocking(victim, FsyncKind::Full).unwrap_err();
+        // However an fsync waits, it says so; and what it tried is tried again by the next one.
+        for fsync in [FsyncWay::Blocking, FsyncWay::Callback, FsyncWay::Brief, FsyncWay::BriefWithFlush] {
+            assert!(fsync.of(&volume, victim).is_err(), "{fsync:?}");
+        }
         // A write of the sweep had others' blocks beside the file's: each was tried again alone.
         assert!(device.places.lock().shared_refusals > 0);
         device.refuses.store(false, Ordering::SeqCst);

@@ -35,6 +35,34 @@ struct Fault {
     no_space: bool,
 }
 
+/// How an fsync is asked for: what it acknowledges, and what it reports, must not depend on that.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Blocking,
+    Callback,
+    /// By a thread that others wait for; it may have time to flush.
+    Brief {
+        flush: bool,
+    },
+}
+
+impl Way {
+    const ALL: [Way; 4] = [Way::Blocking, Way::Callback, Way::Brief { flush: true }, Way::Brief { flush: false }];
+
+    fn fsync(self, volume: &Volume, inode: InodeNumber) -> Result<(), Error> {
+        let (sender, told) = std::sync::mpsc::channel();
+        let completion = Box::new(move |result| {
+            let _ = sender.send(result);
+        });
+        match self {
+            Way::Blocking => return volume.fsync_blocking(inode, FsyncKind::Full),
+            Way::Callback => volume.fsync(inode, FsyncKind::Full, completion),
+            Way::Brief { flush } => volume.fsync_briefly(inode, FsyncKind::Full, flush, completion),
+        }
+        told.recv().expect("every fsync ends")
+    }
+}
+
 /// One file and its versions, each of which holds the whole file.
 struct File {
     name: Vec<u8>,
@@ -61,8 +89,8 @@ impl File {
         true
     }
 
-    fn fsync(&mut self, volume: &Volume) -> bool {
-        match volume.fsync_blocking(self.inode, FsyncKind::Full) {
+    fn fsync(&mut self, volume: &Volume, way: Way) -> bool {
+        match way.fsync(volume, self.inode) {
             Ok(()) => (self.acknowledged, self.suspect) = (self.versions.len().checked_sub(1), false),
             Err(error) => {
                 self.suspect = true;
@@ -121,7 +149,7 @@ fn client(volume: &Volume, number: u8) -> Option<File> {
         if !file.write(volume, number, round) {
             break;
         }
-        file.fsync(volume);
+        file.fsync(volume, Way::ALL[(round + usize::from(number)) % Way::ALL.len()]);
         if round == 2 && number == 0 {
             file.errors.extend(volume.commit().err());
         }
@@ -201,7 +229,7 @@ fn expect_stopped(volume: &Volume, files: &mut [File]) -> Result<(), String> {
 /// Nothing but data was lost, if anything: it is in memory, and goes elsewhere.
 fn expect_healed(volume: &Volume, files: &mut [File]) -> Result<(), String> {
     for file in &mut *files {
-        if !file.fsync(volume) {
+        if !file.fsync(volume, Way::Blocking) {
             return Err(format!("the device works, an fsync does not: {:?}", file.errors.last()));
         }
     }
