@@ -11,6 +11,7 @@
 //! Locks: those of `queue.rs` and `workers.rs`, none of them together with another.
 
 mod kernel_ring;
+mod outbox;
 mod placement;
 mod queue;
 mod workers;

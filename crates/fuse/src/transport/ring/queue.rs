@@ -14,18 +14,16 @@
 //!   committed (they are apart since the handler may read the request's names and data until it returns), or once as the two in one;
 //! - `reads` has what is to be read for an entry, and keeps its descriptor open, exactly while the ring reads for it.
 //!
-//! Locks: the outbox is taken alone and for a moment. `sleeping` is set before the outbox is looked at for the last time, and
-//! whoever fills the outbox looks at it afterwards; so no reply is left lying while the thread sleeps.
+//! Locks: that of the outbox, which also sees to it that no reply is left lying while the thread sleeps.
 use super::super::device::Channel;
 use super::super::{AtOnce, DeviceRead, Handler, Reply};
 use super::kernel_ring::{Arrival, EntryMemory, KernelRing};
+use super::outbox::Outbox;
 use super::placement::{Manner, Round};
 use super::workers::Workers;
 use crate::protocol::wire::{InHeader, OutHeader, opcode};
 use crate::protocol::{self};
-use cairn_environment::Rank;
-use cairn_environment::atomic::{AtomicBool, AtomicUsize, Ordering};
-use cairn_environment::lock::Mutex;
+use cairn_environment::atomic::{AtomicUsize, Ordering};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,8 +50,7 @@ enum Half {
 /// What a queue shares with those who answer its requests.
 #[derive(Debug)]
 pub struct Queue {
-    outbox: Mutex<Vec<Returned>>,
-    sleeping: AtomicBool,
+    outbox: Outbox<Returned>,
     waker: Arc<OwnedFd>,
     in_work: AtomicUsize,
     /// How often in a row not more than one request was in work.
@@ -65,8 +62,7 @@ pub struct Queue {
 impl Queue {
     pub fn new(ring: &KernelRing, channel: &Arc<Channel>) -> Self {
         Self {
-            outbox: Mutex::new(Rank::FUSE, Vec::new()),
-            sleeping: AtomicBool::new(false),
+            outbox: Outbox::new(),
             waker: Arc::clone(ring.waker()),
             in_work: AtomicUsize::new(0),
             rounds_alone: AtomicUsize::new(0),
@@ -91,8 +87,7 @@ impl Queue {
     }
 
     fn put(&self, index: usize, what: Half) {
-        self.outbox.lock().push(Returned { index, what });
-        if self.sleeping.swap(false, Ordering::SeqCst)
+        if self.outbox.put(Returned { index, what })
             && let Err(errno) = rustix::io::write(&*self.waker, &1_u64.to_ne_bytes())
         {
             tracing::error!("the thread of a queue cannot be woken: {errno}");
@@ -253,8 +248,7 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
     let mut reading = 0;
     let mut returned = Vec::new();
     while ring.is_live() {
-        queue.sleeping.store(true, Ordering::SeqCst);
-        std::mem::swap(&mut returned, &mut *queue.outbox.lock());
+        queue.outbox.take_and_sleep(&mut returned);
         let in_work = queue.in_work.load(Ordering::Acquire);
         for Returned { index, what } in returned.drain(..) {
             match what {
@@ -277,7 +271,7 @@ pub fn serve(ring: &mut KernelRing, queue: &Arc<Queue>, handler: &dyn Handler, w
             tracing::error!("a queue of requests has failed: {error}");
             return;
         }
-        queue.sleeping.store(false, Ordering::SeqCst);
+        queue.outbox.wake_up();
         // All that are here count, before the first is served.
         let in_work = ring.arrived_requests() + queue.in_work.fetch_add(ring.arrived_requests(), Ordering::AcqRel);
         let rounds_alone = if in_work <= 1 { queue.rounds_alone.load(Ordering::Relaxed) + 1 } else { 0 };
