@@ -24,6 +24,8 @@ mod dying;
 mod errno;
 mod extended;
 #[cfg(test)]
+mod failing_tests;
+#[cfg(test)]
 mod full_tests;
 mod holes;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 use crate::kernel::mapping::Mapping;
 use crate::tiny_file_system::{options_of_tests, unmount_soon};
 use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
-use cairn_blockdev::{FileDevice, OpenMode};
+use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{Volume, VolumeOptions, mkfs};
 use cairn_environment::clock;
 use cairn_environment::thread::{self, JoinHandle};
@@ -28,9 +28,12 @@ pub fn can_mount() -> bool {
 
 fn open_volume(image: &Path, read_only: bool) -> Volume {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    // Only what the mount asks for becomes durable.
-    let options = VolumeOptions { read_only, commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
-    Volume::open(Arc::new(FileDevice::open(image, mode).unwrap()), options).unwrap()
+    Volume::open(Arc::new(FileDevice::open(image, mode).unwrap()), volume_options(read_only)).unwrap()
+}
+
+/// Only what the mount asks for becomes durable.
+fn volume_options(read_only: bool) -> VolumeOptions {
+    VolumeOptions { read_only, commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() }
 }
 
 pub struct Mounted {
@@ -50,8 +53,18 @@ impl Mounted {
         Self::mount(directory, options)
     }
     fn mount(directory: TempDir, options: &MountOptions) -> Self {
+        let volume = open_volume(&directory.path().join("image"), options.read_only);
+        Self::mount_volume(directory, volume, options)
+    }
+    /// The same image again, through the device that `wrap` makes of its own.
+    pub fn remount_through(self, wrap: impl FnOnce(FileDevice) -> Arc<dyn BlockDevice>, options: &MountOptions) -> Self {
+        let directory = self.unmount();
+        let device = wrap(FileDevice::open(&directory.path().join("image"), OpenMode::ReadWrite).unwrap());
+        Self::mount_volume(directory, Volume::open(device, volume_options(false)).unwrap(), options)
+    }
+    fn mount_volume(directory: TempDir, volume: Volume, options: &MountOptions) -> Self {
         let (image, mountpoint) = (directory.path().join("image"), directory.path().join("mnt"));
-        let mounted = mount(open_volume(&image, options.read_only), &image, &mountpoint, options).unwrap();
+        let mounted = mount(volume, &image, &mountpoint, options).unwrap();
         let (unmounter, forwards_sync) = (mounted.unmounter(), mounted.forwards_sync());
         let server = Some(thread::spawn("mounted", move || mounted.run().unwrap()));
         Self { unmounter, server, directory, forwards_sync }
