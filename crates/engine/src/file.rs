@@ -12,7 +12,7 @@ use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, SharedBlocks, is_aligned};
 use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
-use cairn_space::{Request, Reservation};
+use cairn_space::{Request, Reservation, Urgency};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -234,22 +234,23 @@ impl VolumeInner {
         result
     }
 
-    /// Space for writing `blocks`; blocks allocated before need none, and that is asked only when space is short.
+    /// Space for writing `blocks`. Preallocated ones need none; that is asked when space is short, and before anybody waits
+    /// for more: reclaim would write what is dirty, and a block that is written needs another one for its next content.
     fn reserve_for_write(&self, inode: &Arc<Inode>, blocks: &Range<u64>) -> Result<Reservation> {
         let count = blocks.end - blocks.start;
         let request = Request { data_blocks: count, nodes: 1 + count / 64 };
-        match self.reserve(request, Effort::Ordinary) {
-            Ok(reservation) => Ok(reservation),
-            Err(error) => {
-                let extents = self.extents_in(inode.number, blocks.start, blocks.end, usize::MAX)?;
-                let preallocated = gaps(blocks.start, blocks.end, &extents).is_empty()
-                    && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
-                if !preallocated {
-                    return Err(error);
-                }
-                Ok(self.reserve(Request { data_blocks: 0, nodes: 1 }, Effort::Writeback)?)
-            }
+        if self.check_storage_room().is_ok()
+            && let Ok(reservation) = self.space.try_reserve(request, Urgency::Normal)
+        {
+            return Ok(reservation);
         }
+        let extents = self.extents_in(inode.number, blocks.start, blocks.end, usize::MAX)?;
+        let preallocated =
+            gaps(blocks.start, blocks.end, &extents).is_empty() && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
+        if preallocated {
+            return self.reserve(Request { data_blocks: 0, nodes: 1 }, Effort::Writeback);
+        }
+        self.reserve(request, Effort::Ordinary)
     }
 
     /// What a block holds before a part of it is written, if that matters and is not in memory.

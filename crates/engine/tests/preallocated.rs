@@ -93,8 +93,8 @@ fn what_is_written_in_order_stays_in_one_piece() {
     volume.close().unwrap();
 }
 
-#[test]
-fn on_a_full_volume_they_find_their_own_blocks() {
+/// A volume whose preallocated files have taken all space.
+fn full_volume() -> (Arc<SimulatedDevice>, Volume, Vec<InodeNumber>) {
     let (device, volume) = new_volume();
     let mut files = Vec::new();
     loop {
@@ -112,6 +112,12 @@ fn on_a_full_volume_they_find_their_own_blocks() {
     while volume.allocate(rest, at, BLOCK, AllocateMode::Allocate { keep_size: false }).is_ok() {
         at += BLOCK;
     }
+    (device, volume, files)
+}
+
+#[test]
+fn on_a_full_volume_they_find_their_own_blocks() {
+    let (device, volume, files) = full_volume();
     let mut written = vec![Vec::new(); files.len()];
     for step in 0..600_u64 {
         let index = step as usize % files.len();
@@ -124,4 +130,30 @@ fn on_a_full_volume_they_find_their_own_blocks() {
         written.iter().enumerate().for_each(|(index, written)| expect(&volume, index, written));
         volume.close().unwrap();
     }
+}
+
+/// Reclaim has nothing to free here: a write that asked it would cost a commit, which writes the block, and the next write to the
+/// same block would find no room.
+#[test]
+fn on_a_full_volume_they_are_filled_byte_by_byte_without_a_commit() {
+    let (device, volume, files) = full_volume();
+    let commits = volume.statistics().commits;
+    let length_bytes = 64 << 10;
+    let content: Vec<u8> = (0..length_bytes).map(|index| (index / 7) as u8).collect();
+    for file in &files[..4] {
+        for (index, piece) in content.chunks(700).enumerate() {
+            volume.write(*file, index as u64 * 700, piece).unwrap();
+        }
+    }
+    assert_eq!(volume.statistics().commits, commits);
+    volume.sync().unwrap();
+    for index in 0..4 {
+        let state = crashed(&device);
+        let file = state.lookup(state.root(), format!("file {index}").as_bytes()).unwrap().inode;
+        let mut found = Vec::new();
+        state.read(file, 0, length_bytes, &mut found).unwrap();
+        assert!(found == content, "file {index}");
+        state.close().unwrap();
+    }
+    volume.close().unwrap();
 }
