@@ -14,7 +14,7 @@
 //! - Besides, a write of file data replaces or removes the entries of its blocks ([`DataCache::forget`]), so that equal
 //!   checksums of different data can do no harm.
 //! - The content is a copy. The cache keeps no buffer of a caller in memory, and what it holds is its slots: never more
-//!   than the bytes it was given.
+//!   than the bytes it was given, beside an eighth of that, and at most 16 MiB, which is made ahead.
 //! - Only data whose checksum was computed from it (a write) or verified (a read) enters.
 //!
 //! Lock discipline: one mutex per shard (rank `DATA_CACHE`), for a lookup and the copy of one block; nothing else is

@@ -22,6 +22,8 @@ pub(crate) const FILE_BYTES_MAX: u64 = 1 << 60;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Longest read or write that is done in one step.
 const STEP_BLOCKS: u64 = 256;
+/// A file that grows is written when so many blocks of it are dirty: 8 MiB, enough for long writes.
+const WRITE_BEHIND_BLOCKS: u64 = 2048;
 
 /// The end of a range of a file, if a file can be that long.
 pub(crate) fn checked_end(offset_bytes: u64, length_bytes: u64) -> Result<u64> {
@@ -173,13 +175,17 @@ impl VolumeInner {
             let offset = offset_bytes + at as u64;
             let step = (data.len() - at).min(STEP_BLOCKS as usize * BLOCK_SIZE - (offset as usize % BLOCK_SIZE));
             self.throttle_dirty_data(&inode, blocks_for_bytes(step as u64))?;
-            self.write_step(&inode, offset, &data[at..at + step], &|blocks| whole(at + blocks.start..at + blocks.end))?;
+            let much = self.write_step(&inode, offset, &data[at..at + step], &|blocks| whole(at + blocks.start..at + blocks.end))?;
+            if much && self.options.background {
+                self.write_behind(&inode);
+            }
             at += step;
         }
         Ok(())
     }
 
-    fn write_step(&self, inode: &Arc<Inode>, offset_bytes: u64, data: &[u8], whole: &dyn Fn(Range<usize>) -> SharedBlocks) -> Result<()> {
+    /// Returns whether the file grew and much of it is dirty.
+    fn write_step(&self, inode: &Arc<Inode>, offset_bytes: u64, data: &[u8], whole: &dyn Fn(Range<usize>) -> SharedBlocks) -> Result<bool> {
         let bytes = offset_bytes..offset_bytes + data.len() as u64;
         let blocks = blocks_of(bytes.clone());
         let reservation = self.reserve_for_write(inode, &blocks)?;
@@ -213,12 +219,13 @@ impl VolumeInner {
             }
         });
         self.take_for_pages(&mut state, &reservation);
+        let grew = bytes.end > state.item.size;
         state.item.size = state.item.size.max(bytes.end);
         state.size_dirty |= state.item.size != state.disk_size;
         state.times_dirty = true;
         self.touch(&mut state);
         self.list_dirty(inode);
-        Ok(())
+        Ok(grew && state.pages.dirty() >= WRITE_BEHIND_BLOCKS)
     }
 
     /// Changes the pages of a file, and counts those that are dirty.

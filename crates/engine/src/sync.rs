@@ -9,6 +9,10 @@
 //!
 //! One checkpoint makes all of it durable, which is for the caller to wait for.
 //!
+//! A file that grows and has much dirty data is written before that, by the same thread ([`VolumeInner::write_behind`]): the device
+//! works while the writer goes on, and memory is used again in place of more. What is written over, or soon
+//! removed, is mostly smaller, and waits for the sweep.
+//!
 //! Data that could not be written on that way is dirty again. A second pass writes it file by file, so that an error is known
 //! to be that file's.
 use crate::inode::Inode;
@@ -25,6 +29,16 @@ use std::sync::atomic::Ordering;
 const SWEEP_BLOCKS: u64 = 256;
 
 impl VolumeInner {
+    /// Has the file's dirty data written soon. No lock is held.
+    pub(crate) fn write_behind(&self, inode: &Arc<Inode>) {
+        let mut work = self.work.lock();
+        if !work.growing.iter().any(|queued| Arc::ptr_eq(queued, inode)) {
+            work.growing.push_back(Arc::clone(inode));
+            drop(work);
+            self.work_changed.notify_all();
+        }
+    }
+
     /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all the same.
     pub(crate) fn write_back_all(&self) -> Result<()> {
         let losses = self.log.data_losses();
@@ -104,11 +118,20 @@ impl VolumeInner {
     /// may have to wait for a commit.
     pub(crate) fn run_writeback(&self) {
         let mut work = self.work.lock();
+        let mut start = clock::now_monotonic();
         loop {
-            let start = clock::now_monotonic();
             while start.elapsed() < self.options.commit_interval && !work.stop {
-                let left = self.options.commit_interval.saturating_sub(start.elapsed());
-                self.work_changed.wait_for(&mut work, left);
+                let Some(inode) = work.growing.pop_front() else {
+                    let left = self.options.commit_interval.saturating_sub(start.elapsed());
+                    self.work_changed.wait_for(&mut work, left);
+                    continue;
+                };
+                drop(work);
+                if let Err(error) = self.write_back_if_idle(&inode) {
+                    // Its fsync says so, and the sweep below.
+                    tracing::debug!("dirty data of inode {} could not be written yet: {error}", inode.number);
+                }
+                work = self.work.lock();
             }
             if work.stop {
                 return;
@@ -119,6 +142,7 @@ impl VolumeInner {
             {
                 tracing::warn!("dirty data could not be written yet: {error}");
             }
+            start = clock::now_monotonic();
             work = self.work.lock();
         }
     }

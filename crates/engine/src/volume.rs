@@ -64,6 +64,8 @@ pub(crate) struct BitmapSlot {
 /// State of the background threads.
 pub(crate) struct Work {
     pub(crate) unpin: VecDeque<Generation>,
+    /// Files with much dirty data, to be written soon.
+    pub(crate) growing: VecDeque<Arc<Inode>>,
     pub(crate) stop: bool,
 }
 
@@ -166,7 +168,7 @@ const INODES_PER_BLOCK: u64 = 8;
 
 impl VolumeInner {
     pub(crate) fn new_work() -> Mutex<Work> {
-        Mutex::new(Rank::LEAF, Work { unpin: VecDeque::new(), stop: false })
+        Mutex::new(Rank::LEAF, Work { unpin: VecDeque::new(), growing: VecDeque::new(), stop: false })
     }
 
     /// Fails if nothing can be changed.

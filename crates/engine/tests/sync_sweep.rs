@@ -6,10 +6,12 @@ use cairn_engine::{Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, Vo
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
+use cairn_environment::thread;
 use cairn_format::BLOCK_SIZE;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 // Without a cache of data: what is no dirty page is read from the device.
@@ -247,4 +249,34 @@ fn a_sync_puts_elsewhere_what_a_bad_place_does_not_take() {
     assert_eq!(wrong(&volume), []);
     volume.close().unwrap();
     assert_eq!(wrong(&open(device)), []);
+}
+
+/// It takes no sync and no full memory for that.
+#[test]
+fn a_file_that_grows_is_written_meanwhile() {
+    const PART_BYTES: usize = 1 << 20;
+    const PARTS: usize = 40;
+    let device = Arc::new(SimulatedDevice::new(256 << 20));
+    mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+    let options = VolumeOptions { commit_interval: Duration::from_secs(3600), data_cache_bytes: 0, ..VolumeOptions::default() };
+    let volume = Volume::open(device.clone(), options).unwrap();
+    let file = volume.create(volume.root(), &name(7), &FILE).unwrap().inode;
+    let all = content(7, PARTS * PART_BYTES);
+    for (index, part) in all.chunks(PART_BYTES).enumerate() {
+        volume.write(file, (index * PART_BYTES) as u64, part).unwrap();
+    }
+    // All but what is too little to be written for its own sake.
+    while volume.statistics().dirty_data_bytes >= 8 << 20 {
+        thread::yield_now();
+    }
+    assert_eq!(volume.statistics().commits, 1, "that of the mount");
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    let mut read = Vec::new();
+    for volume in [&crashed(&device), &volume] {
+        let file = volume.lookup(volume.root(), &name(7)).unwrap().inode;
+        read.clear();
+        volume.read(file, 0, PARTS * PART_BYTES, &mut read).unwrap();
+        assert!(read == all);
+    }
+    volume.close().unwrap();
 }

@@ -16,6 +16,7 @@ pub fn load(name: &str) -> String {
         "create-walk-unlink" => ("create, list and remove a tree", "thread", "threads", ""),
         "fsync-happy" => ("reads and writes beside fsyncs", "thread", "threads", ""),
         "isolation" => ("small fsyncs beside a large one", "thread", "threads", ""),
+        "one-file-fsync" => ("4 KiB of one file + fsync", "thread", "threads", ""),
         "round-trip" => ("getxattr, nothing to do", "thread", "threads", ""),
         "device-limit" => return "the device alone: write + flush".into(),
         "untar" => return "unpack the sources of a program (tar)".into(),

@@ -7,6 +7,7 @@ mod fs_mark;
 mod fsync_happy;
 mod fsync_write;
 mod isolation;
+mod one_file_fsync;
 mod round_trip;
 mod small_durable_files;
 pub(crate) mod tight_volume;
@@ -49,13 +50,15 @@ pub enum Workload {
     FsyncHappy,
     /// Small fsyncs, without and beside a large one.
     Isolation,
+    /// Blocks of one file that all clients write, with an fsync after each.
+    OneFileFsync,
     /// What no cache answers, and needs no work: the way to the file system and back.
     RoundTrip,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 9] = [
+    pub const ALL: [Workload; 10] = [
         Workload::FsyncWrite,
         Workload::SmallDurableFiles,
         Workload::FsMark,
@@ -64,6 +67,7 @@ impl Workload {
         Workload::Dbench,
         Workload::FsyncHappy,
         Workload::Isolation,
+        Workload::OneFileFsync,
         Workload::RoundTrip,
     ];
 
@@ -78,6 +82,7 @@ impl Workload {
             Workload::Dbench => "dbench",
             Workload::FsyncHappy => "fsync-happy",
             Workload::Isolation => "isolation",
+            Workload::OneFileFsync => "one-file-fsync",
             Workload::RoundTrip => "round-trip",
         }
     }
@@ -321,6 +326,7 @@ fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::R
         Workload::Dbench => dbench::run(place, settings),
         Workload::FsyncHappy => fsync_happy::run(place, settings),
         Workload::Isolation => isolation::run(place, settings),
+        Workload::OneFileFsync => one_file_fsync::run(place, settings),
         Workload::RoundTrip => round_trip::run(place, settings),
         Workload::DeviceLimit => unreachable!("it needs a device, not a target"),
     }

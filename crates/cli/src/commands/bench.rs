@@ -34,7 +34,7 @@ enum Command {
 /// Run one load against a directory or the engine.
 ///
 /// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench, fsync-happy,
-/// isolation, round-trip. Each works in a directory of its own inside the target, and removes it.
+/// isolation, one-file-fsync, round-trip. Each works in a directory of its own inside the target, and removes it.
 #[derive(Parser)]
 struct Run {
     /// Name of the load.
