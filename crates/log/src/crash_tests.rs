@@ -188,14 +188,19 @@ impl Run {
                     let items = self.states[cut.last.0 as usize].clone();
                     self.committed.push(Committed { from_event, superblock: self.volume.superblock.clone(), items, last: cut.last });
                     self.volume.log.super_committed(self.volume.superblock.generation);
-                    // The worker leads for those who still wait; let it finish, so that the run is the same each time.
-                    while self.volume.log.shared_for_tests().group.lock().leader {
-                        clock::sleep(Duration::from_micros(50));
-                    }
+                    self.let_workers_finish();
                     let durable = self.volume.log.durable();
                     self.acknowledged.push((self.volume.device.history_len(), durable));
                 }
             }
+        }
+    }
+
+    /// Workers lead for those who still wait after a commit, and push what had no room before. They finish first, so that the run
+    /// is the same each time.
+    fn let_workers_finish(&self) {
+        while !self.volume.log.shared_for_tests().worker.all_rest() {
+            clock::sleep(Duration::from_micros(50));
         }
     }
 

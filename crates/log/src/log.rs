@@ -22,8 +22,6 @@ use std::sync::Arc;
 
 /// Memory for checkpoints that is kept for later ones.
 const UNUSED_BUFFERS_BYTES_MAX: usize = 4 << 20;
-/// Groups that may be on their way to the device at once: one is written while another is flushed.
-const WORKERS: usize = 2;
 
 /// Called when an operation is durable, or never will be.
 pub type DurableCallback = Box<dyn FnOnce(Result<(), LogError>) + Send>;
@@ -178,7 +176,7 @@ impl Log {
             let shared = Arc::clone(&shared);
             thread::spawn("cairn-log", move || worker::run(&shared))
         };
-        let workers = (0..if options.read_only { 0 } else { WORKERS }).map(worker).collect();
+        let workers = (0..if options.read_only { 0 } else { worker::WORKERS }).map(worker).collect();
         Arc::new(Self { shared, workers: Mutex::new(Rank::LEAF, workers) })
     }
 

@@ -1,11 +1,13 @@
-//! The log's own threads: they push when the list is long, and lead while several wait. There are two, so that one can write a
-//! group while the other flushes the one before.
+//! The log's own threads: they push when the list is long, and lead while several wait.
 //!
 //! Signals are levels, not edges: each stays set until a worker saw it, and `stop` for ever.
 use crate::lead::Leader;
 use crate::shared::Shared;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
+
+/// So that one can write a group while the other flushes the one before.
+pub(crate) const WORKERS: usize = 2;
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Signals {
@@ -14,6 +16,15 @@ pub(crate) struct Signals {
     /// The list is long.
     pub(crate) push: bool,
     pub(crate) stop: bool,
+    /// How many workers wait for a signal.
+    #[cfg(test)]
+    resting: usize,
+}
+
+impl Signals {
+    fn any(&self) -> bool {
+        self.lead || self.push || self.stop
+    }
 }
 
 pub(crate) struct WorkerSignal {
@@ -40,11 +51,27 @@ impl WorkerSignal {
 
     fn receive(&self) -> Signals {
         let mut signals = self.signals.lock();
-        while !(signals.lead || signals.push || signals.stop) {
+        #[cfg(test)]
+        {
+            signals.resting += 1;
+        }
+        while !signals.any() {
             self.wake.wait(&mut signals);
         }
-        let stop = signals.stop;
-        std::mem::replace(&mut signals, Signals { stop, ..Signals::default() })
+        #[cfg(test)]
+        {
+            signals.resting -= 1;
+        }
+        let received = *signals;
+        (signals.lead, signals.push) = (false, false);
+        received
+    }
+
+    /// Whether every worker waits, and for no signal that was sent.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub(crate) fn all_rest(&self) -> bool {
+        let signals = self.signals.lock();
+        signals.resting == WORKERS && !signals.any()
     }
 }
 
