@@ -156,6 +156,8 @@ pub(crate) struct Inode {
     /// Serialises everything that changes extents; held across device writes of this file's data, but for data that
     /// goes with a group.
     pub(crate) extents: Mutex<()>,
+    /// How often writing dirty data of the file began or ended: odd while somebody does. Changed with `extents` held.
+    pub(crate) write_backs: AtomicU64,
     /// A directory that had a name of it when somebody looked, or 0: where to begin looking for its
     /// path.
     pub(crate) seen_in: AtomicU64,
@@ -165,7 +167,7 @@ pub(crate) struct Inode {
 impl Inode {
     fn unloaded(number: InodeNumber) -> Arc<Self> {
         let (extents, state) = (Mutex::new(Rank::EXTENTS, ()), RwLock::new(Rank::INODE, None));
-        Arc::new(Self { number, extents, seen_in: AtomicU64::new(0), state })
+        Arc::new(Self { number, extents, write_backs: AtomicU64::new(0), seen_in: AtomicU64::new(0), state })
     }
 
     /// After a group: pages that were written leave memory, unless somebody has the inode locked; then who comes next sees

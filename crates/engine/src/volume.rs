@@ -268,20 +268,52 @@ impl VolumeInner {
     }
 }
 
+/// How often reclaim looks whether another thread has written a file.
+const WRITER_PAUSE: Duration = Duration::from_millis(1);
+/// So often it looks at one that is locked and not written.
+const OTHER_HOLDER_LOOKS: u32 = 10;
+
+impl VolumeInner {
+    /// Writes a file's dirty data. False if somebody else has it locked, who may wait for this very thread.
+    fn write_back_for_reclaim(&self, inode: &Arc<Inode>) -> bool {
+        let Some(_extents) = inode.extents.try_lock() else { return false };
+        if let Err(error) = self.write_back_locked(inode, Effort::Reclaim) {
+            tracing::debug!("reclaim could not write inode {}: {error}", inode.number);
+        }
+        true
+    }
+
+    /// Writes a file's dirty data as soon as nobody else does, or until one other write-back was seen from its beginning to its
+    /// end. Such a thread waits for commits only ([`Effort::Writeback`]), so this wait ends; on others that have the file
+    /// locked no time is spent.
+    fn await_write_back(&self, inode: &Arc<Inode>, enough: &dyn Fn() -> bool) {
+        let write_backs = || inode.write_backs.load(Ordering::Acquire);
+        let begin = write_backs();
+        let last = begin + 2 + begin % 2;
+        let mut looks = 0;
+        while !enough() && write_backs() < last && looks < OTHER_HOLDER_LOOKS && !self.write_back_for_reclaim(inode) {
+            looks += u32::from(write_backs() % 2 == 0);
+            clock::sleep(WRITER_PAUSE);
+        }
+    }
+}
+
 impl Reclaimer for VolumeInner {
-    fn write_delayed_data(&self, blocks: u64, enough: &dyn Fn() -> bool) {
+    fn write_delayed_data(&self, blocks: Option<u64>, enough: &dyn Fn() -> bool) {
         let before = self.dirty_pages.load(Ordering::Relaxed);
         let inodes: Vec<_> = self.dirty_inodes.lock().values().cloned().collect();
+        let mut busy = Vec::new();
         for inode in inodes {
-            if before.saturating_sub(self.dirty_pages.load(Ordering::Relaxed)) >= blocks || enough() {
-                break;
+            let written = before.saturating_sub(self.dirty_pages.load(Ordering::Relaxed));
+            if blocks.is_some_and(|blocks| written >= blocks) || enough() {
+                return;
             }
-            // Whoever holds the mutex may wait for this very thread.
-            if let Some(_extents) = inode.extents.try_lock()
-                && let Err(error) = self.write_back_locked(&inode, Effort::Reclaim)
-            {
-                tracing::debug!("reclaim could not write inode {}: {error}", inode.number);
+            if !self.write_back_for_reclaim(&inode) {
+                busy.push(inode);
             }
+        }
+        if blocks.is_none() {
+            busy.iter().for_each(|inode| self.await_write_back(inode, enough));
         }
     }
 

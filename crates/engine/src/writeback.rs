@@ -38,7 +38,7 @@ use cairn_format::{
 use cairn_log::{CallerLeads, DataTicket, DataWrite, LogError, RequestTimer};
 use cairn_space::{Request, Reservation, Urgency};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that are written in one operation.
 const BATCH_PAGES: u64 = 1024;
@@ -96,6 +96,22 @@ struct Step {
 /// Blocks of the device and what they are to hold.
 type Part = (BlockRange, SharedBlocks);
 
+/// Tells reclaim that the holder of the extents mutex writes data, and so waits for nothing but commits.
+struct Writing<'a>(&'a AtomicU64);
+
+impl<'a> Writing<'a> {
+    fn begin(write_backs: &'a AtomicU64) -> Self {
+        write_backs.fetch_add(1, Ordering::AcqRel);
+        Self(write_backs)
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 /// Dirty pages on their way to the device.
 struct Batch {
     segments: Vec<Segment>,
@@ -150,6 +166,7 @@ impl VolumeInner {
     }
 
     fn write_back_by(&self, inode: &Arc<Inode>, effort: Effort, delivery: Delivery) -> Result<()> {
+        let _writing = Writing::begin(&inode.write_backs);
         self.settle_truncation(inode)?;
         self.settle_flights(inode)?;
         // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to the next time.

@@ -1,7 +1,8 @@
-//! What an fsync waits for, and what it does not: another file's data, the freeing of blocks.
+//! What an fsync waits for, and what it does not: another file's data, the freeing of blocks. And what a writer waits for that finds
+//! too little space.
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{AllocateMode, Error, FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
@@ -269,4 +270,64 @@ fn every_fsync_can_be_made_a_commit() {
     assert_eq!((statistics.fsyncs_grouped, statistics.checkpoints), (0, 0), "{statistics:?}");
     assert!(statistics.fsyncs_committed >= 5, "{statistics:?}");
     volume.close().unwrap();
+}
+
+/// Has a large file made durable, fills the volume but for 3 MiB, and calls `client` with a file: after that, or while the data of
+/// the large one is held on its way to the device for much longer than reclaim takes when it finds nothing to do.
+fn beside_a_large_fsync<T>(held: bool, client: impl FnOnce(&Volume, InodeNumber) -> T) -> T {
+    const DIRTY_BYTES: u64 = 12 << 20;
+    let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
+    let (filling, small) = (file(&volume, b"filling", b""), file(&volume, b"small", b""));
+    volume.sync().unwrap();
+    let space = volume.space();
+    let filled = space.available_blocks * u64::from(space.block_size) - DIRTY_BYTES - (3 << 20);
+    let large = file(&volume, b"large", &vec![1; DIRTY_BYTES as usize]);
+    gate.set(if held { Held::LargeWrites } else { Held::Nothing });
+    let syncing = volume.clone();
+    let fsync = thread::spawn("large", move || syncing.fsync_blocking(large, FsyncKind::Full).unwrap());
+    let end_fsync = {
+        let gate = Arc::clone(&gate);
+        move || {
+            gate.set(Held::Nothing);
+            fsync.join().unwrap();
+        }
+    };
+    let mut opener = None;
+    if held {
+        gate.wait_until_something_is_held();
+        opener = Some(thread::spawn("opener", move || {
+            clock::sleep(Duration::from_millis(500));
+            end_fsync();
+        }));
+    } else {
+        end_fsync();
+    }
+    volume.allocate(filling, 0, filled, AllocateMode::Allocate { keep_size: false }).unwrap();
+    let result = client(&volume, small);
+    opener.into_iter().for_each(|opener| opener.join().unwrap());
+    volume.close().unwrap();
+    result
+}
+
+/// What a large write reserved beyond its need comes back at its end: a writer that finds too little space waits for that.
+#[test]
+fn a_writer_without_space_waits_for_a_write_under_way() {
+    // Durable soon, so that reclaim has no large write of this file to do.
+    let write = |volume: &Volume, file, block: u64| {
+        volume.write(file, block * 4096, &[2; 4096])?;
+        if block % 32 == 31 { volume.fsync_blocking(file, FsyncKind::Full) } else { Ok(()) }
+    };
+    let accepted = beside_a_large_fsync(false, |volume, file| {
+        let refused = (0..).find_map(|block| write(volume, file, block).err().map(|error| (block, error)));
+        let (accepted, error) = refused.unwrap();
+        assert!(matches!(error, Error::NoSpace), "{error}");
+        accepted
+    });
+    assert!(accepted > 100, "{accepted}");
+    beside_a_large_fsync(true, |volume, file| {
+        for block in 0..accepted - 8 {
+            let written = write(volume, file, block);
+            assert!(written.is_ok(), "block {block} of {accepted}: {written:?}; {:?}", volume.space());
+        }
+    });
 }

@@ -34,8 +34,9 @@ use std::time::Duration;
 pub trait Reclaimer: Send + Sync {
     /// Writes delayed data, so that its reservations shrink to what was really needed: at most about `blocks` blocks of it,
     /// and only until it is `enough`, which is asked between one file and the next with no lock held. May reserve with
-    /// [`Urgency::Priority`] and wait.
-    fn write_delayed_data(&self, blocks: u64, enough: &dyn Fn() -> bool);
+    /// [`Urgency::Priority`] and wait. Without `blocks` a ticket may fail after it: then all of it, and it waits for data that
+    /// other threads write just now, since that shrinks their reservations as well.
+    fn write_delayed_data(&self, blocks: Option<u64>, enough: &dyn Fn() -> bool);
 
     /// Commits the running transaction; returns when the blocks that it freed are unpinned, or at once when the volume can't
     /// commit any more. May reserve with [`Urgency::Commit`] only.
@@ -319,7 +320,8 @@ impl Thread {
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
             // The cycle that may be the last one asks for everything.
-            let blocks = if progress.fruitless + progress.fruitless_pinned > 0 { u64::MAX } else { ledger.tickets.normal_blocks() };
+            let may_be_last = progress.fruitless + progress.fruitless_pinned > 0;
+            let blocks = (!may_be_last).then(|| ledger.tickets.normal_blocks());
             ledger = self.write_delayed_data(ledger, blocks, &|ledger| first(ledger).is_none());
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             self.await_returns(&mut ledger, progress, first);
@@ -352,7 +354,7 @@ impl Thread {
         // Twice the room that is missed when a run begins, or the next one would begin at once.
         let lacks_room = |ledger: &Ledger| ledger.lacks_room(space.pinned_hint(), 2);
         if ledger.budget.data_reserved > 0 {
-            ledger = self.write_delayed_data(ledger, u64::MAX, &|ledger| !lacks_room(ledger));
+            ledger = self.write_delayed_data(ledger, Some(u64::MAX), &|ledger| !lacks_room(ledger));
         }
         self.request_commit(&mut ledger, |ledger| space.pinned_hint() >= ledger.worthwhile_blocks() && lacks_room(ledger));
         ledger
@@ -397,7 +399,7 @@ impl Thread {
         ledger
     }
 
-    fn write_delayed_data<'a>(&'a self, mut ledger: Guard<'a>, blocks: u64, enough: &dyn Fn(&Ledger) -> bool) -> Guard<'a> {
+    fn write_delayed_data<'a>(&'a self, mut ledger: Guard<'a>, blocks: Option<u64>, enough: &dyn Fn(&Ledger) -> bool) -> Guard<'a> {
         ledger.reclaim.writes += 1;
         self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks, &|| enough(&self.space.ledger.lock())))
     }

@@ -66,8 +66,8 @@ impl Stage {
 
     fn run(self, reclaimer: &dyn Reclaimer, request: Request) {
         match self {
-            Stage::SomeDelayedData => reclaimer.write_delayed_data(request.blocks().saturating_mul(2), &|| false),
-            Stage::AllDelayedData => reclaimer.write_delayed_data(u64::MAX, &|| false),
+            Stage::SomeDelayedData => reclaimer.write_delayed_data(Some(request.blocks().saturating_mul(2)), &|| false),
+            Stage::AllDelayedData => reclaimer.write_delayed_data(None, &|| false),
             Stage::Commit => reclaimer.commit(),
         }
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 struct Idle;
 
 impl Reclaimer for Idle {
-    fn write_delayed_data(&self, _: u64, _: &dyn Fn() -> bool) {
+    fn write_delayed_data(&self, _: Option<u64>, _: &dyn Fn() -> bool) {
         thread::yield_now();
     }
     fn commit(&self) {

@@ -73,11 +73,11 @@ impl Gate {
 }
 
 impl Reclaimer for Gate {
-    fn write_delayed_data(&self, blocks: u64, enough: &dyn Fn() -> bool) {
+    fn write_delayed_data(&self, blocks: Option<u64>, enough: &dyn Fn() -> bool) {
         self.writes.fetch_add(1, SeqCst);
         self.pass();
         if !enough() {
-            (self.on_write)(blocks);
+            (self.on_write)(blocks.unwrap_or(u64::MAX));
         }
     }
 
@@ -275,7 +275,7 @@ struct Pieces {
 }
 
 impl Reclaimer for Pieces {
-    fn write_delayed_data(&self, _: u64, enough: &dyn Fn() -> bool) {
+    fn write_delayed_data(&self, _: Option<u64>, enough: &dyn Fn() -> bool) {
         while !enough() {
             let Some(piece) = self.held.lock().pop() else { return };
             drop(piece);
@@ -439,12 +439,12 @@ struct Owner {
 }
 
 impl Reclaimer for Owner {
-    fn write_delayed_data(&self, _: u64, _: &dyn Fn() -> bool) {
+    fn write_delayed_data(&self, _: Option<u64>, _: &dyn Fn() -> bool) {
         self.steps[0].store(true, SeqCst);
         until(|| self.steps[1].load(SeqCst));
     }
     fn commit(&self) {
-        self.write_delayed_data(0, &|| false);
+        self.write_delayed_data(Some(0), &|| false);
     }
 }
 
