@@ -41,46 +41,64 @@ impl<T> Outbox<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_environment::atomic::AtomicU64;
     use cairn_environment::random::Seeded;
     use cairn_environment::thread;
     use std::sync::Arc;
-    use std::sync::mpsc;
-    use std::time::Duration;
 
-    /// Each item is put in at some moment while the thread goes to sleep; then nothing but that item would wake it.
+    /// Without a system call, or the two would never come close enough to each other.
+    fn wait_until(condition: impl Fn() -> bool) {
+        let mut looks = 0_u32;
+        while !condition() {
+            looks += 1;
+            if looks.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+
+    /// A moment, sometimes one that lets the other go on where there is one CPU.
+    fn dawdle(random: &mut Seeded) {
+        let moment = random.below(64);
+        if moment == 0 {
+            std::thread::yield_now();
+        }
+        (0..moment).for_each(|_| std::hint::spin_loop());
+    }
+
+    /// Each item is put in at some moment while the thread goes to sleep: it finds the item, or is woken.
     #[test]
     fn no_item_is_left_lying_while_the_thread_sleeps() {
-        const ROUNDS: u64 = 200_000;
+        const ROUNDS: u64 = 500_000;
         let outbox = Arc::new(Outbox::new());
-        let (waker, woken) = mpsc::channel();
-        let (ask, asked) = mpsc::sync_channel(0);
-        let putting = Arc::clone(&outbox);
+        // The last round that has begun, whose item is in, and whose item woke the thread.
+        let [begun, put, woke] = std::array::from_fn(|_| Arc::new(AtomicU64::new(0)));
+        let putting = (Arc::clone(&outbox), Arc::clone(&begun), Arc::clone(&put), Arc::clone(&woke));
         let putter = thread::spawn("putter", move || {
+            let (outbox, begun, put, woke) = putting;
             let mut random = Seeded::new(1);
-            while let Ok(round) = asked.recv() {
-                (0..random.below(200)).for_each(|_| std::hint::spin_loop());
-                if putting.put(round) {
-                    let _ = waker.send(());
+            for round in 1..=ROUNDS {
+                wait_until(|| begun.load(Ordering::SeqCst) == round);
+                dawdle(&mut random);
+                if outbox.put(round) {
+                    woke.store(round, Ordering::SeqCst);
                 }
+                put.store(round, Ordering::SeqCst);
             }
         });
-        let (mut random, mut taken) = (Seeded::new(2), Vec::new());
-        for round in 0..ROUNDS {
-            ask.send(round).unwrap();
-            (0..random.below(200)).for_each(|_| std::hint::spin_loop());
-            loop {
+        let (mut random, mut taken, mut slept) = (Seeded::new(2), Vec::new(), 0);
+        for round in 1..=ROUNDS {
+            begun.store(round, Ordering::SeqCst);
+            dawdle(&mut random);
+            outbox.take_and_sleep(&mut taken);
+            wait_until(|| put.load(Ordering::SeqCst) == round);
+            if taken.is_empty() {
+                slept += 1;
+                assert_eq!(woke.load(Ordering::SeqCst), round, "the thread sleeps, and its item is there");
                 outbox.take_and_sleep(&mut taken);
-                if !taken.is_empty() {
-                    break;
-                }
-                // Long enough for a putter that lost its CPU.
-                woken.recv_timeout(Duration::from_secs(60)).expect("the thread sleeps, and its item is there");
-                outbox.wake_up();
             }
             assert_eq!(std::mem::take(&mut taken), [round]);
             outbox.wake_up();
         }
-        drop(ask);
         putter.join().unwrap();
+        assert!(slept > 0, "the thread always found its item");
     }
 }

@@ -79,9 +79,47 @@ fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
     queue.join().unwrap();
 }
 
+/// Nobody watches it, so nothing else ends it.
+#[test]
+fn a_queue_yields_while_requests_come_one_by_one_and_are_answered_at_once() {
+    if !may_yield() {
+        return eprintln!("left out: this user may not take SCHED_IDLE back");
+    }
+    let served = thread::spawn("queue", || {
+        let own = Arc::new(Placement::default());
+        let nobody =
+            Shared { queues: Vec::new(), awake: AtomicBool::new(false), ended: Mutex::new(Rank::FUSE, false), change: Condvar::new() };
+        let mut manner = Manner::new(Arc::clone(&own), Some(Arc::new(nobody)));
+        until_it_yields(&mut manner);
+        assert!(is_idle(&own));
+        // What waits for others stops yielding at once.
+        thread::will_block();
+        assert!(!is_idle(&own) && own.kind() == NORMAL);
+        manner.end_round(Round::Alone);
+        assert!(!manner.yields && manner.penalty == PENALTY_MIN);
+        // Requests that come together, and one that takes its time, end it as well.
+        until_it_yields(&mut manner);
+        for _ in 0..SCORE_MAX {
+            manner.end_round(Round::Reading);
+            assert!(manner.yields && is_idle(&own));
+        }
+        for _ in 0..SCORE_MAX {
+            manner.end_round(Round::Others);
+        }
+        assert!(!manner.yields && !is_idle(&own) && manner.penalty == PENALTY_MIN);
+    });
+    served.join().unwrap();
+}
+
+fn until_it_yields(manner: &mut Manner) {
+    while !manner.yields {
+        manner.end_round(Round::Alone);
+    }
+}
+
 /// With the real watcher, and a program on the same CPU that computes.
 #[test]
-fn a_queue_yields_and_is_kept_from_starving() {
+fn a_queue_that_yields_is_kept_from_starving() {
     if !may_yield() {
         return eprintln!("left out: this user may not take SCHED_IDLE back");
     }
@@ -89,24 +127,11 @@ fn a_queue_yields_and_is_kept_from_starving() {
     let (join, queue) = (watcher.joiner(0), Arc::clone(&watcher.queues[0]));
     let all_done = Arc::new(AtomicBool::new(false));
     let hog_done = Arc::clone(&all_done);
-    let pin = || {
+    let served = thread::spawn("queue", move || {
         let mut cpu = CpuSet::new();
         cpu.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &cpu).unwrap();
-        cpu
-    };
-    let served = thread::spawn("queue", move || {
-        let cpu = pin();
         let mut manner = join();
-        while !manner.yields {
-            manner.end_round(Round::Alone);
-        }
-        assert!(is_idle(&manner.own));
-        // What waits for others stops yielding at once.
-        thread::will_block();
-        assert!(!is_idle(&manner.own) && manner.own.kind() == NORMAL);
-        manner.end_round(Round::Alone);
-        assert!(!manner.yields && manner.penalty == PENALTY_MIN);
         let hog = thread::spawn("hog", move || {
             rustix::thread::sched_setaffinity(None, &cpu).unwrap();
             while !hog_done.load(Ordering::Relaxed) {
@@ -116,20 +141,9 @@ fn a_queue_yields_and_is_kept_from_starving() {
         while manner.penalty == PENALTY_MIN {
             manner.end_round(Round::Alone);
         }
+        assert!(!manner.yields);
         all_done.store(true, Ordering::Relaxed);
         hog.join().unwrap();
-        // Requests that come together, and one that takes its time, end it as well.
-        while !manner.yields {
-            manner.end_round(Round::Alone);
-        }
-        for _ in 0..SCORE_MAX {
-            manner.end_round(Round::Reading);
-            assert!(manner.yields);
-        }
-        for _ in 0..SCORE_MAX {
-            manner.end_round(Round::Others);
-        }
-        assert!(!manner.yields && !is_idle(&manner.own));
     });
     served.join().unwrap();
     assert_eq!(queue.kind(), NORMAL);
