@@ -9,7 +9,9 @@
 use cairn_environment::lock::{Mutex, RwLock};
 use cairn_environment::{Rank, clock};
 use cairn_fuse::protocol::directory_list::ListedName;
-use cairn_fuse::protocol::wire::{Attr, AttrOut, EntryOut, GetxattrOut, SetattrIn, StatfsOut, WriteOut, setattr_flag as flag};
+use cairn_fuse::protocol::wire::{
+    Attr, AttrOut, EntryOut, GetxattrOut, SetattrIn, StatfsOut, Statx, StatxOut, StatxTime, WriteOut, setattr_flag as flag,
+};
 use cairn_fuse::protocol::{DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request, RequestHeader, WriteData};
 use cairn_fuse::transport::{Delivery, Handler, HandlerFailure, Reply, TRANSFER_BYTES_MAX};
 use cairn_fuse::{MountOptions, Session};
@@ -24,6 +26,8 @@ use zerocopy::IntoBytes;
 /// For ever, as a mounted volume says it.
 const VALID_SECONDS: u64 = i64::MAX as u64;
 const BLOCK_BYTES: u32 = 4096;
+/// `STATX_BASIC_STATS | STATX_BTIME`.
+const STATX_MASK: u32 = 0x0fff;
 /// What it says that it has room for; loads that fill a part of the free space fill a part of this.
 const FREE_BLOCKS: u64 = 1 << 17;
 const NAME_BYTES_MAX: u32 = 255;
@@ -328,6 +332,29 @@ fn empty_directory(parent: u64) -> Content {
     Content::Directory(Directory { parent, names: HashMap::new(), order: BTreeMap::new() })
 }
 
+/// The time of birth as well, which programs ask for and the kernel keeps from no other answer.
+fn statx(attr: &Attr) -> Statx {
+    let time = |seconds: u64, nanoseconds| StatxTime { seconds: seconds as i64, nanoseconds, padding: 0 };
+    Statx {
+        mask: STATX_MASK,
+        block_size: attr.block_size,
+        links: attr.links,
+        uid: attr.uid,
+        gid: attr.gid,
+        mode: attr.mode as u16,
+        inode: attr.inode,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime, attr.atime_ns),
+        btime: time(attr.ctime, attr.ctime_ns),
+        ctime: time(attr.ctime, attr.ctime_ns),
+        mtime: time(attr.mtime, attr.mtime_ns),
+        rdev_major: rustix::fs::major(attr.device.into()),
+        rdev_minor: rustix::fs::minor(attr.device.into()),
+        ..Statx::default()
+    }
+}
+
 fn attr_out(attr: Attr) -> AttrOut {
     AttrOut { attr_valid_seconds: VALID_SECONDS, attr, ..AttrOut::default() }
 }
@@ -502,6 +529,10 @@ impl Handler for MemoryFileSystem {
             Op::GetAttributes { .. } => {
                 let attr = self.table.read().node(node).map(Node::attr);
                 answer(reply, attr.map(attr_out));
+            }
+            Op::Statx { .. } => {
+                let stat = self.table.read().node(node).map(|node| statx(&node.attr()));
+                answer(reply, stat.map(|stat| StatxOut { attr_valid_seconds: VALID_SECONDS, stat, ..StatxOut::default() }));
             }
             Op::SetAttributes(change) => {
                 let attr = self.table.write().set_attributes(node, &change);

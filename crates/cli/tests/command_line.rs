@@ -1,5 +1,5 @@
 //! The command as a user meets it, without a mount: exit codes, refusals, messages.
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -310,6 +310,11 @@ fn fsck_tells_damage_by_its_exit_code() {
     overwrite(&cairn.path("image"), start.offset_bytes() + 16384 + 100, &[0xff; 8]);
     let told = cairn.exits_with(4, &["fsck", "image", "--repair"]);
     assert!(told.contains("node") && told.contains(&(start.0 + 4).to_string()), "{told}");
+    // Half of it: no repair brings the rest back.
+    fs::copy(cairn.path("image"), cairn.path("half")).unwrap();
+    File::options().write(true).open(cairn.path("half")).unwrap().set_len(16 << 20).unwrap();
+    let told = cairn.exits_with(4, &["fsck", "half"]);
+    assert!(told.contains("16777216 bytes shorter") && !told.contains("--repair"), "{told}");
     fs::create_dir(cairn.path("dir")).unwrap();
     // All three superblocks.
     for block in [16, 32, (32 << 20) / 4096 - 1] {

@@ -315,6 +315,11 @@ impl InodeTable {
         none_left
     }
 
+    /// Takes all references back.
+    pub(crate) fn release_all(&self) {
+        self.references.iter().for_each(|shard| shard.lock().clear());
+    }
+
     /// Whether anybody refers to the inode.
     pub(crate) fn is_referenced(&self, number: InodeNumber) -> bool {
         Self::shard(&self.references, number).lock().contains_key(&number.0)

@@ -59,6 +59,13 @@ impl VolumeInner {
         }
     }
 
+    /// Gives back all references.
+    pub(crate) fn forget_all(&self) {
+        self.inodes.release_all();
+        let unlinked: Vec<_> = self.orphans.unlinked.lock().iter().copied().collect();
+        unlinked.into_iter().for_each(|number| self.queue_orphan(number));
+    }
+
     fn queue_orphan(&self, number: InodeNumber) {
         if !self.orphans.unlinked.lock().remove(&number) || self.options.read_only {
             return;

@@ -259,7 +259,7 @@ impl VolumeInner {
         let inodes = self.inode_count.get();
         SpaceInfo {
             total_blocks: report.total_blocks,
-            free_blocks: report.total_blocks.saturating_sub(report.used) + report.returning,
+            free_blocks: (report.total_blocks + report.returning).saturating_sub(report.used + report.reserved_data),
             available_blocks,
             inodes,
             inodes_available: if inodes > 0 { available_blocks * INODES_PER_BLOCK } else { 0 },
@@ -643,6 +643,11 @@ impl Volume {
     /// Gives back `count` references on an inode.
     pub fn forget(&self, inode: InodeNumber, count: u64) {
         self.shared.inner.forget(inode, count);
+    }
+
+    /// Nobody has a reference on an inode any more, as after an unmount: what lost its last name is removed.
+    pub fn forget_all(&self) {
+        self.shared.inner.forget_all();
     }
 
     /// The caller of this request (see [`crate::on_behalf_of`]) was told to stop. If it is gone and waits for space, the wait

@@ -221,3 +221,46 @@ fn each_fsync_counts_in_the_stages_that_it_went_through() {
     assert_eq!(statistics.fsyncs(), 11);
     volume.close().unwrap();
 }
+
+/// As df shows it.
+#[test]
+fn data_that_is_not_written_yet_counts_as_used() {
+    let volume = open(&device(64 << 20));
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    volume.sync().unwrap();
+    let before = volume.space();
+    volume.write(file, 0, &[1; 1 << 20]).unwrap();
+    assert_eq!(volume.space().free_blocks, before.free_blocks - 256);
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    assert!(volume.space().free_blocks.abs_diff(before.free_blocks - 256) < 32);
+    volume.close().unwrap();
+}
+
+/// As an unmount does it: the kernel drops what it had still to give back.
+#[test]
+fn what_has_no_name_is_removed_when_nobody_has_a_reference_any_more() {
+    let device = device(64 << 20);
+    for background in [false, true] {
+        let volume = Volume::open(device.clone(), VolumeOptions { background, ..VolumeOptions::default() }).unwrap();
+        let root = volume.root();
+        let (kept, file) = (b"kept", volume.create(root, b"file", &FILE).unwrap().inode);
+        let before = volume.space().inodes;
+        volume.create(root, kept, &FILE).unwrap();
+        volume.write(file, 0, &[1; 1 << 20]).unwrap();
+        volume.sync().unwrap();
+        volume.unlink(root, b"file").unwrap();
+        volume.forget_all();
+        volume.close().unwrap();
+        // Without repairing anything.
+        let options = VolumeOptions { read_only: true, background: false, ..VolumeOptions::default() };
+        let volume = Volume::open(device.clone(), options).unwrap();
+        assert_eq!(volume.space().inodes, before, "background: {background}");
+        assert!(volume.lookup(volume.root(), kept).is_ok());
+        volume.close().unwrap();
+        let volume = open(&device);
+        volume.unlink(volume.root(), kept).unwrap();
+        volume.forget_all();
+        volume.close().unwrap();
+    }
+}

@@ -7,7 +7,7 @@ use crate::report::{Finding, Losses, PassId, Progress, Report, Severity, Statist
 use crate::superblocks::Superblocks;
 use crate::{CheckOptions, FsckError};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BlockNumber, Generation, Key, NodePointer, Superblock};
+use cairn_format::{BLOCK_SIZE, BlockNumber, Generation, Key, NodePointer, Superblock};
 use std::collections::{HashMap, HashSet};
 
 /// A node that the walk through the trees could not use.
@@ -79,11 +79,14 @@ impl<'a> Checker<'a> {
         progress: &'a mut dyn FnMut(Progress),
     ) -> Self {
         let superblock = superblocks.newest.clone();
+        let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
+        let missing_blocks = superblock.geometry.total_blocks.saturating_sub(reader.blocks_present());
         let report = Report {
             volume: superblock.volume.to_string(),
             label: superblock.label.clone(),
             generation: superblock.generation.0,
             unmounted: superblock.clean,
+            missing_bytes: missing_blocks * BLOCK_SIZE as u64,
             passes: Vec::new(),
             findings: Vec::new(),
             findings_dropped: 0,
@@ -93,7 +96,6 @@ impl<'a> Checker<'a> {
             losses: Losses::default(),
             statistics: Statistics { total_blocks: superblock.geometry.total_blocks, ..Statistics::default() },
         };
-        let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
         Self {
             options,
             reader,

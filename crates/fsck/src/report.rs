@@ -251,6 +251,8 @@ pub struct Report {
     pub generation: u64,
     /// Whether the volume was unmounted in order, so that its log is empty.
     pub unmounted: bool,
+    /// Bytes of the volume that lie past the end of the device, which was cut off. With any, nothing is repaired.
+    pub missing_bytes: u64,
     /// Passes that ran to their end.
     pub passes: Vec<PassId>,
     /// What was found, in the order of the passes; at most 10,000.

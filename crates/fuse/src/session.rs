@@ -14,9 +14,6 @@ use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Over rings, only what the kernel sends nobody waits for comes through the device.
-const DEVICE_THREADS_BESIDE_RINGS: usize = 1;
-
 /// Why a session did not end well.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -86,8 +83,11 @@ impl Session {
             tracing::warn!("the kernel refused FUSE over io_uring: {failure}; requests come over /dev/fuse");
         }
         let over_ring = rings.as_ref().is_some_and(|rings| rings.failure.is_none());
-        let thread_count = if over_ring { DEVICE_THREADS_BESIDE_RINGS } else { options.threads };
-        let threads = RequestThreads::start(&channel, thread_count, &handler);
+        let threads = if over_ring {
+            RequestThreads::start_beside_rings(&channel, &handler)
+        } else {
+            RequestThreads::start(&channel, options.threads, &handler)
+        };
         Ok(Self { threads, rings, over_ring, handler, unmounter, forwards_sync, agreement, link })
     }
 

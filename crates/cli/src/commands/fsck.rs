@@ -122,7 +122,13 @@ fn advise(report: &Report, arguments: &Arguments) {
         }
     }
     let others = report.errors - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
-    if others > 0 && !arguments.repair {
+    if report.missing_bytes > 0 {
+        output::tell(&format_args!(
+            "cairn: {image} is {} bytes shorter than its volume: it was truncated, or is a copy that was not finished. Nothing can be \
+             repaired without the rest; restore it from a complete copy",
+            report.missing_bytes
+        ));
+    } else if others > 0 && !arguments.repair {
         output::tell(&format_args!("cairn: `cairn fsck {image} --repair` repairs what can be repaired, and says what is lost"));
     }
     // One advice for each file, in the order in which they were found.

@@ -154,8 +154,12 @@ impl VolumeHandler {
 
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
-        // After a shutdown there is nothing that could still become durable, and the one that asked for it has been told.
-        let end = || self.volume.close().or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) });
+        let end = || {
+            // The kernel uses nothing any more, and drops the FORGETs that were not read before an unmount.
+            self.volume.forget_all();
+            // After a shutdown there is nothing that could still become durable, and the one that asked for it has been told.
+            self.volume.close().or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) })
+        };
         self.closed.get_or_init(end).clone()
     }
 

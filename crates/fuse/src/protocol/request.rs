@@ -172,6 +172,15 @@ impl Operation<'_> {
     pub fn expects_reply(&self) -> bool {
         !matches!(self, Self::Forget { .. } | Self::BatchForget(_) | Self::Interrupt { .. } | Self::NotifyReply)
     }
+
+    /// Of how many nodes the kernel gives references back.
+    pub fn forgotten_nodes(&self) -> usize {
+        match self {
+            Self::Forget { .. } => 1,
+            Self::BatchForget(list) => list.iter().count(),
+            _ => 0,
+        }
+    }
     /// Whether data or metadata may be different afterwards.
     pub fn changes_volume(&self) -> bool {
         matches!(

@@ -1,7 +1,12 @@
 //! `/dev/fuse`: request threads that read, and replies written from whichever thread has them.
+//!
+//! Beside rings nothing comes this way but FORGETs, for which nobody waits, and the rare INTERRUPT. While many FORGETs come, as
+//! when a tree is removed, the thread pauses before it reads on ([`Forgetting`]): one read then brings many, and the kernel
+//! wakes nobody for each of them, which would cost the program that removes more than the FORGET itself.
 use super::turns::Turns;
 use super::{Handler, Reply, RequestBuffer};
 use crate::kernel;
+use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::thread::{self, JoinHandle};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
@@ -9,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{self, Errno};
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The FUSE device.
 pub const DEVICE_PATH: &str = "/dev/fuse";
@@ -77,10 +83,39 @@ impl Channel {
     }
 }
 
-/// Hands the request of `length_bytes` in `buffer` to `handler`.
-fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, length_bytes: usize, handler: &dyn Handler) {
+/// How long the thread beside rings pauses.
+const FORGET_PAUSE: Duration = Duration::from_millis(1);
+/// It does so from so many FORGETs on within this time.
+const FORGETS_MANY: usize = 16;
+const FORGETS_SPAN: Duration = Duration::from_millis(4);
+
+/// Whether many FORGETs come.
+struct Forgetting {
+    begun: Monotonic,
+    count: usize,
+}
+
+impl Forgetting {
+    fn new() -> Self {
+        Self { begun: clock::now_monotonic(), count: 0 }
+    }
+
+    /// Another `count` have come at the time `now`; whether those are many.
+    fn are_many(&mut self, count: usize, now: Monotonic) -> bool {
+        if now - self.begun > FORGETS_SPAN {
+            *self = Self { begun: now, count: 0 };
+        }
+        self.count += count;
+        self.count >= FORGETS_MANY
+    }
+}
+
+/// Hands the request of `length_bytes` in `buffer` to `handler`. Returns of how many nodes it gave references back.
+fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, length_bytes: usize, handler: &dyn Handler) -> usize {
+    let mut forgotten_nodes = 0;
     match buffer.parse(length_bytes) {
         Ok(request) => {
+            forgotten_nodes = request.operation.forgotten_nodes();
             let unique = request.header.unique;
             let reply = if request.operation.expects_reply() { Reply::new(Arc::clone(channel), unique) } else { Reply::silent(unique) };
             handler.handle(request, reply);
@@ -93,6 +128,7 @@ fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, length_bytes: u
         }
     }
     buffer.release();
+    forgotten_nodes
 }
 
 /// The threads that read requests. They end when the file system is unmounted.
@@ -104,6 +140,20 @@ pub struct RequestThreads {
 impl RequestThreads {
     /// Starts `count` threads. A channel that cannot be cloned is shared.
     pub fn start(channel: &Arc<Channel>, count: usize, handler: &Arc<dyn Handler>) -> Self {
+        Self::start_each(channel, count, handler, serve)
+    }
+
+    /// Starts the thread for what does not come over rings.
+    pub fn start_beside_rings(channel: &Arc<Channel>, handler: &Arc<dyn Handler>) -> Self {
+        Self::start_each(channel, 1, handler, |channel, handler, _| serve_beside_rings(channel, handler))
+    }
+
+    fn start_each(
+        channel: &Arc<Channel>,
+        count: usize,
+        handler: &Arc<dyn Handler>,
+        serve: fn(&Arc<Channel>, &dyn Handler, Option<Turns>) -> End,
+    ) -> Self {
         let turns = Turns::new(count);
         let threads = (0..count.max(1))
             .map(|index| {
@@ -144,5 +194,35 @@ fn serve(channel: &Arc<Channel>, handler: &dyn Handler, turns: Option<Turns>) ->
         if let Err(end) = received.map(|length_bytes| serve_one(channel, &mut buffer, length_bytes, handler)) {
             return end;
         }
+    }
+}
+
+fn serve_beside_rings(channel: &Arc<Channel>, handler: &dyn Handler) -> End {
+    let mut buffer = RequestBuffer::new(&handler.buffers());
+    let mut forgetting = Forgetting::new();
+    loop {
+        let forgotten_nodes = match channel.receive(&mut buffer) {
+            Ok(length_bytes) => serve_one(channel, &mut buffer, length_bytes, handler),
+            Err(end) => return end,
+        };
+        if forgotten_nodes > 0 && forgetting.are_many(forgotten_nodes, clock::now_monotonic()) {
+            clock::sleep(FORGET_PAUSE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_forgets_are_those_that_come_close_together() {
+        let begin = clock::now_monotonic();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut forgetting = Forgetting { begun: begin, count: 0 };
+        assert!((1..FORGETS_MANY as u64 * 3).all(|second| !forgetting.are_many(1, at(second))), "one in a millisecond");
+        let mut forgetting = Forgetting { begun: begin, count: 0 };
+        assert!((1..FORGETS_MANY).all(|_| !forgetting.are_many(1, at(1))) && forgetting.are_many(1, at(2)));
+        assert!(!forgetting.are_many(1, at(9)) && forgetting.are_many(FORGETS_MANY, at(9)));
     }
 }
