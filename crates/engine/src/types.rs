@@ -171,7 +171,7 @@ pub struct DirectoryItem<'a> {
 pub struct SpaceInfo {
     /// Blocks that can hold files and their trees.
     pub total_blocks: u64,
-    /// Blocks not in use.
+    /// Blocks neither in use nor promised to data that is still to be written.
     pub free_blocks: u64,
     /// Blocks that a writer can really get.
     pub available_blocks: u64,

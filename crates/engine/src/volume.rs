@@ -284,8 +284,8 @@ impl VolumeInner {
     }
 
     /// Writes a file's dirty data as soon as nobody else does, or until one other write-back was seen from its beginning to its
-    /// end. Such a thread waits for commits only ([`Effort::Writeback`]), so this wait ends; on others that have the file
-    /// locked no time is spent.
+    /// end. Such a thread waits for commits only ([`Effort::Writeback`]), so this wait ends. Others that have the file locked may
+    /// wait for this thread, so they get only a few looks.
     fn await_write_back(&self, inode: &Arc<Inode>, enough: &dyn Fn() -> bool) {
         let write_backs = || inode.write_backs.load(Ordering::Acquire);
         let begin = write_backs();

@@ -31,6 +31,7 @@ use crate::types::{Completion, FsyncKind};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::{SetWrite, SharedBlocks};
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS,
     checksum,
@@ -38,7 +39,6 @@ use cairn_format::{
 use cairn_log::{CallerLeads, DataTicket, DataWrite, LogError, RequestTimer};
 use cairn_space::{Request, Reservation, Urgency};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that are written in one operation.
 const BATCH_PAGES: u64 = 1024;

@@ -199,7 +199,9 @@ impl Run {
     /// Workers lead for those who still wait after a commit, and push what had no room before. They finish first, so that the run
     /// is the same each time.
     fn let_workers_finish(&self) {
+        let begin = clock::now_monotonic();
         while !self.volume.log.shared_for_tests().worker.all_rest() {
+            assert!(begin.elapsed() < Duration::from_secs(300), "a worker has ended, or waits for ever");
             clock::sleep(Duration::from_micros(50));
         }
     }

@@ -320,9 +320,17 @@ impl Thread {
             progress.cycle_begins(&ledger, first(&ledger).as_ref());
             let sequence = ledger.tickets.next_sequence;
             // The cycle that may be the last one asks for everything.
-            let may_be_last = progress.fruitless + progress.fruitless_pinned > 0;
-            let blocks = (!may_be_last).then(|| ledger.tickets.normal_blocks());
-            ledger = self.write_delayed_data(ledger, blocks, &|ledger| first(ledger).is_none());
+            let blocks = match progress {
+                Progress { fruitless: 0, fruitless_pinned: 0, .. } => Some(ledger.tickets.normal_blocks()),
+                // A commit should help.
+                Progress { fruitless: 0, .. } => Some(u64::MAX),
+                _ => None,
+            };
+            let may_help = |ledger: &Ledger, ticket: &Ticket| {
+                let coming_blocks = ledger.budget.reserved_blocks() + self.space.pinned_hint() + self.space.returning_hint();
+                ledger.budget.shortage_blocks(ticket.request, ticket.urgency) <= coming_blocks
+            };
+            ledger = self.write_delayed_data(ledger, blocks, &|ledger| !first(ledger).is_some_and(|ticket| may_help(ledger, &ticket)));
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             self.await_returns(&mut ledger, progress, first);
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.

@@ -155,8 +155,10 @@ impl VolumeHandler {
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
         let end = || {
-            // The kernel uses nothing any more, and drops the FORGETs that were not read before an unmount.
-            self.volume.forget_all();
+            // After an unmount the kernel uses nothing any more, and has dropped the FORGETs that were not read before.
+            if !self.shutdown.has_begun() {
+                self.volume.forget_all();
+            }
             // After a shutdown there is nothing that could still become durable, and the one that asked for it has been told.
             self.volume.close().or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) })
         };

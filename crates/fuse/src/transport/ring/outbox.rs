@@ -43,8 +43,9 @@ mod tests {
     use super::*;
     use cairn_environment::atomic::AtomicU64;
     use cairn_environment::random::Seeded;
-    use cairn_environment::thread;
+    use cairn_environment::{clock, thread};
     use std::sync::Arc;
+    use std::time::Duration;
 
     /// Without a system call, or the two would never come close enough to each other.
     fn wait_until(condition: impl Fn() -> bool) {
@@ -55,19 +56,17 @@ mod tests {
         }
     }
 
-    /// A moment, sometimes one that lets the other go on where there is one CPU.
     fn dawdle(random: &mut Seeded) {
-        let moment = random.below(64);
-        if moment == 0 {
-            std::thread::yield_now();
-        }
-        (0..moment).for_each(|_| std::hint::spin_loop());
+        (0..random.below(64)).for_each(|_| std::hint::spin_loop());
     }
 
     /// Each item is put in at some moment while the thread goes to sleep: it finds the item, or is woken.
     #[test]
     fn no_item_is_left_lying_while_the_thread_sleeps() {
         const ROUNDS: u64 = 500_000;
+        // Where others compute on the CPUs, the two seldom run at once, and rounds take long.
+        const TIME_MAX: Duration = Duration::from_secs(3);
+        const LAST: u64 = u64::MAX;
         let outbox = Arc::new(Outbox::new());
         // The last round that has begun, whose item is in, and whose item woke the thread.
         let [begun, put, woke] = std::array::from_fn(|_| Arc::new(AtomicU64::new(0)));
@@ -75,8 +74,11 @@ mod tests {
         let putter = thread::spawn("putter", move || {
             let (outbox, begun, put, woke) = putting;
             let mut random = Seeded::new(1);
-            for round in 1..=ROUNDS {
-                wait_until(|| begun.load(Ordering::SeqCst) == round);
+            for round in 1.. {
+                wait_until(|| begun.load(Ordering::SeqCst) >= round);
+                if begun.load(Ordering::SeqCst) == LAST {
+                    return;
+                }
                 dawdle(&mut random);
                 if outbox.put(round) {
                     woke.store(round, Ordering::SeqCst);
@@ -85,7 +87,8 @@ mod tests {
             }
         });
         let (mut random, mut taken, mut slept) = (Seeded::new(2), Vec::new(), 0);
-        for round in 1..=ROUNDS {
+        let begin = clock::now_monotonic();
+        for round in (1..=ROUNDS).take_while(|_| begin.elapsed() < TIME_MAX) {
             begun.store(round, Ordering::SeqCst);
             dawdle(&mut random);
             outbox.take_and_sleep(&mut taken);
@@ -98,6 +101,7 @@ mod tests {
             assert_eq!(std::mem::take(&mut taken), [round]);
             outbox.wake_up();
         }
+        begun.store(LAST, Ordering::SeqCst);
         putter.join().unwrap();
         assert!(slept > 0, "the thread always found its item");
     }
