@@ -1,4 +1,5 @@
-//! Hostile volumes, guided by coverage. The same inputs and rules as `cairn_torture::hostile::fuzz`.
+//! Hostile volumes, guided by coverage. The same inputs and rules as
+//! `cairn_torture::hostile::fuzz`.
 #![no_main]
 use cairn_torture::hostile::{images::BaseImage, try_input};
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,8 @@
-//! Runs the threads of a load: they start together, work until the time is over, and hand in what they recorded.
+//! Runs the threads of a load: they start together, work until the time is over, and hand in what
+//! they recorded.
 //!
-//! The first client that fails ends all others; its error is the run's. Lock discipline: one lock of rank `LEAF`, held for
-//! moments.
+//! The first client that fails ends all others; its error is the run's. Lock discipline: one lock
+//! of rank `LEAF`, held for moments.
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
@@ -131,7 +132,8 @@ where
     let begin = start + plan.warmup;
     *shared.begin.lock() = Some(begin);
     shared.begun.notify_all();
-    let Watched { interval_rates, warmup } = watch(plan, &shared, start, || threads.iter().all(|thread| thread.is_finished()));
+    let Watched { interval_rates, warmup } =
+        watch(plan, &shared, start, || threads.iter().all(|thread| thread.is_finished()));
     let mut measured = Measured { interval_rates, ..Measured::default() };
     let mut result = Ok(());
     let mut context_switches = 0;
@@ -152,7 +154,12 @@ where
     result.map(|()| measured)
 }
 
-fn run_client(index: usize, shared: &Arc<Shared>, plan: &Plan, body: &dyn Fn(&Client, &mut Recorder) -> anyhow::Result<()>) -> Outcome {
+fn run_client(
+    index: usize,
+    shared: &Arc<Shared>,
+    plan: &Plan,
+    body: &dyn Fn(&Client, &mut Recorder) -> anyhow::Result<()>,
+) -> Outcome {
     let begin = {
         let mut begin = shared.begin.lock();
         loop {
@@ -204,7 +211,11 @@ fn watch(plan: &Plan, shared: &Shared, start: Monotonic, all_ended: impl Fn() ->
         }
         let (now, operations) = (clock::now_monotonic(), shared.operations.load(Ordering::Relaxed));
         if now < start + plan.warmup {
-            warmup = Some(Begun { operations, process: Resources::of_process("self"), machine: Resources::of_machine() });
+            warmup = Some(Begun {
+                operations,
+                process: Resources::of_process("self"),
+                machine: Resources::of_machine(),
+            });
         } else if now - sampled >= SAMPLE_INTERVAL {
             interval_rates.push((operations - before) as f64 / (now - sampled).as_secs_f64());
         }
@@ -240,7 +251,10 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        assert_eq!((measured.recorder.count("step"), measured.recorder.bytes(), measured.completed), (10, 50, 10));
+        assert_eq!(
+            (measured.recorder.count("step"), measured.recorder.bytes(), measured.completed),
+            (10, 50, 10)
+        );
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! What else the machine did while something was measured: figures from a busy machine are no facts about a file system.
+//! What else the machine did while something was measured: figures from a busy machine are no facts
+//! about a file system.
 //!
-//! The kernel's threads work for the load, so only user mode counts as foreign: that of the whole machine, less this process with
-//! its children, less the servers of mounted volumes. The time that a hypervisor gave to other machines counts as well.
+//! The kernel's threads work for the load, so only user mode counts as foreign: that of the whole
+//! machine, less this process with its children, less the servers of mounted volumes. The time that
+//! a hypervisor gave to other machines counts as well.
 use cairn_environment::clock::{self, Monotonic};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// From this share of the machine's CPU time on, what others do changes figures more than rounds differ.
+/// From this share of the machine's CPU time on, what others do changes figures more than rounds
+/// differ.
 const BUSY_SHARE: f64 = 0.05;
 /// The name of a server's process.
 const SERVER: &str = "cairn";
@@ -40,8 +43,11 @@ impl Disturbance {
     pub fn warning(&self) -> Option<String> {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
         let others = format!("other programs took {} of its CPU time", percent(self.cpu_share));
-        let stolen =
-            if self.stolen_share >= 0.01 { format!(", other machines on its host {}", percent(self.stolen_share)) } else { String::new() };
+        let stolen = if self.stolen_share >= 0.01 {
+            format!(", other machines on its host {}", percent(self.stolen_share))
+        } else {
+            String::new()
+        };
         self.is_busy().then(|| {
             format!(
                 "The machine was busy: {others}{stolen}; its load average was {:.1} before. Don't take these figures for facts; measure again \
@@ -68,10 +74,13 @@ impl Reading {
         let ticks = rustix::param::clock_ticks_per_second() as f64;
         let machine = machine_ticks(&read("/proc/stat"));
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let servers = processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
+        let servers =
+            processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
         let own = read("/proc/self/stat");
-        let servers_user: u64 =
-            servers.filter(|stat| is_server(stat) && number_of(stat) != number_of(&own)).map(|stat| user_ticks(&stat)).sum();
+        let servers_user: u64 = servers
+            .filter(|stat| is_server(stat) && number_of(stat) != number_of(&own))
+            .map(|stat| user_ticks(&stat))
+            .sum();
         Self {
             machine_user: machine.user as f64 / ticks,
             machine_all: machine.all as f64 / ticks,
@@ -88,7 +97,8 @@ impl Reading {
             return (0.0, 0.0);
         }
         // A server that ended meanwhile takes what it had done with it.
-        let known = self.own_user - earlier.own_user + (self.servers_user - earlier.servers_user).max(0.0);
+        let known =
+            self.own_user - earlier.own_user + (self.servers_user - earlier.servers_user).max(0.0);
         let foreign = self.machine_user - earlier.machine_user - known;
         ((foreign / all).clamp(0.0, 1.0), ((self.stolen - earlier.stolen) / all).clamp(0.0, 1.0))
     }
@@ -100,10 +110,12 @@ struct MachineTicks {
     all: u64,
 }
 
-/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what guests took is in the first two.
+/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what
+/// guests took is in the first two.
 fn machine_ticks(stat: &str) -> MachineTicks {
     let line = stat.lines().next().unwrap_or_default();
-    let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).map_while(|value| value.parse().ok()).collect();
+    let ticks: Vec<u64> =
+        line.split_whitespace().skip(1).take(8).map_while(|value| value.parse().ok()).collect();
     let at = |index: usize| ticks.get(index).copied().unwrap_or(0);
     MachineTicks { user: at(0) + at(1), stolen: at(7), all: ticks.iter().sum() }
 }
@@ -113,12 +125,15 @@ fn number_of(stat: &str) -> Option<&str> {
 }
 
 fn is_server(stat: &str) -> bool {
-    stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).is_some_and(|(name, _)| name == SERVER)
+    stat.split_once('(')
+        .and_then(|(_, rest)| rest.rsplit_once(')'))
+        .is_some_and(|(name, _)| name == SERVER)
 }
 
 /// Of a process and of its children that have ended and were waited for.
 fn user_ticks(stat: &str) -> u64 {
-    let fields: Vec<&str> = stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
     [11, 13].into_iter().filter_map(|index| fields.get(index)?.parse::<u64>().ok()).sum()
 }
 
@@ -133,7 +148,8 @@ impl Observation {
     /// From now on.
     pub fn begin() -> Self {
         let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let load_average = load.split(' ').next().and_then(|value| value.parse().ok()).unwrap_or(0.0);
+        let load_average =
+            load.split(' ').next().and_then(|value| value.parse().ok()).unwrap_or(0.0);
         Self { load_average, begin: Reading::now(), at: clock::now_monotonic() }
     }
 
@@ -141,7 +157,11 @@ impl Observation {
     pub fn end(&self) -> Option<Disturbance> {
         let (cpu_share, stolen_share) = Reading::now().since(&self.begin);
         let long_enough = self.at.elapsed().as_millis() >= 200;
-        long_enough.then_some(Disturbance { load_average: self.load_average, cpu_share, stolen_share })
+        long_enough.then_some(Disturbance {
+            load_average: self.load_average,
+            cpu_share,
+            stolen_share,
+        })
     }
 }
 
@@ -156,8 +176,20 @@ mod tests {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 30 9 20 0 1 0 100 200 300";
         assert_eq!((user_ticks(stat), number_of(stat), is_server(stat)), (180, Some("7"), false));
         assert!(is_server(&stat.replace("a ) b", "cairn")) && user_ticks("nonsense") == 0);
-        let earlier = Reading { machine_user: 10.0, machine_all: 100.0, stolen: 1.0, own_user: 5.0, servers_user: 2.0 };
-        let now = Reading { machine_user: 50.0, machine_all: 200.0, stolen: 3.0, own_user: 10.0, servers_user: 7.0 };
+        let earlier = Reading {
+            machine_user: 10.0,
+            machine_all: 100.0,
+            stolen: 1.0,
+            own_user: 5.0,
+            servers_user: 2.0,
+        };
+        let now = Reading {
+            machine_user: 50.0,
+            machine_all: 200.0,
+            stolen: 3.0,
+            own_user: 10.0,
+            servers_user: 7.0,
+        };
         assert_eq!(now.since(&earlier), (0.3, 0.02));
         // Its own work alone, and a server that has gone.
         let alone = Reading { machine_user: 15.0, own_user: 10.0, servers_user: 0.0, ..now };
@@ -169,10 +201,18 @@ mod tests {
     fn a_busy_machine_is_told() {
         let quiet = Disturbance { load_average: 15.0, cpu_share: 0.01, stolen_share: 0.0 };
         assert_eq!(quiet.warning(), None);
-        assert_eq!(quiet.line(), "The machine was quiet: others took 1.0 % of its CPU time; its load average was 15.0 before.");
+        assert_eq!(
+            quiet.line(),
+            "The machine was quiet: others took 1.0 % of its CPU time; its load average was 15.0 before."
+        );
         let busy = Disturbance { cpu_share: 0.37, ..quiet };
         let told = busy.warning().unwrap();
-        assert!(told.contains("other programs took 37 %") && told.contains("load average was 15.0") && !told.contains("host"), "{told}");
+        assert!(
+            told.contains("other programs took 37 %")
+                && told.contains("load average was 15.0")
+                && !told.contains("host"),
+            "{told}"
+        );
         assert_eq!(busy.line(), told);
         let stolen = Disturbance { stolen_share: 0.2, ..quiet }.warning().unwrap();
         assert!(stolen.contains("other machines on its host 20 %"), "{stolen}");
@@ -185,6 +225,9 @@ mod tests {
             std::hint::black_box(0);
         }
         let seen = observation.end().unwrap();
-        assert!((0.0..=1.0).contains(&seen.cpu_share) && (0.0..=1.0).contains(&seen.stolen_share), "{seen:?}");
+        assert!(
+            (0.0..=1.0).contains(&seen.cpu_share) && (0.0..=1.0).contains(&seen.stolen_share),
+            "{seen:?}"
+        );
     }
 }

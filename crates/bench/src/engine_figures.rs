@@ -1,7 +1,8 @@
-//! What the engine's counters say: where the time of an fsync goes, how well fsyncs share flushes, who waited for what.
+//! What the engine's counters say: where the time of an fsync goes, how well fsyncs share flushes,
+//! who waited for what.
 //!
-//! They arrive as JSON: from the engine in this process, from a mount's server, or from a file that another version wrote. So
-//! a missing counter is zero and a missing list is empty.
+//! They arrive as JSON: from the engine in this process, from a mount's server, or from a file that
+//! another version wrote. So a missing counter is zero and a missing list is empty.
 use crate::report::Figure;
 use crate::table::{Table, microseconds};
 use cairn_blockdev::BLOCK_BYTES;
@@ -12,7 +13,8 @@ pub use cairn_engine::FsyncStage as Stage;
 /// The stage that is the whole fsync.
 pub const STAGE_TOTAL: &str = "total";
 
-/// Sizes, states and maxima, which no difference makes sense of; everything else that is a whole number counts up.
+/// Sizes, states and maxima, which no difference makes sense of; everything else that is a whole
+/// number counts up.
 const GAUGES: [&str; 14] = [
     "generation",
     "total_bytes",
@@ -37,21 +39,32 @@ pub fn count(statistics: &Value, name: &str) -> u64 {
 
 /// All fsyncs, however they became durable.
 pub fn fsyncs(statistics: &Value) -> u64 {
-    ["fsyncs_grouped", "fsyncs_committed", "fsyncs_immediate"].iter().map(|name| count(statistics, name)).sum()
+    ["fsyncs_grouped", "fsyncs_committed", "fsyncs_immediate"]
+        .iter()
+        .map(|name| count(statistics, name))
+        .sum()
 }
 
 /// The reasons for which fsyncs became commits, each with how often.
 pub fn fallbacks(statistics: &Value) -> Vec<(String, u64)> {
     let fields = statistics.as_object().into_iter().flatten();
-    fields.filter_map(|(name, value)| Some((name.strip_prefix("fallbacks_")?.replace('_', " "), value.as_u64()?))).collect()
+    fields
+        .filter_map(|(name, value)| {
+            Some((name.strip_prefix("fallbacks_")?.replace('_', " "), value.as_u64()?))
+        })
+        .collect()
 }
 
 /// Waits for node locks, on all levels of the tree.
 pub fn lock_waits(statistics: &Value) -> u64 {
-    ["root_lock_waits", "inner_lock_waits", "leaf_lock_waits"].iter().map(|name| count(statistics, name)).sum()
+    ["root_lock_waits", "inner_lock_waits", "leaf_lock_waits"]
+        .iter()
+        .map(|name| count(statistics, name))
+        .sum()
 }
 
-/// The stages in their order; empty when the engine was built without recording them, or nobody asked for an fsync.
+/// The stages in their order; empty when the engine was built without recording them, or nobody
+/// asked for an fsync.
 pub fn stages(statistics: &Value) -> Vec<Stage> {
     let listed = statistics.get("fsync_stages").cloned().unwrap_or_default();
     let stages: Vec<Stage> = serde_json::from_value(listed).unwrap_or_default();
@@ -62,23 +75,33 @@ fn per(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// How many fsyncs share a flush of the log: of those that a flush of the log completed, not a commit.
+/// How many fsyncs share a flush of the log: of those that a flush of the log completed, not a
+/// commit.
 pub fn fsyncs_per_log_flush(statistics: &Value) -> f64 {
     per(count(statistics, "fsyncs_grouped"), count(statistics, "log_flushes"))
 }
 
-/// Ratios of counters. What a checkpoint weighs is what it writes: whole blocks, with its header and padding.
+/// Ratios of counters. What a checkpoint weighs is what it writes: whole blocks, with its header
+/// and padding.
 pub fn ratios(statistics: &Value) -> Vec<Figure> {
     let count = |name: &str| count(statistics, name);
     let (fsyncs, operations) = (fsyncs(statistics), count("operations_logged"));
     let fallbacks: u64 = fallbacks(statistics).iter().map(|(_, count)| *count).sum();
     vec![
         Figure::new("fsyncs per log flush", fsyncs_per_log_flush(statistics), ""),
-        Figure::new("bytes per checkpoint", per(count("log_blocks_written") * BLOCK_BYTES as u64, count("checkpoints")), "bytes"),
+        Figure::new(
+            "bytes per checkpoint",
+            per(count("log_blocks_written") * BLOCK_BYTES as u64, count("checkpoints")),
+            "bytes",
+        ),
         Figure::new("bytes logged per fsync", per(count("bytes_logged"), fsyncs), "bytes"),
         Figure::new("items logged per operation", per(count("items_logged"), operations), ""),
         Figure::new("fallbacks per 10000 fsyncs", 1e4 * per(fallbacks, fsyncs), ""),
-        Figure::new("lock waits per 1000 operations", 1e3 * per(lock_waits(statistics), operations), ""),
+        Figure::new(
+            "lock waits per 1000 operations",
+            1e3 * per(lock_waits(statistics), operations),
+            "",
+        ),
     ]
 }
 
@@ -86,14 +109,22 @@ pub fn ratios(statistics: &Value) -> Vec<Figure> {
 pub fn derived(statistics: &Value) -> Vec<Figure> {
     let count = |name: &str| count(statistics, name);
     let fallbacks = fallbacks(statistics);
-    let reasons: Vec<String> =
-        fallbacks.iter().filter(|(_, count)| *count > 0).map(|(reason, count)| format!("{reason}: {count}")).collect();
-    let because = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) };
+    let reasons: Vec<String> = fallbacks
+        .iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| format!("{reason}: {count}"))
+        .collect();
+    let because =
+        if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) };
     let mut figures = vec![Figure::new("fsyncs", fsyncs(statistics) as f64, "")];
     figures.extend(ratios(statistics));
     figures.extend([
         Figure::new("commits", count("commits") as f64, ""),
-        Figure::new(format!("fallbacks to a commit{because}"), fallbacks.iter().map(|(_, count)| *count).sum::<u64>() as f64, ""),
+        Figure::new(
+            format!("fallbacks to a commit{because}"),
+            fallbacks.iter().map(|(_, count)| *count).sum::<u64>() as f64,
+            "",
+        ),
         Figure::new("log wraps", count("log_wraps") as f64, ""),
         Figure::new("tickets waited", count("tickets_waited") as f64, ""),
         Figure::new("lock waits", lock_waits(statistics) as f64, ""),
@@ -111,17 +142,29 @@ pub fn stage_table(stages: &[Stage]) -> Table {
     table
 }
 
-/// What was counted between two moments, with the stages of the fsyncs in between. Sizes are those at the end.
+/// What was counted between two moments, with the stages of the fsyncs in between. Sizes are those
+/// at the end.
 pub fn between(before: &Value, mut after: Value) -> Value {
     let earlier = stages(before);
-    let since = |stage: Stage| earlier.iter().find(|known| known.stage == stage.stage).map_or(stage.clone(), |known| stage.since(known));
-    let between: Vec<Stage> = stages(&after).into_iter().map(since).filter(|stage| stage.count > 0).collect();
-    if let (Some(listed), Ok(between)) = (after.get_mut("fsync_stages"), serde_json::to_value(between)) {
+    let since = |stage: Stage| {
+        earlier
+            .iter()
+            .find(|known| known.stage == stage.stage)
+            .map_or(stage.clone(), |known| stage.since(known))
+    };
+    let between: Vec<Stage> =
+        stages(&after).into_iter().map(since).filter(|stage| stage.count > 0).collect();
+    if let (Some(listed), Ok(between)) =
+        (after.get_mut("fsync_stages"), serde_json::to_value(between))
+    {
         *listed = between;
     }
     if let Some(fields) = after.as_object_mut() {
-        for (name, value) in fields.iter_mut().filter(|(name, _)| !GAUGES.contains(&name.as_str())) {
-            if let (Some(earlier), Some(later)) = (before.get(name).and_then(Value::as_u64), value.as_u64()) {
+        for (name, value) in fields.iter_mut().filter(|(name, _)| !GAUGES.contains(&name.as_str()))
+        {
+            if let (Some(earlier), Some(later)) =
+                (before.get(name).and_then(Value::as_u64), value.as_u64())
+            {
                 *value = later.saturating_sub(earlier).into();
             }
         }
@@ -150,10 +193,28 @@ mod tests {
     fn figures_follow_from_the_counters() {
         let derived = derived(&statistics());
         let named = |name: &str| derived.iter().find(|figure| figure.name == name);
-        let value = |name: &str| named(name).or_else(|| derived.iter().find(|figure| figure.name.starts_with(name))).unwrap().value;
-        assert_eq!((value("fsyncs per log flush"), value("bytes per checkpoint"), value("bytes logged per fsync")), (3.6, 8192.0, 300.0));
-        assert_eq!((value("fallbacks to"), value("lock waits"), value("log wraps")), (7.0, 6.0, 0.0));
-        assert!(derived.iter().any(|figure| figure.name.ends_with("(ring full: 7)")), "{derived:?}");
+        let value = |name: &str| {
+            named(name)
+                .or_else(|| derived.iter().find(|figure| figure.name.starts_with(name)))
+                .unwrap()
+                .value
+        };
+        assert_eq!(
+            (
+                value("fsyncs per log flush"),
+                value("bytes per checkpoint"),
+                value("bytes logged per fsync")
+            ),
+            (3.6, 8192.0, 300.0)
+        );
+        assert_eq!(
+            (value("fallbacks to"), value("lock waits"), value("log wraps")),
+            (7.0, 6.0, 0.0)
+        );
+        assert!(
+            derived.iter().any(|figure| figure.name.ends_with("(ring full: 7)")),
+            "{derived:?}"
+        );
         assert_eq!(stages(&statistics()).len(), 1);
         assert!(stage_table(&stages(&statistics())).to_string().contains("3.00 µs"));
     }
@@ -173,7 +234,14 @@ mod tests {
         later["used_bytes"] = json!(8192);
         later["new_counter"] = json!(5);
         let between = between(&statistics(), later);
-        assert_eq!((count(&between, "fsyncs_grouped"), count(&between, "log_flushes"), count(&between, "used_bytes")), (10, 0, 8192));
+        assert_eq!(
+            (
+                count(&between, "fsyncs_grouped"),
+                count(&between, "log_flushes"),
+                count(&between, "used_bytes")
+            ),
+            (10, 0, 8192)
+        );
         assert_eq!((count(&between, "new_counter"), between["label"].as_str()), (5, Some("x")));
     }
 
@@ -188,7 +256,10 @@ mod tests {
         let second = stage(40, 2075.0, 8100.0, json!([[116, 30], [167, 10]]));
         let own = &stages(&between(&first, second.clone()))[0];
         assert_eq!((own.count, own.mean_us, own.buckets.as_slice()), (30, 100.0, &[(116, 30)][..]));
-        assert!([own.p50_us, own.p99_us, own.max_us].iter().all(|us| (98.0..107.0).contains(us)), "{own:?}");
+        assert!(
+            [own.p50_us, own.p99_us, own.max_us].iter().all(|us| (98.0..107.0).contains(us)),
+            "{own:?}"
+        );
         // Nothing before: everything is the load's own. Nothing since: no stage.
         assert_eq!(stages(&between(&json!({"fsync_stages": []}), second.clone())), stages(&second));
         assert!(stages(&between(&second.clone(), second)).is_empty());
@@ -198,7 +269,15 @@ mod tests {
     fn all_stages_fit_into_an_extended_attribute() {
         // All buckets up to 18 minutes, which no volume fills.
         let buckets = (0..304).map(|bucket| (bucket, 9_999_999_999)).collect();
-        let full = Stage { stage: "checkpoint write".into(), count: 1, mean_us: 1.0, p50_us: 1.0, p99_us: 1.0, max_us: 1.0, buckets };
+        let full = Stage {
+            stage: "checkpoint write".into(),
+            count: 1,
+            mean_us: 1.0,
+            p50_us: 1.0,
+            p99_us: 1.0,
+            max_us: 1.0,
+            buckets,
+        };
         let bytes = serde_json::to_string(&vec![full; 7]).unwrap().len();
         assert!(bytes < 48 << 10, "{bytes} bytes");
     }

@@ -1,4 +1,5 @@
-//! How the engine under a load is made and opened, where that differs from its defaults. A directory knows none of this.
+//! How the engine under a load is made and opened, where that differs from its defaults. A
+//! directory knows none of this.
 use cairn_engine::{FlushPolicy, FsyncWait, VolumeOptions};
 
 /// Differences from the engine's defaults.
@@ -27,7 +28,9 @@ impl EngineSettings {
             flush,
             discard: self.discard,
             fsync_wait: self.fsync_wait,
-            dirty_data_bytes_max: self.dirty_data_bytes_max.unwrap_or(defaults.dirty_data_bytes_max),
+            dirty_data_bytes_max: self
+                .dirty_data_bytes_max
+                .unwrap_or(defaults.dirty_data_bytes_max),
             node_cache_bytes: self.node_cache_bytes.unwrap_or(defaults.node_cache_bytes),
             #[cfg(feature = "baselines")]
             commits_only: self.commits_only,

@@ -1,9 +1,12 @@
-//! The engine in this process, without a kernel between: paths are looked up part by part, as a mount would.
+//! The engine in this process, without a kernel between: paths are looked up part by part, as a
+//! mount would.
 //!
-//! Invariant: every reference on an inode that a lookup or a creation takes is given back, when its guard is dropped.
+//! Invariant: every reference on an inode that a lookup or a creation takes is given back, when its
+//! guard is dropped.
 use crate::target::{Entry, Open, Status, Target, TargetFile};
 use cairn_engine::{
-    AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, TimeChange, Timestamp, Volume,
+    AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    TimeChange, Timestamp, Volume,
 };
 use std::io::{self, ErrorKind};
 
@@ -133,7 +136,9 @@ impl Target for EngineTarget {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let ((old, old_name), (new, new_name)) = (self.parent(from)?, self.parent(to)?);
         let mode = RenameMode::Replace;
-        self.volume.rename(old.inode, old_name.as_bytes(), new.inode, new_name.as_bytes(), mode).map_err(error_of)
+        self.volume
+            .rename(old.inode, old_name.as_bytes(), new.inode, new_name.as_bytes(), mode)
+            .map_err(error_of)
     }
 
     fn open(&self, path: &str, how: Open) -> io::Result<Box<dyn TargetFile>> {
@@ -166,16 +171,26 @@ impl Target for EngineTarget {
         }
     }
 
-    fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64) -> io::Result<()> {
+    fn set_times(
+        &self,
+        path: &str,
+        accessed_seconds: i64,
+        modified_seconds: i64,
+    ) -> io::Result<()> {
         let time = |seconds| Some(TimeChange::At(Timestamp { seconds, nanoseconds: 0 }));
         let (accessed, modified) = (time(accessed_seconds), time(modified_seconds));
-        self.walk(path)?.change(&AttributeChange { accessed, modified, ..AttributeChange::default() })
+        self.walk(path)?.change(&AttributeChange {
+            accessed,
+            modified,
+            ..AttributeChange::default()
+        })
     }
 
     fn list(&self, path: &str, take: &mut dyn FnMut(Entry<'_>) -> bool) -> io::Result<()> {
         let directory = self.walk(path)?;
-        let mut pass =
-            |item: cairn_engine::DirectoryItem<'_>| take(Entry { name: item.name, is_directory: item.file_type == FileType::Directory });
+        let mut pass = |item: cairn_engine::DirectoryItem<'_>| {
+            take(Entry { name: item.name, is_directory: item.file_type == FileType::Directory })
+        };
         self.volume.read_directory(directory.inode, 0, &mut pass).map_err(error_of)
     }
 

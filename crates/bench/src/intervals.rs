@@ -1,4 +1,5 @@
-//! Figures of a run that was divided into short intervals: what most intervals reach, or stay below.
+//! Figures of a run that was divided into short intervals: what most intervals reach, or stay
+//! below.
 use crate::report::Figure;
 
 /// Ranks `percent` of sorted values, and says how many of the others are before it.
@@ -35,7 +36,9 @@ pub(crate) fn rate_figures(rates: &[f64], unit: &str) -> Vec<Figure> {
     }
     let mut sorted = rates.to_vec();
     sorted.sort_by(f64::total_cmp);
-    [(RATE_50, 50), (RATE_90, 90), (RATE_99, 99)].map(|(name, percent)| Figure::new(name, reached_by(&sorted, percent), unit)).into()
+    [(RATE_50, 50), (RATE_90, 90), (RATE_99, 99)]
+        .map(|(name, percent)| Figure::new(name, reached_by(&sorted, percent), unit))
+        .into()
 }
 
 #[cfg(test)]
@@ -45,8 +48,14 @@ mod tests {
     #[test]
     fn quantiles_have_so_many_values_on_their_side() {
         let sorted: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!([0, 1, 50, 99, 100].map(|percent| quantile(&sorted, percent)), [1.0, 1.0, 50.0, 99.0, 100.0]);
-        assert_eq!([0, 1, 50, 99, 100].map(|percent| reached_by(&sorted, percent)), [100.0, 100.0, 51.0, 2.0, 1.0]);
+        assert_eq!(
+            [0, 1, 50, 99, 100].map(|percent| quantile(&sorted, percent)),
+            [1.0, 1.0, 50.0, 99.0, 100.0]
+        );
+        assert_eq!(
+            [0, 1, 50, 99, 100].map(|percent| reached_by(&sorted, percent)),
+            [100.0, 100.0, 51.0, 2.0, 1.0]
+        );
         assert_eq!((quantile(&[], 99), reached_by(&[], 99)), (0.0, 0.0));
         assert_eq!((quantile(&[7.0], 1), reached_by(&[7.0], 99)), (7.0, 7.0));
     }

@@ -1,12 +1,13 @@
 //! Load generators, written once and run against a directory or against the engine in this process.
 //!
-//! Layers, imports pointing down: `report_page` shows results; `transport` says how much of the transport's limit a volume reaches,
-//! which `memory_file_system` has; `peers` and `ab` compare runs; `workloads` are the generators;
-//! `client` runs their threads, `recorder` keeps latencies, `report` is what comes out; `target` is what they run against, named
-//! by `spec`; `machine` and `mounts` tell what this machine is.
+//! Layers, imports pointing down: `report_page` shows results; `transport` says how much of the
+//! transport's limit a volume reaches, which `memory_file_system` has; `peers` and `ab` compare
+//! runs; `workloads` are the generators; `client` runs their threads, `recorder` keeps latencies,
+//! `report` is what comes out; `target` is what they run against, named by `spec`; `machine` and
+//! `mounts` tell what this machine is.
 //!
-//! Every generator works below one directory of its own inside the target and removes it when it ends, also after an
-//! interruption ([`Interrupt`]) or an error.
+//! Every generator works below one directory of its own inside the target and removes it when it
+//! ends, also after an interruption ([`Interrupt`]) or an error.
 #![forbid(unsafe_code)]
 
 pub mod ab;

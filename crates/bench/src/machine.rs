@@ -1,4 +1,5 @@
-//! What a measurement was made on and when, so that its figures can be understood later and elsewhere.
+//! What a measurement was made on and when, so that its figures can be understood later and
+//! elsewhere.
 use crate::mounts::{self, Mount};
 use cairn_environment::clock;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,8 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Name and release of the kernel.
     pub kernel: String,
-    /// What is below the images: the file system of their folder, and the device with its kind. Empty when it doesn't matter.
+    /// What is below the images: the file system of their folder, and the device with its kind.
+    /// Empty when it doesn't matter.
     pub device: String,
 }
 
@@ -30,7 +32,8 @@ fn value_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn memory_bytes(meminfo: &str) -> u64 {
-    let kilobytes = value_of(meminfo, "MemTotal").and_then(|value| value.split(' ').next()?.parse::<u64>().ok());
+    let kilobytes = value_of(meminfo, "MemTotal")
+        .and_then(|value| value.split(' ').next()?.parse::<u64>().ok());
     kilobytes.unwrap_or(0) * 1024
 }
 
@@ -38,8 +41,14 @@ fn memory_bytes(meminfo: &str) -> u64 {
 fn disk_text(source: &str) -> String {
     let name = source.rsplit('/').next().unwrap_or(source);
     let attribute = |path: &str| fs::read_to_string(format!("/sys/class/block/{name}/{path}")).ok();
-    let model = attribute("device/model").or_else(|| attribute("../device/model")).map(|model| format!(" {}", model.trim()));
-    let kind = match attribute("queue/rotational").or_else(|| attribute("../queue/rotational")).as_deref().map(str::trim) {
+    let model = attribute("device/model")
+        .or_else(|| attribute("../device/model"))
+        .map(|model| format!(" {}", model.trim()));
+    let kind = match attribute("queue/rotational")
+        .or_else(|| attribute("../queue/rotational"))
+        .as_deref()
+        .map(str::trim)
+    {
         Some("0") => ", not rotational",
         Some("1") => ", rotational",
         _ => "",
@@ -47,16 +56,25 @@ fn disk_text(source: &str) -> String {
     format!("{source}{}{kind}", model.unwrap_or_default())
 }
 
-/// What a folder lies on. Of a root that is no mount point (that of a chroot) the table of mounts knows nothing; its number
-/// still leads to the disk.
+/// What a folder lies on. Of a root that is no mount point (that of a chroot) the table of mounts
+/// knows nothing; its number still leads to the disk.
 fn below(folder: &Path, mounts: &[Mount]) -> String {
     if let Some(mount) = mounts::mount_of(mounts, folder) {
         return format!("{} on {}", mount.kind, disk_text(&mount.source));
     }
     let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
-    let disk = fs::canonicalize(format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number)));
-    let name = disk.ok().and_then(|disk| Some(disk_text(&Path::new("/dev").join(disk.file_name()?).to_string_lossy())));
-    format!("a file system on {}", name.unwrap_or_else(|| "a device that does not show here".into()))
+    let disk = fs::canonicalize(format!(
+        "/sys/dev/block/{}:{}",
+        rustix::fs::major(number),
+        rustix::fs::minor(number)
+    ));
+    let name = disk.ok().and_then(|disk| {
+        Some(disk_text(&Path::new("/dev").join(disk.file_name()?).to_string_lossy()))
+    });
+    format!(
+        "a file system on {}",
+        name.unwrap_or_else(|| "a device that does not show here".into())
+    )
 }
 
 impl Machine {
@@ -65,13 +83,22 @@ impl Machine {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let uname = rustix::system::uname();
         // What `Path::parent` says of a name alone is an empty path.
-        let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
-        let device = folder.and_then(|folder| fs::canonicalize(folder).ok()).map(|folder| below(&folder, &mounts::all()));
+        let folder = folder
+            .map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+        let device = folder
+            .and_then(|folder| fs::canonicalize(folder).ok())
+            .map(|folder| below(&folder, &mounts::all()));
         Self {
-            cpu_model: value_of(&read("/proc/cpuinfo"), "model name").unwrap_or("unknown").to_owned(),
+            cpu_model: value_of(&read("/proc/cpuinfo"), "model name")
+                .unwrap_or("unknown")
+                .to_owned(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_bytes(&read("/proc/meminfo")),
-            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            kernel: format!(
+                "{} {}",
+                uname.sysname().to_string_lossy(),
+                uname.release().to_string_lossy()
+            ),
             device: device.unwrap_or_default(),
         }
     }
@@ -93,7 +120,12 @@ fn utc_text(seconds: i64) -> String {
     let day = of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60)
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        of_day / 3600,
+        of_day / 60 % 60,
+        of_day % 60
+    )
 }
 
 #[cfg(test)]
@@ -123,11 +155,17 @@ mod tests {
     #[test]
     fn this_machine_has_figures() {
         let machine = Machine::here(Some(Path::new("/")));
-        assert!(machine.cpus > 0 && machine.memory_bytes > 0 && machine.kernel.starts_with("Linux "), "{machine:?}");
+        assert!(
+            machine.cpus > 0 && machine.memory_bytes > 0 && machine.kernel.starts_with("Linux "),
+            "{machine:?}"
+        );
         assert!(machine.device.contains(" on "), "{machine:?}");
         // As in a chroot whose root is no mount point.
         let unlisted = below(Path::new("/"), &[]);
-        assert!(unlisted.starts_with("a file system on ") && unlisted.len() > "a file system on ".len(), "{unlisted}");
+        assert!(
+            unlisted.starts_with("a file system on ") && unlisted.len() > "a file system on ".len(),
+            "{unlisted}"
+        );
         let beside = Machine::here(Path::new("image").parent());
         assert!(beside.device.contains(" on "), "{beside:?}");
     }

@@ -10,9 +10,12 @@ use cairn_environment::lock::{Mutex, RwLock};
 use cairn_environment::{Rank, clock};
 use cairn_fuse::protocol::directory_list::ListedName;
 use cairn_fuse::protocol::wire::{
-    Attr, AttrOut, EntryOut, GetxattrOut, SetattrIn, StatfsOut, Statx, StatxOut, StatxTime, WriteOut, setattr_flag as flag,
+    Attr, AttrOut, EntryOut, GetxattrOut, SetattrIn, StatfsOut, Statx, StatxOut, StatxTime,
+    WriteOut, setattr_flag as flag,
 };
-use cairn_fuse::protocol::{DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request, RequestHeader, WriteData};
+use cairn_fuse::protocol::{
+    DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request, RequestHeader, WriteData,
+};
 use cairn_fuse::transport::{Delivery, Handler, HandlerFailure, Reply, TRANSFER_BYTES_MAX};
 use cairn_fuse::{MountOptions, Session};
 use rustix::fs::FileType;
@@ -99,14 +102,24 @@ impl Node {
         let (atime_ns, mtime_ns, ctime_ns) = (nanoseconds, nanoseconds, nanoseconds);
         let (uid, gid, block_size) = (header.uid, header.gid, BLOCK_BYTES);
         let times = Attr { atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns, ..Attr::default() };
-        Self { attr: Attr { inode: number, mode, links, uid, gid, block_size, ..times }, content, references: AtomicU64::new(0) }
+        Self {
+            attr: Attr { inode: number, mode, links, uid, gid, block_size, ..times },
+            content,
+            references: AtomicU64::new(0),
+        }
     }
 
     fn attr(&self) -> Attr {
         let Content::File(data) = &self.content else { return self.attr };
         let data = data.lock();
         let size = data.bytes.len() as u64;
-        Attr { size, blocks: size.div_ceil(512), mtime: data.modified.0 as u64, mtime_ns: data.modified.1, ..self.attr }
+        Attr {
+            size,
+            blocks: size.div_ceil(512),
+            mtime: data.modified.0 as u64,
+            mtime_ns: data.modified.1,
+            ..self.attr
+        }
     }
 
     fn file_type(&self) -> u8 {
@@ -116,12 +129,20 @@ impl Node {
     /// Counts a reference that the kernel gets.
     fn entry(&self) -> EntryOut {
         self.references.fetch_add(1, Ordering::Relaxed);
-        let valid = EntryOut { entry_valid_seconds: VALID_SECONDS, attr_valid_seconds: VALID_SECONDS, ..EntryOut::default() };
+        let valid = EntryOut {
+            entry_valid_seconds: VALID_SECONDS,
+            attr_valid_seconds: VALID_SECONDS,
+            ..EntryOut::default()
+        };
         EntryOut { node: self.attr.inode, attr: self.attr(), ..valid }
     }
 
     fn directory(&self) -> Result<&Directory, Errno> {
-        if let Content::Directory(directory) = &self.content { Ok(directory) } else { Err(Errno::NOTDIR) }
+        if let Content::Directory(directory) = &self.content {
+            Ok(directory)
+        } else {
+            Err(Errno::NOTDIR)
+        }
     }
 
     fn file(&self) -> Result<&Arc<Mutex<FileData>>, Errno> {
@@ -137,9 +158,17 @@ struct Table {
 
 impl Table {
     fn new() -> Self {
-        let header = RequestHeader { unique: 0, opcode: 0, node: ROOT_NODE, uid: 0, gid: 0, pid: 0 };
-        let mut table = Self { nodes: HashMap::new(), next_number: ROOT_NODE + 1, next_cookie: COOKIE_AFTER_DOT_DOT + 1 };
-        table.nodes.insert(ROOT_NODE, Node::new(&header, ROOT_NODE, 0o040_755, empty_directory(ROOT_NODE)));
+        let header =
+            RequestHeader { unique: 0, opcode: 0, node: ROOT_NODE, uid: 0, gid: 0, pid: 0 };
+        let mut table = Self {
+            nodes: HashMap::new(),
+            next_number: ROOT_NODE + 1,
+            next_cookie: COOKIE_AFTER_DOT_DOT + 1,
+        };
+        table.nodes.insert(
+            ROOT_NODE,
+            Node::new(&header, ROOT_NODE, 0o040_755, empty_directory(ROOT_NODE)),
+        );
         table
     }
 
@@ -151,7 +180,11 @@ impl Table {
         self.node(number)?.directory()
     }
 
-    fn change_directory<T>(&mut self, number: u64, change: impl FnOnce(&mut Directory) -> T) -> Result<T, Errno> {
+    fn change_directory<T>(
+        &mut self,
+        number: u64,
+        change: impl FnOnce(&mut Directory) -> T,
+    ) -> Result<T, Errno> {
         let node = self.nodes.get_mut(&number).ok_or(Errno::STALE)?;
         let Content::Directory(directory) = &mut node.content else { return Err(Errno::NOTDIR) };
         let changed = change(directory);
@@ -194,7 +227,13 @@ impl Table {
         }
     }
 
-    fn make(&mut self, header: &RequestHeader, name: &[u8], mode: u32, content: Content) -> Result<EntryOut, Errno> {
+    fn make(
+        &mut self,
+        header: &RequestHeader,
+        name: &[u8],
+        mode: u32,
+        content: Content,
+    ) -> Result<EntryOut, Errno> {
         if self.named(header.node, name)?.is_some() {
             return Err(Errno::EXIST);
         }
@@ -222,7 +261,12 @@ impl Table {
 
     /// Takes a name away; the node, when nobody has it any more, is for the caller to drop without
     /// the lock.
-    fn unlink(&mut self, parent: u64, name: &[u8], of_directory: bool) -> Result<Option<Node>, Errno> {
+    fn unlink(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+        of_directory: bool,
+    ) -> Result<Option<Node>, Errno> {
         let number = self.named(parent, name)?.ok_or(Errno::NOENT)?;
         match (self.node(number)?.directory(), of_directory) {
             (Ok(directory), true) if !directory.names.is_empty() => return Err(Errno::NOTEMPTY),
@@ -238,7 +282,12 @@ impl Table {
         Ok(self.take_unused(number))
     }
 
-    fn rename(&mut self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Result<Option<Node>, Errno> {
+    fn rename(
+        &mut self,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+    ) -> Result<Option<Node>, Errno> {
         if flags & !NO_REPLACE != 0 {
             return Err(Errno::INVAL);
         }
@@ -268,13 +317,15 @@ impl Table {
 
     fn forget(&mut self, number: u64, count: u64) -> Option<Node> {
         let references = &self.nodes.get(&number)?.references;
-        references.store(references.load(Ordering::Relaxed).saturating_sub(count), Ordering::Relaxed);
+        references
+            .store(references.load(Ordering::Relaxed).saturating_sub(count), Ordering::Relaxed);
         self.take_unused(number)
     }
 
     fn set_attributes(&mut self, number: u64, change: &SetattrIn) -> Result<Attr, Errno> {
         let node = self.nodes.get_mut(&number).ok_or(Errno::STALE)?;
-        let (has, (seconds, nanoseconds)) = (|flag: u32| change.valid & flag != 0, clock::now_wall());
+        let (has, (seconds, nanoseconds)) =
+            (|flag: u32| change.valid & flag != 0, clock::now_wall());
         let attr = &mut node.attr;
         if has(flag::MODE) {
             attr.mode = attr.mode & !PERMISSION_BITS | change.mode & PERMISSION_BITS;
@@ -293,7 +344,8 @@ impl Table {
         (attr.ctime, attr.ctime_ns) = (seconds as u64, nanoseconds);
         let set = has(flag::MTIME).then_some((change.mtime as i64, change.mtime_ns));
         let modified = if has(flag::MTIME_NOW) { None } else { set };
-        let modified = modified.or(has(flag::MTIME_NOW | flag::SIZE).then_some((seconds, nanoseconds)));
+        let modified =
+            modified.or(has(flag::MTIME_NOW | flag::SIZE).then_some((seconds, nanoseconds)));
         if let Some(modified) = modified {
             (node.attr.mtime, node.attr.mtime_ns) = (modified.0 as u64, modified.1);
         }
@@ -308,18 +360,33 @@ impl Table {
     }
 
     /// Calls `push` for what comes after `cookie`, until there is no room.
-    fn list(&self, number: u64, cookie: u64, push: &mut dyn FnMut(&ListedName<'_>, Option<&Node>) -> bool) -> Result<(), Errno> {
+    fn list(
+        &self,
+        number: u64,
+        cookie: u64,
+        push: &mut dyn FnMut(&ListedName<'_>, Option<&Node>) -> bool,
+    ) -> Result<(), Errno> {
         let directory = self.directory(number)?;
         let file_type = (FileType::Directory.as_raw_mode() >> 12) as u8;
-        let dots = [(&b"."[..], number, COOKIE_AFTER_DOT), (&b".."[..], directory.parent, COOKIE_AFTER_DOT_DOT)];
+        let dots = [
+            (&b"."[..], number, COOKIE_AFTER_DOT),
+            (&b".."[..], directory.parent, COOKIE_AFTER_DOT_DOT),
+        ];
         for (name, inode, own_cookie) in dots {
-            if cookie < own_cookie && !push(&ListedName { name, inode, file_type, cookie: own_cookie }, None) {
+            if cookie < own_cookie
+                && !push(&ListedName { name, inode, file_type, cookie: own_cookie }, None)
+            {
                 return Ok(());
             }
         }
         for (own_cookie, name) in directory.order.range(cookie.max(COOKIE_AFTER_DOT_DOT) + 1..) {
             let node = self.node(directory.names[name].0)?;
-            let listed = ListedName { name, inode: node.attr.inode, file_type: node.file_type(), cookie: *own_cookie };
+            let listed = ListedName {
+                name,
+                inode: node.attr.inode,
+                file_type: node.file_type(),
+                cookie: *own_cookie,
+            };
             if !push(&listed, Some(node)) {
                 break;
             }
@@ -334,7 +401,8 @@ fn empty_directory(parent: u64) -> Content {
 
 /// The time of birth as well, which programs ask for and the kernel keeps from no other answer.
 fn statx(attr: &Attr) -> Statx {
-    let time = |seconds: u64, nanoseconds| StatxTime { seconds: seconds as i64, nanoseconds, padding: 0 };
+    let time =
+        |seconds: u64, nanoseconds| StatxTime { seconds: seconds as i64, nanoseconds, padding: 0 };
     Statx {
         mask: STATX_MASK,
         block_size: attr.block_size,
@@ -400,7 +468,8 @@ impl MemoryFileSystem {
 
     fn make_node(&self, header: &RequestHeader, name: &[u8], mode: u32) -> Result<EntryOut, Errno> {
         let is_file = FileType::from_raw_mode(mode) == FileType::RegularFile;
-        let data = || Mutex::new(Rank::LEAF, FileData { bytes: Vec::new(), modified: clock::now_wall() });
+        let data =
+            || Mutex::new(Rank::LEAF, FileData { bytes: Vec::new(), modified: clock::now_wall() });
         let content = if is_file { Content::File(Arc::new(data())) } else { Content::Other };
         self.table.write().make(header, name, mode, content)
     }
@@ -409,7 +478,9 @@ impl MemoryFileSystem {
         let node = header.node;
         match *operation {
             Operation::Lookup { name } => self.answer_entry(reply, self.lookup(node, name)),
-            Operation::MakeNode { name, mode, .. } => self.answer_entry(reply, self.make_node(header, name, mode)),
+            Operation::MakeNode { name, mode, .. } => {
+                self.answer_entry(reply, self.make_node(header, name, mode))
+            }
             Operation::MakeDirectory { name, mode } => {
                 let mode = FileType::Directory.as_raw_mode() | mode & PERMISSION_BITS;
                 let made = self.table.write().make(header, name, mode, empty_directory(node));
@@ -417,7 +488,8 @@ impl MemoryFileSystem {
             }
             Operation::Symlink { name, target } => {
                 let mode = FileType::Symlink.as_raw_mode() | 0o777;
-                let made = self.table.write().make(header, name, mode, Content::Link(target.to_vec()));
+                let made =
+                    self.table.write().make(header, name, mode, Content::Link(target.to_vec()));
                 self.answer_entry(reply, made);
             }
             Operation::Link { node: number, new_name } => {
@@ -433,7 +505,8 @@ impl MemoryFileSystem {
                 reply.status(removed.map(drop));
             }
             Operation::Rename { old_name, new_parent, new_name, flags } => {
-                let renamed = self.table.write().rename((node, old_name), (new_parent, new_name), flags);
+                let renamed =
+                    self.table.write().rename((node, old_name), (new_parent, new_name), flags);
                 reply.status(renamed.map(drop));
             }
             Operation::ReadLink => {
@@ -458,12 +531,19 @@ impl MemoryFileSystem {
             Err(errno) => return reply.error(errno),
         };
         let length_bytes = (length_bytes as usize).min(TRANSFER_BYTES_MAX);
-        if let Err((reply, errno)) = reply.filled(length_bytes, |buffer| Ok::<_, Errno>(file.lock().read(offset_bytes, buffer))) {
+        if let Err((reply, errno)) = reply
+            .filled(length_bytes, |buffer| Ok::<_, Errno>(file.lock().read(offset_bytes, buffer)))
+        {
             reply.error(errno);
         }
     }
 
-    fn write(&self, number: u64, offset_bytes: u64, data: WriteData<'_>) -> Result<WriteOut, Errno> {
+    fn write(
+        &self,
+        number: u64,
+        offset_bytes: u64,
+        data: WriteData<'_>,
+    ) -> Result<WriteOut, Errno> {
         let file = self.file(number)?;
         let size = data.length_bytes() as u32;
         match data {
@@ -519,12 +599,21 @@ impl Handler for MemoryFileSystem {
         let node = header.node;
         match operation {
             // Refused once, as by a volume; the kernel then does without.
-            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access | Op::Create { .. } => reply.error(Errno::NOSYS),
-            Op::Release | Op::ReleaseDirectory | Op::Fsync { .. } | Op::FsyncDirectory { .. } | Op::SyncFs | Op::Destroy => {
+            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access | Op::Create { .. } => {
+                reply.error(Errno::NOSYS)
+            }
+            Op::Release
+            | Op::ReleaseDirectory
+            | Op::Fsync { .. }
+            | Op::FsyncDirectory { .. }
+            | Op::SyncFs
+            | Op::Destroy => {
                 reply.status(Ok(()));
             }
             Op::Forget { count } => drop(self.table.write().forget(node, count)),
-            Op::BatchForget(list) => list.iter().for_each(|(node, count)| drop(self.table.write().forget(node, count))),
+            Op::BatchForget(list) => {
+                list.iter().for_each(|(node, count)| drop(self.table.write().forget(node, count)))
+            }
             Op::Interrupt { .. } | Op::NotifyReply => {}
             Op::GetAttributes { .. } => {
                 let attr = self.table.read().node(node).map(Node::attr);
@@ -532,7 +621,14 @@ impl Handler for MemoryFileSystem {
             }
             Op::Statx { .. } => {
                 let stat = self.table.read().node(node).map(|node| statx(&node.attr()));
-                answer(reply, stat.map(|stat| StatxOut { attr_valid_seconds: VALID_SECONDS, stat, ..StatxOut::default() }));
+                answer(
+                    reply,
+                    stat.map(|stat| StatxOut {
+                        attr_valid_seconds: VALID_SECONDS,
+                        stat,
+                        ..StatxOut::default()
+                    }),
+                );
             }
             Op::SetAttributes(change) => {
                 let attr = self.table.write().set_attributes(node, &change);
@@ -540,18 +636,37 @@ impl Handler for MemoryFileSystem {
             }
             Op::StatFs => {
                 let (blocks, free, size) = (2 * FREE_BLOCKS, FREE_BLOCKS, BLOCK_BYTES);
-                let space = StatfsOut { blocks, blocks_free: free, blocks_available: free, block_size: size, ..StatfsOut::default() };
-                answer(reply, Ok(StatfsOut { fragment_size: size, name_length_max: NAME_BYTES_MAX, ..space }));
+                let space = StatfsOut {
+                    blocks,
+                    blocks_free: free,
+                    blocks_available: free,
+                    block_size: size,
+                    ..StatfsOut::default()
+                };
+                answer(
+                    reply,
+                    Ok(StatfsOut { fragment_size: size, name_length_max: NAME_BYTES_MAX, ..space }),
+                );
             }
-            Op::Read { offset_bytes, length_bytes } => self.read(node, offset_bytes, length_bytes, reply),
-            Op::Write { offset_bytes, data, .. } => answer(reply, self.write(node, offset_bytes, data)),
-            Op::ReadDirectory { cookie, length_bytes } => self.read_directory(node, cookie, length_bytes, reply),
-            Op::ReadDirectoryPlus { cookie, length_bytes } => self.read_directory_plus(node, cookie, length_bytes, reply),
+            Op::Read { offset_bytes, length_bytes } => {
+                self.read(node, offset_bytes, length_bytes, reply)
+            }
+            Op::Write { offset_bytes, data, .. } => {
+                answer(reply, self.write(node, offset_bytes, data))
+            }
+            Op::ReadDirectory { cookie, length_bytes } => {
+                self.read_directory(node, cookie, length_bytes, reply)
+            }
+            Op::ReadDirectoryPlus { cookie, length_bytes } => {
+                self.read_directory_plus(node, cookie, length_bytes, reply)
+            }
             // There are none; but the kernel goes on asking.
             Op::GetXattr { .. } => reply.error(Errno::NODATA),
             Op::ListXattrs { length_bytes: 0 } => answer(reply, Ok(GetxattrOut::default())),
             Op::ListXattrs { .. } => drop(reply.bytes(&[])),
-            Op::SetXattr { .. } | Op::RemoveXattr { .. } | Op::Fallocate { .. } => reply.error(Errno::OPNOTSUPP),
+            Op::SetXattr { .. } | Op::RemoveXattr { .. } | Op::Fallocate { .. } => {
+                reply.error(Errno::OPNOTSUPP)
+            }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY),
             _ => self.handle_names(&header, &operation, reply),
         }
@@ -566,8 +681,13 @@ impl Handler for MemoryFileSystem {
 /// what is shown as its source; it is neither read nor written.
 ///
 /// # Errors When it can't be mounted, or the connection is cut.
-pub fn serve_memory(source: &Path, mountpoint: &Path, options: &MountOptions) -> anyhow::Result<()> {
-    let session = Session::start(source, mountpoint, options, Arc::new(MemoryFileSystem::default()))?;
+pub fn serve_memory(
+    source: &Path,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> anyhow::Result<()> {
+    let session =
+        Session::start(source, mountpoint, options, Arc::new(MemoryFileSystem::default()))?;
     Ok(session.run()?)
 }
 
@@ -596,18 +716,29 @@ mod tests {
         assert_eq!((file.attr.mode, file.attr.uid, file.attr.links), (0o100_644, 7, 1));
         assert_eq!(system.make_node(&header(ROOT_NODE), b"file", 0o100_644), Err(Errno::EXIST));
         let mut table = system.table.write();
-        let folder = table.make(&header(ROOT_NODE), b"folder", 0o040_755, empty_directory(ROOT_NODE)).unwrap();
+        let folder = table
+            .make(&header(ROOT_NODE), b"folder", 0o040_755, empty_directory(ROOT_NODE))
+            .unwrap();
         assert_eq!((folder.attr.links, table.node(ROOT_NODE).unwrap().attr.links), (2, 3));
         assert_eq!(
             (names(&table, ROOT_NODE, 0), names(&table, ROOT_NODE, 3)),
             (vec![".".into(), "..".into(), "file".into()], vec!["folder".into()])
         );
         assert!(table.rename((ROOT_NODE, b"file"), (folder.node, b"moved"), 0).unwrap().is_none());
-        assert_eq!((table.named(folder.node, b"moved"), table.named(ROOT_NODE, b"file")), (Ok(Some(file.node)), Ok(None)));
+        assert_eq!(
+            (table.named(folder.node, b"moved"), table.named(ROOT_NODE, b"file")),
+            (Ok(Some(file.node)), Ok(None))
+        );
         assert_eq!(table.unlink(ROOT_NODE, b"folder", true).map(drop), Err(Errno::NOTEMPTY));
         assert_eq!(table.unlink(ROOT_NODE, b"folder", false).map(drop), Err(Errno::ISDIR));
-        assert_eq!(table.rename((ROOT_NODE, b"none"), (ROOT_NODE, b"x"), 0).map(drop), Err(Errno::NOENT));
-        assert_eq!(table.rename((ROOT_NODE, b"folder"), (ROOT_NODE, b"x"), 2).map(drop), Err(Errno::INVAL));
+        assert_eq!(
+            table.rename((ROOT_NODE, b"none"), (ROOT_NODE, b"x"), 0).map(drop),
+            Err(Errno::NOENT)
+        );
+        assert_eq!(
+            table.rename((ROOT_NODE, b"folder"), (ROOT_NODE, b"x"), 2).map(drop),
+            Err(Errno::INVAL)
+        );
         assert_eq!(table.link(file.node, ROOT_NODE, b"second").unwrap().attr.links, 2);
         assert!(table.unlink(folder.node, b"moved", false).unwrap().is_none());
         // The kernel still knows it: twice by its entries.
@@ -628,7 +759,13 @@ mod tests {
         let mut buffer = [9; 12];
         assert_eq!(system.file(file.node).unwrap().lock().read(0, &mut buffer), 10);
         assert_eq!(&buffer, b"\0\0\0help me\x09\x09");
-        let change = SetattrIn { valid: flag::SIZE | flag::MODE | flag::MTIME, size: 4, mode: 0o600, mtime: 77, ..SetattrIn::default() };
+        let change = SetattrIn {
+            valid: flag::SIZE | flag::MODE | flag::MTIME,
+            size: 4,
+            mode: 0o600,
+            mtime: 77,
+            ..SetattrIn::default()
+        };
         let attr = system.table.write().set_attributes(file.node, &change).unwrap();
         assert_eq!((attr.size, attr.mode, attr.mtime, attr.uid), (4, 0o100_600, 77, 7));
         assert_eq!(system.file(file.node).unwrap().lock().read(4, &mut buffer), 0);

@@ -1,5 +1,5 @@
-//! What is mounted, as the kernel tells it in `/proc/self/mountinfo`. There a blank, a tab, a line feed and a backslash in a name
-//! are three octal digits behind a backslash.
+//! What is mounted, as the kernel tells it in `/proc/self/mountinfo`. There a blank, a tab, a line
+//! feed and a backslash in a name are three octal digits behind a backslash.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,11 @@ fn mount_in(line: &[u8]) -> Option<Mount> {
     // Optional fields come before the dash.
     fields.find(|field| *field == b"-")?;
     let text = |field| String::from_utf8_lossy(&decoded(field)).into_owned();
-    Some(Mount { point: OsString::from_vec(decoded(point)).into(), kind: text(fields.next()?), source: text(fields.next()?) })
+    Some(Mount {
+        point: OsString::from_vec(decoded(point)).into(),
+        kind: text(fields.next()?),
+        source: text(fields.next()?),
+    })
 }
 
 fn decoded(field: &[u8]) -> Vec<u8> {
@@ -56,7 +60,8 @@ fn decoded(field: &[u8]) -> Vec<u8> {
 fn escaped(text: &[u8]) -> Option<u8> {
     let [b'\\', digits @ ..] = text.get(..4)? else { return None };
     let octal = digits.iter().all(|digit| (b'0'..=b'7').contains(digit));
-    let value = digits.iter().fold(0_u32, |value, digit| value * 8 + u32::from(digit.wrapping_sub(b'0')));
+    let value =
+        digits.iter().fold(0_u32, |value, digit| value * 8 + u32::from(digit.wrapping_sub(b'0')));
     octal.then(|| u8::try_from(value).ok()).flatten()
 }
 
@@ -90,10 +95,16 @@ mod tests {
     fn a_table_is_understood() {
         let mounts = in_table(TABLE);
         assert_eq!(mounts.len(), 5);
-        let source_of = |path: &str| mount_of(&mounts, Path::new(path)).map(|mount| (mount.kind.as_str(), mount.source.as_str()));
+        let source_of = |path: &str| {
+            mount_of(&mounts, Path::new(path))
+                .map(|mount| (mount.kind.as_str(), mount.source.as_str()))
+        };
         assert_eq!(source_of("/var/tmp"), Some(("xfs", "/dev/sdb")));
         assert_eq!(source_of("/home"), Some(("ext4", "/dev/sda")));
-        assert_eq!(source_of("/var/a b/tab\tline\nback\\slash/mnt/file"), Some(("fuse.cairn", "/an image")));
+        assert_eq!(
+            source_of("/var/a b/tab\tline\nback\\slash/mnt/file"),
+            Some(("fuse.cairn", "/an image"))
+        );
         assert_eq!(mount_of(&[], Path::new("/")), None);
     }
 
@@ -101,20 +112,30 @@ mod tests {
     fn names_with_blanks_are_found_below_a_folder() {
         let mounts = in_table(TABLE);
         let below = |path: &str| any_below(&mounts, Path::new(path));
-        assert!(below("/var/a b") && below("/var/a b/tab\tline\nback\\slash/mnt") && below("/variety"));
+        assert!(
+            below("/var/a b") && below("/var/a b/tab\tline\nback\\slash/mnt") && below("/variety")
+        );
         assert!(!below("/var/a") && !below("/var/a\\040b") && !below("/vari"));
         assert!(any_below(&mounts, &PathBuf::from(OsString::from_vec(b"/var/no\xff".to_vec()))));
     }
 
     #[test]
     fn what_is_no_escape_stays() {
-        for (field, bytes) in [("a\\", "a\\"), ("\\04", "\\04"), ("\\089", "\\089"), ("\\777", "\\777"), ("\\1340", "\\0")] {
+        for (field, bytes) in [
+            ("a\\", "a\\"),
+            ("\\04", "\\04"),
+            ("\\089", "\\089"),
+            ("\\777", "\\777"),
+            ("\\1340", "\\0"),
+        ] {
             assert_eq!(decoded(field.as_bytes()), bytes.as_bytes(), "{field}");
         }
     }
 
     #[test]
     fn the_root_is_mounted() {
-        assert!(is_mounted_below(Path::new("/")) && !is_mounted_below(Path::new("/no such folder")));
+        assert!(
+            is_mounted_below(Path::new("/")) && !is_mounted_below(Path::new("/no such folder"))
+        );
     }
 }

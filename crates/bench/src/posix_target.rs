@@ -70,7 +70,8 @@ impl Target for PosixTarget {
             Open::Truncate => OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
             Open::Directory => OFlags::RDONLY | OFlags::DIRECTORY,
         };
-        let descriptor = rustix::fs::open(self.at(path), flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))?;
+        let descriptor =
+            rustix::fs::open(self.at(path), flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))?;
         Ok(Box::new(PosixFile { file: File::from(descriptor) }))
     }
 
@@ -85,10 +86,23 @@ impl Target for PosixTarget {
         }
     }
 
-    fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64) -> io::Result<()> {
+    fn set_times(
+        &self,
+        path: &str,
+        accessed_seconds: i64,
+        modified_seconds: i64,
+    ) -> io::Result<()> {
         let time = |seconds| Timespec { tv_sec: seconds, tv_nsec: 0 };
-        let times = Timestamps { last_access: time(accessed_seconds), last_modification: time(modified_seconds) };
-        Ok(rustix::fs::utimensat(rustix::fs::CWD, self.at(path), &times, rustix::fs::AtFlags::empty())?)
+        let times = Timestamps {
+            last_access: time(accessed_seconds),
+            last_modification: time(modified_seconds),
+        };
+        Ok(rustix::fs::utimensat(
+            rustix::fs::CWD,
+            self.at(path),
+            &times,
+            rustix::fs::AtFlags::empty(),
+        )?)
     }
 
     fn list(&self, path: &str, take: &mut dyn FnMut(Entry<'_>) -> bool) -> io::Result<()> {

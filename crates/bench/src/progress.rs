@@ -1,7 +1,7 @@
 //! A bar on standard error while a load runs, when that is a terminal; otherwise nothing.
 //!
-//! A line is never longer than the terminal is wide, or the terminal would break it and keep each state of it on the screen: the
-//! text behind the bar is cut.
+//! A line is never longer than the terminal is wide, or the terminal would break it and keep each
+//! state of it on the screen: the text behind the bar is cut.
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, Write};
 use std::time::Duration;
@@ -30,7 +30,10 @@ impl Progress {
     fn new(task: &str, total: u64, over_time: bool) -> Self {
         // This target draws on a terminal only.
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-        bar.set_style(ProgressStyle::with_template("{prefix:<20!} {percent:>3}% {bar:10} {wide_msg}").expect("the template is valid"));
+        bar.set_style(
+            ProgressStyle::with_template("{prefix:<20!} {percent:>3}% {bar:10} {wide_msg}")
+                .expect("the template is valid"),
+        );
         bar.set_prefix(task.to_owned());
         Self { bar, over_time }
     }
@@ -57,7 +60,9 @@ impl Steps {
     /// So many steps to do.
     pub fn new(task: &str, total: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-        let style = ProgressStyle::with_template("{prefix:<5!} {bar:10} {pos}/{len} {elapsed:>4} {wide_msg}");
+        let style = ProgressStyle::with_template(
+            "{prefix:<5!} {bar:10} {pos}/{len} {elapsed:>4} {wide_msg}",
+        );
         bar.set_style(style.expect("the template is valid"));
         bar.set_prefix(task.to_owned());
         Self { bar }

@@ -1,6 +1,7 @@
 //! Latencies by operation: a histogram each, and exact sums and maxima beside it.
 //!
-//! A client has a recorder of its own; they are merged when the clients have ended, so recording takes no lock.
+//! A client has a recorder of its own; they are merged when the clients have ended, so recording
+//! takes no lock.
 use crate::report::OperationSummary;
 use cairn_environment::clock::{self, Monotonic};
 use hdrhistogram::Histogram;
@@ -34,7 +35,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder that ignores operations that began before `begin`, and bytes that come after `end`.
+    /// A recorder that ignores operations that began before `begin`, and bytes that come after
+    /// `end`.
     pub fn new(begin: Monotonic, end: Option<Monotonic>) -> Self {
         Self { begin, end, ..Self::default() }
     }
@@ -43,7 +45,11 @@ impl Recorder {
     ///
     /// # Errors
     /// The operation's own; then nothing is recorded.
-    pub fn time<T, E>(&mut self, name: &'static str, operation: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    pub fn time<T, E>(
+        &mut self,
+        name: &'static str,
+        operation: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         let start = clock::now_monotonic();
         let result = operation()?;
         self.record(name, start);
@@ -60,12 +66,16 @@ impl Recorder {
     pub(crate) fn record_ns(&mut self, name: &'static str, latency_ns: u64) {
         let latencies = self.operations.entry(name).or_insert_with(Latencies::new);
         // The histogram has no zero.
-        latencies.histogram.record(latency_ns.max(1)).expect("a growing histogram takes every value");
+        latencies
+            .histogram
+            .record(latency_ns.max(1))
+            .expect("a growing histogram takes every value");
         latencies.sum_ns += u128::from(latency_ns);
         latencies.max_ns = latencies.max_ns.max(latency_ns);
     }
 
-    /// An operation that began at `start` took `latency` without the time in which its thread had no CPU.
+    /// An operation that began at `start` took `latency` without the time in which its thread had
+    /// no CPU.
     pub fn record_running(&mut self, name: &'static str, start: Monotonic, latency: Duration) {
         if start >= self.begin {
             self.longest_running = self.longest_running.max(Some((latency, name)));
@@ -113,7 +123,9 @@ impl Recorder {
         let summary = |(name, latencies): (&&'static str, &Latencies)| {
             let count = latencies.histogram.len();
             // A histogram rounds up; nothing took longer than the maximum.
-            let quantile = |q: f64| Some(latencies.histogram.value_at_quantile(q).min(latencies.max_ns) as f64 / 1e3);
+            let quantile = |q: f64| {
+                Some(latencies.histogram.value_at_quantile(q).min(latencies.max_ns) as f64 / 1e3)
+            };
             OperationSummary {
                 name: (*name).to_owned(),
                 count,
@@ -145,7 +157,12 @@ mod tests {
         assert_eq!(names, ["fsync", "write"]);
         let write = &summaries[1];
         assert_eq!((write.count, write.average_us, write.max_us), (1000, 500.5, 1000.0));
-        for (shown, exact) in [(write.p50_us, 500.0), (write.p90_us, 900.0), (write.p99_us, 990.0), (write.p999_us, 999.0)] {
+        for (shown, exact) in [
+            (write.p50_us, 500.0),
+            (write.p90_us, 900.0),
+            (write.p99_us, 990.0),
+            (write.p999_us, 999.0),
+        ] {
             let shown = shown.unwrap();
             assert!((shown - exact).abs() <= exact / 500.0, "{shown} is not {exact}");
         }

@@ -1,4 +1,5 @@
-//! What a run gives: figures, latencies by operation, resources. Printed as text, or as JSON that can be read back.
+//! What a run gives: figures, latencies by operation, resources. Printed as text, or as JSON that
+//! can be read back.
 use crate::disturbance::Disturbance;
 use crate::engine_figures;
 use crate::machine::{Machine, utc_now};
@@ -43,8 +44,18 @@ pub struct OperationSummary {
 impl OperationSummary {
     /// Name, count, average, quantiles and maximum, for a table.
     pub(crate) fn cells(&self) -> Vec<String> {
-        let times = [Some(self.average_us), self.p50_us, self.p90_us, self.p99_us, self.p999_us, Some(self.max_us)];
-        [self.name.clone(), self.count.to_string()].into_iter().chain(times.map(known_microseconds)).collect()
+        let times = [
+            Some(self.average_us),
+            self.p50_us,
+            self.p90_us,
+            self.p99_us,
+            self.p999_us,
+            Some(self.max_us),
+        ];
+        [self.name.clone(), self.count.to_string()]
+            .into_iter()
+            .chain(times.map(known_microseconds))
+            .collect()
     }
 }
 
@@ -118,7 +129,8 @@ impl Report {
         if self.workload == Workload::Dbench.name() {
             return self.dbench_table();
         }
-        let mut table = Table::new(["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"]);
+        let mut table =
+            Table::new(["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"]);
         for operation in &self.operations {
             table.row(operation.cells());
         }
@@ -127,7 +139,16 @@ impl Report {
 
     /// As dbench prints it, and the percentiles.
     fn dbench_table(&self) -> Table {
-        let mut table = Table::new(["operation", "count", "average", "maximum latency", "p50", "p90", "p99", "p99.9"]);
+        let mut table = Table::new([
+            "operation",
+            "count",
+            "average",
+            "maximum latency",
+            "p50",
+            "p90",
+            "p99",
+            "p99.9",
+        ]);
         for operation in &self.operations {
             let mut cells = operation.cells();
             // The maximum goes behind the average.
@@ -141,20 +162,33 @@ impl Report {
         value / self.completed.max(1) as f64
     }
 
-    /// What the engine's counters say: the stages of an fsync where they were recorded, and figures in one line.
+    /// What the engine's counters say: the stages of an fsync where they were recorded, and figures
+    /// in one line.
     fn engine_text(&self) -> Option<String> {
         let statistics = self.statistics.as_ref()?;
         let figures = engine_figures::derived(statistics);
-        let shown = figures.iter().map(|figure| format!("{} {}", number(figure.value), figure.name)).collect::<Vec<_>>().join(", ");
+        let shown = figures
+            .iter()
+            .map(|figure| format!("{} {}", number(figure.value), figure.name))
+            .collect::<Vec<_>>()
+            .join(", ");
         let stages = engine_figures::stages(statistics);
-        let table = if stages.is_empty() { String::new() } else { format!("\n{}", engine_figures::stage_table(&stages)) };
+        let table = if stages.is_empty() {
+            String::new()
+        } else {
+            format!("\n{}", engine_figures::stage_table(&stages))
+        };
         Some(format!("engine: {shown}\n{table}"))
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "{} on {}, {} clients, {:.1} s", self.workload, self.target, self.clients, self.seconds)?;
+        writeln!(
+            formatter,
+            "{} on {}, {} clients, {:.1} s",
+            self.workload, self.target, self.clients, self.seconds
+        )?;
         if let Some(warning) = self.origin.as_ref().and_then(Origin::warning) {
             writeln!(formatter, "{warning}")?;
         }
@@ -219,9 +253,15 @@ mod tests {
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
         assert!(json.contains(r#""p99_us":null"#), "what is not known is no number: {json}");
         let shown = report.to_string();
-        for part in
-            ["fsync-write", "fsyncs/s", "1.50 ms", "4.00 ms", "2.00 fsyncs per log flush", "wake-up", "2.00 context switches per operation"]
-        {
+        for part in [
+            "fsync-write",
+            "fsyncs/s",
+            "1.50 ms",
+            "4.00 ms",
+            "2.00 fsyncs per log flush",
+            "wake-up",
+            "2.00 context switches per operation",
+        ] {
             assert!(shown.contains(part), "\"{part}\" is not in: {shown}");
         }
         let shown = Report { workload: "dbench".into(), ..report }.to_string();

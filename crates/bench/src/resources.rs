@@ -1,6 +1,8 @@
-//! CPU time and context switches, as `/proc` counts them: of a process with all its threads, and of the whole machine.
+//! CPU time and context switches, as `/proc` counts them: of a process with all its threads, and of
+//! the whole machine.
 //!
-//! The machine's figures hold what kernel threads do for a file system, and everything that runs beside the benchmark.
+//! The machine's figures hold what kernel threads do for a file system, and everything that runs
+//! beside the benchmark.
 use std::fs;
 use std::ops::{Add, Sub};
 
@@ -49,7 +51,8 @@ fn switches_in(status: &str) -> u64 {
     lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
 }
 
-/// User and system ticks in a `stat` file of `/proc`; the command's name, in parentheses, may hold anything.
+/// User and system ticks in a `stat` file of `/proc`; the command's name, in parentheses, may hold
+/// anything.
 fn ticks_in(stat: &str) -> Option<(u64, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let user = fields.nth(11)?.parse().ok()?;
@@ -69,11 +72,16 @@ pub fn switches_of_this_thread() -> u64 {
 }
 
 impl Resources {
-    /// Of a process: CPU time of all threads, context switches of those that live. Zero when there is none.
+    /// Of a process: CPU time of all threads, context switches of those that live. Zero when there
+    /// is none.
     pub fn of_process(process: &str) -> Self {
-        let (user, system) = fs::read_to_string(format!("/proc/{process}/stat")).ok().and_then(|stat| ticks_in(&stat)).unwrap_or_default();
+        let (user, system) = fs::read_to_string(format!("/proc/{process}/stat"))
+            .ok()
+            .and_then(|stat| ticks_in(&stat))
+            .unwrap_or_default();
         let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-        let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+        let statuses =
+            threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
         Self {
             cpu_seconds: (user + system) as f64 / ticks_per_second(),
             system_cpu_seconds: system as f64 / ticks_per_second(),
@@ -83,9 +91,16 @@ impl Resources {
 
     /// CPU time of the programs that this one has run, and waited for, with all that they ran.
     pub fn of_ended_children() -> Self {
-        let (user, system) = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks_of_children_in(&stat)).unwrap_or_default();
+        let (user, system) = fs::read_to_string("/proc/self/stat")
+            .ok()
+            .and_then(|stat| ticks_of_children_in(&stat))
+            .unwrap_or_default();
         let seconds = |ticks: u64| ticks as f64 / ticks_per_second();
-        Self { cpu_seconds: seconds(user + system), system_cpu_seconds: seconds(system), context_switches: 0 }
+        Self {
+            cpu_seconds: seconds(user + system),
+            system_cpu_seconds: seconds(system),
+            context_switches: 0,
+        }
     }
 
     /// Of the whole machine.
@@ -95,7 +110,10 @@ impl Resources {
 
     fn in_machine_stat(stat: &str) -> Self {
         let values = |name: &str| -> Vec<u64> {
-            let line = stat.lines().find(|line| line.split_whitespace().next() == Some(name)).unwrap_or_default();
+            let line = stat
+                .lines()
+                .find(|line| line.split_whitespace().next() == Some(name))
+                .unwrap_or_default();
             line.split_whitespace().skip(1).map_while(|value| value.parse().ok()).collect()
         };
         // user, nice, system, idle, iowait, irq, softirq
@@ -123,7 +141,8 @@ mod tests {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 30 9 20 0 1 0 100 200 300";
         assert_eq!((ticks_in(stat), ticks_of_children_in(stat)), (Some((150, 50)), Some((30, 9))));
         assert_eq!(ticks_in("nonsense"), None);
-        let machine = Resources::in_machine_stat("cpu  100 100 50 999 999 25 25 0\ncpu0 1 1 1\nctxt 77\n");
+        let machine =
+            Resources::in_machine_stat("cpu  100 100 50 999 999 25 25 0\ncpu0 1 1 1\nctxt 77\n");
         assert_eq!(machine.cpu_seconds, 300.0 / ticks_per_second());
         assert_eq!(machine.system_cpu_seconds, 100.0 / ticks_per_second());
         assert_eq!(machine.context_switches, 77);

@@ -1,5 +1,6 @@
-//! How long a thread was ready to run and had no CPU: with a hundred threads for each CPU most of a long latency is that, and no
-//! file system can change it. Reading it is a system call, so a load does it only when it is asked to.
+//! How long a thread was ready to run and had no CPU: with a hundred threads for each CPU most of a
+//! long latency is that, and no file system can change it. Reading it is a system call, so a load
+//! does it only when it is asked to.
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;

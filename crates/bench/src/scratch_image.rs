@@ -22,7 +22,10 @@ impl ScratchImage {
     pub(crate) fn refuse_existing(path: &Path) -> anyhow::Result<()> {
         // A link that leads nowhere is something, too.
         if path.symlink_metadata().is_ok() {
-            bail!("{} exists; name an image that does not exist: it is made and removed", path.display());
+            bail!(
+                "{} exists; name an image that does not exist: it is made and removed",
+                path.display()
+            );
         }
         Ok(())
     }

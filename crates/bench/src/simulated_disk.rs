@@ -1,11 +1,13 @@
-//! A simple disk with a write cache and no battery: it serves one request at a time, in the order of their arrival.
+//! A simple disk with a write cache and no battery: it serves one request at a time, in the order
+//! of their arrival.
 //!
-//! A read costs an access to the disk; a write goes to the cache and costs nothing then; a flush writes the cache out, and
-//! nothing else is served meanwhile, since such disks don't queue it among other commands. So it is with the disks on which the
-//! coordination of flushes was published; what a flush costs others does not show on a device that only delays its answer.
+//! A read costs an access to the disk; a write goes to the cache and costs nothing then; a flush
+//! writes the cache out, and nothing else is served meanwhile, since such disks don't queue it
+//! among other commands. So it is with the disks on which the coordination of flushes was
+//! published; what a flush costs others does not show on a device that only delays its answer.
 //!
-//! Lock: a leaf around the time at which the disk is free; a request is delayed without it. The times of requests follow
-//! each other exactly, however late their threads wake up.
+//! Lock: a leaf around the time at which the disk is free; a request is delayed without it. The
+//! times of requests follow each other exactly, however late their threads wake up.
 use cairn_blockdev::{BlockDevice, DeviceError, FlushTime, MemoryDevice, forward_to_device};
 use cairn_environment::Rank;
 use cairn_environment::clock::{self, Monotonic};
@@ -24,7 +26,13 @@ pub(crate) struct SimulatedDisk {
 impl SimulatedDisk {
     pub(crate) fn new(size_bytes: u64, read_time: Duration, flush_time: Duration) -> Self {
         let free_at = Mutex::new(Rank::DEVICE, Monotonic::default());
-        Self { memory: MemoryDevice::new(size_bytes), read_time, flush_time, free_at, measured: FlushTime::default() }
+        Self {
+            memory: MemoryDevice::new(size_bytes),
+            read_time,
+            flush_time,
+            free_at,
+            measured: FlushTime::default(),
+        }
     }
 
     /// When a request that comes `now` and takes so long is done.
@@ -81,7 +89,9 @@ mod tests {
         let disk = SimulatedDisk::new(1 << 20, Duration::ZERO, Duration::from_micros(100));
         assert_eq!(disk.flush_time(), Duration::ZERO);
         disk.write(4096, &[&[7; 4096]]).unwrap();
-        assert!(disk.write_set(&[SetWrite { offset_bytes: 0, buffers: vec![&[8; 4096]] }])[0].is_ok());
+        assert!(
+            disk.write_set(&[SetWrite { offset_bytes: 0, buffers: vec![&[8; 4096]] }])[0].is_ok()
+        );
         disk.flush().unwrap();
         let mut buffer = [0; 8192];
         disk.read(0, &mut buffer).unwrap();

@@ -1,16 +1,19 @@
 //! What `--target` says, and how it becomes a target.
 //!
-//! `DIR` is a directory; `engine:IMAGE`, `engine:memory` and `engine:simulated` run the engine in this process on an image
-//! file or block device, on memory, and on memory whose flushes take a given time; `engine:disk` on a simple disk, whose reads
-//! take time as well and where nothing else is served during a flush. Options follow a second colon:
-//! `engine:simulated:flush_ms=10,size=4G`.
+//! `DIR` is a directory; `engine:IMAGE`, `engine:memory` and `engine:simulated` run the engine in
+//! this process on an image file or block device, on memory, and on memory whose flushes take a
+//! given time; `engine:disk` on a simple disk, whose reads take time as well and where nothing else
+//! is served during a flush. Options follow a second colon: `engine:simulated:flush_ms=10,size=4G`.
 use crate::engine_settings::EngineSettings;
 use crate::engine_target::EngineTarget;
 use crate::posix_target::PosixTarget;
 use crate::simulated_disk::SimulatedDisk;
 use crate::target::Target;
 use anyhow::{Context, bail, ensure};
-use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, SimulatedDevice, forward_to_device};
+use cairn_blockdev::{
+    BlockDevice, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, SimulatedDevice,
+    forward_to_device,
+};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FlushPolicy, Volume};
 use std::path::{Path, PathBuf};
@@ -24,7 +27,8 @@ const SIZE_BYTES_DEFAULT: u64 = 4 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum DeviceSpec {
-    /// An image file or a block device with a volume; where there is none, an image of this size for one run.
+    /// An image file or a block device with a volume; where there is none, an image of this size
+    /// for one run.
     Image { path: PathBuf, size_bytes: u64 },
     /// Memory.
     Memory { size_bytes: u64 },
@@ -68,8 +72,11 @@ pub fn parse_size_bytes(text: &str) -> Option<u64> {
 }
 
 fn parse_milliseconds(name: &str, value: &str) -> Result<Duration, String> {
-    let milliseconds: f64 = value.parse().map_err(|_| format!("\"{value}\" is not a time; write for example {name}=10"))?;
-    Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| format!("{name}={value}: {error}"))
+    let milliseconds: f64 = value
+        .parse()
+        .map_err(|_| format!("\"{value}\" is not a time; write for example {name}=10"))?;
+    Duration::try_from_secs_f64(milliseconds / 1e3)
+        .map_err(|error| format!("{name}={value}: {error}"))
 }
 
 impl FromStr for TargetSpec {
@@ -81,15 +88,24 @@ impl FromStr for TargetSpec {
         };
         let (name, options) = rest.split_once(':').unwrap_or((rest, ""));
         let mut size_bytes = SIZE_BYTES_DEFAULT;
-        let (mut flush_time, mut read_time, mut discard_time) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        let (mut flush_time, mut read_time, mut discard_time) =
+            (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("size", value)) => {
-                    size_bytes = parse_size_bytes(value).ok_or_else(|| format!("\"{value}\" is not a size; write for example size=4G"))?;
+                    size_bytes = parse_size_bytes(value).ok_or_else(|| {
+                        format!("\"{value}\" is not a size; write for example size=4G")
+                    })?;
                 }
-                Some(("flush_ms", value)) if name == "simulated" || name == "disk" => flush_time = parse_milliseconds("flush_ms", value)?,
-                Some(("discard_ms", value)) if name == "simulated" => discard_time = parse_milliseconds("discard_ms", value)?,
-                Some(("read_ms", value)) if name == "disk" => read_time = parse_milliseconds("read_ms", value)?,
+                Some(("flush_ms", value)) if name == "simulated" || name == "disk" => {
+                    flush_time = parse_milliseconds("flush_ms", value)?
+                }
+                Some(("discard_ms", value)) if name == "simulated" => {
+                    discard_time = parse_milliseconds("discard_ms", value)?
+                }
+                Some(("read_ms", value)) if name == "disk" => {
+                    read_time = parse_milliseconds("read_ms", value)?
+                }
                 _ => {
                     return Err(format!(
                         "\"{option}\" is not an option of engine:{name}; there are size=4G, for engine:simulated and engine:disk \
@@ -122,8 +138,8 @@ impl DeviceSpec {
         }
     }
 
-    /// Opens the device, and says whether it is new, without a volume. An image that is made has no name from the beginning,
-    /// so that nothing is left of it, however the run ends.
+    /// Opens the device, and says whether it is new, without a volume. An image that is made has no
+    /// name from the beginning, so that nothing is left of it, however the run ends.
     ///
     /// # Errors
     /// When it can't be opened or made.
@@ -139,16 +155,26 @@ impl DeviceSpec {
             DeviceSpec::Disk { size_bytes, read_time, flush_time } => {
                 (Arc::new(SimulatedDisk::new(*size_bytes, *read_time, *flush_time)), true)
             }
-            DeviceSpec::Image { path, .. } if path.exists() => (Arc::new(FileDevice::open(path, OpenMode::ReadWrite)?), false),
-            DeviceSpec::Image { path, size_bytes } => (Arc::new(nameless(path, *size_bytes)?), true),
+            DeviceSpec::Image { path, .. } if path.exists() => {
+                (Arc::new(FileDevice::open(path, OpenMode::ReadWrite)?), false)
+            }
+            DeviceSpec::Image { path, size_bytes } => {
+                (Arc::new(nameless(path, *size_bytes)?), true)
+            }
         })
     }
 }
 
 impl TargetSpec {
-    /// Whether nothing of it is left after a run, so that nothing has to be removed: on a full volume that takes long, or fails.
+    /// Whether nothing of it is left after a run, so that nothing has to be removed: on a full
+    /// volume that takes long, or fails.
     pub(crate) fn vanishes(&self) -> bool {
-        matches!(self, TargetSpec::Engine(DeviceSpec::Memory { .. } | DeviceSpec::Simulated { .. } | DeviceSpec::Disk { .. }))
+        matches!(
+            self,
+            TargetSpec::Engine(
+                DeviceSpec::Memory { .. } | DeviceSpec::Simulated { .. } | DeviceSpec::Disk { .. }
+            )
+        )
     }
 
     /// The name that reports give to it.
@@ -156,11 +182,15 @@ impl TargetSpec {
         match self {
             TargetSpec::Directory(path) => path.display().to_string(),
             TargetSpec::Engine(DeviceSpec::Memory { .. }) => "engine on memory".into(),
-            TargetSpec::Engine(DeviceSpec::Simulated { flush_time, .. }) => format!("engine on memory, flush {flush_time:?}"),
+            TargetSpec::Engine(DeviceSpec::Simulated { flush_time, .. }) => {
+                format!("engine on memory, flush {flush_time:?}")
+            }
             TargetSpec::Engine(DeviceSpec::Disk { read_time, flush_time, .. }) => {
                 format!("engine on a disk, read {read_time:?}, flush {flush_time:?}")
             }
-            TargetSpec::Engine(DeviceSpec::Image { path, .. }) => format!("engine on {}", path.display()),
+            TargetSpec::Engine(DeviceSpec::Image { path, .. }) => {
+                format!("engine on {}", path.display())
+            }
         }
     }
 
@@ -176,12 +206,22 @@ impl TargetSpec {
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    pub fn open_with(&self, policy: FlushPolicy, flushes: FlushMode, engine: &EngineSettings) -> anyhow::Result<Arc<dyn Target>> {
+    pub fn open_with(
+        &self,
+        policy: FlushPolicy,
+        flushes: FlushMode,
+        engine: &EngineSettings,
+    ) -> anyhow::Result<Arc<dyn Target>> {
         match self {
             TargetSpec::Directory(path) => {
-                ensure!(flushes == FlushMode::Real, "the flushes of a mounted file system cannot be turned off here");
+                ensure!(
+                    flushes == FlushMode::Real,
+                    "the flushes of a mounted file system cannot be turned off here"
+                );
                 let opened = PosixTarget::new(path);
-                Ok(Arc::new(opened.with_context(|| format!("target {}: name a directory, or engine:IMAGE", path.display()))?))
+                Ok(Arc::new(opened.with_context(|| {
+                    format!("target {}: name a directory, or engine:IMAGE", path.display())
+                })?))
             }
             TargetSpec::Engine(spec) => self.open_engine(spec, policy, flushes, engine),
         }
@@ -208,16 +248,19 @@ impl TargetSpec {
         engine: &EngineSettings,
     ) -> anyhow::Result<Volume> {
         if is_new {
-            mkfs(&*device, &MkfsOptions::default()).with_context(|| format!("target {}", self.name()))?;
+            mkfs(&*device, &MkfsOptions::default())
+                .with_context(|| format!("target {}", self.name()))?;
         }
         let device: Arc<dyn BlockDevice> = match flushes {
             FlushMode::Real => device,
             FlushMode::None => Arc::new(WithoutFlush { device }),
         };
-        Volume::open(device, engine.volume_options(policy)).with_context(|| format!("target {}", self.name()))
+        Volume::open(device, engine.volume_options(policy))
+            .with_context(|| format!("target {}", self.name()))
     }
 
-    /// A scratch device that shows what is under the target: beside the image, in the directory, or a new one in memory.
+    /// A scratch device that shows what is under the target: beside the image, in the directory, or
+    /// a new one in memory.
     ///
     /// # Errors
     /// When there is no place for a scratch file.
@@ -226,14 +269,22 @@ impl TargetSpec {
             TargetSpec::Directory(path) => path.clone(),
             TargetSpec::Engine(DeviceSpec::Image { path, .. }) => {
                 if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-                    bail!("{} is a device with a volume, which this would overwrite; name a directory on it", path.display());
+                    bail!(
+                        "{} is a device with a volume, which this would overwrite; name a directory on it",
+                        path.display()
+                    );
                 }
-                path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+                path.parent()
+                    .filter(|parent| !parent.as_os_str().is_empty())
+                    .unwrap_or(Path::new("."))
+                    .to_path_buf()
             }
             TargetSpec::Engine(spec) => return Ok(spec.open()?.0),
         };
-        let path = folder.join(format!("cairn-bench-{:016x}.scratch", cairn_environment::random::u64()));
-        let device = nameless(&path, size_bytes).with_context(|| format!("target {}", self.name()))?;
+        let path =
+            folder.join(format!("cairn-bench-{:016x}.scratch", cairn_environment::random::u64()));
+        let device =
+            nameless(&path, size_bytes).with_context(|| format!("target {}", self.name()))?;
         device.preallocate_and_zero(0, size_bytes)?;
         Ok(Arc::new(device))
     }
@@ -276,10 +327,19 @@ mod tests {
     fn targets_are_understood() {
         let parse = |text: &str| text.parse::<TargetSpec>().unwrap();
         assert_eq!(parse("/mnt/x"), TargetSpec::Directory("/mnt/x".into()));
-        assert_eq!(parse("engine:memory"), TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 4 << 30 }));
-        let simulated =
-            DeviceSpec::Simulated { size_bytes: 1 << 30, flush_time: Duration::from_millis(10), discard_time: Duration::from_micros(20) };
-        assert_eq!(parse("engine:simulated:flush_ms=10,discard_ms=0.02,size=1G"), TargetSpec::Engine(simulated));
+        assert_eq!(
+            parse("engine:memory"),
+            TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 4 << 30 })
+        );
+        let simulated = DeviceSpec::Simulated {
+            size_bytes: 1 << 30,
+            flush_time: Duration::from_millis(10),
+            discard_time: Duration::from_micros(20),
+        };
+        assert_eq!(
+            parse("engine:simulated:flush_ms=10,discard_ms=0.02,size=1G"),
+            TargetSpec::Engine(simulated)
+        );
         let (read_time, flush_time) = (Duration::from_micros(500), Duration::from_millis(10));
         let disk = DeviceSpec::Disk { size_bytes: 1 << 30, read_time, flush_time };
         assert_eq!(parse("engine:disk:flush_ms=10,read_ms=0.5,size=1G"), TargetSpec::Engine(disk));
@@ -291,7 +351,8 @@ mod tests {
     fn of_a_new_image_nothing_is_left_and_an_old_one_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
-        let target = TargetSpec::Engine(DeviceSpec::Image { path: path.clone(), size_bytes: 64 << 20 });
+        let target =
+            TargetSpec::Engine(DeviceSpec::Image { path: path.clone(), size_bytes: 64 << 20 });
         let open = || target.open(FlushPolicy::Auto, FlushMode::Real).unwrap();
         let made = open();
         // However the process ends from here on.
@@ -330,7 +391,11 @@ mod tests {
             fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
                 writes.iter().map(|_| self.note("set")).collect()
             }
-            fn write_set_while(&self, writes: &[SetWrite<'_>], _: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+            fn write_set_while(
+                &self,
+                writes: &[SetWrite<'_>],
+                _: &mut dyn FnMut(),
+            ) -> Vec<Result<(), DeviceError>> {
                 writes.iter().map(|_| self.note("set while")).collect()
             }
             fn flush(&self) -> Result<(), DeviceError> {
@@ -371,7 +436,10 @@ mod tests {
         device.read(0, &mut buffer).unwrap();
         device.write(0, &[&block]).unwrap();
         let set = [SetWrite { offset_bytes: 0, buffers: vec![&block] }];
-        assert_eq!((device.write_set(&set).len(), device.write_set_while(&set, &mut || {}).len()), (1, 1));
+        assert_eq!(
+            (device.write_set(&set).len(), device.write_set_while(&set, &mut || {}).len()),
+            (1, 1)
+        );
         device.flush().unwrap();
         device.discard(0, 4096).unwrap();
         device.read_copy(1, 0, &mut buffer).unwrap();
@@ -379,8 +447,22 @@ mod tests {
         device.resynchronise(&[]).unwrap();
         device.close().unwrap();
         assert!(device.health().is_none());
-        assert_eq!((device.copies(), device.length_bytes(), device.flush_time()), (2, 8192, Duration::ZERO));
-        let calls = ["read", "write", "set", "set while", "discard", "copy", "repair", "resynchronise", "close", "health"];
+        assert_eq!(
+            (device.copies(), device.length_bytes(), device.flush_time()),
+            (2, 8192, Duration::ZERO)
+        );
+        let calls = [
+            "read",
+            "write",
+            "set",
+            "set while",
+            "discard",
+            "copy",
+            "repair",
+            "resynchronise",
+            "close",
+            "health",
+        ];
         assert_eq!(*mirror.seen.lock(), calls);
     }
 
@@ -396,7 +478,10 @@ mod tests {
             "engine:memory:speed=9",
         ] {
             let error = text.parse::<TargetSpec>().unwrap_err();
-            assert!(error.contains("size=4G") || error.contains("_ms=") || error.contains("IMAGE"), "{error}");
+            assert!(
+                error.contains("size=4G") || error.contains("_ms=") || error.contains("IMAGE"),
+                "{error}"
+            );
         }
         assert_eq!(parse_size_bytes("99999999T"), None);
         assert_eq!(parse_size_bytes("512M"), Some(512 << 20));

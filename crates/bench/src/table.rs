@@ -21,11 +21,19 @@ impl Table {
 impl Table {
     fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         (0..columns).map(width).collect()
     }
 
-    /// As a table where `columns` are enough for it; otherwise each row as a paragraph of its own, in which every cell names its column.
+    /// As a table where `columns` are enough for it; otherwise each row as a paragraph of its own,
+    /// in which every cell names its column.
     fn within(&self, columns: usize) -> String {
         let widths = self.widths();
         let whole = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
@@ -37,7 +45,9 @@ impl Table {
         for (index, row) in self.rows.iter().enumerate() {
             let cells = row.iter().zip(widths).enumerate();
             let shown: Vec<String> = cells
-                .map(|(column, (cell, &width))| if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+                .map(|(column, (cell, &width))| {
+                    if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                })
                 .collect();
             lines.push(shown.join("  ").trim_end().to_owned());
             if index == 0 {
@@ -71,7 +81,11 @@ impl Table {
 /// How many columns the terminal has that standard output is; no end of them where it is none.
 fn columns_of_output() -> usize {
     let stdout = rustix::stdio::stdout();
-    let size = if rustix::termios::isatty(stdout) { rustix::termios::tcgetwinsize(stdout).ok() } else { None };
+    let size = if rustix::termios::isatty(stdout) {
+        rustix::termios::tcgetwinsize(stdout).ok()
+    } else {
+        None
+    };
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(usize::MAX)
 }
 
@@ -83,7 +97,12 @@ impl fmt::Display for Table {
 
 /// A table in Markdown whose first column is to the left and whose others are to the right.
 pub fn markdown_table(headings: &[String], rows: &[Vec<String>]) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | "));
+    let line = |cells: &[String]| {
+        format!(
+            "| {} |\n",
+            cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | ")
+        )
+    };
     let rule = format!("|---|{}\n", "---:|".repeat(headings.len().saturating_sub(1)));
     [line(headings), rule].into_iter().chain(rows.iter().map(|row| line(row))).collect()
 }
@@ -122,27 +141,37 @@ mod tests {
         let mut table = Table::new(["name", "count"]);
         table.row(["a", "1"]);
         table.row(["longer", "12345"]);
-        assert_eq!(table.to_string(), "name    count\n-------------\na           1\nlonger  12345\n");
+        assert_eq!(
+            table.to_string(),
+            "name    count\n-------------\na           1\nlonger  12345\n"
+        );
     }
 
     #[test]
     fn what_is_too_wide_becomes_paragraphs() {
         let mut table = Table::new(["operation", "count", "average", "p50", "p99"]);
         table.row(["fsync", "1234", "150 µs", "120 µs", "900 µs"]);
-        let paragraphs = "operation\nfsync\n  count 1234, average 150 µs,\n  p50 120 µs, p99 900 µs\n";
+        let paragraphs =
+            "operation\nfsync\n  count 1234, average 150 µs,\n  p50 120 µs, p99 900 µs\n";
         assert_eq!(table.within(30), paragraphs);
         assert!(table.within(80).starts_with("operation  count  average"));
     }
 
     #[test]
     fn a_bar_in_a_cell_ends_no_cell() {
-        let table = markdown_table(&["a|b".to_owned(), "c".to_owned()], &[vec!["1".to_owned(), "2".to_owned()]]);
+        let table = markdown_table(
+            &["a|b".to_owned(), "c".to_owned()],
+            &[vec!["1".to_owned(), "2".to_owned()]],
+        );
         assert_eq!(table, "| a\\|b | c |\n|---|---:|\n| 1 | 2 |\n");
     }
 
     #[test]
     fn numbers_read_well() {
-        assert_eq!([0.0, 0.01234, 0.5, 12.34, 1234.5].map(number), ["0", "0.0123", "0.50", "12.3", "1234"]);
+        assert_eq!(
+            [0.0, 0.01234, 0.5, 12.34, 1234.5].map(number),
+            ["0", "0.0123", "0.50", "12.3", "1234"]
+        );
         assert_eq!([12.0, 1500.0, 2_500_000.0].map(microseconds), ["12.0 µs", "1.50 ms", "2.50 s"]);
     }
 }

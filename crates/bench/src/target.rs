@@ -1,6 +1,7 @@
 //! What a load generator runs against: names below a root, open files, and durability.
 //!
-//! Paths are relative, with `/` between their parts. All methods may be called by many threads at once.
+//! Paths are relative, with `/` between their parts. All methods may be called by many threads at
+//! once.
 use std::io;
 
 /// How a path is opened.
@@ -78,7 +79,8 @@ pub trait Target: Send + Sync {
     ///
     /// # Errors
     /// Those of utime(2).
-    fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64) -> io::Result<()>;
+    fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64)
+    -> io::Result<()>;
     /// Lists a directory until `take` returns false.
     ///
     /// # Errors

@@ -5,7 +5,9 @@
 //! one in memory gives is the limit: no volume over the same transport can give more. The
 //! measurements are those of [`crate::peers`].
 use crate::ab::Spread;
-use crate::peers::{self, Mounting, PeerWorkload, PeersSettings, Summary, SummaryRow, System, Transport};
+use crate::peers::{
+    self, Mounting, PeerWorkload, PeersSettings, Summary, SummaryRow, System, Transport,
+};
 use crate::table::{Table, number};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,7 +15,15 @@ use std::path::Path;
 
 /// The round trip alone and with eight callers, names and small files, an office, durable files and
 /// blocks whose FSYNC is answered at once.
-const LOADS: [&str; 7] = ["round-trip@1", "round-trip@8", "untar", "dbench@8", "fs_mark@8", "fsync-write@1", "fsync-write@8"];
+const LOADS: [&str; 7] = [
+    "round-trip@1",
+    "round-trip@8",
+    "untar",
+    "dbench@8",
+    "fs_mark@8",
+    "fsync-write@1",
+    "fsync-write@8",
+];
 /// Where Debian's package has dbench's load file.
 const DBENCH_LOADFILE: &str = "/usr/share/dbench/client.txt";
 
@@ -74,7 +84,11 @@ fn spread(row: &SummaryRow) -> Spread {
 }
 
 fn limit_row(memory: &SummaryRow, volume: &SummaryRow) -> LimitRow {
-    let ratio = if memory.less_is_better { memory.median / volume.median } else { volume.median / memory.median };
+    let ratio = if memory.less_is_better {
+        memory.median / volume.median
+    } else {
+        volume.median / memory.median
+    };
     let way = memory.system.trim_start_matches("cairn-memory").trim_start_matches('-');
     LimitRow {
         workload: memory.workload.clone(),
@@ -94,7 +108,8 @@ impl Limits {
         let pairs = summary.groups().flat_map(|group| {
             group.iter().filter_map(|memory| {
                 let way = memory.system.strip_prefix("cairn-memory")?;
-                let volume = group.iter().find(|row| row.system.strip_prefix("cairn-image") == Some(way))?;
+                let volume =
+                    group.iter().find(|row| row.system.strip_prefix("cairn-image") == Some(way))?;
                 Some(limit_row(memory, volume))
             })
         });
@@ -113,20 +128,51 @@ pub fn run(settings: &PeersSettings) -> anyhow::Result<Limits> {
 impl fmt::Display for Limits {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Summary { rounds, seconds, cpus, kernel, .. } = &self.summary;
-        writeln!(formatter, "medians of {rounds} rounds, {seconds} s each, {cpus} CPUs, Linux {kernel}")?;
-        writeln!(formatter, "limit: a file system in memory over the same transport; share: how much of it a volume on an image reaches")?;
+        writeln!(
+            formatter,
+            "medians of {rounds} rounds, {seconds} s each, {cpus} CPUs, Linux {kernel}"
+        )?;
+        writeln!(
+            formatter,
+            "limit: a file system in memory over the same transport; share: how much of it a volume on an image reaches"
+        )?;
         if let Some(disturbance) = self.summary.disturbance {
             writeln!(formatter, "{}", disturbance.line())?;
         }
         self.summary.left_out.iter().try_for_each(|why| writeln!(formatter, "{why}"))?;
-        let headings = ["load", "transport", "limit", "min", "max", "volume", "min", "max", "share of the limit"];
+        let headings = [
+            "load",
+            "transport",
+            "limit",
+            "min",
+            "max",
+            "volume",
+            "min",
+            "max",
+            "share of the limit",
+        ];
         let mut table = Table::new(headings);
-        for row in self.limits.iter().filter(|row| row.figure == peers::THROUGHPUT || row.figure.ends_with("p50")) {
-            let figure = if row.figure == peers::THROUGHPUT { row.workload.clone() } else { format!("  {}", row.figure) };
+        for row in self
+            .limits
+            .iter()
+            .filter(|row| row.figure == peers::THROUGHPUT || row.figure.ends_with("p50"))
+        {
+            let figure = if row.figure == peers::THROUGHPUT {
+                row.workload.clone()
+            } else {
+                format!("  {}", row.figure)
+            };
             let hint = if row.less_is_better { ", less is better" } else { "" };
-            let spreads = [row.limit, row.volume].into_iter().flat_map(|spread| [spread.median, spread.min, spread.max].map(number));
+            let spreads = [row.limit, row.volume]
+                .into_iter()
+                .flat_map(|spread| [spread.median, spread.min, spread.max].map(number));
             let share = format!("{:.0} %", row.share_of_limit * 100.0);
-            table.row([format!("{figure} ({}{hint})", row.unit), row.transport.clone()].into_iter().chain(spreads).chain([share]));
+            table.row(
+                [format!("{figure} ({}{hint})", row.unit), row.transport.clone()]
+                    .into_iter()
+                    .chain(spreads)
+                    .chain([share]),
+            );
         }
         write!(formatter, "\n{table}")
     }
@@ -174,8 +220,15 @@ mod tests {
             row("cairn-memory-uring-writeback", "untar", 1.0, true),
         ];
         let limits = Limits::of(summary(rows));
-        let shares: Vec<_> = limits.limits.iter().map(|row| (row.workload.as_str(), row.transport.as_str(), row.share_of_limit)).collect();
-        assert_eq!(shares, [("round-trip@1", "dev", 0.8), ("round-trip@1", "uring", 0.25), ("untar", "dev", 0.25)]);
+        let shares: Vec<_> = limits
+            .limits
+            .iter()
+            .map(|row| (row.workload.as_str(), row.transport.as_str(), row.share_of_limit))
+            .collect();
+        assert_eq!(
+            shares,
+            [("round-trip@1", "dev", 0.8), ("round-trip@1", "uring", 0.25), ("untar", "dev", 0.25)]
+        );
         let text = limits.to_string();
         assert!(text.contains("80 %") && text.contains("untar (s, less is better)"), "{text}");
         let json = serde_json::to_string(&limits).unwrap();
@@ -186,12 +239,25 @@ mod tests {
 
     #[test]
     fn each_transport_has_a_limit_and_a_volume() {
-        let names: Vec<String> = systems(&[Transport::Device, Transport::Ring], true).into_iter().map(System::name).collect();
+        let names: Vec<String> = systems(&[Transport::Device, Transport::Ring], true)
+            .into_iter()
+            .map(System::name)
+            .collect();
         assert_eq!(
             names,
-            ["cairn-memory-dev-writeback", "cairn-image-dev-writeback", "cairn-memory-uring-writeback", "cairn-image-uring-writeback"]
+            [
+                "cairn-memory-dev-writeback",
+                "cairn-image-dev-writeback",
+                "cairn-memory-uring-writeback",
+                "cairn-image-uring-writeback"
+            ]
         );
-        let loads = |loadfile| default_loads(Some(Path::new(loadfile))).iter().map(PeerWorkload::name).collect::<Vec<_>>();
+        let loads = |loadfile| {
+            default_loads(Some(Path::new(loadfile)))
+                .iter()
+                .map(PeerWorkload::name)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(loads("/"), LOADS);
         assert!(!loads("/no such file").contains(&"dbench@8".to_owned()));
     }

@@ -47,7 +47,9 @@ impl AlignedBuffer {
     }
 
     /// Copies of blocks, one behind the other; memory is touched once.
-    pub fn of_blocks<'a>(blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK_BYTES]>) -> AlignedBuffer {
+    pub fn of_blocks<'a>(
+        blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK_BYTES]>,
+    ) -> AlignedBuffer {
         AlignedBuffer { pages: blocks.map(|block| Page(*block)).collect() }
     }
 
@@ -102,7 +104,10 @@ impl BufferPool {
     /// A buffer with any content; it returns to the pool when dropped.
     pub fn take(&self) -> PooledBuffer<'_> {
         let kept = self.free.lock().pop();
-        PooledBuffer { pool: self, buffer: Some(kept.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes))) }
+        PooledBuffer {
+            pool: self,
+            buffer: Some(kept.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes))),
+        }
     }
 }
 

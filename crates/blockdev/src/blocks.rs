@@ -1,13 +1,16 @@
-//! Reference-counted aligned memory that is used again: file data on its way between a caller and the device.
+//! Reference-counted aligned memory that is used again: file data on its way between a caller and
+//! the device.
 //!
-//! States of a buffer: [`BlockBuffer`], which one owner fills → [`SharedBlocks`], ranges of it that many refer to and nobody
-//! changes → unused, in the pool, when the last of them goes.
+//! States of a buffer: [`BlockBuffer`], which one owner fills → [`SharedBlocks`], ranges of it that
+//! many refer to and nobody changes → unused, in the pool, when the last of them goes.
 //!
-//! Invariants: what more than one refers to doesn't change; a buffer holds whatever was in it before, so no memory is zeroed or
-//! faulted in again. The memory comes in large pages (`slab`); with more unused than it was told, the pool gives a large page
-//! back as soon as nothing of it is in use, but for one of each size.
+//! Invariants: what more than one refers to doesn't change; a buffer holds whatever was in it
+//! before, so no memory is zeroed or faulted in again. The memory comes in large pages (`slab`);
+//! with more unused than it was told, the pool gives a large page back as soon as nothing of it is
+//! in use, but for one of each size.
 //!
-//! Lock discipline: the pool's list (rank `BUFFERS`), to push or pop one buffer; also when the last reference is dropped.
+//! Lock discipline: the pool's list (rank `BUFFERS`), to push or pop one buffer; also when the last
+//! reference is dropped.
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
@@ -82,12 +85,14 @@ impl Unused {
 }
 
 impl BlockPool {
-    /// A pool that keeps about `unused_bytes_max` of unused memory; with 0 every buffer has its own memory.
+    /// A pool that keeps about `unused_bytes_max` of unused memory; with 0 every buffer has its own
+    /// memory.
     pub fn new(unused_bytes_max: usize) -> BlockPool {
         Self::of(Pages::Large, unused_bytes_max)
     }
 
-    /// As [`BlockPool::new`], for memory that no device reads or writes: ordinary pages will do, which are quicker to get one by one.
+    /// As [`BlockPool::new`], for memory that no device reads or writes: ordinary pages will do,
+    /// which are quicker to get one by one.
     pub fn of_ordinary_pages(unused_bytes_max: usize) -> BlockPool {
         Self::of(Pages::Ordinary, unused_bytes_max)
     }
@@ -99,8 +104,8 @@ impl BlockPool {
         BlockPool { unused: Arc::new(Unused { bytes_max: unused_bytes_max, buffers, supply }) }
     }
 
-    /// Makes memory before it is needed, so that [`BlockPool::take`] seldom waits for the system, until
-    /// [`BlockPool::stop_supply`] is called: for a thread of its own.
+    /// Makes memory before it is needed, so that [`BlockPool::take`] seldom waits for the system,
+    /// until [`BlockPool::stop_supply`] is called: for a thread of its own.
     pub fn run_supply(&self) {
         self.unused.supply.run();
     }
@@ -177,7 +182,8 @@ impl Drop for Memory {
         let buffers = &mut *buffers;
         buffers.unused_bytes += piece.len();
         let class = (piece.len() / BLOCK_BYTES).ilog2() as usize;
-        let surplus = buffers.by_class[class].give_back(piece, buffers.unused_bytes > pool.bytes_max);
+        let surplus =
+            buffers.by_class[class].give_back(piece, buffers.unused_bytes > pool.bytes_max);
         if surplus.is_some() {
             buffers.unused_bytes -= SLAB_BYTES;
         }
@@ -251,8 +257,16 @@ impl SharedBlocks {
     /// # Panics
     /// When there are not as many.
     pub fn slice(&self, blocks: Range<usize>) -> SharedBlocks {
-        assert!(blocks.start <= blocks.end && blocks.end <= self.count, "blocks {blocks:?} of {}", self.count);
-        SharedBlocks { memory: Arc::clone(&self.memory), first: self.first + blocks.start, count: blocks.end - blocks.start }
+        assert!(
+            blocks.start <= blocks.end && blocks.end <= self.count,
+            "blocks {blocks:?} of {}",
+            self.count
+        );
+        SharedBlocks {
+            memory: Arc::clone(&self.memory),
+            first: self.first + blocks.start,
+            count: blocks.end - blocks.start,
+        }
     }
 
     /// The bytes, to be changed, if nobody else refers to the buffer.
@@ -263,7 +277,8 @@ impl SharedBlocks {
 
     /// The whole buffer back, to be filled again, if nobody else refers to it.
     pub fn reclaim(self) -> Option<BlockBuffer> {
-        Arc::into_inner(self.memory).map(|memory| BlockBuffer { blocks: memory.len() / BLOCK_BYTES, memory })
+        Arc::into_inner(self.memory)
+            .map(|memory| BlockBuffer { blocks: memory.len() / BLOCK_BYTES, memory })
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::device::BlockDevice;
 use crate::error::DeviceError;
 
-/// Fills `buffer` with bytes that `verify` accepts, and returns what that made of them. When what the device returns is
-/// not accepted, or can't be read, each copy is tried; the good one is then written over the others.
+/// Fills `buffer` with bytes that `verify` accepts, and returns what that made of them. When what
+/// the device returns is not accepted, or can't be read, each copy is tried; the good one is then
+/// written over the others.
 ///
 /// ```
 /// use cairn_blockdev::{BlockDevice, MemoryDevice, read_verified};
@@ -38,7 +39,8 @@ pub fn read_verified<T, E>(
         }
         match verify(buffer) {
             Ok(value) => {
-                // The reader has what it wants; a copy that can't be repaired has been dropped, with a warning.
+                // The reader has what it wants; a copy that can't be repaired has been dropped,
+                // with a warning.
                 let _ = device.repair(offset_bytes, buffer);
                 return Ok(Ok(value));
             }

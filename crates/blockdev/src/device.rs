@@ -22,8 +22,9 @@ pub struct SetWrite<'a> {
 
 /// Storage in blocks of 4 KiB, used by many threads at once.
 ///
-/// `docs/media.md` is the contract: a flush makes durable exactly the writes that completed before it was issued;
-/// between two flushes nothing is ordered, and a write may be torn at sectors of 512 bytes.
+/// `docs/media.md` is the contract: a flush makes durable exactly the writes that completed before
+/// it was issued; between two flushes nothing is ordered, and a write may be torn at sectors of 512
+/// bytes.
 ///
 /// ```
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
@@ -36,23 +37,25 @@ pub struct SetWrite<'a> {
 /// # Ok::<(), cairn_blockdev::DeviceError>(())
 /// ```
 pub trait BlockDevice: Send + Sync {
-    /// Fills `buffer` from the device. Offset and length are multiples of 4,096 (asserted); memory aligned to 4,096
-    /// bytes saves a copy.
+    /// Fills `buffer` from the device. Offset and length are multiples of 4,096 (asserted); memory
+    /// aligned to 4,096 bytes saves a copy.
     ///
     /// # Errors
     /// When the device reports one, or when the range reaches past its end.
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Writes `buffers` one behind the other, beginning at `offset_bytes`. Offset and each length are multiples of 4,096
-    /// (asserted). On return the write is *completed*: the next flush makes it durable.
+    /// Writes `buffers` one behind the other, beginning at `offset_bytes`. Offset and each length
+    /// are multiples of 4,096 (asserted). On return the write is *completed*: the next flush makes
+    /// it durable.
     ///
     /// # Errors
-    /// When the device reports one (the range then holds old data, new data or a mixture), or when the range reaches
-    /// past its end.
+    /// When the device reports one (the range then holds old data, new data or a mixture), or when
+    /// the range reaches past its end.
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError>;
 
-    /// Writes a set of ranges that don't overlap, side by side where the device can; in which order they reach it is open.
-    /// On return each of them is completed or failed: one result each, as of [`BlockDevice::write`].
+    /// Writes a set of ranges that don't overlap, side by side where the device can; in which order
+    /// they reach it is open. On return each of them is completed or failed: one result each, as of
+    /// [`BlockDevice::write`].
     ///
     /// ```
     /// use cairn_blockdev::{BlockDevice, MemoryDevice, SetWrite};
@@ -65,9 +68,13 @@ pub trait BlockDevice: Send + Sync {
         writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
     }
 
-    /// As [`BlockDevice::write_set`]; `meanwhile` is called once, while the writes are under way where the device can, and
-    /// before them otherwise.
-    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+    /// As [`BlockDevice::write_set`]; `meanwhile` is called once, while the writes are under way
+    /// where the device can, and before them otherwise.
+    fn write_set_while(
+        &self,
+        writes: &[SetWrite<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Vec<Result<(), DeviceError>> {
         meanwhile();
         self.write_set(writes)
     }
@@ -75,12 +82,12 @@ pub trait BlockDevice: Send + Sync {
     /// Makes durable every write that completed before the call.
     ///
     /// # Errors
-    /// When the device reports one. What was written since the flush before may then be lost, even if a later flush
-    /// succeeds.
+    /// When the device reports one. What was written since the flush before may then be lost, even
+    /// if a later flush succeeds.
     fn flush(&self) -> Result<(), DeviceError>;
 
-    /// Tells the device that the content of a range is no longer needed; reading it gives anything. Only a hint: where
-    /// the device does not support it, nothing happens.
+    /// Tells the device that the content of a range is no longer needed; reading it gives anything.
+    /// Only a hint: where the device does not support it, nothing happens.
     ///
     /// # Errors
     /// When the device supports discards and reports an error.
@@ -89,8 +96,8 @@ pub trait BlockDevice: Send + Sync {
     /// The size, a multiple of 4,096.
     fn length_bytes(&self) -> u64;
 
-    /// How long a flush took lately (a moving average); zero until the first one. The coordination of flushes decides
-    /// by it.
+    /// How long a flush took lately (a moving average); zero until the first one. The coordination
+    /// of flushes decides by it.
     fn flush_time(&self) -> Duration;
 
     /// How many copies of each block can be read one by one; one, but for a mirror.
@@ -98,19 +105,24 @@ pub trait BlockDevice: Send + Sync {
         1
     }
 
-    /// As [`BlockDevice::read`], from the copy number `copy`, below [`BlockDevice::copies`]. What that number means may
-    /// change when a copy is lost, so it is only good for trying all of them.
+    /// As [`BlockDevice::read`], from the copy number `copy`, below [`BlockDevice::copies`]. What
+    /// that number means may change when a copy is lost, so it is only good for trying all of them.
     ///
     /// # Errors
     /// As those of `read`; or the copy has been lost meanwhile.
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+    fn read_copy(
+        &self,
+        copy: usize,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), DeviceError> {
         let _ = copy;
         self.read(offset_bytes, buffer)
     }
 
-    /// Makes all copies of a range hold `good`, which was read from one of them and found right. Does nothing when no
-    /// copy holds these bytes any more: then somebody has written there since. Does nothing on a device without copies,
-    /// or one opened for reading.
+    /// Makes all copies of a range hold `good`, which was read from one of them and found right.
+    /// Does nothing when no copy holds these bytes any more: then somebody has written there since.
+    /// Does nothing on a device without copies, or one opened for reading.
     ///
     /// # Errors
     /// When no copy works any more.
@@ -119,8 +131,9 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// Makes the copies of these ranges (bytes) the same, when the device was not closed as it should and its copies may
-    /// differ: what [`BlockDevice::read`] returns wins. Whoever can recognise damage repairs that first.
+    /// Makes the copies of these ranges (bytes) the same, when the device was not closed as it
+    /// should and its copies may differ: what [`BlockDevice::read`] returns wins. Whoever can
+    /// recognise damage repairs that first.
     ///
     /// # Errors
     /// When the device fails.
@@ -129,8 +142,8 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// Everything is written, and nobody writes for now: makes it durable, and lets a device with copies remember that
-    /// they are the same. A later write takes that back first.
+    /// Everything is written, and nobody writes for now: makes it durable, and lets a device with
+    /// copies remember that they are the same. A later write takes that back first.
     ///
     /// # Errors
     /// When the device fails.
@@ -138,8 +151,8 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// The open file that holds exactly this device, if it is one file or disk with direct I/O: a read from it is then one of
-    /// the device.
+    /// The open file that holds exactly this device, if it is one file or disk with direct I/O: a
+    /// read from it is then one of the device.
     fn raw_file(&self) -> Option<RawFile> {
         None
     }
@@ -161,9 +174,10 @@ pub trait BlockDevice: Send + Sync {
         let _ = (offset_bytes, length_bytes);
     }
 
-    /// Keeps `bytes` of the storage below aside, beyond what the blocks take; 0 gives them back to it. For devices that get their
-    /// storage as they are written, image files: when the storage is full, what was kept makes room for what must be written.
-    /// Returns whether the device can keep any; a device that has all its storage needs none.
+    /// Keeps `bytes` of the storage below aside, beyond what the blocks take; 0 gives them back to
+    /// it. For devices that get their storage as they are written, image files: when the storage is
+    /// full, what was kept makes room for what must be written. Returns whether the device can keep
+    /// any; a device that has all its storage needs none.
     ///
     /// # Errors
     /// The storage has no room for it ([`DeviceError::is_storage_full`]), or the device fails.
@@ -173,7 +187,8 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
-/// Inside an `impl BlockDevice`: the named methods are those of another device, given as an expression of `self`.
+/// Inside an `impl BlockDevice`: the named methods are those of another device, given as an
+/// expression of `self`.
 ///
 /// ```
 /// use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
@@ -308,7 +323,8 @@ impl Range<'_> {
     pub(crate) fn check(self, device_bytes: u64) -> Result<(), DeviceError> {
         let block_bytes = BLOCK_BYTES as u64;
         assert!(
-            self.offset_bytes.is_multiple_of(block_bytes) && self.length_bytes.is_multiple_of(block_bytes),
+            self.offset_bytes.is_multiple_of(block_bytes)
+                && self.length_bytes.is_multiple_of(block_bytes),
             "{} of {} bytes at {}: not in whole blocks",
             self.operation,
             self.length_bytes,
@@ -316,19 +332,30 @@ impl Range<'_> {
         );
         match self.offset_bytes.checked_add(self.length_bytes) {
             Some(end) if end <= device_bytes => Ok(()),
-            _ => Err(self
-                .error(io::Error::new(io::ErrorKind::UnexpectedEof, format!("the range reaches past the device's end at {device_bytes}")))),
+            _ => Err(self.error(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the range reaches past the device's end at {device_bytes}"),
+            ))),
         }
     }
 
     pub(crate) fn error(self, source: impl Into<io::Error>) -> DeviceError {
-        DeviceError::new(self.operation, self.offset_bytes, self.length_bytes, self.device, source.into())
+        DeviceError::new(
+            self.operation,
+            self.offset_bytes,
+            self.length_bytes,
+            self.device,
+            source.into(),
+        )
     }
 }
 
 /// The total length of a gathered write; asserts that every part is whole blocks.
 #[track_caller]
 pub(crate) fn gathered_bytes(buffers: &[&[u8]]) -> u64 {
-    assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(BLOCK_BYTES)), "a gathered buffer is not in whole blocks");
+    assert!(
+        buffers.iter().all(|buffer| buffer.len().is_multiple_of(BLOCK_BYTES)),
+        "a gathered buffer is not in whole blocks"
+    );
     buffers.iter().map(|buffer| buffer.len() as u64).sum()
 }

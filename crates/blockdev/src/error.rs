@@ -57,8 +57,20 @@ pub struct DeviceError {
 
 impl DeviceError {
     /// An error of `device`.
-    pub fn new(operation: Operation, offset_bytes: u64, length_bytes: u64, device: &Arc<str>, source: io::Error) -> DeviceError {
-        DeviceError { operation, offset_bytes, length_bytes, device: Arc::clone(device), source: Arc::new(source) }
+    pub fn new(
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+        device: &Arc<str>,
+        source: io::Error,
+    ) -> DeviceError {
+        DeviceError {
+            operation,
+            offset_bytes,
+            length_bytes,
+            device: Arc::clone(device),
+            source: Arc::new(source),
+        }
     }
 
     /// The kind of the system's error.
@@ -71,7 +83,8 @@ impl DeviceError {
         self.source.raw_os_error()
     }
 
-    /// Whether the storage below the device is full: the disk of an image file, the pool of a thin volume, somebody's quota.
+    /// Whether the storage below the device is full: the disk of an image file, the pool of a thin
+    /// volume, somebody's quota.
     pub fn is_storage_full(&self) -> bool {
         matches!(self.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }
@@ -86,11 +99,18 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceError { operation, offset_bytes, length_bytes, device, source } = self;
         match operation {
-            Operation::Lock if self.is_in_use() => write!(formatter, "{device} is in use by another process"),
-            Operation::Open | Operation::Create | Operation::Lock => write!(formatter, "cannot {operation} {device}: {source}"),
+            Operation::Lock if self.is_in_use() => {
+                write!(formatter, "{device} is in use by another process")
+            }
+            Operation::Open | Operation::Create | Operation::Lock => {
+                write!(formatter, "cannot {operation} {device}: {source}")
+            }
             Operation::Flush => write!(formatter, "{device}: {operation} failed: {source}"),
             Operation::Read | Operation::Write | Operation::Discard | Operation::Preallocate => {
-                write!(formatter, "{device}: {operation} of {length_bytes} bytes at {offset_bytes} failed: {source}")
+                write!(
+                    formatter,
+                    "{device}: {operation} of {length_bytes} bytes at {offset_bytes} failed: {source}"
+                )
             }
         }
     }

@@ -1,13 +1,14 @@
 //! A device in a regular file or on a disk.
 //!
-//! Purpose: direct I/O where the host offers it, so that a completed write lies in the host's storage and not in its page
-//! cache, and a flush (fdatasync) costs what the storage's flush costs.
+//! Purpose: direct I/O where the host offers it, so that a completed write lies in the host's
+//! storage and not in its page cache, and a flush (fdatasync) costs what the storage's flush costs.
 //!
-//! Invariants: the file is locked against other processes while the device lives (exclusively, or shared among
-//! readers), and free when the device is dropped; the file never grows or shrinks; with direct I/O only aligned memory reaches the kernel.
+//! Invariants: the file is locked against other processes while the device lives (exclusively, or
+//! shared among readers), and free when the device is dropped; the file never grows or shrinks;
+//! with direct I/O only aligned memory reaches the kernel.
 //!
-//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; during a write to an image file with holes that
-//! of `holes`.
+//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; during a write to an
+//! image file with holes that of `holes`.
 
 use crate::aligned::{AlignedBuffer, BufferPool, is_aligned};
 use crate::counters::{CounterCells, DeviceCounters};
@@ -29,7 +30,8 @@ use std::time::Duration;
 const BOUNCE_BYTES: usize = 1 << 20;
 const BOUNCE_BUFFERS_KEPT: usize = 8;
 
-/// A tool that looks at new disks (udev) locks them for moments; how often to try again, and after which pause.
+/// A tool that looks at new disks (udev) locks them for moments; how often to try again, and after
+/// which pause.
 const DISK_LOCK_ATTEMPTS: u32 = 25;
 const DISK_LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -57,7 +59,8 @@ pub enum OpenMode {
 pub struct FileDevice {
     name: Arc<str>,
     file: Arc<File>,
-    /// The file behind a loop device, locked as well: the same volume must not be in use by its other name.
+    /// The file behind a loop device, locked as well: the same volume must not be in use by its
+    /// other name.
     backing: Option<File>,
     storage: Storage,
     mode: OpenMode,
@@ -65,7 +68,8 @@ pub struct FileDevice {
     length_bytes: u64,
     /// Of an image file with direct I/O.
     holes: Option<Holes>,
-    /// For sets of writes, with direct I/O; where there are none, the writes of a set go one after the other.
+    /// For sets of writes, with direct I/O; where there are none, the writes of a set go one after
+    /// the other.
     rings: Option<Rings>,
     bounce: BufferPool,
     flush_time: FlushTime,
@@ -76,8 +80,8 @@ impl FileDevice {
     /// Opens a regular file or a block device, and locks it.
     ///
     /// # Errors
-    /// When it does not exist, may not be opened, is neither of the two, or is in use by another process
-    /// ([`DeviceError::is_in_use`]).
+    /// When it does not exist, may not be opened, is neither of the two, or is in use by another
+    /// process ([`DeviceError::is_in_use`]).
     pub fn open(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
         let name = name_of(path);
         let failed = |error| DeviceError::new(Operation::Open, 0, 0, &name, error);
@@ -89,8 +93,8 @@ impl FileDevice {
         FileDevice::from_file(name, file, mode)
     }
 
-    /// Creates a regular file of `length_bytes`, without content: every block is a hole that reads as zeros. After an error
-    /// there is no file that was not there before.
+    /// Creates a regular file of `length_bytes`, without content: every block is a hole that reads
+    /// as zeros. After an error there is no file that was not there before.
     ///
     /// # Errors
     /// When the file exists, when its length is not a multiple of 4,096, or when the host refuses.
@@ -101,10 +105,26 @@ impl FileDevice {
             let message = format!("{length_bytes} bytes are not a multiple of {BLOCK_BYTES}");
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
         }
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(failed)?;
-        let too_long = |error: io::Error| io::Error::new(error.kind(), format!("{length_bytes} bytes are not possible here: {error}"));
-        let prepared = file.set_len(length_bytes).map_err(too_long).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path));
-        let device = prepared.map_err(failed).and_then(|()| FileDevice::from_file(name.clone(), file, OpenMode::ReadWrite));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(failed)?;
+        let too_long = |error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("{length_bytes} bytes are not possible here: {error}"),
+            )
+        };
+        let prepared = file
+            .set_len(length_bytes)
+            .map_err(too_long)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| sync_parent(path));
+        let device = prepared
+            .map_err(failed)
+            .and_then(|()| FileDevice::from_file(name.clone(), file, OpenMode::ReadWrite));
         if device.is_err() {
             // The error that counts is the one at hand.
             let _ = std::fs::remove_file(path);
@@ -143,7 +163,8 @@ impl FileDevice {
         })
     }
 
-    /// The same device, which writes the members of a set one after the other, as where the kernel has no io_uring.
+    /// The same device, which writes the members of a set one after the other, as where the kernel
+    /// has no io_uring.
     pub fn without_rings(mut self) -> FileDevice {
         self.rings = None;
         self
@@ -174,20 +195,26 @@ impl FileDevice {
         self.counters.snapshot()
     }
 
-    /// Allocates a range, writes zeros to all of it, and flushes. For the places that are written again and again
-    /// between flushes (log ring, superblocks): in an image file, a first write into a hole changes the host's metadata,
-    /// which makes the next flush wait for the host's journal.
+    /// Allocates a range, writes zeros to all of it, and flushes. For the places that are written
+    /// again and again between flushes (log ring, superblocks): in an image file, a first write
+    /// into a hole changes the host's metadata, which makes the next flush wait for the host's
+    /// journal.
     ///
     /// # Errors
     /// When the host has no space, or a write or the flush fails.
-    pub fn preallocate_and_zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+    pub fn preallocate_and_zero(
+        &self,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Preallocate, offset_bytes, length_bytes)?;
         self.writable(range)?;
         if length_bytes == 0 {
             return Ok(());
         }
         if self.storage == Storage::RegularFile {
-            kernel::allocate(&self.file, offset_bytes, length_bytes).map_err(|error| range.error(error))?;
+            kernel::allocate(&self.file, offset_bytes, length_bytes)
+                .map_err(|error| range.error(error))?;
         }
         let zeros = AlignedBuffer::zeroed(BOUNCE_BYTES.min(length_bytes as usize));
         let mut done_bytes = 0;
@@ -206,7 +233,12 @@ impl FileDevice {
         self.file.try_clone().expect("the process may have one more descriptor")
     }
 
-    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
+    fn checked(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<Range<'_>, DeviceError> {
         let range = Range { operation, offset_bytes, length_bytes, device: &self.name };
         range.check(self.length_bytes)?;
         Ok(range)
@@ -223,23 +255,28 @@ impl FileDevice {
     fn writable(&self, range: Range<'_>) -> Result<(), DeviceError> {
         match self.mode {
             OpenMode::ReadWrite => Ok(()),
-            OpenMode::ReadOnly => Err(range.error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only"))),
+            OpenMode::ReadOnly => Err(range
+                .error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only"))),
         }
     }
 
-    /// Whether a ring can take the write as it is. A small one into a hole gets the hole filled first.
+    /// Whether a ring can take the write as it is. A small one into a hole gets the hole filled
+    /// first.
     fn ready_for_ring(&self, write: &SetWrite<'_>) -> bool {
         let (offset_bytes, length_bytes) = (write.offset_bytes, gathered_bytes(&write.buffers));
-        let fits = write.buffers.len() <= PARTS_MAX && write.buffers.iter().all(|buffer| is_aligned(buffer));
+        let fits = write.buffers.len() <= PARTS_MAX
+            && write.buffers.iter().all(|buffer| is_aligned(buffer));
         let range = self.checked(Operation::Write, offset_bytes, length_bytes);
         if !fits || length_bytes == 0 || range.and_then(|range| self.writable(range)).is_err() {
             return false;
         }
-        self.holes.as_ref().is_none_or(|holes| holes.before_write(&self.file, offset_bytes, length_bytes).is_none())
+        self.holes.as_ref().is_none_or(|holes| {
+            holes.before_write(&self.file, offset_bytes, length_bytes).is_none()
+        })
     }
 
-    /// Puts those of `writes` that a ring can take through one, and says for each what became of it: `None` if it is still
-    /// to be written.
+    /// Puts those of `writes` that a ring can take through one, and says for each what became of
+    /// it: `None` if it is still to be written.
     fn write_through_ring(
         &self,
         rings: &Rings,
@@ -247,7 +284,8 @@ impl FileDevice {
         meanwhile: &mut dyn FnMut(),
     ) -> Vec<Option<Result<(), DeviceError>>> {
         let mut results: Vec<_> = writes.iter().map(|_| None).collect();
-        let ready: Vec<usize> = (0..writes.len()).filter(|&index| self.ready_for_ring(&writes[index])).collect();
+        let ready: Vec<usize> =
+            (0..writes.len()).filter(|&index| self.ready_for_ring(&writes[index])).collect();
         if ready.is_empty() {
             return results;
         }
@@ -261,13 +299,19 @@ impl FileDevice {
         let Some(written) = rings.write(&self.file, &requests, meanwhile) else { return results };
         for (index, result) in ready.into_iter().zip(written) {
             let length_bytes = gathered_bytes(&writes[index].buffers);
-            let range = Range { operation: Operation::Write, offset_bytes: writes[index].offset_bytes, length_bytes, device: &self.name };
+            let range = Range {
+                operation: Operation::Write,
+                offset_bytes: writes[index].offset_bytes,
+                length_bytes,
+                device: &self.name,
+            };
             results[index] = match result {
                 Ok(count) if count as u64 == length_bytes => {
                     self.counters.count_write(length_bytes);
                     Some(Ok(()))
                 }
-                // Cut short, or the kernel would not do it this way: all of it again, by a plain call, whose errors count.
+                // Cut short, or the kernel would not do it this way: all of it again, by a plain
+                // call, whose errors count.
                 Ok(_) => None,
                 Err(error) => {
                     tracing::debug!("through a ring: {}", range.error(error));
@@ -279,8 +323,14 @@ impl FileDevice {
     }
 
     /// Writes what a ring did not write, one after the other.
-    fn write_rest(&self, writes: &[SetWrite<'_>], written: Vec<Option<Result<(), DeviceError>>>) -> Vec<Result<(), DeviceError>> {
-        let rest = |(write, done): (&SetWrite<'_>, Option<_>)| done.unwrap_or_else(|| self.write(write.offset_bytes, &write.buffers));
+    fn write_rest(
+        &self,
+        writes: &[SetWrite<'_>],
+        written: Vec<Option<Result<(), DeviceError>>>,
+    ) -> Vec<Result<(), DeviceError>> {
+        let rest = |(write, done): (&SetWrite<'_>, Option<_>)| {
+            done.unwrap_or_else(|| self.write(write.offset_bytes, &write.buffers))
+        };
         writes.iter().zip(written).map(rest).collect()
     }
 
@@ -319,8 +369,9 @@ impl FileDevice {
 }
 
 impl Drop for FileDevice {
-    /// A lock ends with the last descriptor of the open file, and a child that another thread is starting has a copy of each
-    /// between fork and exec. Therefore the locks are given up, not only closed: the next to open the file finds it free.
+    /// A lock ends with the last descriptor of the open file, and a child that another thread is
+    /// starting has a copy of each between fork and exec. Therefore the locks are given up, not
+    /// only closed: the next to open the file finds it free.
     fn drop(&mut self) {
         for file in [Some(&*self.file), self.backing.as_ref()].into_iter().flatten() {
             kernel::unlock(file);
@@ -333,7 +384,8 @@ fn name_of(path: &Path) -> Arc<str> {
 }
 
 fn usable(metadata: &Metadata) -> io::Result<Storage> {
-    let refusal = || io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device");
+    let refusal =
+        || io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device");
     kernel::storage(metadata).ok_or_else(refusal)
 }
 
@@ -341,15 +393,17 @@ fn lock(file: &File, storage: Storage, mode: OpenMode) -> io::Result<()> {
     let attempts = if storage == Storage::BlockDevice { DISK_LOCK_ATTEMPTS } else { 1 };
     for _ in 1..attempts {
         match kernel::lock(file, mode == OpenMode::ReadWrite) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => clock::sleep(DISK_LOCK_PAUSE),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                clock::sleep(DISK_LOCK_PAUSE)
+            }
             result => return result,
         }
     }
     kernel::lock(file, mode == OpenMode::ReadWrite)
 }
 
-/// Turns direct I/O on, and off again when reading the first block so does not work: some file systems take the flag
-/// and refuse the reads.
+/// Turns direct I/O on, and off again when reading the first block so does not work: some file
+/// systems take the flag and refuse the reads.
 fn use_direct(file: &File, length_bytes: u64) -> io::Result<bool> {
     if !kernel::set_direct(file, true)? {
         return Ok(false);
@@ -358,7 +412,9 @@ fn use_direct(file: &File, length_bytes: u64) -> io::Result<bool> {
         return Ok(true);
     }
     match kernel::read_all(file, 0, &mut AlignedBuffer::zeroed(BLOCK_BYTES)) {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => kernel::set_direct(file, false),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            kernel::set_direct(file, false)
+        }
         // A block that cannot be read is reported to whoever wants it.
         _ => Ok(true),
     }
@@ -391,7 +447,10 @@ impl BlockDevice for FileDevice {
         thread::will_block();
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         self.writable(range)?;
-        let _large_write = self.holes.as_ref().and_then(|holes| holes.before_write(&self.file, offset_bytes, range.length_bytes));
+        let _large_write = self
+            .holes
+            .as_ref()
+            .and_then(|holes| holes.before_write(&self.file, offset_bytes, range.length_bytes));
         let result = if self.direct && !buffers.iter().all(|buffer| is_aligned(buffer)) {
             self.write_bounced(offset_bytes, buffers)
         } else {
@@ -405,12 +464,20 @@ impl BlockDevice for FileDevice {
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
         thread::will_block();
         match &self.rings {
-            Some(rings) if writes.len() > 1 => self.write_rest(writes, self.write_through_ring(rings, writes, &mut || {})),
-            _ => writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect(),
+            Some(rings) if writes.len() > 1 => {
+                self.write_rest(writes, self.write_through_ring(rings, writes, &mut || {}))
+            }
+            _ => {
+                writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
+            }
         }
     }
 
-    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
+    fn write_set_while(
+        &self,
+        writes: &[SetWrite<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Vec<Result<(), DeviceError>> {
         thread::will_block();
         let Some(rings) = &self.rings else {
             meanwhile();
@@ -442,7 +509,8 @@ impl BlockDevice for FileDevice {
         let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         self.writable(range)?;
         let _not_filled_meanwhile = self.holes.as_ref().map(Holes::during_discard);
-        kernel::discard(&self.file, self.storage, offset_bytes, length_bytes).map_err(|error| range.error(error))?;
+        kernel::discard(&self.file, self.storage, offset_bytes, length_bytes)
+            .map_err(|error| range.error(error))?;
         self.counters.count_discard();
         Ok(())
     }
@@ -461,14 +529,20 @@ impl BlockDevice for FileDevice {
 
     /// Behind the end of the image file, where nobody looks.
     fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
-        let range = Range { operation: Operation::Preallocate, offset_bytes: self.length_bytes, length_bytes: bytes, device: &self.name };
+        let range = Range {
+            operation: Operation::Preallocate,
+            offset_bytes: self.length_bytes,
+            length_bytes: bytes,
+            device: &self.name,
+        };
         self.writable(range)?;
         if self.storage != Storage::RegularFile {
             return Ok(false);
         }
         let kept = match bytes {
             0 => kernel::free_behind_end(&self.file).map(|()| true),
-            _ => kernel::is_sparse(&self.file).and_then(|sparse| Ok(sparse && kernel::allocate_behind_end(&self.file, bytes)?)),
+            _ => kernel::is_sparse(&self.file)
+                .and_then(|sparse| Ok(sparse && kernel::allocate_behind_end(&self.file, bytes)?)),
         };
         if let (Ok(true), 1.., Some(holes)) = (&kept, bytes, &self.holes) {
             holes.suspend(false);

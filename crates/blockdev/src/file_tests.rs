@@ -1,6 +1,8 @@
 //! Image files: direct I/O, unaligned memory, the lock, the end, discards.
 
-use crate::{AlignedBuffer, BlockDevice, DeviceError, FileDevice, OpenMode, Operation, SetWrite, is_aligned};
+use crate::{
+    AlignedBuffer, BlockDevice, DeviceError, FileDevice, OpenMode, Operation, SetWrite, is_aligned,
+};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -49,7 +51,16 @@ fn unaligned_memory_is_copied() {
     let unaligned = &memory[100..100 + (3 << 20)];
     assert!(!is_aligned(unaligned));
     // Three parts: the second begins where the copy of the first has filled most of a buffer.
-    device.write(8192, &[&unaligned[..(1 << 20) - 4096], &unaligned[(1 << 20) - 4096..2 << 20], &unaligned[2 << 20..]]).unwrap();
+    device
+        .write(
+            8192,
+            &[
+                &unaligned[..(1 << 20) - 4096],
+                &unaligned[(1 << 20) - 4096..2 << 20],
+                &unaligned[2 << 20..],
+            ],
+        )
+        .unwrap();
     let mut back = AlignedBuffer::zeroed(memory.len());
     device.read(8192, &mut back[1..=3 << 20]).unwrap();
     assert!(back[1..=3 << 20] == *unaligned);
@@ -100,7 +111,12 @@ fn a_reader_changes_nothing() {
     let (_directory, path, device) = image();
     drop(device);
     let device = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
-    let results = [device.write(0, &[&[1; 4096]]), device.flush(), device.discard(0, 4096), device.preallocate_and_zero(0, 4096)];
+    let results = [
+        device.write(0, &[&[1; 4096]]),
+        device.flush(),
+        device.discard(0, 4096),
+        device.preallocate_and_zero(0, 4096),
+    ];
     for result in results {
         assert_eq!(error_of(result).kind(), io::ErrorKind::PermissionDenied);
     }
@@ -112,13 +128,29 @@ fn what_cannot_be_opened_says_why() {
     let missing = directory.path().join("missing");
     let error = error_of(FileDevice::open(&missing, OpenMode::ReadOnly));
     assert_eq!((error.operation, error.kind()), (Operation::Open, io::ErrorKind::NotFound));
-    assert!(error.to_string().starts_with(&format!("cannot open {}: ", missing.display())), "{error}");
-    assert!(error_of(FileDevice::open(directory.path(), OpenMode::ReadOnly)).to_string().contains("neither a regular file nor"));
-    assert!(error_of(FileDevice::open("/dev/null".as_ref(), OpenMode::ReadWrite)).to_string().contains("neither"));
+    assert!(
+        error.to_string().starts_with(&format!("cannot open {}: ", missing.display())),
+        "{error}"
+    );
+    assert!(
+        error_of(FileDevice::open(directory.path(), OpenMode::ReadOnly))
+            .to_string()
+            .contains("neither a regular file nor")
+    );
+    assert!(
+        error_of(FileDevice::open("/dev/null".as_ref(), OpenMode::ReadWrite))
+            .to_string()
+            .contains("neither")
+    );
     assert_eq!(error_of(FileDevice::create(&path, 4096)).kind(), io::ErrorKind::AlreadyExists);
-    assert!(error_of(FileDevice::create(&missing, 4097)).to_string().contains("not a multiple of 4096"));
+    assert!(
+        error_of(FileDevice::create(&missing, 4097)).to_string().contains("not a multiple of 4096")
+    );
     let too_long = error_of(FileDevice::create(&missing, u64::MAX - 4095));
-    assert!(too_long.to_string().contains("18446744073709547520 bytes are not possible here"), "{too_long}");
+    assert!(
+        too_long.to_string().contains("18446744073709547520 bytes are not possible here"),
+        "{too_long}"
+    );
     assert!(!missing.exists());
     drop(device);
 }
@@ -126,8 +158,14 @@ fn what_cannot_be_opened_says_why() {
 #[test]
 fn the_end_is_an_error_also_when_the_file_was_cut() {
     let (_directory, path, device) = image();
-    assert_eq!(error_of(device.read(LENGTH_BYTES, &mut [0; 4096])).kind(), io::ErrorKind::UnexpectedEof);
-    assert_eq!(error_of(device.write(LENGTH_BYTES - 4096, &[&[0; 8192]])).kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(
+        error_of(device.read(LENGTH_BYTES, &mut [0; 4096])).kind(),
+        io::ErrorKind::UnexpectedEof
+    );
+    assert_eq!(
+        error_of(device.write(LENGTH_BYTES - 4096, &[&[0; 8192]])).kind(),
+        io::ErrorKind::UnexpectedEof
+    );
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
     assert_eq!(error_of(device.read(4096, &mut [0; 4096])).kind(), io::ErrorKind::UnexpectedEof);
     device.read(0, &mut [0; 4096]).unwrap();
@@ -163,16 +201,25 @@ fn preallocation_allocates_and_discard_gives_back() {
     assert!(block == [0; 4096] || block == [5; 4096]);
     device.discard(4096, 0).unwrap();
     device.preallocate_and_zero(4096, 0).unwrap();
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), LENGTH_BYTES, "the file never changes its length");
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().len(),
+        LENGTH_BYTES,
+        "the file never changes its length"
+    );
 }
 
 /// Reads, writes, flushes and discards a disk, whose content is lost.
 #[test]
 #[ignore = "needs a block device, named by CAIRN_TEST_BLOCK_DEVICE"]
 fn a_block_device_is_a_device() {
-    let path = PathBuf::from(std::env::var_os("CAIRN_TEST_BLOCK_DEVICE").expect("CAIRN_TEST_BLOCK_DEVICE names a block device"));
+    let path = PathBuf::from(
+        std::env::var_os("CAIRN_TEST_BLOCK_DEVICE")
+            .expect("CAIRN_TEST_BLOCK_DEVICE names a block device"),
+    );
     let device = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
-    assert!(device.is_block_device() && device.is_direct() && device.length_bytes() >= LENGTH_BYTES);
+    assert!(
+        device.is_block_device() && device.is_direct() && device.length_bytes() >= LENGTH_BYTES
+    );
     assert!(error_of(FileDevice::open(&path, OpenMode::ReadWrite)).is_in_use());
     let data = AlignedBuffer::copy_of(&pattern(2 << 20));
     device.write(1 << 20, &[&data]).unwrap();
@@ -205,10 +252,16 @@ fn a_set_of_writes_is_like_its_members_one_by_one() {
         let unaligned = &data[100..100 + 8192];
         let mut expected = vec![0; LENGTH_BYTES as usize];
         let mut set: Vec<SetWrite<'_>> = (0..300_usize)
-            .map(|index| SetWrite { offset_bytes: index as u64 * 8192, buffers: vec![&data[index * 4096..(index + 1) * 4096]] })
+            .map(|index| SetWrite {
+                offset_bytes: index as u64 * 8192,
+                buffers: vec![&data[index * 4096..(index + 1) * 4096]],
+            })
             .collect();
         set.push(SetWrite { offset_bytes: 4 << 20, buffers: vec![unaligned, &data[..4096], &[]] });
-        set.push(SetWrite { offset_bytes: 5 << 20, buffers: data[..600 * 4096].chunks(4096).collect() });
+        set.push(SetWrite {
+            offset_bytes: 5 << 20,
+            buffers: data[..600 * 4096].chunks(4096).collect(),
+        });
         set.push(SetWrite { offset_bytes: 3 << 20, buffers: Vec::new() });
         for write in &set {
             let bytes = write.buffers.concat();
@@ -230,7 +283,12 @@ fn of_a_set_only_what_is_wrong_fails() {
     with_and_without_rings(|device| {
         let data = AlignedBuffer::copy_of(&pattern(8192));
         let write = |offset_bytes| SetWrite { offset_bytes, buffers: vec![&data[..]] };
-        let results = device.write_set(&[write(0), write(LENGTH_BYTES - 4096), write(1 << 20), write(2 << 20)]);
+        let results = device.write_set(&[
+            write(0),
+            write(LENGTH_BYTES - 4096),
+            write(1 << 20),
+            write(2 << 20),
+        ]);
         let outcomes: Vec<bool> = results.iter().map(Result::is_ok).collect();
         assert_eq!(outcomes, [true, false, true, true]);
         let mut back = AlignedBuffer::zeroed(8192);

@@ -1,13 +1,15 @@
 //! No flush claims success for what another flush lost.
 //!
-//! A device tells one of its callers that a flush failed. What was written since the flush before may then be lost, for
-//! ever, and a flush that follows succeeds all the same: it has nothing left to do (PostgreSQL learned that in 2018). A
-//! volume has two callers, the log and the transactions' commit, and each flushes what both have written. So they flush
-//! through a [`FlushFence`]: when a flush fails, those that overlap with it fail, and all that come later.
+//! A device tells one of its callers that a flush failed. What was written since the flush before
+//! may then be lost, for ever, and a flush that follows succeeds all the same: it has nothing left
+//! to do (PostgreSQL learned that in 2018). A volume has two callers, the log and the transactions'
+//! commit, and each flushes what both have written. So they flush through a [`FlushFence`]: when a
+//! flush fails, those that overlap with it fail, and all that come later.
 //!
-//! Invariant: when [`FlushFence::flush`] returns success, no flush has failed that was issued before the device finished
-//! this one. To know that, it waits for those that are still under way at that moment, and for no others: it has not
-//! returned itself, but has ended, so nobody waits in a circle.
+//! Invariant: when [`FlushFence::flush`] returns success, no flush has failed that was issued
+//! before the device finished this one. To know that, it waits for those that are still under way
+//! at that moment, and for no others: it has not returned itself, but has ended, so nobody waits in
+//! a circle.
 //!
 //! Lock: rank `DEVICE`, for moments and to wait; never held during a flush.
 use crate::device::BlockDevice;
@@ -47,11 +49,16 @@ pub struct FlushFence {
 impl FlushFence {
     /// Nothing has failed yet.
     pub fn new(device: Arc<dyn BlockDevice>) -> FlushFence {
-        FlushFence { device, flushes: Mutex::new(Rank::DEVICE, Flushes::default()), finished: Condvar::new() }
+        FlushFence {
+            device,
+            flushes: Mutex::new(Rank::DEVICE, Flushes::default()),
+            finished: Condvar::new(),
+        }
     }
 }
 
-/// What became of a flush whose thread panics is not known: it counts as failed, and nobody waits for it.
+/// What became of a flush whose thread panics is not known: it counts as failed, and nobody waits
+/// for it.
 struct Watch<'a> {
     fence: &'a FlushFence,
     number: u64,
@@ -65,7 +72,15 @@ impl Drop for Watch<'_> {
         let mut flushes = self.fence.flushes.lock();
         flushes.under_way.retain(|other| *other != self.number);
         let name = Arc::from("device");
-        let error = || DeviceError::new(Operation::Flush, 0, 0, &name, std::io::Error::other("the thread that flushed it panicked"));
+        let error = || {
+            DeviceError::new(
+                Operation::Flush,
+                0,
+                0,
+                &name,
+                std::io::Error::other("the thread that flushed it panicked"),
+            )
+        };
         flushes.error.get_or_insert_with(error);
         self.fence.finished.notify_all();
     }

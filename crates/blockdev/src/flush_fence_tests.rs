@@ -64,7 +64,15 @@ impl BlockDevice for Stepped {
             if let Some(succeeds) = state.outcomes[number] {
                 state.ended.push_back(number);
                 self.changed.notify_all();
-                let error = || DeviceError::new(Operation::Flush, 0, 0, &Arc::from("stepped"), io::Error::other("lost"));
+                let error = || {
+                    DeviceError::new(
+                        Operation::Flush,
+                        0,
+                        0,
+                        &Arc::from("stepped"),
+                        io::Error::other("lost"),
+                    )
+                };
                 return if succeeds { Ok(()) } else { Err(error()) };
             }
             self.changed.wait(&mut state);
@@ -90,7 +98,8 @@ fn two_under_way() -> (Arc<Stepped>, Arc<FlushFence>, [Caller; 2]) {
     (device, fence, [first, second])
 }
 
-/// Two flushes overlap, one of them fails; in each of the orders in which they can end, neither succeeds.
+/// Two flushes overlap, one of them fails; in each of the orders in which they can end, neither
+/// succeeds.
 #[test]
 fn a_flush_fails_with_one_that_overlaps() {
     for failing in 0..2 {
@@ -106,7 +115,8 @@ fn a_flush_fails_with_one_that_overlaps() {
     }
 }
 
-/// One that came after the device had finished is not waited for: there is always another, and nobody would ever return.
+/// One that came after the device had finished is not waited for: there is always another, and
+/// nobody would ever return.
 #[test]
 fn a_flush_does_not_wait_for_later_ones() {
     let (device, fence, [first, second]) = two_under_way();

@@ -1,14 +1,15 @@
 //! The measured flush time: a moving average that one outlier cannot poison.
 //!
-//! Each flush moves the average a quarter of the way, (3·old + new) / 4, as jbd2 does for its commit time. ZFS learned
-//! that a single stall in such an average makes every later decision wrong for a while (openzfs #9444), so a new value
-//! counts for at most four times the average plus one millisecond. A device that really became slower is believed after
-//! a few flushes.
+//! Each flush moves the average a quarter of the way, (3·old + new) / 4, as jbd2 does for its
+//! commit time. ZFS learned that a single stall in such an average makes every later decision wrong
+//! for a while (openzfs #9444), so a new value counts for at most four times the average plus one
+//! millisecond. A device that really became slower is believed after a few flushes.
 
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use std::time::Duration;
 
-/// At most this much is believed of the very first flush, which often pays for what happened before.
+/// At most this much is believed of the very first flush, which often pays for what happened
+/// before.
 const FIRST_BOUND_NANOSECONDS: u64 = 10_000_000;
 const SLACK_NANOSECONDS: u64 = 1_000_000;
 

@@ -1,4 +1,5 @@
-//! The system calls of [`FileDevice`](crate::FileDevice): each repeats what was interrupted and completes what was short.
+//! The system calls of [`FileDevice`](crate::FileDevice): each repeats what was interrupted and
+//! completes what was short.
 //!
 //! States: none. Lock discipline: takes no lock.
 
@@ -54,9 +55,14 @@ pub(crate) fn next_hole(file: &File, range: Range<u64>) -> io::Result<Option<Ran
     Ok(Some(start..end))
 }
 
-/// Locks the file against other processes without waiting. Fails with `WouldBlock` when another holds it.
+/// Locks the file against other processes without waiting. Fails with `WouldBlock` when another
+/// holds it.
 pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
-    let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    let operation = if exclusive {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
+    };
     Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))?)
 }
 
@@ -91,9 +97,14 @@ pub(crate) fn set_direct(file: &File, direct: bool) -> io::Result<bool> {
 }
 
 /// Fills `buffer`.
-pub(crate) fn read_all(file: &File, mut offset_bytes: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+pub(crate) fn read_all(
+    file: &File,
+    mut offset_bytes: u64,
+    mut buffer: &mut [u8],
+) -> io::Result<()> {
     while !buffer.is_empty() {
-        let count = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *buffer, offset_bytes))?;
+        let count =
+            rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *buffer, offset_bytes))?;
         if count == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends here"));
         }
@@ -105,7 +116,11 @@ pub(crate) fn read_all(file: &File, mut offset_bytes: u64, mut buffer: &mut [u8]
 
 /// Writes all buffers, one behind the other, with as few system calls as possible.
 pub(crate) fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
-    let mut slices: Vec<IoSlice<'_>> = buffers.iter().filter(|buffer| !buffer.is_empty()).map(|buffer| IoSlice::new(buffer)).collect();
+    let mut slices: Vec<IoSlice<'_>> = buffers
+        .iter()
+        .filter(|buffer| !buffer.is_empty())
+        .map(|buffer| IoSlice::new(buffer))
+        .collect();
     let mut rest = slices.as_mut_slice();
     while !rest.is_empty() {
         let now = &rest[..rest.len().min(PARTS_MAX)];
@@ -121,7 +136,8 @@ pub(crate) fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -
 
 /// Makes completed writes durable, and of the file's own metadata what is needed to read them.
 ///
-/// Not repeated when interrupted: an error of fdatasync is reported once, and a second call would hide it.
+/// Not repeated when interrupted: an error of fdatasync is reported once, and a second call would
+/// hide it.
 pub(crate) fn flush(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(file)?)
 }
@@ -132,7 +148,8 @@ pub(crate) fn allocate(file: &File, offset_bytes: u64, length_bytes: u64) -> io:
     unless_unsupported(rustix::io::retry_on_intr(call))
 }
 
-/// Allocates `bytes` bytes behind the end of a regular file, which does not grow. Returns whether its system can.
+/// Allocates `bytes` bytes behind the end of a regular file, which does not grow. Returns whether
+/// its system can.
 pub(crate) fn allocate_behind_end(file: &File, bytes: u64) -> io::Result<bool> {
     let end = length_bytes(file)?;
     let call = || rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, end, bytes);
@@ -143,11 +160,14 @@ pub(crate) fn allocate_behind_end(file: &File, bytes: u64) -> io::Result<bool> {
     }
 }
 
-/// Frees what is allocated behind the end of a regular file: one of the two calls does so, which one depends on its system.
+/// Frees what is allocated behind the end of a regular file: one of the two calls does so, which
+/// one depends on its system.
 pub(crate) fn free_behind_end(file: &File) -> io::Result<()> {
     let end = length_bytes(file)?;
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    unless_unsupported(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, end, BEHIND_END_BYTES_MAX)))?;
+    unless_unsupported(rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(file, mode, end, BEHIND_END_BYTES_MAX)
+    }))?;
     file.set_len(end)
 }
 
@@ -157,27 +177,39 @@ pub(crate) fn is_sparse(file: &File) -> io::Result<bool> {
     Ok(metadata.blocks() * 512 < metadata.len())
 }
 
-/// Gives a range back to the host's file system or to the disk; a system that cannot do so does nothing.
-pub(crate) fn discard(file: &File, storage: Storage, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+/// Gives a range back to the host's file system or to the disk; a system that cannot do so does
+/// nothing.
+pub(crate) fn discard(
+    file: &File,
+    storage: Storage,
+    offset_bytes: u64,
+    length_bytes: u64,
+) -> io::Result<()> {
     if length_bytes == 0 {
         return Ok(());
     }
     match storage {
         Storage::RegularFile => {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            unless_unsupported(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, offset_bytes, length_bytes)))
+            unless_unsupported(rustix::io::retry_on_intr(|| {
+                rustix::fs::fallocate(file, mode, offset_bytes, length_bytes)
+            }))
         }
-        Storage::BlockDevice => unless_unsupported(discard_blocks(file, offset_bytes, length_bytes)),
+        Storage::BlockDevice => {
+            unless_unsupported(discard_blocks(file, offset_bytes, length_bytes))
+        }
     }
 }
 
 /// `ioctl(BLKDISCARD)`.
 fn discard_blocks(file: &File, offset_bytes: u64, length_bytes: u64) -> Result<(), Errno> {
     const BLKDISCARD: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 119);
-    // SAFETY: BLKDISCARD reads two 64-bit words, offset and length in bytes, which is what the array holds.
-    let request = unsafe { rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([offset_bytes, length_bytes]) };
-    // SAFETY: the request changes no memory of this process; the descriptor is a block device opened by the caller, and
-    // the caller gave up the content of the range.
+    // SAFETY: BLKDISCARD reads two 64-bit words, offset and length in bytes, which is what the
+    // array holds.
+    let request =
+        unsafe { rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([offset_bytes, length_bytes]) };
+    // SAFETY: the request changes no memory of this process; the descriptor is a block device
+    // opened by the caller, and the caller gave up the content of the range.
     unsafe { rustix::ioctl::ioctl(file, request) }
 }
 

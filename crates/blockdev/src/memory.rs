@@ -1,7 +1,7 @@
 //! A device in memory: nothing is lost while the process lives, nothing survives it.
 //!
-//! Lock discipline: one lock of rank `DEVICE` per MiB, one at a time, so a request that spans two of them is not atomic,
-//! as on a disk.
+//! Lock discipline: one lock of rank `DEVICE` per MiB, one at a time, so a request that spans two
+//! of them is not atomic, as on a disk.
 
 use crate::aligned::AlignedBuffer;
 use crate::counters::{CounterCells, DeviceCounters};
@@ -27,8 +27,15 @@ impl MemoryDevice {
     /// A device of zeros; `length_bytes` is rounded down to whole blocks.
     pub fn new(length_bytes: u64) -> MemoryDevice {
         let length_bytes = length_bytes - length_bytes % crate::BLOCK_BYTES as u64;
-        let chunks = (0..length_bytes.div_ceil(CHUNK_BYTES as u64)).map(|_| RwLock::new(Rank::DEVICE, None)).collect();
-        MemoryDevice { name: Arc::from("memory"), length_bytes, chunks, counters: CounterCells::default() }
+        let chunks = (0..length_bytes.div_ceil(CHUNK_BYTES as u64))
+            .map(|_| RwLock::new(Rank::DEVICE, None))
+            .collect();
+        MemoryDevice {
+            name: Arc::from("memory"),
+            length_bytes,
+            chunks,
+            counters: CounterCells::default(),
+        }
     }
 
     /// What the device has done.
@@ -36,7 +43,12 @@ impl MemoryDevice {
         self.counters.snapshot()
     }
 
-    fn check(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+    fn check(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), DeviceError> {
         Range { operation, offset_bytes, length_bytes, device: &self.name }.check(self.length_bytes)
     }
 

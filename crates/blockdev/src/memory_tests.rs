@@ -1,6 +1,8 @@
 //! Memory holds what was written; errors name everything; buffers are aligned and come back.
 
-use crate::{AlignedBuffer, BlockDevice, BufferPool, DeviceError, MemoryDevice, Operation, is_aligned};
+use crate::{
+    AlignedBuffer, BlockDevice, BufferPool, DeviceError, MemoryDevice, Operation, is_aligned,
+};
 use cairn_environment::thread;
 use std::io;
 use std::sync::Arc;
@@ -35,7 +37,10 @@ fn memory_discards_whole_chunks_only() {
         device.read(offset, &mut block).unwrap();
         block[0]
     };
-    assert_eq!([first_byte(0), first_byte(1 << 20), first_byte(2 << 20), first_byte(3 << 20)], [7, 0, 0, 7]);
+    assert_eq!(
+        [first_byte(0), first_byte(1 << 20), first_byte(2 << 20), first_byte(3 << 20)],
+        [7, 0, 0, 7]
+    );
 }
 
 #[test]
@@ -43,7 +48,10 @@ fn beyond_the_end_is_an_error() {
     let device = MemoryDevice::new(8192);
     let error = device.read(4096, &mut [0; 8192]).unwrap_err();
     assert_eq!((error.operation, error.kind()), (Operation::Read, io::ErrorKind::UnexpectedEof));
-    assert_eq!(error.to_string(), "memory: read of 8192 bytes at 4096 failed: the range reaches past the device's end at 8192");
+    assert_eq!(
+        error.to_string(),
+        "memory: read of 8192 bytes at 4096 failed: the range reaches past the device's end at 8192"
+    );
     assert!(device.write(8192, &[&[0; 4096]]).is_err());
     assert!(device.discard(u64::MAX - 4095, 8192).is_err());
 }
@@ -76,12 +84,22 @@ fn many_threads_share_a_device() {
     writers.into_iter().for_each(|writer| writer.join().unwrap());
     let mut all = vec![0; 4 << 20];
     device.read(0, &mut all).unwrap();
-    assert!(all.chunks(4096).zip((0..4_u8).cycle()).all(|(block, number)| block.iter().all(|byte| *byte == number)));
+    assert!(
+        all.chunks(4096)
+            .zip((0..4_u8).cycle())
+            .all(|(block, number)| block.iter().all(|byte| *byte == number))
+    );
 }
 
 #[test]
 fn errors_can_be_cloned_and_say_what_the_system_said() {
-    let error = DeviceError::new(Operation::Flush, 0, 0, &Arc::from("disk"), io::Error::from_raw_os_error(5));
+    let error = DeviceError::new(
+        Operation::Flush,
+        0,
+        0,
+        &Arc::from("disk"),
+        io::Error::from_raw_os_error(5),
+    );
     let copy = error.clone();
     assert_eq!(copy.system_error_number(), Some(5));
     assert_eq!(copy.to_string(), "disk: flush failed: Input/output error (os error 5)");

@@ -1,8 +1,10 @@
 //! The open file behind a device, for those who have the kernel read from it beside other work.
 //!
-//! Invariants: offsets are those of the device; reads of whole blocks, at whole blocks, into aligned memory, inside the device.
-//! Nothing is written this way: a write has rules of its own ([`BlockDevice::write`](crate::BlockDevice::write)). Who reads so and fails reads again by
-//! [`BlockDevice::read`](crate::BlockDevice::read), which returns the error, and tells whoever counts failures.
+//! Invariants: offsets are those of the device; reads of whole blocks, at whole blocks, into
+//! aligned memory, inside the device. Nothing is written this way: a write has rules of its own
+//! ([`BlockDevice::write`](crate::BlockDevice::write)). Who reads so and fails reads again by
+//! [`BlockDevice::read`](crate::BlockDevice::read), which returns the error, and tells whoever
+//! counts failures.
 //!
 //! Lock discipline: takes no lock.
 
@@ -11,8 +13,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// The file of a device that is one file or disk with direct I/O, see [`BlockDevice::raw_file`](crate::BlockDevice::raw_file).
-/// It stays open as long as this value lives.
+/// The file of a device that is one file or disk with direct I/O, see
+/// [`BlockDevice::raw_file`](crate::BlockDevice::raw_file). It stays open as long as this value
+/// lives.
 #[derive(Clone)]
 pub struct RawFile {
     file: Arc<File>,
@@ -24,7 +27,8 @@ impl RawFile {
         Self { file: Arc::clone(file), counters: Arc::clone(counters) }
     }
 
-    /// The file of a device that another crate makes, as models do. Its reads are counted for nobody.
+    /// The file of a device that another crate makes, as models do. Its reads are counted for
+    /// nobody.
     pub fn of(file: File) -> Self {
         Self { file: Arc::new(file), counters: Arc::default() }
     }

@@ -1,19 +1,24 @@
 //! Memory in large pages, cut into pieces of one size.
 //!
-//! Why: the kernel hands a device one segment for each page that is not followed by its physical neighbour. Measured on a
-//! virtual disk, a direct write of 2 MiB from large pages took 0.72 ms and 62 µs of CPU, from ordinary ones 1.27 ms and
-//! 196 µs; 32 pieces of 64 KiB scattered over large pages are nearly as good as one.
+//! Why: the kernel hands a device one segment for each page that is not followed by its physical
+//! neighbour. Measured on a virtual disk, a direct write of 2 MiB from large pages took 0.72 ms and
+//! 62 µs of CPU, from ordinary ones 1.27 ms and 196 µs; 32 pieces of 64 KiB scattered over large
+//! pages are nearly as good as one.
 //!
-//! States of a piece: free (its bit is set) → given out, by [`Slabs::take`] → free, by [`Slabs::give_back`].
+//! States of a piece: free (its bit is set) → given out, by [`Slabs::take`] → free, by
+//! [`Slabs::give_back`].
 //!
-//! Invariants: a piece is given out to one owner at a time, so its memory has one owner; a slab stays mapped while a piece of
-//! it is out; pieces are taken from the slab that was made first, so that later ones become free.
+//! Invariants: a piece is given out to one owner at a time, so its memory has one owner; a slab
+//! stays mapped while a piece of it is out; pieces are taken from the slab that was made first, so
+//! that later ones become free.
 //!
-//! A slab of large pages has its memory from the beginning. Otherwise whoever first writes to it would wait for the kernel, which zeroes
-//! a large page; on a virtual machine whose host has no memory there either that takes milliseconds. So a thread says that it
-//! [is about to wait](thread::will_block), as before the device: a thread that yields its CPU to its callers would
-//! be taken for one that others keep from running. A slab of ordinary pages gets them one by one when they are first
-//! written, or, made [ahead](Slab::ahead), before that in steps: between two of them others get the CPU.
+//! A slab of large pages has its memory from the beginning. Otherwise whoever first writes to it
+//! would wait for the kernel, which zeroes a large page; on a virtual machine whose host has no
+//! memory there either that takes milliseconds. So a thread says that it [is about to
+//! wait](thread::will_block), as before the device: a thread that yields its CPU to its callers
+//! would be taken for one that others keep from running. A slab of ordinary pages gets them one by
+//! one when they are first written, or, made [ahead](Slab::ahead), before that in steps: between
+//! two of them others get the CPU.
 //!
 //! Lock discipline: none; whoever has [`Slabs`] locks them, but not while a [`Slab`] is made.
 
@@ -77,7 +82,10 @@ impl Slab {
     fn map(pages: Pages) -> Option<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let mapped = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * SLAB_BYTES, protection, flags) }.ok()?;
+        let mapped = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * SLAB_BYTES, protection, flags)
+        }
+        .ok()?;
         let before_bytes = mapped.addr().next_multiple_of(SLAB_BYTES) - mapped.addr();
         let start = mapped.wrapping_byte_add(before_bytes);
         let end = start.wrapping_byte_add(SLAB_BYTES);
@@ -85,7 +93,8 @@ impl Slab {
             Pages::Large => Advice::LinuxHugepage,
             Pages::Ordinary => Advice::LinuxNoHugepage,
         };
-        // SAFETY: the mapping was made above with twice the length, so both parts lie in it, and nobody knows of them.
+        // SAFETY: the mapping was made above with twice the length, so both parts lie in it, and
+        // nobody knows of them.
         unsafe {
             if before_bytes > 0 {
                 let _ = rustix::mm::munmap(mapped, before_bytes);
@@ -100,7 +109,8 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this slab's, and every piece keeps its slab, so nobody refers to the memory.
+        // SAFETY: the mapping is this slab's, and every piece keeps its slab, so nobody refers to
+        // the memory.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), SLAB_BYTES) };
     }
 }
@@ -123,8 +133,8 @@ impl Deref for Piece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece lies in its slab, which is mapped and was zeroed by the kernel; a piece is given out once at a
-        // time, so whoever changes its bytes has this piece exclusively.
+        // SAFETY: the piece lies in its slab, which is mapped and was zeroed by the kernel; a piece
+        // is given out once at a time, so whoever changes its bytes has this piece exclusively.
         unsafe { std::slice::from_raw_parts(self.start(), self.length_bytes) }
     }
 }
@@ -154,7 +164,10 @@ pub(crate) struct Slabs {
 impl Slabs {
     /// Without memory; `piece_bytes` divides [`SLAB_BYTES`] into at most 512 pieces.
     pub(crate) fn new(piece_bytes: usize) -> Self {
-        assert!(SLAB_BYTES.is_multiple_of(piece_bytes) && SLAB_BYTES / piece_bytes <= PIECES_MAX, "pieces of {piece_bytes} bytes");
+        assert!(
+            SLAB_BYTES.is_multiple_of(piece_bytes) && SLAB_BYTES / piece_bytes <= PIECES_MAX,
+            "pieces of {piece_bytes} bytes"
+        );
         Self { piece_bytes, slots: Vec::new(), first_free: 0 }
     }
 
@@ -173,7 +186,12 @@ impl Slabs {
                 slot.free[word] &= !(1 << bit);
                 slot.free_pieces -= 1;
                 let index = word * 64 + bit as usize;
-                return Some(Piece { slab: Arc::clone(&slot.slab), slot: self.first_free, index, length_bytes: piece_bytes });
+                return Some(Piece {
+                    slab: Arc::clone(&slot.slab),
+                    slot: self.first_free,
+                    index,
+                    length_bytes: piece_bytes,
+                });
             }
             self.first_free += 1;
         }
@@ -196,12 +214,16 @@ impl Slabs {
         self.first_free = self.first_free.min(slot);
     }
 
-    /// Takes a piece back. If its slab is unused then, and is not the only one that is, and `shrink` is set, that is what
-    /// remains to be dropped. (One stays: who takes and gives back the same few pieces would get a new slab each time.)
+    /// Takes a piece back. If its slab is unused then, and is not the only one that is, and
+    /// `shrink` is set, that is what remains to be dropped. (One stays: who takes and gives back
+    /// the same few pieces would get a new slab each time.)
     pub(crate) fn give_back(&mut self, piece: Piece, shrink: bool) -> Option<impl Sized + use<>> {
         let pieces = self.pieces_per_slab();
         let place = &mut self.slots[piece.slot];
-        let slot = place.as_mut().filter(|slot| Arc::ptr_eq(&slot.slab, &piece.slab)).expect("a piece returns to where it came from");
+        let slot = place
+            .as_mut()
+            .filter(|slot| Arc::ptr_eq(&slot.slab, &piece.slab))
+            .expect("a piece returns to where it came from");
         slot.free[piece.index / 64] |= 1 << (piece.index % 64);
         slot.free_pieces += 1;
         self.first_free = self.first_free.min(piece.slot);
@@ -220,7 +242,8 @@ mod tests {
 
     /// Of this thread, those that the kernel could serve from memory.
     fn page_faults() -> u64 {
-        let status = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread knows itself");
+        let status =
+            std::fs::read_to_string("/proc/thread-self/stat").expect("a thread knows itself");
         let (_, fields) = status.rsplit_once(") ").expect("a name stands in parentheses");
         fields.split(' ').nth(7).and_then(|faults| faults.parse().ok()).expect("a number")
     }
@@ -253,7 +276,10 @@ mod tests {
         let mut pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
         assert_eq!(pieces.len(), 64);
         for (fill, piece) in (0..).zip(&mut pieces) {
-            assert!(piece.iter().all(|byte| *byte == 0) && piece.as_ptr().addr().is_multiple_of(64 << 10));
+            assert!(
+                piece.iter().all(|byte| *byte == 0)
+                    && piece.as_ptr().addr().is_multiple_of(64 << 10)
+            );
             piece.fill(fill + 1);
         }
         assert!((0..).zip(&pieces).all(|(fill, piece)| piece.iter().all(|byte| *byte == fill + 1)));
@@ -271,8 +297,12 @@ mod tests {
         let slots: Vec<usize> = pieces.iter().map(|piece| piece.slot).collect();
         assert_eq!(slots, [0, 0, 1, 1]);
         let mut pieces = pieces.into_iter();
-        let (first, second, third, kept) =
-            (pieces.next().expect("1"), pieces.next().expect("2"), pieces.next().expect("3"), pieces.next().expect("4"));
+        let (first, second, third, kept) = (
+            pieces.next().expect("1"),
+            pieces.next().expect("2"),
+            pieces.next().expect("3"),
+            pieces.next().expect("4"),
+        );
         assert!(slabs.give_back(first, true).is_none());
         assert!(slabs.give_back(second, true).is_none(), "the only one that is unused stays");
         assert!(slabs.give_back(third, true).is_none(), "it is used");

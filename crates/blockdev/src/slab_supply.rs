@@ -1,21 +1,26 @@
 //! Slabs that are made before they are needed.
 //!
-//! Why: making a slab takes milliseconds where the host of a virtual machine has to find the memory, and a request that
-//! needs memory would wait for that. So a thread of its own ([`SlabSupply::run`]) keeps a few ready.
+//! Why: making a slab takes milliseconds where the host of a virtual machine has to find the
+//! memory, and a request that needs memory would wait for that. So a thread of its own
+//! ([`SlabSupply::run`]) keeps a few ready.
 //!
-//! States: *without a maker*, [`SlabSupply::take`] makes each slab itself; with one, it takes a ready slab, and makes one only
-//! when none is ready; then more are kept ready from then on. *Stopped* for ever: as without a maker.
+//! States: *without a maker*, [`SlabSupply::take`] makes each slab itself; with one, it takes a
+//! ready slab, and makes one only when none is ready; then more are kept ready from then on.
+//! *Stopped* for ever: as without a maker.
 //!
-//! Invariants: the maker makes a slab only while fewer are ready than wanted; none are wanted before the first was needed. When
-//! there is no memory, the maker waits until the next slab is taken.
+//! Invariants: the maker makes a slab only while fewer are ready than wanted; none are wanted
+//! before the first was needed. When there is no memory, the maker waits until the next slab is
+//! taken.
 //!
-//! Lock discipline: one mutex (rank `BUFFERS`), for moments, and not while a slab is made. Its holder has no other lock of that rank.
+//! Lock discipline: one mutex (rank `BUFFERS`), for moments, and not while a slab is made. Its
+//! holder has no other lock of that rank.
 
 use crate::slab::{Pages, Slab};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 
-/// Not more are kept ready: what is taken at once by a burst of small writes, in the time in which as many are made.
+/// Not more are kept ready: what is taken at once by a burst of small writes, in the time in which
+/// as many are made.
 const READY_MAX: usize = 8;
 
 #[derive(Default)]

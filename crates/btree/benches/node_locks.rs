@@ -1,9 +1,11 @@
-//! Node locks and descents at 1, 2, 8, 64 and 200 threads: `cargo bench -p cairn-btree --features baselines`.
+//! Node locks and descents at 1, 2, 8, 64 and 200 threads: `cargo bench -p cairn-btree --features
+//! baselines`.
 //!
-//! First the bare locks: one lock around a node's worth of memory, nine readers for each writer. Then a cached tree of two
-//! levels: lookups alone, and nine lookups for each change in place, over keys that all threads share. Each figure is the median of
-//! several rounds in which the variants take turns: operations per second of CPU time (so that what else runs on the machine
-//! counts little), context switches per thousand operations, and the longest single operation.
+//! First the bare locks: one lock around a node's worth of memory, nine readers for each writer.
+//! Then a cached tree of two levels: lookups alone, and nine lookups for each change in place, over
+//! keys that all threads share. Each figure is the median of several rounds in which the variants
+//! take turns: operations per second of CPU time (so that what else runs on the machine counts
+//! little), context switches per thousand operations, and the longest single operation.
 #![allow(clippy::disallowed_types)] // the standard library's lock on a futex word is one of the candidates
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_btree::{Change, NodeCache, Tree};
@@ -60,13 +62,19 @@ fn measure(threads: usize, operation: &Arc<Operation>, duration: Duration) -> Fi
                     longest = longest.max(now - last);
                     last = now;
                 }
-                (count, switches_of_this_thread() - before.0, cpu_time_of_this_thread() - before.1, longest)
+                (
+                    count,
+                    switches_of_this_thread() - before.0,
+                    cpu_time_of_this_thread() - before.1,
+                    longest,
+                )
             })
         })
         .collect();
     clock::sleep(duration);
     stop.store(true, Ordering::Relaxed);
-    let results: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
+    let results: Vec<_> =
+        workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
     let count: u64 = results.iter().map(|(count, ..)| count).sum();
     let switches: u64 = results.iter().map(|(_, switches, ..)| switches).sum();
     let cpu_time: u64 = results.iter().map(|(_, _, cpu_time, _)| cpu_time).sum();
@@ -78,24 +86,38 @@ fn measure(threads: usize, operation: &Arc<Operation>, duration: Duration) -> Fi
 }
 
 fn median(mut values: Vec<Figures>) -> Figures {
-    values.sort_by(|left, right| left.operations_per_cpu_second.total_cmp(&right.operations_per_cpu_second));
+    values.sort_by(|left, right| {
+        left.operations_per_cpu_second.total_cmp(&right.operations_per_cpu_second)
+    });
     values[values.len() / 2]
 }
 
 fn table(title: &str, variants: &[(&str, Arc<Operation>)]) {
     println!("\n{title}");
-    println!("{:>8}  {}", "threads", variants.iter().map(|(name, _)| format!("{name:>38}")).collect::<String>());
+    println!(
+        "{:>8}  {}",
+        "threads",
+        variants.iter().map(|(name, _)| format!("{name:>38}")).collect::<String>()
+    );
     for threads in THREADS {
         let mut samples = vec![Vec::new(); variants.len()];
         for round in 0..ROUNDS {
             for turn in 0..variants.len() {
                 let index = (round + turn) % variants.len();
-                samples[index].push(measure(threads, &variants[index].1, Duration::from_millis(300)));
+                samples[index].push(measure(
+                    threads,
+                    &variants[index].1,
+                    Duration::from_millis(300),
+                ));
             }
         }
         let cells = samples.into_iter().map(median).map(|figures| {
             let Figures { operations_per_cpu_second, switches_per_thousand, longest } = figures;
-            format!("{:>13.0}/s {switches_per_thousand:>9.2} {:>8.1} ms", operations_per_cpu_second, longest.as_secs_f64() * 1e3)
+            format!(
+                "{:>13.0}/s {switches_per_thousand:>9.2} {:>8.1} ms",
+                operations_per_cpu_second,
+                longest.as_secs_f64() * 1e3
+            )
         });
         println!("{threads:>8}  {}", cells.map(|cell| format!("{cell:>38}")).collect::<String>());
     }
@@ -132,16 +154,21 @@ fn key(index: u64) -> Key {
 }
 
 /// Operations on a cached tree, of which one in `changes_one_in` is a change.
-fn tree_operation(changes_one_in: u64, prepare: impl FnOnce(Arc<NodeCache>) -> Arc<NodeCache>) -> Arc<Operation> {
+fn tree_operation(
+    changes_one_in: u64,
+    prepare: impl FnOnce(Arc<NodeCache>) -> Arc<NodeCache>,
+) -> Arc<Operation> {
     let geometry = Geometry::for_size(256 << 20, None).expect("large enough");
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(256 << 20));
     let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
     let cache = prepare(NodeCache::new(device, VolumeId([1; 16]), geometry, 128 << 20));
-    let reserve = |nodes| space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit).expect("room");
+    let reserve =
+        |nodes| space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit).expect("room");
     let generation = Generation(1);
     let reservation = reserve(5_000);
     let change = Change { generation, reservation: &reservation };
-    let tree = Tree::create(Arc::clone(&cache), Arc::clone(&space), TREE_FILES, &change).expect("room");
+    let tree =
+        Tree::create(Arc::clone(&cache), Arc::clone(&space), TREE_FILES, &change).expect("room");
     for index in 0..KEYS {
         tree.insert(&change, key(index), &[7; 100]).expect("room");
     }
@@ -165,11 +192,21 @@ fn main() {
         ("waking", lock_operation(RwLock::waking(Rank::LEAF, [0; 64]))),
     ];
     table("bare locks, 9 readers to a writer", &locks);
-    for (title, changes_one_in) in [("tree, lookups", u64::MAX), ("tree, 9 lookups to a change", 10)] {
+    for (title, changes_one_in) in
+        [("tree, lookups", u64::MAX), ("tree, 9 lookups to a change", 10)]
+    {
         let variants = [
             ("quick", tree_operation(changes_one_in, |cache| cache)),
-            ("locked way down", tree_operation(changes_one_in, |cache| cache.with_locked_descents(true))),
-            ("locked way, waking", tree_operation(changes_one_in, |cache| cache.with_waking_locks(true).with_locked_descents(true))),
+            (
+                "locked way down",
+                tree_operation(changes_one_in, |cache| cache.with_locked_descents(true)),
+            ),
+            (
+                "locked way, waking",
+                tree_operation(changes_one_in, |cache| {
+                    cache.with_waking_locks(true).with_locked_descents(true)
+                }),
+            ),
         ];
         table(title, &variants);
     }

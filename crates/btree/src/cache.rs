@@ -2,13 +2,16 @@
 //!
 //! Invariants:
 //! - A block has at most one node in memory, as long as anybody refers to that node.
-//! - A node that was read was validated: checksum, volume, address, and what its parent says (`expected.rs`).
-//! - A freed node leaves the cache before its block is given back, so a block that is used again is never served stale.
-//! - The clean nodes stay within the limit, but for those in use; dirty nodes aren't limited here, the commit is.
+//! - A node that was read was validated: checksum, volume, address, and what its parent says
+//!   (`expected.rs`).
+//! - A freed node leaves the cache before its block is given back, so a block that is used again is
+//!   never served stale.
+//! - The clean nodes stay within the limit, but for those in use; dirty nodes aren't limited here,
+//!   the commit is.
 //!
-//! Lock discipline: shards have the rank `NODE_CACHE`, one at a time; the dirty lists `NODE_DIRTY`. Neither is held while the
-//! device works. [`NodeCache::fetch`] may read from the device: its caller holds at most shared node locks, which also
-//! keeps the pointer valid that it came from.
+//! Lock discipline: shards have the rank `NODE_CACHE`, one at a time; the dirty lists `NODE_DIRTY`.
+//! Neither is held while the device works. [`NodeCache::fetch`] may read from the device: its
+//! caller holds at most shared node locks, which also keeps the pointer valid that it came from.
 use crate::TreeError;
 use crate::dirty::DirtyLists;
 use crate::expected::Expected;
@@ -19,7 +22,9 @@ use cairn_blockdev::{BlockDevice, DeviceError};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_not_exclusive};
 use cairn_format::node::VALUE_BYTES_MAX;
-use cairn_format::{BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId};
+use cairn_format::{
+    BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId,
+};
 use std::sync::Arc;
 
 /// Nodes that a shard should have room for, at least.
@@ -33,7 +38,8 @@ struct Section {
     loaded: Condvar,
 }
 
-/// A node that somebody reads. Dropping it, however the reading ended, lets those go on who wait for that.
+/// A node that somebody reads. Dropping it, however the reading ended, lets those go on who wait
+/// for that.
 struct Load<'a> {
     section: &'a Section,
     block: BlockNumber,
@@ -66,11 +72,19 @@ pub struct NodeCache {
 
 impl NodeCache {
     /// An empty cache that keeps up to `limit_bytes` of clean nodes.
-    pub fn new(device: Arc<dyn BlockDevice>, volume: VolumeId, geometry: Geometry, limit_bytes: u64) -> Arc<NodeCache> {
+    pub fn new(
+        device: Arc<dyn BlockDevice>,
+        volume: VolumeId,
+        geometry: Geometry,
+        limit_bytes: u64,
+    ) -> Arc<NodeCache> {
         let limit_nodes = (limit_bytes / NODE_SIZE as u64).max(1);
         let shards = (limit_nodes / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
         let clean_max = usize::try_from(limit_nodes / shards).unwrap_or(usize::MAX);
-        let section = |_| Section { shard: Mutex::new(Rank::NODE_CACHE, Shard::new(clean_max)), loaded: Condvar::new() };
+        let section = |_| Section {
+            shard: Mutex::new(Rank::NODE_CACHE, Shard::new(clean_max)),
+            loaded: Condvar::new(),
+        };
         let sections = (0..shards).map(section).collect();
         Arc::new(NodeCache {
             device,
@@ -115,12 +129,15 @@ impl NodeCache {
     fn handle(&self, node: Node) -> NodeHandle {
         #[cfg(feature = "baselines")]
         if self.waking_locks {
-            return NodeHandle::with_lock(node, |node| cairn_environment::lock::RwLock::waking(Rank::NODE, node));
+            return NodeHandle::with_lock(node, |node| {
+                cairn_environment::lock::RwLock::waking(Rank::NODE, node)
+            });
         }
         NodeHandle::new(node)
     }
 
-    /// The caller is about to sleep or to work for long: locks of the kind that came before stop to spin.
+    /// The caller is about to sleep or to work for long: locks of the kind that came before stop to
+    /// spin.
     #[inline]
     pub(crate) fn before_sleep(&self) {
         #[cfg(feature = "baselines")]
@@ -136,7 +153,8 @@ impl NodeCache {
 
     /// What the cache holds and has done.
     pub fn statistics(&self) -> CacheStatistics {
-        let mut statistics = CacheStatistics { dirty: self.dirty.count(), ..CacheStatistics::default() };
+        let mut statistics =
+            CacheStatistics { dirty: self.dirty.count(), ..CacheStatistics::default() };
         for section in &self.sections {
             let shard = section.shard.lock();
             statistics.hits += shard.hits;
@@ -215,24 +233,33 @@ impl NodeCache {
             return first;
         }
         // A copy that is the node that its parent describes is good, and the others become like it.
-        let read = |copy| self.read_with(expected, |page| self.device.read_copy(copy, offset_bytes, page)).ok();
+        let read = |copy| {
+            self.read_with(expected, |page| self.device.read_copy(copy, offset_bytes, page)).ok()
+        };
         let Some(node) = (0..copies).filter(|_| copies > 1).find_map(read) else {
             if matches!(first, Err(TreeError::Damaged { .. })) {
                 self.device.note_damage(offset_bytes, NODE_SIZE as u64);
             }
             return first;
         };
-        // The reader has what it wants; a copy that can't be repaired has been dropped, with a warning.
+        // The reader has what it wants; a copy that can't be repaired has been dropped, with a
+        // warning.
         let _ = self.device.repair(offset_bytes, &node.page()[..]);
         Ok(node)
     }
 
     /// The node, as `read` fills its page, if it is the one that is expected.
-    fn read_with(&self, expected: &Expected, read: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>) -> Result<Node, TreeError> {
+    fn read_with(
+        &self,
+        expected: &Expected,
+        read: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>,
+    ) -> Result<Node, TreeError> {
         let Expected { tree, block, .. } = *expected;
-        let mut page: Box<[u8; NODE_SIZE]> = vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
+        let mut page: Box<[u8; NODE_SIZE]> =
+            vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
         read(&mut page[..]).map_err(|source| TreeError::Device { tree, block, source })?;
-        let node = Node::decode(page, self.volume, block).map_err(|source| TreeError::Damaged { tree, source })?;
+        let node = Node::decode(page, self.volume, block)
+            .map_err(|source| TreeError::Damaged { tree, source })?;
         expected.check_identity(node.tree(), node.level(), node.generation())?;
         expected.check_keys(&node)?;
         if let Some((key, value)) = node.items().find(|(_, value)| value.len() > VALUE_BYTES_MAX) {
@@ -241,7 +268,8 @@ impl NodeCache {
         Ok(node)
     }
 
-    /// Takes a node that the running transaction made, and returns it locked: nobody can have seen it before.
+    /// Takes a node that the running transaction made, and returns it locked: nobody can have seen
+    /// it before.
     pub(crate) fn insert_new(&self, node: Node) -> WriteNode {
         let handle = self.handle(node);
         let locked = handle.clone().write_new();
@@ -250,8 +278,8 @@ impl NodeCache {
         locked
     }
 
-    /// Forgets a node that the transaction `running` frees. If an older transaction made it, and its commit is still
-    /// writing it, that goes on.
+    /// Forgets a node that the transaction `running` frees. If an older transaction made it, and
+    /// its commit is still writing it, that goes on.
     pub(crate) fn remove(&self, node: &NodeHandle, running: Generation) {
         if node.generation == running {
             self.dirty.remove(node);

@@ -25,7 +25,14 @@ impl TestDevice {
     fn new(bytes: u64) -> Arc<TestDevice> {
         let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
         let [delay, failing, panics] = [const { AtomicBool::new(false) }; 3];
-        Arc::new(TestDevice { memory: MemoryDevice::new(bytes), reads, writes, delay, failing, panics })
+        Arc::new(TestDevice {
+            memory: MemoryDevice::new(bytes),
+            reads,
+            writes,
+            delay,
+            failing,
+            panics,
+        })
     }
 
     /// The bytes at the offset, or beyond the end of the device while it fails.
@@ -52,7 +59,8 @@ impl BlockDevice for TestDevice {
 }
 
 fn fill(volume: &TestVolume, tree: &Tree, count: u64, bytes: usize) -> Model {
-    let items: BTreeMap<Key, Vec<u8>> = (0..count).map(|index| (key(index), value(index, 0, bytes))).collect();
+    let items: BTreeMap<Key, Vec<u8>> =
+        (0..count).map(|index| (key(index), value(index, 0, bytes))).collect();
     for (key, value) in &items {
         volume.insert(tree, *key, value);
     }
@@ -140,8 +148,8 @@ fn a_change_to_a_committed_tree_writes_one_path() {
     volume.check_holds(tree.root(), &model);
 }
 
-/// The next transaction changes and frees nodes while the last one's are written: what reaches the device is the state of
-/// the cut.
+/// The next transaction changes and frees nodes while the last one's are written: what reaches the
+/// device is the state of the cut.
 #[test]
 fn what_is_written_is_the_state_of_the_cut() {
     let mut volume = TestVolume::new(128 << 20, 64 << 20);
@@ -219,7 +227,8 @@ fn a_failed_read_is_an_error_each_time_and_passes_with_its_cause() {
     assert_same(&all_items(&tree), &model);
 }
 
-/// Blocks go round: every transaction frees nodes whose blocks later ones use again. A stale node would show old values.
+/// Blocks go round: every transaction frees nodes whose blocks later ones use again. A stale node
+/// would show old values.
 #[test]
 fn blocks_that_are_used_again_are_never_served_stale() {
     let mut volume = TestVolume::new(16 << 20, 1 << 20);
@@ -279,5 +288,9 @@ fn a_reader_that_panics_keeps_nobody_waiting() {
         })
         .collect();
     let ends: Vec<_> = readers.into_iter().map(|reader| reader.join().is_ok()).collect();
-    assert_eq!(ends.iter().filter(|read| **read).count(), 3, "the first read panics, no other: {ends:?}");
+    assert_eq!(
+        ends.iter().filter(|read| **read).count(),
+        3,
+        "the first read panics, no other: {ends:?}"
+    );
 }

@@ -31,7 +31,8 @@ impl Shared {
     /// One joined operation.
     fn joined<T>(&self, operation: impl FnOnce(&Change<'_>) -> T) -> T {
         let request = Request { data_blocks: 0, nodes: self.tree.worst_case(1) };
-        let reservation = self.volume.space.reserve(request, Urgency::Commit).expect("the volume has room");
+        let reservation =
+            self.volume.space.reserve(request, Urgency::Commit).expect("the volume has room");
         let running = self.running.read();
         operation(&Change { generation: *running, reservation: &reservation })
     }
@@ -60,7 +61,8 @@ impl Shared {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Runs `workers` to their end, while `others` and a committer run until then; then checks the committed tree.
+    /// Runs `workers` to their end, while `others` and a committer run until then; then checks the
+    /// committed tree.
     fn run(self, workers: Vec<Task>, others: Vec<Task>) -> (Shared, Model) {
         let shared = Arc::new(self);
         let start = |name: &str, task: Task| {
@@ -89,7 +91,11 @@ impl Shared {
         let shared = Arc::into_inner(shared).expect("all threads have ended");
         shared.commit();
         let (items, blocks) = shared.volume.check(shared.tree.root());
-        assert_eq!(shared.volume.referenced_blocks(), 4 * blocks.len() as u64, "nodes that are referenced but not reachable");
+        assert_eq!(
+            shared.volume.referenced_blocks(),
+            4 * blocks.len() as u64,
+            "nodes that are referenced but not reachable"
+        );
         assert_same(&all_items(&shared.tree), &items);
         (shared, items)
     }
@@ -97,11 +103,13 @@ impl Shared {
 
 type Task = Box<dyn FnOnce(&Shared) + Send>;
 
-/// Four writers, each with a range of its own, which grows and shrinks, so that leaves are shared at the borders only.
+/// Four writers, each with a range of its own, which grows and shrinks, so that leaves are shared
+/// at the borders only.
 #[test]
 fn writers_in_ranges_of_their_own_agree_with_their_models() {
     for cache_bytes in [1 << 20, 64 << 20] {
-        let models: Arc<[RwLock<Model>; 4]> = Arc::new(std::array::from_fn(|_| RwLock::new(Rank::EXTENTS, Model::new())));
+        let models: Arc<[RwLock<Model>; 4]> =
+            Arc::new(std::array::from_fn(|_| RwLock::new(Rank::EXTENTS, Model::new())));
         let writer = |number: usize| -> Task {
             let models = Arc::clone(&models);
             Box::new(move |shared: &Shared| {
@@ -116,7 +124,10 @@ fn writers_in_ranges_of_their_own_agree_with_their_models() {
                     }
                     if step % 16 == 0 {
                         let index = number as u64 * 1_000 + random.below(1_000);
-                        assert_eq!(shared.tree.get(&key(index)).expect("readable").as_ref(), model.get(&key(index)));
+                        assert_eq!(
+                            shared.tree.get(&key(index)).expect("readable").as_ref(),
+                            model.get(&key(index))
+                        );
                     }
                 }
                 *models[number].write() = model;
@@ -133,14 +144,17 @@ fn writers_in_ranges_of_their_own_agree_with_their_models() {
                 }
             })
         };
-        let (shared, items) = Shared::new(cache_bytes).run((0..4).map(writer).collect(), vec![reader(10), reader(11), reader(12)]);
-        let expected = models.iter().flat_map(|model| std::mem::take(&mut *model.write())).collect();
+        let (shared, items) = Shared::new(cache_bytes)
+            .run((0..4).map(writer).collect(), vec![reader(10), reader(11), reader(12)]);
+        let expected =
+            models.iter().flat_map(|model| std::mem::take(&mut *model.write())).collect();
         assert_same(&items, &expected);
         assert_eq!(shared.volume.cache.statistics().dirty, 0);
     }
 }
 
-/// All writers use the same few keys. A value says what its writer counted, so that each writer's last word is known.
+/// All writers use the same few keys. A value says what its writer counted, so that each writer's
+/// last word is known.
 #[test]
 fn writers_of_the_same_keys_never_tear_or_lose_a_value() {
     let writer = |number: u64| -> Task {
@@ -149,7 +163,10 @@ fn writers_of_the_same_keys_never_tear_or_lose_a_value() {
             for step in 0..5_000 {
                 let index = random.below(300);
                 let old = if random.chance(3, 5) {
-                    shared.insert(index, &value(index, number + 8 * step, 16 + random.below(1_500) as usize))
+                    shared.insert(
+                        index,
+                        &value(index, number + 8 * step, 16 + random.below(1_500) as usize),
+                    )
                 } else {
                     shared.remove(index)
                 };
@@ -157,7 +174,8 @@ fn writers_of_the_same_keys_never_tear_or_lose_a_value() {
                     version_of(index, &old);
                 }
             }
-            // The last word: every writer writes every key of its own residue, and nobody else touches those now.
+            // The last word: every writer writes every key of its own residue, and nobody else
+            // touches those now.
             for index in (1_000 + number..1_100).step_by(8) {
                 assert_eq!(shared.insert(index, &value(index, number, 100)), None);
             }
@@ -169,7 +187,8 @@ fn writers_of_the_same_keys_never_tear_or_lose_a_value() {
     }
 }
 
-/// Cursors run while everything around the keys that stay is inserted and removed: leaves split, merge, move and vanish.
+/// Cursors run while everything around the keys that stay is inserted and removed: leaves split,
+/// merge, move and vanish.
 #[test]
 fn a_cursor_sees_every_lasting_key_once_and_in_order() {
     let shared = Shared::new(1 << 20);
@@ -190,8 +209,13 @@ fn a_cursor_sees_every_lasting_key_once_and_in_order() {
                     }
                 }
                 // A lasting key's value changes, its key never goes.
-                for index in (first..first + 120).filter(|index| lasting(*index) && *index < 3_000) {
-                    assert!(shared.insert(index, &value(index, step + 2, 16 + random.below(600) as usize)).is_some());
+                for index in (first..first + 120).filter(|index| lasting(*index) && *index < 3_000)
+                {
+                    assert!(
+                        shared
+                            .insert(index, &value(index, step + 2, 16 + random.below(600) as usize))
+                            .is_some()
+                    );
                 }
             }
         })
@@ -204,22 +228,37 @@ fn a_cursor_sees_every_lasting_key_once_and_in_order() {
                 rounds += 1;
                 let first = random.below(1_000);
                 let last = first + random.below(1_900);
-                let seen: Vec<(Key, Vec<u8>)> = shared.tree.range(key(first)..=key(last)).collect::<Result<_, _>>().expect("readable");
+                let seen: Vec<(Key, Vec<u8>)> = shared
+                    .tree
+                    .range(key(first)..=key(last))
+                    .collect::<Result<_, _>>()
+                    .expect("readable");
                 assert!(seen.is_sorted_by(|left, right| left.0 < right.0), "keys ascend");
                 let seen: BTreeMap<Key, Vec<u8>> = seen.into_iter().collect();
                 for index in (first..=last).filter(|index| lasting(*index)) {
-                    version_of(index, seen.get(&key(index)).unwrap_or_else(|| panic!("key {index} was not seen")));
+                    version_of(
+                        index,
+                        seen.get(&key(index)).unwrap_or_else(|| panic!("key {index} was not seen")),
+                    );
                 }
-                let (found, _) = shared.tree.last(Key::MIN..=key(last + 10)).expect("readable").expect("lasting keys");
+                let (found, _) = shared
+                    .tree
+                    .last(Key::MIN..=key(last + 10))
+                    .expect("readable")
+                    .expect("lasting keys");
                 assert!(found >= key(last), "a lasting key lies in any ten");
             }
         })
     };
-    let (_, items) = shared.run((0..4).map(writer).collect(), (0..4).map(|seed| cursor(seed + 20)).collect());
-    assert!((0..3_000).filter(|index| lasting(*index)).all(|index| items.contains_key(&key(index))));
+    let (_, items) =
+        shared.run((0..4).map(writer).collect(), (0..4).map(|seed| cursor(seed + 20)).collect());
+    assert!(
+        (0..3_000).filter(|index| lasting(*index)).all(|index| items.contains_key(&key(index)))
+    );
 }
 
-/// Threads that fill one tree from nothing and empty it again: the root grows and collapses under everybody.
+/// Threads that fill one tree from nothing and empty it again: the root grows and collapses under
+/// everybody.
 #[test]
 fn the_root_grows_and_collapses_under_load() {
     let worker = |number: u64| -> Task {
@@ -229,7 +268,10 @@ fn the_root_grows_and_collapses_under_load() {
                     assert_eq!(shared.insert(index, &value(index, round, 3_000)), None);
                 }
                 for index in (0..20).rev().map(|step| 8 * step + number) {
-                    assert_eq!(version_of(index, &shared.remove(index).expect("inserted before")), round);
+                    assert_eq!(
+                        version_of(index, &shared.remove(index).expect("inserted before")),
+                        round
+                    );
                 }
             }
         })
@@ -252,7 +294,8 @@ fn waits_for_locks_are_counted() {
             assert_eq!(version_of(1, bytes), 1);
             let (writer, seen) = (Arc::clone(&shared), waits());
             assert_eq!(seen, before);
-            let writer = thread::spawn("writer", move || writer.insert(1, &value(1, 2, 50)).is_some());
+            let writer =
+                thread::spawn("writer", move || writer.insert(1, &value(1, 2, 50)).is_some());
             while waits() == seen {
                 thread::yield_now();
             }
@@ -264,8 +307,8 @@ fn waits_for_locks_are_counted() {
     assert_eq!(version_of(1, &shared.tree.get(&key(1)).expect("readable").expect("there")), 2);
 }
 
-/// A reader stays in a leaf, as if it had lost the CPU there, and a writer wants to copy that leaf. It hangs if that stops anybody
-/// else, as it did with what came before.
+/// A reader stays in a leaf, as if it had lost the CPU there, and a writer wants to copy that leaf.
+/// It hangs if that stops anybody else, as it did with what came before.
 #[cfg(not(feature = "baselines"))]
 #[test]
 fn who_waits_for_a_leaf_keeps_nobody_from_the_others() {
@@ -292,7 +335,10 @@ fn who_waits_for_a_leaf_keeps_nobody_from_the_others() {
     reader_entered.recv().expect("the reader is in the leaf");
     let waits = || shared.volume.cache.statistics().leaf_write_lock_waits;
     let before = waits();
-    let writer = on_thread("writer", Box::new(move |shared: &Shared| drop(shared.insert(first, &value(first, 2, 100)))));
+    let writer = on_thread(
+        "writer",
+        Box::new(move |shared: &Shared| drop(shared.insert(first, &value(first, 2, 100)))),
+    );
     while waits() == before {
         thread::yield_now();
     }
@@ -303,5 +349,8 @@ fn who_waits_for_a_leaf_keeps_nobody_from_the_others() {
     leave.send(()).expect("the reader listens");
     reader.join().expect("the reader ends");
     writer.join().expect("the writer ends");
-    assert_eq!(shared.tree.get(&key(first)).expect("the leaf is there"), Some(value(first, 2, 100)));
+    assert_eq!(
+        shared.tree.get(&key(first)).expect("the leaf is there"),
+        Some(value(first, 2, 100))
+    );
 }

@@ -2,7 +2,8 @@ use crate::test_support::{TestVolume, VOLUME, key, value};
 use crate::{Tree, TreeError};
 use cairn_format::node::VALUE_BYTES_MAX;
 use cairn_format::{
-    BlockNumber, ChildPointer, Generation, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer, TREE_FILES, TREE_ROOTS, VolumeId,
+    BlockNumber, ChildPointer, Generation, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer,
+    TREE_FILES, TREE_ROOTS, VolumeId,
 };
 
 /// A committed tree with one inner node above many leaves.
@@ -77,11 +78,16 @@ fn a_node_that_its_parent_does_not_mean_is_found() {
     let index = middle(&parent);
     let ChildPointer { block, generation } = parent.child(index);
     let bytes = |index: u64| value(index, 0, 16);
-    let stranger = |volume_id, tree, level, address, generation| Node::new(volume_id, tree, level, address, generation);
+    let stranger = |volume_id, tree, level, address, generation| {
+        Node::new(volume_id, tree, level, address, generation)
+    };
     let mut cases = vec![
         (stranger(VolumeId([9; 16]), TREE_FILES, 0, block, generation), "volume"),
         (stranger(VOLUME, TREE_ROOTS, 0, block, generation), "belongs to tree"),
-        (stranger(VOLUME, TREE_FILES, 0, BlockNumber(block.0 + NODE_BLOCKS), generation), "was written for block"),
+        (
+            stranger(VOLUME, TREE_FILES, 0, BlockNumber(block.0 + NODE_BLOCKS), generation),
+            "was written for block",
+        ),
         (stranger(VOLUME, TREE_FILES, 0, block, Generation(generation.0 - 1)), "generation"),
     ];
     let mut inner = stranger(VOLUME, TREE_FILES, 1, block, generation);
@@ -109,8 +115,13 @@ fn bad_pointers_are_found() {
     let index = middle(&parent);
     let good = parent.child(index);
     let end = volume.geometry.allocatable().end();
-    for block in [BlockNumber(0), BlockNumber(good.block.0 + 1), BlockNumber(end.0 & !3), BlockNumber(u64::MAX - 3), BlockNumber(u64::MAX)]
-    {
+    for block in [
+        BlockNumber(0),
+        BlockNumber(good.block.0 + 1),
+        BlockNumber(end.0 & !3),
+        BlockNumber(u64::MAX - 3),
+        BlockNumber(u64::MAX),
+    ] {
         let mut damaged = parent.clone();
         damaged.replace(index, &ChildPointer { block, ..good }.encode()).expect("same length");
         write(&volume, root.block, damaged.seal());
@@ -126,7 +137,8 @@ fn bad_pointers_are_found() {
     }
 }
 
-/// The neighbour was read first, so the wrong node comes from memory. Nothing hangs on a lock that is held already.
+/// The neighbour was read first, so the wrong node comes from memory. Nothing hangs on a lock that
+/// is held already.
 #[test]
 fn a_node_with_two_parents_is_found_in_memory_too() {
     let (volume, root) = volume();
@@ -140,8 +152,15 @@ fn a_node_with_two_parents_is_found_in_memory_too() {
     assert!(tree.get(&parent.key(index + 1)).expect("readable").is_some());
     let reservation = volume.reserve(40);
     let change = volume.change(&reservation);
-    for result in [tree.get(&key(1_000)), tree.insert(&change, key(1_000), b"value"), tree.remove(&change, &key(1_000))] {
-        assert!(matches!(&result, Err(TreeError::Damaged { source, .. }) if source.block == neighbour.block), "{result:?}");
+    for result in [
+        tree.get(&key(1_000)),
+        tree.insert(&change, key(1_000), b"value"),
+        tree.remove(&change, &key(1_000)),
+    ] {
+        assert!(
+            matches!(&result, Err(TreeError::Damaged { source, .. }) if source.block == neighbour.block),
+            "{result:?}"
+        );
     }
 }
 
@@ -164,10 +183,14 @@ fn siblings_that_are_one_block_are_found() {
     let tree = volume.reopen(tree.root());
     let reservation = volume.reserve(40);
     let result = tree.remove(&volume.change(&reservation), &parent.key(3));
-    assert!(matches!(&result, Err(TreeError::Damaged { source, .. }) if source.block == child.block), "{result:?} below {upper:?}");
+    assert!(
+        matches!(&result, Err(TreeError::Damaged { source, .. }) if source.block == child.block),
+        "{result:?} below {upper:?}"
+    );
 }
 
-/// A root that is newer than the running transaction would be changed in place although it isn't this transaction's.
+/// A root that is newer than the running transaction would be changed in place although it isn't
+/// this transaction's.
 #[test]
 fn a_node_from_the_future_is_not_changed() {
     let (mut volume, root) = volume();
@@ -176,7 +199,10 @@ fn a_node_from_the_future_is_not_changed() {
     let reservation = volume.reserve(40);
     let change = volume.change(&reservation);
     for result in [tree.insert(&change, key(1_000), b"value"), tree.remove(&change, &key(1_000))] {
-        assert!(matches!(&result, Err(TreeError::Damaged { source, .. }) if source.block == root.block), "{result:?}");
+        assert!(
+            matches!(&result, Err(TreeError::Damaged { source, .. }) if source.block == root.block),
+            "{result:?}"
+        );
     }
     assert!(tree.get(&key(1_000)).expect("readable").is_some());
 }

@@ -1,20 +1,25 @@
-//! The descent of a change with exclusive locks: copies, splits, merges, balances, grows and collapses on the way down.
+//! The descent of a change with exclusive locks: copies, splits, merges, balances, grows and
+//! collapses on the way down.
 //!
-//! Each step leaves a valid tree: a full child is split and an underfull one is merged before the descent enters it, so
-//! nothing has to go back up. The parent has room for the split's pointer because it was treated the same way before.
+//! Each step leaves a valid tree: a full child is split and an underfull one is merged before the
+//! descent enters it, so nothing has to go back up. The parent has room for the split's pointer
+//! because it was treated the same way before.
 //!
-//! Invariants: a node of an older transaction is never changed: it is copied to a new place, its parent's pointer follows,
-//! and its blocks are given back once the running transaction is durable. The first key of an inner node is its lower
-//! bound. A leaf other than the root isn't left empty.
+//! Invariants: a node of an older transaction is never changed: it is copied to a new place, its
+//! parent's pointer follows, and its blocks are given back once the running transaction is durable.
+//! The first key of an inner node is its lower bound. A leaf other than the root isn't left empty.
 //!
-//! Lock discipline: exclusive locks, hand over hand: at most the parent, the child and one sibling, siblings from left to
-//! right; the root pointer's lock until the root needs no further change. All nodes come from memory. A descent that meets a
-//! lock that is taken doesn't wait for it below others, unless it has begun again several times ([`Patience`]).
+//! Lock discipline: exclusive locks, hand over hand: at most the parent, the child and one sibling,
+//! siblings from left to right; the root pointer's lock until the root needs no further change. All
+//! nodes come from memory. A descent that meets a lock that is taken doesn't wait for it below
+//! others, unless it has begun again several times ([`Patience`]).
 use crate::TreeError;
 use crate::change::Change;
 use crate::expected::{Bounds, Expected};
 use crate::handle::{Class, NodeHandle, WriteNode};
-use crate::page::{Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull};
+use crate::page::{
+    Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull,
+};
 use crate::tree::{RootGuard, Tree};
 use cairn_format::{BlockNumber, FormatError, Key, Node, NodePointer, Structure};
 use cairn_space::SpaceError;
@@ -38,8 +43,8 @@ impl From<TreeError> for Stop {
 /// What a descent does when it meets a lock that is taken, while it holds the one above.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// It lets go of everything and waits for that lock alone, then begins again. Otherwise a node in which somebody lost
-    /// the CPU would stop everybody who passes the nodes above it.
+    /// It lets go of everything and waits for that lock alone, then begins again. Otherwise a node
+    /// in which somebody lost the CPU would stop everybody who passes the nodes above it.
     BeginAgain,
     /// It waits, for it has begun again often enough.
     Wait,
@@ -75,7 +80,8 @@ impl<'a> Descent<'a> {
             return Ok(Descent { tree, change, patience, root: None, node, bounds });
         }
         let mut root = tree.write_root();
-        let mut node = tree.lock_cached(Class::First, &tree.expected_root(root.pointer()), patience)?;
+        let mut node =
+            tree.lock_cached(Class::First, &tree.expected_root(root.pointer()), patience)?;
         if node.generation() != change.generation {
             let copy = tree.copy(change, &node)?;
             root.set(copy.handle.root_pointer());
@@ -86,7 +92,12 @@ impl<'a> Descent<'a> {
     }
 
     /// Goes down to the leaf for `key` and puts `value` there. `read` sees the old value.
-    pub(crate) fn insert<R>(mut self, key: Key, value: &[u8], read: impl Fn(&[u8]) -> R) -> Result<Option<R>, Stop> {
+    pub(crate) fn insert<R>(
+        mut self,
+        key: Key,
+        value: &[u8],
+        read: impl Fn(&[u8]) -> R,
+    ) -> Result<Option<R>, Stop> {
         if !has_room(&self.node, &key, value.len()) {
             self.grow()?;
         }
@@ -101,9 +112,14 @@ impl<'a> Descent<'a> {
         Ok(put(&mut self.node, key, value, read).expect("a split makes room"))
     }
 
-    /// Goes down to the leaf for `key` and takes the item out; `read` sees its value. With `complete`, the siblings that could be
-    /// read were read.
-    pub(crate) fn remove<R>(mut self, key: &Key, complete: bool, read: impl Fn(&[u8]) -> R) -> Result<Option<R>, Stop> {
+    /// Goes down to the leaf for `key` and takes the item out; `read` sees its value. With
+    /// `complete`, the siblings that could be read were read.
+    pub(crate) fn remove<R>(
+        mut self,
+        key: &Key,
+        complete: bool,
+        read: impl Fn(&[u8]) -> R,
+    ) -> Result<Option<R>, Stop> {
         while self.node.level() > 0 {
             let child = self.child_for_removal(key, complete)?;
             if self.root.is_some() && self.node.count() == 1 {
@@ -118,8 +134,8 @@ impl<'a> Descent<'a> {
         Ok(take(&mut self.node, key, read))
     }
 
-    /// Makes `child`, which must be the running transaction's, the node at hand; the parent and the root pointer are
-    /// released.
+    /// Makes `child`, which must be the running transaction's, the node at hand; the parent and the
+    /// root pointer are released.
     fn enter(&mut self, child: Child) {
         self.root = None;
         self.bounds = child.bounds;
@@ -132,7 +148,11 @@ impl<'a> Descent<'a> {
 
     fn lock_child(&self, index: usize, class: Class) -> Result<Child, Stop> {
         let expected = self.expected_child(index);
-        Ok(Child { node: self.tree.lock_cached(class, &expected, self.patience)?, index, bounds: expected.bounds })
+        Ok(Child {
+            node: self.tree.lock_cached(class, &expected, self.patience)?,
+            index,
+            bounds: expected.bounds,
+        })
     }
 
     /// Copies the child, if an older transaction made it.
@@ -150,7 +170,9 @@ impl<'a> Descent<'a> {
     fn grow(&mut self) -> Result<(), Stop> {
         let Some(root) = &mut self.root else { return Ok(()) };
         let mut above = self.tree.new_node(self.change, self.node.level() + 1)?;
-        above.insert(0, Key::MIN, &self.node.handle.child_pointer().encode()).expect("an empty node has room");
+        above
+            .insert(0, Key::MIN, &self.node.handle.child_pointer().encode())
+            .expect("an empty node has room");
         root.set(above.handle.root_pointer());
         self.node = above;
         Ok(())
@@ -188,7 +210,11 @@ impl<'a> Descent<'a> {
         }
         let Some(sibling) = self.tree.cache.cached(&expected)? else {
             // A node with one child must get more, or its leaf could become empty and stay.
-            return if complete && (child.node.level() == 0 || child.node.count() > 1) { self.own(child) } else { Err(Stop::Missing) };
+            return if complete && (child.node.level() == 0 || child.node.count() > 1) {
+                self.own(child)
+            } else {
+                Err(Stop::Missing)
+            };
         };
         let (left, right) = if pair.child_is_left {
             (
@@ -200,7 +226,8 @@ impl<'a> Descent<'a> {
                 },
             )
         } else {
-            // The left one's lock comes first. The parent's lock keeps both nodes where they are meanwhile.
+            // The left one's lock comes first. The parent's lock keeps both nodes where they are
+            // meanwhile.
             drop(child);
             let left = Child {
                 node: self.tree.write_below(sibling, Class::First, &expected, self.patience)?,
@@ -229,10 +256,17 @@ impl<'a> Descent<'a> {
     }
 
     /// Moves items between neighbours, and returns the one that `key` belongs to.
-    fn balance(&mut self, left: Child, right: Child, remedy: Remedy, key: &Key) -> Result<Child, Stop> {
+    fn balance(
+        &mut self,
+        left: Child,
+        right: Child,
+        remedy: Remedy,
+        key: &Key,
+    ) -> Result<Child, Stop> {
         let (mut left, mut right) = (self.own(left)?, self.own(right)?);
         let empty = self.tree.empty_node(right.node.level(), right.node.handle.block, self.change);
-        let separator = balance(&mut left.node, &mut right.node, empty, self.node.key(right.index), remedy);
+        let separator =
+            balance(&mut left.node, &mut right.node, empty, self.node.key(right.index), remedy);
         self.node.set_key(right.index, separator);
         left.bounds.upper = Some(separator);
         right.bounds.lower = separator;
@@ -249,9 +283,14 @@ impl<'a> Descent<'a> {
         self.tree.release(self.change, old)
     }
 
-    /// Takes the item out of the leaf below the node at hand; an empty leaf goes, and the root with it if only one child is
-    /// left.
-    fn take_from<R>(mut self, mut leaf: Child, key: &Key, read: impl Fn(&[u8]) -> R) -> Result<Option<R>, TreeError> {
+    /// Takes the item out of the leaf below the node at hand; an empty leaf goes, and the root with
+    /// it if only one child is left.
+    fn take_from<R>(
+        mut self,
+        mut leaf: Child,
+        key: &Key,
+        read: impl Fn(&[u8]) -> R,
+    ) -> Result<Option<R>, TreeError> {
         let value = take(&mut leaf.node, key, read);
         if leaf.node.count() > 0 || self.node.count() == 1 {
             return Ok(value);
@@ -265,7 +304,11 @@ impl<'a> Descent<'a> {
             && self.node.count() == 1
         {
             let pointer = self.node.child(0);
-            root.set(NodePointer { block: pointer.block, generation: pointer.generation, level: self.node.level() - 1 });
+            root.set(NodePointer {
+                block: pointer.block,
+                generation: pointer.generation,
+                level: self.node.level() - 1,
+            });
             self.tree.release(self.change, self.node)?;
         }
         Ok(value)
@@ -274,7 +317,12 @@ impl<'a> Descent<'a> {
 
 impl Tree {
     /// Locks a node exclusively, if it is in memory.
-    fn lock_cached(&self, class: Class, expected: &Expected, patience: Patience) -> Result<WriteNode, Stop> {
+    fn lock_cached(
+        &self,
+        class: Class,
+        expected: &Expected,
+        patience: Patience,
+    ) -> Result<WriteNode, Stop> {
         let node = self.cache.cached(expected)?.ok_or(Stop::Missing)?;
         self.write_below(node, class, expected, patience)
     }
@@ -300,23 +348,33 @@ impl Tree {
     /// A copy of `node` at a new place, which belongs to the running transaction.
     fn copy(&self, change: &Change<'_>, node: &WriteNode) -> Result<WriteNode, TreeError> {
         if node.generation() > change.generation {
-            let problem = format!("made in generation {}, but {} is running", node.generation(), change.generation);
-            return Err(TreeError::Damaged { tree: self.id(), source: FormatError::new(Structure::Node, node.handle.block, problem) });
+            let problem = format!(
+                "made in generation {}, but {} is running",
+                node.generation(),
+                change.generation
+            );
+            return Err(TreeError::Damaged {
+                tree: self.id(),
+                source: FormatError::new(Structure::Node, node.handle.block, problem),
+            });
         }
         self.cache.before_sleep();
         let mut copy = Node::clone(node);
         copy.relocate(self.allocate(change)?, change.generation);
         let copy = self.cache.insert_new(copy);
-        // Until the copy has the old node's place, who passes here waits for the lock of the one above.
+        // Until the copy has the old node's place, who passes here waits for the lock of the one
+        // above.
         copy.handle.routes.take_over(&node.handle.routes);
         Ok(copy)
     }
 
-    /// Gives a node back that nothing refers to any more: first the cache forgets it, then its blocks may be used again.
+    /// Gives a node back that nothing refers to any more: first the cache forgets it, then its
+    /// blocks may be used again.
     fn release(&self, change: &Change<'_>, node: WriteNode) -> Result<(), TreeError> {
         node.handle.routes.forget();
         self.cache.remove(&node.handle, change.generation);
-        let freed = self.space.free_node(node.handle.block, node.handle.generation, change.generation);
+        let freed =
+            self.space.free_node(node.handle.block, node.handle.generation, change.generation);
         freed.map_err(|source| self.space_error(source))
     }
 }

@@ -1,11 +1,12 @@
 //! The nodes that a transaction made, from their making to the end of their write.
 //!
-//! States of a dirty node: *running* (in its generation's list, may change, may be freed again), *taken* by the cut
-//! (frozen: the next transaction copies instead of changing), *written* (clean). A taken node that the next transaction
-//! frees is still written: the superblock to come refers to it.
+//! States of a dirty node: *running* (in its generation's list, may change, may be freed again),
+//! *taken* by the cut (frozen: the next transaction copies instead of changing), *written* (clean).
+//! A taken node that the next transaction frees is still written: the superblock to come refers to
+//! it.
 //!
-//! Lock discipline: the lists have the rank `NODE_DIRTY`. The write holds one node's shared lock at a time, for the copy
-//! of its page, and none while the device works.
+//! Lock discipline: the lists have the rank `NODE_DIRTY`. The write holds one node's shared lock at
+//! a time, for the copy of its page, and none while the device works.
 use crate::TreeError;
 use crate::cache::NodeCache;
 use crate::handle::NodeHandle;
@@ -31,7 +32,10 @@ pub(crate) struct DirtyLists {
 impl DirtyLists {
     /// No nodes.
     pub(crate) fn new() -> DirtyLists {
-        DirtyLists { running: Mutex::new(Rank::NODE_DIRTY, BTreeMap::new()), count: AtomicU64::new(0) }
+        DirtyLists {
+            running: Mutex::new(Rank::NODE_DIRTY, BTreeMap::new()),
+            count: AtomicU64::new(0),
+        }
     }
 
     /// Nodes that aren't on the device yet.
@@ -47,7 +51,8 @@ impl DirtyLists {
 
     /// Removes a node that was freed by the transaction that made it.
     pub(crate) fn remove(&self, node: &NodeHandle) {
-        let removed = self.running.lock().get_mut(&node.generation).and_then(|list| list.remove(&node.block));
+        let removed =
+            self.running.lock().get_mut(&node.generation).and_then(|list| list.remove(&node.block));
         if removed.is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -59,7 +64,8 @@ struct DirtyNode {
     written: AtomicBool,
 }
 
-/// The nodes of one transaction at its cut, by ascending address. They stay in memory as long as this lives.
+/// The nodes of one transaction at its cut, by ascending address. They stay in memory as long as
+/// this lives.
 #[must_use = "these nodes must be written before the superblock that refers to them"]
 pub struct DirtyNodes {
     cache: Arc<NodeCache>,
@@ -105,20 +111,26 @@ impl NodeCache {
     /// [`Change`](crate::Change) of this generation is active, and none comes after.
     pub fn take_dirty(self: &Arc<Self>, generation: Generation) -> DirtyNodes {
         let list = self.dirty.running.lock().remove(&generation).unwrap_or_default();
-        let mut nodes: Vec<_> = list.into_values().map(|node| DirtyNode { node, written: AtomicBool::new(false) }).collect();
+        let mut nodes: Vec<_> = list
+            .into_values()
+            .map(|node| DirtyNode { node, written: AtomicBool::new(false) })
+            .collect();
         nodes.sort_unstable_by_key(|dirty| dirty.node.block);
         DirtyNodes { cache: Arc::clone(self), generation, nodes }
     }
 
-    /// Writes the nodes of a transaction, neighbours together, and marks them clean. No flush: the commit flushes when all
-    /// is written. The nodes are read by others meanwhile, so checksums go into copies.
+    /// Writes the nodes of a transaction, neighbours together, and marks them clean. No flush: the
+    /// commit flushes when all is written. The nodes are read by others meanwhile, so checksums go
+    /// into copies.
     ///
     /// # Errors
     /// When the device fails; what wasn't written stays dirty.
     pub fn write(&self, nodes: &DirtyNodes) -> Result<WriteReport, TreeError> {
         let mut report = WriteReport::default();
         let mut buffer = AlignedBuffer::zeroed(nodes.len().min(WRITE_NODES_MAX) * NODE_SIZE);
-        let neighbours = |left: &DirtyNode, right: &DirtyNode| left.node.block.0 + NODE_BLOCKS == right.node.block.0;
+        let neighbours = |left: &DirtyNode, right: &DirtyNode| {
+            left.node.block.0 + NODE_BLOCKS == right.node.block.0
+        };
         for run in nodes.nodes.chunk_by(neighbours).flat_map(|run| run.chunks(WRITE_NODES_MAX)) {
             let bytes = &mut buffer[..run.len() * NODE_SIZE];
             self.write_run(run, bytes)?;
@@ -136,11 +148,9 @@ impl NodeCache {
             Header::seal(page);
         }
         let first = &run[0].node;
-        self.device.write(first.block.offset_bytes(), &[buffer]).map_err(|source| TreeError::Device {
-            tree: first.tree,
-            block: first.block,
-            source,
-        })?;
+        self.device
+            .write(first.block.offset_bytes(), &[buffer])
+            .map_err(|source| TreeError::Device { tree: first.tree, block: first.block, source })?;
         for dirty in run {
             if !dirty.written.swap(true, Ordering::Relaxed) {
                 self.dirty.count.fetch_sub(1, Ordering::Relaxed);

@@ -16,7 +16,8 @@ pub enum TreeError {
         /// What the device said.
         source: DeviceError,
     },
-    /// A node was read that doesn't belong where its parent points. The error inside names the block.
+    /// A node was read that doesn't belong where its parent points. The error inside names the
+    /// block.
     #[error("tree {tree}: {source}")]
     Damaged {
         /// Tree that was being read.
@@ -24,8 +25,8 @@ pub enum TreeError {
         /// What is wrong, and in which block.
         source: FormatError,
     },
-    /// A node couldn't be allocated, because the reservation was too small, or given back, because the bitmaps contradict
-    /// the trees.
+    /// A node couldn't be allocated, because the reservation was too small, or given back, because
+    /// the bitmaps contradict the trees.
     #[error("tree {tree}: {source}")]
     Space {
         /// Tree that was being changed.

@@ -1,9 +1,11 @@
 //! What a parent says about its child, and the checks that hold the child to it.
 //!
-//! Invariants: a node's keys lie within its [`Bounds`]; its level is one below its parent's, so a descent ends even in a
-//! damaged tree, and never meets a node whose lock it holds.
+//! Invariants: a node's keys lie within its [`Bounds`]; its level is one below its parent's, so a
+//! descent ends even in a damaged tree, and never meets a node whose lock it holds.
 use crate::TreeError;
-use cairn_format::{BlockNumber, ChildPointer, FormatError, Generation, Key, Node, NodePointer, Structure, TreeId};
+use cairn_format::{
+    BlockNumber, ChildPointer, FormatError, Generation, Key, Node, NodePointer, Structure, TreeId,
+};
 
 /// The keys that a node may hold: from `lower` on, below `upper`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,7 +27,8 @@ impl Bounds {
     /// What child `index` of `parent`, which has these bounds, may hold.
     fn of_child(self, parent: &Node, index: usize) -> Bounds {
         let lower = if index == 0 { self.lower } else { parent.key(index) };
-        let upper = if index + 1 < parent.count() { Some(parent.key(index + 1)) } else { self.upper };
+        let upper =
+            if index + 1 < parent.count() { Some(parent.key(index + 1)) } else { self.upper };
         Bounds { lower, upper }
     }
 }
@@ -48,33 +51,56 @@ pub(crate) struct Expected {
 impl Expected {
     /// The root of `tree`.
     pub(crate) fn root(tree: TreeId, pointer: NodePointer) -> Expected {
-        Expected { tree, block: pointer.block, generation: pointer.generation, level: pointer.level, bounds: Bounds::ALL }
+        Expected {
+            tree,
+            block: pointer.block,
+            generation: pointer.generation,
+            level: pointer.level,
+            bounds: Bounds::ALL,
+        }
     }
 
     /// Child `index` of `parent`, which is an inner node with the bounds `bounds`.
     pub(crate) fn child(tree: TreeId, parent: &Node, bounds: Bounds, index: usize) -> Expected {
         let ChildPointer { block, generation } = parent.child(index);
-        Expected { tree, block, generation, level: parent.level() - 1, bounds: bounds.of_child(parent, index) }
+        Expected {
+            tree,
+            block,
+            generation,
+            level: parent.level() - 1,
+            bounds: bounds.of_child(parent, index),
+        }
     }
 
     /// Checks tree, level and generation, which never change while a node stands at its block.
     ///
     /// # Errors
     /// The first that differs.
-    pub(crate) fn check_identity(&self, tree: TreeId, level: u8, generation: Generation) -> Result<(), TreeError> {
+    pub(crate) fn check_identity(
+        &self,
+        tree: TreeId,
+        level: u8,
+        generation: Generation,
+    ) -> Result<(), TreeError> {
         if tree != self.tree {
             return Err(self.damaged(format!("belongs to tree {tree}")));
         }
         if level != self.level {
-            return Err(self.damaged(format!("has level {level} where its parent expects {}", self.level)));
+            return Err(
+                self.damaged(format!("has level {level} where its parent expects {}", self.level))
+            );
         }
         if generation != self.generation {
-            return Err(self.damaged(format!("was made in generation {generation}, its parent says {}", self.generation)));
+            return Err(self.damaged(format!(
+                "was made in generation {generation}, its parent says {}",
+                self.generation
+            )));
         }
         Ok(())
     }
 
-    /// Checks that the node's keys lie within the bounds. Its keys ascend, so the first and the last decide.
+    /// Checks that the node's keys lie within the bounds. Its keys ascend, so the first and the
+    /// last decide.
     ///
     /// # Errors
     /// When one doesn't.
@@ -82,7 +108,10 @@ impl Expected {
         let Some(last) = node.count().checked_sub(1) else { return Ok(()) };
         for key in [node.key(0), node.key(last)] {
             if !self.bounds.contains(key) {
-                return Err(self.damaged(format!("key {key:?} lies outside {:?}..{:?}", self.bounds.lower, self.bounds.upper)));
+                return Err(self.damaged(format!(
+                    "key {key:?} lies outside {:?}..{:?}",
+                    self.bounds.lower, self.bounds.upper
+                )));
             }
         }
         Ok(())
@@ -90,6 +119,9 @@ impl Expected {
 
     /// The error that says `problem` about this node.
     pub(crate) fn damaged(&self, problem: String) -> TreeError {
-        TreeError::Damaged { tree: self.tree, source: FormatError::new(Structure::Node, self.block, problem) }
+        TreeError::Damaged {
+            tree: self.tree,
+            source: FormatError::new(Structure::Node, self.block, problem),
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! A node in memory: its lock, and guards that keep it alive.
 //!
-//! What never changes while a node stands at its block (block, tree, level, generation) can be read without its lock.
-//! Nodes of committed transactions never change at all, so a lock on them only ever waits for the one who copies them.
+//! What never changes while a node stands at its block (block, tree, level, generation) can be read
+//! without its lock. Nodes of committed transactions never change at all, so a lock on them only
+//! ever waits for the one who copies them.
 use crate::routes::RoutesPlace;
 use crate::statistics::LockWaits;
 use cairn_environment::Rank;
@@ -11,8 +12,9 @@ use cairn_format::{BlockNumber, ChildPointer, Generation, Node, NodePointer, Tre
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// What a node is to the thread that locks it. The debug build's check of the order of locks knows these as places within
-/// a level: the left sibling, or a node without one, then the right sibling, then what was newly made.
+/// What a node is to the thread that locks it. The debug build's check of the order of locks knows
+/// these as places within a level: the left sibling, or a node without one, then the right sibling,
+/// then what was newly made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Class {
     /// The only one of its level, or the left sibling.
@@ -138,9 +140,13 @@ impl NodeHandle {
         }
     }
 
-    /// Exclusive access to a node that nobody else knows yet. It needs no waiting, so it may be taken at any time.
+    /// Exclusive access to a node that nobody else knows yet. It needs no waiting, so it may be
+    /// taken at any time.
     pub(crate) fn write_new(self) -> WriteNode {
-        let guard = self.lock.try_write_arc_at(self.place(Class::New)).expect("nobody else knows a new node");
+        let guard = self
+            .lock
+            .try_write_arc_at(self.place(Class::New))
+            .expect("nobody else knows a new node");
         WriteNode { guard, handle: self }
     }
 
@@ -219,10 +225,12 @@ impl DerefMut for WriteNode {
 }
 
 impl WriteNode {
-    /// Lets child `index` be `copy`, under the same keys: the routes stay, and lead to the copy. The old child's exclusive
-    /// lock is held.
+    /// Lets child `index` be `copy`, under the same keys: the routes stay, and lead to the copy.
+    /// The old child's exclusive lock is held.
     pub(crate) fn replace_child(&mut self, index: usize, copy: &NodeHandle) {
-        self.guard.replace(index, &copy.child_pointer().encode()).expect("a pointer takes another's room");
+        self.guard
+            .replace(index, &copy.child_pointer().encode())
+            .expect("a pointer takes another's room");
         self.handle.routes.exchange(index, &copy.0);
     }
 }

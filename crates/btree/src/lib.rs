@@ -1,16 +1,18 @@
 //! Copy-on-write B-trees with a lock per node, and the cache that holds their nodes.
 //!
-//! A node belongs to the transaction that made it. A change to a node of an older transaction moves it to a new place first;
-//! a node of the running one is changed in place, in memory. At the cut, [`NodeCache::take_dirty`] takes the nodes of the
-//! transaction; from then on they are frozen by themselves, because the next transaction copies them, and
-//! [`NodeCache::write`] writes them while it runs.
+//! A node belongs to the transaction that made it. A change to a node of an older transaction moves
+//! it to a new place first; a node of the running one is changed in place, in memory. At the cut,
+//! [`NodeCache::take_dirty`] takes the nodes of the transaction; from then on they are frozen by
+//! themselves, because the next transaction copies them, and [`NodeCache::write`] writes them while
+//! it runs.
 //!
-//! The idea of sleeping fair locks per node, taken hand over hand, is that of btrfs' tree locks; preemptive splitting and
-//! merging on the way down keeps the number of locks that are held at once constant. Whose way is known in memory takes the
-//! leaf's lock only (`quick.rs`), as in optimistic lock coupling (Leis and others, 2016), with tables instead of versions.
+//! The idea of sleeping fair locks per node, taken hand over hand, is that of btrfs' tree locks;
+//! preemptive splitting and merging on the way down keeps the number of locks that are held at once
+//! constant. Whose way is known in memory takes the leaf's lock only (`quick.rs`), as in optimistic
+//! lock coupling (Leis and others, 2016), with tables instead of versions.
 //!
-//! Lock discipline: `TREE_ROOT`, then `NODE` from the root down, then `NODE_CACHE`, `NODE_DIRTY` and the allocator's locks.
-//! No exclusive lock is held while the device works.
+//! Lock discipline: `TREE_ROOT`, then `NODE` from the root down, then `NODE_CACHE`, `NODE_DIRTY`
+//! and the allocator's locks. No exclusive lock is held while the device works.
 //!
 //! ```
 //! use cairn_blockdev::{BlockDevice, MemoryDevice};

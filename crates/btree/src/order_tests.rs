@@ -1,4 +1,5 @@
-//! The order of node locks: the debug build catches whoever inverts it, even when nobody else is there to wait for.
+//! The order of node locks: the debug build catches whoever inverts it, even when nobody else is
+//! there to wait for.
 #![cfg(debug_assertions)]
 use crate::handle::{Class, NodeHandle};
 use crate::statistics::LockWaits;
@@ -12,7 +13,9 @@ fn node(level: u8, block: u64) -> NodeHandle {
 
 fn is_refused(lock: impl FnOnce()) -> bool {
     let Err(payload) = catch_unwind(AssertUnwindSafe(lock)) else { return false };
-    payload.downcast_ref::<String>().is_some_and(|message| message.starts_with("lock order: \"node\" at place"))
+    payload
+        .downcast_ref::<String>()
+        .is_some_and(|message| message.starts_with("lock order: \"node\" at place"))
 }
 
 #[test]
@@ -32,13 +35,19 @@ fn a_descent_goes_down_and_from_left_to_right() {
 fn an_inversion_is_caught() {
     let waits = LockWaits::default();
     let right = node(0, 408).write(Class::Right, &waits);
-    assert!(is_refused(|| drop(node(0, 404).write(Class::First, &waits))), "the left sibling after the right one");
+    assert!(
+        is_refused(|| drop(node(0, 404).write(Class::First, &waits))),
+        "the left sibling after the right one"
+    );
     drop(right);
     let child = node(0, 404).read(&waits);
     assert!(is_refused(|| drop(node(1, 400).read(&waits))), "the parent after the child");
     assert!(is_refused(|| drop(node(0, 408).read(&waits))), "two of one level without a side");
     drop(child);
     let copy = node(0, 412).write_new();
-    assert!(is_refused(|| drop(node(0, 408).write(Class::Right, &waits))), "an old node after a new one of its level");
+    assert!(
+        is_refused(|| drop(node(0, 408).write(Class::Right, &waits))),
+        "an old node after a new one of its level"
+    );
     drop(copy);
 }

@@ -1,4 +1,5 @@
-//! Decisions about one page or two neighbours: whether there is room, where to split, whether to merge.
+//! Decisions about one page or two neighbours: whether there is room, where to split, whether to
+//! merge.
 //!
 //! Nothing here knows locks, blocks or transactions.
 use cairn_format::node::NODE_CAPACITY;
@@ -10,8 +11,8 @@ const UNDERFULL_BYTES: usize = NODE_CAPACITY / 4;
 /// Two siblings that together have no more are merged: the rest is room to grow.
 const MERGED_BYTES_MAX: usize = NODE_CAPACITY / 4 * 3;
 
-/// Whether a descent that inserts a value of `value_bytes` under `key` may enter `node`: a leaf has room for the item, an
-/// inner node for the pointer that a split below adds.
+/// Whether a descent that inserts a value of `value_bytes` under `key` may enter `node`: a leaf has
+/// room for the item, an inner node for the pointer that a split below adds.
 pub(crate) fn has_room(node: &Node, key: &Key, value_bytes: usize) -> bool {
     if node.level() > 0 {
         return Node::item_bytes(ChildPointer::BYTES) <= node.free_bytes();
@@ -28,7 +29,12 @@ pub(crate) fn underfull(node: &Node) -> bool {
 }
 
 /// Puts an item into a leaf, and returns what `read` makes of the old value.
-pub(crate) fn put<R>(leaf: &mut Node, key: Key, value: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, NodeFull> {
+pub(crate) fn put<R>(
+    leaf: &mut Node,
+    key: Key,
+    value: &[u8],
+    read: impl FnOnce(&[u8]) -> R,
+) -> Result<Option<R>, NodeFull> {
     match leaf.search(&key) {
         Ok(index) => {
             let old = read(leaf.value(index));
@@ -46,11 +52,16 @@ pub(crate) fn take<R>(leaf: &mut Node, key: &Key, read: impl FnOnce(&[u8]) -> R)
     Some(old)
 }
 
-/// Where to split a full node in which `key` has no room: in the middle, or, when `key` belongs behind everything else, so
-/// that ascending keys leave full nodes behind. At least one item stays on each side.
+/// Where to split a full node in which `key` has no room: in the middle, or, when `key` belongs
+/// behind everything else, so that ascending keys leave full nodes behind. At least one item stays
+/// on each side.
 pub(crate) fn split_index(node: &Node, key: &Key) -> usize {
     let last = node.count() - 1;
-    let appends = if node.level() > 0 { node.child_index(key) == last } else { node.search(key) == Err(last + 1) };
+    let appends = if node.level() > 0 {
+        node.child_index(key) == last
+    } else {
+        node.search(key) == Err(last + 1)
+    };
     if appends { last.max(1) } else { node.split_index() }
 }
 
@@ -64,7 +75,8 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    /// Child `index` of `parent`, which has at least two, and the sibling to its right; for the last child, to its left.
+    /// Child `index` of `parent`, which has at least two, and the sibling to its right; for the
+    /// last child, to its left.
     pub(crate) fn of(parent: &Node, index: usize) -> Neighbours {
         let child_is_left = index + 1 < parent.count();
         Neighbours { left: if child_is_left { index } else { index - 1 }, child_is_left }
@@ -108,8 +120,13 @@ pub(crate) fn remedy(left: &Node, right: &Node) -> Remedy {
     }
 }
 
-/// How many items to move from the larger to the smaller node, so that the smaller one doesn't become the larger.
-fn moves(mut smaller_bytes: usize, mut larger_bytes: usize, value_bytes: impl Iterator<Item = usize>) -> usize {
+/// How many items to move from the larger to the smaller node, so that the smaller one doesn't
+/// become the larger.
+fn moves(
+    mut smaller_bytes: usize,
+    mut larger_bytes: usize,
+    value_bytes: impl Iterator<Item = usize>,
+) -> usize {
     let mut count = 0;
     for bytes in value_bytes.map(Node::item_bytes) {
         if smaller_bytes + bytes > larger_bytes - bytes {
@@ -122,8 +139,8 @@ fn moves(mut smaller_bytes: usize, mut larger_bytes: usize, value_bytes: impl It
     count
 }
 
-/// Appends the items of `right` to `left`. `separator` is the parent's key of `right`, which becomes the key of `right`'s
-/// first child.
+/// Appends the items of `right` to `left`. `separator` is the parent's key of `right`, which
+/// becomes the key of `right`'s first child.
 pub(crate) fn merge(left: &mut Node, right: &Node, separator: Key) {
     let first = left.count();
     left.append(right).expect("two nodes to merge fit into one");
@@ -132,9 +149,15 @@ pub(crate) fn merge(left: &mut Node, right: &Node, separator: Key) {
     }
 }
 
-/// Moves items between neighbours as `remedy` says, and returns the new separator. `empty` is an empty node with the place
-/// of `right`.
-pub(crate) fn balance(left: &mut Node, right: &mut Node, mut empty: Node, separator: Key, remedy: Remedy) -> Key {
+/// Moves items between neighbours as `remedy` says, and returns the new separator. `empty` is an
+/// empty node with the place of `right`.
+pub(crate) fn balance(
+    left: &mut Node,
+    right: &mut Node,
+    mut empty: Node,
+    separator: Key,
+    remedy: Remedy,
+) -> Key {
     if right.level() > 0 {
         right.set_key(0, separator);
     }
@@ -145,7 +168,9 @@ pub(crate) fn balance(left: &mut Node, right: &mut Node, mut empty: Node, separa
         }
         Remedy::MoveRight(count) => {
             left.split_off(left.count() - count, &mut empty);
-            empty.append(right).expect("the smaller of two nodes has room for a part of the larger");
+            empty
+                .append(right)
+                .expect("the smaller of two nodes has room for a part of the larger");
         }
         Remedy::Merge | Remedy::Leave => return separator,
     }

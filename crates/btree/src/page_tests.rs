@@ -1,4 +1,6 @@
-use crate::page::{Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull};
+use crate::page::{
+    Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull,
+};
 use crate::test_support::{VOLUME, key, value};
 use cairn_format::node::{NODE_CAPACITY, SLOT_BYTES, VALUE_BYTES_MAX};
 use cairn_format::{BlockNumber, ChildPointer, Generation, Key, Node, TREE_FILES};
@@ -10,7 +12,8 @@ fn empty(level: u8) -> Node {
 fn leaf(keys: impl Iterator<Item = u64>, bytes: usize) -> Node {
     let mut node = empty(0);
     for index in keys {
-        put(&mut node, key(index), &value(index, 0, bytes), <[u8]>::to_vec).expect("the test's items fit");
+        put(&mut node, key(index), &value(index, 0, bytes), <[u8]>::to_vec)
+            .expect("the test's items fit");
     }
     node
 }
@@ -44,12 +47,19 @@ fn room_is_judged_to_the_byte() {
     assert_eq!(take(&mut node, &key(9), <[u8]>::to_vec), Some(vec![1; rest]));
     assert_eq!(take(&mut node, &key(9), <[u8]>::to_vec), None);
     let most = (NODE_CAPACITY / (SLOT_BYTES + ChildPointer::BYTES)) as u64;
-    assert!(has_room(&inner(0..most - 1), &key(0), VALUE_BYTES_MAX) && !has_room(&inner(0..most), &key(0), 0));
+    assert!(
+        has_room(&inner(0..most - 1), &key(0), VALUE_BYTES_MAX)
+            && !has_room(&inner(0..most), &key(0), 0)
+    );
 }
 
 #[test]
 fn splits_leave_an_item_on_each_side_and_room_for_the_new_one() {
-    for (node, position) in [(leaf(10..14, VALUE_BYTES_MAX), 0..20), (leaf(10..80, 200), 0..90), (inner(10..400), 0..500)] {
+    for (node, position) in [
+        (leaf(10..14, VALUE_BYTES_MAX), 0..20),
+        (leaf(10..80, 200), 0..90),
+        (inner(10..400), 0..500),
+    ] {
         for index in position {
             let (mut left, mut right) = (node.clone(), empty(node.level()));
             let at = split_index(&node, &key(index));
@@ -59,7 +69,11 @@ fn splits_leave_an_item_on_each_side_and_room_for_the_new_one() {
             assert!(has_room(half, &key(index), VALUE_BYTES_MAX), "key {index}");
         }
     }
-    assert_eq!(split_index(&leaf(0..50, 100), &key(50)), 49, "ascending keys leave full leaves behind");
+    assert_eq!(
+        split_index(&leaf(0..50, 100), &key(50)),
+        49,
+        "ascending keys leave full leaves behind"
+    );
     assert_eq!(split_index(&inner(0..50), &key(49)), 49, "and full inner nodes");
     assert_eq!(split_index(&inner(0..50), &key(20)), 25);
 }
@@ -67,11 +81,15 @@ fn splits_leave_an_item_on_each_side_and_room_for_the_new_one() {
 #[test]
 fn the_sibling_is_the_right_one_but_for_the_last_child() {
     let parent = inner(0..3);
-    let siblings: Vec<_> = (0..3).map(|index| Neighbours::of(&parent, index)).map(|pair| (pair.left, pair.sibling())).collect();
+    let siblings: Vec<_> = (0..3)
+        .map(|index| Neighbours::of(&parent, index))
+        .map(|pair| (pair.left, pair.sibling()))
+        .collect();
     assert_eq!(siblings, [(0, 1), (1, 2), (1, 1)]);
 }
 
-/// The first key of the right node need not be its lower bound: nobody compares it. As a later child's key it must be.
+/// The first key of the right node need not be its lower bound: nobody compares it. As a later
+/// child's key it must be.
 #[test]
 fn a_merge_takes_the_separator_as_key() {
     let (mut left, right) = (inner(0..5), inner(20..25));
@@ -88,17 +106,26 @@ fn a_merge_takes_the_separator_as_key() {
 fn balancing_moves_items_either_way() {
     let (few, many) = (1_000..1_005, 2_000..2_390);
     for few_is_left in [true, false] {
-        let (left, right) = if few_is_left { (few.clone(), many.clone()) } else { (many.clone(), few.clone().start + 2_000..3_005) };
+        let (left, right) = if few_is_left {
+            (few.clone(), many.clone())
+        } else {
+            (many.clone(), few.clone().start + 2_000..3_005)
+        };
         let all: Vec<u64> = left.clone().chain(right.clone()).collect();
-        let (mut left, mut right, separator) = (inner(left), inner(right.clone()), key(right.start - 1));
+        let (mut left, mut right, separator) =
+            (inner(left), inner(right.clone()), key(right.start - 1));
         let remedy = remedy(&left, &right);
         assert!(matches!(remedy, Remedy::MoveLeft(_)) == few_is_left, "{remedy:?}");
         let middle = balance(&mut left, &mut right, empty(1), separator, remedy);
         assert_eq!(middle, right.key(0));
-        assert!(left.count().abs_diff(right.count()) <= 2 && !underfull(&left) && !underfull(&right));
+        assert!(
+            left.count().abs_diff(right.count()) <= 2 && !underfull(&left) && !underfull(&right)
+        );
         assert_eq!(children(&left).into_iter().chain(children(&right)).collect::<Vec<_>>(), all);
-        let expected: Vec<Key> =
-            all.into_iter().map(|index| if index == right_start(few_is_left) { separator } else { key(index) }).collect();
+        let expected: Vec<Key> = all
+            .into_iter()
+            .map(|index| if index == right_start(few_is_left) { separator } else { key(index) })
+            .collect();
         assert_eq!(keys(&left).into_iter().chain(keys(&right)).collect::<Vec<_>>(), expected);
     }
 }

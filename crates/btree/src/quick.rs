@@ -2,15 +2,17 @@
 //!
 //! 1. Follow the published routes from the root to the parent of the leaf.
 //! 2. Lock the leaf.
-//! 3. Look again: the parent's routes are still published, and still lead to this leaf. If not, try again.
+//! 3. Look again: the parent's routes are still published, and still lead to this leaf. If not, try
+//!    again.
 //!
-//! Why the leaf is then the right one: whoever moves keys out of a leaf, or replaces it, withdraws its parent's routes or
-//! exchanges the handle before it releases the leaf's lock (`routes.rs`). So if nothing has changed when the lock is
-//! held, nothing has until then, and nothing will while it is held. A parent that left the tree has no published
-//! routes. Whatever happened further up can't have changed which leaf holds the key.
+//! Why the leaf is then the right one: whoever moves keys out of a leaf, or replaces it, withdraws
+//! its parent's routes or exchanges the handle before it releases the leaf's lock (`routes.rs`). So
+//! if nothing has changed when the lock is held, nothing has until then, and nothing will while it
+//! is held. A parent that left the tree has no published routes. Whatever happened further up can't
+//! have changed which leaf holds the key.
 //!
-//! What isn't in memory, or isn't known yet, is left to the descent that locks its way down; that one also makes routes
-//! known, and it runs after a few attempts in vain, so that nobody starves.
+//! What isn't in memory, or isn't known yet, is left to the descent that locks its way down; that
+//! one also makes routes known, and it runs after a few attempts in vain, so that nobody starves.
 //!
 //! Lock discipline: one node's lock, and no other.
 use crate::expected::Bounds;
@@ -75,7 +77,11 @@ impl Tree {
             if table.lead_to_leaves() {
                 let leaf = NodeHandle::from_body(table.child(index)?);
                 leaf.note_use();
-                return Some(Candidate { leaf, bounds, origin: Origin::Parent(stop, routes, index) });
+                return Some(Candidate {
+                    leaf,
+                    bounds,
+                    origin: Origin::Parent(stop, routes, index),
+                });
             }
             stop = Stop::Child(routes, index);
         }
@@ -87,7 +93,9 @@ impl Tree {
         match &candidate.origin {
             Origin::Root => self.root_node.holds(leaf),
             Origin::Parent(parent, routes, index) => match (parent.node(), &**routes) {
-                (Some(parent), Some(routes)) => routes.has_child(*index, leaf) && parent.routes.are(routes),
+                (Some(parent), Some(routes)) => {
+                    routes.has_child(*index, leaf) && parent.routes.are(routes)
+                }
                 _ => false,
             },
         }

@@ -1,4 +1,5 @@
-//! Descents that lock nothing but the leaf: that they do, and that they notice what changed meanwhile.
+//! Descents that lock nothing but the leaf: that they do, and that they notice what changed
+//! meanwhile.
 use crate::handle::Class;
 use crate::test_support::{TestVolume, key, value, version_of};
 use crate::{CacheStatistics, Tree};
@@ -27,20 +28,28 @@ fn a_lookup_and_a_change_in_place_lock_only_their_leaf() {
         let root = tree.root();
         assert!(root.level >= 1);
         let reservation = volume.reserve(0);
-        // Whoever waits for the root, or for its pointer, waits for this thread; the check of the order of locks would
-        // say so, too.
+        // Whoever waits for the root, or for its pointer, waits for this thread; the check of the
+        // order of locks would say so, too.
         let pointer = tree.write_root();
-        let node = volume.cache.cached(&tree.expected_root(root)).expect("fits").expect("in memory");
+        let node =
+            volume.cache.cached(&tree.expected_root(root)).expect("fits").expect("in memory");
         let node = node.write(Class::First, &volume.cache.waits);
         let before = volume.cache.statistics();
         for index in (0..keys).step_by(7) {
-            assert_eq!(version_of(index, &tree.get(&key(index)).expect("readable").expect("there")), 1);
-            tree.insert(&volume.change(&reservation), key(index), &value(index, 2, bytes)).expect("no node is allocated");
+            assert_eq!(
+                version_of(index, &tree.get(&key(index)).expect("readable").expect("there")),
+                1
+            );
+            tree.insert(&volume.change(&reservation), key(index), &value(index, 2, bytes))
+                .expect("no node is allocated");
         }
         let after = volume.cache.statistics();
         drop((node, pointer));
         let descents = 2 * keys.div_ceil(7);
-        assert_eq!(after, CacheStatistics { quick_descents: before.quick_descents + descents, ..before });
+        assert_eq!(
+            after,
+            CacheStatistics { quick_descents: before.quick_descents + descents, ..before }
+        );
         assert_eq!(version_of(7, &tree.get(&key(7)).expect("readable").expect("there")), 2);
     }
 }
@@ -55,7 +64,8 @@ fn a_root_that_is_a_leaf_is_found_without_its_pointer() {
     drop(pointer);
 }
 
-/// The routes of a copied path go over to the copies: a commit doesn't send everybody back to the locks.
+/// The routes of a copied path go over to the copies: a commit doesn't send everybody back to the
+/// locks.
 #[test]
 fn routes_survive_a_commit() {
     let (mut volume, tree) = warm_tree(3_000, 3_000);
@@ -84,7 +94,9 @@ fn routes_follow_splits_merges_and_removals() {
     for index in (0..120).step_by(2).chain((1..120).step_by(2)) {
         assert!(volume.remove(&tree, key(index)).is_some());
         let even = |number: u64| number.is_multiple_of(2);
-        let gone = |other: u64| if even(index) { even(other) && other <= index } else { even(other) || other <= index };
+        let gone = |other: u64| {
+            if even(index) { even(other) && other <= index } else { even(other) || other <= index }
+        };
         assert!((0..120).all(|other| present(other) != gone(other)));
     }
     assert_eq!(tree.root().level, 0);
@@ -102,7 +114,10 @@ fn routes_do_not_keep_unused_leaves() {
     volume.commit();
     for _ in 0..3 {
         for index in 0..2_000 {
-            assert_eq!(version_of(index, &tree.get(&key(index)).expect("readable").expect("there")), 1);
+            assert_eq!(
+                version_of(index, &tree.get(&key(index)).expect("readable").expect("there")),
+                1
+            );
         }
     }
     let statistics = volume.cache.statistics();

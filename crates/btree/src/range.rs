@@ -1,8 +1,9 @@
 //! A cursor over a range of keys that survives concurrent change.
 //!
-//! It copies a part of a leaf at a time, holds no lock between two parts, and finds its place again by key. A leaf is
-//! copied under its lock together with its upper bound, and every item that is copied later has a larger key. So a key
-//! that exists throughout is seen exactly once, keys ascend, and a key that comes or goes meanwhile is seen at most once.
+//! It copies a part of a leaf at a time, holds no lock between two parts, and finds its place again
+//! by key. A leaf is copied under its lock together with its upper bound, and every item that is
+//! copied later has a larger key. So a key that exists throughout is seen exactly once, keys
+//! ascend, and a key that comes or goes meanwhile is seen at most once.
 use crate::TreeError;
 use crate::tree::{Leaf, Tree};
 use cairn_format::Key;
@@ -13,7 +14,8 @@ use std::ops::RangeInclusive;
 /// Items of the first copy; each further one takes four times as many, up to a leaf.
 const ITEMS_FIRST: usize = 8;
 
-/// The items of a range of keys, in order, each as it was at some moment after the iterator was made.
+/// The items of a range of keys, in order, each as it was at some moment after the iterator was
+/// made.
 pub struct Range<'a> {
     tree: &'a Tree,
     /// Where to go on; `None` when the end is reached.
@@ -61,12 +63,17 @@ impl Iterator for Range<'_> {
 impl FusedIterator for Range<'_> {}
 
 impl Tree {
-    /// Shows `visit` the items whose keys lie in `keys`, in order, until it returns false, and copies nothing. It runs under a leaf's
-    /// shared lock, so it must not use a tree. What others change meanwhile appears as in [`Tree::range`].
+    /// Shows `visit` the items whose keys lie in `keys`, in order, until it returns false, and
+    /// copies nothing. It runs under a leaf's shared lock, so it must not use a tree. What others
+    /// change meanwhile appears as in [`Tree::range`].
     ///
     /// # Errors
     /// When a node on the way can't be read.
-    pub fn scan(&self, keys: RangeInclusive<Key>, mut visit: impl FnMut(Key, &[u8]) -> bool) -> Result<(), TreeError> {
+    pub fn scan(
+        &self,
+        keys: RangeInclusive<Key>,
+        mut visit: impl FnMut(Key, &[u8]) -> bool,
+    ) -> Result<(), TreeError> {
         let (first, last) = keys.into_inner();
         let mut next = Some(first);
         while let Some(first) = next.filter(|first| *first <= last) {

@@ -1,21 +1,25 @@
 //! The routes of an inner node: its keys and its children in memory, to be followed without a lock.
 //!
-//! An inner node's table is made when somebody passes it under its lock, and published beside the node. Readers follow
-//! tables from the root to the parent of a leaf, lock the leaf, and then look whether the table and the child's place in it
-//! are still the same (`quick.rs`).
+//! An inner node's table is made when somebody passes it under its lock, and published beside the
+//! node. Readers follow tables from the root to the parent of a leaf, lock the leaf, and then look
+//! whether the table and the child's place in it are still the same (`quick.rs`).
 //!
-//! States of a table: *published*; *withdrawn* for good, as soon as its node's keys or its node's place in the tree are
-//! about to change. While it is published, only the handles of its children are exchanged.
+//! States of a table: *published*; *withdrawn* for good, as soon as its node's keys or its node's
+//! place in the tree are about to change. While it is published, only the handles of its children
+//! are exchanged.
 //!
-//! Invariants: a published table says what its node says, and its node is reachable in the tree. Whoever moves keys out of
-//! a child, or replaces the child, withdraws the table or exchanges the handle before it releases the child's exclusive
-//! lock. A handle in a table is that very child, in memory; its keys were held against the bounds when it was entered.
+//! Invariants: a published table says what its node says, and its node is reachable in the tree.
+//! Whoever moves keys out of a child, or replaces the child, withdraws the table or exchanges the
+//! handle before it releases the child's exclusive lock. A handle in a table is that very child, in
+//! memory; its keys were held against the bounds when it was entered.
 //!
-//! Inner children are kept in memory by the table, so that a reader needs not count its references; leaves aren't: they
-//! are most of the tree, and the cache's clock has to find those that nobody uses.
+//! Inner children are kept in memory by the table, so that a reader needs not count its references;
+//! leaves aren't: they are most of the tree, and the cache's clock has to find those that nobody
+//! uses.
 //!
-//! Lock discipline: tables are made, filled and withdrawn under their node's lock; the cache may withdraw one at any time.
-//! A leaf's place in a table has a lock of its own (`LEAF`), which only who wants this very leaf takes, for a moment.
+//! Lock discipline: tables are made, filled and withdrawn under their node's lock; the cache may
+//! withdraw one at any time. A leaf's place in a table has a lock of its own (`LEAF`), which only
+//! who wants this very leaf takes, for a moment.
 use crate::expected::Bounds;
 use crate::handle::NodeBody;
 use cairn_environment::Rank;
@@ -48,9 +52,16 @@ impl Routes {
 
     /// The routes of `node`, with the children that `older` knows.
     fn new(node: &Node, older: Option<&Routes>) -> Routes {
-        let routes = Routes::unknown((0..node.count()).map(|index| node.key(index)).collect(), node.level() == 1);
+        let routes = Routes::unknown(
+            (0..node.count()).map(|index| node.key(index)).collect(),
+            node.level() == 1,
+        );
         for (index, key) in routes.keys.iter().enumerate() {
-            let Some(known) = older.and_then(|older| older.child(older.keys.binary_search(key).ok()?)) else { continue };
+            let Some(known) =
+                older.and_then(|older| older.child(older.keys.binary_search(key).ok()?))
+            else {
+                continue;
+            };
             let pointer = node.child(index);
             if (known.block, known.generation) == (pointer.block, pointer.generation) {
                 routes.learn(index, &known);
@@ -63,7 +74,9 @@ impl Routes {
     fn with_inner_child(&self, changed: usize, child: &Arc<NodeBody>) -> Routes {
         let routes = Routes::unknown(self.keys.clone(), false);
         for index in 0..routes.keys.len() {
-            if let Some(known) = if index == changed { Some(child) } else { self.inner_child(index) } {
+            if let Some(known) =
+                if index == changed { Some(child) } else { self.inner_child(index) }
+            {
                 routes.learn(index, known);
             }
         }
@@ -94,7 +107,8 @@ impl Routes {
         }
     }
 
-    /// Child `index`, if it is a known inner node. Its references aren't counted: the routes keep it.
+    /// Child `index`, if it is a known inner node. Its references aren't counted: the routes keep
+    /// it.
     pub(crate) fn inner_child(&self, index: usize) -> Option<&Arc<NodeBody>> {
         match &self.children {
             Children::Inner(children) => children[index].get(),
@@ -105,8 +119,12 @@ impl Routes {
     /// Whether child `index` is `child`.
     pub(crate) fn has_child(&self, index: usize, child: &Arc<NodeBody>) -> bool {
         match &self.children {
-            Children::Inner(children) => children[index].get().is_some_and(|known| Arc::ptr_eq(known, child)),
-            Children::Leaves(children) => std::ptr::eq(children[index].read().as_ptr(), Arc::as_ptr(child)),
+            Children::Inner(children) => {
+                children[index].get().is_some_and(|known| Arc::ptr_eq(known, child))
+            }
+            Children::Leaves(children) => {
+                std::ptr::eq(children[index].read().as_ptr(), Arc::as_ptr(child))
+            }
         }
     }
 
@@ -144,7 +162,12 @@ impl Place {
 impl RoutesPlace {
     /// The place of a node at `level`, without routes.
     pub(crate) fn new(level: u8) -> RoutesPlace {
-        RoutesPlace((level > 0).then(|| Place { current: Published::empty(), older: Mutex::new(Rank::LEAF, None) }))
+        RoutesPlace(
+            (level > 0).then(|| Place {
+                current: Published::empty(),
+                older: Mutex::new(Rank::LEAF, None),
+            }),
+        )
     }
 
     /// The published routes.
@@ -171,7 +194,8 @@ impl RoutesPlace {
         }
     }
 
-    /// The child `index` was replaced by `child`. The node's exclusive lock is held, and so is the old child's.
+    /// The child `index` was replaced by `child`. The node's exclusive lock is held, and so is the
+    /// old child's.
     pub(crate) fn exchange(&self, index: usize, child: &Arc<NodeBody>) {
         let Some(place) = &self.0 else { return };
         let Some(routes) = &*place.current.load() else { return };
@@ -199,7 +223,8 @@ impl RoutesPlace {
         }
     }
 
-    /// The routes go over from `old`, whose node was copied and leaves the tree. Both exclusive locks are held.
+    /// The routes go over from `old`, whose node was copied and leaves the tree. Both exclusive
+    /// locks are held.
     pub(crate) fn take_over(&self, old: &RoutesPlace) {
         if let (Some(place), Some(old)) = (&self.0, &old.0) {
             let older = old.older.lock().take();

@@ -1,9 +1,10 @@
 //! A part of the node cache: the nodes of some blocks, and the clock that evicts them.
 //!
-//! States of a block: absent, *loading* (one thread reads it, the others wait), *dirty* (made by a transaction whose
-//! commit hasn't written it yet), *clean*. Only clean nodes that nobody refers to are evicted; a node that is in use stays
-//! the only copy of its block in memory, so that its lock means something. Routes refer to inner nodes: those of a node that
-//! nobody passes are given up, and then what they lead to can go.
+//! States of a block: absent, *loading* (one thread reads it, the others wait), *dirty* (made by a
+//! transaction whose commit hasn't written it yet), *clean*. Only clean nodes that nobody refers to
+//! are evicted; a node that is in use stays the only copy of its block in memory, so that its lock
+//! means something. Routes refer to inner nodes: those of a node that nobody passes are given up,
+//! and then what they lead to can go.
 use crate::handle::{NodeBody, NodeHandle};
 use cairn_format::BlockNumber;
 use rustc_hash::FxHashMap;
@@ -80,7 +81,11 @@ impl Shard {
     }
 
     /// The reading of `block` ended. Returns what was evicted, to be dropped without the lock.
-    pub(crate) fn end_load(&mut self, block: BlockNumber, node: Option<NodeHandle>) -> Vec<NodeBody> {
+    pub(crate) fn end_load(
+        &mut self,
+        block: BlockNumber,
+        node: Option<NodeHandle>,
+    ) -> Vec<NodeBody> {
         if !matches!(self.places.get(&block), Some(Place::Loading)) {
             // The block was given to a new node meanwhile: what was read is history.
             return Vec::new();
@@ -122,8 +127,8 @@ impl Shard {
         }
     }
 
-    /// Moves the clock's hand until the clean nodes fit, at most three times around. Returns what was evicted, to be dropped
-    /// without the lock.
+    /// Moves the clock's hand until the clean nodes fit, at most three times around. Returns what
+    /// was evicted, to be dropped without the lock.
     pub(crate) fn evict(&mut self) -> Vec<NodeBody> {
         let mut evicted = Vec::new();
         let mut steps = 3 * self.ring.len();

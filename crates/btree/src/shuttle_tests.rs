@@ -1,4 +1,5 @@
-//! Models: a small tree, few threads, every lock and atomic a point at which the scheduler may switch.
+//! Models: a small tree, few threads, every lock and atomic a point at which the scheduler may
+//! switch.
 use crate::test_support::{TestVolume, key, value, version_of};
 use crate::{Change, Tree};
 use cairn_environment::lock::RwLock;
@@ -24,8 +25,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Keys 0, 2, 4, … with values so large that a leaf holds five. Ascending keys fill them: nine keys
-    /// make a leaf of four and one of five.
+    /// Keys 0, 2, 4, … with values so large that a leaf holds five. Ascending keys fill them: nine
+    /// keys make a leaf of four and one of five.
     fn new(keys: u64, frozen: bool) -> Arc<Shared> {
         let mut volume = TestVolume::new(16 << 20, 1 << 20);
         let tree = volume.create();
@@ -44,7 +45,11 @@ impl Shared {
     }
 
     fn insert(&self, index: u64, version: u64) -> Option<Vec<u8>> {
-        self.change(|change| self.tree.insert(change, key(index), &value(index, version, 3_000)).expect("insertion works"))
+        self.change(|change| {
+            self.tree
+                .insert(change, key(index), &value(index, version, 3_000))
+                .expect("insertion works")
+        })
     }
 
     fn remove(&self, index: u64) -> Option<Vec<u8>> {
@@ -57,19 +62,26 @@ impl Shared {
         let mut volume = shared.volume;
         volume.commit();
         let (items, blocks) = volume.check(shared.tree.root());
-        assert_eq!(items.keys().copied().collect::<Vec<_>>(), expected.iter().map(|index| key(*index)).collect::<Vec<_>>());
+        assert_eq!(
+            items.keys().copied().collect::<Vec<_>>(),
+            expected.iter().map(|index| key(*index)).collect::<Vec<_>>()
+        );
         assert_eq!(volume.referenced_blocks(), 4 * blocks.len() as u64);
     }
 }
 
-fn spawn(shared: &Arc<Shared>, task: impl FnOnce(&Shared) + Send + 'static) -> thread::JoinHandle<()> {
+fn spawn(
+    shared: &Arc<Shared>,
+    task: impl FnOnce(&Shared) + Send + 'static,
+) -> thread::JoinHandle<()> {
     let shared = Arc::clone(shared);
     thread::spawn("model", move || task(&shared))
 }
 
 /// Runs a cursor over everything: keys ascend, and those that stay throughout are among them.
 fn assert_cursor_sees(shared: &Shared, lasting: &[u64]) {
-    let seen: Vec<Key> = shared.tree.range(Key::MIN..=Key::MAX).map(|item| item.expect("readable").0).collect();
+    let seen: Vec<Key> =
+        shared.tree.range(Key::MIN..=Key::MAX).map(|item| item.expect("readable").0).collect();
     assert!(seen.is_sorted_by(|left, right| left < right), "{seen:?}");
     assert!(lasting.iter().all(|index| seen.contains(&key(*index))), "{seen:?}");
 }
@@ -96,7 +108,8 @@ fn growth_beside_a_cursor() {
     }
 }
 
-/// Two leaves split and are copied side by side, while one writer takes the short way; a cursor runs through them.
+/// Two leaves split and are copied side by side, while one writer takes the short way; a cursor
+/// runs through them.
 #[test]
 fn splits_beside_a_cursor() {
     for frozen in [false, true] {
@@ -109,15 +122,20 @@ fn splits_beside_a_cursor() {
                     assert_eq!(shared.insert(7, 1), None);
                 }),
                 spawn(&shared, |shared| assert_eq!(shared.insert(11, 1), None)),
-                spawn(&shared, |shared| assert_eq!(version_of(4, &shared.insert(4, 9).expect("there")), 0)),
-                spawn(&shared, |shared| assert_cursor_sees(shared, &[0, 2, 4, 6, 8, 10, 12, 14, 16])),
+                spawn(&shared, |shared| {
+                    assert_eq!(version_of(4, &shared.insert(4, 9).expect("there")), 0)
+                }),
+                spawn(&shared, |shared| {
+                    assert_cursor_sees(shared, &[0, 2, 4, 6, 8, 10, 12, 14, 16])
+                }),
             ]);
             shared.finish(&[0, 1, 2, 4, 6, 7, 8, 10, 11, 12, 14, 16]);
         });
     }
 }
 
-/// Removals merge or balance the leaves, may collapse the root, while a reader looks for what stays and a writer inserts.
+/// Removals merge or balance the leaves, may collapse the root, while a reader looks for what stays
+/// and a writer inserts.
 #[test]
 fn merges_beside_a_reader() {
     for frozen in [false, true] {
@@ -139,7 +157,8 @@ fn merges_beside_a_reader() {
                 spawn(&shared, |shared| assert_eq!(shared.insert(9, 1), None)),
                 spawn(&shared, |shared| {
                     version_of(8, &shared.tree.get(&key(8)).expect("readable").expect("stays"));
-                    let (last, _) = shared.tree.last(Key::MIN..=key(8)).expect("readable").expect("stays");
+                    let (last, _) =
+                        shared.tree.last(Key::MIN..=key(8)).expect("readable").expect("stays");
                     assert_eq!(last, key(8));
                     assert_cursor_sees(shared, &[8, 10]);
                 }),
@@ -180,20 +199,25 @@ fn a_write_beside_the_next_transaction() {
 fn misses_beside_changes() {
     check(|| {
         let shared = Shared::new(9, true);
-        let Some(Shared { mut volume, tree }) = Arc::into_inner(shared) else { panic!("not shared yet") };
+        let Some(Shared { mut volume, tree }) = Arc::into_inner(shared) else {
+            panic!("not shared yet")
+        };
         let tree = volume.reopen(tree.root());
         let shared = Arc::new(Shared { volume, tree });
         join_all(vec![
             spawn(&shared, |shared| assert!(shared.remove(0).is_some())),
             spawn(&shared, |shared| assert_eq!(shared.insert(5, 1), None)),
-            spawn(&shared, |shared| assert!(shared.tree.get(&key(16)).expect("readable").is_some())),
+            spawn(&shared, |shared| {
+                assert!(shared.tree.get(&key(16)).expect("readable").is_some())
+            }),
             spawn(&shared, |shared| assert_cursor_sees(shared, &[2, 4, 6, 8, 10, 12, 14, 16])),
         ]);
         shared.finish(&[2, 4, 5, 6, 8, 10, 12, 14, 16]);
     });
 }
 
-/// Every key is known to the routes, so that nobody needs a lock above the leaves until something changes.
+/// Every key is known to the routes, so that nobody needs a lock above the leaves until something
+/// changes.
 fn warm(shared: &Shared, keys: u64) {
     for index in (0..keys).map(|index| 2 * index) {
         assert!(shared.tree.get(&key(index)).expect("readable").is_some());
@@ -204,13 +228,15 @@ fn warm(shared: &Shared, keys: u64) {
 fn assert_versions_ascend(shared: &Shared, index: u64) {
     let mut last = 0;
     for _ in 0..4 {
-        let version = version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("stays"));
+        let version =
+            version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("stays"));
         assert!(version >= last, "version {version} of {index} after {last}");
         last = version;
     }
 }
 
-/// Lookups and changes in place follow routes while the leaves that they lead to split, are copied and move.
+/// Lookups and changes in place follow routes while the leaves that they lead to split, are copied
+/// and move.
 #[test]
 fn routes_beside_splits_and_copies() {
     for frozen in [false, true] {
@@ -224,7 +250,10 @@ fn routes_beside_splits_and_copies() {
                 }),
                 spawn(&shared, |shared| {
                     for version in 1..4 {
-                        assert_eq!(version_of(6, &shared.insert(6, version).expect("there")), version - 1);
+                        assert_eq!(
+                            version_of(6, &shared.insert(6, version).expect("there")),
+                            version - 1
+                        );
                     }
                 }),
                 spawn(&shared, |shared| assert_versions_ascend(shared, 6)),
@@ -233,7 +262,10 @@ fn routes_beside_splits_and_copies() {
                     assert_cursor_sees(shared, &[0, 2, 4, 6, 8, 10, 12, 14, 16]);
                 }),
             ]);
-            assert_eq!(version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("there")), 3);
+            assert_eq!(
+                version_of(6, &shared.tree.get(&key(6)).expect("readable").expect("there")),
+                3
+            );
             shared.finish(&[0, 1, 2, 4, 5, 6, 8, 10, 12, 14, 16]);
         });
     }
@@ -261,7 +293,10 @@ fn routes_beside_merges() {
                 }),
                 spawn(&shared, |shared| {
                     for version in 1..4 {
-                        assert_eq!(version_of(8, &shared.insert(8, version).expect("there")), version - 1);
+                        assert_eq!(
+                            version_of(8, &shared.insert(8, version).expect("there")),
+                            version - 1
+                        );
                     }
                 }),
                 spawn(&shared, |shared| {
@@ -274,8 +309,8 @@ fn routes_beside_merges() {
     }
 }
 
-/// The cut freezes what was changed in place a moment ago: the commit writes the state of the cut, whoever comes after it
-/// copies, and readers notice nothing.
+/// The cut freezes what was changed in place a moment ago: the commit writes the state of the cut,
+/// whoever comes after it copies, and readers notice nothing.
 #[test]
 fn routes_beside_the_cut() {
     check_routes(|| {
@@ -289,7 +324,10 @@ fn routes_beside_the_cut() {
                     let reservation = shared.volume.reserve(shared.tree.worst_case(1));
                     let generation = running.read();
                     let change = Change { generation: *generation, reservation: &reservation };
-                    let old = shared.tree.insert(&change, key(index), &value(index, version, 3_000)).expect("insertion works");
+                    let old = shared
+                        .tree
+                        .insert(&change, key(index), &value(index, version, 3_000))
+                        .expect("insertion works");
                     assert_eq!(version_of(index, &old.expect("there")), version - 1);
                 }
             }
@@ -301,13 +339,22 @@ fn routes_beside_the_cut() {
             spawn(&shared, move |shared| {
                 let mut running = cut.write();
                 let (nodes, root) = (shared.volume.cache.take_dirty(*running), shared.tree.root());
-                let version = |index| version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there"));
+                let version = |index| {
+                    version_of(
+                        index,
+                        &shared.tree.get(&key(index)).expect("readable").expect("there"),
+                    )
+                };
                 let versions = [4, 12].map(version);
                 *running = running.next();
                 drop(running);
                 shared.volume.cache.write(&nodes).expect("the device works");
                 let (items, _) = shared.volume.check(root);
-                assert_eq!([4, 12].map(|index| version_of(index, &items[&key(index)])), versions, "the cut's state");
+                assert_eq!(
+                    [4, 12].map(|index| version_of(index, &items[&key(index)])),
+                    versions,
+                    "the cut's state"
+                );
             }),
             spawn(&shared, |shared| {
                 assert_versions_ascend(shared, 4);
@@ -315,7 +362,10 @@ fn routes_beside_the_cut() {
             }),
         ]);
         for index in [4, 12] {
-            assert_eq!(version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there")), 3);
+            assert_eq!(
+                version_of(index, &shared.tree.get(&key(index)).expect("readable").expect("there")),
+                3
+            );
         }
     });
 }

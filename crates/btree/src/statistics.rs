@@ -87,7 +87,8 @@ impl LockWaits {
 
     /// Adds the counts to `statistics`.
     pub(crate) fn report(&self, statistics: &mut CacheStatistics) {
-        statistics.quick_descents = self.quick.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum();
+        statistics.quick_descents =
+            self.quick.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum();
         (statistics.root_lock_waits, statistics.root_write_lock_waits) = self.root.report();
         (statistics.inner_lock_waits, statistics.inner_write_lock_waits) = self.inner.report();
         (statistics.leaf_lock_waits, statistics.leaf_write_lock_waits) = self.leaf.report();

@@ -1,9 +1,11 @@
-//! A small volume for tests: a device, its space, a cache, and commits; and a checker that trusts none of them.
+//! A small volume for tests: a device, its space, a cache, and commits; and a checker that trusts
+//! none of them.
 #![cfg_attr(feature = "shuttle", allow(dead_code))] // the models use a part of it
 use crate::{Change, NodeCache, Tree, TreeError, WriteReport};
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_format::{
-    BlockNumber, Generation, Geometry, InodeNumber, ItemKind, Key, NODE_BLOCKS, NODE_SIZE, Node, NodePointer, TREE_FILES, VolumeId,
+    BlockNumber, Generation, Geometry, InodeNumber, ItemKind, Key, NODE_BLOCKS, NODE_SIZE, Node,
+    NodePointer, TREE_FILES, VolumeId,
 };
 use cairn_space::{Request, Reservation, Space, Urgency};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +14,13 @@ use std::sync::Arc;
 pub(crate) const VOLUME: VolumeId = VolumeId(*b"btree test bytes");
 pub(crate) type Model = BTreeMap<Key, Vec<u8>>;
 
-/// A cache. With the feature `baselines` its nodes have the locks that came before, and descents are locked: so the tests
-/// run over both.
-fn new_cache(device: &Arc<dyn BlockDevice>, geometry: Geometry, cache_bytes: u64) -> Arc<NodeCache> {
+/// A cache. With the feature `baselines` its nodes have the locks that came before, and descents
+/// are locked: so the tests run over both.
+fn new_cache(
+    device: &Arc<dyn BlockDevice>,
+    geometry: Geometry,
+    cache_bytes: u64,
+) -> Arc<NodeCache> {
     let cache = NodeCache::new(Arc::clone(device), VOLUME, geometry, cache_bytes);
     #[cfg(feature = "baselines")]
     let cache = cache.with_waking_locks(true).with_locked_descents(true);
@@ -37,19 +43,28 @@ impl TestVolume {
     }
 
     pub(crate) fn on(device: Arc<dyn BlockDevice>, cache_bytes: u64) -> TestVolume {
-        let geometry = Geometry::for_size(device.length_bytes(), None).expect("the volume is large enough");
+        let geometry =
+            Geometry::for_size(device.length_bytes(), None).expect("the volume is large enough");
         let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
         let cache = new_cache(&device, geometry, cache_bytes);
         TestVolume { device, geometry, space, cache, running: Generation(7), cache_bytes }
     }
 
     pub(crate) fn reserve(&self, nodes: u64) -> Reservation {
-        self.space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit).expect("the volume has room")
+        self.space
+            .reserve(Request { data_blocks: 0, nodes }, Urgency::Commit)
+            .expect("the volume has room")
     }
 
     pub(crate) fn create(&self) -> Tree {
         let reservation = self.reserve(1);
-        Tree::create(Arc::clone(&self.cache), Arc::clone(&self.space), TREE_FILES, &self.change(&reservation)).expect("one node")
+        Tree::create(
+            Arc::clone(&self.cache),
+            Arc::clone(&self.space),
+            TREE_FILES,
+            &self.change(&reservation),
+        )
+        .expect("one node")
     }
 
     pub(crate) fn change<'a>(&self, reservation: &'a Reservation) -> Change<'a> {
@@ -102,8 +117,8 @@ impl TestVolume {
         page.try_into().expect("size matches")
     }
 
-    /// Reads the committed tree at `root` from the device, checks everything that is said of its structure, and returns the
-    /// items and the nodes' blocks.
+    /// Reads the committed tree at `root` from the device, checks everything that is said of its
+    /// structure, and returns the items and the nodes' blocks.
     pub(crate) fn check(&self, root: NodePointer) -> (Model, BTreeSet<BlockNumber>) {
         let mut checker = Checker { volume: self, items: Model::new(), blocks: BTreeSet::new() };
         checker.node(root, Key::MIN, None, true);
@@ -114,7 +129,11 @@ impl TestVolume {
     pub(crate) fn check_holds(&self, root: NodePointer, model: &Model) {
         let (items, blocks) = self.check(root);
         assert_same(&items, model);
-        assert_eq!(self.referenced_blocks(), blocks.len() as u64 * NODE_BLOCKS, "nodes that are referenced but not reachable");
+        assert_eq!(
+            self.referenced_blocks(),
+            blocks.len() as u64 * NODE_BLOCKS,
+            "nodes that are referenced but not reachable"
+        );
     }
 }
 
@@ -126,10 +145,17 @@ struct Checker<'a> {
 
 impl Checker<'_> {
     fn node(&mut self, pointer: NodePointer, lower: Key, upper: Option<Key>, is_root: bool) {
-        let node = Node::decode(self.volume.read_page(pointer.block), VOLUME, pointer.block).expect("a written node is valid");
+        let node = Node::decode(self.volume.read_page(pointer.block), VOLUME, pointer.block)
+            .expect("a written node is valid");
         assert!(self.blocks.insert(pointer.block), "two pointers to {}", pointer.block);
-        assert_eq!((node.generation(), node.level(), node.tree()), (pointer.generation, pointer.level, TREE_FILES));
-        assert!(node.items().all(|(key, _)| key >= lower && upper.is_none_or(|upper| key < upper)), "keys within bounds");
+        assert_eq!(
+            (node.generation(), node.level(), node.tree()),
+            (pointer.generation, pointer.level, TREE_FILES)
+        );
+        assert!(
+            node.items().all(|(key, _)| key >= lower && upper.is_none_or(|upper| key < upper)),
+            "keys within bounds"
+        );
         if node.level() == 0 {
             assert!(is_root || node.count() > 0, "empty leaf at {}", pointer.block);
             self.items.extend(node.items().map(|(key, value)| (key, value.to_vec())));
@@ -139,7 +165,11 @@ impl Checker<'_> {
         assert!(!is_root || node.count() > 1, "a root with one child");
         for index in 0..node.count() {
             let child = node.child(index);
-            let pointer = NodePointer { block: child.block, generation: child.generation, level: node.level() - 1 };
+            let pointer = NodePointer {
+                block: child.block,
+                generation: child.generation,
+                level: node.level() - 1,
+            };
             let next = if index + 1 < node.count() { Some(node.key(index + 1)) } else { upper };
             self.node(pointer, node.key(index), next, false);
         }

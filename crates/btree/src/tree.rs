@@ -1,12 +1,13 @@
 //! A tree: its root pointer, and the descents that change nothing.
 //!
-//! Readers follow routes to a leaf without a lock (`quick.rs`). Where those aren't known they couple hand over hand with
-//! shared locks: the child's lock is taken, then the parent's released; for a child's lock that is taken they wait with nothing
-//! locked, and begin again ([`Patience`]). While a lock is held on a parent, its pointers are
-//! valid: whoever frees a child holds the parent's exclusive lock.
+//! Readers follow routes to a leaf without a lock (`quick.rs`). Where those aren't known they
+//! couple hand over hand with shared locks: the child's lock is taken, then the parent's released;
+//! for a child's lock that is taken they wait with nothing locked, and begin again ([`Patience`]).
+//! While a lock is held on a parent, its pointers are valid: whoever frees a child holds the
+//! parent's exclusive lock.
 //!
-//! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down. A descent with shared locks may
-//! read from the device; the locks that it holds then are shared ones.
+//! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down. A descent
+//! with shared locks may read from the device; the locks that it holds then are shared ones.
 use crate::TreeError;
 use crate::cache::NodeCache;
 use crate::change::Change;
@@ -22,7 +23,8 @@ use cairn_space::Space;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// So often a descent begins again; then it waits where it is, or a leaf that is never free could starve it.
+/// So often a descent begins again; then it waits where it is, or a leaf that is never free could
+/// starve it.
 const BEGIN_AGAIN_MAX: u32 = 4;
 
 /// A B-tree of items, used by many threads at once.
@@ -31,8 +33,8 @@ pub struct Tree {
     pub(crate) space: Arc<Space>,
     id: TreeId,
     root: RwLock<NodePointer>,
-    /// The root in memory, for who takes no lock on the way to a leaf. Set under the root pointer's lock, and withdrawn
-    /// under its exclusive one.
+    /// The root in memory, for who takes no lock on the way to a leaf. Set under the root pointer's
+    /// lock, and withdrawn under its exclusive one.
     pub(crate) root_node: Published<NodeBody>,
 }
 
@@ -77,14 +79,26 @@ pub(crate) enum Arrival {
 impl Tree {
     /// The tree whose root is at `root`. Nothing is read yet.
     pub fn open(cache: Arc<NodeCache>, space: Arc<Space>, id: TreeId, root: NodePointer) -> Tree {
-        Tree { cache, space, id, root: RwLock::new(Rank::TREE_ROOT, root), root_node: Published::empty() }
+        Tree {
+            cache,
+            space,
+            id,
+            root: RwLock::new(Rank::TREE_ROOT, root),
+            root_node: Published::empty(),
+        }
     }
 
-    /// A new tree without items: one leaf, made by the running transaction; takes one node of the reservation.
+    /// A new tree without items: one leaf, made by the running transaction; takes one node of the
+    /// reservation.
     ///
     /// # Errors
     /// [`TreeError::Space`] when the reservation holds no node.
-    pub fn create(cache: Arc<NodeCache>, space: Arc<Space>, id: TreeId, change: &Change<'_>) -> Result<Tree, TreeError> {
+    pub fn create(
+        cache: Arc<NodeCache>,
+        space: Arc<Space>,
+        id: TreeId,
+        change: &Change<'_>,
+    ) -> Result<Tree, TreeError> {
         let tree = Tree::open(cache, space, id, NodePointer::default());
         let pointer = tree.new_node(change, 0)?.handle.root_pointer();
         *tree.root.write() = pointer;
@@ -109,11 +123,16 @@ impl Tree {
         self.get_with(key, <[u8]>::to_vec)
     }
 
-    /// What `read` makes of the value under `key`. It runs under the leaf's shared lock, so it must not use a tree.
+    /// What `read` makes of the value under `key`. It runs under the leaf's shared lock, so it must
+    /// not use a tree.
     ///
     /// # Errors
     /// When a node on the way can't be read.
-    pub fn get_with<R>(&self, key: &Key, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, TreeError> {
+    pub fn get_with<R>(
+        &self,
+        key: &Key,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>, TreeError> {
         let leaf = self.leaf(key)?.node;
         Ok(leaf.search(key).ok().map(|index| read(leaf.value(index))))
     }
@@ -123,7 +142,8 @@ impl Tree {
         self.quick_leaf(key).is_some()
     }
 
-    /// The items whose keys lie in `keys`, in order. See [`Range`] for what it does while others change the tree.
+    /// The items whose keys lie in `keys`, in order. See [`Range`] for what it does while others
+    /// change the tree.
     pub fn range(&self, keys: RangeInclusive<Key>) -> Range<'_> {
         Range::new(self, keys)
     }
@@ -176,7 +196,12 @@ impl Tree {
     }
 
     /// Locks `node` shared, below another one that is locked, and checks its keys.
-    pub(crate) fn read_below(&self, node: NodeHandle, expected: &Expected, patience: Patience) -> Result<ReadNode, Stop> {
+    pub(crate) fn read_below(
+        &self,
+        node: NodeHandle,
+        expected: &Expected,
+        patience: Patience,
+    ) -> Result<ReadNode, Stop> {
         let node = match patience {
             Patience::BeginAgain => node.try_read().map_err(|node| Stop::Busy(node, false))?,
             Patience::Wait => node.read(&self.cache.waits),
@@ -186,7 +211,13 @@ impl Tree {
     }
 
     /// Locks `node` exclusively, below another one that is locked, and checks its keys.
-    pub(crate) fn write_below(&self, node: NodeHandle, class: Class, expected: &Expected, patience: Patience) -> Result<WriteNode, Stop> {
+    pub(crate) fn write_below(
+        &self,
+        node: NodeHandle,
+        class: Class,
+        expected: &Expected,
+        patience: Patience,
+    ) -> Result<WriteNode, Stop> {
         let node = match patience {
             Patience::BeginAgain => node.try_write(class).map_err(|node| Stop::Busy(node, true))?,
             Patience::Wait => node.write(class, &self.cache.waits),
@@ -206,11 +237,18 @@ impl Tree {
 
     /// Waits, with no lock of the tree held, until a node that stopped a descent is free.
     pub(crate) fn await_node(&self, node: NodeHandle, exclusive: bool) {
-        if exclusive { drop(node.write(Class::First, &self.cache.waits)) } else { drop(node.read(&self.cache.waits)) }
+        if exclusive {
+            drop(node.write(Class::First, &self.cache.waits))
+        } else {
+            drop(node.read(&self.cache.waits))
+        }
     }
 
     /// Runs a shared descent until it meets no lock that is taken, or may wait for it.
-    pub(crate) fn patiently<T>(&self, mut attempt: impl FnMut(Patience) -> Result<T, Stop>) -> Result<T, TreeError> {
+    pub(crate) fn patiently<T>(
+        &self,
+        mut attempt: impl FnMut(Patience) -> Result<T, Stop>,
+    ) -> Result<T, TreeError> {
         let mut begun_again = 0;
         loop {
             match attempt(self.patience(begun_again)) {
@@ -233,7 +271,12 @@ impl Tree {
     }
 
     /// Child `index` of `parent`, of which `expected` is known; the parent's lock is held.
-    fn fetch_child(&self, parent: &ReadNode, index: usize, expected: &Expected) -> Result<NodeHandle, TreeError> {
+    fn fetch_child(
+        &self,
+        parent: &ReadNode,
+        index: usize,
+        expected: &Expected,
+    ) -> Result<NodeHandle, TreeError> {
         match parent.handle.routes.child(parent, index) {
             Some(known) => {
                 known.note_use();
@@ -256,7 +299,11 @@ impl Tree {
             while node.level() > 0 {
                 let index = node.child_index(key);
                 expected = self.child(&node, expected.bounds, index);
-                let child = self.read_below(self.fetch_child(&node, index, &expected)?, &expected, patience)?;
+                let child = self.read_below(
+                    self.fetch_child(&node, index, &expected)?,
+                    &expected,
+                    patience,
+                )?;
                 node.learn_child(index, &child.handle);
                 // The assignment drops the parent's lock, after the child's was taken.
                 node = child;
@@ -266,15 +313,24 @@ impl Tree {
         })
     }
 
-    /// The leaf that holds `key`: under its exclusive lock if the transaction `running` made it, otherwise under its
-    /// shared lock. `visit` sees each inner node on the way, under its shared lock; it may see a way more than once.
-    pub(crate) fn arrive(&self, key: &Key, running: Generation, mut visit: impl FnMut(&Node)) -> Result<Arrival, TreeError> {
+    /// The leaf that holds `key`: under its exclusive lock if the transaction `running` made it,
+    /// otherwise under its shared lock. `visit` sees each inner node on the way, under its shared
+    /// lock; it may see a way more than once.
+    pub(crate) fn arrive(
+        &self,
+        key: &Key,
+        running: Generation,
+        mut visit: impl FnMut(&Node),
+    ) -> Result<Arrival, TreeError> {
         self.patiently(|patience| {
             let pointer = self.read_root();
             let mut expected = self.expected_root(*pointer);
             let mut handle = self.fetch_root(&expected)?;
             if handle.level == 0 && handle.generation == running {
-                return Ok(Arrival::Own { leaf: self.write_below(handle, Class::First, &expected, patience)?, is_root: true });
+                return Ok(Arrival::Own {
+                    leaf: self.write_below(handle, Class::First, &expected, patience)?,
+                    is_root: true,
+                });
             }
             let mut node = self.read_below(handle, &expected, patience)?;
             drop(pointer);
@@ -296,7 +352,8 @@ impl Tree {
         })
     }
 
-    /// The node at `level` on the way to `key`, under its exclusive lock, if the transaction `running` made it.
+    /// The node at `level` on the way to `key`, under its exclusive lock, if the transaction
+    /// `running` made it.
     pub(crate) fn anchor(
         &self,
         key: &Key,

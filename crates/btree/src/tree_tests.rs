@@ -31,13 +31,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn check_last(tree: &Tree, model: &Model, first: u64, last: u64) {
     let found = tree.last(key(first)..=key(last)).expect("readable");
-    let expected = if first <= last { model.range(key(first)..=key(last)).next_back() } else { None };
+    let expected =
+        if first <= last { model.range(key(first)..=key(last)).next_back() } else { None };
     assert_eq!(found.as_ref().map(|(key, value)| (key, value)), expected);
 }
 
 fn check_range(tree: &Tree, model: &Model, first: u64, last: u64) {
-    let found: Model = tree.range(key(first)..=key(last)).map(|item| item.expect("readable")).collect();
-    let expected = if first <= last { model.range(key(first)..=key(last)).map(|(k, v)| (*k, v.clone())).collect() } else { Model::new() };
+    let found: Model =
+        tree.range(key(first)..=key(last)).map(|item| item.expect("readable")).collect();
+    let expected = if first <= last {
+        model.range(key(first)..=key(last)).map(|(k, v)| (*k, v.clone())).collect()
+    } else {
+        Model::new()
+    };
     assert_same(&found, &expected);
 }
 
@@ -50,10 +56,15 @@ fn run(steps: Vec<Step>) {
             Step::Insert(index, bytes) => {
                 let value = value(index, version as u64, bytes);
                 let value = &value[..bytes.clamp(16, VALUE_BYTES_MAX)];
-                assert_eq!(volume.insert(&tree, key(index), value), model.insert(key(index), value.to_vec()));
+                assert_eq!(
+                    volume.insert(&tree, key(index), value),
+                    model.insert(key(index), value.to_vec())
+                );
                 assert_eq!(tree.get(&key(index)).expect("readable").as_deref(), Some(value));
             }
-            Step::Remove(index) => assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index))),
+            Step::Remove(index) => {
+                assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)))
+            }
             Step::RemoveRun(first, count) => {
                 for index in first..first + count {
                     assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)));
@@ -212,7 +223,8 @@ fn an_old_root_reads_the_old_state_until_its_blocks_are_free() {
     assert_same(&all_items(&tree), &new);
 }
 
-/// What single changes and batches take never exceeds the bound, with copies on every level and in trees of any height.
+/// What single changes and batches take never exceeds the bound, with copies on every level and in
+/// trees of any height.
 #[test]
 fn the_bound_on_nodes_holds() {
     let mut random = Seeded::new(8);
@@ -230,7 +242,8 @@ fn the_bound_on_nodes_holds() {
             for _ in 0..batch {
                 let index = random.below(keys);
                 if random.chance(inserts, 5) {
-                    tree.insert(&change, key(index), &value(index, 0, bytes)).expect("the bound holds");
+                    tree.insert(&change, key(index), &value(index, 0, bytes))
+                        .expect("the bound holds");
                 } else {
                     tree.remove(&change, &key(index)).expect("the bound holds");
                 }
@@ -253,7 +266,13 @@ fn a_reservation_that_is_too_small_is_an_error_and_leaves_the_items() {
     for nodes in 0..2 {
         let reservation = volume.reserve(nodes);
         let result = tree.insert(&volume.change(&reservation), key(9_999), b"x");
-        assert!(matches!(result, Err(TreeError::Space { source: SpaceError::ReservationExhausted { .. }, .. })), "{nodes}: {result:?}");
+        assert!(
+            matches!(
+                result,
+                Err(TreeError::Space { source: SpaceError::ReservationExhausted { .. }, .. })
+            ),
+            "{nodes}: {result:?}"
+        );
     }
     assert_same(&all_items(&tree), &model);
     volume.insert(&tree, key(9_999), b"x");
@@ -271,12 +290,19 @@ fn empty_and_extreme_ranges() {
     }
     assert_eq!(tree.range(Key::MIN..=Key::MAX).count(), 2);
     assert_eq!(tree.range(Key::MAX..=Key::MIN).count(), 0);
-    assert_eq!(tree.last(Key::MIN..=key(0)).expect("readable"), Some((Key::MIN, b"extreme".to_vec())));
-    assert_eq!(tree.last(key(0)..=Key::MAX).expect("readable"), Some((Key::MAX, b"extreme".to_vec())));
+    assert_eq!(
+        tree.last(Key::MIN..=key(0)).expect("readable"),
+        Some((Key::MIN, b"extreme".to_vec()))
+    );
+    assert_eq!(
+        tree.last(key(0)..=Key::MAX).expect("readable"),
+        Some((Key::MAX, b"extreme".to_vec()))
+    );
     assert_eq!(tree.last(Key::MAX..=Key::MIN).expect("readable"), None);
 }
 
-/// A first leaf that becomes empty although merging and balancing don't help: its keys pass to the next one.
+/// A first leaf that becomes empty although merging and balancing don't help: its keys pass to the
+/// next one.
 #[test]
 fn an_empty_first_leaf_leaves_its_keys_to_the_next() {
     let mut volume = TestVolume::new(64 << 20, 1 << 20);
@@ -292,7 +318,11 @@ fn an_empty_first_leaf_leaves_its_keys_to_the_next() {
     }
     volume.commit();
     volume.check_holds(tree.root(), &model);
-    assert_eq!((tree.root().level, volume.referenced_blocks()), (1, 3 * NODE_BLOCKS), "a root and two leaves are left");
+    assert_eq!(
+        (tree.root().level, volume.referenced_blocks()),
+        (1, 3 * NODE_BLOCKS),
+        "a root and two leaves are left"
+    );
     for index in 0..3 {
         assert_eq!(volume.insert(&tree, key(index), &value(index, 1, 100)), None);
         model.insert(key(index), value(index, 1, 100));
@@ -307,12 +337,20 @@ fn a_removal_reads_the_sibling_that_it_merges_with() {
     let mut volume = TestVolume::new(64 << 20, 1 << 20);
     let order: Vec<u64> = (0..42).collect();
     let (tree, mut model) = filled(&mut volume, &order, 1_000);
-    assert_eq!(volume.referenced_blocks(), 4 * NODE_BLOCKS, "a root and three leaves of fourteen items");
+    assert_eq!(
+        volume.referenced_blocks(),
+        4 * NODE_BLOCKS,
+        "a root and three leaves of fourteen items"
+    );
     for index in (0..11).chain(14..20) {
         assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)));
     }
     volume.commit();
-    assert_eq!(volume.referenced_blocks(), 4 * NODE_BLOCKS, "three items in the first leaf, eight in the next");
+    assert_eq!(
+        volume.referenced_blocks(),
+        4 * NODE_BLOCKS,
+        "three items in the first leaf, eight in the next"
+    );
     let tree = volume.reopen(tree.root());
     assert_eq!(volume.remove(&tree, key(11)), model.remove(&key(11)));
     volume.commit();

@@ -1,7 +1,8 @@
-//! Makes a volume in an image file or on a block device, and refuses to overwrite anything by mistake.
+//! Makes a volume in an image file or on a block device, and refuses to overwrite anything by
+//! mistake.
 //!
-//! Invariants: without `force` nothing is changed on a device that holds data; a file that was created here is removed
-//! again when no volume could be made in it, also after Ctrl-C (`making`).
+//! Invariants: without `force` nothing is changed on a device that holds data; a file that was
+//! created here is removed again when no volume could be made in it, also after Ctrl-C (`making`).
 use crate::making::Making;
 use crate::progress::ProgressBar;
 use crate::signature;
@@ -19,7 +20,8 @@ use std::path::Path;
 
 /// Bytes between two steps of the progress bar.
 const PREALLOCATE_STEP_BYTES: u64 = 64 << 20;
-/// The host allocates the bitmaps of an image file when it is made if they take no more than this: those of 512 GiB.
+/// The host allocates the bitmaps of an image file when it is made if they take no more than this:
+/// those of 512 GiB.
 const BITMAPS_ALLOCATED_BYTES_MAX: u64 = 64 << 20;
 
 /// The volume that is wanted.
@@ -65,12 +67,17 @@ pub fn content(image: &Path) -> anyhow::Result<Content> {
         Err(error) => return Err(error).with_context(cannot_read),
     };
     let file_type = metadata.file_type();
-    ensure!(file_type.is_file() || file_type.is_block_device(), "{} is neither a regular file nor a block device", image.display());
+    ensure!(
+        file_type.is_file() || file_type.is_block_device(),
+        "{} is neither a regular file nor a block device",
+        image.display()
+    );
     let file = File::open(image).with_context(cannot_read)?;
     if let Some(name) = signature::recognise(&file).with_context(cannot_read)? {
         return Ok(Content::Known(name));
     }
-    // A disk always has bytes; without a signature they mean nothing. A file's mean something to somebody.
+    // A disk always has bytes; without a signature they mean nothing. A file's mean something to
+    // somebody.
     let has_data = file_type.is_file() && rustix::fs::seek(&file, SeekFrom::Data(0)).is_ok();
     Ok(if has_data { Content::Unknown } else { Content::Empty })
 }
@@ -83,8 +90,10 @@ pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
     expect_free(wanted)?;
     let content = content(wanted.image)?;
     let image = wanted.image.display();
-    check_file(wanted).with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
-    let device = if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
+    check_file(wanted)
+        .with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
+    let device =
+        if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
     let result = write_volume(&device, wanted);
     wanted.making.finish();
     if result.is_err() && content == Content::Missing {
@@ -98,22 +107,35 @@ pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
 pub fn expect_free(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
     let image = wanted.image.display();
     match content(wanted.image)? {
-        Content::Known(name) if !wanted.force => bail!("{image} holds {name}; use --force to overwrite it"),
-        Content::Unknown if !wanted.force => bail!("{image} is not empty; use --force to overwrite it"),
+        Content::Known(name) if !wanted.force => {
+            bail!("{image} holds {name}; use --force to overwrite it")
+        }
+        Content::Unknown if !wanted.force => {
+            bail!("{image} is not empty; use --force to overwrite it")
+        }
         _ => Ok(()),
     }
 }
 
 /// What can be known to be impossible before anything is touched.
 fn check_file(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
-    let existing_bytes = fs::metadata(wanted.image).map_or(0, |metadata| if metadata.is_file() { metadata.len() } else { 0 });
+    let existing_bytes = fs::metadata(wanted.image)
+        .map_or(0, |metadata| if metadata.is_file() { metadata.len() } else { 0 });
     let bytes = wanted.size.map_or(existing_bytes, whole_blocks_bytes);
     check(wanted, bytes)?;
     if wanted.preallocate && bytes > 0 {
-        let parent = wanted.image.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = wanted
+            .image
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         let host = rustix::fs::statvfs(parent)?;
         let free_bytes = host.f_bavail * host.f_frsize + existing_bytes;
-        ensure!(bytes <= free_bytes, "{} has only {free_bytes} bytes free, {bytes} are to be written", parent.display());
+        ensure!(
+            bytes <= free_bytes,
+            "{} has only {free_bytes} bytes free, {bytes} are to be written",
+            parent.display()
+        );
     }
     Ok(())
 }
@@ -126,13 +148,23 @@ pub fn check(wanted: &NewVolume<'_>, bytes: u64) -> anyhow::Result<()> {
         label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
         "the label has {label_bytes} bytes, but {LABEL_BYTES} are possible"
     );
-    if (bytes > 0 || wanted.size.is_some()) && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none() {
-        let (smallest, log_smallest) = (Geometry::VOLUME_BYTES_MIN >> 20, (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20);
+    if (bytes > 0 || wanted.size.is_some())
+        && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none()
+    {
+        let (smallest, log_smallest) = (
+            Geometry::VOLUME_BYTES_MIN >> 20,
+            (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20,
+        );
         match wanted.log_size {
             Some(log) if bytes >= Geometry::VOLUME_BYTES_MIN => {
-                bail!("a log of {log} does not fit: it needs at least {log_smallest}M, and half of the volume must be left for files")
+                bail!(
+                    "a log of {log} does not fit: it needs at least {log_smallest}M, and half of the volume must be left for files"
+                )
             }
-            _ => bail!("{} is too small: a volume has at least {smallest}M", wanted.size.unwrap_or(Size { bytes })),
+            _ => bail!(
+                "{} is too small: a volume has at least {smallest}M",
+                wanted.size.unwrap_or(Size { bytes })
+            ),
         }
     }
     Ok(())
@@ -144,19 +176,31 @@ pub fn whole_blocks_bytes(size: Size) -> u64 {
 
 pub fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     let Some(size) = wanted.size else {
-        bail!("{} does not exist; give the size of a new image file, for example --size 4G", wanted.image.display());
+        bail!(
+            "{} does not exist; give the size of a new image file, for example --size 4G",
+            wanted.image.display()
+        );
     };
-    wanted.making.create(wanted.image, || Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?))
+    wanted
+        .making
+        .create(wanted.image, || Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?))
 }
 
-/// Opens what exists; a regular file gets the size that is asked for, once it is known that nobody uses it.
+/// Opens what exists; a regular file gets the size that is asked for, once it is known that nobody
+/// uses it.
 pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     let image = wanted.image.display();
     let device = FileDevice::open(wanted.image, OpenMode::ReadWrite)?;
     if device.is_block_device() {
-        ensure!(wanted.size.is_none(), "{image} is a block device and has its size; --size is for image files");
+        ensure!(
+            wanted.size.is_none(),
+            "{image} is a block device and has its size; --size is for image files"
+        );
         // The kernel refuses this while the device is mounted or part of another device.
-        let exclusive = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(wanted.image);
+        let exclusive = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::EXCL.bits().cast_signed())
+            .open(wanted.image);
         exclusive.with_context(|| format!("{image} is mounted or used by another device"))?;
         wanted.making.overwrite(wanted.image);
         return Ok(device);
@@ -166,10 +210,13 @@ pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
             drop(device);
             wanted.making.overwrite(wanted.image);
             let file = OpenOptions::new().write(true).open(wanted.image)?;
-            file.set_len(whole_blocks_bytes(size)).with_context(|| format!("{image}: cannot set its size to {size}"))?;
+            file.set_len(whole_blocks_bytes(size))
+                .with_context(|| format!("{image}: cannot set its size to {size}"))?;
             Ok(FileDevice::open(wanted.image, OpenMode::ReadWrite)?)
         }
-        None if device.length_bytes() == 0 => bail!("{image} is empty; give its size, for example --size 4G"),
+        None if device.length_bytes() == 0 => {
+            bail!("{image} is empty; give its size, for example --size 4G")
+        }
         _ => {
             wanted.making.overwrite(wanted.image);
             Ok(device)
@@ -204,8 +251,9 @@ fn clear(device: &FileDevice, geometry: &Geometry, everything: bool) -> anyhow::
     ranges.into_iter().try_for_each(|range| clear_range(device, range.start, range.end))
 }
 
-/// Where signatures of other file systems stand, and, in an image file, what is rewritten between flushes, so that the host has
-/// allocated it: superblocks, log, and the bitmaps as long as they are few; or everything.
+/// Where signatures of other file systems stand, and, in an image file, what is rewritten between
+/// flushes, so that the host has allocated it: superblocks, log, and the bitmaps as long as they
+/// are few; or everything.
 pub fn ranges_to_clear(geometry: &Geometry, on_disk: bool, everything: bool) -> Vec<Range<u64>> {
     let bytes = |blocks: Range<BlockNumber>| blocks.start.offset_bytes()..blocks.end.offset_bytes();
     let (table, log, copy) = (geometry.bitmap_table(), geometry.log(), geometry.superblock_copy());
@@ -245,11 +293,16 @@ mod tests {
             let ranges = ranges_to_clear(&geometry, false, false);
             let cleared: u64 = ranges.iter().map(|range| range.end - range.start).sum();
             let log_bytes = geometry.log_blocks * BLOCK_SIZE as u64;
-            assert!(cleared >= log_bytes && cleared < log_bytes + (1 << 20), "{size_bytes}: {cleared}");
+            assert!(
+                cleared >= log_bytes && cleared < log_bytes + (1 << 20),
+                "{size_bytes}: {cleared}"
+            );
             let table = geometry.bitmap_table().start.offset_bytes();
             assert_eq!(ranges.iter().any(|range| range.contains(&table)), table_counts);
             let whole = ranges_to_clear(&geometry, false, true);
-            assert!(matches!(&whole[..], [range] if range.start == 0 && range.end == geometry.total_blocks * BLOCK_SIZE as u64));
+            assert!(
+                matches!(&whole[..], [range] if range.start == 0 && range.end == geometry.total_blocks * BLOCK_SIZE as u64)
+            );
         }
     }
 }

@@ -61,20 +61,30 @@ pub fn create(wanted: &Wanted<'_>) -> anyhow::Result<Superblock> {
 /// # Errors
 /// When there is something else, or it can't be read.
 pub fn holds_volume(image: &Image) -> anyhow::Result<bool> {
-    let volume = if matches!(image, Image::Single(_)) { signature::CAIRN } else { signature::MEMBER };
+    let volume =
+        if matches!(image, Image::Single(_)) { signature::CAIRN } else { signature::MEMBER };
     let mut found = false;
     for path in image.paths() {
         match create::content(path)? {
             Content::Known(name) if name == volume => found = true,
-            Content::Known(name) => bail!("{} holds {name}, not a cairn volume; --create does not overwrite it", path.display()),
-            Content::Unknown => bail!("{} is not a cairn volume; --create does not overwrite it", path.display()),
+            Content::Known(name) => bail!(
+                "{} holds {name}, not a cairn volume; --create does not overwrite it",
+                path.display()
+            ),
+            Content::Unknown => {
+                bail!("{} is not a cairn volume; --create does not overwrite it", path.display())
+            }
             Content::Missing | Content::Empty => {}
         }
     }
     Ok(found)
 }
 
-fn create_composed(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf]) -> anyhow::Result<Superblock> {
+fn create_composed(
+    wanted: &Wanted<'_>,
+    kind: Kind,
+    paths: &[PathBuf],
+) -> anyhow::Result<Superblock> {
     image::expect_different(paths)?;
     let member_size = wanted.size.map(|size| member_size(kind, size, paths.len()));
     for path in paths {
@@ -82,14 +92,23 @@ fn create_composed(wanted: &Wanted<'_>, kind: Kind, paths: &[PathBuf]) -> anyhow
         let exists = create::content(path)? != Content::Missing;
         let is_device = exists && !fs::metadata(path)?.is_file();
         if is_device && member_size.is_some() {
-            bail!("{} is a block device and has its size; --size is for image files", path.display());
+            bail!(
+                "{} is a block device and has its size; --size is for image files",
+                path.display()
+            );
         }
         if !exists && member_size.is_none() {
-            bail!("{} does not exist; give the size of a new volume, for example --size 4G", path.display());
+            bail!(
+                "{} does not exist; give the size of a new volume, for example --size 4G",
+                path.display()
+            );
         }
     }
-    create::check(&wanted.on(&paths[0], wanted.size), wanted.size.map_or(0, create::whole_blocks_bytes))
-        .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
+    create::check(
+        &wanted.on(&paths[0], wanted.size),
+        wanted.size.map_or(0, create::whole_blocks_bytes),
+    )
+    .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
     let mut made = Vec::new();
     let result = make_members_and_volume(wanted, kind, paths, member_size, &mut made);
     wanted.making.finish();
@@ -131,7 +150,8 @@ fn make_members_and_volume<'a>(
         };
         files.push(Arc::new(file));
     }
-    let named: Vec<(String, Arc<dyn BlockDevice>)> = files.iter().map(|file| (file.name().to_owned(), file.clone() as _)).collect();
+    let named: Vec<(String, Arc<dyn BlockDevice>)> =
+        files.iter().map(|file| (file.name().to_owned(), file.clone() as _)).collect();
     let composed_bytes = make(kind, &named)?;
     clear(wanted, kind, &files, composed_bytes)?;
     if kind == Kind::Mirror {
@@ -154,9 +174,18 @@ fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
     }
 }
 
-/// As `create` does it for one file: zeros where things are rewritten between flushes, or everywhere.
-fn clear(wanted: &Wanted<'_>, kind: Kind, files: &[Arc<FileDevice>], composed_bytes: u64) -> anyhow::Result<()> {
-    let Some(geometry) = Geometry::for_size(composed_bytes, wanted.log_size.map(|size| size.bytes)) else { return Ok(()) };
+/// As `create` does it for one file: zeros where things are rewritten between flushes, or
+/// everywhere.
+fn clear(
+    wanted: &Wanted<'_>,
+    kind: Kind,
+    files: &[Arc<FileDevice>],
+    composed_bytes: u64,
+) -> anyhow::Result<()> {
+    let Some(geometry) = Geometry::for_size(composed_bytes, wanted.log_size.map(|size| size.bytes))
+    else {
+        return Ok(());
+    };
     let on_disk = files.iter().any(|file| file.is_block_device());
     let ranges = ranges_to_clear(&geometry, on_disk, wanted.preallocate);
     let mut start_bytes = 0;
@@ -169,7 +198,11 @@ fn clear(wanted: &Wanted<'_>, kind: Kind, files: &[Arc<FileDevice>], composed_by
         for Range { start, end } in &ranges {
             let (from, to) = ((*start).max(own.start), (*end).min(own.end));
             if from < to {
-                clear_range(file, DATA_START_BYTES + from - own.start, DATA_START_BYTES + to - own.start)?;
+                clear_range(
+                    file,
+                    DATA_START_BYTES + from - own.start,
+                    DATA_START_BYTES + to - own.start,
+                )?;
             }
         }
     }

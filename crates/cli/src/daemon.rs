@@ -1,8 +1,9 @@
 //! Runs the server of a mount as a process of its own.
 //!
-//! `cairn mount` starts itself once more, with `--serve`, before it has made any thread. The child's standard output is a
-//! pipe: one line on it says that the mount stands. Until then the child's standard error is the user's, so that errors
-//! reach the user; then the child goes its own way ([`detach`]).
+//! `cairn mount` starts itself once more, with `--serve`, before it has made any thread. The
+//! child's standard output is a pipe: one line on it says that the mount stands. Until then the
+//! child's standard error is the user's, so that errors reach the user; then the child goes its own
+//! way ([`detach`]).
 use crate::logging;
 use anyhow::{Context, bail};
 use std::ffi::OsString;
@@ -14,8 +15,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 const READY: &str = "ready";
 
-/// Starts this program with `arguments` and none of this process's open files, and returns when it said that it is ready, or with its exit code when it ended
-/// instead; then it has told the user why.
+/// Starts this program with `arguments` and none of this process's open files, and returns when it
+/// said that it is ready, or with its exit code when it ended instead; then it has told the user
+/// why.
 ///
 /// # Errors
 /// When the program can't be started, or was killed.
@@ -36,12 +38,15 @@ pub fn start(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
 fn exit_code(child: &mut Child) -> anyhow::Result<ExitCode> {
     let status = child.wait().context("cannot wait for the server")?;
     match status.code() {
-        Some(code) => Ok(ExitCode::from(u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1))),
+        Some(code) => {
+            Ok(ExitCode::from(u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1)))
+        }
         None => bail!("the server ended before the mount stood: {status}"),
     }
 }
 
-/// Where output goes that nobody reads. It is opened before the mount stands: nothing that can fail comes after.
+/// Where output goes that nobody reads. It is opened before the mount stands: nothing that can fail
+/// comes after.
 pub struct Nowhere(File);
 
 impl Nowhere {
@@ -53,8 +58,8 @@ impl Nowhere {
     }
 }
 
-/// Tells the waiting parent that the mount stands, then leaves its terminal, its folder and its output; messages go to
-/// `log`, or to the system's log at `socket`.
+/// Tells the waiting parent that the mount stands, then leaves its terminal, its folder and its
+/// output; messages go to `log`, or to the system's log at `socket`.
 ///
 /// # Errors
 /// When the system refuses; the parent then sees the process end without the line.

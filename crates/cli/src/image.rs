@@ -1,7 +1,8 @@
-//! What stands for IMAGE on the command line: a file, a block device, or several of them: `mirror:A,B`, `concat:A,B`.
+//! What stands for IMAGE on the command line: a file, a block device, or several of them:
+//! `mirror:A,B`, `concat:A,B`.
 //!
-//! A file whose own name begins like that is written `./mirror:…`; a member that is lost may be written `missing`, or by its
-//! old name.
+//! A file whose own name begins like that is written `./mirror:…`; a member that is lost may be
+//! written `missing`, or by its old name.
 use crate::{output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
@@ -58,7 +59,10 @@ impl Image {
     fn parse(text: OsString) -> Result<Image, String> {
         let bytes = text.as_bytes();
         let composed = [(Kind::Mirror, &b"mirror:"[..]), (Kind::Concat, &b"concat:"[..])];
-        let Some((kind, list)) = composed.into_iter().find_map(|(kind, prefix)| Some((kind, bytes.strip_prefix(prefix)?))) else {
+        let Some((kind, list)) = composed
+            .into_iter()
+            .find_map(|(kind, prefix)| Some((kind, bytes.strip_prefix(prefix)?)))
+        else {
             refuse_misspelt(bytes)?;
             return Ok(Image::Single(text.into()));
         };
@@ -66,16 +70,22 @@ impl Image {
         if !MEMBERS.contains(&names.len()) || names.iter().any(|name| name.is_empty()) {
             return Err(format!("write {kind}:A,B with 2 to 8 files or block devices"));
         }
-        Ok(Image::Composed(kind, names.into_iter().map(|name| PathBuf::from(OsStr::from_bytes(name))).collect()))
+        Ok(Image::Composed(
+            kind,
+            names.into_iter().map(|name| PathBuf::from(OsStr::from_bytes(name))).collect(),
+        ))
     }
 
-    /// The same image by paths that don't depend on the current directory, as an argument of a command.
+    /// The same image by paths that don't depend on the current directory, as an argument of a
+    /// command.
     ///
     /// # Errors
     /// A single image does not exist.
     pub fn absolute(&self) -> anyhow::Result<Image> {
         match self {
-            Image::Single(path) => Ok(Image::Single(fs::canonicalize(path).with_context(|| path.display().to_string())?)),
+            Image::Single(path) => Ok(Image::Single(
+                fs::canonicalize(path).with_context(|| path.display().to_string())?,
+            )),
             Image::Composed(kind, paths) => {
                 let absolute = |path: &PathBuf| {
                     if path.as_os_str() == MISSING {
@@ -95,7 +105,13 @@ impl Image {
             Image::Single(path) => path.clone().into(),
             Image::Composed(kind, paths) => {
                 let mut bytes = format!("{kind}:").into_bytes();
-                bytes.extend(paths.iter().map(|path| path.as_os_str().as_bytes()).collect::<Vec<_>>().join(&b','));
+                bytes.extend(
+                    paths
+                        .iter()
+                        .map(|path| path.as_os_str().as_bytes())
+                        .collect::<Vec<_>>()
+                        .join(&b','),
+                );
                 OsString::from_vec(bytes)
             }
         }
@@ -117,7 +133,9 @@ impl Image {
 
     /// How it is called where mounts are listed.
     pub fn shown(&self) -> ShownSource {
-        let name = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let name = |path: &PathBuf| {
+            path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+        };
         let names = self.paths().iter().map(name).collect::<Vec<_>>().join(",");
         let name = match self {
             Image::Single(_) => names,
@@ -141,16 +159,23 @@ impl Image {
                 refuse_foreign(path)?;
                 if let Some(label) = Label::read(&device, &path.display().to_string())? {
                     let (kind, count, path) = (label.kind, label.members.len(), path.display());
-                    bail!("{path} is one of {count} members of a {kind}; name all of them: {kind}:{path},…");
+                    bail!(
+                        "{path} is one of {count} members of a {kind}; name all of them: {kind}:{path},…"
+                    );
                 }
                 Ok(Arc::new(device))
             }
-            Image::Composed(Kind::Mirror, _) => Ok(Arc::new(Mirror::open(self.candidates(mode, degraded)?, access, degraded)?)),
-            Image::Composed(Kind::Concat, _) => Ok(Arc::new(Concat::open(self.candidates(mode, false)?, access)?)),
+            Image::Composed(Kind::Mirror, _) => {
+                Ok(Arc::new(Mirror::open(self.candidates(mode, degraded)?, access, degraded)?))
+            }
+            Image::Composed(Kind::Concat, _) => {
+                Ok(Arc::new(Concat::open(self.candidates(mode, false)?, access)?))
+            }
         }
     }
 
-    /// Opens its members, each alone. One that does not exist is a lost one, and, if `tolerant`, one that can't be opened.
+    /// Opens its members, each alone. One that does not exist is a lost one, and, if `tolerant`,
+    /// one that can't be opened.
     ///
     /// # Errors
     /// A member is in use or can't be opened, or two are the same.
@@ -181,17 +206,27 @@ const WRONG_LETTERS_MAX: usize = 2;
 /// A word that is meant as several devices, but isn't written so, would become the name of a file.
 fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
     let text = String::from_utf8_lossy(text);
-    let Some((kind, list)) = text.split_once(':').filter(|(kind, _)| !kind.is_empty() && !kind.contains('/')) else { return Ok(()) };
+    let Some((kind, list)) =
+        text.split_once(':').filter(|(kind, _)| !kind.is_empty() && !kind.contains('/'))
+    else {
+        return Ok(());
+    };
     let word = kind.to_lowercase();
     let named = OTHER_NAMES.iter().find(|(name, _)| *name == word).map(|&(_, kind)| kind);
-    let near = [Kind::Mirror, Kind::Concat].into_iter().find(|kind| wrong_letters(&word, &kind.to_string()) <= WRONG_LETTERS_MAX);
+    let near = [Kind::Mirror, Kind::Concat]
+        .into_iter()
+        .find(|kind| wrong_letters(&word, &kind.to_string()) <= WRONG_LETTERS_MAX);
     let meant = match named.or(near) {
         Some(Kind::Mirror) => format!("write mirror:{list} for all of it on each"),
         Some(Kind::Concat) => format!("write concat:{list} for one behind the other"),
-        None if list.contains(',') => format!("write mirror:{list} for all of it on each, concat:{list} for one behind the other"),
+        None if list.contains(',') => format!(
+            "write mirror:{list} for all of it on each, concat:{list} for one behind the other"
+        ),
         None => return Ok(()),
     };
-    Err(format!("there is no kind \"{kind}\" of several devices; {meant}, or ./{text} for a file of that name"))
+    Err(format!(
+        "there is no kind \"{kind}\" of several devices; {meant}, or ./{text} for a file of that name"
+    ))
 }
 
 /// How many letters must be added, left out or exchanged to make `left` of `right` (Levenshtein's
@@ -231,7 +266,9 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
     }
     match open_device(path, mode) {
         Ok(device) => Ok(Candidate { name, device: Some(Arc::new(device)) }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Candidate { name, device: None }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(Candidate { name, device: None })
+        }
         Err(error) if tolerant && !error.is_in_use() => {
             output::tell(&format_args!("cairn: warning: {error}; going on without it"));
             Ok(Candidate { name, device: None })
@@ -240,12 +277,17 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
     }
 }
 
-/// Opens one file or block device. A server whose mount is gone ends soon, so its end is waited for.
+/// Opens one file or block device. A server whose mount is gone ends soon, so its end is waited
+/// for.
 fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
     let begin = clock::now_monotonic();
     loop {
         match FileDevice::open(path, mode) {
-            Err(error) if error.is_in_use() && begin.elapsed() < SERVER_END_MAX && !cairn_fuse::is_mounted(path) => {
+            Err(error)
+                if error.is_in_use()
+                    && begin.elapsed() < SERVER_END_MAX
+                    && !cairn_fuse::is_mounted(path) =>
+            {
                 clock::sleep(RETRY_INTERVAL)
             }
             other => return other,
@@ -256,8 +298,12 @@ fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
 /// Whether `path` alone holds a volume that was unmounted in good order.
 pub fn is_clean(path: PathBuf) -> bool {
     let Ok(device) = Image::Single(path).open(OpenMode::ReadOnly, false) else { return false };
-    let superblocks = cairn_fsck::dump::dump_super(&*device).map(|dump| dump.superblocks).unwrap_or_default();
-    superblocks.iter().filter(|superblock| superblock.newest).any(|newest| newest.fields.as_ref().is_some_and(|fields| fields.clean))
+    let superblocks =
+        cairn_fsck::dump::dump_super(&*device).map(|dump| dump.superblocks).unwrap_or_default();
+    superblocks
+        .iter()
+        .filter(|superblock| superblock.newest)
+        .any(|newest| newest.fields.as_ref().is_some_and(|fields| fields.clean))
 }
 
 /// No two paths lead to the same file or device.
@@ -267,18 +313,28 @@ pub fn is_clean(path: PathBuf) -> bool {
 pub fn expect_different(paths: &[PathBuf]) -> anyhow::Result<()> {
     for (at, first) in paths.iter().enumerate() {
         for second in &paths[at + 1..] {
-            ensure!(!same_file(first, second), "{} and {} are the same file", first.display(), second.display());
+            ensure!(
+                !same_file(first, second),
+                "{} and {} are the same file",
+                first.display(),
+                second.display()
+            );
         }
     }
     Ok(())
 }
 
-/// Whether both paths lead to the same file or block device; a path that leads nowhere is like nothing but itself.
+/// Whether both paths lead to the same file or block device; a path that leads nowhere is like
+/// nothing but itself.
 pub fn same_file(first: &Path, second: &Path) -> bool {
     let identity = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
         let is_device = metadata.file_type().is_block_device();
-        Some(if is_device { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) })
+        Some(if is_device {
+            (true, metadata.rdev(), 0)
+        } else {
+            (false, metadata.dev(), metadata.ino())
+        })
     };
     match (identity(first), identity(second)) {
         (Some(first), Some(second)) => first == second,
@@ -290,12 +346,17 @@ pub fn same_file(first: &Path, second: &Path) -> bool {
 /// Tells the user that a device goes on without some of its members.
 pub fn warn_if_degraded(device: &dyn BlockDevice) {
     let Some(health) = device.health().filter(|health| health.degraded) else { return };
-    for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text()) {
-        output::tell(&format_args!("cairn: warning: the {} goes on without {}: {}", health.kind, member.name, member.state));
+    for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text())
+    {
+        output::tell(&format_args!(
+            "cairn: warning: the {} goes on without {}: {}",
+            health.kind, member.name, member.state
+        ));
     }
 }
 
-/// Tells the user when the disk that holds a sparse image is full: the volume is well, and still can't be written to.
+/// Tells the user when the disk that holds a sparse image is full: the volume is well, and still
+/// can't be written to.
 pub fn warn_if_storage_is_full(image: &Image) {
     for path in image.paths() {
         let Ok(metadata) = fs::metadata(path) else { continue };
@@ -303,7 +364,8 @@ pub fn warn_if_storage_is_full(image: &Image) {
             continue;
         }
         let Ok(host) = rustix::fs::statvfs(path) else { continue };
-        let free_blocks = if rustix::process::geteuid().is_root() { host.f_bfree } else { host.f_bavail };
+        let free_blocks =
+            if rustix::process::geteuid().is_root() { host.f_bfree } else { host.f_bavail };
         let free_bytes = free_blocks.saturating_mul(host.f_frsize);
         if free_bytes < STORAGE_ROOM_BYTES {
             output::tell(&format_args!(
@@ -328,12 +390,17 @@ mod tests {
     fn images_are_parsed_and_written_again() {
         assert_eq!(parse("volume.cairn"), Ok(Image::Single("volume.cairn".into())));
         assert_eq!(parse("./mirror:a,b"), Ok(Image::Single("./mirror:a,b".into())));
-        for (text, kind, members) in [("mirror:a,/dev/b", Kind::Mirror, 2), ("concat:a,b,c", Kind::Concat, 3)] {
+        for (text, kind, members) in
+            [("mirror:a,/dev/b", Kind::Mirror, 2), ("concat:a,b,c", Kind::Concat, 3)]
+        {
             let image = parse(text).unwrap();
             assert_eq!((image.to_string(), image.argument()), (text.to_owned(), text.into()));
-            assert!(matches!(&image, Image::Composed(found, paths) if *found == kind && paths.len() == members));
+            assert!(
+                matches!(&image, Image::Composed(found, paths) if *found == kind && paths.len() == members)
+            );
         }
-        for text in ["mirror:", "mirror:a", "concat:a,,b", "mirror:a,b,c,d,e,f,g,h,i", "mirror:,a"] {
+        for text in ["mirror:", "mirror:a", "concat:a,,b", "mirror:a,b,c,d,e,f,g,h,i", "mirror:,a"]
+        {
             assert!(parse(text).unwrap_err().contains("2 to 8"), "{text}");
         }
     }
@@ -352,10 +419,19 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains(meant) && error.contains(&format!("./{text}")), "{error}");
         }
-        for text in ["./raid:x", "/tmp/mirrors:a,b", "backup:2026", "C:x", ":a,b", "a,b", "12:30:00"] {
+        for text in
+            ["./raid:x", "/tmp/mirrors:a,b", "backup:2026", "C:x", ":a,b", "a,b", "12:30:00"]
+        {
             assert_eq!(parse(text), Ok(Image::Single(text.into())));
         }
-        assert_eq!([wrong_letters("", "abc"), wrong_letters("kitten", "sitting"), wrong_letters("abc", "abc")], [3, 3, 0]);
+        assert_eq!(
+            [
+                wrong_letters("", "abc"),
+                wrong_letters("kitten", "sitting"),
+                wrong_letters("abc", "abc")
+            ],
+            [3, 3, 0]
+        );
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub const SYSTEM_LOG_SOCKET: &str = "/dev/log";
 const FACILITY: u32 = 3;
 /// What every listener takes.
 const MESSAGE_BYTES_MAX: usize = 2000;
-const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// The socket of the system's log, once messages go there.
 static SYSTEM_LOG: OnceLock<PathBuf> = OnceLock::new();
@@ -35,10 +36,15 @@ static SYSTEM_LOG: OnceLock<PathBuf> = OnceLock::new();
 /// # Errors
 /// When that is not possible.
 pub fn open(path: &Path) -> anyhow::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path).with_context(|| format!("{}: cannot open the log file", path.display()))
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(|| format!("{}: cannot open the log file", path.display()))
 }
 
-/// Sends messages to standard error, which a daemon points at its log file. A message that cannot be written is dropped.
+/// Sends messages to standard error, which a daemon points at its log file. A message that cannot
+/// be written is dropped.
 pub fn start() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::INFO)
@@ -68,7 +74,12 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         match SYSTEM_LOG.get() {
             Some(_) => context.format_fields(writer.by_ref(), event),
             None => self.full.format_event(context, writer, event),
@@ -115,7 +126,10 @@ impl Write for Output {
             Output::StandardError => io::stderr().write(message),
             Output::SystemLog { socket, severity } => {
                 // A listener that is gone or does not keep up must not stop a mount.
-                let _ = send(socket, &datagram(*severity, clock::now_wall().0, std::process::id(), message));
+                let _ = send(
+                    socket,
+                    &datagram(*severity, clock::now_wall().0, std::process::id(), message),
+                );
                 Ok(message.len())
             }
         }
@@ -137,8 +151,11 @@ fn datagram(severity: u32, seconds: i64, process: u32, message: &[u8]) -> Vec<u8
     let (days, [hour, minute, second]) = calendar::day_and_time_of(seconds);
     let (_, month, day) = calendar::date_of(days);
     let month = MONTHS[(month - 1) as usize];
-    let mut bytes =
-        format!("<{}>{month} {day:>2} {hour:02}:{minute:02}:{second:02} cairn[{process}]: ", FACILITY * 8 + severity).into_bytes();
+    let mut bytes = format!(
+        "<{}>{month} {day:>2} {hour:02}:{minute:02}:{second:02} cairn[{process}]: ",
+        FACILITY * 8 + severity
+    )
+    .into_bytes();
     let message = message.trim_ascii_end();
     bytes.extend_from_slice(&message[..message.len().min(MESSAGE_BYTES_MAX)]);
     bytes
@@ -157,8 +174,13 @@ mod tests {
         send(&place, &datagram(3, 951_827_696, 42, b"it failed\n")).unwrap();
         let mut bytes = [0; 100];
         let length = listener.recv(&mut bytes).unwrap();
-        assert_eq!(std::str::from_utf8(&bytes[..length]), Ok("<27>Feb 29 12:34:56 cairn[42]: it failed"));
-        assert!(datagram(3, 0, 1, &[b'x'; 100_000]).starts_with(b"<27>Jan  1 00:00:00 cairn[1]: xxx"));
+        assert_eq!(
+            std::str::from_utf8(&bytes[..length]),
+            Ok("<27>Feb 29 12:34:56 cairn[42]: it failed")
+        );
+        assert!(
+            datagram(3, 0, 1, &[b'x'; 100_000]).starts_with(b"<27>Jan  1 00:00:00 cairn[1]: xxx")
+        );
         // One that does not listen fills up; a message is dropped then, and nobody waits.
         while send(&place, b"full").is_ok() {}
     }

@@ -1,10 +1,10 @@
 //! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
 //!
-//! Each command lives in a file of its own under `commands/`; it returns the process's exit code or an error, which is
-//! printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; 4
-//! of `stats --check` and `device status`, if what they look at is not as it should be; `fsck` has
-//! its own (0 clean, 1 repaired, 4 errors left, 8 failure), and of `torture` 1 is a finding, 2
-//! everything else.
+//! Each command lives in a file of its own under `commands/`; it returns the process's exit code or
+//! an error, which is printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage,
+//! 130 after Ctrl-C; 4 of `stats --check` and `device status`, if what they look at is not as it
+//! should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8 failure), and of `torture`
+//! 1 is a finding, 2 everything else.
 #![deny(unsafe_code)]
 
 mod commands;
@@ -68,13 +68,17 @@ fn main() -> ExitCode {
         Command::Sync(arguments) => commands::sync::run(&arguments),
         Command::Trim(arguments) => commands::trim::run(&arguments),
         Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
-        Command::Fsck(arguments) => return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE),
+        Command::Fsck(arguments) => {
+            return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE);
+        }
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Stats(arguments) => return report(commands::stats::run(&arguments), 1),
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Device(arguments) => return report(commands::device::run(&arguments), 1),
         Command::Bench(arguments) => commands::bench::run(&arguments),
-        Command::Torture(arguments) => return report(commands::torture::run(&arguments), commands::torture::EXIT_UNABLE),
+        Command::Torture(arguments) => {
+            return report(commands::torture::run(&arguments), commands::torture::EXIT_UNABLE);
+        }
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
 }
@@ -94,10 +98,12 @@ fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     })
 }
 
-/// The error and its causes, each told once: some errors name their cause themselves. Of a lock, the way out is told
-/// instead of the system's "temporarily unavailable".
+/// The error and its causes, each told once: some errors name their cause themselves. Of a lock,
+/// the way out is told instead of the system's "temporarily unavailable".
 fn message(error: &anyhow::Error) -> String {
-    let in_use = error.chain().any(|cause| cause.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_in_use));
+    let in_use = error
+        .chain()
+        .any(|cause| cause.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_in_use));
     let causes = error.chain().filter(|cause| !(in_use && cause.is::<io::Error>()));
     let told = causes.fold(String::new(), |told, cause| {
         let cause = cause.to_string();

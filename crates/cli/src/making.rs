@@ -32,11 +32,17 @@ impl State {
             let path_shown = path.display();
             match fs::remove_file(&path) {
                 Ok(()) => told.push(format!("{path_shown} is removed again")),
-                Err(error) => told.push(format!("{path_shown} holds no volume, and cannot be removed: {error}")),
+                Err(error) => told
+                    .push(format!("{path_shown} holds no volume, and cannot be removed: {error}")),
             }
         }
         let overwritten = self.overwritten.drain(..);
-        told.extend(overwritten.map(|path| format!("{} holds no volume now: make it again with `cairn mkfs --force`", path.display())));
+        told.extend(overwritten.map(|path| {
+            format!(
+                "{} holds no volume now: make it again with `cairn mkfs --force`",
+                path.display()
+            )
+        }));
         told
     }
 }
@@ -73,7 +79,11 @@ impl Making {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn create<T>(&self, path: &Path, make: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    pub fn create<T>(
+        &self,
+        path: &Path,
+        make: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let mut state = self.state.lock();
         let made = make()?;
         state.made.push(path.to_owned());
@@ -110,9 +120,20 @@ mod tests {
         let making = Making::start().unwrap();
         making.overwrite(&old);
         making.create(&new, || Ok(fs::write(&new, "y")?)).unwrap();
-        assert!(making.create(&folder.path().join("never"), || anyhow::Result::<()>::Err(anyhow::anyhow!("no"))).is_err());
+        assert!(
+            making
+                .create(&folder.path().join("never"), || anyhow::Result::<()>::Err(
+                    anyhow::anyhow!("no")
+                ))
+                .is_err()
+        );
         let told = making.state.lock().take_back().join("; ");
         assert!(!new.exists() && old.exists());
-        assert!(told.contains("new is removed again") && told.contains("old holds no volume now") && !told.contains("never"), "{told}");
+        assert!(
+            told.contains("new is removed again")
+                && told.contains("old holds no volume now")
+                && !told.contains("never"),
+            "{told}"
+        );
     }
 }

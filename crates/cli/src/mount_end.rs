@@ -1,11 +1,11 @@
 //! How SIGTERM and SIGINT end a mount.
 //!
 //! States: *served* → (signal) *wanted* → *ended*, by unmounting or by stopping the volume.
-//! - *wanted*: the mount is unmounted as soon as nothing uses it, and served until then. What the kernel and the volume
-//!   have in memory is written early, so that the end does not take long.
-//! - After [`STOP_AFTER`], or with another signal, everything is made durable, the volume stops, and the process ends. The
-//!   mount stays in place and answers with errors: a busy mount that vanished would let its users go on, without an error,
-//!   in the directory underneath.
+//! - *wanted*: the mount is unmounted as soon as nothing uses it, and served until then. What the
+//!   kernel and the volume have in memory is written early, so that the end does not take long.
+//! - After [`STOP_AFTER`], or with another signal, everything is made durable, the volume stops,
+//!   and the process ends. The mount stays in place and answers with errors: a busy mount that
+//!   vanished would let its users go on, without an error, in the directory underneath.
 use crate::EXIT_INTERRUPTED;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::{clock, thread};
@@ -17,7 +17,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a mount in use is served after a signal: containers are given 10 s to end, and the last flush takes a while.
+/// How long a mount in use is served after a signal: containers are given 10 s to end, and the last
+/// flush takes a while.
 pub const STOP_AFTER: Duration = Duration::from_secs(7);
 /// Between two attempts to unmount.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -37,7 +38,11 @@ pub struct Interrupted(Arc<AtomicBool>);
 impl Interrupted {
     /// What the server exits with after an orderly end.
     pub fn exit_code(&self) -> ExitCode {
-        if self.0.load(Ordering::Acquire) { ExitCode::from(EXIT_INTERRUPTED) } else { ExitCode::SUCCESS }
+        if self.0.load(Ordering::Acquire) {
+            ExitCode::from(EXIT_INTERRUPTED)
+        } else {
+            ExitCode::SUCCESS
+        }
     }
 }
 
@@ -80,8 +85,9 @@ impl EndOnSignal {
         });
     }
 
-    /// `signals` have come so far; a second one ends the waiting. The process ends by itself when the mount is gone; a copy of the
-    /// mount (bound elsewhere, or in another namespace) keeps it alive, and something that covers the mount may go away.
+    /// `signals` have come so far; a second one ends the waiting. The process ends by itself when
+    /// the mount is gone; a copy of the mount (bound elsewhere, or in another namespace) keeps it
+    /// alive, and something that covers the mount may go away.
     fn unmount_until_deadline(&mut self, mut signals: usize) {
         let begin = clock::now_monotonic();
         while signals < 2 && begin.elapsed() < STOP_AFTER {
@@ -102,7 +108,9 @@ impl EndOnSignal {
                 "everything is durable and the volume is stopped; what still uses {directory}, or a copy of its mount, gets errors \
                  until `cairn umount` takes it away"
             ),
-            Err(error) => tracing::error!("the volume is stopped, and not everything is durable: {error}"),
+            Err(error) => {
+                tracing::error!("the volume is stopped, and not everything is durable: {error}")
+            }
         }
         let orderly = if self.interrupted.load(Ordering::Acquire) { EXIT_INTERRUPTED } else { 0 };
         std::process::exit(if stopped.is_ok() { orderly.into() } else { 1 });

@@ -8,7 +8,9 @@ use std::path::Path;
 pub fn explain(error: MountError) -> anyhow::Error {
     match error {
         MountError::NoAnswer { path, errno: Errno::NOTCONN } => server_has_ended(&path),
-        error @ MountError::AlreadyMounted { .. } => anyhow::anyhow!("{error}; unmount it first, or take another directory"),
+        error @ MountError::AlreadyMounted { .. } => {
+            anyhow::anyhow!("{error}; unmount it first, or take another directory")
+        }
         error => after_unmount(error),
     }
 }
@@ -16,23 +18,33 @@ pub fn explain(error: MountError) -> anyhow::Error {
 /// The same for a mount that is gone, so that no advice is needed.
 pub fn after_unmount(error: MountError) -> anyhow::Error {
     match error {
-        // syncfs(2) reports once, to whoever asks first, that the kernel could not write something from its page cache.
+        // syncfs(2) reports once, to whoever asks first, that the kernel could not write something
+        // from its page cache.
         MountError::NoAnswer { path, errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO) } => {
-            anyhow::anyhow!("{}: data of some file could not be written, now or earlier: {errno}", path.display())
+            anyhow::anyhow!(
+                "{}: data of some file could not be written, now or earlier: {errno}",
+                path.display()
+            )
         }
         error => error.into(),
     }
 }
 
-/// Refuses a volume that was shut down: nothing of it can be made durable any more, and who shut it down was told what was lost.
+/// Refuses a volume that was shut down: nothing of it can be made durable any more, and who shut it
+/// down was told what was lost.
 pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    ensure!(!cairn_fuse::is_shut_down(path), "the volume of {shown} was shut down; `cairn umount {shown}`, then mount the image again");
+    ensure!(
+        !cairn_fuse::is_shut_down(path),
+        "the volume of {shown} was shut down; `cairn umount {shown}`, then mount the image again"
+    );
     Ok(())
 }
 
 /// What a mount point is whose server was killed.
 pub fn server_has_ended(path: &Path) -> anyhow::Error {
     let path = path.display();
-    anyhow::anyhow!("the server of the mount {path} has ended; take the mount away with `cairn umount {path}`, then mount the image again")
+    anyhow::anyhow!(
+        "the server of the mount {path} has ended; take the mount away with `cairn umount {path}`, then mount the image again"
+    )
 }

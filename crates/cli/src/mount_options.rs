@@ -1,4 +1,5 @@
-//! The options behind `-o`: one table that parses them, documents them, and names them when one is unknown.
+//! The options behind `-o`: one table that parses them, documents them, and names them when one is
+//! unknown.
 //!
 //! Invariant: every option of Cairn's own stands in [`OPTIONS`] exactly once;
 //! [`MountSettings::parse`] knows no others but those of mount(8) (`system_options`).
@@ -89,7 +90,8 @@ const OPTIONS: &[MountOption] = &[
         values: "SECONDS",
         help: "longest time between two commits, 1 to 3600 (default 5)",
         set: |settings, value| {
-            let seconds = value.parse().ok().filter(|seconds| (1..=COMMIT_SECONDS_MAX).contains(seconds))?;
+            let seconds =
+                value.parse().ok().filter(|seconds| (1..=COMMIT_SECONDS_MAX).contains(seconds))?;
             settings.commit_interval = Some(Duration::from_secs(seconds));
             Some(())
         },
@@ -99,7 +101,12 @@ const OPTIONS: &[MountOption] = &[
         values: "auto|coordinate|overlap|each",
         help: "how fsyncs share device flushes (default auto)",
         set: |settings, value| {
-            let policies = [("auto", Flush::Auto), ("coordinate", Flush::Coordinate), ("overlap", Flush::Overlap), ("each", Flush::Each)];
+            let policies = [
+                ("auto", Flush::Auto),
+                ("coordinate", Flush::Coordinate),
+                ("overlap", Flush::Overlap),
+                ("each", Flush::Each),
+            ];
             settings.flush = one_of(value, &policies)?;
             Some(())
         },
@@ -109,7 +116,8 @@ const OPTIONS: &[MountOption] = &[
         values: "super|complete",
         help: "what an fsync that became a commit waits for: the superblock, or freed blocks as well (default super)",
         set: |settings, value| {
-            settings.fsync_wait = one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
+            settings.fsync_wait =
+                one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
             Some(())
         },
     },
@@ -127,7 +135,8 @@ const OPTIONS: &[MountOption] = &[
         values: "auto|uring|dev",
         help: "requests arrive over io_uring or over /dev/fuse (default auto: io_uring where it is switched on)",
         set: |settings, value| {
-            let choices = [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
+            let choices =
+                [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
             settings.transport = one_of(value, &choices)?;
             Some(())
         },
@@ -146,7 +155,8 @@ const OPTIONS: &[MountOption] = &[
         values: "N",
         help: "threads that serve requests, 1 to 1024",
         set: |settings, value| {
-            settings.threads = Some(value.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads))?);
+            settings.threads =
+                Some(value.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads))?);
             Some(())
         },
     },
@@ -219,7 +229,10 @@ impl MountSettings {
         let mut settings = Self::default();
         for option in lists.iter().flat_map(|list| system_options::split(list)) {
             if !settings.apply(option)? {
-                return Err(format!("unknown mount option \"{option}\"; the options are:\n{}", Self::help()));
+                return Err(format!(
+                    "unknown mount option \"{option}\"; the options are:\n{}",
+                    Self::help()
+                ));
             }
         }
         Ok(settings)
@@ -227,17 +240,24 @@ impl MountSettings {
 
     /// Takes one option into account; false when it is unknown.
     fn apply(&mut self, option: &str) -> Result<bool, String> {
-        let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+        let (name, value) =
+            option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
             return match system_options::apply(&mut self.kernel, name, value) {
                 Outcome::Taken => Ok(true),
                 Outcome::Unknown => Ok(false),
-                Outcome::Refused(why) => Err(format!("mount option \"{option}\" cannot be used here: {why}")),
+                Outcome::Refused(why) => {
+                    Err(format!("mount option \"{option}\" cannot be used here: {why}"))
+                }
             };
         };
         let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
         if !valid || (known.set)(self, value.unwrap_or_default()).is_none() {
-            return Err(format!("mount option \"{option}\" is not valid; write {}: {}", known.usage(), known.help));
+            return Err(format!(
+                "mount option \"{option}\" is not valid; write {}: {}",
+                known.usage(),
+                known.help
+            ));
         }
         Ok(true)
     }
@@ -250,14 +270,22 @@ impl MountSettings {
 
     /// One line for each option.
     pub fn help() -> String {
-        let own = OPTIONS.iter().map(|option| format!("  {:<30} {}", option.usage(), option.help)).collect::<Vec<_>>().join("\n");
+        let own = OPTIONS
+            .iter()
+            .map(|option| format!("  {:<30} {}", option.usage(), option.help))
+            .collect::<Vec<_>>()
+            .join("\n");
         format!("{own}\n{}", system_options::help())
     }
 }
 
 impl MountOption {
     fn usage(&self) -> String {
-        if self.values.is_empty() { self.name.to_owned() } else { format!("{}={}", self.name, self.values) }
+        if self.values.is_empty() {
+            self.name.to_owned()
+        } else {
+            format!("{}={}", self.name, self.values)
+        }
     }
 }
 
@@ -306,12 +334,17 @@ mod tests {
 
     #[test]
     fn a_line_of_fstab_is_understood_and_a_sloppy_one_is_tidied() {
-        let settings = parse("rw,noatime,_netdev,nofail,x-systemd.requires=a.mount,user,exec,ro,commit=9").unwrap();
+        let settings =
+            parse("rw,noatime,_netdev,nofail,x-systemd.requires=a.mount,user,exec,ro,commit=9")
+                .unwrap();
         let mut kernel = KernelOptions::default();
         assert!(["noatime", "nosuid", "nodev"].iter().all(|name| kernel.apply(name)));
         assert_eq!((settings.kernel, settings.read_only), (kernel, true));
         assert!(parse("uid=5").unwrap_err().contains("\"uid=5\""));
-        assert_eq!(MountSettings::without_unknown("ro,barrier=1,nosuid,commit=0,x-a"), "ro,nosuid,commit=0,x-a");
+        assert_eq!(
+            MountSettings::without_unknown("ro,barrier=1,nosuid,commit=0,x-a"),
+            "ro,nosuid,commit=0,x-a"
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Standard output and standard error. Whoever reads the former may stop early (`cairn dump … | head`); that is not an error.
+//! Standard output and standard error. Whoever reads the former may stop early (`cairn dump … |
+//! head`); that is not an error.
 //!
-//! No message is worth the process, which may be the server of a mount: what standard error does not take, a full disk perhaps,
-//! is dropped. The macros of the standard library panic instead.
+//! No message is worth the process, which may be the server of a mount: what standard error does
+//! not take, a full disk perhaps, is dropped. The macros of the standard library panic instead.
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -26,8 +27,10 @@ pub fn tell(text: &dyn Display) {
 pub fn print_text(text: &dyn Display) -> anyhow::Result<()> {
     let text = text.to_string();
     let mut output = io::stdout().lock();
-    let written =
-        output.write_all(text.trim_end_matches('\n').as_bytes()).and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush());
+    let written = output
+        .write_all(text.trim_end_matches('\n').as_bytes())
+        .and_then(|()| output.write_all(b"\n"))
+        .and_then(|()| output.flush());
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),

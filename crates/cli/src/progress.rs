@@ -1,6 +1,8 @@
-//! A progress bar on standard error, when that is a terminal; otherwise nothing, or a line now and then.
+//! A progress bar on standard error, when that is a terminal; otherwise nothing, or a line now and
+//! then.
 //!
-//! A line is never longer than the terminal is wide: the bar takes what the numbers leave, and a long name is cut.
+//! A line is never longer than the terminal is wide: the bar takes what the numbers leave, and a
+//! long name is cut.
 use crate::output;
 use crate::torture::told::grouped;
 use cairn_environment::clock;
@@ -20,7 +22,11 @@ pub struct ProgressBar {
 impl ProgressBar {
     /// A bar over `total_bytes`.
     pub fn bytes(task: &str, total_bytes: u64) -> Self {
-        Self::new(task, total_bytes, "{msg:<12!} {wide_bar} {percent:>3}% of {binary_total_bytes} {eta:>4}")
+        Self::new(
+            task,
+            total_bytes,
+            "{msg:<12!} {wide_bar} {percent:>3}% of {binary_total_bytes} {eta:>4}",
+        )
     }
 
     /// A bar over `total` things of any kind.
@@ -50,9 +56,20 @@ impl ProgressBar {
     /// Moves to `done`.
     pub fn set(&self, done: u64) {
         self.bar.set_position(done);
-        let Some(told) = self.told.as_ref().filter(|told| self.bar.is_hidden() && told.get().elapsed() >= LINE_INTERVAL) else { return };
+        let Some(told) = self
+            .told
+            .as_ref()
+            .filter(|told| self.bar.is_hidden() && told.get().elapsed() >= LINE_INTERVAL)
+        else {
+            return;
+        };
         told.set(clock::now_monotonic());
-        self.tell(&format!("{}: {} of {}", self.bar.message(), grouped(done), grouped(self.bar.length().unwrap_or(0))));
+        self.tell(&format!(
+            "{}: {} of {}",
+            self.bar.message(),
+            grouped(done),
+            grouped(self.bar.length().unwrap_or(0))
+        ));
     }
 
     /// Tells `line` above the bar, or where it would be.

@@ -1,11 +1,12 @@
-//! What a repair overwrites, kept in a file, so that the repair can be taken back: `cairn fsck IMAGE --undo FILE`.
+//! What a repair overwrites, kept in a file, so that the repair can be taken back: `cairn fsck
+//! IMAGE --undo FILE`.
 //!
-//! The file: `CRNUNDO1`, then records of offset (u64), length (u32), CRC-32C of the bytes (u32), bytes; little-endian. Each record
-//! is durable before its blocks are overwritten. Undoing writes the records back from the last to the first; a record that a crash
-//! tore has not been needed.
+//! The file: `CRNUNDO1`, then records of offset (u64), length (u32), CRC-32C of the bytes (u32),
+//! bytes; little-endian. Each record is durable before its blocks are overwritten. Undoing writes
+//! the records back from the last to the first; a record that a crash tore has not been needed.
 //!
-//! Lock discipline: one lock of rank `LEAF` around the file, held while a record is written; the device is read before and
-//! written after.
+//! Lock discipline: one lock of rank `LEAF` around the file, held while a record is written; the
+//! device is read before and written after.
 use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, forward_to_device};
 use cairn_environment::Rank;
@@ -36,7 +37,8 @@ pub struct BackingUp {
 }
 
 impl BackingUp {
-    /// Keeps what is overwritten on `device` in the file `place`, or in one with a number behind that name if it exists.
+    /// Keeps what is overwritten on `device` in the file `place`, or in one with a number behind
+    /// that name if it exists.
     pub fn new(device: Arc<dyn BlockDevice>, place: PathBuf) -> Self {
         Self { device, place, file: Mutex::new(Rank::LEAF, None) }
     }
@@ -52,7 +54,10 @@ impl BackingUp {
             Some(backup) => backup,
             None => create(&self.place)?,
         };
-        let written = backup.file.write_all(&record(offset_bytes, old)).and_then(|()| backup.file.sync_data());
+        let written = backup
+            .file
+            .write_all(&record(offset_bytes, old))
+            .and_then(|()| backup.file.sync_data());
         backup.records += u64::from(written.is_ok());
         if backup.records > 0 {
             *file = Some(backup);
@@ -66,22 +71,35 @@ impl BackingUp {
 
 fn create(place: &Path) -> io::Result<Backup> {
     for number in 1..NAMES_MAX {
-        let path = if number == 1 { place.to_owned() } else { PathBuf::from(format!("{}.{number}", place.display())) };
+        let path = if number == 1 {
+            place.to_owned()
+        } else {
+            PathBuf::from(format!("{}.{number}", place.display()))
+        };
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(mut file) => {
                 file.write_all(MAGIC).inspect_err(|_| drop(std::fs::remove_file(&path)))?;
                 return Ok(Backup { path, file, records: 0 });
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(io::Error::new(error.kind(), format!("backup {}: {error}", path.display()))),
+            Err(error) => {
+                return Err(io::Error::new(
+                    error.kind(),
+                    format!("backup {}: {error}", path.display()),
+                ));
+            }
         }
     }
-    Err(io::Error::new(ErrorKind::AlreadyExists, format!("backup {}: remove old ones", place.display())))
+    Err(io::Error::new(
+        ErrorKind::AlreadyExists,
+        format!("backup {}: remove old ones", place.display()),
+    ))
 }
 
 fn record(offset_bytes: u64, bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).expect("a repair writes a node at most");
-    [&offset_bytes.to_le_bytes()[..], &length.to_le_bytes(), &checksum(bytes).to_le_bytes(), bytes].concat()
+    [&offset_bytes.to_le_bytes()[..], &length.to_le_bytes(), &checksum(bytes).to_le_bytes(), bytes]
+        .concat()
 }
 
 /// The records of a backup, up to one that was torn.
@@ -89,7 +107,8 @@ fn records(bytes: &[u8]) -> Vec<(u64, &[u8])> {
     let mut records = Vec::new();
     let mut rest = bytes;
     while let Some((header, after)) = rest.split_at_checked(RECORD_HEADER_BYTES) {
-        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let word =
+            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let offset = u64::from(word(0)) | u64::from(word(4)) << 32;
         let Some((content, next)) = after.split_at_checked(word(8) as usize) else { break };
         if checksum(content) != word(12) {
@@ -107,11 +126,16 @@ fn records(bytes: &[u8]) -> Vec<(u64, &[u8])> {
 /// The file is no backup, or does not fit the device, or the device fails.
 pub fn undo(device: &dyn BlockDevice, path: &Path) -> anyhow::Result<usize> {
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    let content = bytes.strip_prefix(MAGIC).with_context(|| format!("{} is not a backup of a repair", path.display()))?;
+    let content = bytes
+        .strip_prefix(MAGIC)
+        .with_context(|| format!("{} is not a backup of a repair", path.display()))?;
     let records = records(content);
     let fits = |(offset, bytes): &(u64, &[u8])| {
         let whole = offset.is_multiple_of(4096) && bytes.len().is_multiple_of(4096);
-        whole && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= device.length_bytes())
+        whole
+            && offset
+                .checked_add(bytes.len() as u64)
+                .is_some_and(|end| end <= device.length_bytes())
     };
     ensure!(records.iter().all(fits), "{} is a backup of another, larger device", path.display());
     for (offset, bytes) in records.iter().rev() {
@@ -126,13 +150,22 @@ impl BlockDevice for BackingUp {
         let mut old = vec![0; buffers.iter().map(|buffer| buffer.len()).sum()];
         // What can't be read can't be brought back either.
         if self.device.read(offset_bytes, &mut old).is_ok() {
-            let failed = |error| DeviceError::new(Operation::Write, offset_bytes, old.len() as u64, &Arc::from("the backup"), error);
+            let failed = |error| {
+                DeviceError::new(
+                    Operation::Write,
+                    offset_bytes,
+                    old.len() as u64,
+                    &Arc::from("the backup"),
+                    error,
+                )
+            };
             self.keep(offset_bytes, &old).map_err(failed)?;
         }
         self.device.write(offset_bytes, buffers)
     }
 
-    // A mirror's `repair` needs no backup: a copy that no reader could use becomes what another, verified one holds already.
+    // A mirror's `repair` needs no backup: a copy that no reader could use becomes what another,
+    // verified one holds already.
     forward_to_device!(self => self.device; read, flush, discard, length_bytes, flush_time, copies, read_copy, repair, health);
 }
 
@@ -194,7 +227,13 @@ mod tests {
     fn damaged_volume() -> SimulatedDevice {
         let device = Arc::new(SimulatedDevice::new(16 << 20));
         format(&*device, 1 << 20).unwrap();
-        let open = || Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+        let open = || {
+            Volume::open(
+                device.clone(),
+                VolumeOptions { background: false, ..VolumeOptions::default() },
+            )
+            .unwrap()
+        };
         let volume = open();
         for number in 0..30_u8 {
             create(&volume, &[b'a', number + 1], &[number; 5000]).unwrap();
@@ -229,9 +268,17 @@ mod tests {
         original.start_recording();
         let device = Arc::new(original.snapshot());
         device.start_recording();
-        let noting = Arc::new(Noting { device: device.clone(), place: place.clone(), lengths: Mutex::new(Rank::LEAF, Vec::new()) });
-        let report =
-            check(&BackingUp::new(noting.clone(), place.clone()), &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
+        let noting = Arc::new(Noting {
+            device: device.clone(),
+            place: place.clone(),
+            lengths: Mutex::new(Rank::LEAF, Vec::new()),
+        });
+        let report = check(
+            &BackingUp::new(noting.clone(), place.clone()),
+            &CheckOptions { data: true, repair: true },
+            &mut |_| {},
+        )
+        .unwrap();
         assert_eq!(report.exit_code(), 1, "{report}");
         device.flush().unwrap();
 
@@ -239,13 +286,20 @@ mod tests {
         let content = |state: &SimulatedDevice| original.explorer().fingerprint(state);
         let undone = |state: &SimulatedDevice, backup: &Path| {
             undo(state, backup).map_err(|error| error.to_string())?;
-            if content(state) == content(&original) { Ok(()) } else { Err("something else than before the repair".to_owned()) }
+            if content(state) == content(&original) {
+                Ok(())
+            } else {
+                Err("something else than before the repair".to_owned())
+            }
         };
         let lengths = noting.lengths.lock().clone();
         let (backup, events) = (std::fs::read(&place).unwrap(), device.explorer());
-        let is_write = |event: &usize| matches!(events.event(*event), Some(EventInfo::Write { .. }));
+        let is_write =
+            |event: &usize| matches!(events.event(*event), Some(EventInfo::Write { .. }));
         let in_repair = every_state(&device, &mut |position, state| {
-            let Some(last) = (0..position).filter(is_write).count().checked_sub(1) else { return Ok(()) };
+            let Some(last) = (0..position).filter(is_write).count().checked_sub(1) else {
+                return Ok(());
+            };
             std::fs::write(&cut, &backup[..lengths[last]]).unwrap();
             undone(&state, &cut)
         });
@@ -254,7 +308,8 @@ mod tests {
         repaired.start_recording();
         undo(&repaired, &place).unwrap();
         let in_undo = every_state(&repaired, &mut |_, state| undone(&state, &place));
-        let states = [in_repair, in_undo].map(|states| states.unwrap_or_else(|error| panic!("{error}")));
+        let states =
+            [in_repair, in_undo].map(|states| states.unwrap_or_else(|error| panic!("{error}")));
         assert!(states.iter().all(|states| *states > 100), "{states:?}");
     }
 }

@@ -1,6 +1,6 @@
-//! What stands on a device already: recognises file systems and other owners of a device by their signatures, so that
-//! `mkfs` and `mount --create` overwrite nothing by mistake, and that whoever opens something else
-//! as a volume is told what it is.
+//! What stands on a device already: recognises file systems and other owners of a device by their
+//! signatures, so that `mkfs` and `mount --create` overwrite nothing by mistake, and that whoever
+//! opens something else as a volume is told what it is.
 use cairn_format::{BLOCK_SIZE, Geometry};
 use rustix::fs::SeekFrom;
 use std::fs::File;
@@ -18,7 +18,12 @@ const fn signature(offset_bytes: u64, magic: &'static [u8], name: &'static str) 
     Signature { offset_bytes, magic, name, advice: FILE_SYSTEM }
 }
 
-const fn other(offset_bytes: u64, magic: &'static [u8], name: &'static str, advice: &'static str) -> Signature {
+const fn other(
+    offset_bytes: u64,
+    magic: &'static [u8],
+    name: &'static str,
+    advice: &'static str,
+) -> Signature {
     Signature { offset_bytes, magic, name, advice }
 }
 
@@ -30,14 +35,16 @@ const PACKED: &str = "unpack it first";
 const NO_IMAGE: &str = "it is no image of a disk";
 const CONVERT: &str = "convert it to a raw image first (qemu-img convert -O raw)";
 
-/// Cairn's own, at both superblock slots. Only the magic counts: a damaged volume, or one of a newer version, is one too.
+/// Cairn's own, at both superblock slots. Only the magic counts: a damaged volume, or one of a
+/// newer version, is one too.
 pub const CAIRN: &str = "a cairn volume";
 const CAIRN_MAGIC: &[u8; 4] = b"CRNS";
 
 /// One of several devices under a Cairn volume.
 pub const MEMBER: &str = "a member of a cairn mirror or concatenation";
 
-/// The more particular ones come first: a FAT boot sector ends like a partition table, for instance.
+/// The more particular ones come first: a FAT boot sector ends like a partition table, for
+/// instance.
 const SIGNATURES: &[Signature] = &[
     signature(8 * 4096, b"CRNM", MEMBER),
     signature(24 * 4096, b"CRNM", MEMBER),
@@ -48,7 +55,10 @@ const SIGNATURES: &[Signature] = &[
     signature(65_536 + 64, b"_BHRfS_M", "a btrfs file system"),
     signature(
         4096 + 24,
-        &[0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81],
+        &[
+            0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba,
+            0x6d, 0x81,
+        ],
         "a bcachefs file system",
     ),
     signature(1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS file system"),

@@ -7,7 +7,18 @@ use cairn_fuse::KernelOptions;
 use std::path::Path;
 
 /// Concern mount(8), or say what is so anyway.
-const IGNORED: &[&str] = &["auto", "defaults", "iversion", "loop", "_netdev", "noauto", "nofail", "noiversion", "nomand", "nouser"];
+const IGNORED: &[&str] = &[
+    "auto",
+    "defaults",
+    "iversion",
+    "loop",
+    "_netdev",
+    "noauto",
+    "nofail",
+    "noiversion",
+    "nomand",
+    "nouser",
+];
 
 /// The same, with a value that may be anything.
 const IGNORED_WITH_VALUE: &[&str] = &["comment", "loop"];
@@ -59,14 +70,20 @@ pub fn apply(kernel: &mut KernelOptions, name: &str, value: Option<&str>) -> Out
     }
     if let Some((_, implied)) = IMPLYING.iter().find(|(implying, _)| *implying == name) {
         // `user=NAME` is what mount(8) notes of a user's mount.
-        return if value.is_none() || name == "user" { taken_if(implied.iter().all(|name| kernel.apply(name))) } else { Outcome::Unknown };
+        return if value.is_none() || name == "user" {
+            taken_if(implied.iter().all(|name| kernel.apply(name)))
+        } else {
+            Outcome::Unknown
+        };
     }
     match value {
         None => taken_if(known(IGNORED) || kernel.apply(name)),
         Some(value) if known(CONTEXTS) => {
             let bare = value.trim_matches('"');
             if bare.is_empty() || bare.contains('"') {
-                return Outcome::Refused("a context is a label of SELinux, such as context=\"system_u:object_r:tmp_t:s0\"");
+                return Outcome::Refused(
+                    "a context is a label of SELinux, such as context=\"system_u:object_r:tmp_t:s0\"",
+                );
             }
             if Path::new(SELINUX).exists() {
                 kernel.set_context(name, bare);
@@ -112,7 +129,8 @@ mod tests {
     fn parse(list: &str) -> KernelOptions {
         let mut kernel = KernelOptions::default();
         for option in split(list) {
-            let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+            let (name, value) =
+                option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
             assert_eq!(apply(&mut kernel, name, value), Outcome::Taken, "{option}");
         }
         kernel
@@ -129,8 +147,7 @@ mod tests {
 
     #[test]
     fn what_concerns_others_is_ignored() {
-        let list =
-            "defaults,_netdev,auto,noauto,nofail,nouser,loop,loop=/dev/loop3,comment=a=b,x-systemd.automount,x-a=b,X-mount.mkdir=0755";
+        let list = "defaults,_netdev,auto,noauto,nofail,nouser,loop,loop=/dev/loop3,comment=a=b,x-systemd.automount,x-a=b,X-mount.mkdir=0755";
         assert_eq!(parse(list), KernelOptions::default());
         assert_eq!(parse("nosuid,defaults"), parse("nosuid"), "as with mount(8)");
         if !Path::new(SELINUX).exists() {
@@ -140,15 +157,28 @@ mod tests {
 
     #[test]
     fn commas_between_quotation_marks_separate_nothing() {
-        assert_eq!(split("a,,context=\"b,c\",d").collect::<Vec<_>>(), ["a", "context=\"b,c\"", "d"]);
+        assert_eq!(
+            split("a,,context=\"b,c\",d").collect::<Vec<_>>(),
+            ["a", "context=\"b,c\"", "d"]
+        );
     }
 
     #[test]
     fn what_has_no_meaning_here_is_told_apart_from_the_unknown() {
         let mut kernel = KernelOptions::default();
-        assert!(matches!(apply(&mut kernel, "uid", Some("7")), Outcome::Refused(why) if why.contains("chown")));
-        assert!(matches!(apply(&mut kernel, "remount", None), Outcome::Refused(why) if why.contains("unmount")));
-        for (name, value) in [("nosuids", None), ("nosuid", Some("1")), ("nofail", Some("1")), ("owner", Some("x")), ("comment", None)] {
+        assert!(
+            matches!(apply(&mut kernel, "uid", Some("7")), Outcome::Refused(why) if why.contains("chown"))
+        );
+        assert!(
+            matches!(apply(&mut kernel, "remount", None), Outcome::Refused(why) if why.contains("unmount"))
+        );
+        for (name, value) in [
+            ("nosuids", None),
+            ("nosuid", Some("1")),
+            ("nofail", Some("1")),
+            ("owner", Some("x")),
+            ("comment", None),
+        ] {
             assert_eq!(apply(&mut kernel, name, value), Outcome::Unknown, "{name}");
         }
         assert_eq!(kernel, KernelOptions::default());

@@ -19,7 +19,11 @@ impl Cairn {
 
     /// Runs `cairn` in the folder.
     fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_cairn")).args(arguments).current_dir(self.folder.path()).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_cairn"))
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .output()
+            .unwrap()
     }
 
     #[track_caller]
@@ -30,7 +34,11 @@ impl Cairn {
     #[track_caller]
     fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let told = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert_eq!(output.status.code(), Some(code), "cairn {}: {told}", arguments.join(" "));
         assert!(!told.contains("panicked"), "cairn {}: {told}", arguments.join(" "));
         told
@@ -41,12 +49,25 @@ impl Cairn {
     fn fails(&self, arguments: &[&str], parts: &[&str]) {
         let told = self.exits_with(1, arguments);
         for part in parts {
-            assert!(told.contains(part), "cairn {}: \"{part}\" is not in: {told}", arguments.join(" "));
+            assert!(
+                told.contains(part),
+                "cairn {}: \"{part}\" is not in: {told}",
+                arguments.join(" ")
+            );
         }
     }
 
     fn make_volume(&self) {
-        self.succeeds(&["mkfs", "image", "--size", "32M", "--log-size", "4M", "--label", "letters"]);
+        self.succeeds(&[
+            "mkfs",
+            "image",
+            "--size",
+            "32M",
+            "--log-size",
+            "4M",
+            "--label",
+            "letters",
+        ]);
     }
 }
 
@@ -65,9 +86,11 @@ fn a_new_volume_is_clean_and_shows_itself() {
     for structure in ["super", "log", "tree", "space"] {
         assert!(!cairn.succeeds(&["dump", "image", structure]).trim().is_empty());
         let json = cairn.succeeds(&["dump", "image", structure, "--json"]);
-        serde_json::from_str::<serde_json::Value>(&json).unwrap_or_else(|error| panic!("{structure}: {error}: {json}"));
+        serde_json::from_str::<serde_json::Value>(&json)
+            .unwrap_or_else(|error| panic!("{structure}: {error}: {json}"));
     }
-    let report: serde_json::Value = serde_json::from_str(&cairn.succeeds(&["fsck", "image", "--json"])).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_str(&cairn.succeeds(&["fsck", "image", "--json"])).unwrap();
     assert_eq!(report["errors"], 0);
     assert_eq!(report["label"], "letters");
 }
@@ -136,14 +159,25 @@ fn mistakes_get_clear_messages() {
     cairn.fails(&["dump", "missing", "super"], &["missing", "No such file"]);
     cairn.fails(&["dump", "image", "log", "--inodes", "1"], &["--inodes"]);
     cairn.fails(&["mkfs", "dir", "--size", "32M"], &["dir", "neither a regular file"]);
-    for arguments in [&["mkfs", "raid:c1,c2", "--size", "32M"][..], &["mkfs", "mirrors:c1,c2", "--size", "32M"], &["fsck", "miror:c1,c2"]] {
+    for arguments in [
+        &["mkfs", "raid:c1,c2", "--size", "32M"][..],
+        &["mkfs", "mirrors:c1,c2", "--size", "32M"],
+        &["fsck", "miror:c1,c2"],
+    ] {
         assert!(cairn.exits_with(2, arguments).contains("write mirror:c1,c2"));
         assert!(!cairn.path(arguments[1]).exists());
     }
     cairn.succeeds(&["mkfs", "./raid:c1", "--size", "32M"]);
     cairn.exits_with(2, &["mkfs", "image", "--size", "3X"]);
-    assert!(cairn.exits_with(2, &["mkfs", "new", "--size", "10E"]).contains("too large: files and devices have less than 8E"));
-    cairn.fails(&["mkfs", "new", "--size", "1"], &["1 bytes is too small: a volume has at least 16M"]);
+    assert!(
+        cairn
+            .exits_with(2, &["mkfs", "new", "--size", "10E"])
+            .contains("too large: files and devices have less than 8E")
+    );
+    cairn.fails(
+        &["mkfs", "new", "--size", "1"],
+        &["1 bytes is too small: a volume has at least 16M"],
+    );
     for command in ["sync", "shutdown", "umount"] {
         cairn.fails(&[command, "nope"], &["nope: No such file or directory", "name the directory"]);
         let told = cairn.exits_with(1, &[command, "image"]);
@@ -158,12 +192,23 @@ fn mistakes_get_clear_messages() {
 fn a_volume_says_which_it_is() {
     let cairn = Cairn::new();
     cairn.succeeds(&["mkfs", "image", "--size", "32M", "-L", "letters"]);
-    let of = |image: &str| serde_json::from_str::<serde_json::Value>(&cairn.succeeds(&["info", image, "--json"])).unwrap();
+    let of = |image: &str| {
+        serde_json::from_str::<serde_json::Value>(&cairn.succeeds(&["info", image, "--json"]))
+            .unwrap()
+    };
     let info = of("image");
     let uuid = info["uuid"].as_str().unwrap();
-    assert_eq!((uuid.len(), info["label"].as_str(), info["total_bytes"].as_u64()), (36, Some("letters"), Some(32 << 20)));
+    assert_eq!(
+        (uuid.len(), info["label"].as_str(), info["total_bytes"].as_u64()),
+        (36, Some("letters"), Some(32 << 20))
+    );
     let told = cairn.succeeds(&["info", "image"]);
-    assert!(told.contains(&format!("uuid:   {uuid}\n")) && told.contains("label:  letters\n") && told.contains("32 MiB"), "{told}");
+    assert!(
+        told.contains(&format!("uuid:   {uuid}\n"))
+            && told.contains("label:  letters\n")
+            && told.contains("32 MiB"),
+        "{told}"
+    );
     // One damaged superblock is no obstacle, three are.
     overwrite(&cairn.path("image"), 16 * 4096 + 100, &[0xff; 8]);
     assert_eq!(of("image")["uuid"], uuid);
@@ -187,7 +232,13 @@ fn file_knows_a_volume_by_the_magic_of_this_tree() {
     cairn.make_mirror();
     let magic = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../share/magic/cairn");
     let told_of = |name: &str| {
-        let output = Command::new("file").arg("-b").arg("-m").arg(&magic).arg(cairn.path(name)).output().ok()?;
+        let output = Command::new("file")
+            .arg("-b")
+            .arg("-m")
+            .arg(&magic)
+            .arg(cairn.path(name))
+            .output()
+            .ok()?;
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
         Some(String::from_utf8(output.stdout).unwrap())
     };
@@ -195,13 +246,20 @@ fn file_knows_a_volume_by_the_magic_of_this_tree() {
         eprintln!("left out: file(1) is not here");
         return;
     };
-    let json: serde_json::Value = serde_json::from_str(&cairn.succeeds(&["info", "image", "--json"])).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&cairn.succeeds(&["info", "image", "--json"])).unwrap();
     let uuid = json["uuid"].as_str().unwrap();
-    let expected = format!("Cairn file system volume version 1, UUID {uuid}, label \"letters\", 8192 blocks of 4096 bytes\n");
+    let expected = format!(
+        "Cairn file system volume version 1, UUID {uuid}, label \"letters\", 8192 blocks of 4096 bytes\n"
+    );
     assert_eq!(told, expected);
     assert_eq!(told_of("a").as_deref(), Some("member of a Cairn mirror or concatenation\n"));
     overwrite(&cairn.path("image"), 16 * 4096, &[0; 4096]);
-    assert!(told_of("image").unwrap().starts_with("Cairn file system volume, its first superblock is damaged"));
+    assert!(
+        told_of("image")
+            .unwrap()
+            .starts_with("Cairn file system volume, its first superblock is damaged")
+    );
     fs::write(cairn.path("letter"), "Dear Ada").unwrap();
     assert!(!told_of("letter").unwrap().contains("Cairn"));
 }
@@ -213,7 +271,12 @@ fn an_interrupted_mkfs_leaves_nothing_behind() {
     let image = cairn.path("image");
     let interrupt = |arguments: &[&str], signal, begun: &dyn Fn() -> bool| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
-        let child = command.args(arguments).current_dir(cairn.folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let child = command
+            .args(arguments)
+            .current_dir(cairn.folder.path())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
         while !begun() {
             std::thread::yield_now();
         }
@@ -223,7 +286,10 @@ fn an_interrupted_mkfs_leaves_nothing_behind() {
     };
     let mut interrupted = 0;
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
-        let (code, told) = interrupt(&["mkfs", "image", "--size", "1G", "--preallocate"], signal, &|| image.exists());
+        let (code, told) =
+            interrupt(&["mkfs", "image", "--size", "1G", "--preallocate"], signal, &|| {
+                image.exists()
+            });
         if code == Some(0) {
             cairn.succeeds(&["fsck", "image"]);
             fs::remove_file(&image).unwrap();
@@ -240,7 +306,10 @@ fn an_interrupted_mkfs_leaves_nothing_behind() {
     let (code, told) = interrupt(&command, rustix::process::Signal::INT, &begun);
     if code != Some(0) {
         interrupted += 1;
-        assert!(code == Some(130) && told.contains("image holds no volume now") && image.exists(), "{told}");
+        assert!(
+            code == Some(130) && told.contains("image holds no volume now") && image.exists(),
+            "{told}"
+        );
     }
     cairn.succeeds(&command);
     assert!(interrupted > 0, "a gigabyte was written faster than a signal arrived, three times");
@@ -269,12 +338,21 @@ fn what_is_no_volume_is_named() {
         ("something", "no superblock of a cairn volume is in it", "cairn mkfs"),
         ("short", "8 bytes", "the smallest volume 16777216"),
     ] {
-        for (code, arguments) in
-            [(1, &["mount", name, "dir"][..]), (8, &["fsck", name]), (1, &["dump", name, "super"]), (1, &["stats", name])]
-        {
+        for (code, arguments) in [
+            (1, &["mount", name, "dir"][..]),
+            (8, &["fsck", name]),
+            (1, &["dump", name, "super"]),
+            (1, &["stats", name]),
+        ] {
             let told = cairn.exits_with(code, arguments);
-            assert!([name, what, advice].iter().all(|part| told.contains(part)), "{arguments:?}: {told}");
-            assert!(!told.contains("magic") && told.trim().lines().count() == 1, "{arguments:?}: {told}");
+            assert!(
+                [name, what, advice].iter().all(|part| told.contains(part)),
+                "{arguments:?}: {told}"
+            );
+            assert!(
+                !told.contains("magic") && told.trim().lines().count() == 1,
+                "{arguments:?}: {told}"
+            );
         }
     }
 }
@@ -328,8 +406,15 @@ fn fsck_tells_damage_by_its_exit_code() {
 fn output_may_be_cut_short() {
     let cairn = Cairn::new();
     cairn.make_volume();
-    let command = format!("'{}' dump image space --json | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_cairn"));
-    let output = Command::new("bash").args(["-c", &command]).current_dir(cairn.folder.path()).output().unwrap();
+    let command = format!(
+        "'{}' dump image space --json | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}",
+        env!("CARGO_BIN_EXE_cairn")
+    );
+    let output = Command::new("bash")
+        .args(["-c", &command])
+        .current_dir(cairn.folder.path())
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -347,7 +432,12 @@ fn a_mirror_is_made_checked_and_shown_like_an_image() {
     cairn.make_mirror();
     let bytes = |name: &str| fs::metadata(cairn.path(name)).unwrap().len();
     assert_eq!((bytes("a"), bytes("b")), (33 << 20, 33 << 20));
-    for arguments in [&["fsck", "--data", MIRROR][..], &["stats", MIRROR], &["dump", MIRROR, "super"], &["fsck", "mirror:b,a"]] {
+    for arguments in [
+        &["fsck", "--data", MIRROR][..],
+        &["stats", MIRROR],
+        &["dump", MIRROR, "super"],
+        &["fsck", "mirror:b,a"],
+    ] {
         cairn.succeeds(arguments);
     }
     let status = cairn.succeeds(&["device", "status", MIRROR]);
@@ -384,7 +474,10 @@ fn rot_in_either_copy_is_found_and_written_again() {
     for (name, block) in [("a", 16), ("b", 65)] {
         overwrite(&cairn.path(name), (256 + block) * 4096 + 300, b"rot");
         let told = cairn.exits_with(4, &["fsck", "--data", MIRROR]);
-        assert!(told.contains(&format!("{name}: 1 blocks are bad")) && told.contains("--repair"), "{told}");
+        assert!(
+            told.contains(&format!("{name}: 1 blocks are bad")) && told.contains("--repair"),
+            "{told}"
+        );
         let told = cairn.exits_with(1, &["fsck", "--data", "--repair", MIRROR]);
         assert!(told.contains("written again"), "{told}");
         cairn.succeeds(&["fsck", "--data", MIRROR]);
@@ -413,7 +506,11 @@ fn a_lost_member_is_replaced() {
     cairn.succeeds(&["fsck", "--data", "--degraded", "mirror:new,missing"]);
     cairn.fails(&["device", "replace", "mirror:new,b", "b", "b"], &["in sync already"]);
     cairn.succeeds(&["device", "replace", "mirror:new,b", "b", "newer"]);
-    assert!(cairn.exits_with(4, &["device", "status", "mirror:new,b"]).contains("replaced by another member"));
+    assert!(
+        cairn
+            .exits_with(4, &["device", "status", "mirror:new,b"])
+            .contains("replaced by another member")
+    );
     cairn.succeeds(&["mkfs", "concat:x,y", "--size", "32M", "--log-size", "4M"]);
     cairn.fails(&["device", "replace", "concat:x,y", "x", "z"], &["no second copy"]);
     cairn.fails(&["device", "status", "letter"], &["single image"]);
@@ -422,15 +519,37 @@ fn a_lost_member_is_replaced() {
 #[test]
 fn torture_tells_what_was_tried_and_how_to_repeat_it() {
     let cairn = Cairn::new();
-    let told = cairn.succeeds(&["torture", "systematic", "--length", "2", "--sample", "3", "--seed", "7"]);
-    assert!(told.contains("3  of 1,369") && told.contains("nothing acknowledged was lost. (seed 7)"), "{told}");
-    let output = cairn.run(&["torture", "systematic", "--length", "1", "--only", "4", "--seed", "7", "--json"]);
+    let told =
+        cairn.succeeds(&["torture", "systematic", "--length", "2", "--sample", "3", "--seed", "7"]);
+    assert!(
+        told.contains("3  of 1,369") && told.contains("nothing acknowledged was lost. (seed 7)"),
+        "{told}"
+    );
+    let output = cairn.run(&[
+        "torture",
+        "systematic",
+        "--length",
+        "1",
+        "--only",
+        "4",
+        "--seed",
+        "7",
+        "--json",
+    ]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "seed 7\n", "it stands there before the run");
-    assert_eq!((report["passed"].as_bool(), report["workloads"].as_u64(), report["seed"].as_u64()), (Some(true), Some(1), Some(7)));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "seed 7\n",
+        "it stands there before the run"
+    );
+    assert_eq!(
+        (report["passed"].as_bool(), report["workloads"].as_u64(), report["seed"].as_u64()),
+        (Some(true), Some(1), Some(7))
+    );
     assert!(report["search"]["states"].as_u64() > report["search"]["images"].as_u64(), "{report}");
     assert_eq!(report["interrupted"].as_bool(), Some(false));
-    let told = cairn.succeeds(&["torture", "crash", "--states", "20", "--seed", "9", "--threads", "1"]);
+    let told =
+        cairn.succeeds(&["torture", "crash", "--states", "20", "--seed", "9", "--threads", "1"]);
     assert!(told.contains("crash states") && told.contains("(seed 9)"), "{told}");
 }
 
@@ -438,7 +557,13 @@ fn torture_tells_what_was_tried_and_how_to_repeat_it() {
 fn torture_tables_the_outcome_of_faults() {
     let cairn = Cairn::new();
     let told = cairn.succeeds(&["torture", "faults", "--seed", "3"]);
-    for part in ["read   node        EIO     once", "write  log         ENOSPC  from then on", "flush  -", "rename f over a", "(seed 3)"] {
+    for part in [
+        "read   node        EIO     once",
+        "write  log         ENOSPC  from then on",
+        "flush  -",
+        "rename f over a",
+        "(seed 3)",
+    ] {
         assert!(told.contains(part), "{part} is not in {told}");
     }
 }
@@ -446,13 +571,24 @@ fn torture_tables_the_outcome_of_faults() {
 #[test]
 fn torture_runs_workloads_of_a_file() {
     let cairn = Cairn::new();
-    fs::write(cairn.path("list"), "# workload 1\nmkdir A 0777\nsync\ncheckpoint 1\n# workload 2\nfly A\n").unwrap();
+    fs::write(
+        cairn.path("list"),
+        "# workload 1\nmkdir A 0777\nsync\ncheckpoint 1\n# workload 2\nfly A\n",
+    )
+    .unwrap();
     let told = cairn.succeeds(&["torture", "ace", "list", "--only", "0"]);
     assert!(told.contains("1  of 2"), "{told}");
-    cairn.fails(&["torture", "ace", "list"], &["FOUND in workload 1", "\"fly A\": this is no operation"]);
+    cairn.fails(
+        &["torture", "ace", "list"],
+        &["FOUND in workload 1", "\"fly A\": this is no operation"],
+    );
     let told = cairn.exits_with(2, &["torture", "ace", "list", "--only", "2"]);
     assert!(told.contains("there is no workload 2; there are 2"), "{told}");
-    assert!(cairn.exits_with(2, &["torture", "ace", "list", "--from", "2"]).contains("there is no workload 2; there are 2"));
+    assert!(
+        cairn
+            .exits_with(2, &["torture", "ace", "list", "--from", "2"])
+            .contains("there is no workload 2; there are 2")
+    );
     cairn.exits_with(2, &["torture", "systematic", "--length", "4"]);
     cairn.exits_with(2, &["torture", "systematic"]);
 }

@@ -1,8 +1,10 @@
-//! Direct I/O beside the page cache, on real mounts: every way to write past the page cache, beside readers through it and
-//! through a mapping, and beside everything else that changes a file; with both ways to cache writes, over both transports.
+//! Direct I/O beside the page cache, on real mounts: every way to write past the page cache, beside
+//! readers through it and through a mapping, and beside everything else that changes a file; with
+//! both ways to cache writes, over both transports.
 //!
-//! After every completion all readers agree, no block is older than what was completed, and what is on the volume when it is
-//! mounted again is what they saw. The number of rounds is fixed, so speed decides nothing.
+//! After every completion all readers agree, no block is older than what was completed, and what is
+//! on the volume when it is mounted again is what they saw. The number of rounds is fixed, so speed
+//! decides nothing.
 //!
 //! `CAIRN_MOUNT_TESTS` as in `mounting`.
 #[allow(dead_code)]
@@ -59,44 +61,73 @@ enum Beside {
 }
 
 impl Beside {
-    const ALL: [Self; 8] =
-        [Self::Nothing, Self::Store, Self::Write, Self::Shrink, Self::ShrinkAndGrow, Self::Punch, Self::Zero, Self::Copy];
+    const ALL: [Self; 8] = [
+        Self::Nothing,
+        Self::Store,
+        Self::Write,
+        Self::Shrink,
+        Self::ShrinkAndGrow,
+        Self::Punch,
+        Self::Zero,
+        Self::Copy,
+    ];
 
     fn rounds(self) -> u8 {
         if self == Self::Nothing { ROUNDS_READ } else { ROUNDS_CHANGED }
     }
 
     fn change(self, opened: &Opened, value: u8) -> io::Result<()> {
-        let (offset_bytes, length_bytes) = ((MIDDLE.start * BLOCK_BYTES) as u64, MIDDLE.len() * BLOCK_BYTES);
+        let (offset_bytes, length_bytes) =
+            ((MIDDLE.start * BLOCK_BYTES) as u64, MIDDLE.len() * BLOCK_BYTES);
         let last_bytes = (WRITTEN_BLOCKS * BLOCK_BYTES) as u64;
         let file = &opened.buffered;
         match self {
             Self::Nothing => {}
             Self::Store => store_and_sync(file, last_bytes, &[value; BLOCK_BYTES])?,
-            Self::Write => file.write_all_at(&[value; BLOCK_BYTES], last_bytes).and_then(|()| file.sync_data())?,
+            Self::Write => file
+                .write_all_at(&[value; BLOCK_BYTES], last_bytes)
+                .and_then(|()| file.sync_data())?,
             Self::Shrink => file.set_len(offset_bytes)?,
-            Self::ShrinkAndGrow => file.set_len(offset_bytes).and_then(|()| file.set_len(FILE_BYTES as u64))?,
-            Self::Punch => fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset_bytes, length_bytes as u64)?,
-            Self::Zero => fallocate(file, FallocateFlags::ZERO_RANGE, offset_bytes, length_bytes as u64)?,
+            Self::ShrinkAndGrow => {
+                file.set_len(offset_bytes).and_then(|()| file.set_len(FILE_BYTES as u64))?
+            }
+            Self::Punch => fallocate(
+                file,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                offset_bytes,
+                length_bytes as u64,
+            )?,
+            Self::Zero => {
+                fallocate(file, FallocateFlags::ZERO_RANGE, offset_bytes, length_bytes as u64)?
+            }
             Self::Copy => {
                 let (mut from, mut to) = (0, offset_bytes);
                 while from < length_bytes as u64 {
                     let left_bytes = length_bytes - from as usize;
-                    copy_file_range(&opened.source, Some(&mut from), file, Some(&mut to), left_bytes)?;
+                    copy_file_range(
+                        &opened.source,
+                        Some(&mut from),
+                        file,
+                        Some(&mut to),
+                        left_bytes,
+                    )?;
                 }
             }
         }
         Ok(())
     }
 
-    /// What `block` may hold after a round that wrote `value`, and that began with `before` in the last block.
+    /// What `block` may hold after a round that wrote `value`, and that began with `before` in the
+    /// last block.
     fn may_hold(self, block: usize, value: u8, found: u8, before: u8) -> bool {
         let is_last = block == WRITTEN_BLOCKS;
         match self {
             Self::Nothing => found == if is_last { before } else { value },
             Self::Store | Self::Write => found == value,
             Self::Shrink | Self::ShrinkAndGrow if is_last => found == 0,
-            Self::Shrink | Self::ShrinkAndGrow => found == value || (block >= MIDDLE.start && found == 0),
+            Self::Shrink | Self::ShrinkAndGrow => {
+                found == value || (block >= MIDDLE.start && found == 0)
+            }
             _ if is_last => found == before,
             Self::Punch | Self::Zero => found == value || (MIDDLE.contains(&block) && found == 0),
             Self::Copy => found == value || (MIDDLE.contains(&block) && found == COPIED),
@@ -118,7 +149,14 @@ impl Opened {
         let path = folder.join(name);
         let open = |flags: OFlags| {
             let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).custom_flags(flags.bits() as i32).open(&path).unwrap()
+            options
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .custom_flags(flags.bits() as i32)
+                .open(&path)
+                .unwrap()
         };
         let buffered = open(OFlags::empty());
         buffered.set_len(FILE_BYTES as u64).unwrap();
@@ -134,8 +172,14 @@ impl Opened {
         mapping.load(&mut bytes[1]).unwrap();
         self.direct[0].read_exact_at(&mut direct[..length_bytes], 0).unwrap();
         for (reader, seen) in ["the page cache", "a mapping"].iter().zip(&bytes) {
-            let differing = seen.iter().zip(direct.iter()).position(|(seen, direct)| seen != direct);
-            let said = differing.map(|at| format!("{when}: {reader} shows {} at byte {at}, and the volume {}", seen[at], direct[at]));
+            let differing =
+                seen.iter().zip(direct.iter()).position(|(seen, direct)| seen != direct);
+            let said = differing.map(|at| {
+                format!(
+                    "{when}: {reader} shows {} at byte {at}, and the volume {}",
+                    seen[at], direct[at]
+                )
+            });
             assert_eq!(said, None);
         }
         direct[..length_bytes].to_vec()
@@ -171,7 +215,8 @@ impl Opened {
 fn overwrite(opened: &Opened, writer: &mut Writer, beside: Beside, value: u8) {
     let content = AlignedBuffer::copy_of(&vec![value; WRITTEN_BLOCKS * BLOCK_BYTES]);
     let part_bytes = PART_BLOCKS * BLOCK_BYTES;
-    let writes: Vec<Write<'_>> = (0..).step_by(part_bytes).zip(content.chunks(part_bytes)).collect();
+    let writes: Vec<Write<'_>> =
+        (0..).step_by(part_bytes).zip(content.chunks(part_bytes)).collect();
     std::thread::scope(|scope| {
         let changing = scope.spawn(|| beside.change(opened, value));
         // By both descriptors in turns.
@@ -193,7 +238,12 @@ fn change_a_byte(opened: &Opened, value: u8, bytes: &[u8]) {
 }
 
 /// Overwrites a file again and again. Returns what is in it.
-fn overwrite_again_and_again(opened: &Opened, writer: &mut Writer, beside: Beside, name: &str) -> Vec<u8> {
+fn overwrite_again_and_again(
+    opened: &Opened,
+    writer: &mut Writer,
+    beside: Beside,
+    name: &str,
+) -> Vec<u8> {
     let mapping = Mapping::new(&opened.buffered, 0, FILE_BYTES).unwrap();
     let mut bytes = vec![0; FILE_BYTES];
     opened.beside_readers(|| {
@@ -203,12 +253,18 @@ fn overwrite_again_and_again(opened: &Opened, writer: &mut Writer, beside: Besid
             bytes = opened.read_by_all(&mapping, FILE_BYTES, &format!("{name}, round {value}"));
             for (block, content) in bytes.chunks(BLOCK_BYTES).enumerate() {
                 let whole = content.iter().all(|byte| *byte == content[0]);
-                let said = format!("{name}, round {value}: block {block} holds {}, whole: {whole}", content[0]);
+                let said = format!(
+                    "{name}, round {value}: block {block} holds {}, whole: {whole}",
+                    content[0]
+                );
                 assert!(whole && beside.may_hold(block, value, content[0], before), "{said}");
             }
             change_a_byte(opened, value, &bytes);
             let when = format!("{name}, round {value}, after a change of one byte");
-            assert!(opened.read_by_all(&mapping, FILE_BYTES, &when) == bytes, "{when}: another content");
+            assert!(
+                opened.read_by_all(&mapping, FILE_BYTES, &when) == bytes,
+                "{when}: another content"
+            );
         }
     });
     bytes
@@ -218,7 +274,8 @@ fn overwrite_again_and_again(opened: &Opened, writer: &mut Writer, beside: Besid
 fn append_again_and_again(opened: &Opened, writer: &mut Writer, name: &str) -> Vec<u8> {
     let part_bytes = BLOCK_BYTES * 2;
     let round_bytes = PARTS * part_bytes;
-    let mapping = Mapping::new(&opened.buffered, 0, usize::from(ROUNDS_CHANGED) * round_bytes).unwrap();
+    let mapping =
+        Mapping::new(&opened.buffered, 0, usize::from(ROUNDS_CHANGED) * round_bytes).unwrap();
     let mut bytes = Vec::new();
     opened.buffered.set_len(0).unwrap();
     opened.beside_readers(|| {
@@ -228,8 +285,13 @@ fn append_again_and_again(opened: &Opened, writer: &mut Writer, name: &str) -> V
             let writes: Vec<Write<'_>> = places.zip(content.chunks(part_bytes)).collect();
             writer.write(&opened.direct[0], &writes).unwrap();
             bytes.extend_from_slice(&content);
-            assert_eq!(opened.buffered.metadata().unwrap().len(), bytes.len() as u64, "{name}, round {value}");
-            let found = opened.read_by_all(&mapping, bytes.len(), &format!("{name}, round {value}"));
+            assert_eq!(
+                opened.buffered.metadata().unwrap().len(),
+                bytes.len() as u64,
+                "{name}, round {value}"
+            );
+            let found =
+                opened.read_by_all(&mapping, bytes.len(), &format!("{name}, round {value}"));
             assert!(found == bytes, "{name}, round {value}: another content");
         }
     });
@@ -255,7 +317,12 @@ impl Volume {
     }
     fn run(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
-        let output = command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap();
+        let output = command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "cairn {}: {said}", arguments.join(" "));
         said
@@ -271,7 +338,11 @@ impl Drop for Volume {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         if table.contains(&*directory.to_string_lossy()) {
             let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
-            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();
+            let _ = Command::new("fusermount3")
+                .args(["-u", "-z"])
+                .arg(&directory)
+                .stderr(Stdio::null())
+                .status();
         }
     }
 }
@@ -308,7 +379,11 @@ fn all_ways_agree(transport: &str, writeback: &str) {
     volume.run(&["fsck", "--data", "image"]);
     volume.mount();
     for (path, bytes) in contents {
-        assert!(fs::read(&path).unwrap() == bytes, "{}: another content after the volume was mounted again", path.display());
+        assert!(
+            fs::read(&path).unwrap() == bytes,
+            "{}: another content after the volume was mounted again",
+            path.display()
+        );
     }
     volume.run(&["umount", "dir"]);
 }

@@ -24,7 +24,8 @@ fn is_root() -> bool {
     rustix::process::getuid().is_root()
 }
 
-/// Has the kernel forget all inodes that nobody uses. (Not sync(2), which waits for every file system of the machine.)
+/// Has the kernel forget all inodes that nobody uses. (Not sync(2), which waits for every file
+/// system of the machine.)
 fn drop_inodes(mount: &Path) {
     rustix::fs::syncfs(File::open(mount).unwrap()).unwrap();
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
@@ -32,7 +33,8 @@ fn drop_inodes(mount: &Path) {
 
 #[track_caller]
 fn expect_content(handle: FileHandle, mount: &Path, content: &str) -> File {
-    let mut file = handle.open(&File::open(mount).unwrap()).unwrap_or_else(|error| panic!("{error}"));
+    let mut file =
+        handle.open(&File::open(mount).unwrap()).unwrap_or_else(|error| panic!("{error}"));
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, content);
@@ -42,14 +44,18 @@ fn expect_content(handle: FileHandle, mount: &Path, content: &str) -> File {
 #[track_caller]
 fn expect_stale(handle: FileHandle, mount: &Path) {
     let opened = handle.open(&File::open(mount).unwrap());
-    assert_eq!(opened.map(drop).map_err(|error| error.raw_os_error()), Err(Some(Errno::STALE.raw_os_error())));
+    assert_eq!(
+        opened.map(drop).map_err(|error| error.raw_os_error()),
+        Err(Some(Errno::STALE.raw_os_error()))
+    );
 }
 
 fn path_of(file: &File) -> std::path::PathBuf {
     fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file))).unwrap()
 }
 
-/// They hold when the kernel has forgotten the inode, over the end of the server, and not a moment longer than the file.
+/// They hold when the kernel has forgotten the inode, over the end of the server, and not a moment
+/// longer than the file.
 #[test]
 fn a_file_handle_holds_as_long_as_its_file() {
     let Some(mounted) = Mounted::new() else { return };
@@ -81,7 +87,10 @@ fn a_file_handle_holds_as_long_as_its_file() {
         expect_content(gone, &dir, "Dear Bob");
         // The name and the handle lead to one inode.
         let file = expect_content(letter, &dir, "Dear Ada");
-        assert_eq!(file.metadata().unwrap().ino(), fs::metadata(dir.join("a/b/letter")).unwrap().ino());
+        assert_eq!(
+            file.metadata().unwrap().ino(),
+            fs::metadata(dir.join("a/b/letter")).unwrap().ino()
+        );
         drop(file);
         if round == "the same server" {
             mounted.succeeds(&["umount", "dir"]);
@@ -114,11 +123,13 @@ struct Known {
     /// No other file has it.
     content: String,
     path: std::path::PathBuf,
-    /// It must be found, it must not, or that is open: what a killed server did not sync may have happened or not.
+    /// It must be found, it must not, or that is open: what a killed server did not sync may have
+    /// happened or not.
     is_there: Option<bool>,
 }
 
-/// Also where numbers of inodes are used again, because the server was killed before it synced those who had them.
+/// Also where numbers of inodes are used again, because the server was killed before it synced
+/// those who had them.
 #[test]
 fn a_file_handle_never_leads_to_another_file() {
     let Some(mounted) = Mounted::new() else { return };
@@ -135,11 +146,15 @@ fn a_file_handle_never_leads_to_another_file() {
     for round in 0..6 {
         let mut server = mounted.serve(&["image", "dir"]);
         for file in known.iter_mut().filter(|file| file.is_there.is_none()) {
-            file.is_there = fs::read_to_string(&file.path).is_ok_and(|found| found == file.content).then_some(true);
+            file.is_there = fs::read_to_string(&file.path)
+                .is_ok_and(|found| found == file.content)
+                .then_some(true);
         }
         for step in 0..40 {
-            let there: Vec<usize> = (0..known.len()).filter(|index| known[*index].is_there == Some(true)).collect();
-            let chosen = (!there.is_empty()).then(|| there[random.below(there.len() as u64) as usize]);
+            let there: Vec<usize> =
+                (0..known.len()).filter(|index| known[*index].is_there == Some(true)).collect();
+            let chosen =
+                (!there.is_empty()).then(|| there[random.below(there.len() as u64) as usize]);
             match (random.below(8), chosen) {
                 (0, _) => rustix::fs::syncfs(File::open(&dir).unwrap()).unwrap(),
                 (1, Some(index)) => {
@@ -152,10 +167,16 @@ fn a_file_handle_never_leads_to_another_file() {
                     known[index].path = path;
                 }
                 _ => {
-                    let (content, path) = (format!("{round} {step}"), dir.join(format!("{round} {step}")));
+                    let (content, path) =
+                        (format!("{round} {step}"), dir.join(format!("{round} {step}")));
                     fs::write(&path, &content).unwrap();
                     used_again += usize::from(!inodes.insert(fs::metadata(&path).unwrap().ino()));
-                    known.push(Known { handle: FileHandle::of(&path).unwrap(), content, path, is_there: Some(true) });
+                    known.push(Known {
+                        handle: FileHandle::of(&path).unwrap(),
+                        content,
+                        path,
+                        is_there: Some(true),
+                    });
                 }
             }
         }
@@ -168,7 +189,10 @@ fn a_file_handle_never_leads_to_another_file() {
             match opened {
                 Ok(text) if *is_there == Some(true) => assert_eq!(text, *content, "round {round}"),
                 // Its data may be lost.
-                Ok(text) => assert!(is_there.is_none() && (text.is_empty() || text == *content), "round {round}: {content} is {text}"),
+                Ok(text) => assert!(
+                    is_there.is_none() && (text.is_empty() || text == *content),
+                    "round {round}: {content} is {text}"
+                ),
                 Err(error) => assert!(*is_there != Some(true), "round {round}: {content}: {error}"),
             }
         }
@@ -238,7 +262,8 @@ impl Changer {
 
 type Change = fn(&File) -> io::Result<()>;
 
-/// Set-group-id without the right to execute for the group stays for the group's members, as on ext4 and XFS.
+/// Set-group-id without the right to execute for the group stays for the group's members, as on
+/// ext4 and XFS.
 #[test]
 fn set_id_bits_go_as_on_other_file_systems() {
     let Some(mounted) = Mounted::new() else { return };
@@ -250,9 +275,13 @@ fn set_id_bits_go_as_on_other_file_systems() {
         ("write", |file| file.write_all_at(b"more", 10)),
         ("truncate", |file| file.set_len(5)),
         ("fallocate", |file| Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, 100_000)?)),
-        ("copy_file_range", |file| Ok(rustix::fs::copy_file_range(file, Some(&mut 0), file, Some(&mut 100), 10).map(drop)?)),
+        ("copy_file_range", |file| {
+            Ok(rustix::fs::copy_file_range(file, Some(&mut 0), file, Some(&mut 100), 10)
+                .map(drop)?)
+        }),
     ];
-    let owner_changes: [(&str, Change); 1] = [("chgrp", |file| std::os::unix::fs::fchown(file, None, Some(8)))];
+    let owner_changes: [(&str, Change); 1] =
+        [("chgrp", |file| std::os::unix::fs::fchown(file, None, Some(8)))];
     let root = Changer { user: 0, group: 0, further_group: 0 };
     let stranger = Changer { user: 1000, group: 8, further_group: 8 };
     let member = Changer { user: 1000, group: 7, further_group: 8 };
@@ -260,20 +289,33 @@ fn set_id_bits_go_as_on_other_file_systems() {
     for options in [&[][..], &["-o", "writeback=on"]] {
         mounted.succeeds(&[&["mount", "image", "dir", "--create", "64M"], options].concat());
         let path = mounted.path("dir/file");
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
-        let check = |changer: &Changer, name: &str, change: Change, user: u32, before: u32, after: u32| {
+        let file =
+            File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        let check = |changer: &Changer,
+                     name: &str,
+                     change: Change,
+                     user: u32,
+                     before: u32,
+                     after: u32| {
             file.set_len(8192).unwrap();
             std::os::unix::fs::fchown(&file, Some(user), Some(7)).unwrap();
             file.set_permissions(fs::Permissions::from_mode(before)).unwrap();
             changer.change(|| change(&file));
             let found = file.metadata().unwrap().mode() & 0o7777;
             let (user, group, further) = (changer.user, changer.group, changer.further_group);
-            assert_eq!(found, after, "{options:?}: {name} of a file of {before:o} by {user}:{group},{further}: {found:o}");
+            assert_eq!(
+                found, after,
+                "{options:?}: {name} of a file of {before:o} by {user}:{group},{further}: {found:o}"
+            );
         };
         for (name, change) in changes {
-            for (before, by_stranger, by_member) in
-                [(0o2666, 0o666, 0o2666), (0o6666, 0o666, 0o2666), (0o2676, 0o676, 0o676), (0o6777, 0o777, 0o777), (0o666, 0o666, 0o666)]
-            {
+            for (before, by_stranger, by_member) in [
+                (0o2666, 0o666, 0o2666),
+                (0o6666, 0o666, 0o2666),
+                (0o2676, 0o676, 0o676),
+                (0o6777, 0o777, 0o777),
+                (0o666, 0o666, 0o666),
+            ] {
                 check(&stranger, name, change, 0, before, by_stranger);
                 check(&member, name, change, 0, before, by_member);
                 check(&root, name, change, 0, before, before);
@@ -299,7 +341,12 @@ fn inodes_are_counted() {
     mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
     let used = || {
         let numbers = rustix::fs::statvfs(mounted.path("dir")).unwrap();
-        assert!(numbers.f_ffree > 50_000 && numbers.f_favail == numbers.f_ffree, "{} of {}", numbers.f_ffree, numbers.f_files);
+        assert!(
+            numbers.f_ffree > 50_000 && numbers.f_favail == numbers.f_ffree,
+            "{} of {}",
+            numbers.f_ffree,
+            numbers.f_files
+        );
         numbers.f_files - numbers.f_ffree
     };
     assert_eq!(used(), 1, "the root");
@@ -317,14 +364,21 @@ fn inodes_are_counted() {
 #[track_caller]
 fn run(program: &str, arguments: &[&str], folder: &Path) {
     let output = Command::new(program).args(arguments).current_dir(folder).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// The kernel takes a FUSE mount as the upper layer only if it can leave whiteouts.
 #[test]
 fn an_overlay_can_have_its_upper_layer_here() {
     let Some(mounted) = Mounted::new() else { return };
-    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default().lines().any(|line| line.ends_with("\toverlay"));
+    let known = fs::read_to_string("/proc/filesystems")
+        .unwrap_or_default()
+        .lines()
+        .any(|line| line.ends_with("\toverlay"));
     if !known || !is_root() {
         eprintln!("left out: no overlay file system");
         return;
@@ -336,7 +390,14 @@ fn an_overlay_can_have_its_upper_layer_here() {
     for file in ["lower/changed", "lower/removed", "lower/moved", "lower/both/inner/deep"] {
         fs::write(mounted.path(file), "below").unwrap();
     }
-    let overlay = ["-t", "overlay", "overlay", "-o", "lowerdir=lower,upperdir=dir/upper,workdir=dir/work", "merged"];
+    let overlay = [
+        "-t",
+        "overlay",
+        "overlay",
+        "-o",
+        "lowerdir=lower,upperdir=dir/upper,workdir=dir/work",
+        "merged",
+    ];
     run("mount", &overlay, mounted.folder.path());
     fs::write(mounted.path("merged/changed"), "above").unwrap();
     fs::remove_file(mounted.path("merged/removed")).unwrap();
@@ -344,7 +405,10 @@ fn an_overlay_can_have_its_upper_layer_here() {
     fs::remove_dir_all(mounted.path("merged/both")).unwrap();
     fs::create_dir(mounted.path("merged/both")).unwrap();
     let check = |mounted: &Mounted| {
-        let mut names: Vec<_> = fs::read_dir(mounted.path("merged")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(mounted.path("merged"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         names.sort();
         assert_eq!(names, ["both", "changed", "here"]);
         assert_eq!(fs::read_dir(mounted.path("merged/both")).unwrap().count(), 0);

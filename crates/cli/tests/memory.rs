@@ -1,4 +1,5 @@
-//! A server and its programs in a control group with little memory. `CAIRN_MOUNT_TESTS` as in `mounting`.
+//! A server and its programs in a control group with little memory. `CAIRN_MOUNT_TESTS` as in
+//! `mounting`.
 #[path = "mounting/mounted.rs"]
 mod mounted;
 mod mounting;
@@ -13,7 +14,8 @@ use std::time::Duration;
 const LIMIT_BYTES: u64 = 512 << 20;
 /// A load that takes so long hangs.
 const PATIENCE: Duration = Duration::from_mins(8);
-/// More than the group has memory for: a large file, a tree copied twice, and small files with an fsync each, all at once.
+/// More than the group has memory for: a large file, a tree copied twice, and small files with an
+/// fsync each, all at once.
 const LOAD: &str = "
     set -e
     for client in 1 2 3 4 5 6 7 8 9 10 11 12; do
@@ -35,13 +37,17 @@ impl Group {
     /// `None` where this process may make none.
     fn new() -> Option<Group> {
         let name = format!("cairn-test-{}", std::process::id());
-        for (root, limit) in [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")] {
+        for (root, limit) in
+            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
+        {
             let path = Path::new(root).join(&name);
             if fs::create_dir(&path).is_err() {
                 continue;
             }
             let group = Group(path);
-            if group.0.join(limit).exists() && fs::write(group.0.join(limit), LIMIT_BYTES.to_string()).is_ok() {
+            if group.0.join(limit).exists()
+                && fs::write(group.0.join(limit), LIMIT_BYTES.to_string()).is_ok()
+            {
                 return Some(group);
             }
         }
@@ -52,13 +58,20 @@ impl Group {
     /// A command that runs in the group.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]).arg(&self.0).arg(program).stdin(Stdio::null());
+        command
+            .args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""])
+            .arg(&self.0)
+            .arg(program)
+            .stdin(Stdio::null());
         command
     }
 
     fn kills(&self) -> u64 {
-        let text = ["memory.events", "memory.oom_control"].map(|file| fs::read_to_string(self.0.join(file)).unwrap_or_default()).concat();
-        let mut counts = text.lines().filter_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        let text = ["memory.events", "memory.oom_control"]
+            .map(|file| fs::read_to_string(self.0.join(file)).unwrap_or_default())
+            .concat();
+        let mut counts =
+            text.lines().filter_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
         counts.next().expect("the group counts who was killed")
     }
 }
@@ -80,7 +93,8 @@ fn make_tree(root: &Path) {
         let folder_path = root.join(folder.to_string());
         fs::create_dir_all(&folder_path).unwrap();
         for file in 0..40_usize {
-            fs::write(folder_path.join(file.to_string()), vec![folder as u8; 1000 + file * 1500]).unwrap();
+            fs::write(folder_path.join(file.to_string()), vec![folder as u8; 1000 + file * 1500])
+                .unwrap();
         }
     }
 }
@@ -96,7 +110,8 @@ fn assert_same(one: &Path, other: &Path) {
     }
 }
 
-/// Whether it ends with success before patience does; the server of a hanging one is killed, or nothing would ever end it.
+/// Whether it ends with success before patience does; the server of a hanging one is killed, or
+/// nothing would ever end it.
 fn ends(load: &mut Child, server: &mut Child) -> bool {
     let begin = clock::now_monotonic();
     while begin.elapsed() < PATIENCE {
@@ -114,15 +129,22 @@ fn works_with_little_memory(options: &str) {
     let Some(group) = Group::new() else { return };
     make_tree(&mounted.path("tree"));
     mounted.succeeds(&["mkfs", "image", "--size", "3G"]);
-    let mount = mounted.command(&["mount", "--foreground", "--log", "log", "-o", options, "image", "dir"]);
+    let mount =
+        mounted.command(&["mount", "--foreground", "--log", "log", "-o", options, "image", "dir"]);
     let mut server = group.command(env!("CARGO_BIN_EXE_cairn"));
-    let mut server = server.args(mount.get_args()).current_dir(mounted.folder.path()).spawn().unwrap();
+    let mut server =
+        server.args(mount.get_args()).current_dir(mounted.folder.path()).spawn().unwrap();
     while !mounted.is_mounted() {
         assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", mounted.logged());
         clock::sleep(Duration::from_millis(5));
     }
-    let mut load = group.command("sh").args(["-c", LOAD]).current_dir(mounted.folder.path()).spawn().unwrap();
-    assert!(ends(&mut load, &mut server), "{options}: the load does not end, or failed: {}", mounted.logged());
+    let mut load =
+        group.command("sh").args(["-c", LOAD]).current_dir(mounted.folder.path()).spawn().unwrap();
+    assert!(
+        ends(&mut load, &mut server),
+        "{options}: the load does not end, or failed: {}",
+        mounted.logged()
+    );
     for copy in ["dir/first", "dir/second"] {
         assert_same(&mounted.path("tree"), &mounted.path(copy));
     }

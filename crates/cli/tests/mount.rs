@@ -21,10 +21,18 @@ fn a_volume_is_created_used_and_found_again() {
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
     fs::set_permissions(mounted.path("dir/letter"), fs::Permissions::from_mode(0o640)).unwrap();
     mounted.succeeds(&["sync", "dir"]);
-    let statistics: serde_json::Value = serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
-    assert_eq!(statistics["total_bytes"].as_u64().map(|bytes| bytes > 32 << 20), Some(true), "{statistics}");
+    let statistics: serde_json::Value =
+        serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
+    assert_eq!(
+        statistics["total_bytes"].as_u64().map(|bytes| bytes > 32 << 20),
+        Some(true),
+        "{statistics}"
+    );
     let lines = mounted.succeeds(&["stats", "dir"]);
-    assert!(lines.contains("total_bytes: ") && lines.contains("requests.WRITE.count: 1\n"), "{lines}");
+    assert!(
+        lines.contains("total_bytes: ") && lines.contains("requests.WRITE.count: 1\n"),
+        "{lines}"
+    );
     mounted.succeeds(&["umount", "dir"]);
     assert!(!mounted.is_mounted());
     mounted.succeeds(&["fsck", "--data", "image"]);
@@ -40,7 +48,11 @@ fn an_image_in_use_is_left_alone() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
     fs::create_dir(mounted.path("second")).unwrap();
-    for arguments in [&["mount", "image", "second"][..], &["mkfs", "image", "--force"], &["dump", "image", "super"]] {
+    for arguments in [
+        &["mount", "image", "second"][..],
+        &["mkfs", "image", "--force"],
+        &["dump", "image", "super"],
+    ] {
         assert!(mounted.exits_with(1, arguments).contains("in use"), "{arguments:?}");
     }
     assert!(mounted.exits_with(8, &["fsck", "image"]).contains("in use"));
@@ -48,7 +60,8 @@ fn an_image_in_use_is_left_alone() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
-/// A script that holds a lock while it mounts, or waits for the end of a pipe, does so no longer than it means to.
+/// A script that holds a lock while it mounts, or waits for the end of a pipe, does so no longer
+/// than it means to.
 #[test]
 fn a_server_keeps_no_file_of_its_caller_open() {
     let Some(mounted) = Mounted::new() else { return };
@@ -71,7 +84,8 @@ fn an_image_in_use_is_left_alone_by_its_loop_device_too() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mount", "image", "dir", "--create", "64M"]);
     fs::create_dir(mounted.path("second")).unwrap();
-    let attached = Command::new("losetup").args(["--find", "--show"]).arg(mounted.path("image")).output();
+    let attached =
+        Command::new("losetup").args(["--find", "--show"]).arg(mounted.path("image")).output();
     let Some(attached) = attached.ok().filter(|output| output.status.success()) else {
         eprintln!("left out: no loop device");
         return;
@@ -101,7 +115,17 @@ fn set_id_bits_go_when_another_user_changes_the_content() {
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o6777);
             let file = fs::File::options().append(true).open(&path).unwrap();
             let mut shell = Command::new("sh");
-            assert!(shell.arg("-c").arg(command).current_dir("/").uid(65_534).stdout(file).status().unwrap().success());
+            assert!(
+                shell
+                    .arg("-c")
+                    .arg(command)
+                    .current_dir("/")
+                    .uid(65_534)
+                    .stdout(file)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777, "{command}");
         }
     }
@@ -129,7 +153,10 @@ fn a_read_only_mount_changes_nothing() {
     let before = fs::read(mounted.path("image")).unwrap();
     mounted.succeeds(&["mount", "image", "dir", "-o", "ro"]);
     assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada");
-    assert_eq!(fs::write(mounted.path("dir/other"), "x").unwrap_err().kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(
+        fs::write(mounted.path("dir/other"), "x").unwrap_err().kind(),
+        std::io::ErrorKind::ReadOnlyFilesystem
+    );
     mounted.succeeds(&["umount", "dir"]);
     assert!(fs::read(mounted.path("image")).unwrap() == before, "the image has changed");
 }
@@ -138,7 +165,8 @@ fn a_read_only_mount_changes_nothing() {
 fn a_signal_ends_the_mount_with_everything_durable() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
-    for (signal, code) in [(rustix::process::Signal::TERM, 0), (rustix::process::Signal::INT, 130)] {
+    for (signal, code) in [(rustix::process::Signal::TERM, 0), (rustix::process::Signal::INT, 130)]
+    {
         ends_with(&mounted, signal, code);
     }
 }
@@ -161,8 +189,10 @@ fn a_mount_goes_on_when_its_messages_cannot_be_written() {
     // That a directory is no member is told before the server logs anything.
     mounted.succeeds(&["mkfs", "mirror:a,b", "--size", "64M"]);
     fs::create_dir(mounted.path("wrong")).unwrap();
-    let mut server = mounted.command(&["mount", "--foreground", "mirror:a,wrong", "dir", "-o", "degraded"]);
-    let mut server = server.stderr(fs::File::options().write(true).open("/dev/full").unwrap()).spawn().unwrap();
+    let mut server =
+        mounted.command(&["mount", "--foreground", "mirror:a,wrong", "dir", "-o", "degraded"]);
+    let mut server =
+        server.stderr(fs::File::options().write(true).open("/dev/full").unwrap()).spawn().unwrap();
     while !mounted.is_mounted() {
         assert_eq!(server.try_wait().unwrap(), None, "the server ended");
         cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
@@ -182,7 +212,11 @@ fn an_image_that_was_enlarged_is_mounted_with_a_word_about_it() {
     fs::File::options().write(true).open(mounted.path("image")).unwrap().set_len(48 << 20).unwrap();
     let told = mounted.succeeds(&["mount", "image", "dir"]);
     mounted.succeeds(&["umount", "dir"]);
-    assert!(told.contains("16777216 bytes longer than its volume") && told.contains("truncate -s 33554432"), "{told}");
+    assert!(
+        told.contains("16777216 bytes longer than its volume")
+            && told.contains("truncate -s 33554432"),
+        "{told}"
+    );
     assert!(!told.contains("magic") && !told.contains("WARN"), "{told}");
 }
 
@@ -197,7 +231,11 @@ fn a_mount_of_root_stays_when_another_user_unmounts_it() {
     fs::set_permissions(mounted.path("dir"), fs::Permissions::from_mode(0o755)).unwrap();
     let output = mounted.command(&["umount", "dir"]).uid(65_534).gid(65_534).output().unwrap();
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("dir was mounted by root: only root may unmount it") && !told.contains("mtab"), "{told}");
+    assert!(
+        told.contains("dir was mounted by root: only root may unmount it")
+            && !told.contains("mtab"),
+        "{told}"
+    );
     assert_eq!(output.status.code(), Some(1));
     assert!(mounted.is_mounted());
     mounted.succeeds(&["umount", "dir"]);
@@ -205,9 +243,16 @@ fn a_mount_of_root_stays_when_another_user_unmounts_it() {
 
 /// Lets a server in the foreground end by `signal`.
 fn ends_with(mounted: &Mounted, signal: rustix::process::Signal, code: i32) {
-    let mut server = mounted.command(&["mount", "--foreground", "image", "dir", "--log", "log"]).spawn().unwrap();
+    let mut server = mounted
+        .command(&["mount", "--foreground", "image", "dir", "--log", "log"])
+        .spawn()
+        .unwrap();
     while !mounted.is_mounted() {
-        assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", fs::read_to_string(mounted.path("log")).unwrap());
+        assert!(
+            server.try_wait().unwrap().is_none(),
+            "the server ended: {}",
+            fs::read_to_string(mounted.path("log")).unwrap()
+        );
         cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
     }
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
@@ -228,19 +273,30 @@ fn a_shutdown_refuses_everything_until_the_next_mount() {
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
     for (round, no_log_flush) in [false, true].into_iter().enumerate() {
         mounted.succeeds(&["mount", "image", "dir", "-o", "commit=600", "--log", "log"]);
-        let (synced, unsynced) = (mounted.path(&format!("dir/synced-{round}")), mounted.path(&format!("dir/unsynced-{round}")));
+        let (synced, unsynced) = (
+            mounted.path(&format!("dir/synced-{round}")),
+            mounted.path(&format!("dir/unsynced-{round}")),
+        );
         fs::write(&synced, "durable").unwrap();
         fs::File::open(&synced).unwrap().sync_all().unwrap();
         fs::write(&unsynced, "volatile").unwrap();
         let held = fs::File::open(&unsynced).unwrap();
         let option: &[&str] = if no_log_flush { &["--no-log-flush"] } else { &[] };
         mounted.succeeds(&[&["shutdown", "dir"], option].concat());
-        let refused = |result: std::io::Result<()>| result.unwrap_err().raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+        let refused = |result: std::io::Result<()>| {
+            result.unwrap_err().raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+        };
         assert!(refused(fs::write(mounted.path("dir/late"), "late")));
-        assert!(refused(held.sync_all()) && refused(fs::metadata(mounted.path("dir/unknown")).map(drop)));
+        assert!(
+            refused(held.sync_all())
+                && refused(fs::metadata(mounted.path("dir/unknown")).map(drop))
+        );
         for command in ["sync", "shutdown"] {
             let told = mounted.exits_with(1, &[command, "dir"]);
-            assert!(told.contains("was shut down") && !told.contains("could not be written"), "{told}");
+            assert!(
+                told.contains("was shut down") && !told.contains("could not be written"),
+                "{told}"
+            );
         }
         assert!(mounted.is_mounted());
         drop(held);
@@ -277,7 +333,10 @@ fn a_mirror_is_mounted_without_a_member_when_asked_and_complete_again_after_a_re
     let letter = mounted.path("dir/letter");
     mounted.succeeds(&["mount", "mirror:a,b", "dir", "--create", "64M"]);
     fs::write(&letter, "one").unwrap();
-    assert!(mounted.exits_with(1, &["device", "status", "mirror:a,b"]).contains("in use"), "each member is locked");
+    assert!(
+        mounted.exits_with(1, &["device", "status", "mirror:a,b"]).contains("in use"),
+        "each member is locked"
+    );
     assert!(mounted.exits_with(1, &["dump", "b", "super"]).contains("in use"));
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "mirror:a,b"]);
@@ -286,7 +345,8 @@ fn a_mirror_is_mounted_without_a_member_when_asked_and_complete_again_after_a_re
     assert!(refused.contains("a is missing") && refused.contains("-o degraded"), "{refused}");
     let told = mounted.succeeds(&["mount", "mirror:a,b", "dir", "-o", "degraded"]);
     assert!(told.contains("degraded"), "{told}");
-    let statistics: serde_json::Value = serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
+    let statistics: serde_json::Value =
+        serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
     assert_eq!(statistics["device"]["degraded"], true, "{statistics}");
     assert_eq!(statistics["device"]["members"][0]["state"], "missing", "{statistics}");
     fs::write(&letter, "two").unwrap();

@@ -33,19 +33,22 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     panic!("{what} never came");
 }
 
-/// Creates files by absolute path until it is told to stop; returns for each whether it was created and written.
+/// Creates files by absolute path until it is told to stop; returns for each whether it was created
+/// and written.
 fn create_files(directory: PathBuf, stop: Arc<AtomicBool>) -> Vec<bool> {
     let mut outcomes = Vec::new();
     while !stop.load(Ordering::Acquire) {
         let path = directory.join(format!("{}", outcomes.len()));
-        let created = fs::File::create_new(&path).and_then(|mut file| file.write_all(path.file_name().unwrap().as_encoded_bytes()));
+        let created = fs::File::create_new(&path)
+            .and_then(|mut file| file.write_all(path.file_name().unwrap().as_encoded_bytes()));
         outcomes.push(created.is_ok());
         clock::sleep(MILLISECOND);
     }
     outcomes
 }
 
-/// Somebody keeps a file open, and creates others by absolute path; `signals` are sent, and the server ends by itself.
+/// Somebody keeps a file open, and creates others by absolute path; `signals` are sent, and the
+/// server ends by itself.
 fn end_in_use(signals: &[Signal], code: i32) {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
@@ -59,7 +62,9 @@ fn end_in_use(signals: &[Signal], code: i32) {
         send(signal, &server);
         // Served as before, as umount(8) leaves it when it is refused.
         if signal == signals[0] {
-            wait_until("a word that the mount is in use", || mounted.logged().contains("is served until nothing uses it"));
+            wait_until("a word that the mount is in use", || {
+                mounted.logged().contains("is served until nothing uses it")
+            });
             let before = files();
             wait_until("another file", || files() > before);
         }
@@ -80,7 +85,10 @@ fn end_in_use(signals: &[Signal], code: i32) {
     assert!(created > 0 && created < outcomes.len());
     for (number, created) in outcomes.iter().enumerate() {
         let content = fs::read_to_string(mounted.path(&format!("dir/{number}")));
-        assert!(!created || content.as_deref().is_ok_and(|content| content == number.to_string()), "{number}: {content:?}");
+        assert!(
+            !created || content.as_deref().is_ok_and(|content| content == number.to_string()),
+            "{number}: {content:?}"
+        );
     }
     mounted.succeeds(&["umount", "dir"]);
 }
@@ -103,7 +111,9 @@ fn a_mount_ends_with_its_last_user_after_a_signal() {
     let mut server = mounted.serve(&["image", "dir"]);
     let mut held = fs::File::create(mounted.path("dir/held")).unwrap();
     send(Signal::TERM, &server);
-    wait_until("a word that the mount is in use", || mounted.logged().contains("is served until nothing uses it"));
+    wait_until("a word that the mount is in use", || {
+        mounted.logged().contains("is served until nothing uses it")
+    });
     held.write_all(b"Dear Ada").unwrap();
     drop(held);
     assert_eq!(server.wait().unwrap().code(), Some(0), "{}", mounted.logged());
@@ -123,7 +133,9 @@ fn a_copy_of_a_mount_keeps_no_server_from_its_end() {
     }
     let mut server = mounted.serve(&["image", "dir"]);
     fs::create_dir(mounted.path("copy")).unwrap();
-    let mount = |program: &str, arguments: &[&str]| Command::new(program).args(arguments).current_dir(mounted.folder.path()).status();
+    let mount = |program: &str, arguments: &[&str]| {
+        Command::new(program).args(arguments).current_dir(mounted.folder.path()).status()
+    };
     assert!(mount("mount", &["--bind", "dir", "copy"]).unwrap().success());
     fs::write(mounted.path("copy/letter"), "Dear Ada").unwrap();
     send(Signal::TERM, &server);
@@ -144,13 +156,24 @@ fn a_mount_that_fails_leaves_no_mount_behind() {
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
     let mut failed = 0;
     for descriptors in 6..22 {
-        let limit = format!("ulimit -n {descriptors}; exec {} mount image dir", env!("CARGO_BIN_EXE_cairn"));
-        let output = Command::new("sh").args(["-c", &limit]).current_dir(mounted.folder.path()).output().unwrap();
+        let limit = format!(
+            "ulimit -n {descriptors}; exec {} mount image dir",
+            env!("CARGO_BIN_EXE_cairn")
+        );
+        let output = Command::new("sh")
+            .args(["-c", &limit])
+            .current_dir(mounted.folder.path())
+            .output()
+            .unwrap();
         if output.status.success() {
             mounted.succeeds(&["umount", "dir"]);
         } else {
             failed += 1;
-            assert!(!mounted.is_listed(), "{descriptors} descriptors: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                !mounted.is_listed(),
+                "{descriptors} descriptors: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
     }
     assert!(failed > 0);
@@ -174,7 +197,8 @@ fn a_stopped_server_of_a_plain_mount_holds_up_no_sync() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
-/// In a namespace of its own, with a `/dev/fuse` that everybody may open, below a folder that the owner may not enter any more.
+/// In a namespace of its own, with a `/dev/fuse` that everybody may open, below a folder that the
+/// owner may not enter any more.
 #[test]
 fn root_unmounts_the_mount_of_another_user_with_everything_durable() {
     const NOBODY: u32 = 65534;
@@ -204,9 +228,15 @@ fn root_unmounts_the_mount_of_another_user_with_everything_durable() {
         std::os::unix::fs::chown(mounted.path(name), Some(NOBODY), Some(NOBODY)).unwrap();
     }
     for writeback in ["off", "on"] {
-        let Some(output) = mounted.in_own_namespace(SCRIPT, &[("WRITEBACK", writeback)]) else { return };
+        let Some(output) = mounted.in_own_namespace(SCRIPT, &[("WRITEBACK", writeback)]) else {
+            return;
+        };
         let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && !told.contains("lost"), "{told}{}", String::from_utf8_lossy(&output.stdout));
+        assert!(
+            output.status.success() && !told.contains("lost"),
+            "{told}{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
         mounted.succeeds(&["mount", "image", "dir"]);
         assert_eq!(fs::read(mounted.path("dir/letter")).unwrap(), b"Dear Ada\n");
         fs::remove_file(mounted.path("dir/letter")).unwrap();
@@ -220,7 +250,11 @@ fn an_image_whose_server_is_ending_is_waited_for() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
     // As a server that has no mount any more.
-    let held = cairn_blockdev::FileDevice::open(&mounted.path("image"), cairn_blockdev::OpenMode::ReadWrite).unwrap();
+    let held = cairn_blockdev::FileDevice::open(
+        &mounted.path("image"),
+        cairn_blockdev::OpenMode::ReadWrite,
+    )
+    .unwrap();
     let ending = thread::spawn("ending", move || {
         clock::sleep(300 * MILLISECOND);
         drop(held);

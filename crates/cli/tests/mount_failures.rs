@@ -66,20 +66,32 @@ impl Host {
         let wanted: std::collections::HashSet<&[u8]> = content.chunks(BLOCK).collect();
         let bytes = fs::read(self.path(image)).unwrap();
         let file = fs::OpenOptions::new().write(true).open(self.path(image)).unwrap();
-        let places = (0..bytes.len()).step_by(BLOCK).filter(|&at| wanted.contains(&bytes[at..(at + BLOCK).min(bytes.len())]));
+        let places = (0..bytes.len())
+            .step_by(BLOCK)
+            .filter(|&at| wanted.contains(&bytes[at..(at + BLOCK).min(bytes.len())]));
         places.map(|at| file.write_all_at(&[0xA5; 512], at as u64).unwrap()).count()
     }
 }
 
 /// Each block is another one.
 fn content() -> Vec<u8> {
-    (0..BLOCKS).flat_map(|block| [(block as u32).to_le_bytes(), *b"mine"].concat().repeat(BLOCK / 8)).collect()
+    (0..BLOCKS)
+        .flat_map(|block| [(block as u32).to_le_bytes(), *b"mine"].concat().repeat(BLOCK / 8))
+        .collect()
 }
 
 /// The numbers in front of `what` in all messages, added up, and how many messages have one.
 fn sum_of(messages: &[String], what: &str) -> (usize, usize) {
-    let number =
-        |message: &String| message.split(what).next().filter(|before| before.len() < message.len())?.split(' ').next_back()?.parse().ok();
+    let number = |message: &String| {
+        message
+            .split(what)
+            .next()
+            .filter(|before| before.len() < message.len())?
+            .split(' ')
+            .next_back()?
+            .parse()
+            .ok()
+    };
     let numbers: Vec<usize> = messages.iter().filter_map(number).collect();
     (numbers.iter().sum(), numbers.len())
 }
@@ -105,16 +117,29 @@ fn a_rotten_region_of_a_mirror_is_healed_with_few_words_and_found_by_a_check() {
         "{told}"
     );
     assert!(told.contains("checksum error, /folder/film (inode "), "{told}");
-    let of_a = format!("/a: in sync; 0 read errors, {BLOCKS} checksum errors, 0 write errors; {BLOCKS} blocks repaired");
-    assert!(told.contains(&of_a) && told.contains("/b: in sync; 0 read errors, 0 checksum errors"), "{told}");
+    let of_a = format!(
+        "/a: in sync; 0 read errors, {BLOCKS} checksum errors, 0 write errors; {BLOCKS} blocks repaired"
+    );
+    assert!(
+        told.contains(&of_a) && told.contains("/b: in sync; 0 read errors, 0 checksum errors"),
+        "{told}"
+    );
     let json = host.exits_with(4, &["stats", "dir", "--check", "--json"]);
-    assert!(json.starts_with("{\"failures\":{\"read_errors\":0,\"checksum_errors\":768,"), "{json}");
+    assert!(
+        json.starts_with("{\"failures\":{\"read_errors\":0,\"checksum_errors\":768,"),
+        "{json}"
+    );
     host.succeeds(&["stats", "dir"]);
     let messages = host.unmount();
     let (blocks, lines) = sum_of(&messages, " bad blocks written again from another copy");
     assert_eq!(blocks, BLOCKS, "{messages:?}");
     assert!(lines < 10 && messages.len() < 20, "{messages:?}");
-    assert!(messages.iter().any(|message| message.contains("/folder/film (inode ") && message.contains("member ")), "{messages:?}");
+    assert!(
+        messages
+            .iter()
+            .any(|message| message.contains("/folder/film (inode ") && message.contains("member ")),
+        "{messages:?}"
+    );
     host.succeeds(&["fsck", "mirror:a,b", "--data"]);
 }
 
@@ -130,12 +155,23 @@ fn a_checksum_error_of_a_single_image_names_the_file() {
     host.succeeds(&["mount", "image", "dir", "--log", "messages", "--log-socket", "log"]);
     fs::read(host.path("dir/film")).unwrap_err();
     let told = host.exits_with(4, &["stats", "dir", "--check"]);
-    assert!(told.contains("checksum error, /film (inode ") && told.contains("file block 17, block "), "{told}");
+    assert!(
+        told.contains("checksum error, /film (inode ") && told.contains("file block 17, block "),
+        "{told}"
+    );
     assert!(host.succeeds(&["stats", "dir"]).starts_with("failures: 0 read errors, "));
     assert_eq!(host.unmount(), Vec::<String>::new());
     let messages = fs::read_to_string(host.path("messages")).unwrap();
-    let line = messages.lines().find(|line| line.contains("/film (inode ")).unwrap_or_else(|| panic!("{messages}"));
-    assert!(line.contains("ERROR") && line.contains("file block 17") && line.contains("restore the file from a backup"), "{line}");
+    let line = messages
+        .lines()
+        .find(|line| line.contains("/film (inode "))
+        .unwrap_or_else(|| panic!("{messages}"));
+    assert!(
+        line.contains("ERROR")
+            && line.contains("file block 17")
+            && line.contains("restore the file from a backup"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -155,7 +191,11 @@ fn writes_that_fail_are_counted_and_named() {
         return eprintln!("left out: only root can make a small file system for the host");
     }
     fs::create_dir(host.path("host")).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "cairn-test"]).arg(host.path("host")).output().unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=24m", "cairn-test"])
+        .arg(host.path("host"))
+        .output()
+        .unwrap();
     if !mounted.status.success() {
         return eprintln!("left out: no tmpfs: {}", String::from_utf8_lossy(&mounted.stderr));
     }
@@ -166,7 +206,8 @@ fn writes_that_fail_are_counted_and_named() {
         host.succeeds(&["sync", "dir"]);
         assert_eq!(host.succeeds(&["stats", "dir", "--check"]), "no failures\n");
         let file = fs::File::create(host.path("dir/large")).unwrap();
-        let failed = (0..64).any(|part| file.write_all_at(&vec![7; 1 << 20], part << 20).is_err()) || file.sync_all().is_err();
+        let failed = (0..64).any(|part| file.write_all_at(&vec![7; 1 << 20], part << 20).is_err())
+            || file.sync_all().is_err();
         assert!(failed, "there is room for everything");
         drop(file);
         let told = host.exits_with(4, &["stats", "dir", "--check"]);
@@ -175,7 +216,9 @@ fn writes_that_fail_are_counted_and_named() {
         let _ = fs::remove_file(host.path("dir/large"));
         let _ = host.run(&["umount", "dir"]);
         let messages = host.messages();
-        let is_told = |message: &String| message.contains("/large (inode ") && message.contains(" writes failed");
+        let is_told = |message: &String| {
+            message.contains("/large (inode ") && message.contains(" writes failed")
+        };
         assert!(messages.iter().any(is_told), "{messages:?}");
     }));
     let _ = host.run(&["umount", "dir"]);
@@ -196,7 +239,9 @@ fn damaged_image(host: &Host, image: &str, members: &[&str]) {
     fs::write(host.path("dir/my folder/film"), content()).unwrap();
     fs::write(host.path("dir/whole"), "text").unwrap();
     host.unmount();
-    members.iter().for_each(|member| assert_eq!(host.rot(member, &content()[17 * BLOCK..19 * BLOCK]), 2));
+    members
+        .iter()
+        .for_each(|member| assert_eq!(host.rot(member, &content()[17 * BLOCK..19 * BLOCK]), 2));
 }
 
 #[test]
@@ -215,8 +260,13 @@ fn damaged_data_comes_with_advice_and_can_be_given_up_and_taken_back() {
     let other = host.exits_with(4, &["fsck", "image", "--repair", "--accept-loss", "/whole"]);
     assert!(other.contains("/whole: none of its data is damaged"), "{other}");
     let before = fs::read(host.path("image")).unwrap();
-    let told = host.exits_with(1, &["fsck", "image", "--repair", "--accept-loss", "/my folder/film"]);
-    assert!(told.contains("(given up: these blocks are holes now)") && told.contains("lost: 2 blocks of files"), "{told}");
+    let told =
+        host.exits_with(1, &["fsck", "image", "--repair", "--accept-loss", "/my folder/film"]);
+    assert!(
+        told.contains("(given up: these blocks are holes now)")
+            && told.contains("lost: 2 blocks of files"),
+        "{told}"
+    );
     assert!(!told.contains("damaged data, of which"), "{told}");
     host.succeeds(&["fsck", "image", "--data"]);
     let mut expected = content();
@@ -231,7 +281,10 @@ fn damaged_data_comes_with_advice_and_can_be_given_up_and_taken_back() {
     // changes again.
     fs::write(host.path("copy"), before).unwrap();
     let before = fs::read(host.path("copy")).unwrap();
-    host.exits_with(1, &["fsck", "copy", "--repair", "--backup", "kept", "--accept-loss", "/my folder/film"]);
+    host.exits_with(
+        1,
+        &["fsck", "copy", "--repair", "--backup", "kept", "--accept-loss", "/my folder/film"],
+    );
     host.succeeds(&["fsck", "copy", "--undo", "kept"]);
     assert!(fs::read(host.path("copy")).unwrap() == before);
     host.exits_with(4, &["fsck", "copy", "--data"]);
@@ -245,7 +298,8 @@ fn a_mirror_gives_up_what_is_bad_in_all_copies_only() {
     let Some(host) = Host::new() else { return };
     damaged_image(&host, "mirror:a,b", &["a", "b"]);
     assert_eq!(host.rot("a", &content()[100 * BLOCK..101 * BLOCK]), 1);
-    let told = host.exits_with(1, &["fsck", "mirror:a,b", "--repair", "--accept-loss", "/my folder/film"]);
+    let told =
+        host.exits_with(1, &["fsck", "mirror:a,b", "--repair", "--accept-loss", "/my folder/film"]);
     assert!(told.contains("lost: 2 blocks of files"), "{told}");
     host.succeeds(&["fsck", "mirror:a,b", "--data"]);
     host.mount("mirror:a,b");

@@ -28,14 +28,21 @@ fn of_root() -> Option<Mounted> {
 }
 
 fn options(mountpoint: &Path) -> Vec<String> {
-    let output = Command::new("findmnt").args(["-n", "-o", "OPTIONS"]).arg(mountpoint).output().unwrap();
+    let output =
+        Command::new("findmnt").args(["-n", "-o", "OPTIONS"]).arg(mountpoint).output().unwrap();
     String::from_utf8(output.stdout).unwrap().trim().split(',').map(str::to_owned).collect()
 }
 
 /// What `id -u` prints that belongs to root, with the set-user-id bit, when another user runs it;
 /// `None` when it does not run.
 fn user_of_program(mounted: &Mounted) -> Option<String> {
-    let output = Command::new(mounted.path("dir/id")).arg("-u").uid(NOBODY).gid(NOBODY).current_dir("/").output().ok()?;
+    let output = Command::new(mounted.path("dir/id"))
+        .arg("-u")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .current_dir("/")
+        .output()
+        .ok()?;
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
@@ -46,7 +53,14 @@ fn with_program_and_device() -> Option<Mounted> {
     let program = mounted.path("dir/id");
     fs::copy("/usr/bin/id", &program).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    rustix::fs::mknodat(CWD, mounted.path("dir/null"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(1, 3)).unwrap();
+    rustix::fs::mknodat(
+        CWD,
+        mounted.path("dir/null"),
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o666),
+        makedev(1, 3),
+    )
+    .unwrap();
     // As with every file system that root mounts, nothing is forbidden unless root says so.
     assert_eq!(user_of_program(&mounted).as_deref(), Some("0"));
     assert!(fs::read(mounted.path("dir/null")).unwrap().is_empty());
@@ -57,9 +71,18 @@ fn with_program_and_device() -> Option<Mounted> {
 #[test]
 fn an_untrusted_image_brings_neither_rights_nor_devices() {
     let Some(mounted) = with_program_and_device() else { return };
-    mounted.succeeds(&["mount", "image", "dir", "-o", "nosuid,nodev,noatime,_netdev,nofail,x-systemd.automount,comment=mine"]);
+    mounted.succeeds(&[
+        "mount",
+        "image",
+        "dir",
+        "-o",
+        "nosuid,nodev,noatime,_netdev,nofail,x-systemd.automount,comment=mine",
+    ]);
     assert_eq!(user_of_program(&mounted), Some(NOBODY.to_string()));
-    assert_eq!(fs::read(mounted.path("dir/null")).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    assert_eq!(
+        fs::read(mounted.path("dir/null")).unwrap_err().kind(),
+        std::io::ErrorKind::PermissionDenied
+    );
     let shown = options(&mounted.path("dir"));
     for option in ["nosuid", "nodev", "noatime", "rw"] {
         assert!(shown.iter().any(|shown| shown == option), "{option}: {shown:?}");
@@ -94,7 +117,9 @@ fn users_implies_safety_and_the_later_option_wins() {
 fn synchronous_mounts_make_each_change_durable() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
-    for (list, names, data) in [("async", false, false), ("dirsync", true, false), ("sync", true, true)] {
+    for (list, names, data) in
+        [("async", false, false), ("dirsync", true, false), ("sync", true, true)]
+    {
         mounted.succeeds(&["mount", "image", "dir", "-o", &format!("commit=600,{list}")]);
         let directory = mounted.path(&format!("dir/{list}"));
         fs::write(mounted.path(&format!("dir/file-{list}")), "Dear Ada").unwrap();
@@ -106,7 +131,8 @@ fn synchronous_mounts_make_each_change_durable() {
         mounted.succeeds(&["shutdown", "dir", "--no-log-flush"]);
         mounted.succeeds(&["umount", "dir"]);
         mounted.succeeds(&["mount", "image", "dir"]);
-        let kept = fs::metadata(&directory).ok().map(|metadata| metadata.permissions().mode() & 0o777);
+        let kept =
+            fs::metadata(&directory).ok().map(|metadata| metadata.permissions().mode() & 0o777);
         // Without the options it may have become durable all the same, when the mount commits every
         // second.
         assert!(kept == Some(0o711) || !names, "{list}: {kept:?}");
@@ -133,10 +159,17 @@ fn a_mount_of_another_user_takes_the_options_too() {
         env!("CARGO_BIN_EXE_cairn")
     );
     let Some(output) = mounted.in_own_namespace(&script, &[]) else { return };
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success(), "{told}");
     let shown: Vec<&str> = told.trim().split(',').collect();
-    assert!(["noexec", "dirsync", "nosuid", "nodev"].iter().all(|option| shown.contains(option)), "{told}");
+    assert!(
+        ["noexec", "dirsync", "nosuid", "nodev"].iter().all(|option| shown.contains(option)),
+        "{told}"
+    );
 }
 
 #[test]
@@ -167,7 +200,11 @@ fn with_helper(mounted: &Mounted, script: &str) -> Option<(bool, String)> {
     }
     let script = format!("set -e; mount --bind helpers \"$(readlink -f /sbin)\"; {script}");
     let output = mounted.in_own_namespace(&script, &[])?;
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Some((output.status.success(), told))
 }
 
@@ -183,16 +220,36 @@ fn a_line_of_fstab_is_mounted() {
             dir.display()
         );
         fs::write(mounted.path("fstab"), line).unwrap();
-        let Some((good, told)) = with_helper(&mounted, "mount -a -T fstab; findmnt -n -o OPTIONS dir; umount dir") else { return };
+        let Some((good, told)) =
+            with_helper(&mounted, "mount -a -T fstab; findmnt -n -o OPTIONS dir; umount dir")
+        else {
+            return;
+        };
         assert!(good, "{kind}: {told}");
         let shown: Vec<&str> = told.trim().split(',').collect();
-        assert!(["nosuid", "nodev", "noatime"].iter().all(|option| shown.contains(option)) && !shown.contains(&"noexec"), "{told}");
+        assert!(
+            ["nosuid", "nodev", "noatime"].iter().all(|option| shown.contains(option))
+                && !shown.contains(&"noexec"),
+            "{told}"
+        );
     }
-    fs::write(mounted.path("fstab"), format!("{} {} cairn barrier=1 0 0\n", image.display(), dir.display())).unwrap();
+    fs::write(
+        mounted.path("fstab"),
+        format!("{} {} cairn barrier=1 0 0\n", image.display(), dir.display()),
+    )
+    .unwrap();
     let Some((good, told)) = with_helper(&mounted, "mount -a -T fstab") else { return };
     assert!(!good && told.contains("unknown mount option \"barrier=1\""), "{told}");
-    let Some((good, told)) = with_helper(&mounted, "mount -f -T fstab dir; mount -s -T fstab dir; umount dir") else { return };
+    let Some((good, told)) =
+        with_helper(&mounted, "mount -f -T fstab dir; mount -s -T fstab dir; umount dir")
+    else {
+        return;
+    };
     assert!(!good && told.contains("barrier"), "-f checks the options: {told}");
-    let Some((good, told)) = with_helper(&mounted, "mount -s -f -T fstab dir; mount -s -T fstab dir; umount dir") else { return };
+    let Some((good, told)) =
+        with_helper(&mounted, "mount -s -f -T fstab dir; mount -s -T fstab dir; umount dir")
+    else {
+        return;
+    };
     assert!(good, "{told}");
 }

@@ -29,7 +29,10 @@ fn unique(name: &str) -> String {
 fn listed(mounted: &Mounted, directory: &str) -> (PathBuf, String) {
     let directory = mounted.path(directory).canonicalize().unwrap();
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    let line = table.lines().rfind(|line| line.split(' ').nth(1) == directory.to_str()).expect("it is mounted");
+    let line = table
+        .lines()
+        .rfind(|line| line.split(' ').nth(1) == directory.to_str())
+        .expect("it is mounted");
     let mut fields = line.split(' ');
     (fields.next().unwrap().into(), fields.nth(1).unwrap().to_owned())
 }
@@ -44,7 +47,10 @@ fn a_mount_of_root_shows_what_it_is() {
     let name = unique("volume");
     mounted.succeeds(&["mount", &name, "dir", "--create", "64M"]);
     assert_eq!(listed(&mounted, "dir"), (link(&name), "fuseblk.cairn".into()));
-    assert!(fs::read_link(link(&name)).unwrap().starts_with("/dev") && fs::canonicalize(link(&name)).is_ok());
+    assert!(
+        fs::read_link(link(&name)).unwrap().starts_with("/dev")
+            && fs::canonicalize(link(&name)).is_ok()
+    );
     let df = Command::new("df").arg(mounted.path("dir")).output().unwrap();
     assert!(String::from_utf8_lossy(&df.stdout).contains(&format!("/run/cairn/{name} ")), "{df:?}");
     // What asks for the kind of a mount knows it.

@@ -24,7 +24,8 @@ const BLOCK: [u8; 4096] = [7; 4096];
 type Requests = BTreeMap<String, i64>;
 
 fn requests(mounted: &Mounted) -> Requests {
-    let statistics: Value = serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
+    let statistics: Value =
+        serde_json::from_str(&mounted.succeeds(&["stats", "dir", "--json"])).unwrap();
     let counted = statistics["requests"].as_object().unwrap().iter();
     counted.map(|(name, counter)| (name.clone(), counter["count"].as_i64().unwrap())).collect()
 }
@@ -45,11 +46,18 @@ fn cost(mounted: &Mounted, call: impl FnOnce()) -> String {
     add(&mut cost, &second, -2);
     add(&mut cost, &first, 1);
     let listed = cost.into_iter().filter(|(name, count)| *count > 0 && name != "FORGET");
-    listed.map(|(name, count)| if count > 1 { format!("{name} {count}") } else { name }).collect::<Vec<_>>().join(", ")
+    listed
+        .map(|(name, count)| if count > 1 { format!("{name} {count}") } else { name })
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn normal(cell: &str) -> String {
-    let mut names: Vec<&str> = cell.split(',').map(str::trim).filter(|name| !matches!(*name, "" | "–" | "FORGET")).collect();
+    let mut names: Vec<&str> = cell
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !matches!(*name, "" | "–" | "FORGET"))
+        .collect();
     names.sort_unstable();
     names.join(", ")
 }
@@ -59,13 +67,16 @@ fn rows() -> Vec<(&'static str, [String; 2])> {
     let from = TABLE.find("| call | requests |").unwrap();
     let lines = TABLE[from..].lines().skip(2).take_while(|line| line.starts_with('|'));
     let cells = lines.map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
-    cells.map(|cells| (cells[1], [normal(cells[2]), normal(&format!("{},{}", cells[2], cells[3]))])).collect()
+    cells
+        .map(|cells| (cells[1], [normal(cells[2]), normal(&format!("{},{}", cells[2], cells[3]))]))
+        .collect()
 }
 
 /// All calls of the table in `folder`, in its order.
 fn calls(folder: &Path) -> Vec<Box<dyn FnOnce()>> {
     let at = |name: &str| folder.join(name);
-    let (file, other, link, directory, missing) = (at("file"), at("other"), at("link"), at("directory"), at("missing"));
+    let (file, other, link, directory, missing) =
+        (at("file"), at("other"), at("link"), at("directory"), at("missing"));
     let overwrite = |path: &Path, durable: bool| {
         let path = path.to_owned();
         move || {
@@ -104,7 +115,9 @@ fn calls(folder: &Path) -> Vec<Box<dyn FnOnce()>> {
         Box::new(move || File::create_new(a).unwrap().write_all(&BLOCK).unwrap()),
         Box::new(overwrite(&file, false)),
         Box::new(overwrite(&file, true)),
-        Box::new(move || OpenOptions::new().append(true).open(b).unwrap().write_all(&BLOCK[..100]).unwrap()),
+        Box::new(move || {
+            OpenOptions::new().append(true).open(b).unwrap().write_all(&BLOCK[..100]).unwrap()
+        }),
         Box::new(move || File::open(c).unwrap().read_exact(&mut [0; 4096]).unwrap()),
         Box::new(look(&file, true)),
         Box::new(look(&file, true)),
@@ -115,7 +128,14 @@ fn calls(folder: &Path) -> Vec<Box<dyn FnOnce()>> {
         Box::new(look(&missing, false)),
         Box::new(look(&missing, false)),
         Box::new(move || fs::set_permissions(d, Permissions::from_mode(0o600)).unwrap()),
-        Box::new(move || OpenOptions::new().write(true).open(e).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap()),
+        Box::new(move || {
+            OpenOptions::new()
+                .write(true)
+                .open(e)
+                .unwrap()
+                .set_modified(SystemTime::UNIX_EPOCH)
+                .unwrap()
+        }),
         Box::new({
             let file = file.clone();
             move || chown(file, Some(1), Some(1)).unwrap()
@@ -133,7 +153,9 @@ fn calls(folder: &Path) -> Vec<Box<dyn FnOnce()>> {
 
 fn kernel_has_table() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(|character: char| !character.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    let mut numbers = release
+        .split(|character: char| !character.is_ascii_digit())
+        .map_while(|number| number.parse::<u32>().ok());
     numbers.next() > Some(6) || numbers.next() >= Some(KERNEL_MINOR)
 }
 
@@ -143,7 +165,15 @@ fn costs_are_those_of_the_table(writeback: &str, column: usize) {
         eprintln!("left out: the table is that of Linux 6.{KERNEL_MINOR}, for root");
         return;
     }
-    mounted.succeeds(&["mount", "image", "dir", "--create", "64M", "-o", &format!("writeback={writeback}")]);
+    mounted.succeeds(&[
+        "mount",
+        "image",
+        "dir",
+        "--create",
+        "64M",
+        "-o",
+        &format!("writeback={writeback}"),
+    ]);
     let rows = rows();
     let mut found: Vec<Vec<String>> = vec![Vec::new(); rows.len()];
     for number in 0..TRIES {
@@ -161,9 +191,13 @@ fn costs_are_those_of_the_table(writeback: &str, column: usize) {
         }
     }
     mounted.succeeds(&["umount", "dir"]);
-    let others = rows.iter().zip(&found).filter(|((_, expected), found)| !found.contains(&expected[column]));
-    let others: Vec<_> =
-        others.map(|((call, expected), found)| format!("{call}: expected \"{}\", found {found:?}", expected[column])).collect();
+    let others =
+        rows.iter().zip(&found).filter(|((_, expected), found)| !found.contains(&expected[column]));
+    let others: Vec<_> = others
+        .map(|((call, expected), found)| {
+            format!("{call}: expected \"{}\", found {found:?}", expected[column])
+        })
+        .collect();
     assert!(others.is_empty(), "{others:#?}");
 }
 

@@ -1,4 +1,5 @@
-//! What the scripts say and do where something is missing or fails, and which programs the tests may start.
+//! What the scripts say and do where something is missing or fails, and which programs the tests
+//! may start.
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-/// Runs a script where `rustc` and `cargo` are of a version, and `cargo test` prints a text and fails.
+/// Runs a script where `rustc` and `cargo` are of a version, and `cargo test` prints a text and
+/// fails.
 fn run(script: &str, arguments: &[&str], version: &str, output_of_tests: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     for name in ["rustc", "cargo"] {
@@ -21,18 +23,30 @@ fn run(script: &str, arguments: &[&str], version: &str, output_of_tests: &str) -
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", folder.path().display());
-    Command::new("bash").arg(project().join("scripts").join(script)).args(arguments).env("PATH", path).output().unwrap()
+    Command::new("bash")
+        .arg(project().join("scripts").join(script))
+        .args(arguments)
+        .env("PATH", path)
+        .output()
+        .unwrap()
 }
 
 #[test]
 fn a_compiler_that_is_too_old_is_named_with_the_version_that_is_needed() {
     let manifest = fs::read_to_string(project().join("Cargo.toml")).unwrap();
-    let wanted = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")).unwrap().trim_end_matches('"');
+    let wanted = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version = \""))
+        .unwrap()
+        .trim_end_matches('"');
     for script in ["demo", "test"] {
         let output = run(script, &[], "1.65.0", "");
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains("1.65.0") && told.contains(wanted) && told.contains("https://rustup.rs"), "{told}");
+        assert!(
+            told.contains("1.65.0") && told.contains(wanted) && told.contains("https://rustup.rs"),
+            "{told}"
+        );
     }
 }
 
@@ -49,17 +63,24 @@ fn what_failed_is_named_last_with_its_program() {
     let output = run("test", &["-p", "cairn-log"], "1.99.0-nightly", printed);
     let told = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{told}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(told.contains("arguments: test --locked --no-fail-fast ") && told.contains(" -p cairn-log\n"), "{told}");
+    assert!(
+        told.contains("arguments: test --locked --no-fail-fast ")
+            && told.contains(" -p cairn-log\n"),
+        "{told}"
+    );
     let last: Vec<&str> = told.lines().skip_while(|line| !line.contains("FAILED:")).collect();
     assert_eq!(last[..3], ["== FAILED:", "  cairn_log: group::waits", "  bench: peers"], "{told}");
     assert!(last.len() == 4 && last[3].contains("SIGABRT"), "{told}");
     // Without tests it is the compiler that failed.
     let output = run("test", &["-p", "cairn-log"], "1.99.0", "error: no such thing\n");
-    assert!(String::from_utf8_lossy(&output.stdout).ends_with("cargo test -p cairn-log: error: no such thing\n"));
+    assert!(
+        String::from_utf8_lossy(&output.stdout)
+            .ends_with("cargo test -p cairn-log: error: no such thing\n")
+    );
 }
 
-/// Of a minimal Debian (bash, coreutils, util-linux), or of a package that `scripts/test` installs; of
-/// `file` its test is left out where it is missing.
+/// Of a minimal Debian (bash, coreutils, util-linux), or of a package that `scripts/test` installs;
+/// of `file` its test is left out where it is missing.
 const PROGRAMS: [&str; 25] = [
     "bash",
     "cat",
@@ -103,14 +124,21 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 fn tests_start_only_programs_that_are_there() {
     let mut files = Vec::new();
     sources(&project().join("crates"), &mut files);
-    let is_test =
-        |path: &&PathBuf| path.components().any(|part| part.as_os_str() == "tests") || path.to_string_lossy().ends_with("_tests.rs");
+    let is_test = |path: &&PathBuf| {
+        path.components().any(|part| part.as_os_str() == "tests")
+            || path.to_string_lossy().ends_with("_tests.rs")
+    };
     let mut unknown = Vec::new();
     for path in files.iter().filter(is_test) {
         let text = fs::read_to_string(path).unwrap();
-        let started = text.split("Command::new(\"").skip(1).filter_map(|rest| rest.split('"').next());
-        let others = started.filter(|name| !name.starts_with('/') && !name.is_empty() && !PROGRAMS.contains(name));
+        let started =
+            text.split("Command::new(\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let others = started
+            .filter(|name| !name.starts_with('/') && !name.is_empty() && !PROGRAMS.contains(name));
         unknown.extend(others.map(|name| format!("{}: {name}", path.display())));
     }
-    assert!(unknown.is_empty(), "not part of a minimal Debian, and not installed by scripts/test: {unknown:#?}");
+    assert!(
+        unknown.is_empty(),
+        "not part of a minimal Debian, and not installed by scripts/test: {unknown:#?}"
+    );
 }

@@ -1,4 +1,5 @@
-//! The disk that holds an image file: when it is full, and what an image gives back to it. `CAIRN_MOUNT_TESTS` as in `mounting`.
+//! The disk that holds an image file: when it is full, and what an image gives back to it.
+//! `CAIRN_MOUNT_TESTS` as in `mounting`.
 mod mounting;
 
 use cairn_environment::lock::MutexGuard;
@@ -28,10 +29,13 @@ impl Host {
         }
         File::create(host.path("disk")).unwrap().set_len((mebibytes * MIB) as u64).unwrap();
         let run = |program: &str, arguments: &[&str]| {
-            let output = Command::new(program).args(arguments).current_dir(host.folder.path()).output();
+            let output =
+                Command::new(program).args(arguments).current_dir(host.folder.path()).output();
             output.is_ok_and(|output| output.status.success())
         };
-        if run("mkfs.ext4", &["-q", "-m", "0", "disk"]) && run("mount", &["-o", "loop", "disk", "host"]) {
+        if run("mkfs.ext4", &["-q", "-m", "0", "disk"])
+            && run("mount", &["-o", "loop", "disk", "host"])
+        {
             return Some(host);
         }
         eprintln!("left out: it takes root, a loop device and mkfs.ext4");
@@ -43,14 +47,23 @@ impl Host {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_cairn")).args(arguments).current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_cairn"))
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     }
 
     /// What the command tells; it succeeds.
     #[track_caller]
     fn succeeds(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let told = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert!(output.status.success(), "cairn {}: {told}", arguments.join(" "));
         told
     }
@@ -66,7 +79,8 @@ impl Host {
 
     fn kill_server(&self) {
         let mut number = [0; 16];
-        let length = rustix::fs::getxattr(self.path("dir"), "user.cairn.server", &mut number).unwrap();
+        let length =
+            rustix::fs::getxattr(self.path("dir"), "user.cairn.server", &mut number).unwrap();
         let number = std::str::from_utf8(&number[..length]).unwrap().parse().unwrap();
         let server = rustix::process::Pid::from_raw(number).unwrap();
         rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
@@ -76,7 +90,10 @@ impl Host {
     fn is_read_only(&self) -> bool {
         let table = fs::read_to_string("/proc/self/mounts").unwrap();
         let directory = self.path("dir");
-        let line = table.lines().find(|line| line.contains(&*directory.to_string_lossy())).expect("it is mounted");
+        let line = table
+            .lines()
+            .find(|line| line.contains(&*directory.to_string_lossy()))
+            .expect("it is mounted");
         line.split(' ').nth(3).unwrap().split(',').any(|option| option == "ro")
     }
 }
@@ -87,7 +104,11 @@ impl Drop for Host {
         for name in ["dir", "host"] {
             if table.contains(&*self.path(name).to_string_lossy()) {
                 let _ = Command::new("umount").arg(self.path(name)).stderr(Stdio::null()).status();
-                let _ = Command::new("umount").arg("-l").arg(self.path(name)).stderr(Stdio::null()).status();
+                let _ = Command::new("umount")
+                    .arg("-l")
+                    .arg(self.path(name))
+                    .stderr(Stdio::null())
+                    .status();
             }
         }
     }
@@ -108,7 +129,9 @@ fn write(path: &Path, content: &[u8]) -> io::Result<()> {
 /// Files of 1 MiB until one can't be made durable; how many could.
 fn write_until_full(directory: &Path, name: &str) -> u64 {
     for count in 0.. {
-        if let Err(error) = write(&directory.join(format!("{name} {count}")), &random_bytes(count, MIB)) {
+        if let Err(error) =
+            write(&directory.join(format!("{name} {count}")), &random_bytes(count, MIB))
+        {
             assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
             return count;
         }
@@ -128,8 +151,8 @@ fn on_a_full_disk_files_can_be_read_and_removed_and_with_room_all_goes_on() {
     let written = write_until_full(&directory, "file");
     let log = || fs::read_to_string(host.path("log")).unwrap();
     let told = |text: &str| log().matches(text).count();
-    // The image gives back what it does not use before it refuses; somebody else takes that. A name is refused when it is asked for,
-    // not when it is synced.
+    // The image gives back what it does not use before it refuses; somebody else takes that. A name
+    // is refused when it is asked for, not when it is synced.
     let refused = (0..200).find_map(|count| {
         host.fill(&format!("rest {count}"));
         write(&directory.join(format!("late {count}")), &kept[..100_000]).err()?;
@@ -163,7 +186,10 @@ fn on_a_full_disk_files_can_be_read_and_removed_and_with_room_all_goes_on() {
     fs::remove_file(host.path("host/filler")).unwrap();
     // The data of what was refused may be missing, and is an error to read.
     for entry in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap()) {
-        if ["late", "again"].iter().any(|name| entry.file_name().to_string_lossy().starts_with(name)) {
+        if ["late", "again"]
+            .iter()
+            .any(|name| entry.file_name().to_string_lossy().starts_with(name))
+        {
             fs::remove_file(entry.path()).unwrap();
         }
     }
@@ -202,14 +228,18 @@ fn without_any_room_it_is_mounted_for_reading() {
     for count in 0..300 {
         let path = directory.join(format!("described {count}"));
         File::create(&path).unwrap();
-        rustix::fs::setxattr(&path, "user.text", &[7; 3000], rustix::fs::XattrFlags::empty()).unwrap();
+        rustix::fs::setxattr(&path, "user.text", &[7; 3000], rustix::fs::XattrFlags::empty())
+            .unwrap();
     }
     host.succeeds(&["sync", "dir"]);
     host.kill_server();
     copy_without_zeros(&host.path("image"), &host.path("host/image"));
     host.fill("filler");
     let told = host.succeeds(&["mount", "host/image", "dir"]);
-    assert!(told.contains("mounted read-only") && told.contains("free space on that disk"), "{told}");
+    assert!(
+        told.contains("mounted read-only") && told.contains("free space on that disk"),
+        "{told}"
+    );
     assert_eq!(told.matches("full").count(), 1, "{told}");
     assert!(host.is_read_only());
     assert_eq!(fs::read(directory.join("kept")).unwrap(), b"It can still be read.");
@@ -233,7 +263,8 @@ fn what_was_removed_needs_no_storage_after_a_trim() {
     let stored_bytes = || fs::metadata(host.path("host/image")).unwrap().blocks() * 512;
     let kept = random_bytes(1, MIB);
     write(&directory.join("kept"), &kept).unwrap();
-    let fstrim = |directory: &Path| Command::new("fstrim").arg(directory).stderr(Stdio::null()).status();
+    let fstrim =
+        |directory: &Path| Command::new("fstrim").arg(directory).stderr(Stdio::null()).status();
     for by_fstrim in [false, true] {
         write(&directory.join("large"), &random_bytes(2, 64 * MIB)).unwrap();
         let before = stored_bytes();
@@ -246,13 +277,20 @@ fn what_was_removed_needs_no_storage_after_a_trim() {
             eprintln!("left out: no fstrim");
             continue;
         }
-        assert!(stored_bytes() + 64 * MIB as u64 <= before, "{before} bytes before, {} after", stored_bytes());
+        assert!(
+            stored_bytes() + 64 * MIB as u64 <= before,
+            "{before} bytes before, {} after",
+            stored_bytes()
+        );
     }
     assert_eq!(fs::read(directory.join("kept")).unwrap(), kept);
     host.succeeds(&["umount", "dir"]);
     host.succeeds(&["fsck", "--data", "host/image"]);
     host.succeeds(&["mount", "host/image", "dir", "-o", "ro"]);
-    assert!(!host.run(&["trim", "dir"]).status.success(), "nothing is discarded under a mount for reading");
+    assert!(
+        !host.run(&["trim", "dir"]).status.success(),
+        "nothing is discarded under a mount for reading"
+    );
     host.succeeds(&["umount", "dir"]);
 }
 

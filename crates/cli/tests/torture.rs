@@ -1,4 +1,5 @@
-//! `cairn torture` as its user meets it: wrong usage, reports, and, on real mounts, one round, Ctrl-C, and a finding.
+//! `cairn torture` as its user meets it: wrong usage, reports, and, on real mounts, one round,
+//! Ctrl-C, and a finding.
 //!
 //! `CAIRN_MOUNT_TESTS` as in `mounting`.
 mod mounting;
@@ -28,14 +29,19 @@ struct Told {
 impl From<Output> for Told {
     fn from(output: Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Self { code: output.status.code(), output: text(&output.stdout), errors: text(&output.stderr) }
+        Self {
+            code: output.status.code(),
+            output: text(&output.stdout),
+            errors: text(&output.stderr),
+        }
     }
 }
 
 impl Told {
     #[track_caller]
     fn json(&self) -> Value {
-        serde_json::from_str(&self.output).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.output, self.errors))
+        serde_json::from_str(&self.output)
+            .unwrap_or_else(|error| panic!("{error}: {}\n{}", self.output, self.errors))
     }
 }
 
@@ -68,7 +74,10 @@ impl Torture {
         let told = self.run(arguments);
         assert_eq!(told.code, Some(2), "{arguments:?}: {}{}", told.output, told.errors);
         assert!(told.errors.contains(part), "{arguments:?}: {part} is not in {}", told.errors);
-        assert!(fs::read_dir(self.folder.path()).unwrap().next().is_none(), "{arguments:?} leaves something behind");
+        assert!(
+            fs::read_dir(self.folder.path()).unwrap().next().is_none(),
+            "{arguments:?} leaves something behind"
+        );
     }
 
     /// Folders of runs.
@@ -107,14 +116,27 @@ fn wrong_usage_is_told() {
     torture.refuses(&["soak", "--hours", "0"], "above 0");
     torture.refuses(&["soak", "--hours", "-1"], "above 0");
     torture.refuses(&["vm"], "--kernel");
-    torture.refuses(&["vm", "--kernel", "k", "--initramfs", "i", "--qemu", "no-such-emulator"], "no-such-emulator is not installed");
-    torture.refuses(&["vm", "--kernel", "k", "--initramfs", "i", "--qemu", "sh"], "k: No such file");
+    torture.refuses(
+        &["vm", "--kernel", "k", "--initramfs", "i", "--qemu", "no-such-emulator"],
+        "no-such-emulator is not installed",
+    );
+    torture
+        .refuses(&["vm", "--kernel", "k", "--initramfs", "i", "--qemu", "sh"], "k: No such file");
     torture.refuses(&["fuzz", "--seconds", "0"], "above 0");
     torture.refuses(&["fuzz", "--input", "0g"], "hexadecimal");
     torture.refuses(&["fuzz", "--input", "00", "--seconds", "3"], "--seconds");
-    torture.refuses(&["fuzz", "--save", "/dev/null/inputs"], "cannot make the folder /dev/null/inputs");
-    torture.refuses(&["systematic", "--length", "1", "--keep", "/dev/null/images"], "cannot make the folder /dev/null/images");
-    torture.refuses(&["crash", "--keep", "/dev/null/images"], "cannot make the folder /dev/null/images");
+    torture.refuses(
+        &["fuzz", "--save", "/dev/null/inputs"],
+        "cannot make the folder /dev/null/inputs",
+    );
+    torture.refuses(
+        &["systematic", "--length", "1", "--keep", "/dev/null/images"],
+        "cannot make the folder /dev/null/images",
+    );
+    torture.refuses(
+        &["crash", "--keep", "/dev/null/images"],
+        "cannot make the folder /dev/null/images",
+    );
     let long = "00".repeat(241);
     torture.refuses(&["fuzz", "--input", &long], "at most 240 bytes, but these are 241");
     torture.refuses(&["fuzz", "--input", "00", "--seed", "3"], "--seed");
@@ -128,8 +150,14 @@ fn a_run_that_would_test_nothing_is_refused() {
     torture.refuses(&["crash", "--states", "0"], "--states");
     torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
     torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
-    torture.refuses(&["systematic", "--length", "1", "--from", "37"], "there is no workload 37; there are 37");
-    torture.refuses(&["systematic", "--length", "1", "--seconds", "0.000000001"], "nothing was tested");
+    torture.refuses(
+        &["systematic", "--length", "1", "--from", "37"],
+        "there is no workload 37; there are 37",
+    );
+    torture.refuses(
+        &["systematic", "--length", "1", "--seconds", "0.000000001"],
+        "nothing was tested",
+    );
 }
 
 /// None of these would end by itself soon.
@@ -151,13 +179,25 @@ fn an_interrupted_run_in_memory_says_so() {
             assert!(seed.starts_with("seed "), "{arguments:?}: {seed}");
             kill_process(Pid::from_child(&run), Signal::INT).unwrap();
             errors.read_to_string(&mut rest).unwrap();
-            assert!(rest.contains("the same signal again ends it at once"), "{arguments:?}: {rest}");
+            assert!(
+                rest.contains("the same signal again ends it at once"),
+                "{arguments:?}: {rest}"
+            );
             let told = Told::from(run.wait_with_output().unwrap());
             assert_eq!(told.code, Some(0), "{arguments:?}: {}", told.output);
             if json {
-                assert_eq!(told.json()["interrupted"].as_bool(), Some(true), "{arguments:?}: {}", told.output);
+                assert_eq!(
+                    told.json()["interrupted"].as_bool(),
+                    Some(true),
+                    "{arguments:?}: {}",
+                    told.output
+                );
             } else {
-                assert!(told.output.lines().next().is_some_and(|line| line.contains(figure)), "{arguments:?}: {}", told.output);
+                assert!(
+                    told.output.lines().next().is_some_and(|line| line.contains(figure)),
+                    "{arguments:?}: {}",
+                    told.output
+                );
             }
         }
     }
@@ -172,17 +212,26 @@ fn fuzzing_repeats_an_input_and_tells_what_was_tried() {
     assert_eq!(report["findings"].as_array().map(Vec::len), Some(0), "{report}");
     let told = torture.run(&["fuzz", "--input", &"00".repeat(240)]);
     assert_eq!((told.code, told.errors.as_str()), (Some(0), ""));
-    assert!(told.output.contains("hostile volumes") && !told.output.contains("seed"), "{}", told.output);
+    assert!(
+        told.output.contains("hostile volumes") && !told.output.contains("seed"),
+        "{}",
+        told.output
+    );
 }
 
 #[test]
 fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
-    for (name, figure) in [("kill9", "acknowledgements"), ("shutdown", "acknowledgements"), ("sync", "files")] {
+    for (name, figure) in
+        [("kill9", "acknowledgements"), ("shutdown", "acknowledgements"), ("sync", "files")]
+    {
         let told = torture.run(&[name, "--rounds", "1", "--seed", "7", "--json", "--work", "."]);
         let report = told.json();
         assert_eq!(told.code, Some(0), "{report}\n{}", told.errors);
-        assert_eq!((report["passed"].as_bool(), report["rounds"].as_u64(), report["seed"].as_u64()), (Some(true), Some(1), Some(7)));
+        assert_eq!(
+            (report["passed"].as_bool(), report["rounds"].as_u64(), report["seed"].as_u64()),
+            (Some(true), Some(1), Some(7))
+        );
         // On a busy machine a round may end before anything was acknowledged.
         assert!(report[figure].is_u64() && report["finding"].is_null(), "{report}");
         assert!(told.errors.contains("round 1: "), "{}", told.errors);
@@ -208,19 +257,39 @@ impl Drop for Filled<'_> {
     }
 }
 
-/// A file system in memory whose size shrinks under the run to what it has taken: it takes root to make one.
+/// A file system in memory whose size shrinks under the run to what it has taken: it takes root to
+/// make one.
 #[test]
 fn a_work_folder_that_runs_full_is_no_finding() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
     let (folder, work) = (torture.folder.path(), torture.folder.path().join("work"));
     fs::create_dir(&work).unwrap();
-    let mount = |options: &str| Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", "work"]).current_dir(folder).status();
+    let mount = |options: &str| {
+        Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs", "work"])
+            .current_dir(folder)
+            .status()
+    };
     if !rustix::process::geteuid().is_root() || !mount("size=1G").unwrap().success() {
         return eprintln!("left out: no file system can be mounted");
     }
     let mut filled = Filled { run: None, work: &work };
-    let run = filled.run.insert(torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--work", "work"]));
-    let is_loaded = || fs::read_dir(&work).unwrap().any(|entry| entry.unwrap().path().join("mount/tree-2").is_dir());
+    let run = filled.run.insert(torture.start(&[
+        "kill9",
+        "--rounds",
+        "3",
+        "--load-ms-max",
+        "4000000",
+        "--seed",
+        "5",
+        "--work",
+        "work",
+    ]));
+    let is_loaded = || {
+        fs::read_dir(&work)
+            .unwrap()
+            .any(|entry| entry.unwrap().path().join("mount/tree-2").is_dir())
+    };
     while !is_loaded() {
         assert!(run.try_wait().unwrap().is_none(), "the run has ended");
         clock::sleep(Duration::from_millis(5));
@@ -244,12 +313,25 @@ fn a_work_folder_that_runs_full_is_no_finding() {
 #[test]
 fn an_interrupted_run_reports_and_cleans_up() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
-    let mut child = torture.start(&["kill9", "--rounds", "1000", "--load-ms-max", "4000000", "--json", "--work", "."]);
+    let mut child = torture.start(&[
+        "kill9",
+        "--rounds",
+        "1000",
+        "--load-ms-max",
+        "4000000",
+        "--json",
+        "--work",
+        ".",
+    ]);
     torture.wait_for_load(&mut child);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let told = Told::from(child.wait_with_output().unwrap());
     let report = told.json();
-    assert_eq!((told.code, report["interrupted"].as_bool(), report["rounds"].as_u64()), (Some(0), Some(true), Some(1)), "{report}");
+    assert_eq!(
+        (told.code, report["interrupted"].as_bool(), report["rounds"].as_u64()),
+        (Some(0), Some(true), Some(1)),
+        "{report}"
+    );
     torture.assert_clean();
 }
 
@@ -269,17 +351,25 @@ fn a_second_signal_ends_a_run_at_once() {
 
 /// The process that serves the mount of `run`.
 fn server_of(run: &Child) -> Pid {
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.id())).unwrap_or_default();
+    let children =
+        fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.id())).unwrap_or_default();
     // Not all kernels tell a process's children.
-    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let all = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let known: Vec<i32> = children.split_whitespace().filter_map(|id| id.parse().ok()).collect();
     let candidates: Vec<i32> = if known.is_empty() { all.collect() } else { known };
     let is_server = |id: &i32| {
         let process = Path::new("/proc").join(id.to_string());
         let parent = fs::read_to_string(process.join("stat")).unwrap_or_default();
-        let parent = parent.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)).map(str::to_owned);
+        let parent = parent
+            .rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().nth(1))
+            .map(str::to_owned);
         let command = fs::read(process.join("cmdline")).unwrap_or_default();
-        parent == Some(run.id().to_string()) && command.split(|byte| *byte == 0).any(|word| word == b"--foreground")
+        parent == Some(run.id().to_string())
+            && command.split(|byte| *byte == 0).any(|word| word == b"--foreground")
     };
     candidates.into_iter().find(is_server).and_then(Pid::from_raw).expect("the run has a server")
 }
@@ -287,13 +377,28 @@ fn server_of(run: &Child) -> Pid {
 #[test]
 fn a_server_that_ends_by_itself_is_a_finding() {
     let Some((torture, _alone)) = Torture::mounting() else { return };
-    let mut run = torture.start(&["kill9", "--rounds", "3", "--load-ms-max", "4000000", "--seed", "5", "--json", "--work", "."]);
+    let mut run = torture.start(&[
+        "kill9",
+        "--rounds",
+        "3",
+        "--load-ms-max",
+        "4000000",
+        "--seed",
+        "5",
+        "--json",
+        "--work",
+        ".",
+    ]);
     torture.wait_for_load(&mut run);
     kill_process(server_of(&run), Signal::KILL).unwrap();
     let told = Told::from(run.wait_with_output().unwrap());
     let report = told.json();
     assert_eq!((told.code, report["passed"].as_bool()), (Some(1), Some(false)), "{report}");
-    let kept: Vec<&str> = report["kept"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-    assert!(kept.iter().any(|file| file.ends_with("/image") && Path::new(file).exists()), "{report}");
+    let kept: Vec<&str> =
+        report["kept"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(
+        kept.iter().any(|file| file.ends_with("/image") && Path::new(file).exists()),
+        "{report}"
+    );
     assert!(!mounts::is_mounted_below(torture.folder.path()), "something is mounted");
 }

@@ -8,7 +8,8 @@ use cairn_environment::lock::waking_held;
 use cairn_format::{Key, TREE_FILES};
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 /// Which mechanisms are found to be replaced.
 fn replaced(baselines: Baselines) -> Baselines {

@@ -6,7 +6,8 @@ use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_btree::{Change, DirtyNodes};
 use cairn_format::{
-    Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES, bitmap_generations_checksum,
+    Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES,
+    bitmap_generations_checksum,
 };
 use cairn_log::LogError;
 use cairn_space::{Request, Urgency};
@@ -31,7 +32,8 @@ enum Kind {
     Ordinary,
     /// In any case: makes this mount's log epoch durable.
     First,
-    /// In any case: nothing is changed after it. Marks the volume clean unless something could not be written before.
+    /// In any case: nothing is changed after it. Marks the volume clean unless something could not
+    /// be written before.
     Last { clean: bool },
 }
 
@@ -47,7 +49,8 @@ impl VolumeInner {
         self.commit_as(Kind::First)
     }
 
-    /// The commit that ends a mount, and whether everything could be written before; waits until it is completed.
+    /// The commit that ends a mount, and whether everything could be written before; waits until it
+    /// is completed.
     pub(crate) fn commit_last(&self, clean: bool) -> Result<()> {
         self.commit_as(Kind::Last { clean })?;
         self.transactions.wait_completed(self.transactions.super_committed())
@@ -67,11 +70,14 @@ impl VolumeInner {
         }
         // A panic is a failure, too: those who wait must hear of it.
         let result = catch_unwind(AssertUnwindSafe(|| self.run_commit(&mut commit, kind)));
-        // The right to commit is still held: a later transaction refers to what this one could not write.
+        // The right to commit is still held: a later transaction refers to what this one could not
+        // write.
         match &result {
             Ok(Ok(())) => {}
             // The caller tells of a volume that could not be opened.
-            Ok(Err(error)) if kind == Kind::First => drop(self.halt(&error.clone().into_failure(), LogError::Stopped)),
+            Ok(Err(error)) if kind == Kind::First => {
+                drop(self.halt(&error.clone().into_failure(), LogError::Stopped))
+            }
             Ok(Err(error)) => self.fail(error),
             Err(_) => self.fail(&Error::Aborted("a commit ended with a panic".into())),
         }
@@ -89,15 +95,17 @@ impl VolumeInner {
         let written = self.write_with_spare(|| Ok(self.cache.write(&frozen.dirty)?))?;
         self.counters.nodes_written.fetch_add(written.nodes, Ordering::Relaxed);
         let slots = self.write_with_spare(|| self.write_bitmaps(&frozen.bitmaps))?;
-        // Data that the log holds, or is writing, belongs to the trees as well; and what this transaction freed must not be
-        // free while it is written to.
+        // Data that the log holds, or is writing, belongs to the trees as well; and what this
+        // transaction freed must not be free while it is written to.
         self.log.write_data()?;
         // 2. They must be durable before a superblock refers to them.
         self.device.flush()?;
-        // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that one.
+        // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that
+        //    one.
         let superblock = self.next_superblock(&frozen, &slots, kind);
         let slot = Geometry::SUPERBLOCKS[(frozen.generation.0 % 2) as usize];
-        self.device.write(slot.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(slot))])?;
+        self.device
+            .write(slot.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(slot))])?;
         // 4. Now it counts.
         self.device.flush()?;
         *self.bitmap_slots.lock() = slots;
@@ -110,9 +118,11 @@ impl VolumeInner {
         self.retry_orphans();
         // 5. The copy at the end of the device; the next flush covers it.
         let copy = self.superblock.geometry.superblock_copy();
-        self.device.write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;
-        // 6. The blocks that this transaction freed; only now nothing durable refers to them. `commit` is still held:
-        //    another one overtaking this would unpin a later generation first.
+        self.device
+            .write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;
+        // 6. The blocks that this transaction freed; only now nothing durable refers to them.
+        //    `commit` is still held: another one overtaking this would unpin a later generation
+        //    first.
         if self.options.background {
             self.work.lock().unpin.push_back(frozen.generation);
             self.work_changed.notify_all();
@@ -127,7 +137,8 @@ impl VolumeInner {
         let root = self.files.root();
         if root.generation == generation {
             let nodes = self.roots.worst_case(1);
-            let reservation = self.space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit)?;
+            let reservation =
+                self.space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit)?;
             let change = Change { generation, reservation: &reservation };
             self.roots.insert(&change, Key::root(TREE_FILES), &RootItem { root }.encode())?;
         }
@@ -161,7 +172,8 @@ impl VolumeInner {
         }
     }
 
-    /// Writes each bitmap into the slot that is not in use; returns what counts once the superblock is durable.
+    /// Writes each bitmap into the slot that is not in use; returns what counts once the superblock
+    /// is durable.
     fn write_bitmaps(&self, bitmaps: &[Bitmap]) -> Result<Vec<BitmapSlot>> {
         let mut slots = self.bitmap_slots.lock().clone();
         for bitmap in bitmaps {
@@ -179,7 +191,8 @@ impl VolumeInner {
         self.discard_pinned(generation);
         self.space.unpin(generation);
         if self.options.fsync_wait == FsyncWait::Complete {
-            // The closed contexts stay in the list so long, and the ring is freed later: neither hurts.
+            // The closed contexts stay in the list so long, and the ring is freed later: neither
+            // hurts.
             self.log.super_committed(generation);
         }
         self.transactions.complete(generation);

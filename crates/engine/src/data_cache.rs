@@ -1,24 +1,28 @@
 //! Clean file data in memory: blocks of the device that were written or read a short time ago.
 //!
-//! The kernel keeps whole pages itself. It asks again for pages of which a program wrote only a part, and for whatever
-//! COPY_FILE_RANGE copies; so this cache is for small files, for blocks that are changed piece by piece, and for small
-//! reads ([`write_worth_keeping`], [`read_worth_keeping`]). Large transfers pass it by.
+//! The kernel keeps whole pages itself. It asks again for pages of which a program wrote only a
+//! part, and for whatever COPY_FILE_RANGE copies; so this cache is for small files, for blocks that
+//! are changed piece by piece, and for small reads ([`write_worth_keeping`],
+//! [`read_worth_keeping`]). Large transfers pass it by.
 //!
-//! States of a slot: free → filled → *used* (a read found it since the hand came by) → filled → free or filled anew. A full
-//! shard gives up the first slot behind its hand that nobody used (the CLOCK policy), so blocks that are never read again
-//! leave before those that are. A block that was written alone begins as used: the kernel has the others of a small file.
+//! States of a slot: free → filled → *used* (a read found it since the hand came by) → filled →
+//! free or filled anew. A full shard gives up the first slot behind its hand that nobody used (the
+//! CLOCK policy), so blocks that are never read again leave before those that are. A block that was
+//! written alone begins as used: the kernel has the others of a small file.
 //!
 //! Invariants:
-//! - An entry is found by the device block *and* the checksum that the caller's extent item has for it. What a block held
-//!   before it was freed is never returned for what it holds now, whichever path wrote it.
-//! - Besides, a write of file data replaces or removes the entries of its blocks ([`DataCache::forget`]), so that equal
-//!   checksums of different data can do no harm.
-//! - The content is a copy. The cache keeps no buffer of a caller in memory, and what it holds is its slots: never more
-//!   than the bytes it was given, beside an eighth of that, and at most 16 MiB, which is made ahead.
+//! - An entry is found by the device block *and* the checksum that the caller's extent item has for
+//!   it. What a block held before it was freed is never returned for what it holds now, whichever
+//!   path wrote it.
+//! - Besides, a write of file data replaces or removes the entries of its blocks
+//!   ([`DataCache::forget`]), so that equal checksums of different data can do no harm.
+//! - The content is a copy. The cache keeps no buffer of a caller in memory, and what it holds is
+//!   its slots: never more than the bytes it was given, beside an eighth of that, and at most 16
+//!   MiB, which is made ahead.
 //! - Only data whose checksum was computed from it (a write) or verified (a read) enters.
 //!
-//! Lock discipline: one mutex per shard (rank `DATA_CACHE`), for a lookup and the copy of one block; nothing else is
-//! locked under it but the pool, and no device is waited for.
+//! Lock discipline: one mutex per shard (rank `DATA_CACHE`), for a lookup and the copy of one
+//! block; nothing else is locked under it but the pool, and no device is waited for.
 use cairn_blockdev::{BlockBuffer, BlockPool};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
@@ -159,7 +163,8 @@ pub(crate) struct DataCache {
 }
 
 impl DataCache {
-    /// A cache that holds up to `bytes_max` of data, in memory that it takes as it grows; with less than a block it is off.
+    /// A cache that holds up to `bytes_max` of data, in memory that it takes as it grows; with less
+    /// than a block it is off.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
         let slots = (bytes_max / BLOCK_SIZE).min(u32::MAX as usize);
@@ -171,7 +176,10 @@ impl DataCache {
             let slots_max = slots / shards + usize::from(index < slots % shards);
             Mutex::new(Rank::DATA_CACHE, Shard::new(slots_max))
         });
-        Self { shards: shards.collect(), pool: BlockPool::of_ordinary_pages(bytes_max / UNUSED_SHARE) }
+        Self {
+            shards: shards.collect(),
+            pool: BlockPool::of_ordinary_pages(bytes_max / UNUSED_SHARE),
+        }
     }
 
     /// Where its memory comes from.
@@ -187,15 +195,24 @@ impl DataCache {
         &self.shards[(block / NEIGHBOURS) as usize % self.shards.len()]
     }
 
-    /// Fills `buffer` with the blocks from `first_block` on whose checksums are `checksums`, as far as they are found from
-    /// either end. Returns which of them, by index, the caller must still read.
-    pub(crate) fn read(&self, first_block: u64, checksums: &[u32], buffer: &mut [u8]) -> Range<usize> {
+    /// Fills `buffer` with the blocks from `first_block` on whose checksums are `checksums`, as far
+    /// as they are found from either end. Returns which of them, by index, the caller must still
+    /// read.
+    pub(crate) fn read(
+        &self,
+        first_block: u64,
+        checksums: &[u32],
+        buffer: &mut [u8],
+    ) -> Range<usize> {
         let (mut from, mut to) = (0, checksums.len());
         if self.is_off() {
             return from..to;
         }
         let mut found = |index: usize| {
-            let (block, bytes) = (first_block + index as u64, &mut buffer[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE]);
+            let (block, bytes) = (
+                first_block + index as u64,
+                &mut buffer[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE],
+            );
             self.shard(block).lock().copy_to(block, checksums[index], bytes)
         };
         while from < to && found(from) {
@@ -215,13 +232,15 @@ impl DataCache {
         }
     }
 
-    /// Keeps the content of the blocks from `first_block` on, of which `checksums` are computed or verified; those that are
-    /// `wanted` as if they had been read already.
+    /// Keeps the content of the blocks from `first_block` on, of which `checksums` are computed or
+    /// verified; those that are `wanted` as if they had been read already.
     pub(crate) fn keep(&self, first_block: u64, checksums: &[u32], bytes: &[u8], wanted: bool) {
         if self.is_off() {
             return;
         }
-        for (block, (checksum, bytes)) in (first_block..).zip(checksums.iter().zip(bytes.chunks_exact(BLOCK_SIZE))) {
+        for (block, (checksum, bytes)) in
+            (first_block..).zip(checksums.iter().zip(bytes.chunks_exact(BLOCK_SIZE)))
+        {
             self.shard(block).lock().put(block, *checksum, bytes, wanted, &self.pool);
         }
     }

@@ -1,13 +1,15 @@
-//! The data cache under readers that know nothing but a file's block and checksum of a moment ago, as a model.
+//! The data cache under readers that know nothing but a file's block and checksum of a moment ago,
+//! as a model.
 //!
-//! Two files of one block each take free blocks in turn: a writer has the cache keep or forget the block before it writes there,
-//! then refers to it, and frees the old one. Readers look at the file, let go of it, and look for its data; what they lack they
-//! read from the device, and keep after they have looked at the file again and compared the checksum: so does a planned read.
+//! Two files of one block each take free blocks in turn: a writer has the cache keep or forget the
+//! block before it writes there, then refers to it, and frees the old one. Readers look at the
+//! file, let go of it, and look for its data; what they lack they read from the device, and keep
+//! after they have looked at the file again and compared the checksum: so does a planned read.
 //!
 //! Invariant: what the cache returns is what was looked for.
 //!
-//! Lock discipline: a file's lock is held for what is found there, for a change of it, and while verified data is kept; free blocks
-//! are locked alone.
+//! Lock discipline: a file's lock is held for what is found there, for a change of it, and while
+//! verified data is kept; free blocks are locked alone.
 use crate::data_cache::DataCache;
 use cairn_environment::lock::{Mutex, RwLock};
 use cairn_environment::random;
@@ -45,7 +47,11 @@ struct Scene {
 
 impl Scene {
     fn new() -> Arc<Self> {
-        let place = |file: u64| Place { block: file, checksum: checksum(&content(file as u8)), fill: file as u8 };
+        let place = |file: u64| Place {
+            block: file,
+            checksum: checksum(&content(file as u8)),
+            fill: file as u8,
+        };
         let half = |block: u64| Mutex::new(Rank::DEVICE, block as u8);
         // Sometimes all blocks have room, sometimes not.
         let slots = 1 + random::u64() % BLOCKS;
@@ -77,10 +83,18 @@ impl Scene {
         let planned = *self.files[file as usize].read();
         let mut bytes = [0xff; BLOCK_SIZE];
         if self.cache.read(planned.block, &[planned.checksum], &mut bytes).is_empty() {
-            assert!(bytes == content(planned.fill), "block {} holds {:#x}, not {:#x}", planned.block, bytes[0], planned.fill);
+            assert!(
+                bytes == content(planned.fill),
+                "block {} holds {:#x}, not {:#x}",
+                planned.block,
+                bytes[0],
+                planned.fill
+            );
             return;
         }
-        for (half, bytes) in self.device[planned.block as usize].iter().zip(bytes.chunks_exact_mut(HALF)) {
+        for (half, bytes) in
+            self.device[planned.block as usize].iter().zip(bytes.chunks_exact_mut(HALF))
+        {
             bytes.fill(*half.lock());
         }
         let now = self.files[file as usize].read();
@@ -95,7 +109,9 @@ fn reads_beside_reuse() {
     let scene = Scene::new();
     let writers = (0..FILES).map(|file| {
         let scene = Arc::clone(&scene);
-        thread::spawn("model", move || (0..3).for_each(|round| scene.write(file, (0x10 * (file + 1) + round) as u8)))
+        thread::spawn("model", move || {
+            (0..3).for_each(|round| scene.write(file, (0x10 * (file + 1) + round) as u8))
+        })
     });
     let writers: Vec<_> = writers.collect();
     let readers = (0..2).map(|first| {

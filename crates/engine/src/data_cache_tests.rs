@@ -3,7 +3,9 @@ use super::*;
 use cairn_format::{BlockNumber, checksum};
 
 fn content(seed: u64) -> Vec<u8> {
-    (0..BLOCK_SIZE as u64).map(|index| (seed.wrapping_mul(31).wrapping_add(index / 8) % 251) as u8).collect()
+    (0..BLOCK_SIZE as u64)
+        .map(|index| (seed.wrapping_mul(31).wrapping_add(index / 8) % 251) as u8)
+        .collect()
 }
 
 fn cache(bytes_max: u64) -> DataCache {
@@ -36,7 +38,10 @@ fn a_block_is_found_with_its_checksum_alone() {
     assert_eq!(buffer, content(1));
     keep(&cache, 7, 2);
     assert!(!holds(&cache, 7, before) && holds(&cache, 7, after));
-    assert_eq!(cache.statistics(), DataCacheStatistics { hits: 2, misses: 0, bytes: BLOCK_SIZE as u64 });
+    assert_eq!(
+        cache.statistics(),
+        DataCacheStatistics { hits: 2, misses: 0, bytes: BLOCK_SIZE as u64 }
+    );
 }
 
 #[test]
@@ -48,9 +53,15 @@ fn what_is_found_at_the_ends_is_not_read_again() {
     }
     let mut buffer = vec![0; 6 * BLOCK_SIZE];
     assert_eq!(cache.read(100, &checksums, &mut buffer), 2..5);
-    assert!(buffer[..2 * BLOCK_SIZE] == [content(0), content(1)].concat() && buffer[5 * BLOCK_SIZE..] == content(5));
+    assert!(
+        buffer[..2 * BLOCK_SIZE] == [content(0), content(1)].concat()
+            && buffer[5 * BLOCK_SIZE..] == content(5)
+    );
     cache.missed(102, 3);
-    assert_eq!(cache.statistics(), DataCacheStatistics { hits: 3, misses: 3, bytes: 4 * BLOCK_SIZE as u64 });
+    assert_eq!(
+        cache.statistics(),
+        DataCacheStatistics { hits: 3, misses: 3, bytes: 4 * BLOCK_SIZE as u64 }
+    );
 }
 
 #[test]
@@ -65,7 +76,11 @@ fn it_holds_no_more_than_it_may_and_gives_up_first_what_nobody_read() {
             assert!(cache.statistics().bytes <= blocks * BLOCK_SIZE as u64);
         }
         assert_eq!(cache.statistics().bytes, blocks * BLOCK_SIZE as u64);
-        let slots: usize = cache.shards.iter().map(|shard| shard.lock().chunks.iter().map(|chunk| chunk.len()).sum::<usize>()).sum();
+        let slots: usize = cache
+            .shards
+            .iter()
+            .map(|shard| shard.lock().chunks.iter().map(|chunk| chunk.len()).sum::<usize>())
+            .sum();
         assert_eq!(slots as u64, blocks * BLOCK_SIZE as u64, "memory");
     }
 }
@@ -115,6 +130,10 @@ fn without_memory_it_is_off() {
 
 #[test]
 fn small_files_and_single_blocks_are_worth_keeping() {
-    assert!(write_worth_keeping(16, 60_000) && write_worth_keeping(1, 1 << 40) && !write_worth_keeping(2, 70_000));
+    assert!(
+        write_worth_keeping(16, 60_000)
+            && write_worth_keeping(1, 1 << 40)
+            && !write_worth_keeping(2, 70_000)
+    );
     assert!(read_worth_keeping(64 << 10) && !read_worth_keeping(68 << 10));
 }

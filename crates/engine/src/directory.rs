@@ -1,7 +1,7 @@
 //! Creating, linking and removing names.
 //!
-//! Each operation locks all inodes that it changes, in ascending order, checks again what it glanced at before, and
-//! logs everything in one step; a crash shows all of it or nothing.
+//! Each operation locks all inodes that it changes, in ascending order, checks again what it
+//! glanced at before, and logs everything in one step; a crash shows all of it or nothing.
 use crate::entries::{FoundEntry, check_name};
 use crate::inode::InodeState;
 use crate::operation::{Effort, Operation};
@@ -9,8 +9,8 @@ use crate::types::{Attributes, NewInode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, FileType, FormatError, INODE_NUMBER_END, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Structure,
-    encode_orphan,
+    BlockNumber, FileType, FormatError, INODE_NUMBER_END, InodeItem, InodeNumber, ItemKind, Key,
+    OrphanKind, SYMLINK_PART_BYTES, Structure, encode_orphan,
 };
 use std::sync::atomic::Ordering;
 
@@ -42,7 +42,11 @@ impl VolumeInner {
             links,
             size: new.target.map_or(0, |target| target.len() as u64),
             blocks: 0,
-            device: if matches!(new.file_type, FileType::CharacterDevice | FileType::BlockDevice) { new.device } else { 0 },
+            device: if matches!(new.file_type, FileType::CharacterDevice | FileType::BlockDevice) {
+                new.device
+            } else {
+                0
+            },
             parent: if directory { parent_number.0 } else { 0 },
             entries: 0,
             flags: 0,
@@ -55,7 +59,8 @@ impl VolumeInner {
     }
 
     pub(crate) fn take_inode_number(&self) -> Result<InodeNumber> {
-        // The threads that come here at once go a little beyond the end: far from what makes a superblock impossible.
+        // The threads that come here at once go a little beyond the end: far from what makes a
+        // superblock impossible.
         if self.next_inode.load(Ordering::Relaxed) >= INODE_NUMBER_END {
             return Err(Error::NoSpace);
         }
@@ -68,18 +73,30 @@ impl VolumeInner {
     fn check_new(new: &NewInode<'_>) -> Result<()> {
         match (new.file_type, new.target) {
             (FileType::Symlink, Some([])) => Err(Error::NotFound),
-            (FileType::Symlink, Some(target)) if target.len() > TARGET_BYTES_MAX => Err(Error::NameLength(target.len())),
-            (FileType::Symlink, None) => Err(Error::InvalidArgument("a symbolic link needs a target")),
+            (FileType::Symlink, Some(target)) if target.len() > TARGET_BYTES_MAX => {
+                Err(Error::NameLength(target.len()))
+            }
+            (FileType::Symlink, None) => {
+                Err(Error::InvalidArgument("a symbolic link needs a target"))
+            }
             _ => Ok(()),
         }
     }
 
     /// Creates an object with a name; takes a reference on it.
-    pub(crate) fn create(&self, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
+    pub(crate) fn create(
+        &self,
+        parent: InodeNumber,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Attributes> {
         check_name(name)?;
         Self::check_new(new)?;
         // What a symbolic link says comes with it.
-        let parts = new.target.filter(|_| new.file_type == FileType::Symlink).map_or(0, |target| target.len().div_ceil(SYMLINK_PART_BYTES));
+        let parts = new
+            .target
+            .filter(|_| new.file_type == FileType::Symlink)
+            .map_or(0, |target| target.len().div_ceil(SYMLINK_PART_BYTES));
         let mut operation = self.begin(CREATION_ITEMS + parts as u64, 0, Effort::Name)?;
         let directory = self.inodes.get(parent);
         let mut state = self.write_inode(&directory)?;
@@ -111,9 +128,13 @@ impl VolumeInner {
         Ok(Attributes::new(number, &item, 0))
     }
 
-    /// Creates an object without a name (O_TMPFILE); takes a reference on it. It is gone when that is given back,
-    /// unless it was linked.
-    pub(crate) fn create_unnamed(&self, parent: InodeNumber, new: &NewInode<'_>) -> Result<Attributes> {
+    /// Creates an object without a name (O_TMPFILE); takes a reference on it. It is gone when that
+    /// is given back, unless it was linked.
+    pub(crate) fn create_unnamed(
+        &self,
+        parent: InodeNumber,
+        new: &NewInode<'_>,
+    ) -> Result<Attributes> {
         if new.file_type != FileType::Regular {
             return Err(Error::InvalidArgument("only a regular file can be without a name"));
         }
@@ -133,7 +154,12 @@ impl VolumeInner {
     }
 
     /// Gives `inode` a further name; takes a reference on it.
-    pub(crate) fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+    pub(crate) fn link(
+        &self,
+        inode: InodeNumber,
+        parent: InodeNumber,
+        name: &[u8],
+    ) -> Result<Attributes> {
         check_name(name)?;
         let mut operation = self.begin(4, 0, Effort::Name)?;
         let (directory, target) = (self.inodes.get(parent), self.inodes.get(inode));
@@ -153,12 +179,15 @@ impl VolumeInner {
             return Err(Error::TooManyLinks);
         }
         if state.item.links == 0 {
-            // Only a file that never had a name, or is still open, gets here: its reference keeps it.
+            // Only a file that never had a name, or is still open, gets here: its reference keeps
+            // it.
             if !self.inodes.is_referenced(inode) || self.files.get(&orphan_key(inode))?.is_none() {
                 return Err(Error::NotFound);
             }
             match state.truncated_from {
-                Some(_) => operation.put(orphan_key(inode), &encode_orphan(OrphanKind::Truncate))?,
+                Some(_) => {
+                    operation.put(orphan_key(inode), &encode_orphan(OrphanKind::Truncate))?
+                }
                 None => operation.delete(orphan_key(inode))?,
             }
             self.note_linked(inode);
@@ -191,7 +220,9 @@ impl VolumeInner {
     fn remove_name(&self, parent: InodeNumber, name: &[u8], directory_wanted: bool) -> Result<()> {
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
-            if let Some(last_name_gone) = self.try_remove_name(parent, name, glance, directory_wanted)? {
+            if let Some(last_name_gone) =
+                self.try_remove_name(parent, name, glance, directory_wanted)?
+            {
                 if last_name_gone {
                     self.reap_if_unused(glance.inode);
                 }
@@ -200,12 +231,21 @@ impl VolumeInner {
         }
     }
 
-    /// Removes the entry if it is still the one that was seen; whether that was the inode's last name.
-    fn try_remove_name(&self, parent: InodeNumber, name: &[u8], seen: FoundEntry, directory_wanted: bool) -> Result<Option<bool>> {
+    /// Removes the entry if it is still the one that was seen; whether that was the inode's last
+    /// name.
+    fn try_remove_name(
+        &self,
+        parent: InodeNumber,
+        name: &[u8],
+        seen: FoundEntry,
+        directory_wanted: bool,
+    ) -> Result<Option<bool>> {
         let mut operation = self.begin(4, 0, Effort::Removal)?;
         let (directory, target) = (self.inodes.get(parent), self.inodes.get(seen.inode));
         let mut locked = match self.lock_inodes(&[&directory, &target]) {
-            Err(Error::NotFound) => return self.entry_changed(parent, name, seen.inode).map(|()| None),
+            Err(Error::NotFound) => {
+                return self.entry_changed(parent, name, seen.inode).map(|()| None);
+            }
             other => other?,
         };
         locked.get(parent).expect_directory()?;
@@ -224,18 +264,27 @@ impl VolumeInner {
         operation.delete(Key::new(parent, ItemKind::DirectoryEntry, found.slot))?;
         self.account_removed_entry(locked.get(parent), name, found.file_type);
         operation.put_inode(parent, &locked.get(parent).loggable())?;
-        let last_name_gone = self.drop_link(&mut operation, found.inode, locked.get(found.inode))?;
+        let last_name_gone =
+            self.drop_link(&mut operation, found.inode, locked.get(found.inode))?;
         let sequence = operation.log();
         locked.get(parent).logged(sequence);
         locked.get(found.inode).logged(sequence);
         Ok(Some(last_name_gone))
     }
 
-    /// An inode that an entry named could not be loaded: fine if the entry has changed meanwhile, damage otherwise.
-    pub(crate) fn entry_changed(&self, parent: InodeNumber, name: &[u8], seen: InodeNumber) -> Result<()> {
+    /// An inode that an entry named could not be loaded: fine if the entry has changed meanwhile,
+    /// damage otherwise.
+    pub(crate) fn entry_changed(
+        &self,
+        parent: InodeNumber,
+        name: &[u8],
+        seen: InodeNumber,
+    ) -> Result<()> {
         match self.peek_entry(parent, name)? {
             Some(entry) if entry.inode == seen => {
-                let problem = format!("an entry of directory {parent} names inode {seen}, which does not exist");
+                let problem = format!(
+                    "an entry of directory {parent} names inode {seen}, which does not exist"
+                );
                 Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
             }
             _ => Ok(()),
@@ -243,8 +292,17 @@ impl VolumeInner {
     }
 
     /// Takes one name from an inode; without any it becomes an orphan. Up to two items.
-    pub(crate) fn drop_link(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState) -> Result<bool> {
-        state.item.links = if state.file_type() == FileType::Directory { 0 } else { state.item.links.saturating_sub(1) };
+    pub(crate) fn drop_link(
+        &self,
+        operation: &mut Operation<'_>,
+        number: InodeNumber,
+        state: &mut InodeState,
+    ) -> Result<bool> {
+        state.item.links = if state.file_type() == FileType::Directory {
+            0
+        } else {
+            state.item.links.saturating_sub(1)
+        };
         state.item.changed = now();
         operation.put_inode(number, &state.loggable())?;
         let last_name_gone = state.item.links == 0;
@@ -273,7 +331,10 @@ impl VolumeInner {
         if in_order && !target.is_empty() && target.len() as u64 == length && !target.contains(&0) {
             return Ok(target);
         }
-        let problem = format!("inode {number}: a symbolic link of {length} bytes with an impossible target of {}", target.len());
+        let problem = format!(
+            "inode {number}: a symbolic link of {length} bytes with an impossible target of {}",
+            target.len()
+        );
         Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
     }
 

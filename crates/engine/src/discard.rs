@@ -1,11 +1,13 @@
 //! Giving blocks back to the storage below: what a commit freed, and all that is free.
 //!
-//! Invariant: a block is discarded only while nobody can be given it, and nothing durable refers to it: freed blocks after their
-//! transaction is durable and before they are free; free blocks while they are held ([`Space::hold_free`](cairn_space::Space::hold_free)).
-//! So a discard is for a crash what writing something else there would be.
+//! Invariant: a block is discarded only while nobody can be given it, and nothing durable refers to
+//! it: freed blocks after their transaction is durable and before they are free; free blocks while
+//! they are held ([`Space::hold_free`](cairn_space::Space::hold_free)). So a discard is for a crash
+//! what writing something else there would be.
 //!
-//! Lock discipline: the counter's lock (rank `LEAF`), for moments; nothing is held while the device works. A volume that stops waits for
-//! discards under way, since the next owner of the device may write there.
+//! Lock discipline: the counter's lock (rank `LEAF`), for moments; nothing is held while the device
+//! works. A volume that stops waits for discards under way, since the next owner of the device may
+//! write there.
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::Rank;
@@ -52,9 +54,12 @@ impl Drop for UnderWay<'_> {
 }
 
 impl VolumeInner {
-    /// Discards the free blocks of the volume in `bytes` that lie in runs of at least `least_bytes`; returns how many bytes.
-    /// 1. What was removed becomes free: inodes without names end, and the transaction is committed.
-    /// 2. Run by run, free blocks are held, discarded, and released. *A crash: nothing durable refers to any of them.*
+    /// Discards the free blocks of the volume in `bytes` that lie in runs of at least
+    /// `least_bytes`; returns how many bytes.
+    /// 1. What was removed becomes free: inodes without names end, and the transaction is
+    ///    committed.
+    /// 2. Run by run, free blocks are held, discarded, and released. *A crash: nothing durable
+    ///    refers to any of them.*
     pub(crate) fn trim(&self, bytes: Range<u64>, least_bytes: u64) -> Result<u64> {
         self.check_writable()?;
         if self.options.background {
@@ -79,7 +84,8 @@ impl VolumeInner {
         let mut discarded = 0;
         while at < end {
             let under_way = self.discards.begin();
-            // Looked at after it counts as under way: whoever stops the volume sees it, or it sees that the volume has stopped.
+            // Looked at after it counts as under way: whoever stops the volume sees it, or it sees
+            // that the volume has stopped.
             self.check_alive()?;
             let step = self.discard_next(BlockRange::new(BlockNumber(at), end - at), least_bytes);
             drop(under_way);
@@ -91,10 +97,18 @@ impl VolumeInner {
     }
 
     /// The next run of free blocks, and whether it was long enough to be discarded.
-    fn discard_next(&self, within: BlockRange, least_bytes: u64) -> Result<Option<(BlockRange, bool)>> {
+    fn discard_next(
+        &self,
+        within: BlockRange,
+        least_bytes: u64,
+    ) -> Result<Option<(BlockRange, bool)>> {
         let Some(range) = self.space.hold_free(within) else { return Ok(None) };
         let bytes = range.blocks * BLOCK;
-        let result = if bytes < least_bytes { Ok(()) } else { self.device.discard(range.start.offset_bytes(), bytes) };
+        let result = if bytes < least_bytes {
+            Ok(())
+        } else {
+            self.device.discard(range.start.offset_bytes(), bytes)
+        };
         self.space.release_held(range);
         result.map(|()| Some((range, bytes >= least_bytes))).map_err(Error::from)
     }
@@ -105,7 +119,9 @@ impl VolumeInner {
             return;
         }
         for range in self.space.pinned(generation) {
-            if let Err(error) = self.device.discard(range.start.offset_bytes(), range.blocks * BLOCK) {
+            if let Err(error) =
+                self.device.discard(range.start.offset_bytes(), range.blocks * BLOCK)
+            {
                 tracing::warn!("discard failed: {error}");
             }
         }

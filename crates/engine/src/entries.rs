@@ -1,13 +1,16 @@
 //! Names in directories: where a name's entry stands, and listing.
 //!
-//! An entry's key offset is its slot: the name's hash picks a range of 256 slots, the first free one is taken. Slots
-//! serve as cookies of a listing: they never move while the entry exists.
+//! An entry's key offset is its slot: the name's hash picks a range of 256 slots, the first free
+//! one is taken. Slots serve as cookies of a listing: they never move while the entry exists.
 use crate::inode::InodeState;
 use crate::types::{Attributes, DirectoryItem};
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name, name_slot_range};
+use cairn_format::{
+    DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name,
+    name_slot_range,
+};
 use std::ops::{Range, RangeInclusive};
 
 /// An entry and where it stands.
@@ -20,7 +23,11 @@ pub(crate) struct FoundEntry {
 
 impl FoundEntry {
     /// The entry in `slot`, whose item has this value, if its name is `name`.
-    fn if_named(name: &[u8], slot: u64, value: &[u8]) -> std::result::Result<Option<Self>, FormatError> {
+    fn if_named(
+        name: &[u8],
+        slot: u64,
+        value: &[u8],
+    ) -> std::result::Result<Option<Self>, FormatError> {
         if DirectoryEntry::name_of(value)? != name {
             return Ok(None);
         }
@@ -63,7 +70,8 @@ impl ListingPart {
     }
 }
 
-/// Keys of the entries after `cookie`. Cookies are slot + 3: 0 to 2 belong to the start, `.` and `..`.
+/// Keys of the entries after `cookie`. Cookies are slot + 3: 0 to 2 belong to the start, `.` and
+/// `..`.
 fn listing_keys(directory: InodeNumber, cookie: u64) -> RangeInclusive<Key> {
     let key = |slot| Key::new(directory, ItemKind::DirectoryEntry, slot);
     key(cookie.saturating_sub(2))..=key(u64::MAX)
@@ -81,11 +89,16 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 }
 
 impl VolumeInner {
-    /// Looks a name up; the second value is the first free slot for it. The directory's state lock is held.
-    pub(crate) fn find_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<(Option<FoundEntry>, Option<u64>)> {
+    /// Looks a name up; the second value is the first free slot for it. The directory's state lock
+    /// is held.
+    pub(crate) fn find_entry(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<(Option<FoundEntry>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.superblock.hash_seed, name));
-        let keys =
-            Key::new(directory, ItemKind::DirectoryEntry, *slots.start())..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
+        let keys = Key::new(directory, ItemKind::DirectoryEntry, *slots.start())
+            ..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
         let mut free = Some(*slots.start());
         let mut found = Ok(None);
         self.files.scan(keys, |key, value| {
@@ -103,8 +116,13 @@ impl VolumeInner {
         self.find_entry(directory, name)?.0.ok_or(Error::NotFound)
     }
 
-    /// A glance at an entry without keeping the directory locked: it may have changed when the caller locks it.
-    pub(crate) fn peek_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<FoundEntry>> {
+    /// A glance at an entry without keeping the directory locked: it may have changed when the
+    /// caller locks it.
+    pub(crate) fn peek_entry(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<Option<FoundEntry>> {
         check_name(name)?;
         let inode = self.inodes.get(directory);
         let state = self.read_inode(&inode)?;
@@ -137,15 +155,16 @@ impl VolumeInner {
         Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }
 
-    /// Attributes of an inode that has a name; takes a reference on it. For one that is found by its number alone, as in a file
-    /// handle.
+    /// Attributes of an inode that has a name; takes a reference on it. For one that is found by
+    /// its number alone, as in a file handle.
     pub(crate) fn lookup_inode(&self, number: InodeNumber) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         let state = self.read_inode(&inode)?;
         if state.item.links == 0 {
             return Err(Error::NotFound);
         }
-        // Its last name needs the lock to go, and whoever removes the inode after that looks for references first.
+        // Its last name needs the lock to go, and whoever removes the inode after that looks for
+        // references first.
         self.inodes.retain(number);
         Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }
@@ -158,8 +177,9 @@ impl VolumeInner {
         Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }
 
-    /// Calls `take` for the entries after `cookie` until it returns false. The directory stays locked for a part of
-    /// the listing at a time, so entries may come and go meanwhile; those that stay are seen exactly once.
+    /// Calls `take` for the entries after `cookie` until it returns false. The directory stays
+    /// locked for a part of the listing at a time, so entries may come and go meanwhile; those that
+    /// stay are seen exactly once.
     pub(crate) fn read_directory(
         &self,
         directory: InodeNumber,
@@ -185,7 +205,8 @@ impl VolumeInner {
         let (inode, file_type) = DirectoryEntry::target_of(value)?;
         // No hash has a slot so high; the file tree's root stands for the place.
         let cookie = key.offset.checked_add(3).ok_or_else(|| {
-            let problem = format!("inode {}: a name in the impossible slot {}", key.inode, key.offset);
+            let problem =
+                format!("inode {}: a name in the impossible slot {}", key.inode, key.offset);
             FormatError::new(Structure::Item, self.files.root().block, problem)
         })?;
         Ok(DirectoryItem { name: DirectoryEntry::name_of(value)?, inode, file_type, cookie })
@@ -218,7 +239,8 @@ impl VolumeInner {
         }
     }
 
-    /// As [`VolumeInner::read_directory`], with attributes; each entry that `take` accepts gets a reference.
+    /// As [`VolumeInner::read_directory`], with attributes; each entry that `take` accepts gets a
+    /// reference.
     pub(crate) fn read_directory_plus(
         &self,
         directory: InodeNumber,
@@ -227,8 +249,9 @@ impl VolumeInner {
     ) -> Result<()> {
         let (mut cookie, mut part) = (cookie, ListingPart::default());
         loop {
-            // A part of the entries under the directory's lock, each with a reference; their attributes afterwards, since an
-            // inode is never locked inside a directory out of order.
+            // A part of the entries under the directory's lock, each with a reference; their
+            // attributes afterwards, since an inode is never locked inside a directory out of
+            // order.
             self.list_part(directory, cookie, &mut part)?;
             let Some(last) = part.entries.last().map(|entry| entry.cookie) else { return Ok(()) };
             let (mut taking, mut taken_before) = (true, false);
@@ -239,7 +262,8 @@ impl VolumeInner {
                     && match self.attributes_in(directory, inode) {
                         Ok(attributes) => take(item, &attributes),
                         Err(error) => {
-                            // What was taken before is a listing; the next one begins here and reports it.
+                            // What was taken before is a listing; the next one begins here and
+                            // reports it.
                             failure = failure.or((!taken_before).then_some(error));
                             false
                         }
@@ -259,7 +283,12 @@ impl VolumeInner {
     }
 
     /// Adds an entry for `inode`; accounts for it in `directory`'s attributes. Both are locked.
-    pub(crate) fn account_new_entry(&self, directory: &mut InodeState, name: &[u8], file_type: FileType) {
+    pub(crate) fn account_new_entry(
+        &self,
+        directory: &mut InodeState,
+        name: &[u8],
+        file_type: FileType,
+    ) {
         let item = &mut directory.item;
         item.entries += 1;
         item.size += name.len() as u64;
@@ -268,7 +297,12 @@ impl VolumeInner {
     }
 
     /// Accounts for an entry that is gone.
-    pub(crate) fn account_removed_entry(&self, directory: &mut InodeState, name: &[u8], file_type: FileType) {
+    pub(crate) fn account_removed_entry(
+        &self,
+        directory: &mut InodeState,
+        name: &[u8],
+        file_type: FileType,
+    ) {
         let item = &mut directory.item;
         item.entries = item.entries.saturating_sub(1);
         item.size = item.size.saturating_sub(name.len() as u64);

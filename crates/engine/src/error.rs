@@ -53,7 +53,9 @@ pub enum Error {
     #[error("{0}")]
     Damaged(#[from] FormatError),
     /// File data does not match its checksum.
-    #[error("inode {inode}: data of file block {file_block}, at block {block}, does not match its checksum")]
+    #[error(
+        "inode {inode}: data of file block {file_block}, at block {block}, does not match its checksum"
+    )]
     DataChecksum { inode: InodeNumber, file_block: u64, block: u64 },
     /// Not a volume that can be mounted.
     #[error("not a usable volume: {0}")]
@@ -75,7 +77,8 @@ impl Error {
         if failure == CLOSED { Error::Closed } else { Error::Aborted(failure) }
     }
 
-    /// What [`Error::Aborted`] names as the failure, when this error is it: said once, however often it is handed on.
+    /// What [`Error::Aborted`] names as the failure, when this error is it: said once, however
+    /// often it is handed on.
     pub(crate) fn into_failure(self) -> String {
         match self {
             Error::Aborted(failure) => failure,
@@ -105,8 +108,12 @@ impl From<SpaceError> for Error {
         match error {
             SpaceError::NoSpace { .. } | SpaceError::TimedOut { .. } => Error::NoSpace,
             SpaceError::CalledOff => Error::Interrupted,
-            SpaceError::Stopped | SpaceError::ReservationExhausted { .. } => Error::Aborted(error.to_string()),
-            SpaceError::Conflict { range, .. } => Error::Damaged(FormatError::new(Structure::Bitmap, range.start, error.to_string())),
+            SpaceError::Stopped | SpaceError::ReservationExhausted { .. } => {
+                Error::Aborted(error.to_string())
+            }
+            SpaceError::Conflict { range, .. } => {
+                Error::Damaged(FormatError::new(Structure::Bitmap, range.start, error.to_string()))
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The extent items of a file: finding, dropping and inserting them.
 //!
-//! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and its state lock held
-//! exclusively, in a joined operation; `item.blocks` equals the sum of their lengths.
+//! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and
+//! its state lock held exclusively, in a joined operation; `item.blocks` equals the sum of their
+//! lengths.
 use crate::data_cache::read_worth_keeping;
 use crate::failures::in_file;
 use crate::inode::InodeState;
@@ -9,11 +10,14 @@ use crate::operation::Operation;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_blockdev::read_verified;
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FormatError, InodeNumber, ItemKind, Key, Structure, checksum};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FormatError, InodeNumber, ItemKind,
+    Key, Structure, checksum,
+};
 use std::ops::Range;
 
-/// Appends within one transaction grow an extent up to this many blocks; a longer item would make each append log too
-/// many checksums again.
+/// Appends within one transaction grow an extent up to this many blocks; a longer item would make
+/// each append log too many checksums again.
 const MERGE_BLOCKS_MAX: u64 = 64;
 
 /// Stretches of data in memory for which `stat` looks up what is allocated below them.
@@ -29,8 +33,9 @@ pub(crate) enum Source {
 }
 
 impl VolumeInner {
-    /// Blocks of data in memory that come on top of those that `item.blocks` counts: what will replace allocated blocks, or is
-    /// written into preallocated ones, does not. Looks at a limited number of stretches; those behind count as new.
+    /// Blocks of data in memory that come on top of those that `item.blocks` counts: what will
+    /// replace allocated blocks, or is written into preallocated ones, does not. Looks at a limited
+    /// number of stretches; those behind count as new.
     pub(crate) fn delayed_blocks(&self, number: InodeNumber, state: &InodeState) -> u64 {
         let delayed = state.pages.blocks() - state.pages.logged();
         if delayed == 0 || state.item.blocks == 0 {
@@ -38,15 +43,23 @@ impl VolumeInner {
         }
         let allocated = |stretch: Range<u64>| {
             // What can't be read counts as new: whoever reads the data gets the error.
-            let extents = self.extents_in(number, stretch.start, stretch.end, usize::MAX).unwrap_or_default();
-            let missing: u64 = gaps(stretch.start, stretch.end, &extents).iter().map(|(from, to)| to - from).sum();
+            let extents =
+                self.extents_in(number, stretch.start, stretch.end, usize::MAX).unwrap_or_default();
+            let missing: u64 =
+                gaps(stretch.start, stretch.end, &extents).iter().map(|(from, to)| to - from).sum();
             stretch.end - stretch.start - missing
         };
         delayed - state.pages.delayed_stretches().take(STRETCHES_MAX).map(allocated).sum::<u64>()
     }
 
     /// The extents that overlap the file blocks `from..to`, whole, in order; at most `limit`.
-    pub(crate) fn extents_in(&self, inode: InodeNumber, from: u64, to: u64, limit: usize) -> Result<Vec<(u64, Extent)>> {
+    pub(crate) fn extents_in(
+        &self,
+        inode: InodeNumber,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Extent)>> {
         let key = |block| Key::new(inode, ItemKind::Extent, block);
         let mut found = Vec::new();
         if from >= to {
@@ -104,8 +117,8 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// Inserts an extent whose blocks were just allocated; joins it with its predecessor where that is cheap. The place
-    /// is empty. Changes one item.
+    /// Inserts an extent whose blocks were just allocated; joins it with its predecessor where that
+    /// is cheap. The place is empty. Changes one item.
     pub(crate) fn insert_extent(
         &self,
         operation: &mut Operation<'_>,
@@ -120,26 +133,36 @@ impl VolumeInner {
         operation.put_extent(inode, start, &merged)
     }
 
-    /// An extent whose blocks the allocator knows as free is damage; found before anything is changed, it is no more than
-    /// that operation's failure.
+    /// An extent whose blocks the allocator knows as free is damage; found before anything is
+    /// changed, it is no more than that operation's failure.
     pub(crate) fn expect_referenced(&self, extent: &Extent) -> Result<()> {
         if self.space.is_referenced(extent.range()) {
             return Ok(());
         }
-        let problem = format!("{} blocks belong to an extent but are not marked in use", extent.blocks);
+        let problem =
+            format!("{} blocks belong to an extent but are not marked in use", extent.blocks);
         Err(FormatError::new(Structure::Bitmap, extent.start, problem).into())
     }
 
-    /// Makes data of unwritten blocks that an extent held already. The place is empty; the blocks stay the file's.
-    pub(crate) fn put_merged(&self, operation: &mut Operation<'_>, inode: InodeNumber, file_block: u64, extent: Extent) -> Result<()> {
+    /// Makes data of unwritten blocks that an extent held already. The place is empty; the blocks
+    /// stay the file's.
+    pub(crate) fn put_merged(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: Extent,
+    ) -> Result<()> {
         let (start, merged) = self.merge(inode, file_block, &extent)?;
         operation.put_extent(inode, start, &merged)
     }
 
-    /// Where the extent's item goes and what it holds: joined with its predecessor where that is cheap.
+    /// Where the extent's item goes and what it holds: joined with its predecessor where that is
+    /// cheap.
     fn merge(&self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<(u64, Extent)> {
         if file_block > 0
-            && let Some((start, mut before)) = self.extents_in(inode, file_block - 1, file_block, 1)?.pop()
+            && let Some((start, mut before)) =
+                self.extents_in(inode, file_block - 1, file_block, 1)?.pop()
             && before.kind == ExtentKind::Data
             && extent.kind == ExtentKind::Data
             && before.generation == extent.generation
@@ -154,12 +177,21 @@ impl VolumeInner {
         Ok((file_block, extent.clone()))
     }
 
-    /// Fills `buffer` (whole blocks) with file blocks from the device or the data cache, verifying checksums; holes and unwritten
-    /// extents read as zeros. Extents that overlap are damage: nobody can say whose data is meant. Returns false, with anything in
-    /// the buffer, if something is not where `source` allows to take it from.
-    pub(crate) fn read_mapped(&self, inode: InodeNumber, first_block: u64, buffer: &mut [u8], source: Source) -> Result<bool> {
+    /// Fills `buffer` (whole blocks) with file blocks from the device or the data cache, verifying
+    /// checksums; holes and unwritten extents read as zeros. Extents that overlap are damage:
+    /// nobody can say whose data is meant. Returns false, with anything in the buffer, if something
+    /// is not where `source` allows to take it from.
+    pub(crate) fn read_mapped(
+        &self,
+        inode: InodeNumber,
+        first_block: u64,
+        buffer: &mut [u8],
+        source: Source,
+    ) -> Result<bool> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
-        let bytes = |from: u64, to: u64| (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE;
+        let bytes = |from: u64, to: u64| {
+            (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE
+        };
         if source == Source::Memory && !self.extents_in_memory(inode, first_block, end_block) {
             return Ok(false);
         }
@@ -168,7 +200,9 @@ impl VolumeInner {
         let mut behind = 0;
         for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
             if start < behind {
-                let problem = format!("inode {inode}: the extent at file block {start} begins inside the one before it");
+                let problem = format!(
+                    "inode {inode}: the extent at file block {start} begins inside the one before it"
+                );
                 return Err(FormatError::new(Structure::Item, extent.start, problem).into());
             }
             behind = start + extent.blocks;
@@ -198,18 +232,32 @@ impl VolumeInner {
         Ok(true)
     }
 
-    /// Whether the leaves that tell of the file blocks `from..to`, which are not many, are in memory. One that leaves it
-    /// right afterwards is read again.
+    /// Whether the leaves that tell of the file blocks `from..to`, which are not many, are in
+    /// memory. One that leaves it right afterwards is read again.
     pub(crate) fn extents_in_memory(&self, inode: InodeNumber, from: u64, to: u64) -> bool {
         let known = |block| self.files.is_in_memory(&Key::new(inode, ItemKind::Extent, block));
         known(from) && (to <= from + 1 || known(to - 1))
     }
 
-    fn read_verified(&self, inode: InodeNumber, file_block: u64, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
-        in_file(inode, Some((extent.start.0, file_block)), || self.read_extent(inode, file_block, extent, buffer))
+    fn read_verified(
+        &self,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: &Extent,
+        buffer: &mut [u8],
+    ) -> Result<()> {
+        in_file(inode, Some((extent.start.0, file_block)), || {
+            self.read_extent(inode, file_block, extent, buffer)
+        })
     }
 
-    fn read_extent(&self, inode: InodeNumber, file_block: u64, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
+    fn read_extent(
+        &self,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: &Extent,
+        buffer: &mut [u8],
+    ) -> Result<()> {
         if !self.superblock.geometry.contains(extent.range()) {
             return Err(Error::DataChecksum { inode, file_block, block: extent.start.0 });
         }
@@ -217,7 +265,9 @@ impl VolumeInner {
         if read.is_err() && self.device.copies() == 1 {
             return Ok(read?);
         }
-        for (index, (bytes, expected)) in (0..).zip(buffer.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums)) {
+        for (index, (bytes, expected)) in
+            (0..).zip(buffer.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums))
+        {
             if read.is_ok() && checksum(bytes) == *expected {
                 continue;
             }
@@ -256,12 +306,19 @@ pub(crate) struct UnwrittenRun {
     pub(crate) skipped_blocks: u64,
 }
 
-/// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one unwritten extent covers
-/// its beginning; shorter when that extent ends before.
-pub(crate) fn unwritten_run(extents: &[(u64, Extent)], file_block: u64, blocks: u64) -> Option<UnwrittenRun> {
+/// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one
+/// unwritten extent covers its beginning; shorter when that extent ends before.
+pub(crate) fn unwritten_run(
+    extents: &[(u64, Extent)],
+    file_block: u64,
+    blocks: u64,
+) -> Option<UnwrittenRun> {
     extents
         .iter()
-        .find(|(start, extent)| extent.kind == ExtentKind::Unwritten && (*start..start + extent.blocks).contains(&file_block))
+        .find(|(start, extent)| {
+            extent.kind == ExtentKind::Unwritten
+                && (*start..start + extent.blocks).contains(&file_block)
+        })
         .map(|(start, extent)| {
             let skip = file_block - start;
             let range = extent.slice(skip, blocks.min(extent.blocks - skip)).range();

@@ -25,7 +25,9 @@ impl VolumeInner {
     pub(crate) fn run_reporter(&self) {
         while let Some(work) = self.failures.wait() {
             match work {
-                Work::FindPaths(inodes) => inodes.into_iter().for_each(|inode| self.find_path(inode)),
+                Work::FindPaths(inodes) => {
+                    inodes.into_iter().for_each(|inode| self.find_path(inode))
+                }
                 Work::Report { gathered, left_out } => {
                     for line in lines(&gathered, left_out) {
                         match line {
@@ -118,7 +120,8 @@ impl VolumeInner {
                 found.is_none() && seen < BATCH_ENTRIES
             })?;
             *left = left.saturating_sub(seen);
-            if found.is_some() || seen < BATCH_ENTRIES || *left == 0 || self.failures.is_stopping() {
+            if found.is_some() || seen < BATCH_ENTRIES || *left == 0 || self.failures.is_stopping()
+            {
                 return Ok(found);
             }
         }
@@ -133,11 +136,14 @@ enum Line {
 
 /// One line for each group; of what was repaired, its damage is not told as well.
 fn lines(gathered: &[Gathered], left_out: u64) -> Vec<Line> {
-    let same_place = |one: &Gathered, other: &Gathered| one.member == other.member && one.inode == other.inode;
+    let same_place =
+        |one: &Gathered, other: &Gathered| one.member == other.member && one.inode == other.inode;
     let repaired = |group: &Gathered| {
-        let is_repair = |other: &&Gathered| other.kind == DeviceEventKind::Repaired && same_place(group, other);
+        let is_repair =
+            |other: &&Gathered| other.kind == DeviceEventKind::Repaired && same_place(group, other);
         let repair = gathered.iter().find(is_repair);
-        group.kind == DeviceEventKind::ChecksumError && repair.is_some_and(|repair| repair.blocks >= group.blocks)
+        group.kind == DeviceEventKind::ChecksumError
+            && repair.is_some_and(|repair| repair.blocks >= group.blocks)
     };
     let mut lines: Vec<Line> = gathered.iter().filter(|group| !repaired(group)).map(line).collect();
     if left_out > 0 {
@@ -151,14 +157,27 @@ fn line(group: &Gathered) -> Line {
     let cause = group.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
     let place = place(group);
     match kind {
-        DeviceEventKind::Repaired => Line::Repaired(format!("{place}{blocks} bad blocks written again from another copy{}", range(group))),
+        DeviceEventKind::Repaired => Line::Repaired(format!(
+            "{place}{blocks} bad blocks written again from another copy{}",
+            range(group)
+        )),
         DeviceEventKind::ChecksumError => {
-            let advice =
-                if group.inode.is_some() && group.member.is_none() { "; restore the file from a backup, or remove it" } else { "" };
-            Line::Failed(format!("{place}{blocks} blocks don't match their checksums{}{advice}", range(group)))
+            let advice = if group.inode.is_some() && group.member.is_none() {
+                "; restore the file from a backup, or remove it"
+            } else {
+                ""
+            };
+            Line::Failed(format!(
+                "{place}{blocks} blocks don't match their checksums{}{advice}",
+                range(group)
+            ))
         }
-        DeviceEventKind::ReadError => Line::Failed(format!("{place}{events} reads failed{}{cause}", range(group))),
-        DeviceEventKind::WriteError => Line::Failed(format!("{place}{events} writes failed{}{cause}", range(group))),
+        DeviceEventKind::ReadError => {
+            Line::Failed(format!("{place}{events} reads failed{}{cause}", range(group)))
+        }
+        DeviceEventKind::WriteError => {
+            Line::Failed(format!("{place}{events} writes failed{}{cause}", range(group)))
+        }
     }
 }
 
@@ -180,7 +199,8 @@ fn range(group: &Gathered) -> String {
         None => String::new(),
     };
     let texts = [text("block", group.range), text("file block", group.file_range)];
-    let known: Vec<&str> = texts.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+    let known: Vec<&str> =
+        texts.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
     if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) }
 }
 
@@ -189,11 +209,23 @@ mod tests {
     use super::*;
     use cairn_blockdev::DeviceEvent;
 
-    fn group(kind: DeviceEventKind, member: Option<&str>, inode: Option<u64>, blocks: u64) -> Gathered {
+    fn group(
+        kind: DeviceEventKind,
+        member: Option<&str>,
+        inode: Option<u64>,
+        blocks: u64,
+    ) -> Gathered {
         let event = DeviceEvent { kind, member, offset_bytes: None, blocks, error: None };
         let path = (inode == Some(7)).then(|| "/a/b".to_owned());
         let (range, file_range) = (Some((10, 9 + blocks)), Some((0, blocks - 1)));
-        Gathered { events: 3, blocks, range, file_range, path, ..Gathered::new(&event, member.map(Into::into), inode) }
+        Gathered {
+            events: 3,
+            blocks,
+            range,
+            file_range,
+            path,
+            ..Gathered::new(&event, member.map(Into::into), inode)
+        }
     }
 
     fn texts(gathered: Vec<Gathered>) -> Vec<Line> {
@@ -203,10 +235,16 @@ mod tests {
     #[test]
     fn damage_that_was_repaired_is_one_line() {
         use DeviceEventKind::{ChecksumError, Repaired};
-        let both = vec![group(ChecksumError, Some("x"), Some(7), 768), group(Repaired, Some("x"), Some(7), 768)];
+        let both = vec![
+            group(ChecksumError, Some("x"), Some(7), 768),
+            group(Repaired, Some("x"), Some(7), 768),
+        ];
         let text = "/a/b (inode 7), member x: 768 bad blocks written again from another copy (blocks 10 to 777, file blocks 0 to 767)";
         assert_eq!(texts(both), [Line::Repaired(text.into())]);
-        let other_member = vec![group(ChecksumError, Some("y"), Some(7), 1), group(Repaired, Some("x"), Some(7), 1)];
+        let other_member = vec![
+            group(ChecksumError, Some("y"), Some(7), 1),
+            group(Repaired, Some("x"), Some(7), 1),
+        ];
         assert_eq!(texts(other_member).len(), 2);
     }
 
@@ -215,7 +253,11 @@ mod tests {
         let single = texts(vec![group(DeviceEventKind::ChecksumError, None, Some(8), 1)]);
         let text = "inode 8: 1 blocks don't match their checksums (block 10, file block 0); restore the file from a backup, or remove it";
         assert_eq!(single, [Line::Failed(text.into())]);
-        let flush = Gathered { range: None, file_range: None, ..group(DeviceEventKind::WriteError, None, None, 1) };
+        let flush = Gathered {
+            range: None,
+            file_range: None,
+            ..group(DeviceEventKind::WriteError, None, None, 1)
+        };
         assert_eq!(texts(vec![flush]), [Line::Failed("3 writes failed".into())]);
     }
 }

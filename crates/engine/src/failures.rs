@@ -10,7 +10,10 @@
 //! writes for several files is told afterwards ([`FailureLedger::belongs_to`]).
 //!
 //! Lock: the ledger's, a leaf; nothing is read, written or printed under it.
-use cairn_blockdev::{BLOCK_BYTES, BlockDevice, DeviceError, DeviceEvent, DeviceEventKind, DeviceObserver, SetWrite, forward_to_device};
+use cairn_blockdev::{
+    BLOCK_BYTES, BlockDevice, DeviceError, DeviceEvent, DeviceEventKind, DeviceObserver, SetWrite,
+    forward_to_device,
+};
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, calendar};
@@ -100,7 +103,11 @@ impl<T: Copy> Drop for Before<T> {
 }
 
 /// Does `work` on data of `inode`; `place` is a device block and the file block in it.
-pub(crate) fn in_file<T>(inode: InodeNumber, place: Option<(u64, u64)>, work: impl FnOnce() -> T) -> T {
+pub(crate) fn in_file<T>(
+    inode: InodeNumber,
+    place: Option<(u64, u64)>,
+    work: impl FnOnce() -> T,
+) -> T {
     let _before = Before(&FILE, FILE.replace(Some(FilePlace { inode: inode.0, place })));
     work()
 }
@@ -169,10 +176,25 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    pub(crate) fn new(event: &DeviceEvent<'_>, member: Option<Box<str>>, inode: Option<u64>) -> Self {
+    pub(crate) fn new(
+        event: &DeviceEvent<'_>,
+        member: Option<Box<str>>,
+        inode: Option<u64>,
+    ) -> Self {
         let (range, file_range, path, looked_for) = Default::default();
         let (kind, error) = (event.kind, event.error.cloned());
-        Self { kind, member, inode, events: 0, blocks: 0, range, file_range, error, path, looked_for }
+        Self {
+            kind,
+            member,
+            inode,
+            events: 0,
+            blocks: 0,
+            range,
+            file_range,
+            error,
+            path,
+            looked_for,
+        }
     }
 }
 
@@ -217,13 +239,19 @@ impl FailureLedger {
 
     /// The data of `inode` was concerned when the log met `error`.
     pub(crate) fn belongs_to(&self, error: &DeviceError, inode: InodeNumber) {
-        let same = |other: &Option<DeviceError>| other.as_ref().is_some_and(|other| overlap(other, error));
+        let same =
+            |other: &Option<DeviceError>| other.as_ref().is_some_and(|other| overlap(other, error));
         let mut state = self.state.lock();
         let State { first, last, gathered, .. } = &mut *state;
-        for noted in [first, last].into_iter().flatten().filter(|noted| noted.inode.is_none() && same(&noted.error)) {
+        for noted in [first, last]
+            .into_iter()
+            .flatten()
+            .filter(|noted| noted.inode.is_none() && same(&noted.error))
+        {
             noted.inode = Some(inode.0);
         }
-        for group in gathered.iter_mut().filter(|group| group.inode.is_none() && same(&group.error)) {
+        for group in gathered.iter_mut().filter(|group| group.inode.is_none() && same(&group.error))
+        {
             group.inode = Some(inode.0);
             self.changed.notify_all();
         }
@@ -233,8 +261,12 @@ impl FailureLedger {
     pub(crate) fn wait(&self) -> Option<Work> {
         let mut state = self.state.lock();
         loop {
-            let new = state.gathered.iter_mut().filter(|group| group.inode.is_some() && group.path.is_none() && !group.looked_for);
-            let inodes: BTreeSet<u64> = new.filter_map(|group| group.inode.inspect(|_| group.looked_for = true)).collect();
+            let new = state
+                .gathered
+                .iter_mut()
+                .filter(|group| group.inode.is_some() && group.path.is_none() && !group.looked_for);
+            let inodes: BTreeSet<u64> =
+                new.filter_map(|group| group.inode.inspect(|_| group.looked_for = true)).collect();
             if !inodes.is_empty() {
                 return Some(Work::FindPaths(inodes.into_iter().collect()));
             }
@@ -245,11 +277,15 @@ impl FailureLedger {
                 self.changed.wait(&mut state);
                 continue;
             }
-            let left =
-                QUIET_INTERVAL.saturating_sub(state.newest.elapsed()).min(GATHER_INTERVAL_MAX.saturating_sub(state.oldest.elapsed()));
+            let left = QUIET_INTERVAL
+                .saturating_sub(state.newest.elapsed())
+                .min(GATHER_INTERVAL_MAX.saturating_sub(state.oldest.elapsed()));
             if state.stop || left.is_zero() {
                 let gathered = std::mem::take(&mut state.gathered);
-                return Some(Work::Report { gathered, left_out: std::mem::take(&mut state.left_out) });
+                return Some(Work::Report {
+                    gathered,
+                    left_out: std::mem::take(&mut state.left_out),
+                });
             }
             self.changed.wait_for(&mut state, left);
         }
@@ -269,7 +305,8 @@ impl FailureLedger {
     /// The inodes of the first and the last failure whose paths are not known yet.
     pub(crate) fn without_path(&self) -> Vec<u64> {
         let state = self.state.lock();
-        let unknown = [&state.first, &state.last].into_iter().flatten().filter(|noted| noted.path.is_none());
+        let unknown =
+            [&state.first, &state.last].into_iter().flatten().filter(|noted| noted.path.is_none());
         unknown.filter_map(|noted| noted.inode).collect()
     }
 
@@ -277,8 +314,15 @@ impl FailureLedger {
     pub(crate) fn set_path(&self, inode: u64, path: &str) {
         let mut state = self.state.lock();
         let State { first, last, gathered, .. } = &mut *state;
-        let noted = [first, last].into_iter().flatten().filter(|noted| noted.inode == Some(inode)).map(|noted| &mut noted.path);
-        let groups = gathered.iter_mut().filter(|group| group.inode == Some(inode)).map(|group| &mut group.path);
+        let noted = [first, last]
+            .into_iter()
+            .flatten()
+            .filter(|noted| noted.inode == Some(inode))
+            .map(|noted| &mut noted.path);
+        let groups = gathered
+            .iter_mut()
+            .filter(|group| group.inode == Some(inode))
+            .map(|group| &mut group.path);
         for place in noted.chain(groups) {
             place.get_or_insert_with(|| path.to_owned());
         }
@@ -289,13 +333,23 @@ impl FailureLedger {
         let state = self.state.lock();
         let [read_errors, checksum_errors, write_errors, repaired_blocks] = state.failures;
         let told = |noted: &Option<Noted>| noted.as_ref().map(Noted::told);
-        Failures { read_errors, checksum_errors, write_errors, repaired_blocks, first: told(&state.first), last: told(&state.last) }
+        Failures {
+            read_errors,
+            checksum_errors,
+            write_errors,
+            repaired_blocks,
+            first: told(&state.first),
+            last: told(&state.last),
+        }
     }
 }
 
 fn overlap(one: &DeviceError, other: &DeviceError) -> bool {
     let end = |error: &DeviceError| error.offset_bytes.saturating_add(error.length_bytes);
-    one.operation == other.operation && one.device == other.device && one.offset_bytes < end(other) && other.offset_bytes < end(one)
+    one.operation == other.operation
+        && one.device == other.device
+        && one.offset_bytes < end(other)
+        && other.offset_bytes < end(one)
 }
 
 impl DeviceObserver for FailureLedger {
@@ -323,7 +377,16 @@ impl DeviceObserver for FailureLedger {
         let member: Option<Box<str>> = event.member.map(Into::into);
         if event.kind != DeviceEventKind::Repaired {
             let (kind, error) = (event.kind, event.error.cloned());
-            let noted = Noted { time: crate::volume::now(), kind, member: member.clone(), block, inode, file_block, path: None, error };
+            let noted = Noted {
+                time: crate::volume::now(),
+                kind,
+                member: member.clone(),
+                block,
+                inode,
+                file_block,
+                path: None,
+                error,
+            };
             state.first.get_or_insert_with(|| noted.clone());
             state.last = Some(noted);
         }
@@ -333,7 +396,9 @@ impl DeviceObserver for FailureLedger {
         }
         // Requests of which nobody knows yet whose they were stay apart.
         let joinable = inode.is_some() || event.error.is_none();
-        let same = |group: &Gathered| joinable && group.kind == event.kind && group.inode == inode && group.member == member;
+        let same = |group: &Gathered| {
+            joinable && group.kind == event.kind && group.inode == inode && group.member == member
+        };
         let place = match state.gathered.iter().position(same) {
             None if state.gathered.len() >= GATHERED_MAX => {
                 state.left_out += 1;
@@ -376,7 +441,13 @@ impl Watched {
                 let kind = DeviceEventKind::of(error.operation);
                 let offset_bytes = (error.length_bytes > 0).then_some(error.offset_bytes);
                 let blocks = error.length_bytes / BLOCK_BYTES as u64;
-                self.ledger.observe(&DeviceEvent { kind, member: None, offset_bytes, blocks, error: Some(error) });
+                self.ledger.observe(&DeviceEvent {
+                    kind,
+                    member: None,
+                    offset_bytes,
+                    blocks,
+                    error: Some(error),
+                });
             }
         })
     }
@@ -395,8 +466,16 @@ impl BlockDevice for Watched {
         self.device.write_set(writes).into_iter().map(|result| self.noted(result)).collect()
     }
 
-    fn write_set_while(&self, writes: &[SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), DeviceError>> {
-        self.device.write_set_while(writes, meanwhile).into_iter().map(|result| self.noted(result)).collect()
+    fn write_set_while(
+        &self,
+        writes: &[SetWrite<'_>],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Vec<Result<(), DeviceError>> {
+        self.device
+            .write_set_while(writes, meanwhile)
+            .into_iter()
+            .map(|result| self.noted(result))
+            .collect()
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
@@ -412,7 +491,13 @@ impl BlockDevice for Watched {
             return self.device.note_damage(offset_bytes, length_bytes);
         }
         let (kind, blocks) = (DeviceEventKind::ChecksumError, length_bytes / BLOCK_BYTES as u64);
-        self.ledger.observe(&DeviceEvent { kind, member: None, offset_bytes: Some(offset_bytes), blocks, error: None });
+        self.ledger.observe(&DeviceEvent {
+            kind,
+            member: None,
+            offset_bytes: Some(offset_bytes),
+            blocks,
+            error: None,
+        });
     }
 
     forward_to_device!(self => self.device; length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file, health,

@@ -1,8 +1,8 @@
 //! Reading, writing and seeking in files.
 //!
-//! A write copies into memory, or leaves whole blocks in the caller's shared buffer, and reserves the space that writing
-//! them out will take; it joins no transaction.
-//! Bytes of a page past the end of the file are zero, always: extending a file then shows zeros.
+//! A write copies into memory, or leaves whole blocks in the caller's shared buffer, and reserves
+//! the space that writing them out will take; it joins no transaction. Bytes of a page past the end
+//! of the file are zero, always: extending a file then shows zeros.
 use crate::extents::{Source, gaps};
 use crate::inode::{Inode, InodeState};
 use crate::operation::Effort;
@@ -27,7 +27,10 @@ const WRITE_BEHIND_BLOCKS: u64 = 2048;
 
 /// The end of a range of a file, if a file can be that long.
 pub(crate) fn checked_end(offset_bytes: u64, length_bytes: u64) -> Result<u64> {
-    offset_bytes.checked_add(length_bytes).filter(|end| *end <= FILE_BYTES_MAX).ok_or(Error::FileTooLarge(FILE_BYTES_MAX))
+    offset_bytes
+        .checked_add(length_bytes)
+        .filter(|end| *end <= FILE_BYTES_MAX)
+        .ok_or(Error::FileTooLarge(FILE_BYTES_MAX))
 }
 
 pub(crate) fn blocks_of(bytes: Range<u64>) -> Range<u64> {
@@ -41,8 +44,15 @@ fn part_of_block(block: u64, bytes: &Range<u64>) -> Range<usize> {
 }
 
 impl VolumeInner {
-    /// Appends to `out` up to `length_bytes` bytes from `offset_bytes`, fewer at the end of the file.
-    pub(crate) fn read(&self, number: InodeNumber, offset_bytes: u64, length_bytes: usize, out: &mut Vec<u8>) -> Result<()> {
+    /// Appends to `out` up to `length_bytes` bytes from `offset_bytes`, fewer at the end of the
+    /// file.
+    pub(crate) fn read(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        length_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         let inode = self.inodes.get(number);
         let state = self.read_inode_in_use(&inode)?;
         state.expect_regular()?;
@@ -59,7 +69,12 @@ impl VolumeInner {
     }
 
     /// Reads into `buffer`; returns how many bytes, fewer at the end of the file.
-    pub(crate) fn read_into(&self, number: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read_into(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
         let inode = self.inodes.get(number);
         let state = self.read_inode_in_use(&inode)?;
         state.expect_regular()?;
@@ -71,7 +86,13 @@ impl VolumeInner {
             let rest = &mut buffer[(at - offset_bytes) as usize..];
             let whole_bytes = (blocks.end - blocks.start) as usize * BLOCK_SIZE;
             if at.is_multiple_of(BLOCK) && rest.len() >= whole_bytes && is_aligned(rest) {
-                self.read_blocks(number, &state, blocks.start, &mut rest[..whole_bytes], Source::Anywhere)?;
+                self.read_blocks(
+                    number,
+                    &state,
+                    blocks.start,
+                    &mut rest[..whole_bytes],
+                    Source::Anywhere,
+                )?;
             } else {
                 let content = self.read_copy(number, &state, at..step_end)?;
                 let (skip, length_bytes) = ((at % BLOCK) as usize, (step_end - at) as usize);
@@ -83,7 +104,12 @@ impl VolumeInner {
     }
 
     /// As [`VolumeInner::read_into`], if all of it is in memory and no lock is taken.
-    pub(crate) fn read_cached_into(&self, number: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Option<usize> {
+    pub(crate) fn read_cached_into(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
         let inode = self.inodes.get(number);
         let state = self.try_read_inode_in_use(&inode)?;
         state.expect_regular().ok()?;
@@ -94,7 +120,9 @@ impl VolumeInner {
         }
         let blocks = blocks_of(offset_bytes..end);
         let whole_bytes = (blocks.end - blocks.start) as usize * BLOCK_SIZE;
-        let read = |bytes: &mut [u8]| self.read_blocks(number, &state, blocks.start, bytes, Source::Memory).unwrap_or(false);
+        let read = |bytes: &mut [u8]| {
+            self.read_blocks(number, &state, blocks.start, bytes, Source::Memory).unwrap_or(false)
+        };
         if offset_bytes.is_multiple_of(BLOCK) && buffer.len() >= whole_bytes {
             return read(&mut buffer[..whole_bytes]).then_some(length_bytes);
         }
@@ -107,25 +135,45 @@ impl VolumeInner {
     }
 
     /// The blocks that `bytes` lie in.
-    fn read_copy(&self, number: InodeNumber, state: &InodeState, bytes: Range<u64>) -> Result<BlockBuffer> {
+    fn read_copy(
+        &self,
+        number: InodeNumber,
+        state: &InodeState,
+        bytes: Range<u64>,
+    ) -> Result<BlockBuffer> {
         let blocks = blocks_of(bytes);
         let mut buffer = self.buffers.take((blocks.end - blocks.start) as usize * BLOCK_SIZE);
         self.read_blocks(number, state, blocks.start, &mut buffer, Source::Anywhere)?;
         Ok(buffer)
     }
 
-    /// Fills `buffer` with the blocks from `first_block` on; false if something is not where `source` says.
-    fn read_blocks(&self, number: InodeNumber, state: &InodeState, first_block: u64, buffer: &mut [u8], source: Source) -> Result<bool> {
+    /// Fills `buffer` with the blocks from `first_block` on; false if something is not where
+    /// `source` says.
+    fn read_blocks(
+        &self,
+        number: InodeNumber,
+        state: &InodeState,
+        first_block: u64,
+        buffer: &mut [u8],
+        source: Source,
+    ) -> Result<bool> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
         let gone = state.truncated_from.unwrap_or(u64::MAX);
         let absent = |blocks: Range<u64>, bytes: &mut [u8]| {
-            let (there, zeros) = bytes.split_at_mut((gone.clamp(blocks.start, blocks.end) - blocks.start) as usize * BLOCK_SIZE);
+            let (there, zeros) = bytes.split_at_mut(
+                (gone.clamp(blocks.start, blocks.end) - blocks.start) as usize * BLOCK_SIZE,
+            );
             zeros.fill(0);
-            if there.is_empty() { Ok(true) } else { self.read_mapped(number, blocks.start, there, source) }
+            if there.is_empty() {
+                Ok(true)
+            } else {
+                self.read_mapped(number, blocks.start, there, source)
+            }
         };
         let (mut at, mut rest) = (first_block, buffer);
         for (blocks, content) in state.pages.within(first_block, end_block) {
-            let (before, after) = std::mem::take(&mut rest).split_at_mut((blocks.start - at) as usize * BLOCK_SIZE);
+            let (before, after) =
+                std::mem::take(&mut rest).split_at_mut((blocks.start - at) as usize * BLOCK_SIZE);
             if !absent(at..blocks.start, before)? {
                 return Ok(false);
             }
@@ -137,7 +185,12 @@ impl VolumeInner {
     }
 
     /// One block as the file has it now.
-    pub(crate) fn read_block(&self, number: InodeNumber, state: &InodeState, block: u64) -> Result<BlockBuffer> {
+    pub(crate) fn read_block(
+        &self,
+        number: InodeNumber,
+        state: &InodeState,
+        block: u64,
+    ) -> Result<BlockBuffer> {
         self.read_copy(number, state, block * BLOCK..(block + 1) * BLOCK)
     }
 
@@ -146,8 +199,15 @@ impl VolumeInner {
         self.write_from(number, offset_bytes, data, &|blocks| self.buffers.copy_of(&data[blocks]))
     }
 
-    /// As [`VolumeInner::write`], with the bytes `range` of a buffer, whose whole blocks become the file's.
-    pub(crate) fn write_shared(&self, number: InodeNumber, offset_bytes: u64, data: &SharedBlocks, range: Range<usize>) -> Result<()> {
+    /// As [`VolumeInner::write`], with the bytes `range` of a buffer, whose whole blocks become the
+    /// file's.
+    pub(crate) fn write_shared(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        data: &SharedBlocks,
+        range: Range<usize>,
+    ) -> Result<()> {
         if range.start > range.end || range.end > data.len() {
             return Err(Error::InvalidArgument("a range outside of the buffer"));
         }
@@ -166,16 +226,25 @@ impl VolumeInner {
     }
 
     /// `whole` makes shared blocks of a part of `data`.
-    fn write_from(&self, number: InodeNumber, offset_bytes: u64, data: &[u8], whole: &dyn Fn(Range<usize>) -> SharedBlocks) -> Result<()> {
+    fn write_from(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        data: &[u8],
+        whole: &dyn Fn(Range<usize>) -> SharedBlocks,
+    ) -> Result<()> {
         checked_end(offset_bytes, data.len() as u64)?;
         self.check_writable()?;
         let inode = self.inodes.get(number);
         let mut at = 0;
         while at < data.len() {
             let offset = offset_bytes + at as u64;
-            let step = (data.len() - at).min(STEP_BLOCKS as usize * BLOCK_SIZE - (offset as usize % BLOCK_SIZE));
+            let step = (data.len() - at)
+                .min(STEP_BLOCKS as usize * BLOCK_SIZE - (offset as usize % BLOCK_SIZE));
             self.throttle_dirty_data(&inode, blocks_for_bytes(step as u64))?;
-            let much = self.write_step(&inode, offset, &data[at..at + step], &|blocks| whole(at + blocks.start..at + blocks.end))?;
+            let much = self.write_step(&inode, offset, &data[at..at + step], &|blocks| {
+                whole(at + blocks.start..at + blocks.end)
+            })?;
             if much && self.options.background {
                 self.write_behind(&inode);
             }
@@ -185,21 +254,39 @@ impl VolumeInner {
     }
 
     /// Returns whether the file grew and much of it is dirty.
-    fn write_step(&self, inode: &Arc<Inode>, offset_bytes: u64, data: &[u8], whole: &dyn Fn(Range<usize>) -> SharedBlocks) -> Result<bool> {
+    fn write_step(
+        &self,
+        inode: &Arc<Inode>,
+        offset_bytes: u64,
+        data: &[u8],
+        whole: &dyn Fn(Range<usize>) -> SharedBlocks,
+    ) -> Result<bool> {
         let bytes = offset_bytes..offset_bytes + data.len() as u64;
         let blocks = blocks_of(bytes.clone());
         let reservation = self.reserve_for_write(inode, &blocks)?;
         // Copied before the lock is taken.
         let whole_blocks = blocks_for_bytes(bytes.start)..bytes.end / BLOCK;
-        let middle = (!whole_blocks.is_empty())
-            .then(|| whole((whole_blocks.start * BLOCK - offset_bytes) as usize..(whole_blocks.end * BLOCK - offset_bytes) as usize));
+        let middle = (!whole_blocks.is_empty()).then(|| {
+            whole(
+                (whole_blocks.start * BLOCK - offset_bytes) as usize
+                    ..(whole_blocks.end * BLOCK - offset_bytes) as usize,
+            )
+        });
         let mut state = self.write_inode_in_use(inode)?;
         state.expect_regular()?;
         // What may fail first: only the blocks at both ends can be partial.
         let last = blocks.end - 1;
         let is_partial = |block: u64| !whole_blocks.contains(&block);
-        let head = if is_partial(blocks.start) { self.content_for(inode, &state, blocks.start, &bytes)? } else { None };
-        let tail = if last > blocks.start && is_partial(last) { self.content_for(inode, &state, last, &bytes)? } else { None };
+        let head = if is_partial(blocks.start) {
+            self.content_for(inode, &state, blocks.start, &bytes)?
+        } else {
+            None
+        };
+        let tail = if last > blocks.start && is_partial(last) {
+            self.content_for(inode, &state, last, &bytes)?
+        } else {
+            None
+        };
         let source = |block: u64| {
             let part = part_of_block(block, &bytes);
             let from = (block * BLOCK + part.start as u64 - offset_bytes) as usize;
@@ -208,14 +295,18 @@ impl VolumeInner {
         self.change_pages(&mut state, |pages| {
             if is_partial(blocks.start) {
                 let (part, source) = source(blocks.start);
-                pages.edit(blocks.start, head, &self.buffers, |content| content[part].copy_from_slice(source));
+                pages.edit(blocks.start, head, &self.buffers, |content| {
+                    content[part].copy_from_slice(source)
+                });
             }
             if let Some(middle) = middle {
                 pages.insert(whole_blocks.start, middle, &self.buffers);
             }
             if last > blocks.start && is_partial(last) {
                 let (part, source) = source(last);
-                pages.edit(last, tail, &self.buffers, |content| content[part].copy_from_slice(source));
+                pages.edit(last, tail, &self.buffers, |content| {
+                    content[part].copy_from_slice(source)
+                });
             }
         });
         self.take_for_pages(&mut state, &reservation);
@@ -229,7 +320,11 @@ impl VolumeInner {
     }
 
     /// Changes the pages of a file, and counts those that are dirty.
-    pub(crate) fn change_pages<R>(&self, state: &mut InodeState, change: impl FnOnce(&mut Pages) -> R) -> R {
+    pub(crate) fn change_pages<R>(
+        &self,
+        state: &mut InodeState,
+        change: impl FnOnce(&mut Pages) -> R,
+    ) -> R {
         let before = state.pages.dirty();
         let result = change(&mut state.pages);
         let after = state.pages.dirty();
@@ -241,8 +336,9 @@ impl VolumeInner {
         result
     }
 
-    /// Space for writing `blocks`. Preallocated ones need none; that is asked when space is short, and before anybody waits
-    /// for more: reclaim would write what is dirty, and a block that is written needs another one for its next content.
+    /// Space for writing `blocks`. Preallocated ones need none; that is asked when space is short,
+    /// and before anybody waits for more: reclaim would write what is dirty, and a block that is
+    /// written needs another one for its next content.
     fn reserve_for_write(&self, inode: &Arc<Inode>, blocks: &Range<u64>) -> Result<Reservation> {
         let count = blocks.end - blocks.start;
         let request = Request { data_blocks: count, nodes: 1 + count / 64 };
@@ -252,8 +348,8 @@ impl VolumeInner {
             return Ok(reservation);
         }
         let extents = self.extents_in(inode.number, blocks.start, blocks.end, usize::MAX)?;
-        let preallocated =
-            gaps(blocks.start, blocks.end, &extents).is_empty() && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
+        let preallocated = gaps(blocks.start, blocks.end, &extents).is_empty()
+            && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
         if preallocated {
             return self.reserve(Request { data_blocks: 0, nodes: 1 }, Effort::Writeback);
         }
@@ -261,8 +357,16 @@ impl VolumeInner {
     }
 
     /// What a block holds before a part of it is written, if that matters and is not in memory.
-    fn content_for(&self, inode: &Inode, state: &InodeState, block: u64, bytes: &Range<u64>) -> Result<Option<BlockBuffer>> {
-        let needed = part_of_block(block, bytes).len() < BLOCK_SIZE && block * BLOCK < state.item.size && !state.pages.contains(block);
+    fn content_for(
+        &self,
+        inode: &Inode,
+        state: &InodeState,
+        block: u64,
+        bytes: &Range<u64>,
+    ) -> Result<Option<BlockBuffer>> {
+        let needed = part_of_block(block, bytes).len() < BLOCK_SIZE
+            && block * BLOCK < state.item.size
+            && !state.pages.contains(block);
         if needed { Ok(Some(self.read_block(inode.number, state, block)?)) } else { Ok(None) }
     }
 
@@ -304,19 +408,29 @@ impl VolumeInner {
         let reservation = self.reserve(Request { data_blocks: 1, nodes: 1 }, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
         let hole = !state.pages.contains(block)
-            && !self.extents_in(inode.number, block, block + 1, 1)?.iter().any(|(_, extent)| extent.kind == ExtentKind::Data);
+            && !self
+                .extents_in(inode.number, block, block + 1, 1)?
+                .iter()
+                .any(|(_, extent)| extent.kind == ExtentKind::Data);
         if hole || part.is_empty() {
             return Ok(());
         }
         let old = self.content_for(inode, &state, block, &bytes)?;
-        self.change_pages(&mut state, |pages| pages.edit(block, old, &self.buffers, |content| content[part].fill(0)));
+        self.change_pages(&mut state, |pages| {
+            pages.edit(block, old, &self.buffers, |content| content[part].fill(0))
+        });
         self.take_for_pages(&mut state, &reservation);
         self.list_dirty(inode);
         Ok(())
     }
 
     /// The next data or hole at or after `offset_bytes`.
-    pub(crate) fn seek(&self, number: InodeNumber, offset_bytes: u64, target: SeekTarget) -> Result<u64> {
+    pub(crate) fn seek(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        target: SeekTarget,
+    ) -> Result<u64> {
         let inode = self.inodes.get(number);
         let state = self.read_inode_in_use(&inode)?;
         state.expect_regular()?;
@@ -344,11 +458,20 @@ impl VolumeInner {
     }
 
     /// The first block of `from..end` that holds data.
-    fn next_data(&self, number: InodeNumber, state: &InodeState, from: u64, end: u64) -> Result<Option<u64>> {
+    fn next_data(
+        &self,
+        number: InodeNumber,
+        state: &InodeState,
+        from: u64,
+        end: u64,
+    ) -> Result<Option<u64>> {
         let page = state.pages.within(from, end.max(from)).next().map(|(blocks, _)| blocks.start);
         let mut at = from;
         while at < page.unwrap_or(end) {
-            let Some((start, extent)) = self.extents_in(number, at, end, 1)?.into_iter().next() else { break };
+            let Some((start, extent)) = self.extents_in(number, at, end, 1)?.into_iter().next()
+            else {
+                break;
+            };
             if extent.kind == ExtentKind::Data {
                 return Ok(Some(page.unwrap_or(u64::MAX).min(start.max(at))));
             }
@@ -360,6 +483,8 @@ impl VolumeInner {
     /// Where the data extent that covers a block ends.
     fn data_extent_at(&self, number: InodeNumber, block: u64) -> Result<Option<u64>> {
         let extent = self.extents_in(number, block, block + 1, 1)?.pop();
-        Ok(extent.filter(|(_, extent)| extent.kind == ExtentKind::Data).map(|(start, extent)| start + extent.blocks))
+        Ok(extent
+            .filter(|(_, extent)| extent.kind == ExtentKind::Data)
+            .map(|(start, extent)| start + extent.blocks))
     }
 }

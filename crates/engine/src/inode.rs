@@ -1,14 +1,16 @@
 //! Inodes in memory: the table, their state, references, and locking several at once.
 //!
-//! An [`Inode`] enters the table unloaded; whoever locks it first loads it under its lock, so a stale item can't be
-//! cached beside a newer one. Items of an inode change only under its state lock; its extents change only with its
-//! extents mutex held as well.
+//! An [`Inode`] enters the table unloaded; whoever locks it first loads it under its lock, so a
+//! stale item can't be cached beside a newer one. Items of an inode change only under its state
+//! lock; its extents change only with its extents mutex held as well.
 //!
-//! References (of the kernel, or of a library user) are counted apart from the cache, so that an inode can leave memory
-//! while it is referenced. An inode without names lives until its last reference goes.
+//! References (of the kernel, or of a library user) are counted apart from the cache, so that an
+//! inode can leave memory while it is referenced. An inode without names lives until its last
+//! reference goes.
 //!
-//! Lock discipline: extents mutex (EXTENTS) before joining a transaction; state locks (INODE) in ascending inode
-//! number, several of them only through [`VolumeInner::lock_inodes`]; the table's shards (INODE_TABLE) inside.
+//! Lock discipline: extents mutex (EXTENTS) before joining a transaction; state locks (INODE) in
+//! ascending inode number, several of them only through [`VolumeInner::lock_inodes`]; the table's
+//! shards (INODE_TABLE) inside.
 use crate::pages::Pages;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
@@ -38,9 +40,11 @@ pub(crate) type DirtyInodes = Mutex<BTreeMap<InodeNumber, Arc<Inode>>>;
 pub(crate) struct InodeState {
     /// Attributes, including the effect of buffered writes.
     pub(crate) item: InodeItem,
-    /// Length that the data in the tree supports; logged instead of `item.size` while later data is unwritten.
+    /// Length that the data in the tree supports; logged instead of `item.size` while later data is
+    /// unwritten.
     pub(crate) disk_size: u64,
-    /// A truncation is under way: extents from this file block on are gone for readers, though items may remain.
+    /// A truncation is under way: extents from this file block on are gone for readers, though
+    /// items may remain.
     pub(crate) truncated_from: Option<u64>,
     /// `item` has times that the tree doesn't have.
     pub(crate) times_dirty: bool,
@@ -82,7 +86,11 @@ impl InodeState {
 
     /// The attributes as they may be logged now.
     pub(crate) fn loggable(&self) -> InodeItem {
-        let size = if self.file_type() == FileType::Regular { self.item.size.min(self.disk_size) } else { self.item.size };
+        let size = if self.file_type() == FileType::Regular {
+            self.item.size.min(self.disk_size)
+        } else {
+            self.item.size
+        };
         InodeItem { size, ..self.item }
     }
 
@@ -98,8 +106,8 @@ impl InodeState {
         self.pages.blocks() == self.pages.logged()
     }
 
-    /// Looks at what the log has done since: pages that were written leave memory, those that could not be written are
-    /// dirty again. Returns how many became dirty.
+    /// Looks at what the log has done since: pages that were written leave memory, those that could
+    /// not be written are dirty again. Returns how many became dirty.
     pub(crate) fn settle_flights(&mut self) -> u64 {
         self.settle(|_| true)
     }
@@ -110,7 +118,8 @@ impl InodeState {
         debug_assert_eq!(lost, 0);
     }
 
-    /// Settles the flights that ended, of those the ones that `choose` wants to, which is told whether they were written.
+    /// Settles the flights that ended, of those the ones that `choose` wants to, which is told
+    /// whether they were written.
     fn settle(&mut self, choose: impl Fn(bool) -> bool) -> u64 {
         let dirty_before = self.pages.dirty();
         let pages = &mut self.pages;
@@ -128,7 +137,10 @@ impl InodeState {
 
     /// Whether memory has something that tree or log or device don't have.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.times_dirty || self.size_dirty || !self.pages.is_empty() || self.truncated_from.is_some()
+        self.times_dirty
+            || self.size_dirty
+            || !self.pages.is_empty()
+            || self.truncated_from.is_some()
     }
 
     /// Fails unless this is a directory that still exists.
@@ -153,10 +165,11 @@ impl InodeState {
 /// An inode in memory.
 pub(crate) struct Inode {
     pub(crate) number: InodeNumber,
-    /// Serialises everything that changes extents; held across device writes of this file's data, but for data that
-    /// goes with a group.
+    /// Serialises everything that changes extents; held across device writes of this file's data,
+    /// but for data that goes with a group.
     pub(crate) extents: Mutex<()>,
-    /// How often writing dirty data of the file began or ended: odd while somebody does. Changed with `extents` held.
+    /// How often writing dirty data of the file began or ended: odd while somebody does. Changed
+    /// with `extents` held.
     pub(crate) write_backs: AtomicU64,
     /// A directory that had a name of it when somebody looked, or 0: where to begin looking for its
     /// path.
@@ -167,11 +180,17 @@ pub(crate) struct Inode {
 impl Inode {
     fn unloaded(number: InodeNumber) -> Arc<Self> {
         let (extents, state) = (Mutex::new(Rank::EXTENTS, ()), RwLock::new(Rank::INODE, None));
-        Arc::new(Self { number, extents, write_backs: AtomicU64::new(0), seen_in: AtomicU64::new(0), state })
+        Arc::new(Self {
+            number,
+            extents,
+            write_backs: AtomicU64::new(0),
+            seen_in: AtomicU64::new(0),
+            state,
+        })
     }
 
-    /// After a group: pages that were written leave memory, unless somebody has the inode locked; then who comes next sees
-    /// to it, as to pages that were not written.
+    /// After a group: pages that were written leave memory, unless somebody has the inode locked;
+    /// then who comes next sees to it, as to pages that were not written.
     pub(crate) fn try_release_written(&self, dirty_inodes: &DirtyInodes) {
         if let Some(mut guard) = self.state.try_write()
             && let Some(state) = guard.as_mut()
@@ -185,7 +204,11 @@ impl Inode {
 
     /// Nobody else has it, and it can be loaded again without loss.
     fn evictable(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) == 1 && self.state.try_read().is_some_and(|state| state.as_ref().is_none_or(|state| !state.is_dirty()))
+        Arc::strong_count(self) == 1
+            && self
+                .state
+                .try_read()
+                .is_some_and(|state| state.as_ref().is_none_or(|state| !state.is_dirty()))
     }
 }
 
@@ -231,7 +254,12 @@ pub(crate) struct LockedInodes<'a> {
 impl LockedInodes<'_> {
     /// The state of one of them.
     pub(crate) fn get(&mut self, number: InodeNumber) -> &mut InodeState {
-        let (_, guard) = self.guards.iter_mut().flatten().find(|(n, _)| *n == number).expect("only locked inodes are asked for");
+        let (_, guard) = self
+            .guards
+            .iter_mut()
+            .flatten()
+            .find(|(n, _)| *n == number)
+            .expect("only locked inodes are asked for");
         guard
     }
 }
@@ -249,7 +277,9 @@ impl InodeTable {
     /// A table that keeps about `entries_max` inodes.
     pub(crate) fn new(entries_max: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| RwLock::new(Rank::INODE_TABLE, FxHashMap::default())).collect(),
+            shards: (0..SHARDS)
+                .map(|_| RwLock::new(Rank::INODE_TABLE, FxHashMap::default()))
+                .collect(),
             references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, FxHashMap::default())).collect(),
             entries_per_shard_max: (entries_max / SHARDS).max(16),
         }
@@ -275,7 +305,12 @@ impl InodeTable {
 
     /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is
     /// above every other.
-    pub(crate) fn insert_new(&self, number: InodeNumber, directory: InodeNumber, state: InodeState) {
+    pub(crate) fn insert_new(
+        &self,
+        number: InodeNumber,
+        directory: InodeNumber,
+        state: InodeState,
+    ) {
         let inode = self.get(number);
         inode.seen_in.store(directory.0, Ordering::Relaxed);
         *inode.state.write_at(number.0) = Some(Box::new(state));
@@ -328,8 +363,10 @@ impl InodeTable {
 
 impl VolumeInner {
     fn load(&self, number: InodeNumber) -> Result<Box<InodeState>> {
-        let value = self.files.get(&Key::new(number, ItemKind::Inode, 0))?.ok_or(Error::NotFound)?;
-        // An inode that left memory may have items in the CIL: an fsync of it waits for everything logged so far.
+        let value =
+            self.files.get(&Key::new(number, ItemKind::Inode, 0))?.ok_or(Error::NotFound)?;
+        // An inode that left memory may have items in the CIL: an fsync of it waits for everything
+        // logged so far.
         Ok(Box::new(InodeState::new(InodeItem::decode(&value)?, self.log.last())))
     }
 
@@ -388,7 +425,13 @@ impl VolumeInner {
         let mut locked = LockedInodes { guards: [const { None }; LOCKED_MAX] };
         let mut before = None;
         for guard in &mut locked.guards {
-            let Some(inode) = inodes.iter().filter(|inode| Some(inode.number) > before).min_by_key(|inode| inode.number) else { break };
+            let Some(inode) = inodes
+                .iter()
+                .filter(|inode| Some(inode.number) > before)
+                .min_by_key(|inode| inode.number)
+            else {
+                break;
+            };
             *guard = Some((inode.number, self.write_inode(inode)?));
             before = Some(inode.number);
         }

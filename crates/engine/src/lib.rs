@@ -1,11 +1,12 @@
 //! The engine: a mounted volume as a library.
 //!
-//! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`, `rename`, `file`,
-//! `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`, `orphans`), over inodes and file data in memory (`inode`,
-//! `pages`), over
-//! operations joined to a transaction (`operation`, `transaction`), over the crates for trees, log and space.
+//! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`,
+//! `rename`, `file`, `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`,
+//! `orphans`), over inodes and file data in memory (`inode`, `pages`), over operations joined to a
+//! transaction (`operation`, `transaction`), over the crates for trees, log and space.
 //!
-//! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and recovery.
+//! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and
+//! recovery.
 #![forbid(unsafe_code)]
 
 mod commit;
@@ -61,8 +62,8 @@ pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use storage_room::STORAGE_ROOM_BYTES;
 pub use types::{
-    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo,
-    TimeChange, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode,
+    RenameMode, SeekTarget, SpaceInfo, TimeChange, XattrMode,
 };
 pub use volume::Volume;
 

@@ -1,15 +1,17 @@
 //! Makes an empty volume on a device.
 //!
-//! An empty volume has one file tree (the root directory's inode item in a leaf), one root tree (the file tree's root
-//! item in a leaf), a bitmap per block group, and three equal superblocks of generation 1.
+//! An empty volume has one file tree (the root directory's inode item in a leaf), one root tree
+//! (the file tree's root item in a leaf), a bitmap per block group, and three equal superblocks of
+//! generation 1.
 //!
-//! Invariant: until the last step a reader finds no superblock at all, so that an interrupted mkfs leaves "no volume"
-//! rather than half of one. No lock is taken.
+//! Invariant: until the last step a reader finds no superblock at all, so that an interrupted mkfs
+//! leaves "no volume" rather than half of one. No lock is taken.
 use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError};
 use cairn_environment::{clock, random};
 use cairn_format::{
-    BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, Generation, Geometry, INODE_FIRST, INODE_ROOT, InodeItem, ItemKind, Key,
-    LABEL_BYTES, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock, TREE_FILES, TREE_ROOTS, Timestamp, TreeId, VolumeId,
+    BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, Generation, Geometry, INODE_FIRST,
+    INODE_ROOT, InodeItem, ItemKind, Key, LABEL_BYTES, LogPosition, NODE_BLOCKS, Node, NodePointer,
+    RootItem, Superblock, TREE_FILES, TREE_ROOTS, Timestamp, TreeId, VolumeId,
     bitmap_generations_checksum,
 };
 
@@ -59,11 +61,14 @@ pub enum MkfsError {
 /// Makes an empty volume on `device`; whatever the device held before is lost.
 ///
 /// # Errors
-/// A size, log or label that doesn't fit (the device is unchanged), or a failed write (the device holds no volume).
+/// A size, log or label that doesn't fit (the device is unchanged), or a failed write (the device
+/// holds no volume).
 pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superblock, MkfsError> {
     let length_bytes = device.length_bytes();
     let Some(geometry) = Geometry::for_size(length_bytes, options.log_bytes) else {
-        let log = options.log_bytes.map_or_else(|| "the default log".into(), |bytes| format!("a log of {bytes} bytes"));
+        let log = options
+            .log_bytes
+            .map_or_else(|| "the default log".into(), |bytes| format!("a log of {bytes} bytes"));
         return Err(MkfsError::Geometry { length_bytes, log });
     };
     if options.label.len() > LABEL_BYTES || options.label.contains('\0') {
@@ -80,7 +85,9 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
         log_epoch: 1,
         log_tail: LogPosition { block: 0, sequence: 1 },
         used_blocks: 2 * NODE_BLOCKS,
-        bitmaps_checksum: bitmap_generations_checksum((0..geometry.groups()).map(|_| GENERATION_FIRST)),
+        bitmaps_checksum: bitmap_generations_checksum(
+            (0..geometry.groups()).map(|_| GENERATION_FIRST),
+        ),
         inodes: 1,
         hash_seed: random::bytes16(),
         created_ns: created.seconds.unsigned_abs() * 1_000_000_000 + u64::from(created.nanoseconds),
@@ -95,10 +102,15 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
 /// 1. Zeros over the three superblocks; flush. *Crash: no volume (or still the old one, whole).*
 /// 2. Trees, bitmaps, the log's first block; flush. *Crash: no volume.*
 /// 3. The superblocks; flush. *Crash: no volume, or the new one.*
-fn write_volume(device: &dyn BlockDevice, superblock: &Superblock, root_directory: InodeItem) -> Result<(), MkfsError> {
+fn write_volume(
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+    root_directory: InodeItem,
+) -> Result<(), MkfsError> {
     let geometry = &superblock.geometry;
     let zeros = vec![0; BLOCK_SIZE];
-    let superblock_places = [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], geometry.superblock_copy()];
+    let superblock_places =
+        [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], geometry.superblock_copy()];
     for address in superblock_places {
         device.write(address.offset_bytes(), &[&zeros])?;
     }
@@ -116,8 +128,13 @@ fn write_volume(device: &dyn BlockDevice, superblock: &Superblock, root_director
     Ok(())
 }
 
-/// The root tree's leaf with the file tree's root item, then the file tree's leaf with the root directory.
-fn write_trees(device: &dyn BlockDevice, superblock: &Superblock, root_directory: InodeItem) -> Result<(), DeviceError> {
+/// The root tree's leaf with the file tree's root item, then the file tree's leaf with the root
+/// directory.
+fn write_trees(
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+    root_directory: InodeItem,
+) -> Result<(), DeviceError> {
     let roots_address = superblock.root.block;
     let files_address = BlockNumber(roots_address.0 + NODE_BLOCKS);
     let leaf = |tree: TreeId, address: BlockNumber, key: Key, value: &[u8]| {
@@ -126,7 +143,9 @@ fn write_trees(device: &dyn BlockDevice, superblock: &Superblock, root_directory
         node.seal();
         node
     };
-    let root_item = RootItem { root: NodePointer { block: files_address, generation: GENERATION_FIRST, level: 0 } };
+    let root_item = RootItem {
+        root: NodePointer { block: files_address, generation: GENERATION_FIRST, level: 0 },
+    };
     let roots = leaf(TREE_ROOTS, roots_address, Key::root(TREE_FILES), &root_item.encode());
     let root_key = Key::new(INODE_ROOT, ItemKind::Inode, 0);
     let files = leaf(TREE_FILES, files_address, root_key, &root_directory.encode());
@@ -158,8 +177,8 @@ fn root_directory(created: Timestamp, options: &MkfsOptions) -> InodeItem {
     }
 }
 
-/// Slot 1 of the groups that hold the first nodes; zeros in every other slot, which are written only over something else:
-/// so a sparse image stays sparse, however long it is.
+/// Slot 1 of the groups that hold the first nodes; zeros in every other slot, which are written
+/// only over something else: so a sparse image stays sparse, however long it is.
 fn write_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<(), DeviceError> {
     let geometry = &superblock.geometry;
     let mut first = 0;
@@ -171,7 +190,9 @@ fn write_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<()
         let mut slots = zeros;
         for (group, slot) in groups.clone().zip(slots.chunks_exact_mut(BLOCK_SIZE)) {
             if let Some(bitmap) = explicit_bitmap(superblock, group) {
-                slot.copy_from_slice(&bitmap.encode(superblock.volume, geometry.bitmap_block(group, 1)));
+                slot.copy_from_slice(
+                    &bitmap.encode(superblock.volume, geometry.bitmap_block(group, 1)),
+                );
             }
         }
         write_where_different(device, geometry.bitmap_block(groups.start, 1), &slots)?;
@@ -196,15 +217,21 @@ fn explicit_bitmap(superblock: &Superblock, group: u64) -> Option<Bitmap> {
 }
 
 /// Writes the runs of blocks from `start` on that differ from `wanted`.
-fn write_where_different(device: &dyn BlockDevice, start: BlockNumber, wanted: &[u8]) -> Result<(), DeviceError> {
+fn write_where_different(
+    device: &dyn BlockDevice,
+    start: BlockNumber,
+    wanted: &[u8],
+) -> Result<(), DeviceError> {
     let mut present = AlignedBuffer::zeroed(wanted.len());
     device.read(start.offset_bytes(), &mut present)?;
-    let pairs: Vec<_> = present.chunks_exact(BLOCK_SIZE).zip(wanted.chunks_exact(BLOCK_SIZE)).collect();
+    let pairs: Vec<_> =
+        present.chunks_exact(BLOCK_SIZE).zip(wanted.chunks_exact(BLOCK_SIZE)).collect();
     let mut at = 0;
     for run in pairs.chunk_by(|(a, b), (c, d)| (a == b) == (c == d)) {
         if run[0].0 != run[0].1 {
             let offset_bytes = start.offset_bytes() + (at * BLOCK_SIZE) as u64;
-            device.write(offset_bytes, &[&wanted[at * BLOCK_SIZE..(at + run.len()) * BLOCK_SIZE]])?;
+            device
+                .write(offset_bytes, &[&wanted[at * BLOCK_SIZE..(at + run.len()) * BLOCK_SIZE]])?;
         }
         at += run.len();
     }
@@ -226,7 +253,9 @@ mod tests {
 
     impl BlockDevice for Failing {
         fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-            let left = self.writes_left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            let left = self
+                .writes_left
+                .try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             let offset_bytes = if left.is_ok() { offset_bytes } else { u64::MAX - 4095 };
             self.device.write(offset_bytes, buffers)
         }
@@ -236,7 +265,10 @@ mod tests {
         forward_to_device!(self => self.device; read, flush, discard, length_bytes);
     }
 
-    fn read_superblock(device: &dyn BlockDevice, address: BlockNumber) -> Result<Superblock, cairn_format::FormatError> {
+    fn read_superblock(
+        device: &dyn BlockDevice,
+        address: BlockNumber,
+    ) -> Result<Superblock, cairn_format::FormatError> {
         Superblock::decode(&read_block(device, address), address)
     }
 
@@ -256,22 +288,34 @@ mod tests {
     fn an_empty_volume_can_be_read_back() {
         for length_bytes in [16 << 20, (200 << 20) + 12288] {
             let device = MemoryDevice::new(length_bytes);
-            let options = MkfsOptions { label: "maildir".into(), uid: 5, gid: 6, ..MkfsOptions::default() };
+            let options =
+                MkfsOptions { label: "maildir".into(), uid: 5, gid: 6, ..MkfsOptions::default() };
             let superblock = mkfs(&device, &options).unwrap();
-            for address in [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], superblock.geometry.superblock_copy()] {
+            for address in [
+                Geometry::SUPERBLOCKS[0],
+                Geometry::SUPERBLOCKS[1],
+                superblock.geometry.superblock_copy(),
+            ] {
                 assert_eq!(read_superblock(&device, address).unwrap(), superblock);
             }
             let roots = read_node(&device, &superblock, superblock.root.block);
-            assert_eq!((roots.tree(), roots.count(), roots.key(0)), (TREE_ROOTS, 1, Key::root(TREE_FILES)));
+            assert_eq!(
+                (roots.tree(), roots.count(), roots.key(0)),
+                (TREE_ROOTS, 1, Key::root(TREE_FILES))
+            );
             let root = RootItem::decode(roots.value(0)).unwrap().root;
             let files = read_node(&device, &superblock, root.block);
             let inode = InodeItem::decode(files.value(0)).unwrap();
-            assert_eq!((inode.mode, inode.links, inode.parent, inode.uid, inode.gid), (0o40755, 2, 1, 5, 6));
+            assert_eq!(
+                (inode.mode, inode.links, inode.parent, inode.uid, inode.gid),
+                (0o40755, 2, 1, 5, 6)
+            );
             assert_eq!(used_bits(&device, &superblock), superblock.used_blocks);
         }
     }
 
-    /// Set bits among the allocatable blocks; asserts that every other bit is set, and that slot 0 is no bitmap.
+    /// Set bits among the allocatable blocks; asserts that every other bit is set, and that slot 0
+    /// is no bitmap.
     fn used_bits(device: &dyn BlockDevice, superblock: &Superblock) -> u64 {
         let geometry = &superblock.geometry;
         let mut used = 0;
@@ -283,7 +327,10 @@ mod tests {
             assert_eq!(slots[1].iter().any(|&byte| byte != 0), holds_root, "group {group}");
             for index in 0..Geometry::GROUP_BLOCKS {
                 let set = bitmap.bits[(index / 8) as usize] & (1 << (index % 8)) != 0;
-                let allocatable = geometry.allocatable().range().contains(&(group * Geometry::GROUP_BLOCKS + index));
+                let allocatable = geometry
+                    .allocatable()
+                    .range()
+                    .contains(&(group * Geometry::GROUP_BLOCKS + index));
                 assert!(set || allocatable);
                 used += u64::from(set && allocatable);
             }
@@ -334,19 +381,34 @@ mod tests {
     #[test]
     fn an_interrupted_mkfs_leaves_no_volume() {
         for writes in 0.. {
-            let device = Failing { device: MemoryDevice::new(16 << 20), writes_left: AtomicU64::new(u64::MAX) };
+            let device = Failing {
+                device: MemoryDevice::new(16 << 20),
+                writes_left: AtomicU64::new(u64::MAX),
+            };
             let old = mkfs(&device, &MkfsOptions::default()).unwrap();
             device.writes_left.store(writes, Ordering::Relaxed);
             let made = mkfs(&device, &MkfsOptions::default());
             device.writes_left.store(u64::MAX, Ordering::Relaxed);
-            let places = [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], old.geometry.superblock_copy()];
-            let found = places.iter().filter_map(|&place| read_superblock(&device, place).ok()).collect::<Vec<_>>();
+            let places = [
+                Geometry::SUPERBLOCKS[0],
+                Geometry::SUPERBLOCKS[1],
+                old.geometry.superblock_copy(),
+            ];
+            let found = places
+                .iter()
+                .filter_map(|&place| read_superblock(&device, place).ok())
+                .collect::<Vec<_>>();
             match made {
                 Ok(new) => {
-                    assert!(writes > 5 && found.iter().all(|superblock| *superblock == new) && found.len() == 3);
+                    assert!(
+                        writes > 5
+                            && found.iter().all(|superblock| *superblock == new)
+                            && found.len() == 3
+                    );
                     return;
                 }
-                // The first three writes remove the old superblocks, the last three write the new ones.
+                // The first three writes remove the old superblocks, the last three write the new
+                // ones.
                 Err(_) if (3..=6).contains(&writes) => assert!(found.is_empty(), "{writes} writes"),
                 Err(_) if writes < 3 => assert!(found.iter().all(|superblock| *superblock == old)),
                 Err(_) => assert!(found.iter().all(|superblock| superblock.volume != old.volume)),
@@ -360,7 +422,9 @@ mod tests {
         assert!(matches!(mkfs(&device, &MkfsOptions::default()), Err(MkfsError::Geometry { .. })));
         let device = MemoryDevice::new(32 << 20);
         let options = MkfsOptions { log_bytes: Some(24 << 20), ..MkfsOptions::default() };
-        assert!(mkfs(&device, &options).unwrap_err().to_string().contains("a log of 25165824 bytes"));
+        assert!(
+            mkfs(&device, &options).unwrap_err().to_string().contains("a log of 25165824 bytes")
+        );
         let options = MkfsOptions { label: "x".repeat(65), ..MkfsOptions::default() };
         assert!(matches!(mkfs(&device, &options), Err(MkfsError::Label { length_bytes: 65 })));
         assert_eq!(device.counters().writes, 0);

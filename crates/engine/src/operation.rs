@@ -5,15 +5,16 @@
 //! 3. [`Operation::log`] with the inode locks still held: the items enter the CIL in one step.
 //! 4. Unlock the inodes, drop the operation: it leaves and gives back what it did not use.
 //!
-//! An operation that changed the tree and is dropped before it logged (an error halfway) has left the tree between two
-//! states that no log describes; the volume stops, and the durable state remains what it was.
+//! An operation that changed the tree and is dropped before it logged (an error halfway) has left
+//! the tree between two states that no log describes; the volume stops, and the durable state
+//! remains what it was.
 use crate::transaction::Handle;
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_btree::Change;
 use cairn_format::{
-    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileType, Generation, InodeItem, InodeNumber, ItemKind, Key, LogSeq,
-    TREE_FILES,
+    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileType, Generation, InodeItem,
+    InodeNumber, ItemKind, Key, LogSeq, TREE_FILES,
 };
 use cairn_log::{Batch, DataWrite};
 use cairn_space::{Request, Reservation, Urgency};
@@ -26,13 +27,16 @@ pub(crate) const BATCH_ITEMS: usize = 32;
 pub(crate) enum Effort {
     /// Waits for everything; leaves the global reserve alone.
     Ordinary,
-    /// A name or a small attribute: as `Ordinary`, and when nothing is left may use a quarter of the global reserve.
+    /// A name or a small attribute: as `Ordinary`, and when nothing is left may use a quarter of
+    /// the global reserve.
     Name,
     /// Writes data that was accepted: waits for commits, may use half of the global reserve.
     Writeback,
-    /// Gives more back than it takes: waits for commits, may use the global reserve but for the commit's part.
+    /// Gives more back than it takes: waits for commits, may use the global reserve but for the
+    /// commit's part.
     Removal,
-    /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for nothing.
+    /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for
+    /// nothing.
     Reclaim,
 }
 
@@ -48,8 +52,14 @@ pub(crate) struct Operation<'v> {
 }
 
 impl VolumeInner {
-    /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of data itself.
-    pub(crate) fn begin(&self, items: u64, data_blocks: u64, effort: Effort) -> Result<Operation<'_>> {
+    /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of
+    /// data itself.
+    pub(crate) fn begin(
+        &self,
+        items: u64,
+        data_blocks: u64,
+        effort: Effort,
+    ) -> Result<Operation<'_>> {
         self.check_writable()?;
         if effort != Effort::Reclaim {
             self.throttle_dirty_nodes()?;
@@ -60,15 +70,28 @@ impl VolumeInner {
             let reservation = self.reserve(Request { data_blocks, nodes }, effort)?;
             let handle = self.transactions.join()?;
             if self.files.worst_case_joined(items) <= nodes {
-                return Ok(Operation { volume: self, batch: Batch::new(), changed: false, reservation, worst_case_nodes: nodes, handle });
+                return Ok(Operation {
+                    volume: self,
+                    batch: Batch::new(),
+                    changed: false,
+                    reservation,
+                    worst_case_nodes: nodes,
+                    handle,
+                });
             }
-            // The tree grew by a level meanwhile, which is rare: reserving for it each time would cost more than this.
+            // The tree grew by a level meanwhile, which is rare: reserving for it each time would
+            // cost more than this.
         }
     }
 
-    /// Begins an operation that changes `fixed_items` items and up to some number of others, which is returned: on a full
-    /// volume it may be only one.
-    pub(crate) fn begin_batch(&self, fixed_items: u64, data_blocks: u64, effort: Effort) -> Result<(Operation<'_>, usize)> {
+    /// Begins an operation that changes `fixed_items` items and up to some number of others, which
+    /// is returned: on a full volume it may be only one.
+    pub(crate) fn begin_batch(
+        &self,
+        fixed_items: u64,
+        data_blocks: u64,
+        effort: Effort,
+    ) -> Result<(Operation<'_>, usize)> {
         let mut batch = self.batch_now(fixed_items);
         loop {
             match self.begin(fixed_items + batch as u64, data_blocks, effort) {
@@ -79,12 +102,14 @@ impl VolumeInner {
         }
     }
 
-    /// How many items beside `fixed_items` an operation may ask for at once. When space is short, few: the worst case of
-    /// many would keep most of the reserve from everybody else for as long as the operation lasts.
+    /// How many items beside `fixed_items` an operation may ask for at once. When space is short,
+    /// few: the worst case of many would keep most of the reserve from everybody else for as long
+    /// as the operation lasts.
     fn batch_now(&self, fixed_items: u64) -> usize {
         let worst = |batch: usize| self.files.worst_case_joined(fixed_items + batch as u64);
         let space = self.space.report();
-        let spare = space.free_clusters.saturating_sub(space.reserved_nodes + space.global_reserve_nodes);
+        let spare =
+            space.free_clusters.saturating_sub(space.reserved_nodes + space.global_reserve_nodes);
         if spare >= 2 * worst(BATCH_ITEMS) && space.available_blocks > 0 {
             return BATCH_ITEMS;
         }
@@ -106,7 +131,8 @@ impl VolumeInner {
         })
     }
 
-    /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not enough does one.
+    /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not
+    /// enough does one.
     fn throttle_dirty_nodes(&self) -> Result<()> {
         let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
         if dirty > 2 * limit || self.must_write_nodes(dirty) {
@@ -130,13 +156,15 @@ impl Operation<'_> {
         &self.reservation
     }
 
-    /// Changes the tree, and logs the item unless the tree had it as it is: then an earlier operation has logged it, or a
-    /// superblock covers it. What the tree did not have need not be logged at all if it is removed soon.
-    /// Returns whether the tree had the item already.
+    /// Changes the tree, and logs the item unless the tree had it as it is: then an earlier
+    /// operation has logged it, or a superblock covers it. What the tree did not have need not be
+    /// logged at all if it is removed soon. Returns whether the tree had the item already.
     fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<bool> {
         self.changed = true;
-        let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
-        let was_the_same = self.volume.files.insert_with(&change, key, value, |old| old == value)?;
+        let change =
+            Change { generation: self.handle.generation(), reservation: &self.reservation };
+        let was_the_same =
+            self.volume.files.insert_with(&change, key, value, |old| old == value)?;
         match was_the_same {
             None => {
                 self.volume.inode_count.note_new(&key);
@@ -179,7 +207,12 @@ impl Operation<'_> {
     }
 
     /// Inserts or replaces an extent item. Says nothing to the allocator.
-    pub(crate) fn put_extent(&mut self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<()> {
+    pub(crate) fn put_extent(
+        &mut self,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: &Extent,
+    ) -> Result<()> {
         let key = Key::new(inode, ItemKind::Extent, file_block);
         let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
@@ -189,7 +222,8 @@ impl Operation<'_> {
     /// Removes an item, if it exists.
     pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
         self.changed = true;
-        let change = Change { generation: self.handle.generation(), reservation: &self.reservation };
+        let change =
+            Change { generation: self.handle.generation(), reservation: &self.reservation };
         if self.volume.files.remove_with(&change, &key, |_| ())?.is_some() {
             self.volume.inode_count.note_gone(&key);
             self.batch.delete(TREE_FILES, key);
@@ -212,7 +246,11 @@ impl Operation<'_> {
     /// Puts the collected items into the CIL. The locks of all inodes concerned are held.
     pub(crate) fn log(&mut self) -> LogSeq {
         self.changed = false;
-        if self.batch.is_empty() { self.volume.log.last() } else { self.volume.log.insert(&mut self.batch) }
+        if self.batch.is_empty() {
+            self.volume.log.last()
+        } else {
+            self.volume.log.insert(&mut self.batch)
+        }
     }
 
     /// As [`Operation::log`]; the items refer to `data`, which the log writes.

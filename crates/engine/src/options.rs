@@ -2,15 +2,17 @@
 use cairn_log::FlushPolicy;
 use std::time::Duration;
 
-/// Which mechanisms are replaced by what came before them, where that is no option of the product ([`FlushPolicy::Each`] and
-/// [`FsyncWait::Complete`] are). Exists only with the feature `baselines`, for measurements.
+/// Which mechanisms are replaced by what came before them, where that is no option of the product
+/// ([`FlushPolicy::Each`] and [`FsyncWait::Complete`] are). Exists only with the feature
+/// `baselines`, for measurements.
 #[cfg(feature = "baselines")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Baselines {
     /// M2 off: node locks spin, block, and wake everybody. Changes the locks alone.
     pub waking_locks: bool,
-    /// What came before the routes: every descent through a tree locks its way down, node by node. With the waking locks
-    /// this is all of M2's predecessor; on both sides of a comparison, what is compared are the locks alone.
+    /// What came before the routes: every descent through a tree locks its way down, node by node.
+    /// With the waking locks this is all of M2's predecessor; on both sides of a comparison, what
+    /// is compared are the locks alone.
     pub locked_descents: bool,
     /// M4 off: who finds no space waits for the flusher, together with all others, and tries again.
     pub shared_flusher: bool,
@@ -39,8 +41,8 @@ pub struct VolumeOptions {
     pub read_only: bool,
     /// Discard freed blocks.
     pub discard: bool,
-    /// Run the periodic work (writeback, commits, removal of orphans). Without it these happen only when an operation
-    /// needs them, which makes tests repeatable.
+    /// Run the periodic work (writeback, commits, removal of orphans). Without it these happen only
+    /// when an operation needs them, which makes tests repeatable.
     pub background: bool,
     /// When several fsyncs share a flush.
     pub flush: FlushPolicy,
@@ -48,14 +50,16 @@ pub struct VolumeOptions {
     pub fsync_wait: FsyncWait,
     /// Memory for clean nodes, in bytes.
     pub node_cache_bytes: u64,
-    /// Memory for file data that is on the device already, in bytes: small files, small reads, blocks written in part.
-    /// 0 for none, so that every read of what is not dirty comes from the device.
+    /// Memory for file data that is on the device already, in bytes: small files, small reads,
+    /// blocks written in part. 0 for none, so that every read of what is not dirty comes from the
+    /// device.
     pub data_cache_bytes: u64,
     /// Inodes kept in memory.
     pub inode_cache_entries: usize,
     /// Dirty file data above this makes writers write it out themselves, in bytes.
     pub dirty_data_bytes_max: u64,
-    /// Every fsync becomes a commit, as if the log had never any room: shows what M1 does for such fsyncs.
+    /// Every fsync becomes a commit, as if the log had never any room: shows what M1 does for such
+    /// fsyncs.
     #[cfg(feature = "baselines")]
     pub commits_only: bool,
     /// What came before the mechanisms, in their place.

@@ -1,7 +1,9 @@
-//! Removing inodes that lost their last name, once nobody uses them; finishing what a crash interrupted.
+//! Removing inodes that lost their last name, once nobody uses them; finishing what a crash
+//! interrupted.
 //!
-//! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back queues it. The queue
-//! is worked off by a thread of its own when the volume has background threads, otherwise at once.
+//! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back
+//! queues it. The queue is worked off by a thread of its own when the volume has background
+//! threads, otherwise at once.
 use crate::inode::Inode;
 use crate::operation::Effort;
 use crate::recovery_meter::RecoveryMeter;
@@ -124,7 +126,8 @@ impl VolumeInner {
         self.orphans.queue.wait_until_idle();
     }
 
-    /// Removes queued inodes on this thread, without waiting for space or for another thread; used by reclaim.
+    /// Removes queued inodes on this thread, without waiting for space or for another thread; used
+    /// by reclaim.
     pub(crate) fn reap_queued(&self) {
         // Those that lacked space may find it now.
         let postponed = self.orphans.queue.take_postponed();
@@ -141,11 +144,14 @@ impl VolumeInner {
         busy.into_iter().for_each(Taken::give_back);
     }
 
-    /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays for the next mount.
+    /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays
+    /// for the next mount.
     pub(crate) fn finish_orphans(&self, meter: &mut RecoveryMeter<'_>) {
         for (done, item) in (1..).zip(self.files.range(Key::all(INODE_ORPHANS, ItemKind::Orphan))) {
             meter.at("unfinished removals", done, 0);
-            let done = item.map_err(Error::from).and_then(|(key, value)| self.finish_orphan(InodeNumber(key.offset), &value));
+            let done = item
+                .map_err(Error::from)
+                .and_then(|(key, value)| self.finish_orphan(InodeNumber(key.offset), &value));
             if let Err(error) = done {
                 tracing::warn!("an unfinished removal has to wait: {error}");
             }

@@ -1,13 +1,15 @@
 //! The data of one file that is in memory because the device doesn't have it yet.
 //!
-//! It lies in runs: blocks that are consecutive in the file, of one state, in one buffer. A write brings its buffer along,
-//! and writing out uses slices of it; nothing is copied in between. A run in flight is referred to by whoever writes it, so
-//! a change of some of its blocks replaces them here and leaves the buffer alone.
+//! It lies in runs: blocks that are consecutive in the file, of one state, in one buffer. A write
+//! brings its buffer along, and writing out uses slices of it; nothing is copied in between. A run
+//! in flight is referred to by whoever writes it, so a change of some of its blocks replaces them
+//! here and leaves the buffer alone.
 //!
 //! States of a block: see [`PageState`].
 //!
-//! Invariants: runs don't overlap; the counts are those of the runs; a dirty run is at least [`KEPT_SHARE_MIN`] of the buffer
-//! that it keeps in memory when it enters and after each time it is cut by a change, so memory is bounded by what is dirty.
+//! Invariants: runs don't overlap; the counts are those of the runs; a dirty run is at least
+//! [`KEPT_SHARE_MIN`] of the buffer that it keeps in memory when it enters and after each time it
+//! is cut by a change, so memory is bounded by what is dirty.
 //!
 //! Lock discipline: belongs to the inode's state, under its lock.
 use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
@@ -25,9 +27,9 @@ pub(crate) enum PageState {
     Dirty,
     /// Being written by whoever holds the extents mutex; not in the tree yet.
     Writing,
-    /// In tree and log, and in the hands of the log; the number is its [`crate::inode::Flight`]'s. Whoever changes or drops
-    /// it leaves blocks behind that may still be written to: they are pinned until the transaction is durable, which comes
-    /// later.
+    /// In tree and log, and in the hands of the log; the number is its [`crate::inode::Flight`]'s.
+    /// Whoever changes or drops it leaves blocks behind that may still be written to: they are
+    /// pinned until the transaction is durable, which comes later.
     Logged(u64),
 }
 
@@ -109,14 +111,19 @@ impl Pages {
         let start = self.covering(from).map_or(from, |(first, _)| first);
         self.runs.range(start..to.max(start)).filter_map(move |(&first, run)| {
             let blocks = first.max(from)..(first + run.blocks()).min(to);
-            let bytes = blocks.start.saturating_sub(first) as usize * BLOCK_SIZE..blocks.end.saturating_sub(first) as usize * BLOCK_SIZE;
+            let bytes = blocks.start.saturating_sub(first) as usize * BLOCK_SIZE
+                ..blocks.end.saturating_sub(first) as usize * BLOCK_SIZE;
             (!blocks.is_empty()).then(|| (blocks, &run.data[bytes]))
         })
     }
 
     /// Blocks that are not in the tree as they are here, in stretches as long as possible.
     pub(crate) fn delayed_stretches(&self) -> impl Iterator<Item = Range<u64>> {
-        let mut runs = self.runs.iter().filter(|(_, run)| !matches!(run.state, PageState::Logged(_))).peekable();
+        let mut runs = self
+            .runs
+            .iter()
+            .filter(|(_, run)| !matches!(run.state, PageState::Logged(_)))
+            .peekable();
         std::iter::from_fn(move || {
             let (&first, run) = runs.next()?;
             let mut end = first + run.blocks();
@@ -157,8 +164,8 @@ impl Pages {
         }
     }
 
-    /// Copies the run that begins at `block`, or covers it, out of its buffer if it is a small part of it. What is in flight
-    /// leaves memory soon.
+    /// Copies the run that begins at `block`, or covers it, out of its buffer if it is a small part
+    /// of it. What is in flight leaves memory soon.
     fn leave_large_buffer(&mut self, block: u64, pool: &BlockPool) {
         if let Some((_, run)) = self.runs.range_mut(..=block).next_back()
             && run.state == PageState::Dirty
@@ -180,10 +187,17 @@ impl Pages {
     }
 
     /// Changes a part of a block; it is dirty. If it isn't in memory, it held `base`, or zeros.
-    pub(crate) fn edit(&mut self, block: u64, base: Option<BlockBuffer>, pool: &BlockPool, change: impl FnOnce(&mut [u8])) {
+    pub(crate) fn edit(
+        &mut self,
+        block: u64,
+        base: Option<BlockBuffer>,
+        pool: &BlockPool,
+        change: impl FnOnce(&mut [u8]),
+    ) {
         let content = match self.runs.range_mut(..=block).next_back() {
             Some((&first, run)) if block < first + run.blocks() => {
-                let bytes = (block - first) as usize * BLOCK_SIZE..((block - first) as usize + 1) * BLOCK_SIZE;
+                let bytes = (block - first) as usize * BLOCK_SIZE
+                    ..((block - first) as usize + 1) * BLOCK_SIZE;
                 if run.state == PageState::Dirty
                     && let Some(alone) = run.data.get_mut()
                 {
@@ -244,12 +258,19 @@ impl Pages {
         blocks
     }
 
-    /// Takes dirty blocks from `from` on to be written, at most `blocks_max`, in at most `stretches_max` stretches that are
-    /// consecutive in the file.
-    pub(crate) fn take_dirty(&mut self, from: u64, blocks_max: u64, stretches_max: usize) -> Vec<Segment> {
+    /// Takes dirty blocks from `from` on to be written, at most `blocks_max`, in at most
+    /// `stretches_max` stretches that are consecutive in the file.
+    pub(crate) fn take_dirty(
+        &mut self,
+        from: u64,
+        blocks_max: u64,
+        stretches_max: usize,
+    ) -> Vec<Segment> {
         self.split_at(from);
         let (mut blocks, mut stretches, mut end) = (0, 0, None);
-        for (&first, run) in self.runs.range(from..).filter(|(_, run)| run.state == PageState::Dirty) {
+        for (&first, run) in
+            self.runs.range(from..).filter(|(_, run)| run.state == PageState::Dirty)
+        {
             if end != Some(first) {
                 if stretches == stretches_max {
                     break;
@@ -275,8 +296,8 @@ impl Pages {
         segments
     }
 
-    /// Blocks of `from..to` that nobody changed since they were taken: they are on the device, or with `flight` in the
-    /// hands of the log.
+    /// Blocks of `from..to` that nobody changed since they were taken: they are on the device, or
+    /// with `flight` in the hands of the log.
     pub(crate) fn written(&mut self, from: u64, to: u64, flight: Option<u64>) {
         match flight {
             Some(number) => {

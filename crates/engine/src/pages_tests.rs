@@ -19,7 +19,14 @@ struct Checked {
 impl Checked {
     fn new() -> Self {
         let pool = BlockPool::new(8 << 20);
-        Self { pages: Pages::default(), pool, model: Model::new(), taken: Vec::new(), flights: 0, flying: Vec::new() }
+        Self {
+            pages: Pages::default(),
+            pool,
+            model: Model::new(),
+            taken: Vec::new(),
+            flights: 0,
+            flying: Vec::new(),
+        }
     }
 
     fn write(&mut self, block: u64, blocks: u64, fill: u8) {
@@ -42,7 +49,9 @@ impl Checked {
         let segments = self.pages.take_dirty(from, blocks_max, stretches_max);
         let mut expected = Vec::new();
         let (mut stretches, mut before) = (0, None);
-        for (block, (_, state)) in self.model.range_mut(from..).filter(|(_, (_, state))| *state == PageState::Dirty) {
+        for (block, (_, state)) in
+            self.model.range_mut(from..).filter(|(_, (_, state))| *state == PageState::Dirty)
+        {
             let new = before != Some(*block);
             if expected.len() as u64 == blocks_max || (new && stretches == stretches_max) {
                 break;
@@ -52,7 +61,10 @@ impl Checked {
             *state = PageState::Writing;
             expected.push(*block);
         }
-        assert_eq!(segments.iter().flat_map(|segment| segment.block..segment.end()).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            segments.iter().flat_map(|segment| segment.block..segment.end()).collect::<Vec<_>>(),
+            expected
+        );
         self.taken.extend(segments.into_iter().map(|segment| {
             let content = segment.data.to_vec();
             (segment, content)
@@ -100,7 +112,8 @@ impl Checked {
         if self.flying.is_empty() {
             return;
         }
-        let (flight, segment) = self.flying.swap_remove(random.below(self.flying.len() as u64) as usize);
+        let (flight, segment) =
+            self.flying.swap_remove(random.below(self.flying.len() as u64) as usize);
         let written = random.chance(1, 2);
         self.pages.landed(segment.block, segment.end(), flight, written);
         self.model_of(&segment, PageState::Logged(flight), (!written).then_some(PageState::Dirty));
@@ -115,8 +128,13 @@ impl Checked {
                 blocks.zip(bytes.chunks(BLOCK_SIZE).map(|block| block[0])).collect::<Vec<_>>()
             })
             .collect();
-        assert_eq!(found, self.model.iter().map(|(block, (fill, _))| (*block, *fill)).collect::<Vec<_>>());
-        let count = |of: fn(PageState) -> bool| self.model.values().filter(|(_, state)| of(*state)).count() as u64;
+        assert_eq!(
+            found,
+            self.model.iter().map(|(block, (fill, _))| (*block, *fill)).collect::<Vec<_>>()
+        );
+        let count = |of: fn(PageState) -> bool| {
+            self.model.values().filter(|(_, state)| of(*state)).count() as u64
+        };
         assert_eq!(self.pages.blocks(), self.model.len() as u64);
         assert_eq!(self.pages.dirty(), count(|state| state == PageState::Dirty));
         assert_eq!(self.pages.logged(), count(|state| matches!(state, PageState::Logged(_))));

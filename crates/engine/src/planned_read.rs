@@ -1,17 +1,22 @@
-//! Reads whose device part somebody else does: planned and finished here, with what is in memory and without waiting for anyone.
+//! Reads whose device part somebody else does: planned and finished here, with what is in memory
+//! and without waiting for anyone.
 //!
-//! 1. [`Volume::read_at_once`](crate::Volume::read_at_once) finds all in memory, or says which bytes of the device it lacks.
+//! 1. [`Volume::read_at_once`](crate::Volume::read_at_once) finds all in memory, or says which
+//!    bytes of the device it lacks.
 //! 2. The caller has the kernel read them, and meanwhile does other things. No lock is held.
-//! 3. [`Volume::finish_read`](crate::Volume::finish_read) looks again: the file must have the same blocks in the same place, of the same
-//!    generation and with the same checksums, with no newer data in memory; and what was read must have these checksums.
+//! 3. [`Volume::finish_read`](crate::Volume::finish_read) looks again: the file must have the same
+//!    blocks in the same place, of the same generation and with the same checksums, with no newer
+//!    data in memory; and what was read must have these checksums.
 //!
 //! Invariants:
-//! - A finished read returns what the file holds when it is finished. Blocks that are being read so may be freed, and given to
-//!   others, who write to them: then the file does not have them any more, or has them by a later generation (blocks freed
-//!   in a transaction are not given away before it is durable), and the read is not finished.
-//! - What is not simple is not planned: several places on the device, holes between data, dirty pages, a device that is not one
-//!   file. What is not as planned is not finished. In both cases the caller reads by [`Volume::read_into`](crate::Volume::read_into),
-//!   which waits, repairs, counts failures and reports them; here nothing of that happens.
+//! - A finished read returns what the file holds when it is finished. Blocks that are being read so
+//!   may be freed, and given to others, who write to them: then the file does not have them any
+//!   more, or has them by a later generation (blocks freed in a transaction are not given away
+//!   before it is durable), and the read is not finished.
+//! - What is not simple is not planned: several places on the device, holes between data, dirty
+//!   pages, a device that is not one file. What is not as planned is not finished. In both cases
+//!   the caller reads by [`Volume::read_into`](crate::Volume::read_into), which waits, repairs,
+//!   counts failures and reports them; here nothing of that happens.
 //!
 //! Locks: the inode's, shared and only if nobody has it; those of a lookup in memory.
 use crate::data_cache::read_worth_keeping;
@@ -88,23 +93,36 @@ impl Run {
 }
 
 impl VolumeInner {
-    /// The part of the file behind `offset_bytes`, up to `length_bytes`, as one run of the device, if it is one and this is known in
-    /// memory.
-    fn run_at(&self, number: InodeNumber, state: &InodeState, offset_bytes: u64, length_bytes: usize) -> Option<Run> {
+    /// The part of the file behind `offset_bytes`, up to `length_bytes`, as one run of the device,
+    /// if it is one and this is known in memory.
+    fn run_at(
+        &self,
+        number: InodeNumber,
+        state: &InodeState,
+        offset_bytes: u64,
+        length_bytes: usize,
+    ) -> Option<Run> {
         state.expect_regular().ok()?;
         let end = offset_bytes.saturating_add(length_bytes as u64).min(state.item.size);
         let blocks = blocks_of(offset_bytes..end.max(offset_bytes));
-        let whole = offset_bytes.is_multiple_of(BLOCK) && !blocks.is_empty() && state.truncated_from.is_none_or(|gone| gone >= blocks.end);
+        let whole = offset_bytes.is_multiple_of(BLOCK)
+            && !blocks.is_empty()
+            && state.truncated_from.is_none_or(|gone| gone >= blocks.end);
         if !whole
             || state.pages.within(blocks.start, blocks.end).next().is_some()
             || !self.extents_in_memory(number, blocks.start, blocks.end)
         {
             return None;
         }
-        let mut run = Run { extents: Vec::with_capacity(1), length_bytes: (end - offset_bytes) as usize };
+        let mut run =
+            Run { extents: Vec::with_capacity(1), length_bytes: (end - offset_bytes) as usize };
         let mut at = blocks.start;
         for (start, extent) in self.extents_in(number, blocks.start, blocks.end, usize::MAX).ok()? {
-            if at == blocks.end || start > at || extent.kind != ExtentKind::Data || !self.superblock.geometry.contains(extent.range()) {
+            if at == blocks.end
+                || start > at
+                || extent.kind != ExtentKind::Data
+                || !self.superblock.geometry.contains(extent.range())
+            {
                 return None;
             }
             // An extent that begins inside the one before it is damage.
@@ -122,8 +140,14 @@ impl VolumeInner {
         (at == blocks.end).then_some(run)
     }
 
-    /// Reads from memory, or plans a read of the device; `None` if neither can be done at once. `buffer` may then hold anything.
-    pub(crate) fn read_at_once(&self, number: InodeNumber, offset_bytes: u64, buffer: &mut [u8]) -> Option<ReadAtOnce> {
+    /// Reads from memory, or plans a read of the device; `None` if neither can be done at once.
+    /// `buffer` may then hold anything.
+    pub(crate) fn read_at_once(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Option<ReadAtOnce> {
         let length_bytes = buffer.len();
         let run = {
             let inode = self.inodes.get(number);
@@ -131,7 +155,9 @@ impl VolumeInner {
             self.run_at(number, &state, offset_bytes, length_bytes)
         };
         let run = run.filter(|run| is_aligned(buffer) && run.blocks() * BLOCK_SIZE <= length_bytes);
-        let Some(run) = run else { return self.read_cached_into(number, offset_bytes, buffer).map(ReadAtOnce::Done) };
+        let Some(run) = run else {
+            return self.read_cached_into(number, offset_bytes, buffer).map(ReadAtOnce::Done);
+        };
         let mut missing: Option<Range<usize>> = None;
         let mut from = 0;
         for extent in &run.extents {
@@ -147,13 +173,21 @@ impl VolumeInner {
             None => Some(ReadAtOnce::Done(run.length_bytes)),
             Some(missing) => {
                 let file = self.device.raw_file()?;
-                Some(ReadAtOnce::Planned(PlannedRead { file, inode: number, offset_bytes, length_bytes, run, missing }))
+                Some(ReadAtOnce::Planned(PlannedRead {
+                    file,
+                    inode: number,
+                    offset_bytes,
+                    length_bytes,
+                    run,
+                    missing,
+                }))
             }
         }
     }
 
-    /// Ends a planned read whose bytes of the device are in `buffer`, the one that it was planned with. `None` if the file is not as
-    /// it was planned, the data is damaged, or to say would mean to wait.
+    /// Ends a planned read whose bytes of the device are in `buffer`, the one that it was planned
+    /// with. `None` if the file is not as it was planned, the data is damaged, or to say would mean
+    /// to wait.
     pub(crate) fn finish_read(&self, planned: &PlannedRead, buffer: &[u8]) -> Option<usize> {
         let PlannedRead { file, inode: number, offset_bytes, length_bytes, run, missing } = planned;
         file.count_read((missing.len() * BLOCK_SIZE) as u64);

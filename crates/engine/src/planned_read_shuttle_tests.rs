@@ -1,22 +1,27 @@
-//! Planned reads beside everything that changes files, as a model: a whole volume under a scheduler that tries many interleavings.
+//! Planned reads beside everything that changes files, as a model: a whole volume under a scheduler
+//! that tries many interleavings.
 //!
-//! Two files have a thread each that overwrites, cuts, extends, punches, syncs and removes them; another thread commits. The volume
-//! is so full that freed blocks soon belong to the other file. Readers plan, read the device themselves, in halves of blocks, and
-//! finish; now and then the device gives them something else than it holds. What is not finished they read with waiting.
+//! Two files have a thread each that overwrites, cuts, extends, punches, syncs and removes them;
+//! another thread commits. The volume is so full that freed blocks soon belong to the other file.
+//! Readers plan, read the device themselves, in halves of blocks, and finish; now and then the
+//! device gives them something else than it holds. What is not finished they read with waiting.
 //!
 //! Invariants:
-//! - A finished read is a content of the file between the beginning and the end of `finish_read`; what was in memory, or is read
-//!   with waiting, one between the beginning and the end of that call. Never another file's, never half of two.
+//! - A finished read is a content of the file between the beginning and the end of `finish_read`;
+//!   what was in memory, or is read with waiting, one between the beginning and the end of that
+//!   call. Never another file's, never half of two.
 //! - What the device gave wrongly is not finished, and no later read finds it in the data cache.
 //! - There is no error, but that the file is gone.
-//! - A reader holds no lock between plan and finish, and neither waits for somebody who has the file.
+//! - A reader holds no lock between plan and finish, and neither waits for somebody who has the
+//!   file.
 //! - All come to their end.
 //!
-//! Lock discipline: a history is locked alone. Blocks of the device are locked by halves, so that writes and reads are torn.
+//! Lock discipline: a history is locked alone. Blocks of the device are locked by halves, so that
+//! writes and reads are torn.
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::{
-    AllocateMode, AttributeChange, Error, FileType, FlushPolicy, FsyncKind, InodeNumber, NewInode, ReadAtOnce, SeekTarget, Volume,
-    VolumeOptions,
+    AllocateMode, AttributeChange, Error, FileType, FlushPolicy, FsyncKind, InodeNumber, NewInode,
+    ReadAtOnce, SeekTarget, Volume, VolumeOptions,
 };
 use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, RawFile};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -30,7 +35,8 @@ use std::fs::File;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const VOLUME_BYTES: u64 = 16 << 20;
 /// Of the files that are read.
 const FILE_BLOCKS: u64 = 3;
@@ -122,14 +128,19 @@ struct History {
 
 impl History {
     fn new(inode: InodeNumber, content: Vec<u8>) -> Arc<Self> {
-        Arc::new(Self { inode, contents: Mutex::new(Rank::LEAF, vec![Some(content)]), completed: AtomicU64::new(0) })
+        Arc::new(Self {
+            inode,
+            contents: Mutex::new(Rank::LEAF, vec![Some(content)]),
+            completed: AtomicU64::new(0),
+        })
     }
 
     fn newest(&self) -> Vec<u8> {
         self.contents.lock().last().cloned().flatten().expect("its thread has not removed it")
     }
 
-    /// One operation that makes `content` of the file, or finds no space and leaves the file as it is.
+    /// One operation that makes `content` of the file, or finds no space and leaves the file as it
+    /// is.
     fn change(&self, content: Option<Vec<u8>>, operate: impl FnOnce() -> crate::Result<()>) {
         let before = self.newest();
         self.contents.lock().push(content);
@@ -151,7 +162,14 @@ impl History {
         self.contents.lock()[since..].iter().any(|content| is(content.as_deref()))
     }
 
-    fn expect_content(&self, since: usize, offset: usize, asked_bytes: usize, read: &[u8], how: &str) {
+    fn expect_content(
+        &self,
+        since: usize,
+        offset: usize,
+        asked_bytes: usize,
+        read: &[u8],
+        how: &str,
+    ) {
         let is = |content: Option<&[u8]>| {
             content.is_some_and(|content| {
                 let from = offset.min(content.len());
@@ -162,7 +180,8 @@ impl History {
             // A half block is told by its first byte, and by one that differs.
             let word = |half: &[u8]| (half[0], half.iter().copied().find(|byte| *byte != half[0]));
             let words = |bytes: &[u8]| bytes.chunks(HALF).map(word).collect::<Vec<_>>();
-            let contents: Vec<_> = self.contents.lock().iter().map(|content| content.as_deref().map(words)).collect();
+            let contents: Vec<_> =
+                self.contents.lock().iter().map(|content| content.as_deref().map(words)).collect();
             panic!(
                 "inode {}, {how} at {offset}: {} bytes {:?} are none of {contents:?} from {since} on",
                 self.inode,
@@ -208,12 +227,21 @@ fn make_base() -> Halves {
     let volume = Volume::open(device.clone(), options(0)).expect("it opens");
     for (name, text) in NAMES.iter().enumerate() {
         let file = volume.create(volume.root(), text, &FILE).expect("a file").inode;
-        volume.write(file, 0, &[byte_of(name, 0); FILE_BLOCKS as usize * BLOCK_SIZE]).expect("space");
+        volume
+            .write(file, 0, &[byte_of(name, 0); FILE_BLOCKS as usize * BLOCK_SIZE])
+            .expect("space");
     }
     volume.sync().expect("a sync");
     let filler = volume.create(volume.root(), b"filler", &FILE).expect("a file").inode;
     let blocks = volume.space().available_blocks - FREE_BLOCKS;
-    volume.allocate(filler, 0, blocks * BLOCK_SIZE as u64, AllocateMode::Allocate { keep_size: false }).expect("there is space");
+    volume
+        .allocate(
+            filler,
+            0,
+            blocks * BLOCK_SIZE as u64,
+            AllocateMode::Allocate { keep_size: false },
+        )
+        .expect("there is space");
     volume.close().expect("the end");
     drop(volume);
     device.halves.lock().clone()
@@ -224,7 +252,8 @@ impl Scene {
         let device = ModelDevice::new(base.clone());
         let data_cache_bytes = [0, 0, 2, 64][random.below(4) as usize] * BLOCK_SIZE as u64;
         let flush = [FlushPolicy::Auto, FlushPolicy::Overlap][random.below(2) as usize];
-        let options = VolumeOptions { discard: random.below(2) == 0, flush, ..options(data_cache_bytes) };
+        let options =
+            VolumeOptions { discard: random.below(2) == 0, flush, ..options(data_cache_bytes) };
         let volume = Volume::open(device.clone(), options).expect("it opens");
         let files = (0..NAMES.len()).map(|name| {
             let inode = volume.lookup(volume.root(), NAMES[name]).expect("it is there").inode;
@@ -241,7 +270,8 @@ impl Scene {
     fn overwrite(&self, name: usize, random: &mut Seeded) {
         let file = self.file(name);
         let from = random.below(FILE_BLOCKS) as usize * BLOCK_SIZE;
-        let end = (from + (1 + random.below(FILE_BLOCKS) as usize) * BLOCK_SIZE).min(FILE_BLOCKS as usize * BLOCK_SIZE);
+        let end = (from + (1 + random.below(FILE_BLOCKS) as usize) * BLOCK_SIZE)
+            .min(FILE_BLOCKS as usize * BLOCK_SIZE);
         let mut content = file.newest();
         content.resize(content.len().max(end), 0);
         content[from..end].fill(byte_of(name, random.below(4)));
@@ -251,7 +281,8 @@ impl Scene {
 
     fn set_size(&self, name: usize, random: &mut Seeded) {
         let file = self.file(name);
-        let size = [0, 0, BLOCK_SIZE, BLOCK_SIZE + 700, FILE_BLOCKS as usize * BLOCK_SIZE][random.below(5) as usize];
+        let size = [0, 0, BLOCK_SIZE, BLOCK_SIZE + 700, FILE_BLOCKS as usize * BLOCK_SIZE]
+            [random.below(5) as usize];
         let mut content = file.newest();
         content.resize(size, 0);
         let change = AttributeChange { size: Some(size as u64), ..AttributeChange::default() };
@@ -264,7 +295,14 @@ impl Scene {
         let mut content = file.newest();
         let end = content.len().min(from + BLOCK_SIZE);
         content[from.min(end)..end].fill(0);
-        file.change(Some(content), || self.volume.allocate(file.inode, from as u64, BLOCK_SIZE as u64, AllocateMode::PunchHole));
+        file.change(Some(content), || {
+            self.volume.allocate(
+                file.inode,
+                from as u64,
+                BLOCK_SIZE as u64,
+                AllocateMode::PunchHole,
+            )
+        });
     }
 
     /// Removes the file, and makes another one of this name.
@@ -276,7 +314,8 @@ impl Scene {
             self.volume.forget(file.inode, 1);
             Ok(())
         });
-        let made = self.volume.create(root, NAMES[name], &FILE).expect("what was removed makes room");
+        let made =
+            self.volume.create(root, NAMES[name], &FILE).expect("what was removed makes room");
         self.files.lock()[name] = History::new(made.inode, Vec::new());
     }
 
@@ -289,7 +328,9 @@ impl Scene {
             _ => self.volume.commit().expect("nothing fails"),
         }
         if random.below(3) > 0 {
-            self.volume.fsync_blocking(self.file(name).inode, FsyncKind::Full).expect("nothing fails");
+            self.volume
+                .fsync_blocking(self.file(name).inode, FsyncKind::Full)
+                .expect("nothing fails");
         }
         note_progress();
     }
@@ -313,7 +354,8 @@ impl Scene {
     fn read(&self, name: usize, random: &mut Seeded) {
         let file = self.file(name);
         let offset = random.below(FILE_BLOCKS) as usize * BLOCK_SIZE;
-        let mut buffer = AlignedBuffer::zeroed((1 + random.below(FILE_BLOCKS) as usize) * BLOCK_SIZE);
+        let mut buffer =
+            AlignedBuffer::zeroed((1 + random.below(FILE_BLOCKS) as usize) * BLOCK_SIZE);
         let asked = buffer.len();
         let since = file.completed();
         match self.volume.read_at_once(file.inode, offset as u64, &mut buffer) {
@@ -324,13 +366,24 @@ impl Scene {
             }
             Some(ReadAtOnce::Planned(planned)) => {
                 assert_may_block(None);
-                let right = self.read_device(planned.device_offset_bytes(), &mut buffer[planned.bytes()], name, random);
+                let right = self.read_device(
+                    planned.device_offset_bytes(),
+                    &mut buffer[planned.bytes()],
+                    name,
+                    random,
+                );
                 let since = file.completed();
                 let finished = self.volume.finish_read(&planned, &buffer);
                 assert_may_block(None);
                 if let Some(length) = finished {
                     assert!(right, "what the device gave wrongly was taken");
-                    file.expect_content(since, offset, asked, &buffer[..length], "planned and finished");
+                    file.expect_content(
+                        since,
+                        offset,
+                        asked,
+                        &buffer[..length],
+                        "planned and finished",
+                    );
                     self.outcomes.finished.fetch_add(1, SeqCst);
                     return;
                 }
@@ -340,8 +393,14 @@ impl Scene {
         }
         let since = file.completed();
         match self.volume.read_into(file.inode, offset as u64, &mut buffer) {
-            Ok(length) => file.expect_content(since, offset, asked, &buffer[..length], "with waiting"),
-            Err(Error::NotFound) => assert!(file.may_be(since, |content| content.is_none()), "inode {} is there", file.inode),
+            Ok(length) => {
+                file.expect_content(since, offset, asked, &buffer[..length], "with waiting")
+            }
+            Err(Error::NotFound) => assert!(
+                file.may_be(since, |content| content.is_none()),
+                "inode {} is there",
+                file.inode
+            ),
             Err(error) => panic!("{error}"),
         }
     }
@@ -358,9 +417,22 @@ fn reads_beside_changes(base: &Halves, seed: u64) -> [u64; 5] {
     let threads = vec![
         spawn(|scene, mut random| (0..10).for_each(|_| scene.change(0, &mut random)), &mut random),
         spawn(|scene, mut random| (0..10).for_each(|_| scene.change(1, &mut random)), &mut random),
-        spawn(|scene, mut random| (0..14).for_each(|_| scene.read(random.below(2) as usize, &mut random)), &mut random),
-        spawn(|scene, mut random| (0..14).for_each(|_| scene.read(random.below(2) as usize, &mut random)), &mut random),
-        spawn(|scene, _| (0..3).for_each(|_| scene.volume.commit().expect("nothing fails")), &mut random),
+        spawn(
+            |scene, mut random| {
+                (0..14).for_each(|_| scene.read(random.below(2) as usize, &mut random))
+            },
+            &mut random,
+        ),
+        spawn(
+            |scene, mut random| {
+                (0..14).for_each(|_| scene.read(random.below(2) as usize, &mut random))
+            },
+            &mut random,
+        ),
+        spawn(
+            |scene, _| (0..3).for_each(|_| scene.volume.commit().expect("nothing fails")),
+            &mut random,
+        ),
     ];
     super::join_all(threads);
     (0..4).for_each(|_| (0..NAMES.len()).for_each(|name| scene.read(name, &mut random)));
@@ -371,7 +443,9 @@ fn reads_beside_changes(base: &Halves, seed: u64) -> [u64; 5] {
 
 fn simulate<T: Send + 'static>(seed: u64, function: impl FnOnce() -> T + Send + 'static) -> T {
     let settings = Settings { seed, steps_max: STEPS_MAX, quiet_max: Duration::from_secs(3600) };
-    simulation::run(&settings, function).outcome.unwrap_or_else(|error| panic!("schedule {seed}: {error}"))
+    simulation::run(&settings, function)
+        .outcome
+        .unwrap_or_else(|error| panic!("schedule {seed}: {error}"))
 }
 
 fn base() -> Arc<Halves> {
@@ -395,7 +469,8 @@ fn a_planned_read_is_what_the_file_holds() {
     assert!(sum.iter().all(|count| *count > 0), "the model misses something: {sum:?}");
 }
 
-/// A writer holds the file, and the device does not answer it before the reads have come to nothing.
+/// A writer holds the file, and the device does not answer it before the reads have come to
+/// nothing.
 #[test]
 fn planning_and_finishing_wait_for_nobody() {
     let base = base();
@@ -407,12 +482,24 @@ fn planning_and_finishing_wait_for_nobody() {
             let mut buffer = AlignedBuffer::zeroed(BLOCK_SIZE);
             // Brings the file's items into memory, but not its data.
             scene.volume.seek(file.inode, 0, SeekTarget::Hole).expect("it is there");
-            let Some(ReadAtOnce::Planned(planned)) = scene.volume.read_at_once(file.inode, 0, &mut buffer) else { panic!("no plan") };
-            scene.device.read(planned.device_offset_bytes(), &mut buffer[planned.bytes()]).expect("it never fails");
+            let Some(ReadAtOnce::Planned(planned)) =
+                scene.volume.read_at_once(file.inode, 0, &mut buffer)
+            else {
+                panic!("no plan")
+            };
+            scene
+                .device
+                .read(planned.device_offset_bytes(), &mut buffer[planned.bytes()])
+                .expect("it never fails");
             scene.device.stalls.store(true, SeqCst);
             let writer = {
                 let scene = Arc::clone(&scene);
-                thread::spawn("model", move || scene.volume.write(scene.file(0).inode, 7, b"a part of a block").expect("there is space"))
+                thread::spawn("model", move || {
+                    scene
+                        .volume
+                        .write(scene.file(0).inode, 7, b"a part of a block")
+                        .expect("there is space")
+                })
             };
             while !scene.device.stalled.load(SeqCst) {
                 thread::yield_now();

@@ -1,7 +1,8 @@
-//! fallocate: allocating blocks ahead, punching holes, making ranges zero; and copying between files.
+//! fallocate: allocating blocks ahead, punching holes, making ranges zero; and copying between
+//! files.
 //!
-//! All of it holds the file's extents mutex and works in operations of bounded size. Partial blocks at the edges of a
-//! punched range are zeroed as a write would do it.
+//! All of it holds the file's extents mutex and works in operations of bounded size. Partial blocks
+//! at the edges of a punched range are zeroed as a write would do it.
 use crate::extents::gaps;
 use crate::file::checked_end;
 use crate::inode::Inode;
@@ -22,7 +23,13 @@ const CACHED_COPY_BYTES_MAX: u64 = 128 << 10;
 
 impl VolumeInner {
     /// Does what `mode` says to a range of a file.
-    pub(crate) fn allocate(&self, number: InodeNumber, offset_bytes: u64, length_bytes: u64, mode: AllocateMode) -> Result<()> {
+    pub(crate) fn allocate(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        length_bytes: u64,
+        mode: AllocateMode,
+    ) -> Result<()> {
         if length_bytes == 0 {
             return Err(Error::InvalidArgument("a range of no bytes"));
         }
@@ -41,13 +48,21 @@ impl VolumeInner {
     }
 
     /// Puts unwritten extents into the holes of a range.
-    fn fill(&self, inode: &Arc<Inode>, offset_bytes: u64, end_bytes: u64, keep_size: bool) -> Result<()> {
+    fn fill(
+        &self,
+        inode: &Arc<Inode>,
+        offset_bytes: u64,
+        end_bytes: u64,
+        keep_size: bool,
+    ) -> Result<()> {
         let (first, last) = (offset_bytes / BLOCK, blocks_for_bytes(end_bytes));
         let _extents = inode.extents.lock();
         self.settle_truncation(inode)?;
-        let mut missing = gaps(first, last, &self.extents_in(inode.number, first, last, usize::MAX)?);
+        let mut missing =
+            gaps(first, last, &self.extents_in(inode.number, first, last, usize::MAX)?);
         let wanted = missing.iter().map(|(from, to)| to - from).sum();
-        let reservation = self.reserve(Request { data_blocks: wanted, nodes: 0 }, Effort::Ordinary)?;
+        let reservation =
+            self.reserve(Request { data_blocks: wanted, nodes: 0 }, Effort::Ordinary)?;
         missing.reverse();
         loop {
             let (mut operation, batch) = self.begin_batch(1, 0, Effort::Writeback)?;
@@ -107,7 +122,10 @@ impl VolumeInner {
                 finished = gone.len() < batch;
                 self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
                 // The extents that stay until the next round may have their data in memory alone.
-                let gone_end = gone.last().filter(|_| !finished).map_or(last, |(start, extent)| (start + extent.blocks).min(last));
+                let gone_end = gone
+                    .last()
+                    .filter(|_| !finished)
+                    .map_or(last, |(start, extent)| (start + extent.blocks).min(last));
                 self.drop_pages(&mut state, first, gone_end);
                 if state.all_logged() {
                     // What held the size back is gone: the rest of the file is a hole.
@@ -125,8 +143,8 @@ impl VolumeInner {
         }
     }
 
-    /// Copies bytes from one file to another; returns how many, fewer at the end that the source has now: a file that
-    /// is copied behind itself grows, and the copy must not follow.
+    /// Copies bytes from one file to another; returns how many, fewer at the end that the source
+    /// has now: a file that is copied behind itself grows, and the copy must not follow.
     pub(crate) fn copy_range(
         &self,
         from: InodeNumber,
@@ -136,11 +154,15 @@ impl VolumeInner {
         length_bytes: u64,
     ) -> Result<u64> {
         let mut copied = 0;
-        let length_bytes = length_bytes.min(self.attributes(from)?.size_bytes.saturating_sub(from_offset));
+        let length_bytes =
+            length_bytes.min(self.attributes(from)?.size_bytes.saturating_sub(from_offset));
         self.read(from, from_offset, 0, &mut Vec::new())?;
         while copied < length_bytes {
-            let mut buffer = self.buffers.take((length_bytes - copied).min(COPY_STEP_BYTES) as usize);
-            let count = self.read_into(from, from_offset + copied, &mut buffer)?.min((length_bytes - copied) as usize);
+            let mut buffer =
+                self.buffers.take((length_bytes - copied).min(COPY_STEP_BYTES) as usize);
+            let count = self
+                .read_into(from, from_offset + copied, &mut buffer)?
+                .min((length_bytes - copied) as usize);
             if count == 0 {
                 break;
             }
@@ -150,7 +172,8 @@ impl VolumeInner {
         Ok(copied)
     }
 
-    /// As [`VolumeInner::copy_range`], if what is copied is little and in memory; otherwise nothing happens.
+    /// As [`VolumeInner::copy_range`], if what is copied is little and in memory; otherwise nothing
+    /// happens.
     pub(crate) fn copy_cached(
         &self,
         from: InodeNumber,
@@ -165,7 +188,8 @@ impl VolumeInner {
             return None;
         }
         let mut buffer = self.buffers.take(length_bytes as usize);
-        let count = self.read_cached_into(from, from_offset, &mut buffer)?.min(length_bytes as usize);
+        let count =
+            self.read_cached_into(from, from_offset, &mut buffer)?.min(length_bytes as usize);
         Some(self.write_shared(to, to_offset, &buffer.share(), 0..count).map(|()| count as u64))
     }
 }

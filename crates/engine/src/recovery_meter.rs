@@ -1,6 +1,7 @@
 //! How long each phase of opening a volume takes, how much it does, and how far it has got.
 //!
-//! States: *idle* → in a phase → in the next one … → *finished*. A phase's time runs until the next phase begins.
+//! States: *idle* → in a phase → in the next one … → *finished*. A phase's time runs until the next
+//! phase begins.
 use cairn_environment::clock::{self, Monotonic};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -20,8 +21,8 @@ pub struct RecoveryProgress {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RecoveryPhase {
-    /// `superblock and bitmaps`, `read log`, `search log`, `verify data`, `mark blocks`, `apply log`, `settle copies`,
-    /// `first commit` or `unfinished removals`.
+    /// `superblock and bitmaps`, `read log`, `search log`, `verify data`, `mark blocks`, `apply
+    /// log`, `settle copies`, `first commit` or `unfinished removals`.
     pub phase: String,
     /// How long it took.
     pub time_ns: u64,
@@ -65,7 +66,11 @@ impl<'a> RecoveryMeter<'a> {
     fn end_phase(&mut self, now: Monotonic) {
         if let Some((progress, begin)) = self.current.take() {
             let time_ns = u64::try_from((now - begin).as_nanos()).unwrap_or(u64::MAX);
-            self.phases.push(RecoveryPhase { phase: progress.phase.to_owned(), time_ns, count: progress.done });
+            self.phases.push(RecoveryPhase {
+                phase: progress.phase.to_owned(),
+                time_ns,
+                count: progress.done,
+            });
         }
     }
 
@@ -80,6 +85,9 @@ impl<'a> RecoveryMeter<'a> {
 pub(crate) fn describe(phases: &[RecoveryPhase]) -> String {
     let milliseconds = |time_ns: u64| time_ns / 1_000_000;
     let total_ns = phases.iter().map(|phase| phase.time_ns).sum();
-    let parts: Vec<_> = phases.iter().map(|one| format!("{} {} ({} ms)", one.phase, one.count, milliseconds(one.time_ns))).collect();
+    let parts: Vec<_> = phases
+        .iter()
+        .map(|one| format!("{} {} ({} ms)", one.phase, one.count, milliseconds(one.time_ns)))
+        .collect();
     format!("recovered in {} ms: {}", milliseconds(total_ns), parts.join(", "))
 }

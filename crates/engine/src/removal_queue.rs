@@ -1,10 +1,13 @@
 //! The queue of inodes to remove: who works it off, and who waits until that is done.
 //!
-//! An inode *waits*, then somebody *removes* it, and then it is gone or, for lack of space, *postponed* until the next commit.
-//! Those who remove are the reaper, which sleeps while nothing waits, and reclaim, which takes what there is. Each kind of sleeper
-//! has a condition of its own, so that a wake-up meant for one never ends with another:
-//! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it finds gone, and sleeps on.
-//! - `idle`: nothing waits, and nobody removes. Whoever takes the last one out, and ends with it, tells.
+//! An inode *waits*, then somebody *removes* it, and then it is gone or, for lack of space,
+//! *postponed* until the next commit. Those who remove are the reaper, which sleeps while nothing
+//! waits, and reclaim, which takes what there is. Each kind of sleeper has a condition of its own,
+//! so that a wake-up meant for one never ends with another:
+//! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it
+//!   finds gone, and sleeps on.
+//! - `idle`: nothing waits, and nobody removes. Whoever takes the last one out, and ends with it,
+//!   tells.
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
 use cairn_format::InodeNumber;
@@ -21,7 +24,8 @@ pub(crate) struct Orphan {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Orphan>,
-    /// Could not be removed for lack of space; tried again after the next commit, and by reclaim before one.
+    /// Could not be removed for lack of space; tried again after the next commit, and by reclaim
+    /// before one.
     postponed: Vec<Orphan>,
     /// Taken, and not done with.
     taken: usize,
@@ -42,7 +46,11 @@ pub(crate) struct RemovalQueue {
 
 impl RemovalQueue {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(Rank::LEAF, State::default()), work: Condvar::new(), idle: Condvar::new() }
+        Self {
+            state: Mutex::new(Rank::LEAF, State::default()),
+            work: Condvar::new(),
+            idle: Condvar::new(),
+        }
     }
 
     pub(crate) fn push(&self, orphan: Orphan) {

@@ -1,10 +1,12 @@
 //! Rename: replace, no-replace, exchange; leaving something new at the old name.
 //!
-//! 1. If a regular file will be replaced, write the source's dirty data first, so that no prefix of operations contains
-//!    the rename without the data; data that is on its way with a group is waited for.
-//! 2. Join; for a directory that moves to another parent take the volume's rename lock and walk up from the new parent,
-//!    so that no directory becomes its own ancestor.
-//! 3. Lock both directories, the source and the target in ascending order; look both names up again.
+//! 1. If a regular file will be replaced, write the source's dirty data first, so that no prefix of
+//!    operations contains the rename without the data; data that is on its way with a group is
+//!    waited for.
+//! 2. Join; for a directory that moves to another parent take the volume's rename lock and walk up
+//!    from the new parent, so that no directory becomes its own ancestor.
+//! 3. Lock both directories, the source and the target in ascending order; look both names up
+//!    again.
 //! 4. Change and log everything in one step.
 use crate::entries::{FoundEntry, check_name};
 use crate::inode::{InodeState, LockedInodes};
@@ -13,7 +15,10 @@ use crate::types::{NewInode, RenameMode};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{BlockNumber, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key, Structure};
+use cairn_format::{
+    BlockNumber, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key,
+    Structure,
+};
 use std::sync::Arc;
 
 /// Deeper than any path can be made in practice: a longer chain of parents is a cycle.
@@ -57,7 +62,10 @@ impl VolumeInner {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        let (old, new) = (Place { directory: old_parent, name: old_name }, Place { directory: new_parent, name: new_name });
+        let (old, new) = (
+            Place { directory: old_parent, name: old_name },
+            Place { directory: new_parent, name: new_name },
+        );
         self.rename_wished(Wish { old, new, mode, left: None })
     }
 
@@ -75,9 +83,14 @@ impl VolumeInner {
             return Err(Error::InvalidArgument("an exchange leaves no name free"));
         }
         if matches!(left.file_type, FileType::Directory | FileType::Symlink) {
-            return Err(Error::InvalidArgument("what a rename leaves is neither a directory nor a symbolic link"));
+            return Err(Error::InvalidArgument(
+                "what a rename leaves is neither a directory nor a symbolic link",
+            ));
         }
-        let (old, new) = (Place { directory: old_parent, name: old_name }, Place { directory: new_parent, name: new_name });
+        let (old, new) = (
+            Place { directory: old_parent, name: old_name },
+            Place { directory: new_parent, name: new_name },
+        );
         self.rename_wished(Wish { old, new, mode, left: Some(left) })
     }
 
@@ -91,7 +104,10 @@ impl VolumeInner {
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
-                (RenameMode::Replace, Some(target)) if target.file_type == FileType::Regular && source.file_type == FileType::Regular => {
+                (RenameMode::Replace, Some(target))
+                    if target.file_type == FileType::Regular
+                        && source.file_type == FileType::Regular =>
+                {
                     match self.write_back_and_wait(&self.inodes.get(source.inode)) {
                         // Another inode has the source's name by now, and this one is gone.
                         Err(Error::NotFound) => {
@@ -115,13 +131,24 @@ impl VolumeInner {
         }
     }
 
-    fn try_rename(&self, wish: Wish<'_>, source: FoundEntry, target: Option<FoundEntry>) -> Result<Outcome> {
+    fn try_rename(
+        &self,
+        wish: Wish<'_>,
+        source: FoundEntry,
+        target: Option<FoundEntry>,
+    ) -> Result<Outcome> {
         let Wish { old, new, mode, .. } = wish;
         let mut operation = self.begin(8 + u64::from(wish.left.is_some()), 0, Effort::Name)?;
-        let moves = |entry: &FoundEntry| entry.file_type == FileType::Directory && old.directory != new.directory;
-        let directory_moves = moves(&source) || (mode == RenameMode::Exchange && target.as_ref().is_some_and(moves));
+        let moves = |entry: &FoundEntry| {
+            entry.file_type == FileType::Directory && old.directory != new.directory
+        };
+        let directory_moves =
+            moves(&source) || (mode == RenameMode::Exchange && target.as_ref().is_some_and(moves));
         let _rename = directory_moves.then(|| self.rename_lock.lock());
-        if directory_moves && source.file_type == FileType::Directory && self.is_ancestor(source.inode, new.directory)? {
+        if directory_moves
+            && source.file_type == FileType::Directory
+            && self.is_ancestor(source.inode, new.directory)?
+        {
             return Err(Error::InvalidArgument("a directory can't move into itself"));
         }
         if directory_moves
@@ -130,7 +157,11 @@ impl VolumeInner {
             && self.is_ancestor(target.inode, old.directory)?
         {
             let exchange = mode == RenameMode::Exchange;
-            return Err(if exchange { Error::InvalidArgument("a directory can't move into itself") } else { Error::NotEmpty });
+            return Err(if exchange {
+                Error::InvalidArgument("a directory can't move into itself")
+            } else {
+                Error::NotEmpty
+            });
         }
         let mut numbers = vec![old.directory, new.directory, source.inode];
         numbers.extend(target.map(|target| target.inode));
@@ -140,7 +171,10 @@ impl VolumeInner {
                 for (place, entry) in [(old, Some(source)), (new, target)] {
                     // Only the entry of the one that is gone must have changed.
                     if let Some(entry) = entry
-                        && matches!(self.read_inode(&self.inodes.get(entry.inode)), Err(Error::NotFound))
+                        && matches!(
+                            self.read_inode(&self.inodes.get(entry.inode)),
+                            Err(Error::NotFound)
+                        )
                     {
                         self.entry_changed(place.directory, place.name, entry.inode)?;
                     }
@@ -153,16 +187,22 @@ impl VolumeInner {
         locked.get(new.directory).expect_directory()?;
         let found_source = self.expect_entry(old.directory, old.name)?;
         let (found_target, free) = self.find_entry(new.directory, new.name)?;
-        if found_source.inode != source.inode || found_target.map(|t| t.inode) != target.map(|t| t.inode) {
+        if found_source.inode != source.inode
+            || found_target.map(|t| t.inode) != target.map(|t| t.inode)
+        {
             return Ok(Outcome::Changed);
         }
         let Replaced { orphan, left } = match (mode, found_target) {
-            (_, Some(target)) if target.inode == source.inode => return Ok(Outcome::Done { orphan: None }),
+            (_, Some(target)) if target.inode == source.inode => {
+                return Ok(Outcome::Done { orphan: None });
+            }
             (RenameMode::Exchange, Some(target)) => {
                 self.exchange(&mut operation, &mut locked, (old, found_source), (new, target))?;
                 Replaced { orphan: None, left: None }
             }
-            (_, target) => self.replace(&mut operation, &mut locked, wish, found_source, target, free)?,
+            (_, target) => {
+                self.replace(&mut operation, &mut locked, wish, found_source, target, free)?
+            }
         };
         let sequence = operation.log();
         for number in numbers {
@@ -205,17 +245,22 @@ impl VolumeInner {
     ) -> Result<Replaced> {
         let Wish { old, new, .. } = wish;
         if let Some(target) = target {
-            match (source.file_type == FileType::Directory, target.file_type == FileType::Directory) {
+            match (source.file_type == FileType::Directory, target.file_type == FileType::Directory)
+            {
                 (true, false) => return Err(Error::NotDirectory),
                 (false, true) => return Err(Error::IsDirectory),
-                (true, true) if locked.get(target.inode).item.entries > 0 => return Err(Error::NotEmpty),
+                (true, true) if locked.get(target.inode).item.entries > 0 => {
+                    return Err(Error::NotEmpty);
+                }
                 _ => {}
             }
         }
-        // A name may move between slots of one hash; when its old slot lies in the range, `free` skipped it.
+        // A name may move between slots of one hash; when its old slot lies in the range, `free`
+        // skipped it.
         let slot = target.map(|target| target.slot).or(free).ok_or(Error::HashCollisions)?;
         // Numbers may have run out: before anything is changed.
-        let left = wish.left.map(|left| Ok::<_, Error>((left, self.take_inode_number()?))).transpose()?;
+        let left =
+            wish.left.map(|left| Ok::<_, Error>((left, self.take_inode_number()?))).transpose()?;
         operation.delete(Key::new(old.directory, ItemKind::DirectoryEntry, source.slot))?;
         self.account_removed_entry(locked.get(old.directory), old.name, source.file_type);
         let mut orphan = None;
@@ -226,7 +271,9 @@ impl VolumeInner {
             }
         }
         let left = match left {
-            Some((left, number)) => Some((number, self.put_left(operation, locked, (old, source.slot), left, number)?)),
+            Some((left, number)) => {
+                Some((number, self.put_left(operation, locked, (old, source.slot), left, number)?))
+            }
             None => None,
         };
         operation.put_entry(new.directory, slot, (source.inode, source.file_type), new.name)?;
@@ -263,8 +310,15 @@ impl VolumeInner {
         (old, source): (Place<'_>, FoundEntry),
         (new, target): (Place<'_>, FoundEntry),
     ) -> Result<()> {
-        for (place, slot, gone, comes) in [(old, source.slot, source, target), (new, target.slot, target, source)] {
-            operation.put_entry(place.directory, slot, (comes.inode, comes.file_type), place.name)?;
+        for (place, slot, gone, comes) in
+            [(old, source.slot, source, target), (new, target.slot, target, source)]
+        {
+            operation.put_entry(
+                place.directory,
+                slot,
+                (comes.inode, comes.file_type),
+                place.name,
+            )?;
             self.account_removed_entry(locked.get(place.directory), place.name, gone.file_type);
             self.account_new_entry(locked.get(place.directory), place.name, comes.file_type);
             let state = locked.get(comes.inode);
@@ -273,7 +327,11 @@ impl VolumeInner {
                 state.item.parent = place.directory.0;
             }
         }
-        self.put_inodes(operation, locked, [old.directory, new.directory, source.inode, target.inode])
+        self.put_inodes(
+            operation,
+            locked,
+            [old.directory, new.directory, source.inode, target.inode],
+        )
     }
 
     /// Each of them once: both names may be in one directory.

@@ -1,10 +1,12 @@
-//! Stopping a volume, after a failure or on request. The latter is what ext4, XFS and btrfs do with their shutdown ioctl: what a
-//! crash leaves, without a crash.
+//! Stopping a volume, after a failure or on request. The latter is what ext4, XFS and btrfs do with
+//! their shutdown ioctl: what a crash leaves, without a crash.
 //!
-//! States: *running* → *stopped*; a stopped volume is only closed. It is not marked clean, so that the next mount recovers.
+//! States: *running* → *stopped*; a stopped volume is only closed. It is not marked clean, so that
+//! the next mount recovers.
 //!
-//! Requests that the device has already got end as they would, which no crash rules out either; a commit or a push under way
-//! stops at its next step, since transactions and log have failed by then.
+//! Requests that the device has already got end as they would, which no crash rules out either; a
+//! commit or a push under way stops at its next step, since transactions and log have failed by
+//! then.
 use crate::volume::VolumeInner;
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
@@ -25,7 +27,9 @@ impl VolumeInner {
     /// Why the volume was stopped.
     pub(crate) fn failure(&self) -> Option<String> {
         // The log knows first; the commit thread tells the transactions a moment later.
-        self.transactions.failure().or_else(|| self.log.error().map(|error| Error::from(error).into_failure()))
+        self.transactions
+            .failure()
+            .or_else(|| self.log.error().map(|error| Error::from(error).into_failure()))
     }
 
     /// Stops all changes after a failure; every waiter gets an error.
@@ -46,7 +50,8 @@ impl VolumeInner {
         first
     }
 
-    /// 1. Makes everything durable, with [`ShutdownLog::Flush`]. *A failure is returned, after step 2.*
+    /// 1. Makes everything durable, with [`ShutdownLog::Flush`]. *A failure is returned, after step
+    ///    2.*
     /// 2. Ends every wait and every later change with an error.
     pub(crate) fn shut_down(&self, log: ShutdownLog) -> Result<()> {
         let synced = match log {
@@ -57,6 +62,8 @@ impl VolumeInner {
         if first {
             tracing::warn!(?log, "the volume was shut down");
         }
-        synced.and_then(|()| if first { Ok(()) } else { Err(Error::Aborted("somebody else shut it down".into())) })
+        synced.and_then(|()| {
+            if first { Ok(()) } else { Err(Error::Aborted("somebody else shut it down".into())) }
+        })
     }
 }

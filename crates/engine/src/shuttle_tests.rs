@@ -1,5 +1,6 @@
-//! The transactions' state machine and the queue of removals under a scheduler that tries many interleavings: a lost wake-up
-//! shows as a deadlock, which the scheduler reports. Planned reads and the data cache have a file each.
+//! The transactions' state machine and the queue of removals under a scheduler that tries many
+//! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads
+//! and the data cache have a file each.
 use crate::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::transaction::Transactions;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -44,7 +45,10 @@ impl Machine {
         let generation = handle.generation().0 as usize;
         self.inside[generation].fetch_add(1, SeqCst);
         for _ in 0..2 {
-            assert!(!self.cut[generation].load(SeqCst), "generation {generation} was cut with an operation joined");
+            assert!(
+                !self.cut[generation].load(SeqCst),
+                "generation {generation} was cut with an operation joined"
+            );
         }
         self.inside[generation].fetch_sub(1, SeqCst);
         drop(handle);
@@ -55,7 +59,8 @@ impl Machine {
         (self.transactions.generation().0 as usize) < GENERATIONS - 1
     }
 
-    /// One commit, of what runs or of what somebody else commits meanwhile; whether the machine still runs.
+    /// One commit, of what runs or of what somebody else commits meanwhile; whether the machine
+    /// still runs.
     fn commit(&self) -> bool {
         let wanted = self.transactions.generation();
         let Ok(begun) = self.transactions.begin_commit(wanted) else { return false };
@@ -69,7 +74,9 @@ impl Machine {
             commit.super_committed();
             drop(commit);
         }
-        assert!(self.transactions.super_committed() >= wanted || self.transactions.failure().is_some());
+        assert!(
+            self.transactions.super_committed() >= wanted || self.transactions.failure().is_some()
+        );
         true
     }
 }
@@ -85,8 +92,12 @@ fn join_all(threads: Vec<JoinHandle<()>>) {
 
 fn cuts_beside_operations() {
     let machine = Machine::new();
-    let mut threads: Vec<_> = (0..3).map(|_| spawn(&machine, |machine| (0..2).for_each(|_| assert!(machine.operate())))).collect();
-    threads.extend((0..2).map(|_| spawn(&machine, |machine| (0..2).for_each(|_| assert!(machine.commit())))));
+    let mut threads: Vec<_> = (0..3)
+        .map(|_| spawn(&machine, |machine| (0..2).for_each(|_| assert!(machine.operate()))))
+        .collect();
+    threads.extend(
+        (0..2).map(|_| spawn(&machine, |machine| (0..2).for_each(|_| assert!(machine.commit())))),
+    );
     join_all(threads);
     let last = machine.transactions.super_committed().0;
     assert!((3..=5).contains(&last), "each commit was its own or another's, up to {last}");
@@ -106,7 +117,9 @@ fn a_failure_reaches_everybody() {
         let threads = vec![
             spawn(&machine, |machine| while machine.operate() {}),
             spawn(&machine, |machine| while machine.generation_is_small() && machine.commit() {}),
-            spawn(&machine, |machine| assert!(machine.transactions.wait_completed(Generation(99)).is_err())),
+            spawn(&machine, |machine| {
+                assert!(machine.transactions.wait_completed(Generation(99)).is_err())
+            }),
             spawn(&machine, |machine| {
                 // Stays joined until it hears of the failure, so that a commit waits for it.
                 let handle = machine.transactions.join();
@@ -124,7 +137,8 @@ fn a_failure_reaches_everybody() {
     shuttle::check_random(model, schedules_each());
 }
 
-/// After the cut of the last commit nobody changes or commits anything, whoever waited for it or comes later.
+/// After the cut of the last commit nobody changes or commits anything, whoever waited for it or
+/// comes later.
 #[test]
 fn nothing_follows_the_last_commit() {
     let model = || {
@@ -135,7 +149,8 @@ fn nothing_follows_the_last_commit() {
         ];
         let mut last = loop {
             let wanted = machine.transactions.generation();
-            if let Some(commit) = machine.transactions.begin_commit(wanted).expect("nothing fails") {
+            if let Some(commit) = machine.transactions.begin_commit(wanted).expect("nothing fails")
+            {
                 break commit;
             }
         };
@@ -194,13 +209,18 @@ const BUSY: u64 = 3;
 
 impl Removals {
     fn new() -> Arc<Removals> {
-        Arc::new(Removals { queue: RemovalQueue::new(), removed: [const { AtomicU64::new(0) }; 12] })
+        Arc::new(Removals {
+            queue: RemovalQueue::new(),
+            removed: [const { AtomicU64::new(0) }; 12],
+        })
     }
 
     fn remove(&self, orphan: Orphan) {
         thread::yield_now();
         match orphan.blocks {
-            0 if LACKS_SPACE.contains(&orphan.number.0) => self.queue.postpone(Orphan { blocks: 1, ..orphan }),
+            0 if LACKS_SPACE.contains(&orphan.number.0) => {
+                self.queue.postpone(Orphan { blocks: 1, ..orphan })
+            }
             _ => drop(self.removed[orphan.number.0 as usize].fetch_add(1, SeqCst)),
         }
     }
@@ -208,14 +228,17 @@ impl Removals {
     /// What reclaim does.
     fn remove_queued(&self) {
         let mut busy = Vec::new();
-        for taken in self.queue.take_postponed().into_iter().chain(std::iter::from_fn(|| self.queue.take())) {
+        for taken in
+            self.queue.take_postponed().into_iter().chain(std::iter::from_fn(|| self.queue.take()))
+        {
             if taken.orphan.number.0 == BUSY { busy.push(taken) } else { self.remove(taken.orphan) }
         }
         busy.into_iter().for_each(Taken::give_back);
     }
 
     fn push(&self, numbers: std::ops::Range<u64>) {
-        numbers.for_each(|number| self.queue.push(Orphan { number: InodeNumber(number), blocks: 0 }));
+        numbers
+            .for_each(|number| self.queue.push(Orphan { number: InodeNumber(number), blocks: 0 }));
     }
 
     fn times_removed(&self, numbers: std::ops::Range<u64>) -> Vec<u64> {
@@ -223,7 +246,8 @@ impl Removals {
     }
 }
 
-/// The reaper, reclaim and a commit work the queue off beside each other, and others queue more, while two wait for the end.
+/// The reaper, reclaim and a commit work the queue off beside each other, and others queue more,
+/// while two wait for the end.
 fn removals_end() {
     let removals = Removals::new();
     let spawn = |task: fn(&Removals)| {
@@ -241,7 +265,11 @@ fn removals_end() {
         spawn(|removals| {
             removals.push(0..4);
             removals.queue.wait_until_idle();
-            assert_eq!(removals.times_removed(2..4), [1, 1], "they were queued before the wait began");
+            assert_eq!(
+                removals.times_removed(2..4),
+                [1, 1],
+                "they were queued before the wait began"
+            );
         }),
         spawn(|removals| removals.queue.retry_postponed()),
         spawn(|removals| removals.queue.wait_until_idle()),
@@ -251,7 +279,10 @@ fn removals_end() {
         removals.queue.retry_postponed();
         removals.queue.wait_until_idle();
     }
-    assert_eq!((removals.times_removed(0..4), removals.times_removed(10..12)), (vec![1; 4], vec![1; 2]));
+    assert_eq!(
+        (removals.times_removed(0..4), removals.times_removed(10..12)),
+        (vec![1; 4], vec![1; 2])
+    );
     removals.queue.stop();
     reaper.join().expect("no panic");
 }

@@ -29,7 +29,8 @@ impl Counters {
     }
 }
 
-/// Counters since the volume was opened, and sizes now. Times in nanoseconds where the name says so.
+/// Counters since the volume was opened, and sizes now. Times in nanoseconds where the name says
+/// so.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)]
@@ -99,7 +100,8 @@ pub struct Statistics {
     /// What opening the volume did, phase by phase.
     pub recovery: Vec<RecoveryPhase>,
     pub device_flush_time_ns: u64,
-    /// In the order of their course; empty when the program was built without the feature `stage-times`.
+    /// In the order of their course; empty when the program was built without the feature
+    /// `stage-times`.
     pub fsync_stages: Vec<FsyncStage>,
     /// Of a mirror or concatenation.
     pub device: Option<ComposedDevice>,
@@ -141,7 +143,15 @@ pub struct DeviceMember {
 
 impl From<DeviceHealth> for ComposedDevice {
     fn from(health: DeviceHealth) -> Self {
-        let DeviceHealth { kind, pool, degraded, repaired_blocks, resynchronised_blocks, members, .. } = health;
+        let DeviceHealth {
+            kind,
+            pool,
+            degraded,
+            repaired_blocks,
+            resynchronised_blocks,
+            members,
+            ..
+        } = health;
         let member = |member: MemberHealth| DeviceMember {
             name: member.name,
             state: member.state,
@@ -153,14 +163,22 @@ impl From<DeviceHealth> for ComposedDevice {
             flush_time_ns: member.flush_time_ns,
         };
         let members = members.into_iter().map(member).collect();
-        Self { kind: kind.to_owned(), pool, degraded, repaired_blocks, resynchronised_blocks, members }
+        Self {
+            kind: kind.to_owned(),
+            pool,
+            degraded,
+            repaired_blocks,
+            resynchronised_blocks,
+            members,
+        }
     }
 }
 
 impl VolumeInner {
     /// Reads all counters; they belong to about the same moment.
     pub(crate) fn statistics(&self) -> Statistics {
-        let (log, cache, space) = (self.log.statistics(), self.cache.statistics(), self.space.report());
+        let (log, cache, space) =
+            (self.log.statistics(), self.cache.statistics(), self.space.report());
         let data_cache = self.data_cache.statistics();
         let block = BLOCK_SIZE as u64;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,20 +1,22 @@
 //! Writing everything that is dirty, in sweeps over many files.
 //!
 //! A sweep, for each dirty inode in turn:
-//! 1. Its data gets blocks and is logged. A file with much data is written at once; little data is queued with the log, as for
-//!    an fsync ([`VolumeInner::write_back_with_group`]). *Crash: nothing of it is durable; the old extents count.*
-//! 2. When [`SWEEP_BLOCKS`] wait, the log writes them: what lies side by side on the device in one write, all at once. Files
-//!    one after the other would cost the device a write each.
+//! 1. Its data gets blocks and is logged. A file with much data is written at once; little data is
+//!    queued with the log, as for an fsync ([`VolumeInner::write_back_with_group`]). *Crash:
+//!    nothing of it is durable; the old extents count.*
+//! 2. When [`SWEEP_BLOCKS`] wait, the log writes them: what lies side by side on the device in one
+//!    write, all at once. Files one after the other would cost the device a write each.
 //! 3. Pages that were written leave memory.
 //!
 //! One checkpoint makes all of it durable, which is for the caller to wait for.
 //!
-//! A file that grows and has much dirty data is written before that, by the same thread ([`VolumeInner::write_behind`]): the device
-//! works while the writer goes on, and memory is used again in place of more. What is written over, or soon
-//! removed, is mostly smaller, and waits for the sweep.
+//! A file that grows and has much dirty data is written before that, by the same thread
+//! ([`VolumeInner::write_behind`]): the device works while the writer goes on, and memory is used
+//! again in place of more. What is written over, or soon removed, is mostly smaller, and waits for
+//! the sweep.
 //!
-//! Data that could not be written on that way is dirty again. A second pass writes it file by file, so that an error is known
-//! to be that file's.
+//! Data that could not be written on that way is dirty again. A second pass writes it file by file,
+//! so that an error is known to be that file's.
 use crate::inode::Inode;
 use crate::operation::Effort;
 use crate::volume::VolumeInner;
@@ -24,8 +26,8 @@ use cairn_log::RequestTimer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Blocks that a sweep queues before it has them written. A group that comes meanwhile writes them with its own, so this bounds
-/// how much longer an fsync takes.
+/// Blocks that a sweep queues before it has them written. A group that comes meanwhile writes them
+/// with its own, so this bounds how much longer an fsync takes.
 const SWEEP_BLOCKS: u64 = 256;
 
 impl VolumeInner {
@@ -39,7 +41,8 @@ impl VolumeInner {
         }
     }
 
-    /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all the same.
+    /// Writes and logs everything that is dirty; the first error is returned, the rest is tried all
+    /// the same.
     pub(crate) fn write_back_all(&self) -> Result<()> {
         let losses = self.log.data_losses();
         let swept = self.sweep();
@@ -75,7 +78,8 @@ impl VolumeInner {
         result
     }
 
-    /// Writes what is queued with the log. The pages of `inodes` leave memory, and the inodes this list.
+    /// Writes what is queued with the log. The pages of `inodes` leave memory, and the inodes this
+    /// list.
     fn write_queued(&self, inodes: &mut Vec<Arc<Inode>>) -> Result<()> {
         self.log.write_data()?;
         inodes.drain(..).for_each(|inode| inode.try_release_written(&self.dirty_inodes));
@@ -98,8 +102,8 @@ impl VolumeInner {
         self.settle_all()
     }
 
-    /// Writes everything that is dirty and makes it durable. Data on its way with somebody's fsync may fail meanwhile; then it
-    /// is dirty again, and written again.
+    /// Writes everything that is dirty and makes it durable. Data on its way with somebody's fsync
+    /// may fail meanwhile; then it is dirty again, and written again.
     pub(crate) fn settle_all(&self) -> Result<()> {
         loop {
             let losses = self.log.data_losses();
@@ -114,8 +118,8 @@ impl VolumeInner {
         }
     }
 
-    /// The life of the thread that writes what is dirty from time to time. Not the commit thread's work: logging what was written
-    /// may have to wait for a commit.
+    /// The life of the thread that writes what is dirty from time to time. Not the commit thread's
+    /// work: logging what was written may have to wait for a commit.
     pub(crate) fn run_writeback(&self) {
         let mut work = self.work.lock();
         let mut start = clock::now_monotonic();
@@ -129,7 +133,10 @@ impl VolumeInner {
                 drop(work);
                 if let Err(error) = self.write_back_if_idle(&inode) {
                     // Its fsync says so, and the sweep below.
-                    tracing::debug!("dirty data of inode {} could not be written yet: {error}", inode.number);
+                    tracing::debug!(
+                        "dirty data of inode {} could not be written yet: {error}",
+                        inode.number
+                    );
                 }
                 work = self.work.lock();
             }

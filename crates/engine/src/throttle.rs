@@ -1,16 +1,18 @@
 //! What a writer does when memory holds too much dirty data: it writes some out itself, somebody's.
 //!
-//! Each writer owes a multiple of what it is about to make dirty, so that dirty data shrinks however many of them there are,
-//! and none of them waits for much longer than its own share takes. Files take turns, by inode number: a writer takes the next
-//! one that nobody else writes, so that writers don't queue for one file; and data that is overwritten or removed soon
-//! has a whole turn's time to vanish unwritten.
+//! Each writer owes a multiple of what it is about to make dirty, so that dirty data shrinks
+//! however many of them there are, and none of them waits for much longer than its own share takes.
+//! Files take turns, by inode number: a writer takes the next one that nobody else writes, so that
+//! writers don't queue for one file; and data that is overwritten or removed soon has a whole
+//! turn's time to vanish unwritten.
 //!
-//! Only a few work at a time, the others sleep until one of these hands its place over: first come, first served. If all
-//! worked, each would hold some file's extents mutex while it waits for a processor among hundreds, and whoever
-//! creates or removes that file would wait as long.
+//! Only a few work at a time, the others sleep until one of these hands its place over: first come,
+//! first served. If all worked, each would hold some file's extents mutex while it waits for a
+//! processor among hundreds, and whoever creates or removes that file would wait as long.
 //!
-//! Lock discipline: places and the list of dirty inodes are locked for one step; an inode's extents mutex is tried, never
-//! waited for, but the writer's own. Who waits for a place holds no lock and has joined no transaction.
+//! Lock discipline: places and the list of dirty inodes are locked for one step; an inode's extents
+//! mutex is tried, never waited for, but the writer's own. Who waits for a place holds no lock and
+//! has joined no transaction.
 use crate::Result;
 use crate::inode::Inode;
 use crate::operation::Effort;
@@ -55,10 +57,15 @@ struct Place<'a>(&'a DirtyThrottle);
 impl DirtyThrottle {
     pub(crate) fn new() -> DirtyThrottle {
         let places = Places { free: PLACES, waiting: 0, handed: 0 };
-        DirtyThrottle { turn: AtomicU64::new(0), places: Mutex::new(Rank::LEAF, places), handed: Condvar::new() }
+        DirtyThrottle {
+            turn: AtomicU64::new(0),
+            places: Mutex::new(Rank::LEAF, places),
+            handed: Condvar::new(),
+        }
     }
 
-    /// Waits for a place. Whoever comes while others wait stands behind them: the condition variable wakes in that order.
+    /// Waits for a place. Whoever comes while others wait stands behind them: the condition
+    /// variable wakes in that order.
     fn enter(&self) -> Place<'_> {
         assert_may_block(None);
         let mut places = self.places.lock();
@@ -115,10 +122,12 @@ impl VolumeInner {
         if written > 0 || dirty() <= limit {
             return Ok(());
         }
-        // Nothing but files that others write just now, that have no data, or that can't be written: then its own.
+        // Nothing but files that others write just now, that have no data, or that can't be
+        // written: then its own.
         self.write_back(inode, Effort::Writeback)?;
         match failure {
-            // As much again for a file that can't be written at all, so that others go on; but memory has an end.
+            // As much again for a file that can't be written at all, so that others go on; but
+            // memory has an end.
             Some(error) if dirty() > STUCK_SHARE * limit => Err(error),
             _ => Ok(()),
         }
@@ -128,15 +137,21 @@ impl VolumeInner {
     fn next_dirty(&self) -> Option<Arc<Inode>> {
         let (inodes, turn) = (self.dirty_inodes.lock(), &self.dirty_throttle.turn);
         let last = InodeNumber(turn.load(Ordering::Relaxed));
-        let (number, inode) = inodes.range((Bound::Excluded(last), Bound::Unbounded)).next().or_else(|| inodes.iter().next())?;
+        let (number, inode) = inodes
+            .range((Bound::Excluded(last), Bound::Unbounded))
+            .next()
+            .or_else(|| inodes.iter().next())?;
         turn.store(number.0, Ordering::Relaxed);
         Some(Arc::clone(inode))
     }
 
-    /// Writes a file's dirty data unless somebody does already; returns for how many blocks it kept space.
+    /// Writes a file's dirty data unless somebody does already; returns for how many blocks it kept
+    /// space.
     pub(crate) fn write_back_if_idle(&self, inode: &Arc<Inode>) -> Result<u64> {
         let Some(_extents) = inode.extents.try_lock() else { return Ok(0) };
-        let blocks = self.read_inode(inode).map_or(0, |state| state.reservation.as_ref().map_or(0, Reservation::data_blocks));
+        let blocks = self
+            .read_inode(inode)
+            .map_or(0, |state| state.reservation.as_ref().map_or(0, Reservation::data_blocks));
         if blocks > 0 {
             self.write_back_locked(inode, Effort::Writeback)?;
         }

@@ -5,16 +5,17 @@
 //!           wait for the  no joins,     the cut       = Running of the next; `committing` holds the old one
 //!           commit before drain
 //! ```
-//! The last commit ends in *Ended* instead of a next transaction: what a clean superblock says stays true.
+//! The last commit ends in *Ended* instead of a next transaction: what a clean superblock says
+//! stays true.
 //!
 //! Invariants:
 //! - `generation` grows by one at each cut, and only while `joined` is 0;
 //! - one commit is between CommitPrep and SuperCommitted at any time;
-//! - `super_committed` and `completed` are set under the lock before their waiters are woken, and a woken thread
-//!   checks again; a failure wakes everybody.
+//! - `super_committed` and `completed` are set under the lock before their waiters are woken, and a
+//!   woken thread checks again; a failure wakes everybody.
 //!
-//! Lock discipline: the state's lock (rank TRANSACTION) is held for a few instructions. Joining may wait for the cut;
-//! who joins holds no lock but an inode's extents mutex.
+//! Lock discipline: the state's lock (rank TRANSACTION) is held for a few instructions. Joining may
+//! wait for the cut; who joins holds no lock but an inode's extents mutex.
 use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -80,8 +81,8 @@ impl Drop for Handle<'_> {
     }
 }
 
-/// The exclusive right to commit. Dropping it before [`Commit::unblock`] lets the transaction go on as if nothing had
-/// been tried.
+/// The exclusive right to commit. Dropping it before [`Commit::unblock`] lets the transaction go on
+/// as if nothing had been tried.
 pub(crate) struct Commit<'a> {
     transactions: &'a Transactions,
     generation: Generation,
@@ -107,14 +108,19 @@ impl Commit<'_> {
 
     fn continue_with(&mut self, phase: Phase) {
         let mut state = self.transactions.state.lock();
-        assert_eq!((state.phase, state.joined), (Phase::CommitDoing, 0), "the cut happens with nobody joined");
+        assert_eq!(
+            (state.phase, state.joined),
+            (Phase::CommitDoing, 0),
+            "the cut happens with nobody joined"
+        );
         state.generation = self.generation.next();
         state.phase = phase;
         self.unblocked = true;
         self.transactions.changed.notify_all();
     }
 
-    /// The superblock is durable. The right to commit stays: what follows a commit happens in the order of commits.
+    /// The superblock is durable. The right to commit stays: what follows a commit happens in the
+    /// order of commits.
     pub(crate) fn super_committed(&mut self) {
         assert!(self.unblocked, "a superblock is written after the cut");
         let mut state = self.transactions.state.lock();
@@ -131,7 +137,8 @@ impl Drop for Commit<'_> {
         if !self.unblocked {
             state.phase = Phase::Running;
         } else if !self.finished {
-            // The next transaction refers to what this one did not write: it must never get a superblock.
+            // The next transaction refers to what this one did not write: it must never get a
+            // superblock.
             state.failure.get_or_insert_with(|| "a commit was not finished".into());
         }
         state.committing = false;
@@ -173,8 +180,8 @@ impl Transactions {
         self.state.lock().generation
     }
 
-    /// Takes the right to commit `wanted` or, if that is over, nothing: waits for the commit in flight, stops joins,
-    /// and drains. `None` if `wanted` was committed meanwhile.
+    /// Takes the right to commit `wanted` or, if that is over, nothing: waits for the commit in
+    /// flight, stops joins, and drains. `None` if `wanted` was committed meanwhile.
     pub(crate) fn begin_commit(&self, wanted: Generation) -> Result<Option<Commit<'_>>> {
         let mut state = self.state.lock();
         loop {
@@ -189,7 +196,12 @@ impl Transactions {
         }
         state.committing = true;
         state.phase = Phase::CommitStart;
-        let commit = Commit { transactions: self, generation: state.generation, unblocked: false, finished: false };
+        let commit = Commit {
+            transactions: self,
+            generation: state.generation,
+            unblocked: false,
+            finished: false,
+        };
         while state.joined > 0 && state.failure.is_none() {
             self.changed.wait(&mut state);
         }
@@ -226,8 +238,8 @@ impl Transactions {
         self.state.lock().super_committed
     }
 
-    /// Stops everything: waiters and later callers get the error. Only the first failure counts; says whether this was
-    /// it.
+    /// Stops everything: waiters and later callers get the error. Only the first failure counts;
+    /// says whether this was it.
     pub(crate) fn fail(&self, failure: &str) -> bool {
         let mut state = self.state.lock();
         let first = state.failure.is_none();

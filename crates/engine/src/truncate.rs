@@ -1,12 +1,14 @@
 //! Changing the length of a file, and removing all of it.
 //!
 //! Shortening a file, with its extents mutex held:
-//! 1. In one operation: the new size, the last block rewritten with zeros past the new end (its data is written before
-//!    it is logged), the first extents past the end removed; if more remain, an orphan item.
-//! 2. In further operations: the remaining extents, some at a time; the last one removes the orphan item.
+//! 1. In one operation: the new size, the last block rewritten with zeros past the new end (its
+//!    data is written before it is logged), the first extents past the end removed; if more remain,
+//!    an orphan item.
+//! 2. In further operations: the remaining extents, some at a time; the last one removes the orphan
+//!    item.
 //!
-//! *A crash after step 1 leaves an orphan item, and the next mount does step 2.* No data can enter the file past its end
-//! meanwhile, since that takes the extents mutex.
+//! *A crash after step 1 leaves an orphan item, and the next mount does step 2.* No data can enter
+//! the file past its end meanwhile, since that takes the extents mutex.
 use crate::directory::orphan_key;
 use crate::file::checked_end;
 use crate::inode::{Inode, InodeState};
@@ -15,7 +17,8 @@ use crate::types::{AttributeChange, Attributes, TimeChange};
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_format::{
-    BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, OrphanKind, Timestamp, blocks_for_bytes, checksum, encode_orphan,
+    BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, OrphanKind, Timestamp,
+    blocks_for_bytes, checksum, encode_orphan,
 };
 use std::sync::Arc;
 
@@ -54,7 +57,11 @@ fn apply(state: &mut InodeState, change: &AttributeChange) {
 
 impl VolumeInner {
     /// Changes attributes; a change of size comes first.
-    pub(crate) fn set_attributes(&self, number: InodeNumber, change: &AttributeChange) -> Result<Attributes> {
+    pub(crate) fn set_attributes(
+        &self,
+        number: InodeNumber,
+        change: &AttributeChange,
+    ) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         if let Some(size) = change.size {
             self.set_size(&inode, size)?;
@@ -113,7 +120,13 @@ impl VolumeInner {
                 operation.put(orphan_key(number), &encode_orphan(OrphanKind::Truncate))?;
             }
             if !remaining {
-                self.drop_extents(&mut operation, number, &mut state, (first_gone, u64::MAX), &gone)?;
+                self.drop_extents(
+                    &mut operation,
+                    number,
+                    &mut state,
+                    (first_gone, u64::MAX),
+                    &gone,
+                )?;
             }
         }
         state.item.size = size;
@@ -126,9 +139,16 @@ impl VolumeInner {
         Ok(!remaining)
     }
 
-    /// Gives the block in which the file will end zeros past the end. If the device has an older version of it, the new
-    /// one is written at once and enters the tree with the new size; otherwise it stays in memory.
-    fn rewrite_boundary(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState, size: u64) -> Result<()> {
+    /// Gives the block in which the file will end zeros past the end. If the device has an older
+    /// version of it, the new one is written at once and enters the tree with the new size;
+    /// otherwise it stays in memory.
+    fn rewrite_boundary(
+        &self,
+        operation: &mut Operation<'_>,
+        number: InodeNumber,
+        state: &mut InodeState,
+        size: u64,
+    ) -> Result<()> {
         let tail = (size % BLOCK_SIZE as u64) as usize;
         if tail == 0 {
             return Ok(());
@@ -163,7 +183,8 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// Finishes a truncation that an error interrupted. The extents mutex is held; without this nothing may enter the file.
+    /// Finishes a truncation that an error interrupted. The extents mutex is held; without this
+    /// nothing may enter the file.
     pub(crate) fn settle_truncation(&self, inode: &Arc<Inode>) -> Result<()> {
         let unfinished = self.read_inode(inode)?.truncated_from.is_some();
         if unfinished { self.finish_truncation(inode) } else { Ok(()) }
@@ -174,10 +195,17 @@ impl VolumeInner {
         loop {
             let (mut operation, batch) = self.begin_batch(4, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
-            let first_gone = state.truncated_from.unwrap_or_else(|| blocks_for_bytes(state.disk_size));
+            let first_gone =
+                state.truncated_from.unwrap_or_else(|| blocks_for_bytes(state.disk_size));
             let gone = self.extents_in(inode.number, first_gone, u64::MAX, batch)?;
             let finished = gone.len() < batch;
-            self.drop_extents(&mut operation, inode.number, &mut state, (first_gone, u64::MAX), &gone)?;
+            self.drop_extents(
+                &mut operation,
+                inode.number,
+                &mut state,
+                (first_gone, u64::MAX),
+                &gone,
+            )?;
             if finished {
                 state.truncated_from = None;
                 if state.item.links > 0 {
@@ -193,9 +221,15 @@ impl VolumeInner {
         }
     }
 
-    /// Removes an inode without names: its items some at a time, then itself. A crash on the way leaves its orphan item.
-    /// The extents mutex is held. `counted` are the blocks of it that were announced to the allocator.
-    pub(crate) fn remove_inode(&self, inode: &Arc<Inode>, effort: Effort, counted: &mut u64) -> Result<()> {
+    /// Removes an inode without names: its items some at a time, then itself. A crash on the way
+    /// leaves its orphan item. The extents mutex is held. `counted` are the blocks of it that were
+    /// announced to the allocator.
+    pub(crate) fn remove_inode(
+        &self,
+        inode: &Arc<Inode>,
+        effort: Effort,
+        counted: &mut u64,
+    ) -> Result<()> {
         loop {
             let (mut operation, batch) = self.begin_batch(3, 0, effort)?;
             let mut state = match self.write_inode(inode) {
@@ -227,19 +261,33 @@ impl VolumeInner {
     }
 
     /// Removes up to `batch` of an inode's other items; whether none is left.
-    fn remove_items(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState, batch: usize) -> Result<bool> {
+    fn remove_items(
+        &self,
+        operation: &mut Operation<'_>,
+        number: InodeNumber,
+        state: &mut InodeState,
+        batch: usize,
+    ) -> Result<bool> {
         if state.file_type() == FileType::Directory && state.item.entries > 0 {
             return Err(Error::NotEmpty);
         }
         let mut removed = 0;
-        let items: Vec<_> = self.files.range(Key::all_of_inode(number)).take(batch + 1).collect::<std::result::Result<_, _>>()?;
+        let items: Vec<_> = self
+            .files
+            .range(Key::all_of_inode(number))
+            .take(batch + 1)
+            .collect::<std::result::Result<_, _>>()?;
         let finished = items.len() <= batch;
         for (key, value) in items {
             if key.kind == ItemKind::Inode as u8 || removed == batch {
                 continue;
             }
             removed += 1;
-            let extent = if key.kind == ItemKind::Extent as u8 { Some(Extent::decode(&value)?) } else { None };
+            let extent = if key.kind == ItemKind::Extent as u8 {
+                Some(Extent::decode(&value)?)
+            } else {
+                None
+            };
             if let Some(extent) = &extent {
                 self.expect_referenced(extent)?;
             }

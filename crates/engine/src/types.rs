@@ -80,7 +80,8 @@ pub struct AttributeChange {
     pub changed: Option<TimeChange>,
     /// Clear set-user-id, and set-group-id where the group may execute.
     pub clear_set_id: bool,
-    /// With `clear_set_id`: the caller is not in the file's group, so set-group-id goes in any case.
+    /// With `clear_set_id`: the caller is not in the file's group, so set-group-id goes in any
+    /// case.
     pub not_in_group: bool,
 }
 

@@ -1,25 +1,32 @@
 //! Writing a file's dirty data to the device, and fsync.
 //!
 //! [`VolumeInner::write_back`], with the file's extents mutex held throughout:
-//! 1. Under the state lock take a batch of dirty pages (their content is shared, not copied) and the space kept for them.
-//! 2. Without the state lock: allocate, or find the unwritten blocks that the file has there; reserve for the items.
-//! 3. Checksum and write, out of the pages' own memory. *Crash: blocks in flight, referenced by nothing.*
-//! 4. Join; under the state lock replace the extents, log them with the inode; forget the pages that nobody changed
-//!    meanwhile. *Crash before the checkpoint is durable: the old extents count, their blocks are pinned.*
+//! 1. Under the state lock take a batch of dirty pages (their content is shared, not copied) and
+//!    the space kept for them.
+//! 2. Without the state lock: allocate, or find the unwritten blocks that the file has there;
+//!    reserve for the items.
+//! 3. Checksum and write, out of the pages' own memory. *Crash: blocks in flight, referenced by
+//!    nothing.*
+//! 4. Join; under the state lock replace the extents, log them with the inode; forget the pages
+//!    that nobody changed meanwhile. *Crash before the checkpoint is durable: the old extents
+//!    count, their blocks are pinned.*
 //!
 //! If step 2 or 3 fails, the pages are dirty again and nothing is lost; an fsync reports the error.
 //!
-//! **An fsync of little data** leaves the writing of step 3 to the log, which writes the data of a whole group together with
-//! the group's checkpoint ([`Delivery::WithGroup`]): one wait for the device instead of one per file and another. Until the
-//! data is written its pages stay in memory as [`PageState::Logged`](crate::pages::PageState::Logged). More data than that is written here, by its own
-//! thread, so that a large fsync never stands in the way of a group; and so is everything while the log holds much.
+//! **An fsync of little data** leaves the writing of step 3 to the log, which writes the data of a
+//! whole group together with the group's checkpoint ([`Delivery::WithGroup`]): one wait for the
+//! device instead of one per file and another. Until the data is written its pages stay in memory
+//! as [`PageState::Logged`](crate::pages::PageState::Logged). More data than that is written here,
+//! by its own thread, so that a large fsync never stands in the way of a group; and so is
+//! everything while the log holds much.
 //!
-//! Such data goes next to that of the others in the group, so that it is one write on the device, also a small write into the middle
-//! of preallocated blocks while there is plenty of space ([`VolumeInner::allocate_beside_group`]).
+//! Such data goes next to that of the others in the group, so that it is one write on the device,
+//! also a small write into the middle of preallocated blocks while there is plenty of space
+//! ([`VolumeInner::allocate_beside_group`]).
 //!
-//! If the log could not write the data, the file's extents name blocks that hold something else, which their checksums tell:
-//! reading them after a crash is an error. The fsyncs that wait for it report the error, the pages are dirty again, and the
-//! next writeback puts the data elsewhere.
+//! If the log could not write the data, the file's extents name blocks that hold something else,
+//! which their checksums tell: reading them after a crash is an error. The fsyncs that wait for it
+//! report the error, the pages are dirty again, and the next writeback puts the data elsewhere.
 use crate::data_cache::write_worth_keeping;
 use crate::extents::{UnwrittenRun, unwritten_run};
 use crate::failures::{FailureLedger, in_file};
@@ -33,8 +40,8 @@ use crate::{Error, Result};
 use cairn_blockdev::{SetWrite, SharedBlocks};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber, ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS,
-    checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeNumber,
+    ItemKind, Key, LogSeq, MAX_EXTENT_BLOCKS, checksum,
 };
 use cairn_log::{CallerLeads, DataTicket, DataWrite, LogError, RequestTimer};
 use cairn_space::{Request, Reservation, Urgency};
@@ -42,16 +49,18 @@ use std::sync::Arc;
 
 /// Pages that are written in one operation.
 const BATCH_PAGES: u64 = 1024;
-/// Longest write: a group that comes meanwhile waits for it in the device's queue, and its flush for what it left there.
+/// Longest write: a group that comes meanwhile waits for it in the device's queue, and its flush
+/// for what it left there.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its reservation.
+/// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its
+/// reservation.
 const BATCH_PIECES: usize = 16;
 /// Longest piece when space is short.
 const SHORT_PIECE_BLOCKS: u64 = 4;
 /// An fsync of up to so many pages leaves writing them to the log.
 const WITH_GROUP_PAGES_MAX: u64 = 64;
-/// An fsync of so many pages takes so little time before its wait that a thread others wait for may do it: their checksums
-/// and their items, some µs each.
+/// An fsync of so many pages takes so little time before its wait that a thread others wait for may
+/// do it: their checksums and their items, some µs each.
 const BRIEF_FSYNC_PAGES_MAX: u64 = 4;
 /// A write of more blocks than this into preallocated ones is large enough for a write of its own.
 const SCATTERED_BLOCKS_MAX: u64 = 8;
@@ -96,7 +105,8 @@ struct Step {
 /// Blocks of the device and what they are to hold.
 type Part = (BlockRange, SharedBlocks);
 
-/// Tells reclaim that the holder of the extents mutex writes data, and so waits for nothing but commits.
+/// Tells reclaim that the holder of the extents mutex writes data, and so waits for nothing but
+/// commits.
 struct Writing<'a>(&'a AtomicU64);
 
 impl<'a> Writing<'a> {
@@ -121,7 +131,8 @@ struct Batch {
 }
 
 impl VolumeInner {
-    /// Writes all data of the file that is dirty now, and logs it. On return the data is written but not flushed.
+    /// Writes all data of the file that is dirty now, and logs it. On return the data is written
+    /// but not flushed.
     pub(crate) fn write_back(&self, inode: &Arc<Inode>, effort: Effort) -> Result<()> {
         let _extents = inode.extents.lock();
         self.write_back_locked(inode, effort)
@@ -132,8 +143,9 @@ impl VolumeInner {
         self.write_back_by(inode, effort, Delivery::Here)
     }
 
-    /// As [`VolumeInner::write_back`], also for data that is on its way with a group at the time of the call. What fsyncs of
-    /// others send after it meanwhile is not waited for, or it might take for ever.
+    /// As [`VolumeInner::write_back`], also for data that is on its way with a group at the time of
+    /// the call. What fsyncs of others send after it meanwhile is not waited for, or it might take
+    /// for ever.
     pub(crate) fn write_back_and_wait(&self, inode: &Arc<Inode>) -> Result<()> {
         self.write_back(inode, Effort::Writeback)?;
         let target = {
@@ -146,18 +158,25 @@ impl VolumeInner {
         self.write_back(inode, Effort::Writeback)
     }
 
-    /// Logs all data of the file that is dirty now. If it is little, writing it is left to the log, unless that has much to
-    /// write already. Returns how many blocks the log is to write. The extents mutex is held.
+    /// Logs all data of the file that is dirty now. If it is little, writing it is left to the log,
+    /// unless that has much to write already. Returns how many blocks the log is to write. The
+    /// extents mutex is held.
     pub(crate) fn write_back_with_group(&self, inode: &Arc<Inode>) -> Result<u64> {
         self.settle_flights(inode)?;
         let pages = self.read_inode(inode)?.pages.dirty();
-        let little = pages <= WITH_GROUP_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
-        self.write_back_by(inode, Effort::Writeback, if little { Delivery::WithGroup } else { Delivery::Here })?;
+        let little = pages <= WITH_GROUP_PAGES_MAX
+            && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
+        self.write_back_by(
+            inode,
+            Effort::Writeback,
+            if little { Delivery::WithGroup } else { Delivery::Here },
+        )?;
         Ok(if little { pages } else { 0 })
     }
 
-    /// Logs all data of the file that is dirty now; it is written before what was logged counts as durable. Returns the operation
-    /// to wait for, and the data on its way, of which nobody has seen the end yet: the extents mutex is held.
+    /// Logs all data of the file that is dirty now; it is written before what was logged counts as
+    /// durable. Returns the operation to wait for, and the data on its way, of which nobody has
+    /// seen the end yet: the extents mutex is held.
     fn write_back_for_fsync(&self, inode: &Arc<Inode>) -> Result<(LogSeq, Vec<Arc<DataTicket>>)> {
         let _extents = inode.extents.lock();
         self.write_back_with_group(inode)?;
@@ -169,7 +188,8 @@ impl VolumeInner {
         let _writing = Writing::begin(&inode.write_backs);
         self.settle_truncation(inode)?;
         self.settle_flights(inode)?;
-        // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to the next time.
+        // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to
+        // the next time.
         let mut from = 0;
         let last = {
             let state = self.read_inode(inode)?;
@@ -208,7 +228,8 @@ impl VolumeInner {
     fn take_batch(&self, inode: &Arc<Inode>, from: u64) -> Result<Option<Batch>> {
         let mut state = self.write_inode(inode)?;
         let dirty_before = state.pages.dirty();
-        let segments = self.change_pages(&mut state, |pages| pages.take_dirty(from, BATCH_PAGES, BATCH_PIECES));
+        let segments = self
+            .change_pages(&mut state, |pages| pages.take_dirty(from, BATCH_PAGES, BATCH_PIECES));
         if segments.is_empty() {
             return Ok(None);
         }
@@ -220,13 +241,20 @@ impl VolumeInner {
         Ok(Some(Batch { segments, reservation, size: state.item.size }))
     }
 
-    fn write_batch(&self, inode: &Arc<Inode>, mut batch: Batch, effort: Effort, delivery: Delivery) -> Result<()> {
+    fn write_batch(
+        &self,
+        inode: &Arc<Inode>,
+        mut batch: Batch,
+        effort: Effort,
+        delivery: Delivery,
+    ) -> Result<()> {
         let mut result = Ok(());
         let mut step = Step { effort, delivery, pieces_max: BATCH_PIECES };
         while !batch.segments.is_empty() {
             match self.write_pieces(inode, &batch, step) {
                 Ok(written) => drop_front(&mut batch.segments, written),
-                // The data was accepted, so there is space for it: piece by piece, and with the help of the reserve.
+                // The data was accepted, so there is space for it: piece by piece, and with the
+                // help of the reserve.
                 Err(Error::NoSpace) if step.pieces_max > 1 => {
                     let effort = if effort == Effort::Reclaim { effort } else { Effort::Removal };
                     step = Step { effort, delivery, pieces_max: 1 };
@@ -249,19 +277,21 @@ impl VolumeInner {
         let (first, end) = (segments[0].block, segments[segments.len() - 1].end());
         let existing = self.extents_in(inode.number, first, end, usize::MAX)?;
         let mut pieces = Vec::new();
-        let result = self.allocate_pieces(segments, &existing, batch.reservation.as_ref(), step, &mut pieces).and_then(|count| {
-            let parts = parts_of(segments, &mut pieces);
-            self.cache_parts(&pieces, &parts, batch.size);
-            let with_group = match step.delivery {
-                Delivery::Here => {
-                    in_file(inode.number, None, || self.write_data(&parts))?;
-                    None
-                }
-                Delivery::WithGroup => Some(parts),
-            };
-            self.insert_pieces(inode, batch.size, &pieces, &existing, with_group, step.effort)?;
-            Ok(count)
-        });
+        let result = self
+            .allocate_pieces(segments, &existing, batch.reservation.as_ref(), step, &mut pieces)
+            .and_then(|count| {
+                let parts = parts_of(segments, &mut pieces);
+                self.cache_parts(&pieces, &parts, batch.size);
+                let with_group = match step.delivery {
+                    Delivery::Here => {
+                        in_file(inode.number, None, || self.write_data(&parts))?;
+                        None
+                    }
+                    Delivery::WithGroup => Some(parts),
+                };
+                self.insert_pieces(inode, batch.size, &pieces, &existing, with_group, step.effort)?;
+                Ok(count)
+            });
         if result.is_err() && self.transactions.failure().is_none() {
             for piece in pieces.iter().filter(|piece| !piece.in_place) {
                 match &batch.reservation {
@@ -273,8 +303,8 @@ impl VolumeInner {
         result
     }
 
-    /// Keeps what is about to be written in memory, as far as it is likely to be read soon. If it can't be written, its
-    /// pages stay, or no extent refers to its blocks.
+    /// Keeps what is about to be written in memory, as far as it is likely to be read soon. If it
+    /// can't be written, its pages stay, or no extent refers to its blocks.
     fn cache_parts(&self, pieces: &[Piece], parts: &[Part], file_bytes: u64) {
         let mut parts = parts.iter();
         for piece in pieces {
@@ -315,12 +345,26 @@ impl VolumeInner {
                     None => {
                         let next_unwritten = existing
                             .iter()
-                            .find(|(start, e)| e.kind == ExtentKind::Unwritten && *start > file_block)
+                            .find(|(start, e)| {
+                                e.kind == ExtentKind::Unwritten && *start > file_block
+                            })
                             .map_or(u64::MAX, |(s, _)| *s);
-                        (self.allocate_blocks(run.min(next_unwritten - file_block), kept, step.effort)?, false)
+                        (
+                            self.allocate_blocks(
+                                run.min(next_unwritten - file_block),
+                                kept,
+                                step.effort,
+                            )?,
+                            false,
+                        )
                     }
                 };
-                pieces.push(Piece { file_block, range, in_place, checksums: Vec::with_capacity(range.blocks as usize) });
+                pieces.push(Piece {
+                    file_block,
+                    range,
+                    in_place,
+                    checksums: Vec::with_capacity(range.blocks as usize),
+                });
                 file_block += range.blocks;
                 count += range.blocks;
             }
@@ -328,21 +372,32 @@ impl VolumeInner {
         Ok(count)
     }
 
-    fn allocate_blocks(&self, blocks: u64, kept: Option<&Reservation>, effort: Effort) -> Result<BlockRange> {
+    fn allocate_blocks(
+        &self,
+        blocks: u64,
+        kept: Option<&Reservation>,
+        effort: Effort,
+    ) -> Result<BlockRange> {
         if let Some(kept) = kept.filter(|kept| kept.data_blocks() > 0) {
             return Ok(self.space.allocate_data(kept, blocks.min(kept.data_blocks()), None)?);
         }
-        // Written over preallocated blocks that were given back since: the space was not kept, ask for it now.
+        // Written over preallocated blocks that were given back since: the space was not kept, ask
+        // for it now.
         let extra = self.reserve(Request { data_blocks: 1, nodes: 0 }, effort)?;
         Ok(self.space.allocate_data(&extra, 1, None)?)
     }
 
-    /// Blocks next to the group's other data for a small write into the middle of preallocated blocks, if the volume has
-    /// plenty. In place it would be a write of its own on the device; together the group's data is one. What fills
-    /// preallocated blocks from their beginning stays there, so a file that is written in order is in one piece.
+    /// Blocks next to the group's other data for a small write into the middle of preallocated
+    /// blocks, if the volume has plenty. In place it would be a write of its own on the device;
+    /// together the group's data is one. What fills preallocated blocks from their beginning stays
+    /// there, so a file that is written in order is in one piece.
     fn allocate_beside_group(&self, unwritten: UnwrittenRun, step: Step) -> Option<BlockRange> {
         let in_order = unwritten.skipped_blocks == 0;
-        if step.delivery == Delivery::Here || step.pieces_max == 1 || in_order || unwritten.range.blocks > SCATTERED_BLOCKS_MAX {
+        if step.delivery == Delivery::Here
+            || step.pieces_max == 1
+            || in_order
+            || unwritten.range.blocks > SCATTERED_BLOCKS_MAX
+        {
             return None;
         }
         let space = self.space.report();
@@ -350,11 +405,15 @@ impl VolumeInner {
             return None;
         }
         let blocks = unwritten.range.blocks;
-        let reservation = self.space.try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal).ok()?;
+        let reservation = self
+            .space
+            .try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal)
+            .ok()?;
         self.space.allocate_data(&reservation, blocks, None).ok()
     }
 
-    /// Writes; neighbours on the device go in one write, as far as that is not too long. All writes are under way together.
+    /// Writes; neighbours on the device go in one write, as far as that is not too long. All writes
+    /// are under way together.
     fn write_data(&self, parts: &[Part]) -> Result<()> {
         let mut writes = Vec::new();
         for run in parts.chunk_by(|(before, _), (after, _)| before.end() == after.start) {
@@ -387,7 +446,8 @@ impl VolumeInner {
         with_group: Option<Vec<Part>>,
         effort: Effort,
     ) -> Result<()> {
-        // One item for the new extent; of those that were there each is removed or cut, and one of them in two.
+        // One item for the new extent; of those that were there each is removed or cut, and one of
+        // them in two.
         let changes = |piece| match overlapping(existing, piece).count() as u64 {
             0 => 1,
             overlaps => overlaps + 2,
@@ -396,7 +456,8 @@ impl VolumeInner {
         let mut operation = self.begin(items + 1, 0, effort)?;
         let mut state = self.write_inode(inode)?;
         for piece in pieces {
-            // What is there was read before, but earlier pieces of this operation may have cut it: look again.
+            // What is there was read before, but earlier pieces of this operation may have cut it:
+            // look again.
             let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
             let current = self.extents_in(inode.number, from, to, usize::MAX)?;
             let extent = Extent {
@@ -448,26 +509,46 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// The pieces are in the tree. Pages leave memory, or stay until the data of `ticket` is written.
-    fn finish_pieces(&self, state: &mut InodeState, pieces: &[Piece], size: u64, ticket: Option<&Arc<DataTicket>>) {
+    /// The pieces are in the tree. Pages leave memory, or stay until the data of `ticket` is
+    /// written.
+    fn finish_pieces(
+        &self,
+        state: &mut InodeState,
+        pieces: &[Piece],
+        size: u64,
+        ticket: Option<&Arc<DataTicket>>,
+    ) {
         let flight = ticket.map(|_| state.next_flight);
         for piece in pieces {
             state.pages.written(piece.file_block, piece.end(), flight);
         }
         if let Some(ticket) = ticket {
             let blocks = pieces.iter().map(|piece| piece.file_block..piece.end()).collect();
-            state.flights.push(Flight { number: state.next_flight, blocks, ticket: Arc::clone(ticket) });
+            state.flights.push(Flight {
+                number: state.next_flight,
+                blocks,
+                ticket: Arc::clone(ticket),
+            });
             state.next_flight += 1;
         }
         let written_end = pieces[pieces.len() - 1].end() * BLOCK_SIZE as u64;
-        state.disk_size = if state.all_logged() { state.item.size } else { state.disk_size.max(written_end.min(size)) };
+        state.disk_size = if state.all_logged() {
+            state.item.size
+        } else {
+            state.disk_size.max(written_end.min(size))
+        };
         self.trim_reservation(state);
     }
 
     /// After a failure: the pages that are left are dirty again.
     fn redirty(&self, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
         let mut state = self.write_inode(inode)?;
-        self.change_pages(&mut state, |pages| batch.segments.iter().for_each(|segment| pages.not_written(segment.block, segment.end())));
+        self.change_pages(&mut state, |pages| {
+            batch
+                .segments
+                .iter()
+                .for_each(|segment| pages.not_written(segment.block, segment.end()))
+        });
         match (&state.reservation, batch.reservation) {
             (Some(reservation), Some(kept)) => reservation.merge(kept),
             (None, kept) => state.reservation = kept,
@@ -480,12 +561,15 @@ impl VolumeInner {
     pub(crate) fn is_durable(&self, number: InodeNumber, kind: FsyncKind) -> bool {
         let inode = self.inodes.get(number);
         let Some(state) = self.try_read_inode_in_use(&inode) else { return false };
-        let to_log = state.size_dirty || (kind == FsyncKind::Full && state.times_dirty) || state.truncated_from.is_some();
+        let to_log = state.size_dirty
+            || (kind == FsyncKind::Full && state.times_dirty)
+            || state.truncated_from.is_some();
         let to_write = !state.pages.is_empty() || !state.flights.is_empty();
         !to_log && !to_write && self.check_alive().is_ok() && self.log.durable() >= state.last
     }
 
-    /// Whether an fsync has little to prepare: its data goes with the group, and nobody works on the file now. Waits for nobody.
+    /// Whether an fsync has little to prepare: its data goes with the group, and nobody works on
+    /// the file now. Waits for nobody.
     pub(crate) fn is_little_to_sync(&self, number: InodeNumber) -> bool {
         let inode = self.inodes.get(number);
         if inode.extents.try_lock().is_none() {
@@ -493,7 +577,8 @@ impl VolumeInner {
         }
         let Some(state) = self.try_read_inode_in_use(&inode) else { return false };
         let pages = state.pages.dirty();
-        let little = pages <= BRIEF_FSYNC_PAGES_MAX && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
+        let little = pages <= BRIEF_FSYNC_PAGES_MAX
+            && self.log.unwritten_blocks() + pages <= WITH_GROUP_BLOCKS_MAX;
         little && state.truncated_from.is_none()
     }
 
@@ -542,12 +627,19 @@ impl VolumeInner {
     }
 
     /// Makes the file durable; `completion` runs when it is, on this thread or another.
-    pub(crate) fn fsync(&self, number: InodeNumber, kind: FsyncKind, leads: CallerLeads, completion: Completion) {
+    pub(crate) fn fsync(
+        &self,
+        number: InodeNumber,
+        kind: FsyncKind,
+        leads: CallerLeads,
+        completion: Completion,
+    ) {
         let timer = RequestTimer::begin();
         match self.prepare_fsync(number, kind) {
             Ok(prepared) => {
                 let target = prepared.target;
-                let (dirty_inodes, failures) = (Arc::clone(&self.dirty_inodes), Arc::clone(&self.failures));
+                let (dirty_inodes, failures) =
+                    (Arc::clone(&self.dirty_inodes), Arc::clone(&self.failures));
                 let ended = move |result: std::result::Result<(), LogError>| {
                     let outcome = prepared.outcome(result, &failures);
                     completion(outcome);
@@ -566,7 +658,8 @@ impl VolumeInner {
     pub(crate) fn fsync_blocking(&self, number: InodeNumber, kind: FsyncKind) -> Result<()> {
         let timer = RequestTimer::begin();
         let prepared = self.prepare_fsync(number, kind)?;
-        let outcome = prepared.outcome(self.log.wait_durable_since(timer, prepared.target), &self.failures);
+        let outcome =
+            prepared.outcome(self.log.wait_durable_since(timer, prepared.target), &self.failures);
         if !prepared.tickets.is_empty() {
             prepared.inode.try_release_written(&self.dirty_inodes);
         }
@@ -585,7 +678,11 @@ struct Prepared {
 
 impl Prepared {
     /// How the fsync ends when its wait for the log did.
-    fn outcome(&self, result: std::result::Result<(), LogError>, failures: &FailureLedger) -> Result<()> {
+    fn outcome(
+        &self,
+        result: std::result::Result<(), LogError>,
+        failures: &FailureLedger,
+    ) -> Result<()> {
         result?;
         for ticket in &self.tickets {
             let outcome = ticket.outcome();
@@ -607,13 +704,19 @@ fn parts_of(segments: &[Segment], pieces: &mut [Piece]) -> Vec<Part> {
     for piece in pieces {
         let mut range = piece.range;
         while range.blocks > 0 {
-            let data = rest.take().or_else(|| segments.next().map(|segment| segment.data.clone())).expect("pieces are made of segments");
+            let data = rest
+                .take()
+                .or_else(|| segments.next().map(|segment| segment.data.clone()))
+                .expect("pieces are made of segments");
             let count = data.blocks().min(range.blocks as usize);
             let part = data.slice(0..count);
             rest = (count < data.blocks()).then(|| data.slice(count..data.blocks()));
             piece.checksums.extend(part.chunks_exact(BLOCK_SIZE).map(checksum));
             parts.push((BlockRange::new(range.start, count as u64), part));
-            range = BlockRange::new(BlockNumber(range.start.0 + count as u64), range.blocks - count as u64);
+            range = BlockRange::new(
+                BlockNumber(range.start.0 + count as u64),
+                range.blocks - count as u64,
+            );
         }
     }
     parts
@@ -643,7 +746,10 @@ fn data_writes(parts: Vec<Part>, generation: Generation) -> (Arc<DataTicket>, Ve
     (ticket, writes)
 }
 
-fn overlapping<'a>(existing: &'a [(u64, Extent)], piece: &Piece) -> impl Iterator<Item = &'a (u64, Extent)> {
+fn overlapping<'a>(
+    existing: &'a [(u64, Extent)],
+    piece: &Piece,
+) -> impl Iterator<Item = &'a (u64, Extent)> {
     let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
     existing.iter().filter(move |(start, extent)| *start < to && start + extent.blocks > from)
 }

@@ -1,12 +1,13 @@
-//! Extended attributes. A value of up to 3 KiB stands in one item, a larger one goes on in further parts; replacing a
-//! value is one operation whatever its size.
+//! Extended attributes. A value of up to 3 KiB stands in one item, a larger one goes on in further
+//! parts; replacing a value is one operation whatever its size.
 use crate::inode::InodeState;
 use crate::operation::{Effort, Operation};
 use crate::types::XattrMode;
 use crate::volume::{VolumeInner, now};
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, FormatError, InodeNumber, ItemKind, Key, Structure, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range,
+    BlockNumber, FormatError, InodeNumber, ItemKind, Key, Structure, XATTR_INLINE_BYTES_MAX,
+    XattrItem, hash_name, name_slot_range,
 };
 
 const NAME_BYTES_MAX: usize = 255;
@@ -19,15 +20,27 @@ fn part_key(inode: InodeNumber, slot: u64, part: usize) -> Key {
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX { Err(Error::NameLength(name.len())) } else { Ok(()) }
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        Err(Error::NameLength(name.len()))
+    } else {
+        Ok(())
+    }
 }
 
 impl VolumeInner {
-    /// The attribute's slot and first item, and the first free slot for its name. The inode is locked.
-    fn find_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<(Option<FoundXattr>, Option<u64>)> {
+    /// The attribute's slot and first item, and the first free slot for its name. The inode is
+    /// locked.
+    fn find_xattr(
+        &self,
+        inode: InodeNumber,
+        name: &[u8],
+    ) -> Result<(Option<FoundXattr>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.superblock.hash_seed, name));
         let mut free = Some(*slots.start());
-        for item in self.files.range(Key::new(inode, ItemKind::Xattr, *slots.start())..=Key::new(inode, ItemKind::Xattr, *slots.end())) {
+        for item in self.files.range(
+            Key::new(inode, ItemKind::Xattr, *slots.start())
+                ..=Key::new(inode, ItemKind::Xattr, *slots.end()),
+        ) {
             let (key, value) = item?;
             let found = XattrItem::decode(&value)?;
             if found.name == name {
@@ -52,7 +65,11 @@ impl VolumeInner {
         if value.len() == item.value_bytes as usize {
             return Ok(value);
         }
-        let problem = format!("inode {number}: an extended attribute has {} of its {} bytes", value.len(), item.value_bytes);
+        let problem = format!(
+            "inode {number}: an extended attribute has {} of its {} bytes",
+            value.len(),
+            item.value_bytes
+        );
         Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
     }
 
@@ -60,18 +77,28 @@ impl VolumeInner {
     pub(crate) fn list_xattrs(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
         let inode = self.inodes.get(number);
         let _state = self.read_inode_in_use(&inode)?;
-        self.files.range(Key::all(number, ItemKind::Xattr)).map(|item| Ok(XattrItem::decode(&item?.1)?.name)).collect()
+        self.files
+            .range(Key::all(number, ItemKind::Xattr))
+            .map(|item| Ok(XattrItem::decode(&item?.1)?.name))
+            .collect()
     }
 
     /// Creates or replaces an attribute.
-    pub(crate) fn set_xattr(&self, number: InodeNumber, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    pub(crate) fn set_xattr(
+        &self,
+        number: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
         check_xattr_name(name)?;
         if value.len() > XattrItem::VALUE_BYTES_MAX {
             return Err(Error::XattrTooLarge);
         }
         let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
         let inode = self.inodes.get(number);
-        // The old value's parts are removed in the same operation; most values have none, so look before reserving.
+        // The old value's parts are removed in the same operation; most values have none, so look
+        // before reserving.
         let old_parts = match self.find_xattr(number, name)?.0 {
             Some((_, item)) if XattrItem::parts(item.value_bytes as usize) > 0 => parts_max,
             _ => 0,
@@ -95,7 +122,11 @@ impl VolumeInner {
             return self.set_xattr(number, name, value, mode);
         }
         let (inline, rest) = value.split_at(XattrItem::inline_bytes(value.len()));
-        let item = XattrItem { name: name.to_vec(), value_bytes: value.len() as u32, inline: inline.to_vec() };
+        let item = XattrItem {
+            name: name.to_vec(),
+            value_bytes: value.len() as u32,
+            inline: inline.to_vec(),
+        };
         operation.put(Key::new(number, ItemKind::Xattr, slot), &item.encode())?;
         for (index, part) in rest.chunks(XATTR_INLINE_BYTES_MAX).enumerate() {
             operation.put(part_key(number, slot, index + 1), part)?;
@@ -120,7 +151,12 @@ impl VolumeInner {
         self.finish_xattr(&mut operation, number, &mut state)
     }
 
-    fn finish_xattr(&self, operation: &mut Operation<'_>, number: InodeNumber, state: &mut InodeState) -> Result<()> {
+    fn finish_xattr(
+        &self,
+        operation: &mut Operation<'_>,
+        number: InodeNumber,
+        state: &mut InodeState,
+    ) -> Result<()> {
         state.item.changed = now();
         operation.put_inode(number, &state.loggable())?;
         let sequence = operation.log();

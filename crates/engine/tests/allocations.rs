@@ -1,4 +1,5 @@
-//! How often the operations of every day allocate, in the long run: shown with an allocator that counts, by thread.
+//! How often the operations of every day allocate, in the long run: shown with an allocator that
+//! counts, by thread.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{DirectoryItem, FileType, NewInode, Volume, VolumeOptions, mkfs};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,7 +12,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a number of the thread and allocates nothing.
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a number of the
+// thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -28,7 +30,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const FILES: u64 = 2000;
 
 fn volume() -> Volume {
@@ -37,7 +40,8 @@ fn volume() -> Volume {
     Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap()
 }
 
-/// Allocations while `work` is done for each name. Tables that grow, and nodes that are split, are among them.
+/// Allocations while `work` is done for each name. Tables that grow, and nodes that are split, are
+/// among them.
 fn per_name(names: &[String], mut work: impl FnMut(&[u8])) -> f64 {
     let before = ALLOCATIONS.get();
     names.iter().for_each(|name| work(name.as_bytes()));
@@ -54,7 +58,8 @@ fn operations_on_names_allocate_nothing_but_what_stays() {
         let lookup = per_name(&names, |name| assert!(volume.lookup(root, name).is_ok()));
         let missing = per_name(&names, |name| assert!(volume.lookup(root, &name[1..]).is_err()));
         let attributes = per_name(&names, |_| assert!(volume.attributes(root).is_ok()));
-        let no_xattr = per_name(&names, |_| assert!(volume.get_xattr(root, b"security.capability").is_err()));
+        let no_xattr =
+            per_name(&names, |_| assert!(volume.get_xattr(root, b"security.capability").is_err()));
         let mut listed = Vec::with_capacity(names.len());
         let list = per_name(&names[..1], |_| {
             let mut take = |item: DirectoryItem<'_>, _: &_| {
@@ -66,7 +71,8 @@ fn operations_on_names_allocate_nothing_but_what_stays() {
         assert_eq!(listed.len(), names.len());
         let unlink = per_name(&names, |name| volume.unlink(root, name).unwrap());
         let counted = (create, lookup, missing, attributes, no_xattr, list, unlink);
-        // Creations leave an inode and its state in memory; removals note who waits for the last reference.
+        // Creations leave an inode and its state in memory; removals note who waits for the last
+        // reference.
         assert!(create < 2.6 && unlink < 0.1, "round {round}: {counted:?}");
         assert_eq!((lookup, missing, attributes, no_xattr), (0.0, 0.0, 0.0, 0.0), "round {round}");
         assert!(list < 20.0, "round {round}: {counted:?}");

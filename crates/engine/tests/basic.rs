@@ -1,13 +1,15 @@
 //! The operations of a volume, one after the other, across remounts.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, SeekTarget, Volume, VolumeOptions,
-    XattrMode, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    SeekTarget, Volume, VolumeOptions, XattrMode, mkfs,
 };
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
-const DIRECTORY: NewInode<'static> = NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const DIRECTORY: NewInode<'static> =
+    NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
 
 fn device(bytes: u64) -> Arc<MemoryDevice> {
     let device = Arc::new(MemoryDevice::new(bytes));
@@ -16,7 +18,8 @@ fn device(bytes: u64) -> Arc<MemoryDevice> {
 }
 
 fn open(device: &Arc<MemoryDevice>) -> Volume {
-    Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap()
+    Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() })
+        .unwrap()
 }
 
 fn content(volume: &Volume, inode: InodeNumber) -> Vec<u8> {
@@ -75,7 +78,10 @@ fn names_links_and_renames() {
     assert_eq!(volume.attributes(a).unwrap().links, 2);
     let d = volume.create(root, b"d", &DIRECTORY).unwrap().inode;
     let e = volume.create(d, b"e", &DIRECTORY).unwrap().inode;
-    assert!(matches!(volume.rename(root, b"d", e, b"x", RenameMode::Replace), Err(Error::InvalidArgument(_))));
+    assert!(matches!(
+        volume.rename(root, b"d", e, b"x", RenameMode::Replace),
+        Err(Error::InvalidArgument(_))
+    ));
     assert!(matches!(volume.remove_directory(root, b"d"), Err(Error::NotEmpty)));
     volume.rename(root, b"a", d, b"moved", RenameMode::Replace).unwrap();
     volume.rename(d, b"e", root, b"e2", RenameMode::NoReplace).unwrap();
@@ -160,8 +166,14 @@ fn extended_attributes_of_every_size() {
         volume.set_xattr(file, b"user.test", &value, XattrMode::Any).unwrap();
         assert_eq!(volume.get_xattr(file, b"user.test").unwrap(), value);
     }
-    assert!(matches!(volume.set_xattr(file, b"user.test", b"", XattrMode::Create), Err(Error::Exists)));
-    assert!(matches!(volume.set_xattr(file, b"user.none", b"", XattrMode::Replace), Err(Error::NoAttribute)));
+    assert!(matches!(
+        volume.set_xattr(file, b"user.test", b"", XattrMode::Create),
+        Err(Error::Exists)
+    ));
+    assert!(matches!(
+        volume.set_xattr(file, b"user.none", b"", XattrMode::Replace),
+        Err(Error::NoAttribute)
+    ));
     assert_eq!(volume.list_xattrs(file).unwrap(), vec![b"user.test".to_vec()]);
     volume.remove_xattr(file, b"user.test").unwrap();
     assert!(matches!(volume.get_xattr(file, b"user.test"), Err(Error::NoAttribute)));
@@ -215,8 +227,16 @@ fn each_fsync_counts_in_the_stages_that_it_went_through() {
     }
     volume.fsync_blocking(file, FsyncKind::DataOnly).unwrap();
     let statistics = volume.statistics();
-    let counts: Vec<_> = statistics.fsync_stages.iter().map(|stage| (stage.stage.as_str(), stage.count)).collect();
-    let expected = [("data write", 11), ("group wait", 10), ("checkpoint write", 10), ("flush", 10), ("wake-up", 10), ("total", 11)];
+    let counts: Vec<_> =
+        statistics.fsync_stages.iter().map(|stage| (stage.stage.as_str(), stage.count)).collect();
+    let expected = [
+        ("data write", 11),
+        ("group wait", 10),
+        ("checkpoint write", 10),
+        ("flush", 10),
+        ("wake-up", 10),
+        ("total", 11),
+    ];
     assert_eq!(counts, expected);
     assert_eq!(statistics.fsyncs(), 11);
     volume.close().unwrap();
@@ -242,7 +262,9 @@ fn data_that_is_not_written_yet_counts_as_used() {
 fn what_has_no_name_is_removed_when_nobody_has_a_reference_any_more() {
     let device = device(64 << 20);
     for background in [false, true] {
-        let volume = Volume::open(device.clone(), VolumeOptions { background, ..VolumeOptions::default() }).unwrap();
+        let volume =
+            Volume::open(device.clone(), VolumeOptions { background, ..VolumeOptions::default() })
+                .unwrap();
         let root = volume.root();
         let (kept, file) = (b"kept", volume.create(root, b"file", &FILE).unwrap().inode);
         let before = volume.space().inodes;
@@ -253,7 +275,8 @@ fn what_has_no_name_is_removed_when_nobody_has_a_reference_any_more() {
         volume.forget_all();
         volume.close().unwrap();
         // Without repairing anything.
-        let options = VolumeOptions { read_only: true, background: false, ..VolumeOptions::default() };
+        let options =
+            VolumeOptions { read_only: true, background: false, ..VolumeOptions::default() };
         let volume = Volume::open(device.clone(), options).unwrap();
         assert_eq!(volume.space().inodes, before, "background: {background}");
         assert!(volume.lookup(volume.root(), kept).is_ok());

@@ -1,10 +1,15 @@
-//! Reads through the cache of clean data, beside a copy of the files: on a device so small that freed blocks are soon used again.
+//! Reads through the cache of clean data, beside a copy of the files: on a device so small that
+//! freed blocks are soon used again.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume,
+    VolumeOptions, mkfs,
+};
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const BLOCK: u64 = 4096;
 
 fn device(mebibytes: u64) -> Arc<MemoryDevice> {
@@ -24,7 +29,9 @@ fn open(device: &Arc<MemoryDevice>, data_cache_bytes: u64) -> Volume {
 fn bytes(random: &mut Seeded, length: usize) -> Vec<u8> {
     let fill = random.next_u64();
     // A multiple of nothing, so that equal blocks are rare.
-    (0..length as u64).map(|index| (fill.wrapping_add(index / 5).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+    (0..length as u64)
+        .map(|index| (fill.wrapping_add(index / 5).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect()
 }
 
 struct Subject {
@@ -38,15 +45,20 @@ impl Subject {
         if self.files.len() < 3 || (self.files.len() < 40 && random.chance(1, 6)) {
             self.created += 1;
             let name = format!("file {}", self.created);
-            self.files.push((self.volume.create(self.volume.root(), name.as_bytes(), &FILE).unwrap().inode, Vec::new()));
+            self.files.push((
+                self.volume.create(self.volume.root(), name.as_bytes(), &FILE).unwrap().inode,
+                Vec::new(),
+            ));
         }
         let index = random.below(self.files.len() as u64) as usize;
         let (file, model) = &mut self.files[index];
         let (file, volume) = (*file, &self.volume);
         match random.below(20) {
             0..9 => {
-                let length = [1, 100, 4096, 5000, 20_000, 60_000, 300_000][random.below(7) as usize];
-                let offset = random.below(model.len() as u64 + 6000) as usize & if random.chance(1, 2) { !4095 } else { !0 };
+                let length =
+                    [1, 100, 4096, 5000, 20_000, 60_000, 300_000][random.below(7) as usize];
+                let offset = random.below(model.len() as u64 + 6000) as usize
+                    & if random.chance(1, 2) { !4095 } else { !0 };
                 let data = bytes(random, length);
                 match volume.write(file, offset as u64, &data) {
                     Ok(()) => {
@@ -61,10 +73,16 @@ impl Subject {
             9 => {
                 let size = random.below(model.len() as u64 + 5000);
                 model.resize(size as usize, 0);
-                volume.set_attributes(file, &AttributeChange { size: Some(size), ..AttributeChange::default() }).unwrap();
+                volume
+                    .set_attributes(
+                        file,
+                        &AttributeChange { size: Some(size), ..AttributeChange::default() },
+                    )
+                    .unwrap();
             }
             10 => {
-                let (from, length) = (random.below(model.len() as u64 + 1), 1 + random.below(30_000));
+                let (from, length) =
+                    (random.below(model.len() as u64 + 1), 1 + random.below(30_000));
                 volume.allocate(file, from, length, AllocateMode::PunchHole).unwrap();
                 let end = model.len().min((from + length) as usize);
                 model[from as usize..end].fill(0);
@@ -128,7 +146,11 @@ fn reads_are_the_same_with_any_cache() {
             }
             subject.compare_all();
             let statistics = subject.volume.statistics();
-            assert_eq!(statistics.data_cache_hits > 0, data_cache_bytes > 0, "{data_cache_bytes} bytes, seed {seed}");
+            assert_eq!(
+                statistics.data_cache_hits > 0,
+                data_cache_bytes > 0,
+                "{data_cache_bytes} bytes, seed {seed}"
+            );
             subject.volume.close().unwrap();
             subject.volume = open(&device, 0);
             subject.compare_all();
@@ -148,7 +170,8 @@ fn a_small_file_is_read_from_memory_after_it_was_written_out() {
     let volume = open(&device(64), 1 << 20);
     let content = bytes(&mut Seeded::new(1), 50_000);
     for way in 0..3 {
-        let file = volume.create(volume.root(), format!("file {way}").as_bytes(), &FILE).unwrap().inode;
+        let file =
+            volume.create(volume.root(), format!("file {way}").as_bytes(), &FILE).unwrap().inode;
         write_in_pieces(&volume, file, &content);
         match way {
             0 => volume.sync().unwrap(),
@@ -160,11 +183,15 @@ fn a_small_file_is_read_from_memory_after_it_was_written_out() {
         assert!(buffer[..content.len()] == content);
         assert_eq!(volume.read_cached_into(file, 49_999, &mut buffer), Some(1));
         assert_eq!(volume.read_cached_into(file, 50_000, &mut buffer), Some(0));
-        let copy = volume.create(volume.root(), format!("copy {way}").as_bytes(), &FILE).unwrap().inode;
+        let copy =
+            volume.create(volume.root(), format!("copy {way}").as_bytes(), &FILE).unwrap().inode;
         assert_eq!(volume.copy_range(file, 0, copy, 0, 50_000).unwrap(), 50_000);
     }
     let statistics = volume.statistics();
-    assert!(statistics.data_cache_hits >= 26 && statistics.data_cache_misses == 0, "{statistics:?}");
+    assert!(
+        statistics.data_cache_hits >= 26 && statistics.data_cache_misses == 0,
+        "{statistics:?}"
+    );
 }
 
 #[test]
@@ -175,7 +202,10 @@ fn what_is_not_in_memory_is_left_to_a_read_that_may_wait() {
     let files: Vec<_> = [&small, &large]
         .into_iter()
         .map(|content| {
-            let file = volume.create(volume.root(), content.len().to_string().as_bytes(), &FILE).unwrap().inode;
+            let file = volume
+                .create(volume.root(), content.len().to_string().as_bytes(), &FILE)
+                .unwrap()
+                .inode;
             volume.write(file, 0, content).unwrap();
             file
         })
@@ -201,7 +231,12 @@ fn what_is_not_in_memory_is_left_to_a_read_that_may_wait() {
     assert_eq!(volume.read_cached_into(files[1], 5 * BLOCK, &mut buffer[..14]), Some(14));
     assert_eq!(buffer[7..14], *b"changed");
     // A hole needs no device either, and what is no file cannot be read.
-    volume.set_attributes(files[0], &AttributeChange { size: Some(1 << 20), ..AttributeChange::default() }).unwrap();
+    volume
+        .set_attributes(
+            files[0],
+            &AttributeChange { size: Some(1 << 20), ..AttributeChange::default() },
+        )
+        .unwrap();
     assert_eq!(volume.read_cached_into(files[0], 40_000, &mut buffer[..4096]), Some(4096));
     assert_eq!(buffer[..4096], [0; 4096]);
     assert_eq!(volume.read_cached_into(volume.root(), 0, &mut buffer), None);

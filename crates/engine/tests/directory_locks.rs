@@ -1,18 +1,22 @@
-//! Which directories' operations meet, and which don't. Whoever is in the way here stays there until the other one has
-//! finished: if they met, both would wait for ever.
+//! Which directories' operations meet, and which don't. Whoever is in the way here stays there
+//! until the other one has finished: if they met, both would wait for ever.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, mkfs};
 use cairn_environment::thread;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
-const DIRECTORY: NewInode<'static> = NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const DIRECTORY: NewInode<'static> =
+    NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
 
 /// A volume with the directories `busy` and `other`, each with a file `a`.
 fn volume() -> (Volume, InodeNumber, InodeNumber) {
     let device = Arc::new(MemoryDevice::new(64 << 20));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-    let volume = Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+    let volume =
+        Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() })
+            .unwrap();
     let make = |name: &[u8]| {
         let directory = volume.create(volume.root(), name, &DIRECTORY).unwrap().inode;
         volume.create(directory, b"a", &FILE).unwrap();
@@ -22,14 +26,20 @@ fn volume() -> (Volume, InodeNumber, InodeNumber) {
     (volume, directories.0, directories.1)
 }
 
-/// Lists `busy`, whose lock is held meanwhile, and lets another thread do `work` to its end in the midst.
-fn during_a_listing<T: Send + 'static>(volume: &Volume, busy: InodeNumber, work: impl FnOnce(&Volume) -> T + Send + 'static) -> T {
+/// Lists `busy`, whose lock is held meanwhile, and lets another thread do `work` to its end in the
+/// midst.
+fn during_a_listing<T: Send + 'static>(
+    volume: &Volume,
+    busy: InodeNumber,
+    work: impl FnOnce(&Volume) -> T + Send + 'static,
+) -> T {
     let (mut work, mut result) = (Some(work), None);
     volume
         .read_directory(busy, 0, &mut |_| {
             if let Some(work) = work.take() {
                 let volume = volume.clone();
-                result = Some(thread::spawn("other", move || work(&volume)).join().expect("no panic"));
+                result =
+                    Some(thread::spawn("other", move || work(&volume)).join().expect("no panic"));
             }
             true
         })

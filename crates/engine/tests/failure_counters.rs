@@ -1,7 +1,10 @@
 //! What fails on a device is counted, with the file that it belongs to.
 use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Mirror, make};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
-use cairn_engine::{Failure, Failures, FileType, FsyncKind, InodeNumber, NewInode, Statistics, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    Failure, Failures, FileType, FsyncKind, InodeNumber, NewInode, Statistics, Volume,
+    VolumeOptions, mkfs,
+};
 use cairn_format::BLOCK_SIZE;
 use std::sync::Arc;
 
@@ -20,7 +23,9 @@ fn options() -> VolumeOptions {
 
 /// Each block is another one.
 fn content() -> Vec<u8> {
-    (0..BLOCKS).flat_map(|block| [(block as u32).to_le_bytes(), *b"mine"].concat().repeat(BLOCK_SIZE / 8)).collect()
+    (0..BLOCKS)
+        .flat_map(|block| [(block as u32).to_le_bytes(), *b"mine"].concat().repeat(BLOCK_SIZE / 8))
+        .collect()
 }
 
 /// A volume with the file /folder/file of [`BLOCKS`] blocks, closed; its inode.
@@ -55,13 +60,22 @@ fn read(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, cairn_engine::Err
 }
 
 fn counts(failures: &Failures) -> [u64; 4] {
-    [failures.read_errors, failures.checksum_errors, failures.write_errors, failures.repaired_blocks]
+    [
+        failures.read_errors,
+        failures.checksum_errors,
+        failures.write_errors,
+        failures.repaired_blocks,
+    ]
 }
 
 #[track_caller]
 fn expect(failure: &Option<Failure>, kind: &str, file: InodeNumber, path: &str) -> Failure {
     let failure = failure.clone().expect("there was a failure");
-    assert_eq!((&*failure.kind, failure.inode, failure.path.as_deref()), (kind, Some(file.0), Some(path)), "{failure:?}");
+    assert_eq!(
+        (&*failure.kind, failure.inode, failure.path.as_deref()),
+        (kind, Some(file.0), Some(path)),
+        "{failure:?}"
+    );
     assert!(failure.time.ends_with('Z') && failure.time.len() == 20, "{failure:?}");
     failure
 }
@@ -96,7 +110,9 @@ fn a_name_is_found_where_it_has_moved() {
     let volume = Volume::open(device, options()).unwrap();
     let folder = volume.lookup(volume.root(), b"folder").unwrap().inode;
     volume.lookup(folder, b"file").unwrap();
-    volume.rename(folder, b"file", volume.root(), b"moved", cairn_engine::RenameMode::Replace).unwrap();
+    volume
+        .rename(folder, b"file", volume.root(), b"moved", cairn_engine::RenameMode::Replace)
+        .unwrap();
     disk.corrupt(places_of(&disk)[0], 1, 0xFF);
     read(&volume, file).unwrap_err();
     expect(&volume.statistics().failures.first, "checksum error", file, "/moved");
@@ -131,8 +147,13 @@ fn failing_requests_are_counted_and_named() {
     let mut before = 0;
     for blocks in [2, 200] {
         let range = data.clone();
-        disk.fail_for_lack_of_space_when(move |request| request.operation == Operation::Write && request.touches(&range));
-        let other = volume.create(volume.root(), format!("{blocks} blocks").as_bytes(), &new(FileType::Regular)).unwrap().inode;
+        disk.fail_for_lack_of_space_when(move |request| {
+            request.operation == Operation::Write && request.touches(&range)
+        });
+        let other = volume
+            .create(volume.root(), format!("{blocks} blocks").as_bytes(), &new(FileType::Regular))
+            .unwrap()
+            .inode;
         volume.write(other, 0, &vec![1; blocks * BLOCK_SIZE]).unwrap();
         volume.fsync_blocking(other, FsyncKind::Full).unwrap_err();
         let statistics = volume.statistics();
@@ -149,17 +170,22 @@ fn failing_requests_are_counted_and_named() {
     volume.write(file, 0, b"x").unwrap();
     volume.fsync_blocking(file, FsyncKind::Full).unwrap_err();
     let statistics = volume.statistics();
-    assert!(statistics.failures.write_errors > before && statistics.failure.is_some(), "{statistics:?}");
+    assert!(
+        statistics.failures.write_errors > before && statistics.failure.is_some(),
+        "{statistics:?}"
+    );
 }
 
 fn candidates(disks: &[Disk; 2]) -> Vec<Candidate> {
-    let candidate = |(name, disk): (&str, &Disk)| Candidate { name: name.into(), device: Some(disk.clone()) };
+    let candidate =
+        |(name, disk): (&str, &Disk)| Candidate { name: name.into(), device: Some(disk.clone()) };
     ["one", "two"].into_iter().zip(disks).map(candidate).collect()
 }
 
 fn disks(kind: Kind) -> [Disk; 2] {
     let disks: [Disk; 2] = std::array::from_fn(|_| Arc::new(SimulatedDevice::new(64 << 20)));
-    let named: Vec<(String, Arc<dyn BlockDevice>)> = disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
+    let named: Vec<(String, Arc<dyn BlockDevice>)> =
+        disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
     make(kind, &named).unwrap();
     disks
 }
@@ -167,13 +193,21 @@ fn disks(kind: Kind) -> [Disk; 2] {
 /// Bad reads, checksum errors, write errors and rewritten blocks of each member.
 fn members(statistics: &Statistics) -> Vec<[u64; 4]> {
     let members = &statistics.device.as_ref().unwrap().members;
-    members.iter().map(|member| [member.bad_reads, member.checksum_errors, member.write_errors, member.rewritten_blocks]).collect()
+    members
+        .iter()
+        .map(|member| {
+            [member.bad_reads, member.checksum_errors, member.write_errors, member.rewritten_blocks]
+        })
+        .collect()
 }
 
 #[test]
 fn what_a_mirror_reads_around_is_counted_by_member() {
     let disks = disks(Kind::Mirror);
-    let open = || Arc::new(Mirror::open(candidates(&disks), Access::ReadWrite, false).unwrap()) as Arc<dyn BlockDevice>;
+    let open = || {
+        Arc::new(Mirror::open(candidates(&disks), Access::ReadWrite, false).unwrap())
+            as Arc<dyn BlockDevice>
+    };
     let file = make_volume(&open());
     let places = places_of(&disks[0]);
     places.iter().for_each(|&place| disks[0].corrupt(place, 4096, 0xA5));
@@ -204,7 +238,10 @@ fn what_a_mirror_reads_around_is_counted_by_member() {
 #[test]
 fn failures_of_a_concatenation_are_those_of_a_member() {
     let disks = disks(Kind::Concat);
-    let open = || Arc::new(Concat::open(candidates(&disks), Access::ReadWrite).unwrap()) as Arc<dyn BlockDevice>;
+    let open = || {
+        Arc::new(Concat::open(candidates(&disks), Access::ReadWrite).unwrap())
+            as Arc<dyn BlockDevice>
+    };
     let file = make_volume(&open());
     let place = places_of(&disks[0])[9];
     disks[0].corrupt(place, 1, 0xFF);
@@ -216,7 +253,10 @@ fn failures_of_a_concatenation_are_those_of_a_member() {
     assert_eq!(members(&statistics), [[1, 1, 0, 0], [0; 4]]);
     assert_eq!(counts(&statistics.failures), [1, 1, 0, 0]);
     let Failures { first, last, .. } = statistics.failures;
-    let (first, last) = (expect(&first, "checksum error", file, "/folder/file"), expect(&last, "read error", file, "/folder/file"));
+    let (first, last) = (
+        expect(&first, "checksum error", file, "/folder/file"),
+        expect(&last, "read error", file, "/folder/file"),
+    );
     assert_eq!((first.member.as_deref(), first.file_block), (Some("one"), Some(9)));
     assert_eq!(last.member.as_deref(), Some("one"));
 }
@@ -229,7 +269,9 @@ fn a_damaged_node_is_counted() {
         make_volume(&device);
         let volume = Volume::open(device.clone(), options()).unwrap();
         for number in 0..3000 {
-            volume.create(volume.root(), format!("name {number}").as_bytes(), &new(FileType::Regular)).unwrap();
+            volume
+                .create(volume.root(), format!("name {number}").as_bytes(), &new(FileType::Regular))
+                .unwrap();
         }
         volume.close().unwrap();
         Volume::open(device, VolumeOptions { read_only: true, ..options() }).unwrap()
@@ -242,5 +284,8 @@ fn a_damaged_node_is_counted() {
     let listed = volume.read_directory(volume.root(), 0, &mut |_| true);
     assert!(listed.is_err());
     let failures = volume.statistics().failures;
-    assert!(failures.checksum_errors > 0 && failures.first.as_ref().unwrap().inode.is_none(), "{failures:?}");
+    assert!(
+        failures.checksum_errors > 0 && failures.first.as_ref().unwrap().inode.is_none(),
+        "{failures:?}"
+    );
 }

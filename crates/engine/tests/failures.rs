@@ -1,7 +1,12 @@
 //! After a failure, and between two commits.
 use cairn_blockdev::simulated::Fate;
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice, forward_to_device};
-use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_blockdev::{
+    BlockDevice, DeviceError, MemoryDevice, Operation, SimulatedDevice, forward_to_device,
+};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions,
+    mkfs,
+};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Geometry};
@@ -9,9 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 // Without a cache of data: what is read is asked of the device.
-const OPTIONS: fn() -> VolumeOptions = || VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
+const OPTIONS: fn() -> VolumeOptions =
+    || VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
 
 type Hook = Box<dyn FnOnce() + Send>;
 
@@ -33,7 +40,10 @@ impl BlockDevice for Hooked {
 }
 
 fn hooked() -> (Arc<Hooked>, Volume) {
-    let device = Arc::new(Hooked { device: MemoryDevice::new(64 << 20), hook: Mutex::new(Rank::LEAF, None) });
+    let device = Arc::new(Hooked {
+        device: MemoryDevice::new(64 << 20),
+        hook: Mutex::new(Rank::LEAF, None),
+    });
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
     let volume = Volume::open(device.clone(), OPTIONS()).unwrap();
     (device, volume)
@@ -46,7 +56,8 @@ fn simulated() -> (Arc<SimulatedDevice>, Volume) {
     (device, volume)
 }
 
-/// The nodes of T could not be written; the commit of T+1, which refers to them, must not write a superblock.
+/// The nodes of T could not be written; the commit of T+1, which refers to them, must not write a
+/// superblock.
 #[test]
 fn no_superblock_after_a_failed_commit() {
     for round in 0..20 {
@@ -78,11 +89,15 @@ fn no_superblock_after_a_failed_commit() {
                 true
             })
         });
-        assert!(read.is_ok() && others.iter().all(Result::is_err), "round {round}: later commits {others:?}; then reading: {read:?}");
+        assert!(
+            read.is_ok() && others.iter().all(Result::is_err),
+            "round {round}: later commits {others:?}; then reading: {read:?}"
+        );
     }
 }
 
-/// While the superblock that no longer refers to them is written, blocks that its transaction freed are not free.
+/// While the superblock that no longer refers to them is written, blocks that its transaction freed
+/// are not free.
 #[test]
 fn freed_blocks_are_pinned_while_the_superblock_is_written() {
     const LENGTH: u64 = 4 << 20;
@@ -103,7 +118,10 @@ fn freed_blocks_are_pinned_while_the_superblock_is_written() {
             volume.commit().unwrap();
         }
         let seen = seen.load(Ordering::SeqCst);
-        assert!(seen >= LENGTH, "{seen} bytes were pinned while the superblock at {slot} was written");
+        assert!(
+            seen >= LENGTH,
+            "{seen} bytes were pinned while the superblock at {slot} was written"
+        );
         assert_eq!(volume.statistics().pinned_bytes, 0);
     }
 }
@@ -119,14 +137,22 @@ fn nothing_changes_while_the_last_superblock_is_written() {
         let (counted, other) = (refused.clone(), volume.clone());
         let hook = move || {
             let errors = [other.create(other.root(), b"late", &FILE).map(drop), other.commit()];
-            assert!(errors.iter().all(|result| result.as_ref().is_err_and(|error| error.to_string().contains("closed"))), "{errors:?}");
+            assert!(
+                errors.iter().all(|result| result
+                    .as_ref()
+                    .is_err_and(|error| error.to_string().contains("closed"))),
+                "{errors:?}"
+            );
             counted.fetch_add(1, Ordering::SeqCst);
         };
         *device.hook.lock() = Some((slot.offset_bytes()..slot.offset_bytes() + 1, Box::new(hook)));
         volume.close().unwrap();
         *device.hook.lock() = None;
         let again = Volume::open(device, OPTIONS()).unwrap();
-        assert!(again.lookup(again.root(), b"before").is_ok() && again.lookup(again.root(), b"late").is_err());
+        assert!(
+            again.lookup(again.root(), b"before").is_ok()
+                && again.lookup(again.root(), b"late").is_err()
+        );
     }
     // It is written into one of the slots.
     assert_eq!(refused.load(Ordering::SeqCst), 1);
@@ -137,7 +163,8 @@ fn nothing_changes_while_the_last_superblock_is_written() {
 fn a_commit_that_panics_stops_the_volume() {
     let (device, volume) = hooked();
     volume.create(volume.root(), b"file", &FILE).unwrap();
-    let superblocks = Geometry::SUPERBLOCKS[0].offset_bytes()..Geometry::SUPERBLOCKS[1].offset_bytes() + 1;
+    let superblocks =
+        Geometry::SUPERBLOCKS[0].offset_bytes()..Geometry::SUPERBLOCKS[1].offset_bytes() + 1;
     *device.hook.lock() = Some((superblocks, Box::new(|| panic!("a bug below"))));
     let committer = volume.clone();
     assert!(thread::spawn("committer", move || committer.commit()).join().is_err());
@@ -153,9 +180,16 @@ fn every_later_error_names_the_failure_once() {
     device.fail_next(Operation::Flush, 1);
     assert!(volume.fsync_blocking(file, FsyncKind::Full).is_err() && volume.commit().is_err());
     let failure = volume.statistics().failure.unwrap();
-    let later = [volume.sync(), volume.fsync_blocking(file, FsyncKind::Full), volume.create(volume.root(), b"new", &FILE).map(drop)];
+    let later = [
+        volume.sync(),
+        volume.fsync_blocking(file, FsyncKind::Full),
+        volume.create(volume.root(), b"new", &FILE).map(drop),
+    ];
     for result in later {
-        assert_eq!(result.unwrap_err().to_string(), format!("the volume is read-only since a failure: {failure}"));
+        assert_eq!(
+            result.unwrap_err().to_string(),
+            format!("the volume is read-only since a failure: {failure}")
+        );
     }
     assert!(!failure.contains("since a failure") && !failure.contains("shut down"), "{failure}");
 }
@@ -175,7 +209,10 @@ fn a_closed_volume_says_that_it_is_closed() {
     ];
     for result in later {
         let error = result.unwrap_err();
-        assert!(matches!(error, Error::Closed) && error.to_string() == "the volume is closed", "{error}");
+        assert!(
+            matches!(error, Error::Closed) && error.to_string() == "the volume is closed",
+            "{error}"
+        );
     }
 }
 
@@ -216,7 +253,9 @@ fn a_commit_that_fails_on_the_reclaim_thread_does_not_panic() {
         volume.allocate(file, end, 1 << 20, AllocateMode::Allocate { keep_size: false }).unwrap();
         end += 1 << 20;
     }
-    volume.set_attributes(file, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() }).unwrap();
+    volume
+        .set_attributes(file, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() })
+        .unwrap();
     device.fail_when(|request| request.operation == Operation::Write);
     let result = volume.allocate(file, end, 4 << 20, AllocateMode::Allocate { keep_size: false });
     assert!(result.is_err());
@@ -236,7 +275,8 @@ fn an_append_during_writeback_does_not_leave_zeros_after_a_crash() {
     let appending = volume.clone();
     let data = volume.superblock().geometry.allocatable();
     let range = data.start.offset_bytes()..data.end().offset_bytes();
-    *device.hook.lock() = Some((range, Box::new(move || appending.write(file, 10_000, &[7; 2000]).unwrap())));
+    *device.hook.lock() =
+        Some((range, Box::new(move || appending.write(file, 10_000, &[7; 2000]).unwrap())));
     volume.fsync_blocking(file, FsyncKind::Full).unwrap();
     assert_eq!(volume.attributes(file).unwrap().size_bytes, 12_000);
     drop(volume);
@@ -267,13 +307,18 @@ fn a_failed_truncation_loses_no_data() {
         .unwrap();
     device.corrupt(at * 4096, 1, 0xff);
     volume.write(file, 40_960, &[2; 4096]).unwrap();
-    let cut = volume.set_attributes(file, &AttributeChange { size: Some(100), ..AttributeChange::default() });
+    let cut = volume
+        .set_attributes(file, &AttributeChange { size: Some(100), ..AttributeChange::default() });
     assert!(matches!(cut, Err(Error::DataChecksum { .. })), "{cut:?}");
     let attributes = volume.attributes(file).unwrap();
     let mut content = Vec::new();
     volume.read(file, 40_960, 4096, &mut content).unwrap();
     assert_eq!(attributes.size_bytes, 45_056);
-    assert!(content.iter().all(|&byte| byte == 2), "written data became {} after a truncation that failed", content[0]);
+    assert!(
+        content.iter().all(|&byte| byte == 2),
+        "written data became {} after a truncation that failed",
+        content[0]
+    );
 }
 
 /// One file can't be written; the other one's data and name become durable all the same.
@@ -284,7 +329,9 @@ fn a_sync_that_fails_makes_durable_what_can_be_written() {
         let file = volume.create(volume.root(), name, &FILE).unwrap().inode;
         volume.write(file, 0, &vec![7; length_bytes]).unwrap();
     }
-    device.fail_when(|request| request.operation == Operation::Write && request.length_bytes > 256 << 10);
+    device.fail_when(|request| {
+        request.operation == Operation::Write && request.length_bytes > 256 << 10
+    });
     assert!(volume.sync().is_err());
     let state = device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
     let state = Volume::open(Arc::new(state), OPTIONS()).unwrap();
@@ -296,8 +343,8 @@ fn a_sync_that_fails_makes_durable_what_can_be_written() {
     volume.sync().unwrap();
 }
 
-/// The thread "committer" is the one whose flush fails, while that of another thread is on its way to the device; it hears
-/// of it only after the other one has ended, or after a while.
+/// The thread "committer" is the one whose flush fails, while that of another thread is on its way
+/// to the device; it hears of it only after the other one has ended, or after a while.
 struct FlushedTwice {
     device: SimulatedDevice,
     armed: AtomicBool,
@@ -332,8 +379,8 @@ fn wait_for(flag: &AtomicBool) {
     }
 }
 
-/// What the log wrote is lost with the flush of a commit. The log's own flush, a moment later, succeeds: the device told its
-/// error to the commit, and has nothing left to do.
+/// What the log wrote is lost with the flush of a commit. The log's own flush, a moment later,
+/// succeeds: the device told its error to the commit, and has nothing left to do.
 #[test]
 fn no_fsync_succeeds_when_the_flush_of_a_commit_lost_its_data() {
     let device = Arc::new(FlushedTwice {
@@ -364,8 +411,8 @@ fn no_fsync_succeeds_when_the_flush_of_a_commit_lost_its_data() {
     assert!(committer.join().unwrap().is_err());
 }
 
-/// Checkpoints of an earlier mount, which lie where this one's will, are told from its own by the epoch; the next mount reads it from
-/// the superblock.
+/// Checkpoints of an earlier mount, which lie where this one's will, are told from its own by the
+/// epoch; the next mount reads it from the superblock.
 #[test]
 fn each_mount_for_writing_has_an_epoch_of_its_own() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
@@ -378,7 +425,8 @@ fn each_mount_for_writing_has_an_epoch_of_its_own() {
         if closed {
             volume.close().unwrap();
         }
-        let reader = Volume::open(device.clone(), VolumeOptions { read_only: true, ..OPTIONS() }).unwrap();
+        let reader =
+            Volume::open(device.clone(), VolumeOptions { read_only: true, ..OPTIONS() }).unwrap();
         assert_eq!(reader.superblock().log_epoch, mount + 1, "reading counts nothing");
     }
 }

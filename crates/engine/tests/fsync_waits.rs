@@ -1,8 +1,11 @@
-//! What an fsync waits for, and what it does not: another file's data, the freeing of blocks. And what a writer waits for that finds
-//! too little space.
+//! What an fsync waits for, and what it does not: another file's data, the freeing of blocks. And
+//! what a writer waits for that finds too little space.
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{AllocateMode, Error, FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{
+    AllocateMode, Error, FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume,
+    VolumeOptions,
+};
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
@@ -10,7 +13,8 @@ use cairn_format::Geometry;
 use std::sync::Arc;
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Held {
@@ -112,9 +116,18 @@ fn file(volume: &Volume, name: &[u8], data: &[u8]) -> InodeNumber {
 /// More than the ring holds, at one block each.
 const FSYNCS: u64 = 700;
 
-/// Frees something, then fsyncs until the ring has been full, while the discards that follow the commit are held back.
-fn fsyncs_beside_held_discards(fsync_wait: FsyncWait, meanwhile: impl FnOnce(&Gate, &Volume, &AtomicU64)) {
-    let options = VolumeOptions { discard: true, fsync_wait, commit_interval: Duration::from_secs(3600), ..VolumeOptions::default() };
+/// Frees something, then fsyncs until the ring has been full, while the discards that follow the
+/// commit are held back.
+fn fsyncs_beside_held_discards(
+    fsync_wait: FsyncWait,
+    meanwhile: impl FnOnce(&Gate, &Volume, &AtomicU64),
+) {
+    let options = VolumeOptions {
+        discard: true,
+        fsync_wait,
+        commit_interval: Duration::from_secs(3600),
+        ..VolumeOptions::default()
+    };
     let (gate, volume) = gated(options);
     let victim = file(&volume, b"victim", &[1; 100_000]);
     volume.sync().unwrap();
@@ -180,7 +193,8 @@ fn a_large_fsync_is_in_no_small_ones_way() {
     volume.close().unwrap();
 }
 
-/// A group's data is under way when a transaction whose trees contain it is committed: its superblock must wait.
+/// A group's data is under way when a transaction whose trees contain it is committed: its
+/// superblock must wait.
 #[test]
 fn a_commit_waits_for_data_on_its_way() {
     let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
@@ -193,7 +207,11 @@ fn a_commit_waits_for_data_on_its_way() {
     let (before, in_committer) = (volume.statistics().commits, volume.clone());
     let committer = thread::spawn("commit", move || in_committer.commit());
     clock::sleep(Duration::from_millis(100));
-    assert_eq!(volume.statistics().commits, before, "a superblock refers to data that is not written");
+    assert_eq!(
+        volume.statistics().commits,
+        before,
+        "a superblock refers to data that is not written"
+    );
     assert!(!client.is_finished() && !committer.is_finished());
     let mut content = Vec::new();
     volume.read(inode, 0, 4096, &mut content).unwrap();
@@ -209,7 +227,8 @@ fn a_commit_waits_for_data_on_its_way() {
     volume.close().unwrap();
 }
 
-/// A rename that replaces a file waits for the data of its source that is on its way, but not for what comes after that.
+/// A rename that replaces a file waits for the data of its source that is on its way, but not for
+/// what comes after that.
 #[test]
 fn a_looping_fsync_delays_a_rename_by_one_round() {
     let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
@@ -226,7 +245,9 @@ fn a_looping_fsync_delays_a_rename_by_one_round() {
     gate.wait_until_something_is_held();
     let in_rename = volume.clone();
     let root = volume.root();
-    let rename = thread::spawn("rename", move || in_rename.rename(root, b"source", root, b"target", RenameMode::Replace));
+    let rename = thread::spawn("rename", move || {
+        in_rename.rename(root, b"source", root, b"target", RenameMode::Replace)
+    });
     clock::sleep(Duration::from_millis(50));
     assert!(!rename.is_finished(), "data of the source is on its way");
     let second = fsync(2);
@@ -251,7 +272,9 @@ fn a_looping_fsync_delays_a_rename_by_one_round() {
 fn every_fsync_can_be_made_a_commit() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
     mkfs(&*device, &MkfsOptions::default()).unwrap();
-    let volume = Volume::open(device, VolumeOptions { commits_only: true, ..VolumeOptions::default() }).unwrap();
+    let volume =
+        Volume::open(device, VolumeOptions { commits_only: true, ..VolumeOptions::default() })
+            .unwrap();
     let clients: Vec<_> = (0..4_u8)
         .map(|client| {
             let volume = volume.clone();
@@ -272,8 +295,9 @@ fn every_fsync_can_be_made_a_commit() {
     volume.close().unwrap();
 }
 
-/// Has a large file made durable, fills the volume but for 3 MiB, and calls `client` with a file: after that, or while the data of
-/// the large one is held on its way to the device for much longer than reclaim takes when it finds nothing to do.
+/// Has a large file made durable, fills the volume but for 3 MiB, and calls `client` with a file:
+/// after that, or while the data of the large one is held on its way to the device for much longer
+/// than reclaim takes when it finds nothing to do.
 fn beside_a_large_fsync<T>(held: bool, client: impl FnOnce(&Volume, InodeNumber) -> T) -> T {
     const DIRTY_BYTES: u64 = 12 << 20;
     let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
@@ -284,7 +308,8 @@ fn beside_a_large_fsync<T>(held: bool, client: impl FnOnce(&Volume, InodeNumber)
     let large = file(&volume, b"large", &vec![1; DIRTY_BYTES as usize]);
     gate.set(if held { Held::LargeWrites } else { Held::Nothing });
     let syncing = volume.clone();
-    let fsync = thread::spawn("large", move || syncing.fsync_blocking(large, FsyncKind::Full).unwrap());
+    let fsync =
+        thread::spawn("large", move || syncing.fsync_blocking(large, FsyncKind::Full).unwrap());
     let end_fsync = {
         let gate = Arc::clone(&gate);
         move || {
@@ -309,7 +334,8 @@ fn beside_a_large_fsync<T>(held: bool, client: impl FnOnce(&Volume, InodeNumber)
     result
 }
 
-/// What a large write reserved beyond its need comes back at its end: a writer that finds too little space waits for that.
+/// What a large write reserved beyond its need comes back at its end: a writer that finds too
+/// little space waits for that.
 #[test]
 fn a_writer_without_space_waits_for_a_write_under_way() {
     // Durable soon, so that reclaim has no large write of this file to do.
@@ -318,7 +344,8 @@ fn a_writer_without_space_waits_for_a_write_under_way() {
         if block % 32 == 31 { volume.fsync_blocking(file, FsyncKind::Full) } else { Ok(()) }
     };
     let accepted = beside_a_large_fsync(false, |volume, file| {
-        let refused = (0..).find_map(|block| write(volume, file, block).err().map(|error| (block, error)));
+        let refused =
+            (0..).find_map(|block| write(volume, file, block).err().map(|error| (block, error)));
         let (accepted, error) = refused.unwrap();
         assert!(matches!(error, Error::NoSpace), "{error}");
         accepted
@@ -327,7 +354,11 @@ fn a_writer_without_space_waits_for_a_write_under_way() {
     beside_a_large_fsync(true, |volume, file| {
         for block in 0..accepted - 8 {
             let written = write(volume, file, block);
-            assert!(written.is_ok(), "block {block} of {accepted}: {written:?}; {:?}", volume.space());
+            assert!(
+                written.is_ok(),
+                "block {block} of {accepted}: {written:?}; {:?}",
+                volume.space()
+            );
         }
     });
 }

@@ -1,4 +1,5 @@
-//! A large fsync does not stand in the way of small ones of other files. (`cairn bench run isolation` measures how well.)
+//! A large fsync does not stand in the way of small ones of other files. (`cairn bench run
+//! isolation` measures how well.)
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions};
@@ -8,7 +9,8 @@ use cairn_environment::thread;
 use std::sync::Arc;
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 const VOLUME_BYTES: u64 = 256 << 20;
 const LARGE_BYTES: usize = 16 << 20;
 const LONGEST_WRITE_BYTES: usize = 1 << 20;
@@ -63,10 +65,14 @@ fn file(volume: &Volume, name: &[u8]) -> InodeNumber {
 
 #[test]
 fn small_fsyncs_pass_a_large_one() {
-    let device =
-        Arc::new(Gated { device: MemoryDevice::new(VOLUME_BYTES), gate: Mutex::new(Rank::LEAF, Gate::default()), changed: Condvar::new() });
+    let device = Arc::new(Gated {
+        device: MemoryDevice::new(VOLUME_BYTES),
+        gate: Mutex::new(Rank::LEAF, Gate::default()),
+        changed: Condvar::new(),
+    });
     mkfs(&*device, &MkfsOptions::default()).expect("a volume");
-    let options = VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
+    let options =
+        VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
     let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens");
     let (large, small) = (file(&volume, b"large"), file(&volume, b"small"));
     volume.sync().expect("durable");
@@ -74,7 +80,9 @@ fn small_fsyncs_pass_a_large_one() {
     device.change(|gate| *gate = Gate { shut: true, ..Gate::default() });
     let fsync = {
         let volume = volume.clone();
-        thread::spawn("large", move || volume.fsync_blocking(large, FsyncKind::Full).expect("stored"))
+        thread::spawn("large", move || {
+            volume.fsync_blocking(large, FsyncKind::Full).expect("stored")
+        })
     };
     {
         let mut gate = device.gate.lock();
@@ -91,6 +99,9 @@ fn small_fsyncs_pass_a_large_one() {
     device.change(|gate| gate.shut = false);
     fsync.join().expect("no panic");
     let longest_bytes = device.change(|gate| gate.longest_bytes);
-    assert!((SMALL_WRITE_BYTES..=LONGEST_WRITE_BYTES).contains(&longest_bytes), "a write of {longest_bytes} bytes");
+    assert!(
+        (SMALL_WRITE_BYTES..=LONGEST_WRITE_BYTES).contains(&longest_bytes),
+        "a write of {longest_bytes} bytes"
+    );
     volume.close().expect("it closes");
 }

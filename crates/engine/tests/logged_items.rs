@@ -1,10 +1,14 @@
 //! What operations log: what they changed, once, and nothing else.
 use cairn_blockdev::MemoryDevice;
-use cairn_engine::{FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs};
+use cairn_engine::{
+    FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs,
+};
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
-const DIRECTORY: NewInode<'static> = NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const DIRECTORY: NewInode<'static> =
+    NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
 
 struct Fixture {
     volume: Volume,
@@ -16,8 +20,11 @@ impl Fixture {
     fn new() -> Self {
         let device = Arc::new(MemoryDevice::new(64 << 20));
         mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-        let volume = Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
-        let [directory, other] = [b"directory", b"elsewhere"].map(|name| volume.create(volume.root(), name, &DIRECTORY).unwrap().inode);
+        let volume =
+            Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() })
+                .unwrap();
+        let [directory, other] = [b"directory", b"elsewhere"]
+            .map(|name| volume.create(volume.root(), name, &DIRECTORY).unwrap().inode);
         let fixture = Self { volume, directory, other };
         fixture.written(|_| {});
         fixture
@@ -50,13 +57,28 @@ fn names_log_the_entry_the_directory_and_what_they_name() {
     // Inode, entry, directory.
     assert_eq!(fixture.items(|f| _ = f.create(b"a")), 3);
     // A hundred names change the directory once.
-    assert_eq!(fixture.items(|f| (0..100).for_each(|name| _ = f.create(format!("{name}").as_bytes()))), 201);
+    assert_eq!(
+        fixture.items(|f| (0..100).for_each(|name| _ = f.create(format!("{name}").as_bytes()))),
+        201
+    );
     let file = volume.lookup(*directory, b"a").unwrap().inode;
     assert_eq!(fixture.items(|f| _ = f.volume.link(file, *directory, b"b").unwrap()), 3);
     // The old entry, the new one, the directory once, the file.
-    assert_eq!(fixture.items(|f| f.volume.rename(*directory, b"b", *directory, b"c", RenameMode::Replace).unwrap()), 4);
+    assert_eq!(
+        fixture.items(|f| f
+            .volume
+            .rename(*directory, b"b", *directory, b"c", RenameMode::Replace)
+            .unwrap()),
+        4
+    );
     // And the other directory.
-    assert_eq!(fixture.items(|f| f.volume.rename(*directory, b"c", *other, b"c", RenameMode::Replace).unwrap()), 5);
+    assert_eq!(
+        fixture.items(|f| f
+            .volume
+            .rename(*directory, b"c", *other, b"c", RenameMode::Replace)
+            .unwrap()),
+        5
+    );
     assert_eq!(fixture.items(|f| f.volume.unlink(*other, b"c").unwrap()), 3);
     // The last name of a file that is open: an orphan as well.
     assert_eq!(fixture.items(|f| f.volume.unlink(*directory, b"a").unwrap()), 4);
@@ -69,7 +91,8 @@ fn a_hundred_removals_log_the_directory_once_and_nothing_above_it() {
     let name = |index: u32| format!("{index}").into_bytes();
     fixture.items(|f| (0..101).for_each(|index| _ = f.create(&name(index))));
     let one = fixture.items(|f| f.volume.unlink(f.directory, &name(100)).unwrap());
-    let hundred = fixture.items(|f| (0..100).for_each(|index| f.volume.unlink(f.directory, &name(index)).unwrap()));
+    let hundred = fixture
+        .items(|f| (0..100).for_each(|index| f.volume.unlink(f.directory, &name(index)).unwrap()));
     assert_eq!(hundred, 100 * (one - 1) + 1);
 }
 
@@ -81,19 +104,26 @@ fn what_comes_and_goes_between_two_checkpoints_leaves_only_the_directory() {
             let file = f.create(b"temporary");
             f.volume.write(file, 0, &[1; 20_000]).unwrap();
             f.volume.set_xattr(file, b"user.a", &[2; 5000], XattrMode::Any).unwrap();
-            f.volume.rename(f.directory, b"temporary", f.directory, b"other", RenameMode::Replace).unwrap();
+            f.volume
+                .rename(f.directory, b"temporary", f.directory, b"other", RenameMode::Replace)
+                .unwrap();
             f.volume.unlink(f.directory, b"other").unwrap();
         }
     };
     assert_eq!(fixture.items(work), 1);
-    // Written out before it is removed, it leaves nothing either, though its extents were in the list for a while.
+    // Written out before it is removed, it leaves nothing either, though its extents were in the
+    // list for a while.
     let written_out = |f: &Fixture| {
         let file = f.create(b"temporary");
         let keeper = f.volume.create(f.directory, b"keeper", &FILE).unwrap().inode;
         f.volume.write(file, 0, &[1; 20_000]).unwrap();
         f.volume.write(keeper, 0, &[1; 4096]).unwrap();
-        f.volume.rename(f.directory, b"temporary", f.directory, b"other", RenameMode::Replace).unwrap();
-        f.volume.rename(f.directory, b"other", f.directory, b"keeper", RenameMode::Replace).unwrap();
+        f.volume
+            .rename(f.directory, b"temporary", f.directory, b"other", RenameMode::Replace)
+            .unwrap();
+        f.volume
+            .rename(f.directory, b"other", f.directory, b"keeper", RenameMode::Replace)
+            .unwrap();
         f.volume.forget(keeper, 1);
         f.volume.unlink(f.directory, b"keeper").unwrap();
     };

@@ -1,10 +1,12 @@
-//! What a mount does when the log lost something that had been acknowledged, and which superblock it may write over.
+//! What a mount does when the log lost something that had been acknowledged, and which superblock
+//! it may write over.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_format::{Geometry, Superblock};
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 fn options(read_only: bool) -> VolumeOptions {
     VolumeOptions { background: false, read_only, ..VolumeOptions::default() }
@@ -38,10 +40,14 @@ fn a_lost_checkpoint_that_was_flushed_is_not_passed_over() {
     let (device, superblock) = crashed();
     // The second checkpoint of this mount; the later ones say that it was flushed.
     device.write((superblock.geometry.log().start.0 + 1) * 4096, &[&[0xa5; 4096]]).unwrap();
-    let Err(error) = Volume::open(device.clone(), options(false)) else { panic!("acknowledged files were dropped in silence") };
+    let Err(error) = Volume::open(device.clone(), options(false)) else {
+        panic!("acknowledged files were dropped in silence")
+    };
     assert!(matches!(error, Error::Damaged(_)) && error.to_string().contains("is lost"), "{error}");
     let reader = Volume::open(device, options(true)).unwrap();
-    assert!(reader.lookup(reader.root(), b"1").is_ok() && reader.lookup(reader.root(), b"3").is_err());
+    assert!(
+        reader.lookup(reader.root(), b"1").is_ok() && reader.lookup(reader.root(), b"3").is_err()
+    );
 }
 
 #[test]

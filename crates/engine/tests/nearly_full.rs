@@ -1,12 +1,14 @@
 //! What a full volume must still do.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    Volume, VolumeOptions, XattrMode, mkfs,
 };
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 
 fn volume(bytes: u64) -> (Arc<MemoryDevice>, Volume) {
     let device = Arc::new(MemoryDevice::new(bytes));
@@ -53,7 +55,12 @@ fn scattered_pages_accepted_on_a_nearly_full_volume_can_be_written() {
     let b = volume.create(root, b"b", &FILE).unwrap().inode;
     let end = fill(&volume, b);
     volume.sync().unwrap();
-    volume.set_attributes(b, &AttributeChange { size: Some(end - 140 * 4096), ..AttributeChange::default() }).unwrap();
+    volume
+        .set_attributes(
+            b,
+            &AttributeChange { size: Some(end - 140 * 4096), ..AttributeChange::default() },
+        )
+        .unwrap();
     volume.commit().unwrap();
     // Each takes one block of data and one node: they fit, so nothing is reclaimed.
     let accepted = 20;
@@ -61,7 +68,11 @@ fn scattered_pages_accepted_on_a_nearly_full_volume_can_be_written() {
         volume.write(a, i * 16 * 4096, b"scattered").unwrap();
     }
     let synced = volume.fsync_blocking(a, FsyncKind::Full);
-    assert!(synced.is_ok(), "{accepted} writes were accepted, then fsync: {synced:?}; {:?}", volume.space());
+    assert!(
+        synced.is_ok(),
+        "{accepted} writes were accepted, then fsync: {synced:?}; {:?}",
+        volume.space()
+    );
     volume.close().unwrap();
 }
 
@@ -78,7 +89,10 @@ fn deleting_frees_space(bytes: u64) {
     drop(volume);
     let again = open(&device);
     assert!(again.is_ok(), "mounting after deleting on a full volume: {:?}", again.err());
-    assert!(after > before + end / 4096 / 2, "{bytes}: a file of {end} bytes was deleted; available blocks before {before}, after {after}");
+    assert!(
+        after > before + end / 4096 / 2,
+        "{bytes}: a file of {end} bytes was deleted; available blocks before {before}, after {after}"
+    );
 }
 
 #[test]
@@ -96,7 +110,8 @@ fn deleting_frees_space_on_a_full_volume_of_64_mib() {
     deleting_frees_space(64 << 20);
 }
 
-/// Random writes to random files at random fill levels, each step's acceptance a promise: fsync stores it, or the write said no.
+/// Random writes to random files at random fill levels, each step's acceptance a promise: fsync
+/// stores it, or the write said no.
 #[test]
 fn what_write_accepted_fsync_stores_at_any_level() {
     for seed in 0..12 {
@@ -107,7 +122,15 @@ fn what_write_accepted_fsync_stores_at_any_level() {
         let end = fill(&volume, filler);
         // From the brim to a few MiB below it.
         let freed = random.below(if seed % 3 == 0 { 64 } else { 1500 }) * 4096;
-        volume.set_attributes(filler, &AttributeChange { size: Some(end.saturating_sub(freed)), ..AttributeChange::default() }).unwrap();
+        volume
+            .set_attributes(
+                filler,
+                &AttributeChange {
+                    size: Some(end.saturating_sub(freed)),
+                    ..AttributeChange::default()
+                },
+            )
+            .unwrap();
         let (mut files, mut refused) = (Vec::<(InodeNumber, Vec<u8>)>::new(), 0);
         for number in 0..12 {
             match volume.create(root, format!("file {number}").as_bytes(), &FILE) {
@@ -126,7 +149,11 @@ fn what_write_accepted_fsync_stores_at_any_level() {
                     Err(error) => assert!(matches!(error, Error::NoSpace), "{error}"),
                 }
             }
-            let Some(index) = (!files.is_empty()).then(|| random.below(files.len() as u64) as usize) else { break };
+            let Some(index) =
+                (!files.is_empty()).then(|| random.below(files.len() as u64) as usize)
+            else {
+                break;
+            };
             let (inode, content) = &mut files[index];
             let (at, length) = (random.below(1 << 20) as usize, 1 + random.below(20_000) as usize);
             let data = vec![step as u8 | 1; length];
@@ -141,11 +168,15 @@ fn what_write_accepted_fsync_stores_at_any_level() {
                 }
             }
             if random.chance(1, 20) {
-                volume.fsync_blocking(*inode, FsyncKind::Full).unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
+                volume
+                    .fsync_blocking(*inode, FsyncKind::Full)
+                    .unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
             }
         }
         for (inode, _) in &files {
-            volume.fsync_blocking(*inode, FsyncKind::Full).unwrap_or_else(|error| panic!("seed {seed}, in the end: {error}"));
+            volume
+                .fsync_blocking(*inode, FsyncKind::Full)
+                .unwrap_or_else(|error| panic!("seed {seed}, in the end: {error}"));
         }
         assert!(refused > 0 || freed > 64 * 4096, "seed {seed}: the volume was not nearly full");
         // As after a power failure.
@@ -186,10 +217,14 @@ fn remove_all(volume: &Volume, directory: InodeNumber) -> usize {
     };
     volume.read_directory(directory, 0, &mut take).unwrap();
     let mut removed = 0;
-    for (name, inode, file_type) in entries.into_iter().filter(|(name, _, _)| name != b"." && name != b"..") {
+    for (name, inode, file_type) in
+        entries.into_iter().filter(|(name, _, _)| name != b"." && name != b"..")
+    {
         if file_type == FileType::Directory {
             removed += remove_all(volume, inode);
-            volume.remove_directory(directory, &name).expect("removing works on a volume full of names");
+            volume
+                .remove_directory(directory, &name)
+                .expect("removing works on a volume full of names");
         } else {
             volume.unlink(directory, &name).expect("removing works on a volume full of names");
         }
@@ -198,7 +233,8 @@ fn remove_all(volume: &Volume, directory: InodeNumber) -> usize {
     removed
 }
 
-/// Data has all of the volume but the reserve: names get a part of that, and all can be removed again.
+/// Data has all of the volume but the reserve: names get a part of that, and all can be removed
+/// again.
 fn a_full_volume_takes_names(bytes: u64, rounds: usize, close: bool) {
     let (device, volume) = volume(bytes);
     drop(volume);
@@ -211,7 +247,9 @@ fn a_full_volume_takes_names(bytes: u64, rounds: usize, close: bool) {
     let end = fill(&volume, big);
     volume.sync().unwrap();
     for number in 0..rounds {
-        make_names(&volume, files, number).unwrap_or_else(|error| panic!("{bytes}, round {number}: {error}; {:?}", volume.space()));
+        make_names(&volume, files, number).unwrap_or_else(|error| {
+            panic!("{bytes}, round {number}: {error}; {:?}", volume.space())
+        });
         let more = volume.write(big, end, &[7; 4096]);
         assert!(matches!(more, Err(Error::NoSpace)), "the reserve is not for data: {more:?}");
     }
@@ -233,14 +271,26 @@ fn a_full_volume_takes_names(bytes: u64, rounds: usize, close: bool) {
     let volume = open_with_background(&device);
     let size = volume.attributes(big).unwrap().size_bytes;
     assert_eq!(size, end);
-    volume.set_attributes(big, &AttributeChange { size: Some(size / 2), mode: Some(0o600), ..AttributeChange::default() }).unwrap();
+    volume
+        .set_attributes(
+            big,
+            &AttributeChange {
+                size: Some(size / 2),
+                mode: Some(0o600),
+                ..AttributeChange::default()
+            },
+        )
+        .unwrap();
     let removed = remove_all(&volume, root);
     assert!(removed > 3 * rounds, "{removed} names, {number} rounds");
     volume.close().unwrap();
     drop(volume);
     let volume = open_with_background(&device);
     let left = volume.space().available_blocks;
-    assert!(left + 64 >= empty, "{bytes}: {empty} blocks were available, after all was removed {left}");
+    assert!(
+        left + 64 >= empty,
+        "{bytes}: {empty} blocks were available, after all was removed {left}"
+    );
     volume.close().unwrap();
 }
 
@@ -259,8 +309,8 @@ fn a_volume_full_of_names_survives_a_crash() {
     a_full_volume_takes_names(128 << 20, 1000, false);
 }
 
-/// Data, and what may be large, is refused on a full volume, again and again, before and after names: the reserve is for names and
-/// small attributes alone.
+/// Data, and what may be large, is refused on a full volume, again and again, before and after
+/// names: the reserve is for names and small attributes alone.
 #[test]
 fn only_names_and_small_attributes_take_from_the_reserve() {
     let (device, volume) = volume(128 << 20);
@@ -273,23 +323,51 @@ fn only_names_and_small_attributes_take_from_the_reserve() {
     let large = vec![7; 5000];
     for number in 0..20 {
         let name = |kind: &str| format!("{kind} {number}").into_bytes();
-        let (directory, fifo) = (NewInode { file_type: FileType::Directory, ..FILE }, NewInode { file_type: FileType::Fifo, ..FILE });
+        let (directory, fifo) = (
+            NewInode { file_type: FileType::Directory, ..FILE },
+            NewInode { file_type: FileType::Fifo, ..FILE },
+        );
         let made = volume.create(root, &name("made"), &FILE).expect("a file").inode;
-        for new in [&directory, &fifo, &NewInode { file_type: FileType::Symlink, target: Some(&large[..3000]), ..FILE }] {
-            volume.forget(volume.create(root, &name(&format!("{:?}", new.file_type)), new).expect("a name").inode, 1);
+        for new in [
+            &directory,
+            &fifo,
+            &NewInode { file_type: FileType::Symlink, target: Some(&large[..3000]), ..FILE },
+        ] {
+            volume.forget(
+                volume
+                    .create(root, &name(&format!("{:?}", new.file_type)), new)
+                    .expect("a name")
+                    .inode,
+                1,
+            );
         }
         volume.forget(volume.link(made, root, &name("link")).expect("a link").inode, 1);
-        volume.rename(root, &name("link"), root, &name("moved"), RenameMode::Replace).expect("a rename");
+        volume
+            .rename(root, &name("link"), root, &name("moved"), RenameMode::Replace)
+            .expect("a rename");
         let whiteout = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
-        let left = volume.rename_leaving(root, &name("moved"), root, &name("again"), RenameMode::Replace, &whiteout);
+        let left = volume.rename_leaving(
+            root,
+            &name("moved"),
+            root,
+            &name("again"),
+            RenameMode::Replace,
+            &whiteout,
+        );
         left.expect("a rename that leaves something");
         volume.set_xattr(made, b"user.small", b"green", XattrMode::Any).expect("a small attribute");
         let refused = [
             ("a large attribute", volume.set_xattr(made, b"user.large", &large, XattrMode::Any)),
-            ("an attribute that grows", volume.set_xattr(made, b"user.small", &large, XattrMode::Replace)),
+            (
+                "an attribute that grows",
+                volume.set_xattr(made, b"user.small", &large, XattrMode::Replace),
+            ),
             ("data", volume.write(made, 0, &large)),
             ("data at an end", volume.write(file, end, &large)),
-            ("preallocation", volume.allocate(made, 0, 1 << 20, AllocateMode::Allocate { keep_size: true })),
+            (
+                "preallocation",
+                volume.allocate(made, 0, 1 << 20, AllocateMode::Allocate { keep_size: true }),
+            ),
         ];
         for (what, result) in refused {
             assert!(matches!(result, Err(Error::NoSpace)), "round {number}, {what}: {result:?}");
@@ -299,7 +377,8 @@ fn only_names_and_small_attributes_take_from_the_reserve() {
     volume.close().unwrap();
 }
 
-/// Small volumes have a small reserve: how many names fit is not promised, that all can be removed is.
+/// Small volumes have a small reserve: how many names fit is not promised, that all can be removed
+/// is.
 #[test]
 fn a_small_volume_full_of_names_can_be_emptied() {
     for bytes in [16 << 20, 24 << 20, 32 << 20, 48 << 20] {

@@ -1,9 +1,10 @@
-//! Reads that are planned, done by somebody else and finished: what is finished is what the file holds then, whatever happened between.
+//! Reads that are planned, done by somebody else and finished: what is finished is what the file
+//! holds then, whatever happened between.
 use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
 use cairn_blockdev::{AlignedBuffer, BlockDevice, FileDevice, MemoryDevice, OpenMode};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, PlannedRead, ReadAtOnce, SeekTarget, Volume,
-    VolumeOptions, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, PlannedRead,
+    ReadAtOnce, SeekTarget, Volume, VolumeOptions, mkfs,
 };
 use cairn_environment::random::Seeded;
 use std::fs::File;
@@ -13,7 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const BLOCK: usize = 4096;
 const CACHE_BYTES: u64 = 1 << 20;
 
@@ -28,7 +30,11 @@ fn path(directory: &TempDir) -> PathBuf {
 }
 
 fn open(device: Arc<dyn BlockDevice>, data_cache_bytes: u64) -> Volume {
-    Volume::open(device, VolumeOptions { background: false, data_cache_bytes, ..VolumeOptions::default() }).unwrap()
+    Volume::open(
+        device,
+        VolumeOptions { background: false, data_cache_bytes, ..VolumeOptions::default() },
+    )
+    .unwrap()
 }
 
 impl Image {
@@ -104,16 +110,25 @@ fn what_the_device_lacks_is_read_by_somebody_else_and_kept() {
     read_from_device(&planned, &mut buffer);
     assert_eq!(image.volume.finish_read(&planned, &buffer), Some(BLOCK));
     assert!(buffer[..BLOCK] == content[BLOCK..2 * BLOCK]);
-    assert_eq!(done(image.volume.read_at_once(file, BLOCK as u64, &mut buffer[..BLOCK])), Some(BLOCK));
+    assert_eq!(
+        done(image.volume.read_at_once(file, BLOCK as u64, &mut buffer[..BLOCK])),
+        Some(BLOCK)
+    );
     let planned = image.plan(file, BLOCK as u64, &mut buffer);
     assert_eq!(planned.bytes(), BLOCK..3 * BLOCK);
     read_from_device(&planned, &mut buffer);
     assert_eq!(image.volume.finish_read(&planned, &buffer), Some(2 * BLOCK + 700));
     assert!(buffer[..2 * BLOCK + 700] == content[BLOCK..]);
-    assert_eq!(done(image.volume.read_at_once(file, BLOCK as u64, &mut buffer)), Some(2 * BLOCK + 700));
+    assert_eq!(
+        done(image.volume.read_at_once(file, BLOCK as u64, &mut buffer)),
+        Some(2 * BLOCK + 700)
+    );
     assert_eq!(done(image.volume.read_at_once(file, 1 << 30, &mut buffer)), Some(0));
     let after = image.device.counters();
-    assert_eq!((after.reads - before.reads, after.bytes_read - before.bytes_read), (2, 3 * BLOCK as u64));
+    assert_eq!(
+        (after.reads - before.reads, after.bytes_read - before.bytes_read),
+        (2, 3 * BLOCK as u64)
+    );
     let statistics = image.volume.statistics();
     assert_eq!((statistics.data_cache_misses, statistics.data_cache_bytes), (3, 3 * BLOCK as u64));
 }
@@ -124,7 +139,10 @@ fn a_run_of_several_extents_is_read_as_one() {
     let Some(image) = Image::new(64, CACHE_BYTES) else { return };
     let content = pattern(8 * BLOCK);
     let file = image.volume.create(image.volume.root(), b"file", &FILE).unwrap().inode;
-    image.volume.allocate(file, 0, 8 * BLOCK as u64, AllocateMode::Allocate { keep_size: false }).unwrap();
+    image
+        .volume
+        .allocate(file, 0, 8 * BLOCK as u64, AllocateMode::Allocate { keep_size: false })
+        .unwrap();
     for half in [0, 4 * BLOCK] {
         image.volume.write(file, half as u64, &content[half..half + 4 * BLOCK]).unwrap();
         image.volume.sync().unwrap();
@@ -148,17 +166,24 @@ fn what_is_not_simple_is_left_to_a_read_that_may_wait() {
     let content = pattern(64 * BLOCK);
     let files = [image.create("file", &content), image.create("with a hole", &content)];
     image.volume.sync().unwrap();
-    image.volume.allocate(files[1], 8 * BLOCK as u64, BLOCK as u64, AllocateMode::PunchHole).unwrap();
+    image
+        .volume
+        .allocate(files[1], 8 * BLOCK as u64, BLOCK as u64, AllocateMode::PunchHole)
+        .unwrap();
     let in_two_places = image.create("in two places", &content[..4 * BLOCK]);
     image.volume.sync().unwrap();
     image.create("between them", &content);
     image.volume.sync().unwrap();
     image.volume.write(in_two_places, 4 * BLOCK as u64, &content[..4 * BLOCK]).unwrap();
     let half_written = image.create("half written", &content[..4 * BLOCK]);
-    image.volume.allocate(half_written, 0, 12 * BLOCK as u64, AllocateMode::Allocate { keep_size: false }).unwrap();
+    image
+        .volume
+        .allocate(half_written, 0, 12 * BLOCK as u64, AllocateMode::Allocate { keep_size: false })
+        .unwrap();
     let image = image.with_metadata_alone(&[files[0], files[1], in_two_places, half_written]);
     let mut buffer = AlignedBuffer::zeroed(16 * BLOCK);
-    let reads = |file, offset, buffer: &mut [u8]| done(image.volume.read_at_once(file, offset, buffer));
+    let reads =
+        |file, offset, buffer: &mut [u8]| done(image.volume.read_at_once(file, offset, buffer));
     assert_eq!(reads(files[0], 1, &mut buffer), None);
     assert_eq!(reads(files[0], 0, &mut buffer[1..]), None);
     assert_eq!(reads(files[0], 0, &mut buffer[..BLOCK - 1]), None);
@@ -173,10 +198,17 @@ fn what_is_not_simple_is_left_to_a_read_that_may_wait() {
     // Nobody wrote there: zeros, if it is to be known at once.
     for blocks in [1, 4, 8] {
         buffer.fill(0xee);
-        let read = image.volume.read_at_once(half_written, 4 * BLOCK as u64, &mut buffer[..blocks * BLOCK]);
+        let read = image.volume.read_at_once(
+            half_written,
+            4 * BLOCK as u64,
+            &mut buffer[..blocks * BLOCK],
+        );
         let right = done(read).is_none_or(|length| buffer[..length].iter().all(|&byte| byte == 0));
         assert!(right, "{blocks} blocks without data");
-        assert_eq!(reads(half_written, 3 * BLOCK as u64, &mut buffer[..(blocks + 1) * BLOCK]), None);
+        assert_eq!(
+            reads(half_written, 3 * BLOCK as u64, &mut buffer[..(blocks + 1) * BLOCK]),
+            None
+        );
     }
 
     // A device that is not one file.
@@ -229,7 +261,12 @@ impl HalfRead {
 }
 
 fn set_size(volume: &Volume, file: InodeNumber, size: usize) {
-    volume.set_attributes(file, &AttributeChange { size: Some(size as u64), ..AttributeChange::default() }).unwrap();
+    volume
+        .set_attributes(
+            file,
+            &AttributeChange { size: Some(size as u64), ..AttributeChange::default() },
+        )
+        .unwrap();
 }
 
 type Change = fn(&Volume, InodeNumber);
@@ -257,7 +294,9 @@ fn a_file_that_changes_meanwhile_is_read_again() {
             volume.write(file, 0, &pattern(8 * BLOCK)).unwrap();
             volume.sync().unwrap();
         }),
-        ("punched", |volume, file| volume.allocate(file, BLOCK as u64, BLOCK as u64, AllocateMode::PunchHole).unwrap()),
+        ("punched", |volume, file| {
+            volume.allocate(file, BLOCK as u64, BLOCK as u64, AllocateMode::PunchHole).unwrap()
+        }),
         ("punched and filled", |volume, file| {
             volume.allocate(file, 0, 4 * BLOCK as u64, AllocateMode::PunchHole).unwrap();
             volume.commit().unwrap();
@@ -265,7 +304,9 @@ fn a_file_that_changes_meanwhile_is_read_again() {
             volume.sync().unwrap();
         }),
         ("zeroed", |volume, file| {
-            volume.allocate(file, 3 * BLOCK as u64, 9, AllocateMode::ZeroRange { keep_size: true }).unwrap();
+            volume
+                .allocate(file, 3 * BLOCK as u64, 9, AllocateMode::ZeroRange { keep_size: true })
+                .unwrap();
             volume.sync().unwrap();
         }),
         ("removed", |volume, file| {
@@ -292,7 +333,9 @@ fn a_file_that_changes_meanwhile_is_read_again() {
 fn a_file_that_changes_elsewhere_is_not_read_again() {
     let changes: [(&str, Change); 4] = [
         ("written", |volume, file| volume.write(file, 4 * BLOCK as u64, &[1; 4 * BLOCK]).unwrap()),
-        ("punched", |volume, file| volume.allocate(file, 5 * BLOCK as u64, BLOCK as u64, AllocateMode::PunchHole).unwrap()),
+        ("punched", |volume, file| {
+            volume.allocate(file, 5 * BLOCK as u64, BLOCK as u64, AllocateMode::PunchHole).unwrap()
+        }),
         ("truncated", |volume, file| set_size(volume, file, 4 * BLOCK)),
         ("grown", |volume, file| set_size(volume, file, 100 * BLOCK)),
     ];
@@ -315,7 +358,14 @@ fn a_file_whose_end_moves_meanwhile_is_read_again() {
         ("grown by bytes", |volume, file| set_size(volume, file, LENGTH + 100)),
         ("grown by blocks", |volume, file| set_size(volume, file, 9 * BLOCK)),
         ("allocated", |volume, file| {
-            volume.allocate(file, LENGTH as u64, 2 * BLOCK as u64, AllocateMode::Allocate { keep_size: false }).unwrap();
+            volume
+                .allocate(
+                    file,
+                    LENGTH as u64,
+                    2 * BLOCK as u64,
+                    AllocateMode::Allocate { keep_size: false },
+                )
+                .unwrap();
         }),
     ];
     for (what, change) in changes {
@@ -344,8 +394,15 @@ fn give_away(read: &HalfRead, with: &[u8], to_itself: bool) -> InodeNumber {
     set_size(&image.volume, *file, 0);
     image.volume.commit().unwrap();
     for number in 0..2000 {
-        let to =
-            if to_itself { *file } else { image.volume.create(image.volume.root(), number.to_string().as_bytes(), &FILE).unwrap().inode };
+        let to = if to_itself {
+            *file
+        } else {
+            image
+                .volume
+                .create(image.volume.root(), number.to_string().as_bytes(), &FILE)
+                .unwrap()
+                .inode
+        };
         image.volume.write(to, 0, with).unwrap();
         image.volume.sync().unwrap();
         if place(image, to) == planned.device_offset_bytes() {
@@ -406,12 +463,16 @@ fn damage_is_reported_by_the_read_that_may_wait() {
 fn a_mirror_of_files_is_read_and_repaired_by_the_read_that_may_wait() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let members = ["one", "two"].map(|name| {
-        let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::create(&directory.path().join(name), 64 << 20).unwrap());
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(FileDevice::create(&directory.path().join(name), 64 << 20).unwrap());
         (name.to_owned(), device)
     });
     make(Kind::Mirror, &members).unwrap();
     let mirror = || {
-        let candidates = members.iter().map(|(name, device)| Candidate { name: name.as_str().into(), device: Some(device.clone()) });
+        let candidates = members.iter().map(|(name, device)| Candidate {
+            name: name.as_str().into(),
+            device: Some(device.clone()),
+        });
         Arc::new(Mirror::open(candidates.collect(), Access::ReadWrite, false).unwrap())
     };
     let content = pattern(8 * BLOCK);
@@ -462,7 +523,11 @@ fn a_finished_read_is_what_the_file_holds() {
     let mut random = Seeded::new(7);
     let content = |random: &mut Seeded| -> Vec<u8> {
         let fill = random.next_u64();
-        (0..64 * BLOCK as u64).map(|index| (fill.wrapping_add(index / 5).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+        (0..64 * BLOCK as u64)
+            .map(|index| {
+                (fill.wrapping_add(index / 5).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+            })
+            .collect()
     };
     let mut files: Vec<_> = (0..6)
         .map(|index| {
@@ -481,10 +546,14 @@ fn a_finished_read_is_what_the_file_holds() {
             0 => {
                 let new = content(&mut random);
                 model[block * BLOCK..end * BLOCK].copy_from_slice(&new[..(end - block) * BLOCK]);
-                volume.write(*file, (block * BLOCK) as u64, &model[block * BLOCK..end * BLOCK]).unwrap();
+                volume
+                    .write(*file, (block * BLOCK) as u64, &model[block * BLOCK..end * BLOCK])
+                    .unwrap();
             }
             1 => {
-                volume.allocate(*file, (block * BLOCK) as u64, BLOCK as u64, AllocateMode::PunchHole).unwrap();
+                volume
+                    .allocate(*file, (block * BLOCK) as u64, BLOCK as u64, AllocateMode::PunchHole)
+                    .unwrap();
                 model[block * BLOCK..(block + 1) * BLOCK].fill(0);
             }
             2 => volume.fsync_blocking(*file, FsyncKind::Full).unwrap(),
@@ -492,8 +561,16 @@ fn a_finished_read_is_what_the_file_holds() {
             4 => volume.commit().unwrap(),
             5..10 => {
                 let mut buffer = AlignedBuffer::zeroed((end - block) * BLOCK);
-                if let Some(ReadAtOnce::Planned(planned)) = volume.read_at_once(*file, (block * BLOCK) as u64, &mut buffer) {
-                    pending.push(Pending { file: index, offset: block * BLOCK, planned, buffer, is_read: false });
+                if let Some(ReadAtOnce::Planned(planned)) =
+                    volume.read_at_once(*file, (block * BLOCK) as u64, &mut buffer)
+                {
+                    pending.push(Pending {
+                        file: index,
+                        offset: block * BLOCK,
+                        planned,
+                        buffer,
+                        is_read: false,
+                    });
                 }
             }
             10..12 => {
@@ -511,7 +588,10 @@ fn a_finished_read_is_what_the_file_holds() {
                 match volume.finish_read(&one.planned, &one.buffer) {
                     Some(length) => {
                         finished += 1;
-                        assert!(one.buffer[..length] == files[one.file].1[one.offset..one.offset + length]);
+                        assert!(
+                            one.buffer[..length]
+                                == files[one.file].1[one.offset..one.offset + length]
+                        );
                     }
                     None => refused += 1,
                 }

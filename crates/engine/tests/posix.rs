@@ -1,13 +1,14 @@
 //! What programs expect.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, SeekTarget, Volume, VolumeOptions,
-    XattrMode, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    SeekTarget, Volume, VolumeOptions, XattrMode, mkfs,
 };
 use cairn_environment::thread;
 use std::sync::{Arc, Barrier};
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 
 fn volume() -> Volume {
     let device = Arc::new(MemoryDevice::new(64 << 20));
@@ -37,7 +38,8 @@ fn a_number_that_was_asked_for_can_be_created() {
 
 type Call<'a> = &'a dyn Fn() -> Result<(), Error>;
 
-/// A file without names and references is removed, now or a little later: what is done to it would be lost without a word.
+/// A file without names and references is removed, now or a little later: what is done to it would
+/// be lost without a word.
 #[test]
 fn a_file_that_nobody_can_reach_any_more_is_gone_for_every_call() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
@@ -64,7 +66,9 @@ fn a_file_that_nobody_can_reach_any_more_is_gone_for_every_call() {
             ("attributes", &|| volume.attributes(file).map(drop)),
             ("truncate", &|| volume.set_attributes(file, &longer).map(drop)),
             ("chmod", &|| volume.set_attributes(file, &mode).map(drop)),
-            ("allocate", &|| volume.allocate(file, 0, 4096, AllocateMode::Allocate { keep_size: false })),
+            ("allocate", &|| {
+                volume.allocate(file, 0, 4096, AllocateMode::Allocate { keep_size: false })
+            }),
             ("seek", &|| volume.seek(file, 0, SeekTarget::Hole).map(drop)),
             ("set xattr", &|| volume.set_xattr(file, b"user.a", b"b", XattrMode::Any)),
             ("list xattrs", &|| volume.list_xattrs(file).map(drop)),
@@ -78,7 +82,8 @@ fn a_file_that_nobody_can_reach_any_more_is_gone_for_every_call() {
     volume.close().unwrap();
 }
 
-/// The source always exists, under one inode or under the next: a rename moves the one or the other.
+/// The source always exists, under one inode or under the next: a rename moves the one or the
+/// other.
 #[test]
 fn a_source_that_is_replaced_meanwhile_can_still_be_renamed() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
@@ -96,13 +101,22 @@ fn a_source_that_is_replaced_meanwhile_can_still_be_renamed() {
             let (volume, start) = (volume.clone(), Arc::clone(&start));
             thread::spawn("replace", move || {
                 start.wait();
-                volume.rename(volume.root(), b"replacement", volume.root(), b"source", RenameMode::Replace)
+                volume.rename(
+                    volume.root(),
+                    b"replacement",
+                    volume.root(),
+                    b"source",
+                    RenameMode::Replace,
+                )
             })
         };
         start.wait();
         let moved = volume.rename(root, b"source", root, b"target", RenameMode::Replace);
         let replaced = replacing.join().expect("no panic");
-        assert!(moved.is_ok() && replaced.is_ok(), "round {round}: moved {moved:?}, replaced {replaced:?}");
+        assert!(
+            moved.is_ok() && replaced.is_ok(),
+            "round {round}: moved {moved:?}, replaced {replaced:?}"
+        );
         let target = volume.lookup(root, b"target").expect("it was moved there").inode;
         volume.forget(target, 1);
         volume.unlink(root, b"target").unwrap();
@@ -114,14 +128,19 @@ fn a_source_that_is_replaced_meanwhile_can_still_be_renamed() {
     volume.close().unwrap();
 }
 
-/// Neither what fills preallocated blocks nor what replaces data is counted on top of what is allocated.
+/// Neither what fills preallocated blocks nor what replaces data is counted on top of what is
+/// allocated.
 #[test]
 fn delayed_data_is_counted_where_nothing_is_allocated() {
     let volume = volume();
     let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
     let blocks = || volume.attributes(file).unwrap().blocks_512 / 8;
-    let write = |block: u64, blocks: usize| volume.write(file, block * 4096, &vec![7; blocks * 4096]).unwrap();
-    volume.allocate(file, 10 * 4096, 100 * 4096, AllocateMode::Allocate { keep_size: true }).unwrap();
+    let write = |block: u64, blocks: usize| {
+        volume.write(file, block * 4096, &vec![7; blocks * 4096]).unwrap()
+    };
+    volume
+        .allocate(file, 10 * 4096, 100 * 4096, AllocateMode::Allocate { keep_size: true })
+        .unwrap();
     assert_eq!(blocks(), 100);
     write(10, 50);
     assert_eq!(blocks(), 100);
@@ -154,7 +173,10 @@ fn an_inode_is_found_by_its_number_as_long_as_it_has_a_name() {
     assert!(matches!(volume.attributes(file), Err(Error::NotFound)));
     assert_eq!(volume.lookup_inode(root).unwrap().inode, root);
     for number in [0, 2, 3, file.0 + 100, u64::MAX] {
-        assert!(matches!(volume.lookup_inode(InodeNumber(number)), Err(Error::NotFound)), "{number}");
+        assert!(
+            matches!(volume.lookup_inode(InodeNumber(number)), Err(Error::NotFound)),
+            "{number}"
+        );
     }
     volume.close().unwrap();
 }
@@ -163,7 +185,13 @@ fn an_inode_is_found_by_its_number_as_long_as_it_has_a_name() {
 fn a_rename_can_leave_something_at_the_old_name() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-    let open = || Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+    let open = || {
+        Volume::open(
+            device.clone(),
+            VolumeOptions { background: false, ..VolumeOptions::default() },
+        )
+        .unwrap()
+    };
     let volume = open();
     let root = volume.root();
     let directory = NewInode { file_type: FileType::Directory, mode: 0o2755, gid: 77, ..FILE };
@@ -171,24 +199,41 @@ fn a_rename_can_leave_something_at_the_old_name() {
     for name in [&b"a"[..], b"b", b"kept"] {
         volume.create(root, name, &FILE).unwrap();
     }
-    let [a, b, kept] = [&b"a"[..], b"b", b"kept"].map(|name| volume.lookup(root, name).unwrap().inode);
+    let [a, b, kept] =
+        [&b"a"[..], b"b", b"kept"].map(|name| volume.lookup(root, name).unwrap().inode);
     let whiteout = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
-    let leave =
-        |from: (InodeNumber, &[u8]), to: (InodeNumber, &[u8]), mode| volume.rename_leaving(from.0, from.1, to.0, to.1, mode, &whiteout);
+    let leave = |from: (InodeNumber, &[u8]), to: (InodeNumber, &[u8]), mode| {
+        volume.rename_leaving(from.0, from.1, to.0, to.1, mode, &whiteout)
+    };
     leave((root, b"a"), (root, b"b"), RenameMode::Replace).unwrap();
     leave((root, b"b"), (other, b"new"), RenameMode::NoReplace).unwrap();
-    assert!(matches!(leave((other, b"new"), (root, b"kept"), RenameMode::NoReplace), Err(Error::Exists)));
-    assert!(matches!(leave((other, b"new"), (root, b"kept"), RenameMode::Exchange), Err(Error::InvalidArgument(_))));
+    assert!(matches!(
+        leave((other, b"new"), (root, b"kept"), RenameMode::NoReplace),
+        Err(Error::Exists)
+    ));
+    assert!(matches!(
+        leave((other, b"new"), (root, b"kept"), RenameMode::Exchange),
+        Err(Error::InvalidArgument(_))
+    ));
     leave((other, b"new"), (other, b"last"), RenameMode::Replace).unwrap();
-    let wrong = volume.rename_leaving(root, b"kept", other, b"moved", RenameMode::Replace, &directory);
+    let wrong =
+        volume.rename_leaving(root, b"kept", other, b"moved", RenameMode::Replace, &directory);
     assert!(matches!(wrong, Err(Error::InvalidArgument(_))));
     let check = |volume: &Volume| {
         assert_eq!(volume.lookup(other, b"last").unwrap().inode, a);
         assert_eq!(volume.lookup(root, b"kept").unwrap().inode, kept);
         for (parent, name, gid) in [(root, &b"a"[..], 8), (root, b"b", 8), (other, b"new", 77)] {
             let left = volume.lookup(parent, name).unwrap();
-            assert_eq!((left.file_type, left.mode & 0o7777, left.device), (FileType::CharacterDevice, 0, 0));
-            assert_eq!((left.links, left.uid, left.gid), (1, 7, gid), "{}", String::from_utf8_lossy(name));
+            assert_eq!(
+                (left.file_type, left.mode & 0o7777, left.device),
+                (FileType::CharacterDevice, 0, 0)
+            );
+            assert_eq!(
+                (left.links, left.uid, left.gid),
+                (1, 7, gid),
+                "{}",
+                String::from_utf8_lossy(name)
+            );
             volume.forget(left.inode, 1);
         }
     };
@@ -211,7 +256,13 @@ fn a_rename_can_leave_something_at_the_old_name() {
 fn inodes_are_counted() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-    let open = || Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+    let open = || {
+        Volume::open(
+            device.clone(),
+            VolumeOptions { background: false, ..VolumeOptions::default() },
+        )
+        .unwrap()
+    };
     let count = |volume: &Volume| volume.space().inodes;
     let volume = open();
     let root = volume.root();

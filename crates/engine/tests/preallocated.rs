@@ -1,17 +1,22 @@
-//! Where data goes that is written into preallocated blocks: to its own blocks in order, next to other files' data when it is
-//! small and comes in any order and there is plenty of space; and it never lacks space.
+//! Where data goes that is written into preallocated blocks: to its own blocks in order, next to
+//! other files' data when it is small and comes in any order and there is plenty of space; and it
+//! never lacks space.
 use cairn_blockdev::SimulatedDevice;
 use cairn_blockdev::simulated::Fate;
-use cairn_engine::{AllocateMode, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
+};
 use cairn_format::BLOCK_SIZE;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const FILE_BLOCKS: u64 = 256;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
 fn open(device: Arc<SimulatedDevice>) -> Volume {
-    let options = VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
+    let options =
+        VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
     Volume::open(device, options).unwrap()
 }
 
@@ -47,7 +52,11 @@ fn expect(volume: &Volume, index: usize, written: &[(u64, u8)]) {
         expected[(block * BLOCK) as usize..][..BLOCK_SIZE].fill(*fill);
     }
     assert!(content == expected, "file {index}");
-    assert_eq!(volume.attributes(file).unwrap().blocks_512, FILE_BLOCKS * BLOCK / 512, "file {index}");
+    assert_eq!(
+        volume.attributes(file).unwrap().blocks_512,
+        FILE_BLOCKS * BLOCK / 512,
+        "file {index}"
+    );
 }
 
 #[test]
@@ -105,7 +114,8 @@ fn full_volume() -> (Arc<SimulatedDevice>, Volume, Vec<InodeNumber>) {
         }
     }
     let last = volume.lookup(volume.root(), format!("file {}", files.len()).as_bytes());
-    last.map(|_| volume.unlink(volume.root(), format!("file {}", files.len()).as_bytes()).unwrap()).unwrap();
+    last.map(|_| volume.unlink(volume.root(), format!("file {}", files.len()).as_bytes()).unwrap())
+        .unwrap();
     // What is left goes to a file of its own.
     let rest = volume.create(volume.root(), b"rest", &FILE).unwrap().inode;
     let mut at = 0;
@@ -132,8 +142,8 @@ fn on_a_full_volume_they_find_their_own_blocks() {
     }
 }
 
-/// Reclaim has nothing to free here: a write that asked it would cost a commit, which writes the block, and the next write to the
-/// same block would find no room.
+/// Reclaim has nothing to free here: a write that asked it would cost a commit, which writes the
+/// block, and the next write to the same block would find no room.
 #[test]
 fn on_a_full_volume_they_are_filled_byte_by_byte_without_a_commit() {
     let (device, volume, files) = full_volume();

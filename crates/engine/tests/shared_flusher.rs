@@ -1,4 +1,5 @@
-//! What came before tickets, under the whole engine: a full volume, filled and emptied by many threads.
+//! What came before tickets, under the whole engine: a full volume, filled and emptied by many
+//! threads.
 #![cfg(feature = "baselines")]
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{Baselines, Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
@@ -6,7 +7,8 @@ use cairn_environment::thread;
 use std::sync::Arc;
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 
 fn open(device: &Arc<MemoryDevice>) -> Volume {
     let options = VolumeOptions {
@@ -24,7 +26,9 @@ fn fill(volume: &Volume, client: u64, data: &[u8]) -> u64 {
         let name = format!("{client}-{number}");
         let created = volume.create(volume.root(), name.as_bytes(), &FILE);
         let written = created.and_then(|file| {
-            let written = volume.write(file.inode, 0, data).and_then(|()| volume.fsync_blocking(file.inode, FsyncKind::Full));
+            let written = volume
+                .write(file.inode, 0, data)
+                .and_then(|()| volume.fsync_blocking(file.inode, FsyncKind::Full));
             volume.forget(file.inode, 1);
             written
         });
@@ -49,7 +53,8 @@ fn threads_that_fill_and_delete_at_once_are_never_stuck() {
                 for _ in 0..3 {
                     let files = fill(&volume, client, &vec![client as u8; 50_000]);
                     for number in 0..=files {
-                        match volume.unlink(volume.root(), format!("{client}-{number}").as_bytes()) {
+                        match volume.unlink(volume.root(), format!("{client}-{number}").as_bytes())
+                        {
                             Ok(()) | Err(Error::NotFound) => {}
                             Err(error) => panic!("deleting on a full volume: {error}"),
                         }

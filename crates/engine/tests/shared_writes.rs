@@ -1,10 +1,13 @@
 //! Writes out of a caller's buffers and reads into them, against a copy of the file.
 use cairn_blockdev::{AlignedBuffer, MemoryDevice};
-use cairn_engine::{AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
+};
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const BLOCK: usize = 4096;
 
 fn device() -> Arc<MemoryDevice> {
@@ -14,7 +17,8 @@ fn device() -> Arc<MemoryDevice> {
 }
 
 fn open(device: &Arc<MemoryDevice>) -> Volume {
-    Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap()
+    Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() })
+        .unwrap()
 }
 
 fn new_file(volume: &Volume) -> InodeNumber {
@@ -24,7 +28,8 @@ fn new_file(volume: &Volume) -> InodeNumber {
 fn write(volume: &Volume, file: InodeNumber, model: &mut Vec<u8>, random: &mut Seeded) {
     let pieces = [1, 100, BLOCK, 3 * BLOCK, 16 * BLOCK, 100_000, 300 * BLOCK];
     let length = pieces[random.below(pieces.len() as u64) as usize];
-    let offset = random.below(2 << 20) as usize & if random.chance(1, 2) { !(BLOCK - 1) } else { !0 };
+    let offset =
+        random.below(2 << 20) as usize & if random.chance(1, 2) { !(BLOCK - 1) } else { !0 };
     // Where the bytes lie in the buffer: often as they lie in the file's blocks.
     let start = if random.chance(2, 3) { offset % BLOCK } else { random.below(9000) as usize };
     let mut buffer = volume.buffers().take(start + length + random.below(3) as usize * 10 * BLOCK);
@@ -43,7 +48,8 @@ fn write(volume: &Volume, file: InodeNumber, model: &mut Vec<u8>, random: &mut S
 }
 
 fn compare(volume: &Volume, file: InodeNumber, model: &[u8], random: &mut Seeded) {
-    let offset = random.below(model.len() as u64 + 10_000) as usize & if random.chance(1, 2) { !(BLOCK - 1) } else { !0 };
+    let offset = random.below(model.len() as u64 + 10_000) as usize
+        & if random.chance(1, 2) { !(BLOCK - 1) } else { !0 };
     let mut buffer = AlignedBuffer::zeroed(1 + random.below(2 << 20) as usize);
     buffer.fill(0xee);
     let skip = if random.chance(1, 2) { 0 } else { 1 };
@@ -70,7 +76,12 @@ fn what_was_written_from_buffers_is_read_into_buffers() {
                 6 | 7 => volume.fsync_blocking(file, FsyncKind::DataOnly).unwrap(),
                 8 => {
                     let size = random.below(3 << 20);
-                    volume.set_attributes(file, &AttributeChange { size: Some(size), ..AttributeChange::default() }).unwrap();
+                    volume
+                        .set_attributes(
+                            file,
+                            &AttributeChange { size: Some(size), ..AttributeChange::default() },
+                        )
+                        .unwrap();
                     model.resize(size as usize, 0);
                 }
                 9 if random.chance(1, 4) => {
@@ -127,8 +138,14 @@ fn a_range_outside_of_the_buffer_is_refused() {
     let shared = volume.buffers().take(BLOCK).share();
     #[allow(clippy::reversed_empty_ranges)]
     for range in [0..BLOCK + 1, 10..5] {
-        assert!(matches!(volume.write_shared(file, 0, &shared, range), Err(Error::InvalidArgument(_))));
+        assert!(matches!(
+            volume.write_shared(file, 0, &shared, range),
+            Err(Error::InvalidArgument(_))
+        ));
     }
-    assert!(matches!(volume.write_shared(volume.root(), 0, &shared, 0..BLOCK), Err(Error::IsDirectory)));
+    assert!(matches!(
+        volume.write_shared(volume.root(), 0, &shared, 0..BLOCK),
+        Err(Error::IsDirectory)
+    ));
     volume.close().unwrap();
 }

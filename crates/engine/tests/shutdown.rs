@@ -1,9 +1,12 @@
 //! A volume that is shut down: what stays, and that nothing is written any more.
 use cairn_blockdev::MemoryDevice;
-use cairn_engine::{Error, FileType, FsyncKind, InodeNumber, NewInode, ShutdownLog, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    Error, FileType, FsyncKind, InodeNumber, NewInode, ShutdownLog, Volume, VolumeOptions, mkfs,
+};
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 
 fn new_volume() -> (Arc<MemoryDevice>, Volume) {
     let device = Arc::new(MemoryDevice::new(64 << 20));
@@ -39,7 +42,10 @@ fn with_a_flush_everything_stays_and_without_what_was_fsynced() {
         write(&volume, b"unsynced", b"volatile");
         volume.shut_down(log).unwrap();
         assert!(is_stopped(volume.create(volume.root(), b"late", &FILE)), "{log:?}");
-        assert!(is_stopped(volume.fsync_blocking(synced, FsyncKind::Full)) || log == ShutdownLog::Flush, "{log:?}");
+        assert!(
+            is_stopped(volume.fsync_blocking(synced, FsyncKind::Full)) || log == ShutdownLog::Flush,
+            "{log:?}"
+        );
         assert!(is_stopped(volume.sync()) && is_stopped(volume.commit()), "{log:?}");
         assert!(is_stopped(volume.shut_down(ShutdownLog::Drop)), "only the first one stops it");
         assert!(is_stopped(volume.close()), "{log:?}: it can't be marked clean");

@@ -2,7 +2,9 @@
 //! from becoming durable.
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
-use cairn_engine::{Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
+};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -13,9 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 // Without a cache of data: what is no dirty page is read from the device.
-const OPTIONS: fn() -> VolumeOptions = || VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
+const OPTIONS: fn() -> VolumeOptions =
+    || VolumeOptions { background: false, data_cache_bytes: 0, ..VolumeOptions::default() };
 
 fn open(device: Arc<dyn BlockDevice>) -> Volume {
     Volume::open(device, OPTIONS()).unwrap()
@@ -32,7 +36,10 @@ fn name(index: usize) -> Vec<u8> {
 
 /// No two files have a block in common.
 fn content(index: usize, length_bytes: usize) -> Vec<u8> {
-    (0..length_bytes.div_ceil(8)).flat_map(|word| ((index as u64) << 32 | word as u64).to_le_bytes()).take(length_bytes).collect()
+    (0..length_bytes.div_ceil(8))
+        .flat_map(|word| ((index as u64) << 32 | word as u64).to_le_bytes())
+        .take(length_bytes)
+        .collect()
 }
 
 /// The file with this content.
@@ -64,10 +71,15 @@ fn a_sync_of_many_small_files_takes_few_writes() {
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
     let volume = open(device.clone());
     let mut random = Seeded::new(3);
-    let lengths: Vec<usize> = (0..FILES).map(|_| (3 << 10) + random.below(17 << 10) as usize).collect();
+    let lengths: Vec<usize> =
+        (0..FILES).map(|_| (3 << 10) + random.below(17 << 10) as usize).collect();
     create(&volume, &lengths);
     let blocks: usize = lengths.iter().map(|length| length.div_ceil(BLOCK_SIZE)).sum();
-    assert_eq!(volume.statistics().dirty_data_bytes, (blocks * BLOCK_SIZE) as u64, "nothing is written before the sync");
+    assert_eq!(
+        volume.statistics().dirty_data_bytes,
+        (blocks * BLOCK_SIZE) as u64,
+        "nothing is written before the sync"
+    );
     let longest = Arc::new(Mutex::new(Rank::LEAF, 0));
     let seen = Arc::clone(&longest);
     device.fail_when(move |request| {
@@ -82,14 +94,18 @@ fn a_sync_of_many_small_files_takes_few_writes() {
     let longest = *longest.lock();
     assert!(writes < 60 && flushes <= 4, "{writes} writes and {flushes} flushes for {FILES} files");
     assert!(after.bytes_written - before.bytes_written >= (blocks * BLOCK_SIZE) as u64);
-    assert!(longest <= WRITE_BYTES_MAX, "a write of {longest} bytes, for which an fsync may have to wait");
+    assert!(
+        longest <= WRITE_BYTES_MAX,
+        "a write of {longest} bytes, for which an fsync may have to wait"
+    );
     assert_eq!(volume.statistics().dirty_data_bytes, 0);
     // The pages have left memory, those of the last files too.
     let before = device.counters().reads;
     assert!(lengths.iter().enumerate().all(|(index, length)| is_right(&volume, index, *length)));
     assert!(device.counters().reads >= before + FILES as u64);
     let state = crashed(&device);
-    let wrong: Vec<usize> = (0..FILES).filter(|&index| !is_right(&state, index, lengths[index])).collect();
+    let wrong: Vec<usize> =
+        (0..FILES).filter(|&index| !is_right(&state, index, lengths[index])).collect();
     assert!(wrong.is_empty(), "after a crash these are not as they were: {wrong:?}");
     // Nothing is left to do.
     let before = device.counters().writes;
@@ -122,7 +138,9 @@ impl Picky {
     fn refuse(&self, offset_bytes: u64, buffers: &[&[u8]]) -> bool {
         let blocks = buffers.iter().flat_map(|buffer| buffer.chunks_exact(BLOCK_SIZE));
         let placed = (offset_bytes..).step_by(BLOCK_SIZE).zip(blocks);
-        let is_victim = |block: &[u8]| owner(block) == self.victim && block[..BLOCK_SIZE] == content_block(block)[..];
+        let is_victim = |block: &[u8]| {
+            owner(block) == self.victim && block[..BLOCK_SIZE] == content_block(block)[..]
+        };
         let (mine, others): (Vec<_>, Vec<_>) = placed.partition(|(_, block)| is_victim(block));
         let mine: BTreeSet<u64> = mine.into_iter().map(|(place, _)| place).collect();
         let mut places = self.places.lock();
@@ -153,7 +171,9 @@ impl BlockDevice for Picky {
         if self.refuse(offset_bytes, buffers) {
             let mut is_over = false;
             self.device.fail_when(move |request| {
-                request.operation == Operation::Write && request.offset_bytes == offset_bytes && !std::mem::replace(&mut is_over, true)
+                request.operation == Operation::Write
+                    && request.offset_bytes == offset_bytes
+                    && !std::mem::replace(&mut is_over, true)
             });
         }
         self.device.write(offset_bytes, buffers)
@@ -167,7 +187,12 @@ const LENGTH: usize = 3 * BLOCK_SIZE;
 
 fn picky(only_bad: bool) -> (Arc<Picky>, Volume, Vec<InodeNumber>) {
     let places = Mutex::new(Rank::LEAF, Places { only_bad, ..Places::default() });
-    let device = Arc::new(Picky { device: SimulatedDevice::new(64 << 20), refuses: AtomicBool::new(false), victim: VICTIM, places });
+    let device = Arc::new(Picky {
+        device: SimulatedDevice::new(64 << 20),
+        refuses: AtomicBool::new(false),
+        victim: VICTIM,
+        places,
+    });
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
     let volume = open(device.clone());
     let files = create(&volume, &[LENGTH; FILES]);
@@ -207,7 +232,9 @@ fn a_file_that_cannot_be_written_keeps_nothing_else_of_its_sweep() {
     let ways: [(&str, Again); 3] = [
         ("a sync", |volume, _| volume.sync().unwrap()),
         ("an fsync", |volume, file| volume.fsync_blocking(file, FsyncKind::Full).unwrap()),
-        ("an fsync of its data", |volume, file| volume.fsync_blocking(file, FsyncKind::DataOnly).unwrap()),
+        ("an fsync of its data", |volume, file| {
+            volume.fsync_blocking(file, FsyncKind::DataOnly).unwrap()
+        }),
     ];
     for (what, again) in ways {
         let (device, volume, files) = picky(false);
@@ -222,7 +249,9 @@ fn a_file_that_cannot_be_written_keeps_nothing_else_of_its_sweep() {
             assert_eq!(wrong(&crashed(&device.device)), [VICTIM], "attempt {attempt}");
         }
         // However an fsync waits, it says so; and what it tried is tried again by the next one.
-        for fsync in [FsyncWay::Blocking, FsyncWay::Callback, FsyncWay::Brief, FsyncWay::BriefWithFlush] {
+        for fsync in
+            [FsyncWay::Blocking, FsyncWay::Callback, FsyncWay::Brief, FsyncWay::BriefWithFlush]
+        {
             assert!(fsync.of(&volume, victim).is_err(), "{fsync:?}");
         }
         // A write of the sweep had others' blocks beside the file's: each was tried again alone.
@@ -233,7 +262,10 @@ fn a_file_that_cannot_be_written_keeps_nothing_else_of_its_sweep() {
         assert_eq!(wrong(&crashed(&device.device)), [], "{what}");
         let places = device.places.lock();
         assert_eq!(places.written.len(), LENGTH / BLOCK_SIZE);
-        assert!(places.written.is_disjoint(&places.bad), "{what}: blocks that extents named before hold it now");
+        assert!(
+            places.written.is_disjoint(&places.bad),
+            "{what}: blocks that extents named before hold it now"
+        );
     }
 }
 
@@ -258,7 +290,11 @@ fn a_file_that_grows_is_written_meanwhile() {
     const PARTS: usize = 40;
     let device = Arc::new(SimulatedDevice::new(256 << 20));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-    let options = VolumeOptions { commit_interval: Duration::from_secs(3600), data_cache_bytes: 0, ..VolumeOptions::default() };
+    let options = VolumeOptions {
+        commit_interval: Duration::from_secs(3600),
+        data_cache_bytes: 0,
+        ..VolumeOptions::default()
+    };
     let volume = Volume::open(device.clone(), options).unwrap();
     let file = volume.create(volume.root(), &name(7), &FILE).unwrap().inode;
     let all = content(7, PARTS * PART_BYTES);

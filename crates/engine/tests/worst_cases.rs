@@ -1,13 +1,16 @@
-//! What operations reserve is enough for what they do, whatever the trees look like: an operation that needs more would
-//! stop the volume. And it is not far more, or space would be refused that is there.
+//! What operations reserve is enough for what they do, whatever the trees look like: an operation
+//! that needs more would stop the volume. And it is not far more, or space would be refused that is
+//! there.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    Volume, VolumeOptions, XattrMode, mkfs,
 };
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 
 /// A name as long as names get: the items of directories are large then, and the tree is high.
 fn name(number: u64) -> Vec<u8> {
@@ -34,7 +37,10 @@ impl Load {
     }
 
     /// Uses the file under some name, if there is one.
-    fn with_file(&mut self, act: impl FnOnce(&Volume, InodeNumber, &mut Seeded) -> Result<(), Error>) -> Result<(), Error> {
+    fn with_file(
+        &mut self,
+        act: impl FnOnce(&Volume, InodeNumber, &mut Seeded) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let (directory, name) = (self.directory(), self.name());
         let inode = self.volume.lookup(directory, &name)?.inode;
         let result = act(&self.volume, inode, &mut self.random);
@@ -46,13 +52,23 @@ impl Load {
         let (directory, name) = (self.directory(), self.name());
         let target = vec![b't'; 1 + self.random.below(4000) as usize];
         match self.random.below(8) {
-            0..5 => self.volume.create(directory, &name, &FILE).map(|new| self.volume.forget(new.inode, 1)),
+            0..5 => self
+                .volume
+                .create(directory, &name, &FILE)
+                .map(|new| self.volume.forget(new.inode, 1)),
             5 => {
                 let link = NewInode { file_type: FileType::Symlink, target: Some(&target), ..FILE };
-                self.volume.create(directory, &name, &link).map(|new| self.volume.forget(new.inode, 1))
+                self.volume
+                    .create(directory, &name, &link)
+                    .map(|new| self.volume.forget(new.inode, 1))
             }
-            6 => self.volume.create_unnamed(directory, &FILE).map(|new| self.volume.forget(new.inode, 1)),
-            _ => self.with_file(|volume, inode, _| volume.link(inode, directory, &name).map(|_| volume.forget(inode, 1))),
+            6 => self
+                .volume
+                .create_unnamed(directory, &FILE)
+                .map(|new| self.volume.forget(new.inode, 1)),
+            _ => self.with_file(|volume, inode, _| {
+                volume.link(inode, directory, &name).map(|_| volume.forget(inode, 1))
+            }),
         }
     }
 
@@ -63,19 +79,37 @@ impl Load {
             match kind {
                 0 | 1 => {
                     for piece in 0..random.below(20) {
-                        volume.write(inode, at + piece * 9000, &vec![piece as u8; length as usize % 9000])?;
+                        volume.write(
+                            inode,
+                            at + piece * 9000,
+                            &vec![piece as u8; length as usize % 9000],
+                        )?;
                     }
                     volume.fsync_blocking(inode, FsyncKind::Full)
                 }
-                2 => volume.set_attributes(inode, &AttributeChange { size: Some(at), ..AttributeChange::default() }).map(drop),
-                3 => volume.allocate(inode, at, length, AllocateMode::Allocate { keep_size: random.chance(1, 2) }),
+                2 => volume
+                    .set_attributes(
+                        inode,
+                        &AttributeChange { size: Some(at), ..AttributeChange::default() },
+                    )
+                    .map(drop),
+                3 => volume.allocate(
+                    inode,
+                    at,
+                    length,
+                    AllocateMode::Allocate { keep_size: random.chance(1, 2) },
+                ),
                 4 => volume.allocate(inode, at, length, AllocateMode::PunchHole),
                 _ => {
                     let attribute = [b"user.small", b"user.large"][random.below(2) as usize];
                     if random.chance(1, 4) {
                         return volume.remove_xattr(inode, attribute);
                     }
-                    let value = vec![9; random.below(if attribute == b"user.small" { 100 } else { 60_000 }) as usize];
+                    let value = vec![
+                        9;
+                        random.below(if attribute == b"user.small" { 100 } else { 60_000 })
+                            as usize
+                    ];
                     volume.set_xattr(inode, attribute, &value, XattrMode::Any)
                 }
             }
@@ -91,11 +125,13 @@ impl Load {
                 self.volume.unlink(directory, &name)
             }
             _ => {
-                let (from, old, to, new) = (self.directory(), self.name(), self.directory(), self.name());
+                let (from, old, to, new) =
+                    (self.directory(), self.name(), self.directory(), self.name());
                 match self.random.below(4) {
                     0 => self.volume.rename(from, &old, to, &new, RenameMode::Exchange),
                     1 => {
-                        let left = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
+                        let left =
+                            NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
                         self.volume.rename_leaving(from, &old, to, &new, RenameMode::Replace, &left)
                     }
                     _ => self.volume.rename(from, &old, to, &new, RenameMode::Replace),
@@ -109,15 +145,21 @@ impl Load {
 fn load(seed: u64, (steps, names): (u64, u64), commit_each: u64) -> u64 {
     let device = Arc::new(MemoryDevice::new(512 << 20));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-    let volume = Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+    let volume =
+        Volume::open(device, VolumeOptions { background: false, ..VolumeOptions::default() })
+            .unwrap();
     let new = NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
-    let directories = (0..8).map(|number| volume.create(volume.root(), &name(number), &new).unwrap().inode).collect();
+    let directories = (0..8)
+        .map(|number| volume.create(volume.root(), &name(number), &new).unwrap().inode)
+        .collect();
     let mut load = Load { volume, directories, names, random: Seeded::new(seed) };
     let mut done = 0;
     for step in 0..steps {
         match load.step() {
             Ok(()) => done += 1,
-            Err(error @ (Error::Aborted(_) | Error::Damaged(_) | Error::Device(_))) => panic!("seed {seed}, step {step}: {error}"),
+            Err(error @ (Error::Aborted(_) | Error::Damaged(_) | Error::Device(_))) => {
+                panic!("seed {seed}, step {step}: {error}")
+            }
             Err(_) => {}
         }
         // After a commit every node must be copied again: the worst case.
@@ -129,18 +171,27 @@ fn load(seed: u64, (steps, names): (u64, u64), commit_each: u64) -> u64 {
     assert!(done > steps / 8, "only {done} of {steps} steps did anything");
     assert_eq!(statistics.failure, None, "seed {seed}");
     load.volume.close().unwrap();
-    assert!(statistics.worst_case_used_percent <= 100, "seed {seed}: an operation used more than it reserved");
+    assert!(
+        statistics.worst_case_used_percent <= 100,
+        "seed {seed}: an operation used more than it reserved"
+    );
     statistics.worst_case_used_percent
 }
 
 #[test]
 fn nothing_needs_more_than_it_reserved() {
     let used = (0..6).map(|seed| load(seed, (3_000, 375), [1, 2, 10][seed as usize % 3])).max();
-    assert!(used >= Some(40), "at most {used:?} % of a reservation was used: worst cases are guessed");
+    assert!(
+        used >= Some(40),
+        "at most {used:?} % of a reservation was used: worst cases are guessed"
+    );
 }
 
 #[test]
 fn trees_without_height_are_no_exception() {
     let used = (100..160).map(|seed| load(seed, (100, 4), 1 + seed % 3)).max();
-    assert!(used >= Some(40), "at most {used:?} % of a reservation was used: worst cases are guessed");
+    assert!(
+        used >= Some(40),
+        "at most {used:?} % of a reservation was used: worst cases are guessed"
+    );
 }

@@ -1,9 +1,10 @@
 //! What the locks are made of under the model checker's scheduler: it alone decides who goes on.
 //!
-//! All modelled threads (*tasks*) share one thread of the system, and the scheduler switches between them only at *points*:
-//! before a lock is taken or released, before a notification, before an access to an atomic. Between two points nothing
-//! else runs, so the bookkeeping here needs no care. The values that the locks protect stay in `lock_api`'s cells, so that
-//! guards, owned guards and their drops are the same code as in a normal build.
+//! All modelled threads (*tasks*) share one thread of the system, and the scheduler switches
+//! between them only at *points*: before a lock is taken or released, before a notification, before
+//! an access to an atomic. Between two points nothing else runs, so the bookkeeping here needs no
+//! care. The values that the locks protect stay in `lock_api`'s cells, so that guards, owned guards
+//! and their drops are the same code as in a normal build.
 //!
 //! States of a waiter on a condition variable: *waiting*, then *notified* or *expired*, once.
 //!
@@ -78,8 +79,8 @@ pub(crate) struct RawMutex {
     released: Queue,
 }
 
-// SAFETY: `lock` returns only after it found `taken` false and set it, with no point in between, and only the holder's
-// `unlock` sets it back, so at most one task is between the two.
+// SAFETY: `lock` returns only after it found `taken` false and set it, with no point in between,
+// and only the holder's `unlock` sets it back, so at most one task is between the two.
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawMutex = RawMutex { taken: AtomicBool::new(false), released: Queue::new() };
@@ -116,12 +117,15 @@ pub(crate) struct RawRwLock {
     released: Queue,
 }
 
-// SAFETY: `writer` is set only when there is neither a reader nor a writer, `readers` grows only when there is no writer,
-// each in one step without a point; the unlocking functions undo exactly their own step.
+// SAFETY: `writer` is set only when there is neither a reader nor a writer, `readers` grows only
+// when there is no writer, each in one step without a point; the unlocking functions undo exactly
+// their own step.
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: RawRwLock =
-        RawRwLock { sharing: Mutex::new(Sharing { readers: 0, writer: false, writers_waiting: 0 }), released: Queue::new() };
+    const INIT: RawRwLock = RawRwLock {
+        sharing: Mutex::new(Sharing { readers: 0, writer: false, writers_waiting: 0 }),
+        released: Queue::new(),
+    };
     type GuardMarker = GuardNoSend;
 
     fn lock_shared(&self) {
@@ -197,7 +201,11 @@ impl Waiter {
     /// For the running task, which waits at the caller's place.
     #[track_caller]
     pub(crate) fn new() -> Arc<Waiter> {
-        Arc::new(Waiter { task: this_task(), state: AtomicU8::new(WAITING), place: Location::caller() })
+        Arc::new(Waiter {
+            task: this_task(),
+            state: AtomicU8::new(WAITING),
+            place: Location::caller(),
+        })
     }
 
     /// Whether nothing has happened to it.
@@ -277,10 +285,15 @@ impl Condvar {
     }
 }
 
-/// Waits until notified or until `timeout` has passed in the simulation. Outside of one there is no time: a timed wait lets
-/// the others run once, and has timed out unless somebody notified meanwhile.
+/// Waits until notified or until `timeout` has passed in the simulation. Outside of one there is no
+/// time: a timed wait lets the others run once, and has timed out unless somebody notified
+/// meanwhile.
 #[track_caller]
-pub(crate) fn wait_for<T: ?Sized>(condvar: &Condvar, guard: &mut MutexGuard<'_, RawMutex, T>, timeout: Duration) -> bool {
+pub(crate) fn wait_for<T: ?Sized>(
+    condvar: &Condvar,
+    guard: &mut MutexGuard<'_, RawMutex, T>,
+    timeout: Duration,
+) -> bool {
     let waiter = condvar.enter();
     let simulated = simulation::is_running();
     if simulated {
@@ -310,7 +323,8 @@ impl WaitQueue {
     pub(crate) fn wait_while(&self, condition: impl Fn() -> bool) {
         let task = this_task();
         loop {
-            // The condition reads atomics, so there are points between its check and the sleep: enter first.
+            // The condition reads atomics, so there are points between its check and the sleep:
+            // enter first.
             locked(&self.0.0).push(task);
             let waits = condition();
             // Whoever was entered may have been woken at one of those points.

@@ -1,7 +1,8 @@
 //! Time. Intervals come from a clock that never goes back, time stamps from the wall clock.
 //!
-//! Under the feature `shuttle` the time is that of the simulation. Where there is none, the monotonic clock moves only when it
-//! is read or slept on, so that a schedule can be replayed, and the wall clock stands still.
+//! Under the feature `shuttle` the time is that of the simulation. Where there is none, the
+//! monotonic clock moves only when it is read or slept on, so that a schedule can be replayed, and
+//! the wall clock stands still.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -124,7 +125,8 @@ pub fn now_monotonic() -> Monotonic {
     Monotonic(source::monotonic_nanoseconds())
 }
 
-/// The time for time stamps: seconds since 1970 (negative before), and nanoseconds within that second.
+/// The time for time stamps: seconds since 1970 (negative before), and nanoseconds within that
+/// second.
 ///
 /// ```
 /// let (seconds, nanoseconds) = cairn_environment::clock::now_wall();

@@ -1,8 +1,9 @@
 //! Which locks the current thread holds, and the check of their order in debug builds.
 //!
-//! States: a lock is *checked* (before a thread may block on it), then *held* (a [`Held`] value lives beside the guard),
-//! then dropped, in any order. While a thread waits on a condition variable its mutex stays listed: the thread does
-//! nothing meanwhile, and holds the mutex again when it goes on.
+//! States: a lock is *checked* (before a thread may block on it), then *held* (a [`Held`] value
+//! lives beside the guard), then dropped, in any order. While a thread waits on a condition
+//! variable its mutex stays listed: the thread does nothing meanwhile, and holds the mutex again
+//! when it goes on.
 //!
 //! Lock discipline: takes no lock. In a release build everything here is empty and of size zero.
 
@@ -13,8 +14,9 @@ pub(crate) use checked::{Held, RankTag};
 #[cfg(not(debug_assertions))]
 pub(crate) use unchecked::{Held, RankTag};
 
-/// Asserts, in debug builds, that the current thread may wait for an fsync group, a reservation or a transaction: it
-/// holds no lock but [`Rank::EXTENTS`], and the mutex of rank `waiting_on`, if any, whose condition it waits for.
+/// Asserts, in debug builds, that the current thread may wait for an fsync group, a reservation or
+/// a transaction: it holds no lock but [`Rank::EXTENTS`], and the mutex of rank `waiting_on`, if
+/// any, whose condition it waits for.
 ///
 /// ```
 /// cairn_environment::assert_may_block(None);
@@ -30,8 +32,8 @@ pub fn assert_may_block(waiting_on: Option<Rank>) {
     let _ = waiting_on;
 }
 
-/// Asserts, in debug builds, that the current thread holds no lock of rank `rank` exclusively: it is about to wait for a
-/// device, and readers shall not wait for that.
+/// Asserts, in debug builds, that the current thread holds no lock of rank `rank` exclusively: it
+/// is about to wait for a device, and readers shall not wait for that.
 ///
 /// ```
 /// cairn_environment::assert_not_exclusive(cairn_environment::Rank::NODE);
@@ -81,7 +83,8 @@ mod checked {
             RankTag(rank)
         }
 
-        /// Panics when this thread must not block on the lock at `address`, which has the given place in its rank.
+        /// Panics when this thread must not block on the lock at `address`, which has the given
+        /// place in its rank.
         #[track_caller]
         pub(crate) fn check(self, address: usize, place: Option<u64>) {
             check_order(self.0, place, address, None);
@@ -90,7 +93,8 @@ mod checked {
         /// Lists the lock at `address`, which this thread has just taken.
         pub(crate) fn hold(self, address: usize, place: Option<u64>, exclusive: bool) -> Held {
             let entry = Entry { rank: self.0, place, exclusive, address };
-            // A thread that is being torn down has no list any more; it holds nothing that could matter.
+            // A thread that is being torn down has no list any more; it holds nothing that could
+            // matter.
             let _ = HELD.try_with(|held| held.borrow_mut().push(entry));
             Held(entry)
         }
@@ -100,7 +104,8 @@ mod checked {
     pub(crate) struct Held(Entry);
 
     impl Held {
-        /// Checks that the mutex may be taken again after a wait: the order must hold without its own entry.
+        /// Checks that the mutex may be taken again after a wait: the order must hold without its
+        /// own entry.
         #[track_caller]
         pub(crate) fn check_again(&self) {
             check_order(self.0.rank, self.0.place, self.0.address, Some(self.0.address));
@@ -111,7 +116,8 @@ mod checked {
         fn drop(&mut self) {
             let _ = HELD.try_with(|held| {
                 let mut held = held.borrow_mut();
-                if let Some(index) = held.iter().rposition(|entry| entry.address == self.0.address) {
+                if let Some(index) = held.iter().rposition(|entry| entry.address == self.0.address)
+                {
                     held.remove(index);
                 }
             });
@@ -125,7 +131,12 @@ mod checked {
     }
 
     #[track_caller]
-    fn check_order(wanted: Rank, place: Option<u64>, address: usize, ignored_address: Option<usize>) {
+    fn check_order(
+        wanted: Rank,
+        place: Option<u64>,
+        address: usize,
+        ignored_address: Option<usize>,
+    ) {
         if std::thread::panicking() {
             return;
         }
@@ -136,17 +147,26 @@ mod checked {
                 return Some(Violation::Twice);
             }
             let highest = others().map(|entry| entry.rank).max_by_key(|rank| rank.order())?;
-            let allowed = wanted.order() > highest.order() || (wanted.order() == highest.order() && wanted.nested());
+            let allowed = wanted.order() > highest.order()
+                || (wanted.order() == highest.order() && wanted.nested());
             if !allowed {
                 return Some(Violation::Rank(highest));
             }
-            let last = others().filter(|entry| entry.rank == wanted).filter_map(|entry| entry.place).max()?;
+            let last = others()
+                .filter(|entry| entry.rank == wanted)
+                .filter_map(|entry| entry.place)
+                .max()?;
             place.filter(|place| *place <= last).map(|place| Violation::Place(place, last))
         });
         match violated {
-            Ok(Some(Violation::Twice)) => panic!("the lock \"{}\" is taken twice by one thread", wanted.name()),
+            Ok(Some(Violation::Twice)) => {
+                panic!("the lock \"{}\" is taken twice by one thread", wanted.name())
+            }
             Ok(Some(Violation::Place(place, last))) => {
-                panic!("lock order: \"{}\" at place {place} must not be taken while one at place {last} is held", wanted.name())
+                panic!(
+                    "lock order: \"{}\" at place {place} must not be taken while one at place {last} is held",
+                    wanted.name()
+                )
             }
             Ok(Some(Violation::Rank(highest))) => panic!(
                 "lock order: \"{}\" ({}) must not be taken while \"{}\" ({}) is held",
@@ -161,16 +181,30 @@ mod checked {
 
     #[track_caller]
     pub(super) fn assert_not_exclusive(rank: Rank) {
-        let held = HELD.try_with(|held| held.borrow().iter().any(|entry| entry.exclusive && entry.rank == rank));
-        assert!(held != Ok(true), "a thread must not wait for a device here while it holds \"{}\" exclusively", rank.name());
+        let held = HELD.try_with(|held| {
+            held.borrow().iter().any(|entry| entry.exclusive && entry.rank == rank)
+        });
+        assert!(
+            held != Ok(true),
+            "a thread must not wait for a device here while it holds \"{}\" exclusively",
+            rank.name()
+        );
     }
 
     #[track_caller]
     pub(super) fn assert_may_block(waiting_on: Option<Rank>) {
-        let in_the_way = HELD
-            .try_with(|held| held.borrow().iter().map(|entry| entry.rank).find(|rank| *rank != Rank::EXTENTS && Some(*rank) != waiting_on));
+        let in_the_way = HELD.try_with(|held| {
+            held.borrow()
+                .iter()
+                .map(|entry| entry.rank)
+                .find(|rank| *rank != Rank::EXTENTS && Some(*rank) != waiting_on)
+        });
         if let Ok(Some(rank)) = in_the_way {
-            panic!("a thread must not wait here while it holds \"{}\" ({})", rank.name(), rank.order());
+            panic!(
+                "a thread must not wait here while it holds \"{}\" ({})",
+                rank.name(),
+                rank.order()
+            );
         }
     }
 }

@@ -1,12 +1,12 @@
 //! One door to locks, condition variables, threads, clock and randomness.
 //!
-//! Every other crate takes these five things from here and nowhere else (`clippy.toml` forbids the ways around), so
-//! that the whole engine can run under a deterministic scheduler: with the cargo feature `shuttle`, everything that
-//! could differ between two runs is decided by that scheduler. In a normal build the types are thin wrappers around
-//! `parking_lot` and the standard library.
+//! Every other crate takes these five things from here and nowhere else (`clippy.toml` forbids the
+//! ways around), so that the whole engine can run under a deterministic scheduler: with the cargo
+//! feature `shuttle`, everything that could differ between two runs is decided by that scheduler.
+//! In a normal build the types are thin wrappers around `parking_lot` and the standard library.
 //!
-//! Each lock is made with a [`Rank`]; a debug build panics when a thread takes locks in another order than
-//! `docs/locks.md` says. A release build carries neither the rank nor the check.
+//! Each lock is made with a [`Rank`]; a debug build panics when a thread takes locks in another
+//! order than `docs/locks.md` says. A release build carries neither the rank nor the check.
 // This is the door that the others must use.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -1,15 +1,16 @@
 //! Mutex, reader-writer lock and condition variable, each lock with a [`Rank`].
 //!
-//! Purpose: the only locks of the program. They sleep when they must wait, wake one waiter at a time, and cannot be
-//! poisoned. `parking_lot` hands a lock over fairly now and then; where the order of arrival is a promise (tickets), a
-//! queue keeps it, never a lock.
+//! Purpose: the only locks of the program. They sleep when they must wait, wake one waiter at a
+//! time, and cannot be poisoned. `parking_lot` hands a lock over fairly now and then; where the
+//! order of arrival is a promise (tickets), a queue keeps it, never a lock.
 //!
-//! Invariants (debug builds): locks are taken by ascending rank, and those of a nested rank by ascending place, if they are
-//! taken with one (`read_at`, `write_at`); no thread takes the same lock twice. A `try_` function
-//! cannot wait, so it is not checked, but what it took counts for the locks that follow.
+//! Invariants (debug builds): locks are taken by ascending rank, and those of a nested rank by
+//! ascending place, if they are taken with one (`read_at`, `write_at`); no thread takes the same
+//! lock twice. A `try_` function cannot wait, so it is not checked, but what it took counts for the
+//! locks that follow.
 //!
-//! Owned guards (`read_arc`, `write_arc`) keep their lock alive: a descent through a tree can hold a node's lock while
-//! the cache drops the node.
+//! Owned guards (`read_arc`, `write_arc`) keep their lock alive: a descent through a tree can hold
+//! a node's lock while the cache drops the node.
 
 use crate::backend;
 #[cfg(not(feature = "baselines"))]
@@ -152,11 +153,12 @@ impl Condvar {
         Condvar { inner: backend::Condvar::new() }
     }
 
-    /// Releases the mutex, sleeps until notified, takes the mutex again. May return without a reason: check the
-    /// condition again.
+    /// Releases the mutex, sleeps until notified, takes the mutex again. May return without a
+    /// reason: check the condition again.
     ///
     /// # Panics
-    /// In a debug build, when the thread holds a lock that must be taken after the mutex, which it takes again.
+    /// In a debug build, when the thread holds a lock that must be taken after the mutex, which it
+    /// takes again.
     #[track_caller]
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
         guard.held.check_again();
@@ -195,7 +197,8 @@ impl fmt::Debug for Condvar {
     }
 }
 
-/// Many readers or one writer around a value. A waiting writer stops new readers, so a thread must not read twice.
+/// Many readers or one writer around a value. A waiting writer stops new readers, so a thread must
+/// not read twice.
 ///
 /// ```
 /// use cairn_environment::{lock::RwLock, Rank};
@@ -301,7 +304,8 @@ impl<T: ?Sized> RwLock<T> {
         RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) }
     }
 
-    /// Checks, in debug builds, that the thread may wait for this lock, whether it will have to or not.
+    /// Checks, in debug builds, that the thread may wait for this lock, whether it will have to or
+    /// not.
     ///
     /// # Panics
     /// In a debug build, when the thread holds a lock that must be taken after this one.
@@ -456,7 +460,10 @@ pub struct ArcRwLockWriteGuard<T: ?Sized> {
 
 impl<T: ?Sized> ArcRwLockReadGuard<T> {
     #[inline]
-    fn from_borrowed(lock: &Arc<RwLock<T>>, guard: RwLockReadGuard<'_, T>) -> ArcRwLockReadGuard<T> {
+    fn from_borrowed(
+        lock: &Arc<RwLock<T>>,
+        guard: RwLockReadGuard<'_, T>,
+    ) -> ArcRwLockReadGuard<T> {
         std::mem::forget(guard.inner);
         ArcRwLockReadGuard { lock: Arc::clone(lock), _held: guard._held, _not_send: PhantomData }
     }
@@ -469,7 +476,10 @@ impl<T: ?Sized> ArcRwLockReadGuard<T> {
 
 impl<T: ?Sized> ArcRwLockWriteGuard<T> {
     #[inline]
-    fn from_borrowed(lock: &Arc<RwLock<T>>, guard: RwLockWriteGuard<'_, T>) -> ArcRwLockWriteGuard<T> {
+    fn from_borrowed(
+        lock: &Arc<RwLock<T>>,
+        guard: RwLockWriteGuard<'_, T>,
+    ) -> ArcRwLockWriteGuard<T> {
         std::mem::forget(guard.inner);
         ArcRwLockWriteGuard { lock: Arc::clone(lock), _held: guard._held, _not_send: PhantomData }
     }
@@ -485,8 +495,9 @@ impl<T: ?Sized> Deref for ArcRwLockReadGuard<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock shared until it is dropped (the borrowed guard it was made of was
-        // forgotten), and its `Arc` keeps the value in place, so nobody has a mutable reference meanwhile.
+        // SAFETY: this guard holds the lock shared until it is dropped (the borrowed guard it was
+        // made of was forgotten), and its `Arc` keeps the value in place, so nobody has a mutable
+        // reference meanwhile.
         unsafe { &*self.lock.inner.data_ptr() }
     }
 }
@@ -494,7 +505,8 @@ impl<T: ?Sized> Deref for ArcRwLockReadGuard<T> {
 impl<T: ?Sized> Drop for ArcRwLockReadGuard<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this guard holds the lock shared, taken on this thread, and nothing else releases that hold.
+        // SAFETY: this guard holds the lock shared, taken on this thread, and nothing else releases
+        // that hold.
         unsafe { self.lock.inner.force_unlock_read() };
     }
 }
@@ -504,8 +516,9 @@ impl<T: ?Sized> Deref for ArcRwLockWriteGuard<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock exclusively until it is dropped, and its `Arc` keeps the value in place;
-        // a mutable reference can only come from this guard, which is borrowed here.
+        // SAFETY: this guard holds the lock exclusively until it is dropped, and its `Arc` keeps
+        // the value in place; a mutable reference can only come from this guard, which is borrowed
+        // here.
         unsafe { &*self.lock.inner.data_ptr() }
     }
 }
@@ -521,7 +534,8 @@ impl<T: ?Sized> DerefMut for ArcRwLockWriteGuard<T> {
 impl<T: ?Sized> Drop for ArcRwLockWriteGuard<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this guard holds the lock exclusively, taken on this thread, and nothing else releases that hold.
+        // SAFETY: this guard holds the lock exclusively, taken on this thread, and nothing else
+        // releases that hold.
         unsafe { self.lock.inner.force_unlock_write() };
     }
 }

@@ -92,7 +92,8 @@ fn a_condition_variable_wakes_and_times_out() {
     }
     drop(flag);
     setter.join().unwrap();
-    // The list of held locks is right after a wait: this lock can be taken again, and one before it.
+    // The list of held locks is right after a wait: this lock can be taken again, and one before
+    // it.
     drop(shared.0.lock());
     drop(Mutex::new(Rank::EXTENTS, ()).lock());
 }
@@ -119,7 +120,10 @@ fn threads_have_names() {
 #[test]
 fn the_seeded_generator_is_the_published_one() {
     let mut random = Seeded::new(1_234_567);
-    assert_eq!([random.next_u64(), random.next_u64()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    assert_eq!(
+        [random.next_u64(), random.next_u64()],
+        [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
+    );
     assert!((0..1000).all(|_| random.below(7) < 7));
 }
 
@@ -138,7 +142,8 @@ mod order {
 
     #[test]
     fn ascending_is_allowed_and_releasing_in_any_order() {
-        let (first, second, third) = (Mutex::new(Rank::INODE, ()), RwLock::new(Rank::NODE, ()), Mutex::new(Rank::LEAF, ()));
+        let (first, second, third) =
+            (Mutex::new(Rank::INODE, ()), RwLock::new(Rank::NODE, ()), Mutex::new(Rank::LEAF, ()));
         let one = first.lock();
         let two = second.read();
         let three = third.lock();
@@ -155,7 +160,10 @@ mod order {
         let (node, inode) = (Arc::new(RwLock::new(Rank::NODE, ())), Mutex::new(Rank::INODE, ()));
         let guard = node.write_arc();
         let message = panic_of(|| drop(inode.lock()));
-        assert_eq!(message, "lock order: \"inode state\" (40) must not be taken while \"node\" (70) is held");
+        assert_eq!(
+            message,
+            "lock order: \"inode state\" (40) must not be taken while \"node\" (70) is held"
+        );
         drop(guard);
         drop(inode.lock());
     }
@@ -168,7 +176,10 @@ mod order {
         let caches = [RwLock::new(Rank::NODE_CACHE, ()), RwLock::new(Rank::NODE_CACHE, ())];
         let one = caches[0].read();
         let message = panic_of(|| drop(caches[1].read()));
-        assert!(message.contains("\"node cache\" (80) must not be taken while \"node cache\" (80)"), "{message}");
+        assert!(
+            message.contains("\"node cache\" (80) must not be taken while \"node cache\" (80)"),
+            "{message}"
+        );
         drop(one);
     }
 
@@ -179,10 +190,16 @@ mod order {
         drop(first);
         for place in [4, 5] {
             let message = panic_of(|| drop(nodes[0].write_at(place)));
-            assert_eq!(message, format!("lock order: \"node\" at place {place} must not be taken while one at place 5 is held"));
+            assert_eq!(
+                message,
+                format!(
+                    "lock order: \"node\" at place {place} must not be taken while one at place 5 is held"
+                )
+            );
             assert_eq!(panic_of(|| nodes[0].assert_order(place)), message);
         }
-        // What is tried may come in any order, and counts; a lock without a place is checked by its rank alone.
+        // What is tried may come in any order, and counts; a lock without a place is checked by its
+        // rank alone.
         let tried = nodes[2].try_write_arc_at(9).expect("free");
         drop(second);
         assert!(panic_of(|| drop(nodes[1].read_at(7))).contains("place 9"));
@@ -195,7 +212,10 @@ mod order {
     fn the_same_lock_twice_panics() {
         let node = RwLock::new(Rank::NODE, ());
         let one = node.read();
-        assert_eq!(panic_of(|| drop(node.read())), "the lock \"node\" is taken twice by one thread");
+        assert_eq!(
+            panic_of(|| drop(node.read())),
+            "the lock \"node\" is taken twice by one thread"
+        );
         drop(one);
     }
 
@@ -213,7 +233,8 @@ mod order {
 
     #[test]
     fn waiting_under_a_later_lock_panics() {
-        let (group, condvar, node) = (Mutex::new(Rank::TRANSACTION, ()), Condvar::new(), RwLock::new(Rank::NODE, ()));
+        let (group, condvar, node) =
+            (Mutex::new(Rank::TRANSACTION, ()), Condvar::new(), RwLock::new(Rank::NODE, ()));
         let mut guard = group.lock();
         let later = node.read();
         let message = panic_of(|| {

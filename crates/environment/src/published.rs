@@ -1,11 +1,13 @@
 //! Values that are replaced as a whole and read without a lock.
 //!
-//! Purpose: what many threads read and few replace. A reader writes nothing that other readers write: no lock word, no
-//! reference count (`arc-swap` gives each thread slots of its own for what it is reading). A value lives on as long as
-//! anybody reads it. The price is paid by who replaces, or drops a place: they look through the slots of all threads. So
-//! this is for what is few and rarely changes.
+//! Purpose: what many threads read and few replace. A reader writes nothing that other readers
+//! write: no lock word, no reference count (`arc-swap` gives each thread slots of its own for what
+//! it is reading). A value lives on as long as anybody reads it. The price is paid by who replaces,
+//! or drops a place: they look through the slots of all threads. So this is for what is few and
+//! rarely changes.
 //!
-//! Lock discipline: takes no lock. Under the model checker every access is a point at which the scheduler may switch.
+//! Lock discipline: takes no lock. Under the model checker every access is a point at which the
+//! scheduler may switch.
 use arc_swap::{ArcSwapOption, Guard};
 use std::ops::Deref;
 use std::sync::Arc;

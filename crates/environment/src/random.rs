@@ -1,4 +1,5 @@
-//! Randomness: unpredictable numbers for identities, and a seeded generator for tests that must be repeatable.
+//! Randomness: unpredictable numbers for identities, and a seeded generator for tests that must be
+//! repeatable.
 
 /// Sixteen random bytes, for a volume's identity.
 ///
@@ -25,7 +26,8 @@ pub fn u64() -> u64 {
     }
 }
 
-/// A generator whose whole sequence follows from its seed (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+/// A generator whose whole sequence follows from its seed (SplitMix64: Steele, Lea, Flood, OOPSLA
+/// 2014).
 ///
 /// ```
 /// use cairn_environment::random::Seeded;

@@ -1,11 +1,13 @@
 //! The order in which locks may be taken.
 //!
-//! Purpose: one list of ranks for the whole program, in the order in which a thread may take the locks. `docs/locks.md`
-//! holds the same list with what each lock protects; a test compares the two.
+//! Purpose: one list of ranks for the whole program, in the order in which a thread may take the
+//! locks. `docs/locks.md` holds the same list with what each lock protects; a test compares the
+//! two.
 //!
-//! Invariant: a thread that holds a lock of rank `r` blocks only on locks whose order is greater than `r`'s, or equal
-//! when the rank is `nested` (several locks of the same rank, in an order of their own: nodes from the root down, inodes
-//! by number; whoever takes them says the place). That makes a cycle of waiting threads impossible.
+//! Invariant: a thread that holds a lock of rank `r` blocks only on locks whose order is greater
+//! than `r`'s, or equal when the rank is `nested` (several locks of the same rank, in an order of
+//! their own: nodes from the root down, inodes by number; whoever takes them says the place). That
+//! makes a cycle of waiting threads impossible.
 
 /// The place of a lock in the order of locks.
 ///
@@ -28,7 +30,8 @@ impl Rank {
     pub const TRANSACTION: Rank = Rank::single(20, "transaction state");
     /// Renames that move a directory, one at a time per volume.
     pub const RENAME: Rank = Rank::single(30, "volume rename");
-    /// One inode's attributes, entries and their order in the log; several are taken by ascending inode number.
+    /// One inode's attributes, entries and their order in the log; several are taken by ascending
+    /// inode number.
     pub const INODE: Rank = Rank::nested_rank(40, "inode state");
     /// The inodes in memory.
     pub const INODE_TABLE: Rank = Rank::single(50, "inode table");

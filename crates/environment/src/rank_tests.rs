@@ -18,7 +18,12 @@ fn rows() -> Vec<Row> {
         let [order, constant, name, protects, notes] = cells[..] else { return None };
         assert!(!protects.is_empty(), "what does {name} protect?");
         let constant = constant.trim_matches('`').to_owned();
-        Some(Row { order: order.parse().ok()?, constant, name: name.to_owned(), nested: notes.starts_with("nested: ") })
+        Some(Row {
+            order: order.parse().ok()?,
+            constant,
+            name: name.to_owned(),
+            nested: notes.starts_with("nested: "),
+        })
     };
     PAGE.lines().filter(|line| line.starts_with('|')).filter_map(parse).collect()
 }
@@ -33,9 +38,16 @@ fn the_page_lists_exactly_the_ranks() {
     let rows = rows();
     assert_eq!(rows.len(), Rank::ALL.len());
     for (row, rank) in rows.iter().zip(Rank::ALL) {
-        assert_eq!((row.order, row.name.as_str(), row.nested), (rank.order(), rank.name(), rank.nested()), "docs/locks.md");
+        assert_eq!(
+            (row.order, row.name.as_str(), row.nested),
+            (rank.order(), rank.name(), rank.nested()),
+            "docs/locks.md"
+        );
         let constructor = if rank.nested() { "nested_rank" } else { "single" };
-        let definition = format!("pub const {}: Rank = Rank::{constructor}({}, \"{}\");", row.constant, row.order, row.name);
+        let definition = format!(
+            "pub const {}: Rank = Rank::{constructor}({}, \"{}\");",
+            row.constant, row.order, row.name
+        );
         assert!(SOURCE.contains(&definition), "not in rank.rs: {definition}");
     }
 }

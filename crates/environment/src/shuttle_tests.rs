@@ -1,4 +1,5 @@
-//! The locks under the model checker: it finds what is wrong, and finds nothing wrong with what is right.
+//! The locks under the model checker: it finds what is wrong, and finds nothing wrong with what is
+//! right.
 
 use crate::atomic::{AtomicU64, Ordering};
 use crate::clock;
@@ -89,7 +90,9 @@ fn a_lost_update_is_found() {
             || {
                 let count = Arc::new(AtomicU64::new(0));
                 let other = Arc::clone(&count);
-                let adder = thread::spawn("adder", move || other.store(other.load(Ordering::SeqCst) + 1, Ordering::SeqCst));
+                let adder = thread::spawn("adder", move || {
+                    other.store(other.load(Ordering::SeqCst) + 1, Ordering::SeqCst)
+                });
                 count.store(count.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
                 adder.join().unwrap();
                 assert_eq!(count.load(Ordering::SeqCst), 2);

@@ -1,16 +1,18 @@
-//! A run of the whole program in one thread of the system, in which a seed decides everything: who runs when, what time it
-//! is, and what is random.
+//! A run of the whole program in one thread of the system, in which a seed decides everything: who
+//! runs when, what time it is, and what is random.
 //!
-//! Purpose: a run with this seed can be repeated exactly, and a day passes in a moment. The clock stands still while
-//! anybody can go on, but for the time that work is supposed to take; when all wait, it jumps to the next moment for which
-//! somebody waits. So a timeout is what it is for the program: something that happens when nothing else does. Now and then,
-//! by the seed, a short wait ends although others could go on, as for threads that the system lets wait.
+//! Purpose: a run with this seed can be repeated exactly, and a day passes in a moment. The clock
+//! stands still while anybody can go on, but for the time that work is supposed to take; when all
+//! wait, it jumps to the next moment for which somebody waits. So a timeout is what it is for the
+//! program: something that happens when nothing else does. Now and then, by the seed, a short wait
+//! ends although others could go on, as for threads that the system lets wait.
 //!
-//! Invariants: one simulation per thread of the system. Nothing may be used outside that was made inside.
+//! Invariants: one simulation per thread of the system. Nothing may be used outside that was made
+//! inside.
 //!
-//! What it finds by itself: a panic, a deadlock (nobody can go on, and nobody waits for a moment), a run of too many steps
-//! (somebody spins), and *quiet*: simulated time passes, and [`note_progress`] isn't called. A lost wake-up that a later
-//! timeout would heal is found by that.
+//! What it finds by itself: a panic, a deadlock (nobody can go on, and nobody waits for a moment),
+//! a run of too many steps (somebody spins), and *quiet*: simulated time passes, and
+//! [`note_progress`] isn't called. A lost wake-up that a later timeout would heal is found by that.
 
 use crate::backend::{Waiter, block, for_each_sleeping, this_task, wake};
 use crate::random::Seeded;
@@ -127,9 +129,14 @@ pub(crate) fn now() -> Option<u64> {
 /// Has `waiter` expire when this much time has passed.
 pub(crate) fn wake_after(interval: Duration, waiter: &Arc<Waiter>) {
     let clock = with(|state| {
-        let at_ns = state.now_ns.saturating_add(u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX));
+        let at_ns =
+            state.now_ns.saturating_add(u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX));
         state.timers_made += 1;
-        state.timers.push(Reverse(Timer { at_ns, number: state.timers_made, waiter: Arc::clone(waiter) }));
+        state.timers.push(Reverse(Timer {
+            at_ns,
+            number: state.timers_made,
+            waiter: Arc::clone(waiter),
+        }));
         state.clock
     });
     if let Some(Some(clock)) = clock {
@@ -145,12 +152,15 @@ pub(crate) fn note_place(task: TaskId, place: Option<&'static Location<'static>>
     });
 }
 
-/// Everybody who sleeps, and where, if not for a lock or for the end of another. With `SHUTTLE_CAPTURE_BACKTRACE=1` also how
-/// each came there.
+/// Everybody who sleeps, and where, if not for a lock or for the end of another. With
+/// `SHUTTLE_CAPTURE_BACKTRACE=1` also how each came there.
 fn describe_sleeping() -> String {
     let mut text = String::new();
     for_each_sleeping(|task, name| {
-        let place = with(|state| state.places.get(&task).map(|place| format!(" at {}:{}", place.file(), place.line()))).flatten();
+        let place = with(|state| {
+            state.places.get(&task).map(|place| format!(" at {}:{}", place.file(), place.line()))
+        })
+        .flatten();
         text += &format!("\n  {name}{}", place.unwrap_or_default());
     });
     text
@@ -195,7 +205,10 @@ fn run_clock() {
                 let quiet = with(|state| (state.now_ns - state.progress_ns, state.quiet_max_ns));
                 if let Some((quiet_ns, _)) = quiet.filter(|(quiet_ns, max_ns)| quiet_ns > max_ns) {
                     let quiet = Duration::from_nanos(quiet_ns);
-                    panic!("nothing came to its end for {quiet:?} of simulated time, so somebody waits in vain:{}", describe_sleeping());
+                    panic!(
+                        "nothing came to its end for {quiet:?} of simulated time, so somebody waits in vain:{}",
+                        describe_sleeping()
+                    );
                 }
                 timer.waiter.expire();
             }
@@ -206,7 +219,8 @@ fn run_clock() {
 
 /// How the next task is chosen.
 enum Policy {
-    /// Each task with the same probability, after staying with the current one this many times of 64.
+    /// Each task with the same probability, after staying with the current one this many times of
+    /// 64.
     Random { stay: u64 },
     /// The task of the highest priority; priorities change now and then.
     Priorities { of: HashMap<TaskId, u64>, change_every: u64 },
@@ -236,11 +250,23 @@ impl SeededScheduler {
         SeededScheduler { random, policy, hurry_every, begun: false }
     }
 
-    fn choose(&mut self, candidates: &[TaskId], current: Option<TaskId>, is_yielding: bool) -> TaskId {
+    fn choose(
+        &mut self,
+        candidates: &[TaskId],
+        current: Option<TaskId>,
+        is_yielding: bool,
+    ) -> TaskId {
         let random = &mut self.random;
         match &mut self.policy {
             Policy::Random { stay } => match current {
-                Some(task) if !is_yielding && *stay > 0 && random.below(64) < *stay && candidates.contains(&task) => task,
+                Some(task)
+                    if !is_yielding
+                        && *stay > 0
+                        && random.below(64) < *stay
+                        && candidates.contains(&task) =>
+                {
+                    task
+                }
                 _ => candidates[random.below(candidates.len() as u64) as usize],
             },
             Policy::Priorities { of, change_every } => {
@@ -252,8 +278,13 @@ impl SeededScheduler {
                         of.insert(task, random.next_u64());
                     }
                 }
-                let mut priority = |task: &TaskId| *of.entry(*task).or_insert_with(|| random.next_u64());
-                candidates.iter().copied().max_by_key(|task| priority(task)).expect("somebody can go on")
+                let mut priority =
+                    |task: &TaskId| *of.entry(*task).or_insert_with(|| random.next_u64());
+                candidates
+                    .iter()
+                    .copied()
+                    .max_by_key(|task| priority(task))
+                    .expect("somebody can go on")
             }
         }
     }
@@ -265,13 +296,21 @@ impl Scheduler for SeededScheduler {
         first.then(|| Schedule::new(0))
     }
 
-    fn next_task(&mut self, runnable: &[&Task], current: Option<TaskId>, is_yielding: bool) -> Option<TaskId> {
+    fn next_task(
+        &mut self,
+        runnable: &[&Task],
+        current: Option<TaskId>,
+        is_yielding: bool,
+    ) -> Option<TaskId> {
         let (clock, soon) = with(|state| {
             state.steps += 1;
             while state.timers.peek().is_some_and(|Reverse(timer)| !timer.waiter.is_waiting()) {
                 state.timers.pop();
             }
-            let soon = state.timers.peek().is_some_and(|Reverse(timer)| timer.at_ns.saturating_sub(state.now_ns) <= SHORT_NS);
+            let soon = state
+                .timers
+                .peek()
+                .is_some_and(|Reverse(timer)| timer.at_ns.saturating_sub(state.now_ns) <= SHORT_NS);
             (state.clock, soon)
         })?;
         let mut candidates: Vec<TaskId> = runnable.iter().map(|task| task.id()).collect();
@@ -325,7 +364,10 @@ fn listen_to_panics() {
 ///
 /// # Panics
 /// When this thread runs one already.
-pub fn run<T: Send + 'static>(settings: &Settings, function: impl FnOnce() -> T + Send + 'static) -> Simulated<T> {
+pub fn run<T: Send + 'static>(
+    settings: &Settings,
+    function: impl FnOnce() -> T + Send + 'static,
+) -> Simulated<T> {
     assert!(!is_running(), "a simulation within a simulation");
     let state = State {
         now_ns: 0,
@@ -344,7 +386,8 @@ pub fn run<T: Send + 'static>(settings: &Settings, function: impl FnOnce() -> T 
     let result = Arc::clone(&returned);
     let body = move || {
         let clock = shuttle::thread::spawn(run_clock);
-        let function = function.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it runs once");
+        let function =
+            function.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it runs once");
         let value = function();
         *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
         if let Some(Some(clock)) = with(|state| {
@@ -356,7 +399,8 @@ pub fn run<T: Send + 'static>(settings: &Settings, function: impl FnOnce() -> T 
         let _ = clock.join();
     };
     listen_to_panics();
-    let runner = Runner::new(SeededScheduler::new(settings.seed), configuration(settings.steps_max));
+    let runner =
+        Runner::new(SeededScheduler::new(settings.seed), configuration(settings.steps_max));
     let ended = catch_unwind(AssertUnwindSafe(|| runner.run(body)));
     LISTENING.set(false);
     let state = STATE.with(|place| place.borrow_mut().take()).expect("it was put there");
@@ -364,7 +408,9 @@ pub fn run<T: Send + 'static>(settings: &Settings, function: impl FnOnce() -> T 
     let value = returned.lock().unwrap_or_else(PoisonError::into_inner).take();
     let outcome = match (ended, value) {
         (Ok(_), Some(value)) => Ok(value),
-        (ended, _) => Err(message.or_else(|| text_of(ended.err())).unwrap_or_else(|| "it ended without a result".into())),
+        (ended, _) => Err(message
+            .or_else(|| text_of(ended.err()))
+            .unwrap_or_else(|| "it ended without a result".into())),
     };
     Simulated { outcome, steps: state.steps, time: Duration::from_nanos(state.now_ns) }
 }
@@ -375,13 +421,19 @@ fn text_of(payload: Option<Box<dyn std::any::Any + Send>>) -> Option<String> {
     text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
 }
 
-/// How many schedules a model is to try that tries `usual` ones usually: so many times more as `CAIRN_MODEL_FACTOR` says.
+/// How many schedules a model is to try that tries `usual` ones usually: so many times more as
+/// `CAIRN_MODEL_FACTOR` says.
 ///
 /// # Panics
 /// When the variable is not a number.
 pub fn schedules(usual: usize) -> usize {
     match std::env::var("CAIRN_MODEL_FACTOR") {
-        Ok(text) => usual * text.parse::<usize>().unwrap_or_else(|error| panic!("CAIRN_MODEL_FACTOR={text}: {error}")),
+        Ok(text) => {
+            usual
+                * text
+                    .parse::<usize>()
+                    .unwrap_or_else(|error| panic!("CAIRN_MODEL_FACTOR={text}: {error}"))
+        }
         Err(_) => usual,
     }
 }
@@ -392,7 +444,8 @@ pub fn real_time() -> Duration {
     BEGINNING.get_or_init(std::time::Instant::now).elapsed()
 }
 
-/// The processor's time that this thread of the system has had, where the system tells; otherwise the time that passes.
+/// The processor's time that this thread of the system has had, where the system tells; otherwise
+/// the time that passes.
 pub fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     match text.split(' ').next().and_then(|word| word.parse().ok()) {
@@ -401,14 +454,19 @@ pub fn processor_time() -> Duration {
     }
 }
 
-/// Calls `function` with 0, 1, … on as many threads of the system, each of which may run simulations of its own.
+/// Calls `function` with 0, 1, … on as many threads of the system, each of which may run
+/// simulations of its own.
 ///
 /// # Panics
 /// When one of them does.
 pub fn run_on_cores<T: Send>(count: usize, function: impl Fn(usize) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let function = &function;
-        let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || function(index))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let threads: Vec<_> =
+            (0..count).map(|index| scope.spawn(move || function(index))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     })
 }

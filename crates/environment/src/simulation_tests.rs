@@ -33,7 +33,10 @@ fn time_jumps_to_the_next_deadline() {
         });
         let (order, now_ns) = simulated.outcome.unwrap();
         assert_eq!(order, [1, 2, 3]);
-        assert!(now_ns >= 3 * HOUR.as_nanos() as u64 && simulated.time < 3 * HOUR + Duration::from_millis(1));
+        assert!(
+            now_ns >= 3 * HOUR.as_nanos() as u64
+                && simulated.time < 3 * HOUR + Duration::from_millis(1)
+        );
     }
 }
 

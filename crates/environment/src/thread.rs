@@ -39,8 +39,9 @@ thread_local! {
     static BLOCK_HOOK: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Lets `hook` be called whenever the calling thread is about to wait for others or for a device, so that somebody else can do
-/// its work meanwhile. It is called with locks held: it must take none.
+/// Lets `hook` be called whenever the calling thread is about to wait for others or for a device,
+/// so that somebody else can do its work meanwhile. It is called with locks held: it must take
+/// none.
 ///
 /// ```
 /// use cairn_environment::thread::{on_block, will_block};

@@ -1,18 +1,21 @@
-//! The node lock that came before: btrfs' extent buffer lock as of Linux 5.9, for measurements only.
+//! The node lock that came before: btrfs' extent buffer lock as of Linux 5.9, for measurements
+//! only.
 //!
-//! What it copies (`fs/btrfs/locking.c`, function by function): a spinning reader-writer lock; `blocking_readers` and
-//! `blocking_writers`, into which a holder turns its hold before it may sleep (`btrfs_set_lock_blocking_read`/`_write`);
-//! one wait queue for those who wait until blocking readers are gone and one for the blocking writer; a release of a
-//! blocking hold wakes *everybody* in its queue, and all of them contend again. A `try_` gives up on a blocking holder and
-//! spins for a spinning one, as `btrfs_tree_read_lock_atomic` and `btrfs_try_tree_write_lock` do. The spinning lock lets
-//! readers wait for a writer that waits, like the kernel's.
+//! What it copies (`fs/btrfs/locking.c`, function by function): a spinning reader-writer lock;
+//! `blocking_readers` and `blocking_writers`, into which a holder turns its hold before it may
+//! sleep (`btrfs_set_lock_blocking_read`/`_write`); one wait queue for those who wait until
+//! blocking readers are gone and one for the blocking writer; a release of a blocking hold wakes
+//! *everybody* in its queue, and all of them contend again. A `try_` gives up on a blocking holder
+//! and spins for a spinning one, as `btrfs_tree_read_lock_atomic` and `btrfs_try_tree_write_lock`
+//! do. The spinning lock lets readers wait for a writer that waits, like the kernel's.
 //!
-//! What differs: the kernel doesn't preempt who holds a spinning lock; here a thread that has spun for a while yields its
-//! CPU instead of burning it. A path in btrfs lists the locks that its owner holds; here a list per thread does. Whoever is
-//! going to sleep, copy or read calls [`block_held`], which is `btrfs_set_path_blocking`.
+//! What differs: the kernel doesn't preempt who holds a spinning lock; here a thread that has spun
+//! for a while yields its CPU instead of burning it. A path in btrfs lists the locks that its owner
+//! holds; here a list per thread does. Whoever is going to sleep, copy or read calls
+//! [`block_held`], which is `btrfs_set_path_blocking`.
 //!
-//! States of a hold: *spinning*, then perhaps *blocking*, then released. Invariant: a blocking hold leaves the spinning
-//! lock free; whoever takes that looks at the blocking counts again under it.
+//! States of a hold: *spinning*, then perhaps *blocking*, then released. Invariant: a blocking hold
+//! leaves the spinning lock free; whoever takes that looks at the blocking counts again under it.
 use crate::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::backend::{self, WaitQueue};
 use std::cell::RefCell;
@@ -63,12 +66,14 @@ shuttle::thread_local! {
     static HELD: RefCell<Vec<Hold>> = RefCell::new(Vec::new());
 }
 
-/// Turns every waking lock that this thread holds from spinning into blocking: it is about to sleep, or to work for long.
+/// Turns every waking lock that this thread holds from spinning into blocking: it is about to
+/// sleep, or to work for long.
 pub fn block_held() {
     HELD.with(|held| {
         for hold in held.borrow_mut().iter_mut().filter(|hold| !hold.blocking) {
             hold.blocking = true;
-            // SAFETY: a listed lock is held by this thread, and its guard keeps it alive and in place.
+            // SAFETY: a listed lock is held by this thread, and its guard keeps it alive and in
+            // place.
             unsafe { &*hold.lock }.set_blocking(hold.exclusive);
         }
     });
@@ -230,10 +235,11 @@ impl WakingLock {
     }
 }
 
-// SAFETY: a spinning hold excludes others by `SpinLock`: a writer enters only when neither a writer nor a reader is in, a
-// reader only when no writer is. A blocking hold is counted before it leaves the spinning lock, and whoever takes that
-// afterwards gives way to it; so at every moment there are readers or one writer. The unlocking functions undo their own
-// hold, which the list of the thread knows.
+// SAFETY: a spinning hold excludes others by `SpinLock`: a writer enters only when neither a writer
+// nor a reader is in, a reader only when no writer is. A blocking hold is counted before it leaves
+// the spinning lock, and whoever takes that afterwards gives way to it; so at every moment there
+// are readers or one writer. The unlocking functions undo their own hold, which the list of the
+// thread knows.
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawRwLock = RawRwLock::Sleeping(backend::RawRwLock::INIT);

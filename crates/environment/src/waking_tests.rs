@@ -10,12 +10,18 @@ fn a_blocking_hold_excludes_like_a_spinning_one() {
     let reader = lock.read();
     assert!(lock.try_read().is_some(), "spinning readers share");
     block_held();
-    assert!(lock.try_read().is_some() && lock.try_write().is_none(), "a blocking reader keeps writers away");
+    assert!(
+        lock.try_read().is_some() && lock.try_write().is_none(),
+        "a blocking reader keeps writers away"
+    );
     drop(reader);
     let writer = lock.write();
     block_held();
     block_held();
-    assert!(lock.try_read().is_none() && lock.try_write().is_none(), "a blocking writer keeps everybody away");
+    assert!(
+        lock.try_read().is_none() && lock.try_write().is_none(),
+        "a blocking writer keeps everybody away"
+    );
     drop(writer);
     assert!(lock.try_write().is_some());
 }
@@ -59,7 +65,8 @@ fn the_release_of_a_blocking_hold_wakes_everybody() {
     block_held();
     let waiters: Vec<_> = (0..8)
         .map(|number| {
-            let (lock, started, inside) = (Arc::clone(&lock), Arc::clone(&started), Arc::clone(&inside));
+            let (lock, started, inside) =
+                (Arc::clone(&lock), Arc::clone(&started), Arc::clone(&inside));
             thread::spawn("waiter", move || {
                 started.fetch_add(1, Ordering::SeqCst);
                 if number % 2 == 0 {

@@ -4,14 +4,15 @@
 //! | header | checkpoint header | entry | entry | … | zeros to a whole block |
 //! entry: tree u64, inode u64, offset u64, value length u16, kind u8, flags u8, reserved u32, value
 //! ```
-//! It stands in the ring at consecutive blocks, going round at the ring's end. The common header's address is the
-//! block **within the ring** at which it starts, its generation the transaction that it belongs to, and its length
-//! covers header and entries.
+//! It stands in the ring at consecutive blocks, going round at the ring's end. The common header's
+//! address is the block **within the ring** at which it starts, its generation the transaction that
+//! it belongs to, and its length covers header and entries.
 //!
-//! Replay accepts a checkpoint only if its checksum holds, its epoch is the superblock's, its sequence is the one
-//! expected, its generation is not smaller than its predecessor's, it doesn't rely on a superblock newer than the one that
-//! replay found, and, unless a later checkpoint's `flushed_sequence` or the superblock covers it, all data extents marked
-//! [`EntryFlags::NEW_DATA`] verify.
+//! Replay accepts a checkpoint only if its checksum holds, its epoch is the superblock's, its
+//! sequence is the one expected, its generation is not smaller than its predecessor's, it doesn't
+//! rely on a superblock newer than the one that replay found, and, unless a later checkpoint's
+//! `flushed_sequence` or the superblock covers it, all data extents marked [`EntryFlags::NEW_DATA`]
+//! verify.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, LogSeq, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure, node::VALUE_BYTES_MAX};
@@ -41,8 +42,8 @@ pub struct RawCheckpoint {
     pub next_inode: U64,
     /// Number of entries.
     pub entries: U32,
-    /// How many generations its own is above that of the newest superblock known to be durable when it was written; 0 if that
-    /// is not said.
+    /// How many generations its own is above that of the newest superblock known to be durable when
+    /// it was written; 0 if that is not said.
     pub superblock_distance: U32,
 }
 
@@ -73,7 +74,8 @@ pub struct EntryFlags(pub u8);
 impl EntryFlags {
     /// The item is removed; otherwise it is inserted or replaced.
     pub const DELETE: Self = Self(1);
-    /// The item is an extent whose data may not have been flushed before this checkpoint: replay verifies it.
+    /// The item is an extent whose data may not have been flushed before this checkpoint: replay
+    /// verifies it.
     pub const NEW_DATA: Self = Self(2);
     /// Whether all bits of `other` are set.
     pub fn contains(self, other: Self) -> bool {
@@ -116,15 +118,19 @@ pub struct CheckpointHeader {
     pub last_operation: LogSeq,
     /// Next inode number at that time.
     pub next_inode: u64,
-    /// Newest superblock known to be durable when this was written: items that its trees have may be in no checkpoint from here
-    /// on. 0: not said.
+    /// Newest superblock known to be durable when this was written: items that its trees have may
+    /// be in no checkpoint from here on. 0: not said.
     pub superblock: Generation,
 }
 
 impl CheckpointHeader {
     /// What the checkpoint says of [`CheckpointHeader::superblock`]: nothing of what doesn't fit.
     fn superblock_distance(&self) -> u32 {
-        self.generation.0.checked_sub(self.superblock.0).and_then(|distance| u32::try_from(distance).ok()).unwrap_or(0)
+        self.generation
+            .0
+            .checked_sub(self.superblock.0)
+            .and_then(|distance| u32::try_from(distance).ok())
+            .unwrap_or(0)
     }
 }
 
@@ -136,12 +142,17 @@ pub struct CheckpointBuilder<'m> {
 }
 
 impl<'m> CheckpointBuilder<'m> {
-    /// A builder in `memory`, whatever that holds: whole blocks, with room for [`CHECKPOINT_HEADER_BYTES`] and all entries.
+    /// A builder in `memory`, whatever that holds: whole blocks, with room for
+    /// [`CHECKPOINT_HEADER_BYTES`] and all entries.
     ///
     /// # Panics
     /// When there is no room for the header.
     pub fn new(memory: &'m mut [u8]) -> Self {
-        assert!(memory.len() >= ENTRIES_AT && memory.len().is_multiple_of(BLOCK_SIZE), "a checkpoint in {} bytes", memory.len());
+        assert!(
+            memory.len() >= ENTRIES_AT && memory.len().is_multiple_of(BLOCK_SIZE),
+            "a checkpoint in {} bytes",
+            memory.len()
+        );
         Self { memory, length_bytes: ENTRIES_AT, entries: 0 }
     }
     /// Adds an entry.
@@ -174,9 +185,21 @@ impl<'m> CheckpointBuilder<'m> {
     pub fn blocks(&self) -> u64 {
         self.length_bytes.div_ceil(BLOCK_SIZE) as u64
     }
-    /// The sealed blocks of the checkpoint that starts at `ring_block`: the beginning of the memory.
-    pub fn finish(self, header: &CheckpointHeader, volume: VolumeId, ring_block: u64) -> &'m mut [u8] {
-        let common = Header::new(MAGIC, self.length_bytes, volume, BlockNumber(ring_block), header.generation);
+    /// The sealed blocks of the checkpoint that starts at `ring_block`: the beginning of the
+    /// memory.
+    pub fn finish(
+        self,
+        header: &CheckpointHeader,
+        volume: VolumeId,
+        ring_block: u64,
+    ) -> &'m mut [u8] {
+        let common = Header::new(
+            MAGIC,
+            self.length_bytes,
+            volume,
+            BlockNumber(ring_block),
+            header.generation,
+        );
         let raw = RawCheckpoint {
             sequence: U64::new(header.sequence),
             log_epoch: U64::new(header.log_epoch),
@@ -205,26 +228,34 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Blocks of the checkpoint whose first block is `block`, if that looks like one. Says nothing about validity.
+    /// Blocks of the checkpoint whose first block is `block`, if that looks like one. Says nothing
+    /// about validity.
     pub fn blocks_announced(block: &[u8]) -> Option<u64> {
         let (header, _) = Header::read_from_prefix(block).ok()?;
         let length = header.length.get() as usize;
         (header.magic == MAGIC && length >= ENTRIES_AT).then(|| length.div_ceil(BLOCK_SIZE) as u64)
     }
 
-    /// Decodes the checkpoint in `bytes` (whole blocks), which starts at `ring_block`; checks every entry.
+    /// Decodes the checkpoint in `bytes` (whole blocks), which starts at `ring_block`; checks every
+    /// entry.
     ///
     /// # Errors
     /// Anything wrong with it.
-    pub fn decode(mut bytes: Vec<u8>, volume: VolumeId, ring_block: u64) -> Result<Self, FormatError> {
+    pub fn decode(
+        mut bytes: Vec<u8>,
+        volume: VolumeId,
+        ring_block: u64,
+    ) -> Result<Self, FormatError> {
         let address = BlockNumber(ring_block);
         let common = Header::verify(&bytes, MAGIC, Structure::Checkpoint, Some(volume), address)?;
         let fail = |problem: String| Err(FormatError::new(Structure::Checkpoint, address, problem));
         bytes.truncate(common.length.get() as usize);
-        let Some(Ok(raw)) = bytes.get(HEADER_BYTES..ENTRIES_AT).map(RawCheckpoint::read_from_bytes) else {
+        let Some(Ok(raw)) = bytes.get(HEADER_BYTES..ENTRIES_AT).map(RawCheckpoint::read_from_bytes)
+        else {
             return fail(format!("only {} bytes", bytes.len()));
         };
-        let counters = [common.generation, raw.sequence, raw.log_epoch, raw.last_operation, raw.next_inode];
+        let counters =
+            [common.generation, raw.sequence, raw.log_epoch, raw.last_operation, raw.next_inode];
         if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
             return fail(format!("impossible counter {counter}"));
         }
@@ -232,7 +263,12 @@ impl Checkpoint {
             0 => 0,
             distance => match common.generation.get().checked_sub(distance.into()) {
                 Some(superblock) => superblock,
-                None => return fail(format!("generation {} relies on a superblock {distance} before it", common.generation)),
+                None => {
+                    return fail(format!(
+                        "generation {} relies on a superblock {distance} before it",
+                        common.generation
+                    ));
+                }
             },
         };
         let checkpoint = Self {
@@ -252,7 +288,12 @@ impl Checkpoint {
         for index in 0..checkpoint.entries {
             match checkpoint.entry_at(at) {
                 Some(entry) if entry.value.len() <= VALUE_BYTES_MAX => at += entry.bytes(),
-                _ => return fail(format!("entry {index} of {} reaches past the end", checkpoint.entries)),
+                _ => {
+                    return fail(format!(
+                        "entry {index} of {} reaches past the end",
+                        checkpoint.entries
+                    ));
+                }
             }
         }
         if at != checkpoint.bytes.len() {

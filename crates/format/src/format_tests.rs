@@ -60,7 +60,8 @@ proptest! {
         }
     }
 
-    /// A value moved anywhere is refused exactly when it shares a byte with another one, if nothing else gives it away.
+    /// A value moved anywhere is refused exactly when it shares a byte with another one, if nothing
+    /// else gives it away.
     #[test]
     fn values_lie_beside_each_other(lengths in proptest::collection::vec(0usize..150, 2..12), moved in any::<usize>(), by in -200i32..200) {
         let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
@@ -154,7 +155,12 @@ fn superblock_round_trip_and_refusals() {
     let at = Geometry::SUPERBLOCKS[1];
     let bytes = superblock.encode(at);
     assert_eq!(Superblock::decode(&bytes, at).unwrap(), superblock);
-    assert!(Superblock::decode(&bytes, Geometry::SUPERBLOCKS[0]).unwrap_err().problem.contains("written for block"));
+    assert!(
+        Superblock::decode(&bytes, Geometry::SUPERBLOCKS[0])
+            .unwrap_err()
+            .problem
+            .contains("written for block")
+    );
     let mut newer = bytes.clone();
     newer[8] = 99;
     Header::seal(&mut newer);
@@ -177,20 +183,41 @@ fn names_hash_into_positive_cookies() {
 
 #[test]
 fn items_round_trip() {
-    let extent = Extent { start: BlockNumber(900), blocks: 3, kind: ExtentKind::Data, generation: Generation(4), checksums: vec![1, 2, 3] };
+    let extent = Extent {
+        start: BlockNumber(900),
+        blocks: 3,
+        kind: ExtentKind::Data,
+        generation: Generation(4),
+        checksums: vec![1, 2, 3],
+    };
     assert_eq!(Extent::decode(&extent.encode()).unwrap(), extent);
     assert_eq!(extent.slice(1, 2).checksums, vec![2, 3]);
     for length in 0..extent.encode().len() {
         assert!(Extent::decode(&extent.encode()[..length]).is_err());
     }
-    let entry = DirectoryEntry { inode: InodeNumber(INODE_FIRST), file_type: FileType::Regular, name: b"new".to_vec() };
+    let entry = DirectoryEntry {
+        inode: InodeNumber(INODE_FIRST),
+        file_type: FileType::Regular,
+        name: b"new".to_vec(),
+    };
     assert_eq!(DirectoryEntry::decode(&entry.encode()).unwrap(), entry);
     assert!(DirectoryEntry::decode(&[0; 9]).is_err());
-    for (number, possible) in [(0, false), (1, true), (2, false), (15, false), (INODE_NUMBER_END - 1, true), (INODE_NUMBER_END, false)] {
+    for (number, possible) in [
+        (0, false),
+        (1, true),
+        (2, false),
+        (15, false),
+        (INODE_NUMBER_END - 1, true),
+        (INODE_NUMBER_END, false),
+    ] {
         let bytes = DirectoryEntry { inode: InodeNumber(number), ..entry.clone() }.encode();
         assert_eq!(DirectoryEntry::decode(&bytes).is_ok(), possible, "inode {number}");
     }
-    let xattr = XattrItem { name: b"user.a".to_vec(), value_bytes: 5000, inline: vec![9; XATTR_INLINE_BYTES_MAX] };
+    let xattr = XattrItem {
+        name: b"user.a".to_vec(),
+        value_bytes: 5000,
+        inline: vec![9; XATTR_INLINE_BYTES_MAX],
+    };
     assert_eq!(XattrItem::decode(&xattr.encode()).unwrap(), xattr);
     assert_eq!(XattrItem::parts(5000), 1);
 }

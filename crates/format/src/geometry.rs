@@ -73,8 +73,9 @@ impl Geometry {
             && range.start >= allocatable.start
             && range.start.0.checked_add(range.blocks).is_some_and(|end| end <= allocatable.end().0)
     }
-    /// The geometry that mkfs gives to a volume of `bytes` bytes; the log takes 1/64 of it, between 4 MiB and
-    /// 256 MiB, unless `log_bytes` says otherwise. `None` if that leaves less than half for files.
+    /// The geometry that mkfs gives to a volume of `bytes` bytes; the log takes 1/64 of it, between
+    /// 4 MiB and 256 MiB, unless `log_bytes` says otherwise. `None` if that leaves less than half
+    /// for files.
     pub fn for_size(bytes: u64, log_bytes: Option<u64>) -> Option<Self> {
         let total_blocks = bytes / BLOCK_SIZE as u64;
         let log_bytes = log_bytes.unwrap_or_else(|| (bytes / 64).clamp(4 << 20, 256 << 20));

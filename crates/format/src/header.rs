@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a [`Header`].
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
-/// Opens every structure. The checksum covers `length` bytes from the header's first, with the checksum field
-/// itself taken as zero.
+/// Opens every structure. The checksum covers `length` bytes from the header's first, with the
+/// checksum field itself taken as zero.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -32,7 +32,13 @@ pub struct Header {
 
 impl Header {
     /// A header without checksum; [`Header::seal`] adds that.
-    pub fn new(magic: [u8; 4], length: usize, volume: VolumeId, address: BlockNumber, generation: Generation) -> Self {
+    pub fn new(
+        magic: [u8; 4],
+        length: usize,
+        volume: VolumeId,
+        address: BlockNumber,
+        generation: Generation,
+    ) -> Self {
         Self {
             magic,
             checksum: U32::ZERO,
@@ -45,7 +51,8 @@ impl Header {
         }
     }
 
-    /// Computes the checksum of the structure in `bytes` (whose header's `length` is set) and stores it there.
+    /// Computes the checksum of the structure in `bytes` (whose header's `length` is set) and
+    /// stores it there.
     pub fn seal(bytes: &mut [u8]) {
         let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
         bytes[4..8].fill(0);
@@ -75,12 +82,21 @@ impl Header {
         if length < HEADER_BYTES || length > bytes.len() {
             return fail(format!("impossible length {length}"));
         }
-        let sum = crc32c::crc32c_append(crc32c::crc32c_append(checksum(&bytes[..4]), &[0; 4]), &bytes[8..length]);
+        let sum = crc32c::crc32c_append(
+            crc32c::crc32c_append(checksum(&bytes[..4]), &[0; 4]),
+            &bytes[8..length],
+        );
         if sum != header.checksum.get() {
-            return fail(format!("checksum mismatch: stored {:08x}, computed {sum:08x}", header.checksum.get()));
+            return fail(format!(
+                "checksum mismatch: stored {:08x}, computed {sum:08x}",
+                header.checksum.get()
+            ));
         }
         if header.version.get() == 0 || header.version.get() > FORMAT_VERSION {
-            return fail(format!("format version {} is not supported (this program reads up to {FORMAT_VERSION})", header.version));
+            return fail(format!(
+                "format version {} is not supported (this program reads up to {FORMAT_VERSION})",
+                header.version
+            ));
         }
         if volume.is_some_and(|v| v.0 != header.volume) {
             return fail(format!("belongs to volume {}", VolumeId(header.volume)));

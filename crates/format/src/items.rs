@@ -1,5 +1,7 @@
 //! Values of the items: inode, directory entry, extent, extended attribute, root, orphan.
-use crate::units::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber};
+use crate::units::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber,
+};
 use crate::{FormatError, INODE_FIRST, INODE_ROOT, NodePointer, Structure};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,7 +11,8 @@ pub const MAX_EXTENT_BLOCKS: u64 = 256;
 /// Bytes of an xattr value that stand in its first item; the rest goes to parts of up to this size.
 pub const XATTR_INLINE_BYTES_MAX: usize = 3072;
 
-/// Bytes of a symbolic link's target in its first item; the rest of a longer one stands in a second, with offset 1.
+/// Bytes of a symbolic link's target in its first item; the rest of a longer one stands in a
+/// second, with offset 1.
 pub const SYMLINK_PART_BYTES: usize = 3072;
 
 fn damaged(what: &str) -> FormatError {
@@ -134,7 +137,8 @@ impl InodeItem {
     /// # Errors
     /// Type bits that mean nothing.
     pub fn file_type(&self) -> Result<FileType, FormatError> {
-        FileType::from_mode(self.mode).ok_or_else(|| damaged(&format!("inode with mode {:o}", self.mode)))
+        FileType::from_mode(self.mode)
+            .ok_or_else(|| damaged(&format!("inode with mode {:o}", self.mode)))
     }
     /// Item value.
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -167,8 +171,10 @@ impl InodeItem {
     /// # Errors
     /// Wrong length or impossible fields.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
-        let raw = RawInode::read_from_bytes(value).map_err(|_| damaged(&format!("inode item of {} bytes", value.len())))?;
-        let time = |seconds: I64, ns: U32| Timestamp { seconds: seconds.get(), nanoseconds: ns.get() };
+        let raw = RawInode::read_from_bytes(value)
+            .map_err(|_| damaged(&format!("inode item of {} bytes", value.len())))?;
+        let time =
+            |seconds: I64, ns: U32| Timestamp { seconds: seconds.get(), nanoseconds: ns.get() };
         let item = Self {
             mode: raw.mode.get(),
             uid: raw.uid.get(),
@@ -224,7 +230,12 @@ impl DirectoryEntry {
     ///
     /// # Panics
     /// When the name is longer than [`Self::NAME_BYTES_MAX`].
-    pub fn encode_in<'a>(buffer: &'a mut [u8; Self::BYTES_MAX], inode: InodeNumber, file_type: FileType, name: &[u8]) -> &'a [u8] {
+    pub fn encode_in<'a>(
+        buffer: &'a mut [u8; Self::BYTES_MAX],
+        inode: InodeNumber,
+        file_type: FileType,
+        name: &[u8],
+    ) -> &'a [u8] {
         let value = &mut buffer[..Self::NAME_AT + name.len()];
         value[..8].copy_from_slice(&inode.0.to_le_bytes());
         value[8] = file_type as u8;
@@ -237,8 +248,15 @@ impl DirectoryEntry {
     /// As [`DirectoryEntry::decode`].
     pub fn name_of(value: &[u8]) -> Result<&[u8], FormatError> {
         let name = value.get(Self::NAME_AT..).unwrap_or_default();
-        if name.is_empty() || name.len() > Self::NAME_BYTES_MAX || name.contains(&b'/') || name.contains(&0) {
-            return Err(damaged(&format!("directory entry with the name {:?}", String::from_utf8_lossy(name))));
+        if name.is_empty()
+            || name.len() > Self::NAME_BYTES_MAX
+            || name.contains(&b'/')
+            || name.contains(&0)
+        {
+            return Err(damaged(&format!(
+                "directory entry with the name {:?}",
+                String::from_utf8_lossy(name)
+            )));
         }
         Ok(name)
     }
@@ -257,7 +275,8 @@ impl DirectoryEntry {
     pub fn target_of(value: &[u8]) -> Result<(InodeNumber, FileType), FormatError> {
         Self::name_of(value)?;
         let inode = InodeNumber(u64::from_le_bytes(value[..8].try_into().expect("a name follows")));
-        let file_type = FileType::from_u8(value[8]).ok_or_else(|| damaged(&format!("directory entry of type {}", value[8])))?;
+        let file_type = FileType::from_u8(value[8])
+            .ok_or_else(|| damaged(&format!("directory entry of type {}", value[8])))?;
         if inode != INODE_ROOT && !(INODE_FIRST..INODE_NUMBER_END).contains(&inode.0) {
             return Err(damaged(&format!("directory entry of the impossible inode {inode}")));
         }
@@ -277,8 +296,8 @@ pub enum ExtentKind {
 
 /// An extent of a file. Its key's offset is the first block within the file.
 ///
-/// On disk: start block u64, generation u64, blocks u32, kind u8, compression u8 (0), encryption u8 (0), reserved u8,
-/// then one CRC-32C u32 per block if `kind` is `Data`.
+/// On disk: start block u64, generation u64, blocks u32, kind u8, compression u8 (0), encryption u8
+/// (0), reserved u8, then one CRC-32C u32 per block if `kind` is `Data`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// Where the blocks are.
@@ -331,7 +350,8 @@ impl Extent {
         let Some((head, sums)) = value.split_at_checked(Self::CHECKSUMS_AT) else {
             return Err(damaged(&format!("extent item of {} bytes", value.len())));
         };
-        let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+        let word =
+            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
         let blocks = u64::from(u32::from_le_bytes(head[16..20].try_into().expect("four bytes")));
         let (kind, blocks_max, sums_expected) = match head[20] {
             1 => (ExtentKind::Data, MAX_EXTENT_BLOCKS, blocks),
@@ -341,11 +361,28 @@ impl Extent {
         if head[21..24] != [0; 3] {
             return Err(damaged("extent with an unknown transformation"));
         }
-        if blocks == 0 || blocks > blocks_max || sums.len() as u64 != 4 * sums_expected || word(0).checked_add(blocks).is_none() {
-            return Err(damaged(&format!("extent of {blocks} blocks at {} with {} bytes of checksums", word(0), sums.len())));
+        if blocks == 0
+            || blocks > blocks_max
+            || sums.len() as u64 != 4 * sums_expected
+            || word(0).checked_add(blocks).is_none()
+        {
+            return Err(damaged(&format!(
+                "extent of {blocks} blocks at {} with {} bytes of checksums",
+                word(0),
+                sums.len()
+            )));
         }
-        let checksums = sums.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
-        Ok(Self { start: BlockNumber(word(0)), blocks, kind, generation: Generation(word(8)), checksums })
+        let checksums = sums
+            .chunks_exact(4)
+            .map(|c| u32::from_le_bytes(c.try_into().expect("four bytes")))
+            .collect();
+        Ok(Self {
+            start: BlockNumber(word(0)),
+            blocks,
+            kind,
+            generation: Generation(word(8)),
+            checksums,
+        })
     }
     /// Bytes of file data.
     pub fn bytes(&self) -> u64 {
@@ -353,8 +390,9 @@ impl Extent {
     }
 }
 
-/// First item of an extended attribute. On disk: value length u32, name length u16, reserved u16, name, the first
-/// part of the value (as much as [`XattrItem::inline_bytes`] says); the rest stands in `XattrPart` items.
+/// First item of an extended attribute. On disk: value length u32, name length u16, reserved u16,
+/// name, the first part of the value (as much as [`XattrItem::inline_bytes`] says); the rest stands
+/// in `XattrPart` items.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct XattrItem {
     /// Name with its namespace, e.g. `user.comment`.
@@ -432,9 +470,18 @@ impl RootItem {
     /// # Errors
     /// Wrong length.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
-        let bytes: &[u8; Self::BYTES] = value.try_into().map_err(|_| damaged(&format!("root item of {} bytes", value.len())))?;
-        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        Ok(Self { root: NodePointer { block: BlockNumber(word(0)), generation: Generation(word(8)), level: bytes[16] } })
+        let bytes: &[u8; Self::BYTES] = value
+            .try_into()
+            .map_err(|_| damaged(&format!("root item of {} bytes", value.len())))?;
+        let word =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        Ok(Self {
+            root: NodePointer {
+                block: BlockNumber(word(0)),
+                generation: Generation(word(8)),
+                level: bytes[16],
+            },
+        })
     }
 }
 

@@ -57,7 +57,8 @@ impl ItemKind {
 
 /// Key of an item. Sorts by inode, then kind, then offset.
 ///
-/// `kind` is a plain number, so that range bounds can lie between kinds; a valid item's kind is an [`ItemKind`].
+/// `kind` is a plain number, so that range bounds can lie between kinds; a valid item's kind is an
+/// [`ItemKind`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Key {
     /// The object that the item belongs to.
@@ -97,7 +98,11 @@ impl Key {
     }
     /// All keys of one inode.
     pub fn all_of_inode(inode: InodeNumber) -> RangeInclusive<Key> {
-        Key { inode: inode.0, kind: 0, offset: 0 }..=Key { inode: inode.0, kind: u8::MAX, offset: u64::MAX }
+        Key { inode: inode.0, kind: 0, offset: 0 }..=Key {
+            inode: inode.0,
+            kind: u8::MAX,
+            offset: u64::MAX,
+        }
     }
     /// The key that follows, or `None` for the largest.
     pub fn successor(self) -> Option<Self> {
@@ -121,8 +126,8 @@ pub fn hash_name(seed: &[u8; 16], name: &[u8]) -> u64 {
     hasher.finish() >> 17
 }
 
-/// The slots in which a name with this hash may stand: 256 of them, below 2^55, so that a slot serves as a
-/// directory cookie and a slot × 256 + part as an offset.
+/// The slots in which a name with this hash may stand: 256 of them, below 2^55, so that a slot
+/// serves as a directory cookie and a slot × 256 + part as an offset.
 pub fn name_slot_range(hash: u64) -> RangeInclusive<u64> {
     let first = (hash & ((1 << 47) - 1)) * SLOTS;
     first..=first + SLOTS - 1

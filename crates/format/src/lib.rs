@@ -1,11 +1,13 @@
 //! On-disk structures of a Cairn volume. No I/O happens here.
 //!
-//! Every structure that stands alone on the device (superblock, node, bitmap, checkpoint) opens with a
-//! [`Header`]: magic, CRC-32C, version, length, volume id, its own address and a generation. Integers are
-//! little-endian. `docs/format.md` has one table row per field; the test `layout` holds the two together.
+//! Every structure that stands alone on the device (superblock, node, bitmap, checkpoint) opens
+//! with a [`Header`]: magic, CRC-32C, version, length, volume id, its own address and a generation.
+//! Integers are little-endian. `docs/format.md` has one table row per field; the test `layout`
+//! holds the two together.
 //!
 //! Invariants that hold for every decoder in this crate:
-//! - a decoder never panics, whatever the bytes are; it returns a [`FormatError`] that names structure and block;
+//! - a decoder never panics, whatever the bytes are; it returns a [`FormatError`] that names
+//!   structure and block;
 //! - a decoder checks checksum, volume id and address before it looks at any other field;
 //! - an encoder followed by the decoder is the identity.
 #![forbid(unsafe_code)]
@@ -23,22 +25,29 @@ mod units;
 
 pub use bitmap::{BITMAP_BYTES, Bitmap, bitmap_generations_checksum};
 pub use checkpoint::{
-    CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointBuilder, CheckpointEntry, CheckpointHeader, ENTRY_HEADER_BYTES, EntryFlags,
-    RawCheckpoint, RawEntry,
+    CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointBuilder, CheckpointEntry, CheckpointHeader,
+    ENTRY_HEADER_BYTES, EntryFlags, RawCheckpoint, RawEntry,
 };
 pub use error::{FormatError, Structure};
 pub use geometry::Geometry;
 pub use header::{HEADER_BYTES, Header};
 pub use items::{
-    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind, RawInode, RootItem, SYMLINK_PART_BYTES,
-    Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan, encode_orphan,
+    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind,
+    RawInode, RootItem, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem,
+    decode_orphan, encode_orphan,
 };
-pub use key::{INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name, name_slot_range};
+pub use key::{
+    INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name,
+    name_slot_range,
+};
 pub use node::{ChildPointer, Node};
-pub use superblock::{Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock};
+pub use superblock::{
+    Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock,
+};
 pub use units::{
-    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_MAX, COUNTER_WRITABLE_MAX, Generation, INODE_NUMBER_END, InodeNumber, LogSeq, NODE_BLOCKS,
-    NODE_SIZE, SECTOR_SIZE, TreeId, VolumeId, blocks_for_bytes,
+    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_MAX, COUNTER_WRITABLE_MAX, Generation,
+    INODE_NUMBER_END, InodeNumber, LogSeq, NODE_BLOCKS, NODE_SIZE, SECTOR_SIZE, TreeId, VolumeId,
+    blocks_for_bytes,
 };
 
 /// Version of the format that this crate writes, and the newest that it reads.

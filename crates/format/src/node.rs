@@ -4,12 +4,13 @@
 //! 0        48           64                      free_end                     16384
 //! | header | node header | slots, 24 bytes each → |  free  | ← values, any order |
 //! ```
-//! Slots are sorted by key. A leaf (level 0) holds items. An inner node holds, per child, the smallest key that the
-//! child may contain and a [`ChildPointer`] as value; the first child's key is not compared (it takes everything
-//! below the second).
+//! Slots are sorted by key. A leaf (level 0) holds items. An inner node holds, per child, the
+//! smallest key that the child may contain and a [`ChildPointer`] as value; the first child's key
+//! is not compared (it takes everything below the second).
 //!
-//! Invariants: keys strictly ascend; values don't overlap, and lie between `values_start` and the page's end;
-//! `garbage` counts the bytes between `values_start` and the end that no slot refers to.
+//! Invariants: keys strictly ascend; values don't overlap, and lie between `values_start` and the
+//! page's end; `garbage` counts the bytes between `values_start` and the end that no slot refers
+//! to.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BlockNumber, Generation, NODE_BLOCKS, NODE_SIZE, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure};
@@ -96,12 +97,14 @@ impl ChildPointer {
         bytes
     }
     fn decode(bytes: &[u8]) -> Self {
-        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("length validated"));
+        let word =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("length validated"));
         Self { block: BlockNumber(word(0)), generation: Generation(word(8)) }
     }
 }
 
-/// A node in memory: the page as it stands on the device, without a valid checksum until [`Node::seal`].
+/// A node in memory: the page as it stands on the device, without a valid checksum until
+/// [`Node::seal`].
 #[derive(Clone)]
 pub struct Node {
     page: Box<[u8; NODE_SIZE]>,
@@ -113,9 +116,17 @@ pub struct NodeFull;
 
 impl Node {
     /// An empty node.
-    pub fn new(volume: VolumeId, tree: TreeId, level: u8, address: BlockNumber, generation: Generation) -> Self {
-        let mut page: Box<[u8; NODE_SIZE]> = vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
-        page[..HEADER_BYTES].copy_from_slice(Header::new(MAGIC, NODE_SIZE, volume, address, generation).as_bytes());
+    pub fn new(
+        volume: VolumeId,
+        tree: TreeId,
+        level: u8,
+        address: BlockNumber,
+        generation: Generation,
+    ) -> Self {
+        let mut page: Box<[u8; NODE_SIZE]> =
+            vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
+        page[..HEADER_BYTES]
+            .copy_from_slice(Header::new(MAGIC, NODE_SIZE, volume, address, generation).as_bytes());
         let raw = RawNodeHeader {
             tree: U64::new(tree.0),
             count: U16::ZERO,
@@ -128,12 +139,16 @@ impl Node {
         Self { page }
     }
 
-    /// Takes a page that was read from `address`, after checking everything: checksum, slots in order, values inside
-    /// the page and beside each other.
+    /// Takes a page that was read from `address`, after checking everything: checksum, slots in
+    /// order, values inside the page and beside each other.
     ///
     /// # Errors
     /// The first thing that is wrong.
-    pub fn decode(page: Box<[u8; NODE_SIZE]>, volume: VolumeId, address: BlockNumber) -> Result<Self, FormatError> {
+    pub fn decode(
+        page: Box<[u8; NODE_SIZE]>,
+        volume: VolumeId,
+        address: BlockNumber,
+    ) -> Result<Self, FormatError> {
         let header = Header::verify(&page[..], MAGIC, Structure::Node, Some(volume), address)?;
         let fail = |problem: String| Err(FormatError::new(Structure::Node, address, problem));
         if header.length.get() as usize != NODE_SIZE {
@@ -152,21 +167,34 @@ impl Node {
             let slot = node.slot(index);
             let value = slot.value();
             if value.start < values_start || value.end > NODE_SIZE {
-                return fail(format!("value {value:?} of slot {index} lies outside {values_start}..{NODE_SIZE}"));
+                return fail(format!(
+                    "value {value:?} of slot {index} lies outside {values_start}..{NODE_SIZE}"
+                ));
             }
             if node.level() > 0 && value.len() != ChildPointer::BYTES {
                 return fail(format!("child pointer {index} has {} bytes", value.len()));
             }
             if index > 0 && node.key(index - 1) >= slot.key() {
-                return fail(format!("keys {:?} and {:?} are out of order", node.key(index - 1), slot.key()));
+                return fail(format!(
+                    "keys {:?} and {:?} are out of order",
+                    node.key(index - 1),
+                    slot.key()
+                ));
             }
             used += value.len();
         }
         if used + node.garbage() != NODE_SIZE - values_start {
-            return fail(format!("values and garbage don't add up: {used} + {} in {}", node.garbage(), NODE_SIZE - values_start));
+            return fail(format!(
+                "values and garbage don't add up: {used} + {} in {}",
+                node.garbage(),
+                NODE_SIZE - values_start
+            ));
         }
         if let Some(index) = node.overlapping_value() {
-            return fail(format!("value {:?} of slot {index} overlaps that of a slot before it", node.slot(index).value()));
+            return fail(format!(
+                "value {:?} of slot {index} overlaps that of a slot before it",
+                node.slot(index).value()
+            ));
         }
         if node.level() > 0 && count == 0 {
             return fail("inner node without children".into());
@@ -181,7 +209,8 @@ impl Node {
         self.slots().iter().position(|slot| {
             let value = slot.value();
             (value.start / 64..value.end.div_ceil(64)).any(|word| {
-                let (first, end) = (value.start.max(word * 64) % 64, value.end.min(word * 64 + 64) - word * 64);
+                let (first, end) =
+                    (value.start.max(word * 64) % 64, value.end.min(word * 64 + 64) - word * 64);
                 let bits = (u64::MAX << first) & (u64::MAX >> (64 - end));
                 let shared = taken[word] & bits != 0;
                 taken[word] |= bits;
@@ -214,7 +243,8 @@ impl Node {
         RawSlot::ref_from_bytes(&self.page[at..at + SLOT_BYTES]).expect("size matches")
     }
     fn slots(&self) -> &[RawSlot] {
-        <[RawSlot]>::ref_from_bytes(&self.page[SLOTS_AT..SLOTS_AT + self.count() * SLOT_BYTES]).expect("size matches")
+        <[RawSlot]>::ref_from_bytes(&self.page[SLOTS_AT..SLOTS_AT + self.count() * SLOT_BYTES])
+            .expect("size matches")
     }
     fn slot_mut(&mut self, index: usize) -> &mut RawSlot {
         let at = SLOTS_AT + index * SLOT_BYTES;
@@ -380,7 +410,9 @@ impl Node {
     pub fn split_off(&mut self, index: usize, right: &mut Node) {
         debug_assert_eq!(right.count(), 0);
         for from in index..self.count() {
-            right.insert(from - index, self.key(from), self.value(from)).expect("an empty node has room for a part of another");
+            right
+                .insert(from - index, self.key(from), self.value(from))
+                .expect("an empty node has room for a part of another");
         }
         self.keep(index);
     }
@@ -399,7 +431,8 @@ impl Node {
         Ok(())
     }
 
-    /// The index at which a split leaves the two halves as equal as possible in bytes; at least one item on each side.
+    /// The index at which a split leaves the two halves as equal as possible in bytes; at least one
+    /// item on each side.
     pub fn split_index(&self) -> usize {
         let half = self.used_bytes() / 2;
         let mut sum = 0;
@@ -442,4 +475,6 @@ impl Node {
     }
 }
 
-const _: () = assert!(NODE_CAPACITY >= 4 * (SLOT_BYTES + VALUE_BYTES_MAX) && SLOT_BYTES == 24 && NODE_BLOCKS == 4);
+const _: () = assert!(
+    NODE_CAPACITY >= 4 * (SLOT_BYTES + VALUE_BYTES_MAX) && SLOT_BYTES == 24 && NODE_BLOCKS == 4
+);

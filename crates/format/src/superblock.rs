@@ -1,7 +1,8 @@
 //! The superblock: what a volume is, and which trees and which part of the log are valid.
 //!
-//! It is written to slot `generation % 2`; after that has been flushed, a copy goes to the end of the device. A
-//! reader takes the valid one with the highest generation, so a torn write loses nothing.
+//! It is written to slot `generation % 2`; after that has been flushed, a copy goes to the end of
+//! the device. A reader takes the valid one with the highest generation, so a torn write loses
+//! nothing.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, NODE_BLOCKS, VolumeId};
 use crate::{FormatError, Geometry, Structure};
@@ -26,7 +27,8 @@ pub struct NodePointer {
     pub level: u8,
 }
 
-/// Features that a volume uses; a reader refuses what it doesn't know, according to the word it stands in.
+/// Features that a volume uses; a reader refuses what it doesn't know, according to the word it
+/// stands in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Features {
     /// Unknown bits don't matter.
@@ -68,14 +70,15 @@ pub struct Superblock {
     pub root: NodePointer,
     /// The next inode number to give out.
     pub next_inode: u64,
-    /// Number of read-write mounts; checkpoints carry it, so that a checkpoint of an earlier mount is never replayed.
+    /// Number of read-write mounts; checkpoints carry it, so that a checkpoint of an earlier mount
+    /// is never replayed.
     pub log_epoch: u64,
     /// Where replay starts.
     pub log_tail: LogPosition,
     /// Allocated blocks among the allocatable ones.
     pub used_blocks: u64,
-    /// [`bitmap_generations_checksum`](crate::bitmap_generations_checksum) of the bitmaps that belong to this superblock; 0 if
-    /// it was not recorded.
+    /// [`bitmap_generations_checksum`](crate::bitmap_generations_checksum) of the bitmaps that
+    /// belong to this superblock; 0 if it was not recorded.
     pub bitmaps_checksum: u32,
     /// Inodes in the tree, those without a name among them; 0 if it was not recorded.
     pub inodes: u64,
@@ -196,20 +199,27 @@ impl Superblock {
         if (raw.block_size.get(), raw.node_size.get(), u64::from(raw.group_blocks.get()))
             != (BLOCK_SIZE as u32, crate::NODE_SIZE as u32, Geometry::GROUP_BLOCKS)
         {
-            return fail(format!("unsupported sizes: block {}, node {}, group {}", raw.block_size, raw.node_size, raw.group_blocks));
+            return fail(format!(
+                "unsupported sizes: block {}, node {}, group {}",
+                raw.block_size, raw.node_size, raw.group_blocks
+            ));
         }
         let unknown = raw.features_incompatible.get() & !Features::INCOMPATIBLE_KNOWN;
         if unknown != 0 {
             return fail(format!("uses unknown incompatible features {unknown:#x}"));
         }
-        let geometry = Geometry { total_blocks: raw.total_blocks.get(), log_blocks: raw.log_blocks.get() };
+        let geometry =
+            Geometry { total_blocks: raw.total_blocks.get(), log_blocks: raw.log_blocks.get() };
         let bytes_total = geometry.total_blocks.checked_mul(BLOCK_SIZE as u64);
         let sizes_fit = bytes_total.is_some_and(|b| b >= Geometry::VOLUME_BYTES_MIN)
             && geometry.log_blocks >= Geometry::LOG_BLOCKS_MIN
             && geometry.log_blocks < geometry.total_blocks
             && geometry.data_start() < geometry.superblock_copy();
         if !sizes_fit {
-            return fail(format!("impossible sizes: {} blocks with a log of {}", geometry.total_blocks, geometry.log_blocks));
+            return fail(format!(
+                "impossible sizes: {} blocks with a log of {}",
+                geometry.total_blocks, geometry.log_blocks
+            ));
         }
         let root = NodePointer {
             block: BlockNumber(raw.root_block.get()),
@@ -222,11 +232,18 @@ impl Superblock {
         {
             return fail(format!("impossible root {root:?}"));
         }
-        let log_tail = LogPosition { block: raw.log_tail_block.get(), sequence: raw.log_tail_sequence.get() };
+        let log_tail =
+            LogPosition { block: raw.log_tail_block.get(), sequence: raw.log_tail_sequence.get() };
         if log_tail.block >= geometry.log_blocks {
             return fail(format!("log tail {} outside the log", log_tail.block));
         }
-        let counters = [raw.header.generation, raw.next_inode, raw.log_epoch, raw.log_tail_sequence, raw.inodes];
+        let counters = [
+            raw.header.generation,
+            raw.next_inode,
+            raw.log_epoch,
+            raw.log_tail_sequence,
+            raw.inodes,
+        ];
         if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
             return fail(format!("impossible counter {counter}"));
         }

@@ -49,12 +49,12 @@ impl BlockNumber {
     }
 }
 
-/// Generations, inode numbers, epochs and sequences beyond this are damage: no volume lives so long, and the next ones can
-/// still be counted.
+/// Generations, inode numbers, epochs and sequences beyond this are damage: no volume lives so
+/// long, and the next ones can still be counted.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
-/// A volume with a generation, epoch or sequence beyond this is only mounted for reading, and no repair counts on: nothing can count so
-/// far that the next reader finds damage.
+/// A volume with a generation, epoch or sequence beyond this is only mounted for reading, and no
+/// repair counts on: nothing can count so far that the next reader finds damage.
 pub const COUNTER_WRITABLE_MAX: u64 = 1 << 61;
 
 /// Inode numbers are below this.

@@ -1,4 +1,5 @@
-//! Holds `docs/format.md` and the code together: each row of each table against the struct or the encoder.
+//! Holds `docs/format.md` and the code together: each row of each table against the struct or the
+//! encoder.
 use cairn_format::node::{RawNodeHeader, RawSlot};
 use cairn_format::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +18,16 @@ fn tables() -> BTreeMap<String, Vec<Row>> {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         match cells[..] {
             ["structure", "offset", "bytes", "field", "meaning"] => in_table = true,
-            [structure, offset, bytes, field, meaning] if in_table && line.starts_with('|') && !structure.starts_with("---") => {
+            [structure, offset, bytes, field, meaning]
+                if in_table && line.starts_with('|') && !structure.starts_with("---") =>
+            {
                 assert!(!meaning.is_empty(), "{structure}.{field} has no meaning");
                 let bytes = (bytes != "rest").then(|| bytes.parse().unwrap());
-                tables.entry(structure.into()).or_default().push((offset.parse().unwrap(), bytes, field.into()));
+                tables.entry(structure.into()).or_default().push((
+                    offset.parse().unwrap(),
+                    bytes,
+                    field.into(),
+                ));
             }
             _ => in_table &= line.starts_with('|'),
         }
@@ -47,22 +54,31 @@ macro_rules! fields {
 
 #[test]
 fn structs_are_as_documented() {
-    let header = fields!(Header { magic, checksum, version, reserved, length, volume, address, generation });
+    let header =
+        fields!(Header { magic, checksum, version, reserved, length, volume, address, generation });
     #[rustfmt::skip]
     let superblock = fields!(RawSuperblock {
         header, features_compatible, features_read_only, features_incompatible, block_size, node_size, group_blocks, flags,
         total_blocks, log_blocks, root_block, root_generation, root_level, next_inode, log_epoch, log_tail_block,
         log_tail_sequence, used_blocks, created_ns, hash_seed, label, bitmaps_checksum, inodes, reserved
     });
-    let node_header = fields!(RawNodeHeader { tree, count, values_start, garbage, level, reserved });
+    let node_header =
+        fields!(RawNodeHeader { tree, count, values_start, garbage, level, reserved });
     let slot = fields!(RawSlot { inode, offset, value_start, value_length, kind, reserved });
     #[rustfmt::skip]
     let inode = fields!(RawInode {
         mode, uid, gid, links, size, blocks, device, parent, entries, generation, accessed_seconds, modified_seconds,
         changed_seconds, created_seconds, accessed_ns, modified_ns, changed_ns, created_ns, flags, reserved
     });
-    let checkpoint =
-        fields!(RawCheckpoint { sequence, log_epoch, flushed_sequence, last_operation, next_inode, entries, superblock_distance });
+    let checkpoint = fields!(RawCheckpoint {
+        sequence,
+        log_epoch,
+        flushed_sequence,
+        last_operation,
+        next_inode,
+        entries,
+        superblock_distance
+    });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });
     let structs = [
         ("Header", header),
@@ -78,15 +94,21 @@ fn structs_are_as_documented() {
         assert_eq!(tables[name], rows, "{name}");
         assert_eq!(rows.iter().map(|row| row.1.unwrap()).sum::<usize>(), bytes, "{name} has gaps");
     }
-    assert_eq!((HEADER_BYTES, HEADER_BYTES + size_of::<RawNodeHeader>(), node::SLOT_BYTES), (48, 64, 24));
+    assert_eq!(
+        (HEADER_BYTES, HEADER_BYTES + size_of::<RawNodeHeader>(), node::SLOT_BYTES),
+        (48, 64, 24)
+    );
 }
 
-/// Checks that `encoded` has these bytes in these fields, that these are all the rows of the table, and that the rows
-/// leave no gap.
+/// Checks that `encoded` has these bytes in these fields, that these are all the rows of the table,
+/// and that the rows leave no gap.
 fn check_encoding(structure: &str, encoded: &[u8], fields: &[(&str, Vec<u8>)]) {
     let tables = tables();
     let rows = &tables[structure];
-    assert_eq!(rows.iter().map(|row| row.2.as_str()).collect::<Vec<_>>(), fields.iter().map(|field| field.0).collect::<Vec<_>>());
+    assert_eq!(
+        rows.iter().map(|row| row.2.as_str()).collect::<Vec<_>>(),
+        fields.iter().map(|field| field.0).collect::<Vec<_>>()
+    );
     let mut at = 0;
     for ((offset, bytes, field), (_, expected)) in rows.iter().zip(fields) {
         assert_eq!(*offset, at, "{structure}.{field} leaves a gap");
@@ -108,12 +130,23 @@ fn encoders_are_as_documented() {
     let child = ChildPointer { block: BlockNumber(A), generation: Generation(B) };
     check_encoding("ChildPointer", &child.encode(), &[("block", word(A)), ("generation", word(B))]);
 
-    let root = RootItem { root: NodePointer { block: BlockNumber(A), generation: Generation(B), level: 7 } };
-    let fields = [("block", word(A)), ("generation", word(B)), ("level", vec![7]), ("reserved", vec![0; 7])];
+    let root = RootItem {
+        root: NodePointer { block: BlockNumber(A), generation: Generation(B), level: 7 },
+    };
+    let fields =
+        [("block", word(A)), ("generation", word(B)), ("level", vec![7]), ("reserved", vec![0; 7])];
     check_encoding("Root", &root.encode(), &fields);
 
-    let entry = DirectoryEntry { inode: InodeNumber(A), file_type: FileType::Symlink, name: b"name".to_vec() };
-    check_encoding("DirectoryEntry", &entry.encode(), &[("inode", word(A)), ("type", vec![10]), ("name", b"name".to_vec())]);
+    let entry = DirectoryEntry {
+        inode: InodeNumber(A),
+        file_type: FileType::Symlink,
+        name: b"name".to_vec(),
+    };
+    check_encoding(
+        "DirectoryEntry",
+        &entry.encode(),
+        &[("inode", word(A)), ("type", vec![10]), ("name", b"name".to_vec())],
+    );
 
     let extent = Extent {
         start: BlockNumber(A),
@@ -160,7 +193,8 @@ fn bitmaps_are_as_documented() {
     let length = u32::from_le_bytes(encoded[12..16].try_into().unwrap()) as usize;
     let header = encoded[..HEADER_BYTES].to_vec();
     assert_eq!((length, &header[..4]), (2112, &b"CRNB"[..]));
-    let fields = [("header", header), ("group", word(A)), ("reserved", vec![0; 8]), ("bits", bits.to_vec())];
+    let fields =
+        [("header", header), ("group", word(A)), ("reserved", vec![0; 8]), ("bits", bits.to_vec())];
     check_encoding("Bitmap", &encoded[..length], &fields);
 }
 
@@ -169,7 +203,12 @@ fn a_checkpoint_is_header_checkpoint_header_entries() {
     let key = Key { inode: 5, kind: 80, offset: 6 };
     let mut memory = [0xee; BLOCK_SIZE];
     let mut builder = CheckpointBuilder::new(&mut memory);
-    builder.push(CheckpointEntry { tree: TREE_FILES, key, flags: EntryFlags::NEW_DATA, value: b"abc" });
+    builder.push(CheckpointEntry {
+        tree: TREE_FILES,
+        key,
+        flags: EntryFlags::NEW_DATA,
+        value: b"abc",
+    });
     let header = CheckpointHeader {
         sequence: A,
         log_epoch: B,
@@ -180,18 +219,25 @@ fn a_checkpoint_is_header_checkpoint_header_entries() {
         superblock: Generation(1),
     };
     let bytes = builder.finish(&header, VolumeId([7; 16]), 12);
-    assert_eq!((bytes.len(), &bytes[..4], &bytes[32..40]), (BLOCK_SIZE, &b"CRNL"[..], &word(12)[..]));
+    assert_eq!(
+        (bytes.len(), &bytes[..4], &bytes[32..40]),
+        (BLOCK_SIZE, &b"CRNL"[..], &word(12)[..])
+    );
     assert_eq!((&bytes[48..56], &bytes[56..64]), (&word(A)[..], &word(B)[..]));
     assert_eq!(bytes[92..96], [2, 0, 0, 0]);
     let entry = CHECKPOINT_HEADER_BYTES;
     assert_eq!((entry, ENTRY_HEADER_BYTES), (96, 32));
-    assert_eq!((bytes[entry + 24], bytes[entry + 26], bytes[entry + 27], &bytes[entry + 32..entry + 35]), (3, 80, 2, &b"abc"[..]));
+    assert_eq!(
+        (bytes[entry + 24], bytes[entry + 26], bytes[entry + 27], &bytes[entry + 32..entry + 35]),
+        (3, 80, 2, &b"abc"[..])
+    );
     assert!(bytes[entry + 35..].iter().all(|&byte| byte == 0));
 }
 
 #[test]
 fn the_other_numbers_are_as_documented() {
-    let magics = [b"CRNS", b"CRNN", b"CRNB", b"CRNL"].map(|magic| String::from_utf8(magic.to_vec()).unwrap());
+    let magics = [b"CRNS", b"CRNN", b"CRNB", b"CRNL"]
+        .map(|magic| String::from_utf8(magic.to_vec()).unwrap());
     assert!(magics.iter().all(|magic| DOCUMENT.contains(&format!("`{magic}`"))));
     let kinds: BTreeMap<u8, String> = DOCUMENT
         .lines()
@@ -201,21 +247,33 @@ fn the_other_numbers_are_as_documented() {
         .map(|line| line.split('|').map(str::trim).collect::<Vec<_>>())
         .map(|cells| (cells[2].parse().unwrap(), cells[1].to_string()))
         .collect();
-    let known = (0..=u8::MAX).filter_map(|number| Some((number, format!("{:?}", ItemKind::from_u8(number)?)))).collect();
+    let known = (0..=u8::MAX)
+        .filter_map(|number| Some((number, format!("{:?}", ItemKind::from_u8(number)?))))
+        .collect();
     assert_eq!(kinds, known);
     let types = "1 fifo, 2 character device, 4 directory, 6 block device, 8 file, 10 symbolic link, 12 socket";
     assert!(DOCUMENT.contains(types));
-    let documented: BTreeSet<u8> = types.split(", ").map(|part| part.split(' ').next().unwrap().parse().unwrap()).collect();
-    assert_eq!(documented, (0..=u8::MAX).filter(|&number| FileType::from_u8(number).is_some()).collect());
+    let documented: BTreeSet<u8> =
+        types.split(", ").map(|part| part.split(' ').next().unwrap().parse().unwrap()).collect();
+    assert_eq!(
+        documented,
+        (0..=u8::MAX).filter(|&number| FileType::from_u8(number).is_some()).collect()
+    );
     assert!(DOCUMENT.starts_with(&format!("# On-disk format, version {FORMAT_VERSION}\n")));
-    assert_eq!((MAX_EXTENT_BLOCKS, Extent::UNWRITTEN_BLOCKS_MAX, node::VALUE_BYTES_MAX, node::LEVELS_MAX), (256, 32768, 3800, 12));
+    assert_eq!(
+        (MAX_EXTENT_BLOCKS, Extent::UNWRITTEN_BLOCKS_MAX, node::VALUE_BYTES_MAX, node::LEVELS_MAX),
+        (256, 32768, 3800, 12)
+    );
     assert_eq!((TREE_ROOTS.0, TREE_FILES.0, INODE_ROOT.0, INODE_ORPHANS.0), (1, 256, 1, 2));
 }
 
 #[test]
 fn the_geometry_is_as_documented() {
     let geometry = Geometry { total_blocks: 40_000, log_blocks: 1_001 };
-    assert_eq!((Geometry::SUPERBLOCKS, geometry.superblock_copy()), ([BlockNumber(16), BlockNumber(32)], BlockNumber(39_999)));
+    assert_eq!(
+        (Geometry::SUPERBLOCKS, geometry.superblock_copy()),
+        ([BlockNumber(16), BlockNumber(32)], BlockNumber(39_999))
+    );
     let groups = 3;
     assert_eq!((geometry.groups(), Geometry::GROUP_BLOCKS), (groups, 16_384));
     assert_eq!((geometry.bitmap_block(0, 0).0, geometry.bitmap_block(0, 1).0), (64, 64 + groups));

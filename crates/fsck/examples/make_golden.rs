@@ -1,4 +1,5 @@
-//! Makes the sparse form of a volume for the test `golden`: `cargo run -p cairn-fsck --example make_golden IMAGE OUT`.
+//! Makes the sparse form of a volume for the test `golden`: `cargo run -p cairn-fsck --example
+//! make_golden IMAGE OUT`.
 #[path = "../tests/golden/sparse_image.rs"]
 mod sparse_image;
 

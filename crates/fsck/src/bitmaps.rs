@@ -1,8 +1,9 @@
-//! Pass `Bitmaps`: for each block group, the newest valid slot not newer than the superblock must say exactly what the
-//! superblock's trees refer to.
+//! Pass `Bitmaps`: for each block group, the newest valid slot not newer than the superblock must
+//! say exactly what the superblock's trees refer to.
 //!
-//! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a newer or a torn one. Zeros in
-//! slot 1 may stand for the bitmap of a group that nothing has changed yet.
+//! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a
+//! newer or a torn one. Zeros in slot 1 may stand for the bitmap of a group that nothing has
+//! changed yet.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
@@ -10,7 +11,8 @@ use crate::reader::{read_blocks, read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::superblocks::write_all;
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Generation, Geometry, Superblock, bitmap_generations_checksum,
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Generation, Geometry, Superblock,
+    bitmap_generations_checksum,
 };
 
 /// Groups whose bitmaps are read at once.
@@ -64,7 +66,10 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
         match block {
             Err(error) => Slot::Damaged(format!("cannot be read: {error}")),
             Ok(block) => {
-                let decode = |block: &[u8]| Bitmap::decode_slot(block, &checker.superblock, group, slot).map_err(|error| error.problem);
+                let decode = |block: &[u8]| {
+                    Bitmap::decode_slot(block, &checker.superblock, group, slot)
+                        .map_err(|error| error.problem)
+                };
                 let is_empty = block.iter().all(|&byte| byte == 0);
                 let other_copy = |problem| match device.copies() {
                     1 => Err(problem),
@@ -81,34 +86,60 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
 }
 
 /// Returns the generation of the bitmap that counts, after a repair if there was one.
-fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots: [&Slot; 2]) -> Result<Generation, FsckError> {
+fn check_group(
+    checker: &mut Checker<'_>,
+    geometry: &Geometry,
+    group: u64,
+    slots: [&Slot; 2],
+) -> Result<Generation, FsckError> {
     let superblock_generation = checker.superblock.generation;
     let generation_of = |slot: &Slot| match slot {
-        Slot::Valid(bitmap) if bitmap.generation <= superblock_generation => Some(bitmap.generation),
+        Slot::Valid(bitmap) if bitmap.generation <= superblock_generation => {
+            Some(bitmap.generation)
+        }
         _ => None,
     };
     let addresses = [0, 1].map(|slot| geometry.bitmap_block(group, slot));
     let [generation_0, generation_1] = slots.map(generation_of);
     if generation_0.is_some() && generation_0 == generation_1 {
-        checker.found(finding(Severity::Error, addresses[0], format!("both slots of group {group} have the same generation")));
+        checker.found(finding(
+            Severity::Error,
+            addresses[0],
+            format!("both slots of group {group} have the same generation"),
+        ));
     }
     let active = usize::from(generation_1 > generation_0);
     let expected = expected_bits(&checker.referenced, geometry, group);
-    let (Slot::Valid(bitmap), Some(_)) = (slots[active], [generation_0, generation_1][active]) else {
+    let (Slot::Valid(bitmap), Some(_)) = (slots[active], [generation_0, generation_1][active])
+    else {
         let state = slots.map(|slot| match slot {
             Slot::Damaged(problem) => problem.clone(),
             Slot::Empty => "never written".into(),
-            Slot::Valid(bitmap) => format!("generation {} is newer than the superblock", bitmap.generation),
+            Slot::Valid(bitmap) => {
+                format!("generation {} is newer than the superblock", bitmap.generation)
+            }
         });
         let problem = format!("group {group} has no valid bitmap: {}; {}", state[0], state[1]);
         // Into slot 1: there zeros may stand for a bitmap, in slot 0 never.
-        rewrite(checker, finding(Severity::Error, addresses[0], problem), group, addresses[1], expected)?;
+        rewrite(
+            checker,
+            finding(Severity::Error, addresses[0], problem),
+            group,
+            addresses[1],
+            expected,
+        )?;
         check_unused(checker, group, addresses[0], slots[0])?;
         return Ok(superblock_generation);
     };
     let mut generation = bitmap.generation;
     if let Some(problem) = difference(group, &bitmap.bits, &expected) {
-        rewrite(checker, finding(Severity::Error, addresses[active], problem), group, addresses[active], expected)?;
+        rewrite(
+            checker,
+            finding(Severity::Error, addresses[active], problem),
+            group,
+            addresses[active],
+            expected,
+        )?;
         if checker.options.repair {
             generation = superblock_generation;
         }
@@ -118,7 +149,12 @@ fn check_group(checker: &mut Checker<'_>, geometry: &Geometry, group: u64, slots
 }
 
 /// The slot that doesn't count: only what could be mistaken for something later is worth a word.
-fn check_unused(checker: &mut Checker<'_>, group: u64, address: BlockNumber, slot: &Slot) -> Result<(), FsckError> {
+fn check_unused(
+    checker: &mut Checker<'_>,
+    group: u64,
+    address: BlockNumber,
+    slot: &Slot,
+) -> Result<(), FsckError> {
     match slot {
         Slot::Damaged(problem) => {
             let problem = format!("the slot of group {group} that is not in use: {problem}");
@@ -153,13 +189,19 @@ pub(crate) fn expected_bits(referenced: &BlockSet, geometry: &Geometry, group: u
 /// The bitmap of a group that a mount would use, and its slot.
 fn in_use(checker: &Checker<'_>, group: u64) -> Option<(usize, Bitmap)> {
     let valid = |slot| match read_slots(checker, group, 1, slot).pop() {
-        Some(Slot::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => Some((slot, bitmap)),
+        Some(Slot::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => {
+            Some((slot, bitmap))
+        }
         _ => None,
     };
-    [valid(0), valid(1)].into_iter().flatten().reduce(|best, other| if other.1.generation > best.1.generation { other } else { best })
+    [valid(0), valid(1)]
+        .into_iter()
+        .flatten()
+        .reduce(|best, other| if other.1.generation > best.1.generation { other } else { best })
 }
 
-/// The slot of a group that a mount would use; without a valid one, slot 1, so that slot 0 is written.
+/// The slot of a group that a mount would use; without a valid one, slot 1, so that slot 0 is
+/// written.
 pub(crate) fn slot_in_use(checker: &Checker<'_>, group: u64) -> usize {
     in_use(checker, group).map_or(1, |(slot, _)| slot)
 }
@@ -168,33 +210,43 @@ pub(crate) fn slot_in_use(checker: &Checker<'_>, group: u64) -> usize {
 pub(crate) struct Allocation {
     /// Blocks that they call used; of a group without a valid one, all.
     pub(crate) used: BlockSet,
-    /// Whether they are the ones that belong to the superblock, by the same signs as for a mount. Otherwise an older one stands in
-    /// for a damaged one, and calls free what was used since.
+    /// Whether they are the ones that belong to the superblock, by the same signs as for a mount.
+    /// Otherwise an older one stands in for a damaged one, and calls free what was used since.
     pub(crate) trusted: bool,
     /// Of each group the transaction whose state they describe; 0 without a valid one.
     generations: Vec<Generation>,
 }
 
 impl Allocation {
-    /// Whether a node written by transaction `generation` may be in use. Of nodes that are not newer than it, an old bitmap knows:
-    /// what was free in its time was not used again without being written again.
+    /// Whether a node written by transaction `generation` may be in use. Of nodes that are not
+    /// newer than it, an old bitmap knows: what was free in its time was not used again without
+    /// being written again.
     pub(crate) fn may_hold(&self, node: BlockRange, generation: Generation) -> bool {
-        let known = self.generations.get((node.start.0 / Geometry::GROUP_BLOCKS) as usize).copied().unwrap_or_default();
+        let known = self
+            .generations
+            .get((node.start.0 / Geometry::GROUP_BLOCKS) as usize)
+            .copied()
+            .unwrap_or_default();
         node.range().all(|block| self.used.contains(block)) || (!self.trusted && generation > known)
     }
 }
 
 pub(crate) fn allocation(checker: &Checker<'_>) -> Allocation {
     let blocks_present = checker.reader.blocks_present();
-    let (superblock, allocatable) = (&checker.superblock, checker.superblock.geometry.allocatable().range());
-    let mut allocation = Allocation { used: BlockSet::new(blocks_present), trusted: true, generations: Vec::new() };
+    let (superblock, allocatable) =
+        (&checker.superblock, checker.superblock.geometry.allocatable().range());
+    let mut allocation =
+        Allocation { used: BlockSet::new(blocks_present), trusted: true, generations: Vec::new() };
     let mut allocated = 0;
     for group in 0..blocks_present.div_ceil(Geometry::GROUP_BLOCKS) {
         let bitmap = in_use(checker, group);
         let first = group * Geometry::GROUP_BLOCKS;
         for block in first..(first + Geometry::GROUP_BLOCKS).min(blocks_present) {
             let index = (block - first) as usize;
-            if bitmap.as_ref().is_none_or(|(_, bitmap)| bitmap.bits[index / 8] & (1 << (index % 8)) != 0) {
+            if bitmap
+                .as_ref()
+                .is_none_or(|(_, bitmap)| bitmap.bits[index / 8] & (1 << (index % 8)) != 0)
+            {
                 allocation.used.insert(BlockRange::new(BlockNumber(block), 1));
                 allocated += u64::from(allocatable.contains(&block));
             }
@@ -203,7 +255,8 @@ pub(crate) fn allocation(checker: &Checker<'_>) -> Allocation {
         allocation.generations.push(bitmap.map_or(Generation(0), |(_, bitmap)| bitmap.generation));
     }
     let recorded = superblock.bitmaps_checksum;
-    let right_ones = recorded == 0 || recorded == bitmap_generations_checksum(allocation.generations.iter().copied());
+    let right_ones = recorded == 0
+        || recorded == bitmap_generations_checksum(allocation.generations.iter().copied());
     allocation.trusted &= right_ones && allocated == superblock.used_blocks;
     allocation
 }
@@ -221,27 +274,47 @@ fn difference(group: u64, stored: &Bits, expected: &Bits) -> Option<String> {
             *count += 1;
         }
     }
-    let describe = |(count, first): (u64, u64), what: &str| (count > 0).then(|| format!("{count} {what} (first {first})"));
-    let parts = [describe(leaked, "blocks are marked used that nothing refers to"), describe(missing, "blocks in use are marked free")];
+    let describe = |(count, first): (u64, u64), what: &str| {
+        (count > 0).then(|| format!("{count} {what} (first {first})"))
+    };
+    let parts = [
+        describe(leaked, "blocks are marked used that nothing refers to"),
+        describe(missing, "blocks in use are marked free"),
+    ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| format!("group {group}: {}", parts.join(", ")))
 }
 
 /// Repair: a bitmap made from the trees, in a slot that counts.
 ///
-/// The bits are known exactly (this pass runs only when the trees are whole). A crash while writing leaves a slot that the
-/// next repair finds damaged.
-fn rewrite(checker: &mut Checker<'_>, finding: Finding, group: u64, address: BlockNumber, bits: Bits) -> Result<(), FsckError> {
+/// The bits are known exactly (this pass runs only when the trees are whole). A crash while writing
+/// leaves a slot that the next repair finds damaged.
+fn rewrite(
+    checker: &mut Checker<'_>,
+    finding: Finding,
+    group: u64,
+    address: BlockNumber,
+    bits: Bits,
+) -> Result<(), FsckError> {
     checker.found_repairable(finding, None, |checker| {
         let bitmap = Bitmap { group, generation: checker.superblock.generation, bits };
-        write_block(checker.reader.device, address, &bitmap.encode(checker.superblock.volume, address))?;
+        write_block(
+            checker.reader.device,
+            address,
+            &bitmap.encode(checker.superblock.volume, address),
+        )?;
         checker.reader.device.flush()?;
         Ok(())
     })
 }
 
-/// Repair: zeros in a slot that doesn't count. No reader takes them for a bitmap, or only for the oldest one that there can be.
-fn clear(checker: &mut Checker<'_>, finding: Finding, address: BlockNumber) -> Result<(), FsckError> {
+/// Repair: zeros in a slot that doesn't count. No reader takes them for a bitmap, or only for the
+/// oldest one that there can be.
+fn clear(
+    checker: &mut Checker<'_>,
+    finding: Finding,
+    address: BlockNumber,
+) -> Result<(), FsckError> {
     checker.found_repairable(finding, None, |checker| {
         write_block(checker.reader.device, address, &[0; BLOCK_SIZE])?;
         checker.reader.device.flush()?;
@@ -249,10 +322,14 @@ fn clear(checker: &mut Checker<'_>, finding: Finding, address: BlockNumber) -> R
     })
 }
 
-/// What the superblock says of the bitmaps: how many blocks are used, and which bitmaps belong to it. Repair: the right
-/// numbers in all superblocks.
-fn check_superblock(checker: &mut Checker<'_>, generations: Vec<Generation>) -> Result<(), FsckError> {
-    let (stored, found) = (checker.superblock.used_blocks, checker.report.statistics.referenced_blocks);
+/// What the superblock says of the bitmaps: how many blocks are used, and which bitmaps belong to
+/// it. Repair: the right numbers in all superblocks.
+fn check_superblock(
+    checker: &mut Checker<'_>,
+    generations: Vec<Generation>,
+) -> Result<(), FsckError> {
+    let (stored, found) =
+        (checker.superblock.used_blocks, checker.report.statistics.referenced_blocks);
     let recorded = checker.superblock.bitmaps_checksum;
     let present = if recorded == 0 { 0 } else { bitmap_generations_checksum(generations) };
     let mut problems = Vec::new();
@@ -260,20 +337,37 @@ fn check_superblock(checker: &mut Checker<'_>, generations: Vec<Generation>) -> 
         problems.push(format!("says {stored} used blocks, but there are {found}"));
     }
     if recorded != present {
-        problems.push("belongs to other bitmaps than those present: an older one stands in for a damaged one".to_owned());
+        problems.push(
+            "belongs to other bitmaps than those present: an older one stands in for a damaged one"
+                .to_owned(),
+        );
     }
-    // With changes in the log, or items that can't be read, the number of inodes is not that of the trees alone.
-    let known = checker.superblock.inodes > 0 && checker.overlay.is_empty() && !checker.has_errors(PassId::Items);
+    // With changes in the log, or items that can't be read, the number of inodes is not that of the
+    // trees alone.
+    let known = checker.superblock.inodes > 0
+        && checker.overlay.is_empty()
+        && !checker.has_errors(PassId::Items);
     let inodes = if known { checker.report.statistics.inodes } else { checker.superblock.inodes };
-    let right = Superblock { used_blocks: found, bitmaps_checksum: present, inodes, ..checker.superblock.clone() };
-    let mut problems: Vec<_> = problems.into_iter().map(|problem| (Severity::Error, problem)).collect();
+    let right = Superblock {
+        used_blocks: found,
+        bitmaps_checksum: present,
+        inodes,
+        ..checker.superblock.clone()
+    };
+    let mut problems: Vec<_> =
+        problems.into_iter().map(|problem| (Severity::Error, problem)).collect();
     if inodes != checker.superblock.inodes {
         // Nothing but `df -i` uses the number.
-        problems.push((Severity::Warning, format!("says {} inodes, but there are {inodes}", checker.superblock.inodes)));
+        problems.push((
+            Severity::Warning,
+            format!("says {} inodes, but there are {inodes}", checker.superblock.inodes),
+        ));
     }
     for (severity, problem) in problems {
         let finding = Finding::new(PassId::Bitmaps, severity, Structure::Superblock, problem);
-        let obstacle = checker.has_errors(PassId::Superblocks).then_some("the superblocks contradict each other");
+        let obstacle = checker
+            .has_errors(PassId::Superblocks)
+            .then_some("the superblocks contradict each other");
         checker.found_repairable(finding, obstacle, |checker| write_all(checker, &right))?;
     }
     Ok(())

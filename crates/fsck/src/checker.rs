@@ -13,7 +13,8 @@ use std::collections::{HashMap, HashSet};
 /// A node that the walk through the trees could not use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LostNode {
-    /// Keys of the file tree that it, or what it led to, may have held: from the first to below the second.
+    /// Keys of the file tree that it, or what it led to, may have held: from the first to below the
+    /// second.
     pub(crate) keys: (Key, Option<Key>),
     /// Generation of the node that says so; none for what the superblock and the root tree lead to.
     pub(crate) parent_generation: Generation,
@@ -80,7 +81,8 @@ impl<'a> Checker<'a> {
     ) -> Self {
         let superblock = superblocks.newest.clone();
         let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
-        let missing_blocks = superblock.geometry.total_blocks.saturating_sub(reader.blocks_present());
+        let missing_blocks =
+            superblock.geometry.total_blocks.saturating_sub(reader.blocks_present());
         let report = Report {
             volume: superblock.volume.to_string(),
             label: superblock.label.clone(),
@@ -94,7 +96,10 @@ impl<'a> Checker<'a> {
             warnings: 0,
             repaired: 0,
             losses: Losses::default(),
-            statistics: Statistics { total_blocks: superblock.geometry.total_blocks, ..Statistics::default() },
+            statistics: Statistics {
+                total_blocks: superblock.geometry.total_blocks,
+                ..Statistics::default()
+            },
         };
         Self {
             options,
@@ -124,14 +129,19 @@ impl<'a> Checker<'a> {
     pub(crate) fn found(&mut self, finding: Finding) {
         self.needs_rebuild |= finding.severity == Severity::Error && finding.pass != PassId::Data;
         let finding = match (self.options.repair, finding.severity) {
-            (true, Severity::Error) if finding.pass == PassId::Data => finding.not_repaired("no good copy is left"),
-            (true, Severity::Warning | Severity::Error) => finding.not_repaired("there is no safe repair"),
+            (true, Severity::Error) if finding.pass == PassId::Data => {
+                finding.not_repaired("no good copy is left")
+            }
+            (true, Severity::Warning | Severity::Error) => {
+                finding.not_repaired("there is no safe repair")
+            }
             _ => finding,
         };
         self.add(finding);
     }
 
-    /// Records a finding that `repair` mends, and mends it if that was asked for and nothing speaks against it.
+    /// Records a finding that `repair` mends, and mends it if that was asked for and nothing speaks
+    /// against it.
     pub(crate) fn found_repairable(
         &mut self,
         finding: Finding,
@@ -151,7 +161,11 @@ impl<'a> Checker<'a> {
     }
 
     fn add(&mut self, finding: Finding) {
-        if finding.severity == Severity::Error && !finding.repaired && finding.lost.is_none() && !self.has_errors(finding.pass) {
+        if finding.severity == Severity::Error
+            && !finding.repaired
+            && finding.lost.is_none()
+            && !self.has_errors(finding.pass)
+        {
             self.erroneous.push(finding.pass);
         }
         self.report.add(finding);

@@ -1,5 +1,5 @@
-//! Physical damage: flipped bytes in every structure, lost writes, torn and truncated volumes, garbage. What must be
-//! found is found, and what can be repaired is clean afterwards.
+//! Physical damage: flipped bytes in every structure, lost writes, torn and truncated volumes,
+//! garbage. What must be found is found, and what can be repaired is clean afterwards.
 use crate::test_volume::*;
 use crate::{CheckOptions, FsckError, Severity, check};
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
@@ -19,8 +19,14 @@ fn a_volume_with_one_of_everything_is_clean() {
     let volume = TestVolume::full();
     volume.assert_clean();
     let statistics = volume.check().statistics;
-    assert_eq!((statistics.directories, statistics.orphans, statistics.unwritten_blocks), (3, 1, 3));
-    assert!(statistics.nodes > 20 && statistics.leaves < statistics.nodes - 3, "several levels: {statistics:?}");
+    assert_eq!(
+        (statistics.directories, statistics.orphans, statistics.unwritten_blocks),
+        (3, 1, 3)
+    );
+    assert!(
+        statistics.nodes > 20 && statistics.leaves < statistics.nodes - 3,
+        "several levels: {statistics:?}"
+    );
     assert_eq!(statistics.data_blocks_verified, statistics.data_blocks);
     assert_eq!(statistics.referenced_blocks, volume.superblock.used_blocks);
 }
@@ -32,7 +38,10 @@ fn every_flipped_byte_of_a_node_is_found() {
         for position in positions(NODE_SIZE).step_by(7) {
             volume.flip(address, position, 0x10);
             let report = check(&volume.device, &CheckOptions::default(), &mut |_| {}).unwrap();
-            assert!(report.findings.iter().any(|finding| finding.block == Some(address.0)), "block {address}, byte {position}: {report}");
+            assert!(
+                report.findings.iter().any(|finding| finding.block == Some(address.0)),
+                "block {address}, byte {position}: {report}"
+            );
             assert_eq!(report.exit_code(), 4);
             volume.flip(address, position, 0x10);
         }
@@ -47,7 +56,9 @@ fn every_flipped_byte_of_a_superblock_is_found_and_repaired() {
         for position in positions(BLOCK_SIZE) {
             volume.flip(address, position, 0x40);
             let report = volume.check();
-            let [finding] = &report.findings[..] else { panic!("byte {position} of {address}: {report}") };
+            let [finding] = &report.findings[..] else {
+                panic!("byte {position} of {address}: {report}")
+            };
             // The newest generation is odd: slot 1 was flushed before the copy was written.
             let severity = if index == 1 { Severity::Error } else { Severity::Warning };
             assert_eq!((finding.severity, finding.block), (severity, Some(address.0)));
@@ -68,8 +79,15 @@ fn a_lost_write_of_the_newest_slot_is_found_and_repaired() {
     volume.assert_clean();
     volume.write_block(slot, &older(Generation(newest.0 - 2)).encode(slot));
     let report = volume.check();
-    assert_eq!((report.errors, report.warnings, report.findings[0].block), (0, 1, Some(slot.0)), "{report}");
-    assert!(report.to_string().contains("the slot has generation 3; only the copy has the newest, 5"), "{report}");
+    assert_eq!(
+        (report.errors, report.warnings, report.findings[0].block),
+        (0, 1, Some(slot.0)),
+        "{report}"
+    );
+    assert!(
+        report.to_string().contains("the slot has generation 3; only the copy has the newest, 5"),
+        "{report}"
+    );
     assert_eq!(volume.repair().exit_code(), 1);
     volume.assert_clean();
 }
@@ -84,7 +102,13 @@ fn every_flipped_byte_of_a_bitmap_is_found_and_repaired() {
             volume.write_bitmaps();
             volume.flip(address, position, 0x04);
             let report = volume.check();
-            assert!(report.findings.iter().any(|f| f.block.is_some() && f.severity >= Severity::Warning), "{position}: {report}");
+            assert!(
+                report
+                    .findings
+                    .iter()
+                    .any(|f| f.block.is_some() && f.severity >= Severity::Warning),
+                "{position}: {report}"
+            );
             assert_eq!(report.exit_code(), code, "byte {position} of slot {slot}: {report}");
             assert_eq!(volume.repair().exit_code(), 1);
             volume.assert_clean();
@@ -111,12 +135,15 @@ fn a_bitmap_of_an_unfinished_commit_is_pointed_out_and_removed() {
 fn every_flipped_byte_of_data_is_found() {
     let volume = TestVolume::full();
     for range in volume.data.iter().filter(|range| range.blocks > 3 || range.blocks == 1) {
-        for position in [0, 1, 2047, 4095].map(|byte| (range.blocks as usize - 1) * BLOCK_SIZE + byte) {
+        for position in
+            [0, 1, 2047, 4095].map(|byte| (range.blocks as usize - 1) * BLOCK_SIZE + byte)
+        {
             volume.flip(range.start, position, 1);
             let report = volume.assert_error("don't match their checksums");
             assert_eq!(report.findings[0].block, Some(range.end().0 - 1));
             assert_eq!(report.errors, 1);
-            let without_data = check(&volume.device, &CheckOptions::default(), &mut |_| {}).unwrap();
+            let without_data =
+                check(&volume.device, &CheckOptions::default(), &mut |_| {}).unwrap();
             assert_eq!(without_data.exit_code(), 0);
             volume.flip(range.start, position, 1);
         }
@@ -127,7 +154,11 @@ fn every_flipped_byte_of_data_is_found() {
 #[test]
 fn findings_name_the_file() {
     let volume = TestVolume::full();
-    let (key, extent) = volume.items.iter().rfind(|(key, _)| key.kind == ItemKind::Extent as u8 && key.inode == 20).unwrap();
+    let (key, extent) = volume
+        .items
+        .iter()
+        .rfind(|(key, _)| key.kind == ItemKind::Extent as u8 && key.inode == 20)
+        .unwrap();
     let start = Extent::decode(extent).unwrap().start;
     volume.flip(start, 9, 1);
     let report = volume.assert_error("don't match");
@@ -162,16 +193,28 @@ fn a_truncated_volume_is_reported() {
         match check(&device, &CheckOptions { data: true, repair: blocks % 2 == 0 }, &mut |_| {}) {
             Ok(report) => {
                 assert!(blocks > 16 && report.exit_code() == 4, "{blocks} blocks: {report}");
-                assert!(report.findings.iter().any(|finding| finding.problem.contains("the device only")));
+                assert!(
+                    report
+                        .findings
+                        .iter()
+                        .any(|finding| finding.problem.contains("the device only"))
+                );
             }
-            Err(error) => assert!(blocks <= 16 && matches!(error, FsckError::NoVolume { .. }), "{blocks} blocks: {error}"),
+            Err(error) => assert!(
+                blocks <= 16 && matches!(error, FsckError::NoVolume { .. }),
+                "{blocks} blocks: {error}"
+            ),
         }
     }
 }
 
 #[test]
 fn other_magic_and_newer_versions_are_refused() {
-    for (byte, value, text) in [(0, b'X', "bad magic"), (8, 99, "version 99 is not supported"), (71, 0x20, "incompatible features")] {
+    for (byte, value, text) in [
+        (0, b'X', "bad magic"),
+        (8, 99, "version 99 is not supported"),
+        (71, 0x20, "incompatible features"),
+    ] {
         let volume = TestVolume::full();
         for address in volume.superblock_places() {
             let mut block = volume.superblock.encode(address);
@@ -219,11 +262,20 @@ fn unreadable_blocks_are_findings() {
     let volume = TestVolume::full();
     let geometry = &volume.superblock.geometry;
     let log_tail = geometry.log().start.0 + volume.superblock.log_tail.block;
-    let blocks = [16, 32, geometry.superblock_copy().0, geometry.bitmap_block(0, 0).0, geometry.bitmap_block(0, 1).0, log_tail];
-    let data = volume.data.iter().filter(|range| range.blocks > 1).map(|range| range.start.0 + 1).take(1);
+    let blocks = [
+        16,
+        32,
+        geometry.superblock_copy().0,
+        geometry.bitmap_block(0, 0).0,
+        geometry.bitmap_block(0, 1).0,
+        log_tail,
+    ];
+    let data =
+        volume.data.iter().filter(|range| range.blocks > 1).map(|range| range.start.0 + 1).take(1);
     for block in blocks.into_iter().chain(volume.nodes.iter().map(|node| node.0 + 2)).chain(data) {
         let device = BadBlock { device: &volume.device, block };
-        let report = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+        let report =
+            check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
         assert!(report.errors + report.warnings > 0, "block {block}: {report}");
         assert!(report.to_string().contains("cannot be read"), "block {block}: {report}");
     }

@@ -1,7 +1,8 @@
-//! Pass `Data`: reads all data in the order of the device, and compares it with the checksums in the extents.
+//! Pass `Data`: reads all data in the order of the device, and compares it with the checksums in
+//! the extents.
 //!
-//! Extents come in file order. As many as fit into a fixed amount of memory are collected, sorted by block, and read with
-//! neighbours together.
+//! Extents come in file order. As many as fit into a fixed amount of memory are collected, sorted
+//! by block, and read with neighbours together.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
@@ -84,9 +85,16 @@ impl DataPass<'_, '_> {
     fn verify_neighbours(&mut self, pieces: &[Piece]) {
         let start = pieces[0].start;
         let blocks = pieces.iter().map(|piece| piece.blocks).sum();
-        let checksums: Vec<u32> =
-            pieces.iter().flat_map(|piece| &self.checksums[piece.checksums_at..][..piece.blocks as usize]).copied().collect();
-        match read_data(self.checker.reader.device, BlockRange::new(BlockNumber(start), blocks), &checksums) {
+        let checksums: Vec<u32> = pieces
+            .iter()
+            .flat_map(|piece| &self.checksums[piece.checksums_at..][..piece.blocks as usize])
+            .copied()
+            .collect();
+        match read_data(
+            self.checker.reader.device,
+            BlockRange::new(BlockNumber(start), blocks),
+            &checksums,
+        ) {
             Ok(data) => {
                 for piece in pieces {
                     let at = (piece.start - start) as usize * BLOCK_SIZE;
@@ -94,7 +102,11 @@ impl DataPass<'_, '_> {
                 }
             }
             Err(error) if pieces.len() == 1 => {
-                self.found(&pieces[0], 0, format!("{} blocks cannot be read: {error}", pieces[0].blocks));
+                self.found(
+                    &pieces[0],
+                    0,
+                    format!("{} blocks cannot be read: {error}", pieces[0].blocks),
+                );
             }
             Err(_) => pieces.chunks(1).for_each(|piece| self.verify_neighbours(piece)),
         }
@@ -112,7 +124,8 @@ impl DataPass<'_, '_> {
             .collect();
         self.checker.report.statistics.data_blocks_verified += piece.blocks;
         if let Some(&first) = wrong.first() {
-            let problem = format!("{} of {} blocks don't match their checksums", wrong.len(), piece.blocks);
+            let problem =
+                format!("{} of {} blocks don't match their checksums", wrong.len(), piece.blocks);
             self.found(piece, first, problem);
         }
     }

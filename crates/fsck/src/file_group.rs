@@ -1,11 +1,12 @@
 //! The items of one inode, which follow each other in key order, checked against each other.
 //!
-//! Each function takes one item and returns what is wrong with it; [`FileGroup::finish`] says what is wrong with the
-//! inode as a whole. No I/O, no findings: those are `items`' business.
+//! Each function takes one item and returns what is wrong with it; [`FileGroup::finish`] says what
+//! is wrong with the inode as a whole. No I/O, no findings: those are `items`' business.
 use crate::names::{InodeFacts, NameFacts};
 use cairn_format::{
-    DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind, SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX,
-    XattrItem, blocks_for_bytes, hash_name, name_slot_range,
+    DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind,
+    SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX, XattrItem, blocks_for_bytes, hash_name,
+    name_slot_range,
 };
 use std::collections::BTreeMap;
 
@@ -70,12 +71,17 @@ impl FileGroup {
 
     fn generation(&self, what: &str, generation: Generation) -> Checked {
         require(generation.0 > 0 && generation <= self.rules.generation_max, || {
-            format!("{what} has generation {generation}; the newest is {}", self.rules.generation_max)
+            format!(
+                "{what} has generation {generation}; the newest is {}",
+                self.rules.generation_max
+            )
         })
     }
 
     fn file_type_is(&self, expected: FileType, what: &str) -> Checked {
-        require(self.file_type.is_none_or(|file_type| file_type == expected), || format!("{what} belongs to an inode of another type"))
+        require(self.file_type.is_none_or(|file_type| file_type == expected), || {
+            format!("{what} belongs to an inode of another type")
+        })
     }
 
     /// The inode item.
@@ -87,13 +93,20 @@ impl FileGroup {
         require(key.offset == 0, || "an inode item's offset is not 0".into())?;
         self.generation("the inode", item.generation)?;
         let times = [item.accessed, item.modified, item.changed, item.created];
-        require(times.iter().all(|time| time.nanoseconds < NANOSECONDS), || "a time has more than 999,999,999 nanoseconds".into())?;
+        require(times.iter().all(|time| time.nanoseconds < NANOSECONDS), || {
+            "a time has more than 999,999,999 nanoseconds".into()
+        })?;
         require(item.flags == 0, || format!("unknown flags {:#x}", item.flags))?;
         let device_file = matches!(file_type, FileType::BlockDevice | FileType::CharacterDevice);
-        require(device_file || item.device == 0, || "a device number on something that is not a device file".into())?;
+        require(device_file || item.device == 0, || {
+            "a device number on something that is not a device file".into()
+        })?;
         let directory = file_type == FileType::Directory;
-        require(directory || (item.parent, item.entries) == (0, 0), || "a parent or entries on something that is not a directory".into())?;
-        let without_data = !matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
+        require(directory || (item.parent, item.entries) == (0, 0), || {
+            "a parent or entries on something that is not a directory".into()
+        })?;
+        let without_data =
+            !matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);
         require(!without_data || item.size == 0, || format!("size {} on a special file", item.size))
     }
 
@@ -106,18 +119,26 @@ impl FileGroup {
         self.name(key, &entry.name)?;
         require(entry.name != b"." && entry.name != b"..", || "an entry named . or ..".into())?;
         self.file_type_is(FileType::Directory, "a directory entry")?;
-        Ok(NameFacts { child: entry.inode.0, directory: self.inode, file_type: entry.file_type as u8 })
+        Ok(NameFacts {
+            child: entry.inode.0,
+            directory: self.inode,
+            file_type: entry.file_type as u8,
+        })
     }
 
     /// A name must stand in one of its hash's slots, and only once.
     fn name(&mut self, key: Key, name: &[u8]) -> Checked {
         let hash = hash_name(&self.rules.hash_seed, name);
         let shown = || String::from_utf8_lossy(name).into_owned();
-        require(name_slot_range(hash).contains(&key.offset), || format!("the name {:?} stands in a slot of another hash value", shown()))?;
+        require(name_slot_range(hash).contains(&key.offset), || {
+            format!("the name {:?} stands in a slot of another hash value", shown())
+        })?;
         if (self.recent_names.0, self.recent_names.1) != (key.kind, hash) {
             self.recent_names = (key.kind, hash, Vec::new());
         }
-        require(!self.recent_names.2.iter().any(|known| known == name), || format!("the name {:?} stands here twice", shown()))?;
+        require(!self.recent_names.2.iter().any(|known| known == name), || {
+            format!("the name {:?} stands here twice", shown())
+        })?;
         self.recent_names.2.push(name.to_vec());
         Ok(())
     }
@@ -135,11 +156,20 @@ impl FileGroup {
     /// A further part of an extended attribute.
     pub(crate) fn xattr_part(&mut self, key: Key, value: &[u8]) -> Checked {
         let (slot, part) = (key.offset / 256, key.offset % 256);
-        let Some(parts) = self.parts.get_mut(&slot) else { return Err(format!("part {part} of an extended attribute that needs none")) };
-        require(part == parts.next, || format!("part {part} of an extended attribute instead of part {}", parts.next))?;
+        let Some(parts) = self.parts.get_mut(&slot) else {
+            return Err(format!("part {part} of an extended attribute that needs none"));
+        };
+        require(part == parts.next, || {
+            format!("part {part} of an extended attribute instead of part {}", parts.next)
+        })?;
         let before = part as usize * XATTR_INLINE_BYTES_MAX;
         let expected = parts.value_bytes.saturating_sub(before).min(XATTR_INLINE_BYTES_MAX);
-        require(value.len() == expected, || format!("part {part} of an extended attribute has {} bytes, not {expected}", value.len()))?;
+        require(value.len() == expected, || {
+            format!(
+                "part {part} of an extended attribute has {} bytes, not {expected}",
+                value.len()
+            )
+        })?;
         parts.next += 1;
         if part as usize == XattrItem::parts(parts.value_bytes) {
             self.parts.remove(&slot);
@@ -153,13 +183,21 @@ impl FileGroup {
         self.symlink_bytes = Some(before + value.len() as u64);
         self.file_type_is(FileType::Symlink, "the target of a symbolic link")?;
         let in_order = key.offset.checked_mul(SYMLINK_PART_BYTES as u64) == Some(before);
-        require(in_order, || format!("part {} of the target of a symbolic link follows {before} bytes", key.offset))?;
+        require(in_order, || {
+            format!("part {} of the target of a symbolic link follows {before} bytes", key.offset)
+        })?;
         let valid = !value.is_empty() && !value.contains(&0);
-        require(valid, || format!("an impossible target of {} bytes for a symbolic link", value.len()))
+        require(valid, || {
+            format!("an impossible target of {} bytes for a symbolic link", value.len())
+        })
     }
 
     /// An extent; whether its blocks are its own is for the caller to say.
-    pub(crate) fn extent(&mut self, key: Key, value: &[u8]) -> Result<Extent, (Option<Extent>, String)> {
+    pub(crate) fn extent(
+        &mut self,
+        key: Key,
+        value: &[u8],
+    ) -> Result<Extent, (Option<Extent>, String)> {
         let extent = Extent::decode(value).map_err(|error| (None, error.problem))?;
         self.blocks += extent.blocks;
         let checked = self.extent_place(key, &extent);
@@ -173,18 +211,32 @@ impl FileGroup {
     fn extent_place(&self, key: Key, extent: &Extent) -> Checked {
         self.file_type_is(FileType::Regular, "an extent")?;
         self.generation("an extent", extent.generation)?;
-        require(key.offset >= self.extents_end, || format!("begins at file block {}, inside the extent before it", key.offset))?;
-        let Some(end) = key.offset.checked_add(extent.blocks).filter(|&end| end <= blocks_for_bytes(i64::MAX as u64)) else {
-            return Err(format!("reaches past the largest file: {} blocks at file block {}", extent.blocks, key.offset));
+        require(key.offset >= self.extents_end, || {
+            format!("begins at file block {}, inside the extent before it", key.offset)
+        })?;
+        let Some(end) = key
+            .offset
+            .checked_add(extent.blocks)
+            .filter(|&end| end <= blocks_for_bytes(i64::MAX as u64))
+        else {
+            return Err(format!(
+                "reaches past the largest file: {} blocks at file block {}",
+                extent.blocks, key.offset
+            ));
         };
         let size = self.attributes.map_or(u64::MAX, |attributes| attributes.size);
-        let past_end_allowed = extent.kind == ExtentKind::Unwritten || self.orphan == Some(OrphanKind::Truncate);
-        require(past_end_allowed || end <= blocks_for_bytes(size), || format!("data up to file block {end} in a file of {size} bytes"))
+        let past_end_allowed =
+            extent.kind == ExtentKind::Unwritten || self.orphan == Some(OrphanKind::Truncate);
+        require(past_end_allowed || end <= blocks_for_bytes(size), || {
+            format!("data up to file block {end} in a file of {size} bytes")
+        })
     }
 
     /// What is wrong with the inode as a whole, and what later passes need of it.
     pub(crate) fn finish(&self) -> (Vec<String>, Option<InodeFacts>) {
-        let (Some(item), Some(file_type)) = (self.attributes, self.file_type) else { return (Vec::new(), None) };
+        let (Some(item), Some(file_type)) = (self.attributes, self.file_type) else {
+            return (Vec::new(), None);
+        };
         let mut problems = Vec::new();
         let mut compare = |what: &str, stored: u64, found: u64| {
             if stored != found {
@@ -197,13 +249,19 @@ impl FileGroup {
                 compare("entries", item.entries, self.entries);
                 compare("bytes of names", item.size, self.names_bytes);
             }
-            FileType::Symlink => compare("bytes of target", item.size, self.symlink_bytes.unwrap_or(0)),
+            FileType::Symlink => {
+                compare("bytes of target", item.size, self.symlink_bytes.unwrap_or(0))
+            }
             _ => {}
         }
         if file_type == FileType::Symlink && item.size == 0 {
             problems.push("a symbolic link without a target".into());
         }
-        problems.extend(self.parts.values().map(|parts| format!("part {} of an extended attribute is missing", parts.next)));
+        problems.extend(
+            self.parts
+                .values()
+                .map(|parts| format!("part {} of an extended attribute is missing", parts.next)),
+        );
         let facts = InodeFacts {
             inode: self.inode,
             parent: item.parent,

@@ -11,10 +11,16 @@ const REPAIR: CheckOptions = CheckOptions { data: true, repair: true };
 /// A volume with the files "one" and "two" of 20 blocks each, and where those lie.
 fn two_files() -> (TestVolume, [u64; 2]) {
     let mut volume = TestVolume::unwritten();
-    let inodes = ["one", "two"].map(|name| volume.make_file(INODE_ROOT.0, name, 20 * BLOCK_SIZE as u64));
+    let inodes =
+        ["one", "two"].map(|name| volume.make_file(INODE_ROOT.0, name, 20 * BLOCK_SIZE as u64));
     volume.write();
     volume.assert_clean();
-    let start = |inode| Extent::decode(&volume.items[&Key::new(InodeNumber(inode), ItemKind::Extent, 0)]).unwrap().start.0;
+    let start = |inode| {
+        Extent::decode(&volume.items[&Key::new(InodeNumber(inode), ItemKind::Extent, 0)])
+            .unwrap()
+            .start
+            .0
+    };
     let starts = inodes.map(start);
     (volume, starts)
 }
@@ -48,7 +54,10 @@ fn the_damaged_blocks_of_a_file_that_is_given_up_become_holes() {
     assert_eq!((second.exit_code(), second.losses.data_blocks), (1, 3), "{second}");
     let after = volume.check();
     assert_eq!((after.exit_code(), after.errors), (0, 0), "{after}");
-    assert_eq!((after.statistics.data_blocks, after.statistics.files), (before.data_blocks - 6, before.files));
+    assert_eq!(
+        (after.statistics.data_blocks, after.statistics.files),
+        (before.data_blocks - 6, before.files)
+    );
     assert_eq!(give_up(&volume.device, &["/one"]).exit_code(), 0);
 }
 
@@ -74,7 +83,13 @@ impl BlockDevice for Unreadable<'_> {
         let range = offset_bytes..offset_bytes + buffer.len() as u64;
         if self.blocks.iter().any(|block| range.contains(&(block * BLOCK_SIZE as u64))) {
             let (name, error) = (Arc::from("device"), io::Error::other("unreadable"));
-            return Err(DeviceError::new(Operation::Read, offset_bytes, buffer.len() as u64, &name, error));
+            return Err(DeviceError::new(
+                Operation::Read,
+                offset_bytes,
+                buffer.len() as u64,
+                &name,
+                error,
+            ));
         }
         self.device.read(offset_bytes, buffer)
     }

@@ -30,8 +30,14 @@ pub(crate) trait Visitor {
     fn leaves_done(&mut self, done: u64);
 }
 
-/// Gives all items to `visitor`. `leaves` are those that pass `Trees` accepted, so their keys ascend.
-pub(crate) fn visit(reader: &Reader<'_>, leaves: &[BlockNumber], overlay: &Overlay, visitor: &mut impl Visitor) -> Result<(), FsckError> {
+/// Gives all items to `visitor`. `leaves` are those that pass `Trees` accepted, so their keys
+/// ascend.
+pub(crate) fn visit(
+    reader: &Reader<'_>,
+    leaves: &[BlockNumber],
+    overlay: &Overlay,
+    visitor: &mut impl Visitor,
+) -> Result<(), FsckError> {
     let mut changes = overlay.changes.iter().peekable();
     let mut done = 0;
     for chunk in leaves.chunks(NODES_PER_READ) {

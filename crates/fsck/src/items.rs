@@ -1,4 +1,5 @@
-//! Pass `Items`: each item of the file tree after replay, and the items of each inode among each other.
+//! Pass `Items`: each item of the file tree after replay, and the items of each inode among each
+//! other.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
@@ -6,7 +7,8 @@ use crate::file_group::{FileGroup, Rules};
 use crate::item_stream::{Item, Place, Visitor, visit};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
-    Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan,
+    Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT,
+    ItemKind, OrphanKind, decode_orphan,
 };
 use std::collections::BTreeMap;
 
@@ -15,7 +17,10 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let (leaves, overlay) = (std::mem::take(&mut checker.leaves), checker.take_overlay());
     let reader = checker.reader;
     let mut pass = ItemsPass {
-        rules: Rules { hash_seed: checker.superblock.hash_seed, generation_max: overlay.generation_max },
+        rules: Rules {
+            hash_seed: checker.superblock.hash_seed,
+            generation_max: overlay.generation_max,
+        },
         next_inode: overlay.next_inode,
         leaves: leaves.len() as u64,
         after_replay: (!overlay.is_empty()).then(|| BlockSet::new(reader.blocks_present())),
@@ -36,7 +41,8 @@ struct ItemsPass<'c, 'a> {
     rules: Rules,
     next_inode: u64,
     leaves: u64,
-    /// Blocks of all extents after replay, if that differs from what the superblock's trees refer to.
+    /// Blocks of all extents after replay, if that differs from what the superblock's trees refer
+    /// to.
     after_replay: Option<BlockSet>,
     group: Option<FileGroup>,
     /// Orphan items: they come before the inodes that they are about, but for the root directory.
@@ -48,7 +54,11 @@ impl Visitor for ItemsPass<'_, '_> {
         self.checker.report.statistics.items += 1;
         if self.group.as_ref().is_none_or(|group| group.inode != item.key.inode) {
             self.finish_group();
-            self.group = Some(FileGroup::new(item.key.inode, self.rules, self.orphans.get(&item.key.inode).copied()));
+            self.group = Some(FileGroup::new(
+                item.key.inode,
+                self.rules,
+                self.orphans.get(&item.key.inode).copied(),
+            ));
             self.begin_group(&item);
         }
         if let Err(problem) = self.one_item(&item) {
@@ -66,9 +76,13 @@ impl ItemsPass<'_, '_> {
     fn item_problem(&mut self, item: &Item<'_>, problem: impl Into<String>) {
         let problem = problem.into();
         let finding = match item.place {
-            Place::Leaf(block) => {
-                Finding::new(PassId::Items, Severity::Error, Structure::Item, format!("{:?}: {problem}", item.key)).at(block.0)
-            }
+            Place::Leaf(block) => Finding::new(
+                PassId::Items,
+                Severity::Error,
+                Structure::Item,
+                format!("{:?}: {problem}", item.key),
+            )
+            .at(block.0),
             Place::Log(sequence) => {
                 let problem = format!("{:?} in checkpoint {sequence}: {problem}", item.key);
                 Finding::new(PassId::Items, Severity::Error, Structure::Item, problem)
@@ -86,7 +100,10 @@ impl ItemsPass<'_, '_> {
         if inode != INODE_ROOT.0 && inode < INODE_FIRST {
             self.item_problem(item, "the inode number is a reserved one");
         } else if inode >= self.next_inode.min(INODE_NUMBER_END) {
-            self.item_problem(item, format!("the inode number was not given out: the next one is {}", self.next_inode));
+            self.item_problem(
+                item,
+                format!("the inode number was not given out: the next one is {}", self.next_inode),
+            );
         }
         if item.key.kind != ItemKind::Inode as u8 {
             self.item_problem(item, "an item of an inode that does not exist");
@@ -94,15 +111,21 @@ impl ItemsPass<'_, '_> {
     }
 
     fn one_item(&mut self, item: &Item<'_>) -> Result<(), String> {
-        let Some(kind) = ItemKind::from_u8(item.key.kind) else { return Err("an item of unknown kind".into()) };
-        if (kind == ItemKind::Orphan) != (item.key.inode == INODE_ORPHANS.0) || kind == ItemKind::Root {
+        let Some(kind) = ItemKind::from_u8(item.key.kind) else {
+            return Err("an item of unknown kind".into());
+        };
+        if (kind == ItemKind::Orphan) != (item.key.inode == INODE_ORPHANS.0)
+            || kind == ItemKind::Root
+        {
             return Err("an item of this kind does not belong here".into());
         }
         let Some(group) = self.group.as_mut() else { return Ok(()) };
         let (key, value) = (item.key, item.value);
         match kind {
             ItemKind::Inode => group.attributes(key, value),
-            ItemKind::DirectoryEntry => group.directory_entry(key, value).map(|name| self.checker.names.push(name)),
+            ItemKind::DirectoryEntry => {
+                group.directory_entry(key, value).map(|name| self.checker.names.push(name))
+            }
             ItemKind::Xattr => group.xattr(key, value),
             ItemKind::XattrPart => group.xattr_part(key, value),
             ItemKind::Symlink => group.symlink(key, value),
@@ -125,8 +148,9 @@ impl ItemsPass<'_, '_> {
 
     /// Counts an extent, and checks that its blocks may belong to it after replay.
     ///
-    /// Blocks that a transaction frees are not handed out before it is committed. So an extent from the log has blocks
-    /// that the superblock's trees don't refer to, unless it is a part of an earlier extent of the same file.
+    /// Blocks that a transaction frees are not handed out before it is committed. So an extent from
+    /// the log has blocks that the superblock's trees don't refer to, unless it is a part of an
+    /// earlier extent of the same file.
     fn claim_extent(&mut self, item: &Item<'_>, extent: &Extent) -> Result<(), String> {
         let statistics = &mut self.checker.report.statistics;
         statistics.extents += 1;
@@ -138,17 +162,23 @@ impl ItemsPass<'_, '_> {
         let range = extent.range();
         if !self.checker.reader.contains(range) {
             let in_log = matches!(item.place, Place::Log(_));
-            let problem = || format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start);
+            let problem =
+                || format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start);
             return if in_log { Err(problem()) } else { Ok(()) };
         }
         if let Some(block) = after_replay.insert(range) {
             return Err(format!("block {block} is referred to twice"));
         }
         if matches!(item.place, Place::Log(_)) {
-            let earlier = self.checker.earlier_extents.get(&item.key.inode).map_or(&[][..], Vec::as_slice);
+            let earlier =
+                self.checker.earlier_extents.get(&item.key.inode).map_or(&[][..], Vec::as_slice);
             let own = |block| earlier.iter().any(|&(start, end)| (start..end).contains(&block));
-            if let Some(block) = range.range().find(|&block| self.checker.referenced.contains(block) && !own(block)) {
-                return Err(format!("block {block} belongs to something else in the superblock's trees"));
+            if let Some(block) =
+                range.range().find(|&block| self.checker.referenced.contains(block) && !own(block))
+            {
+                return Err(format!(
+                    "block {block} belongs to something else in the superblock's trees"
+                ));
             }
         }
         Ok(())
@@ -174,7 +204,9 @@ impl ItemsPass<'_, '_> {
         for (&inode, &orphan) in &self.orphans {
             let problem = match crate::names::find_inode(&self.checker.inodes, inode) {
                 None => "has an orphan item but does not exist",
-                Some(facts) if orphan == OrphanKind::Truncate && facts.file_type != FileType::Regular => {
+                Some(facts)
+                    if orphan == OrphanKind::Truncate && facts.file_type != FileType::Regular =>
+                {
                     "is to be truncated but is not a regular file"
                 }
                 Some(_) => continue,

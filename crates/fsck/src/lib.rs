@@ -1,13 +1,15 @@
 //! Checks a volume, and repairs what can be repaired without guessing.
 //!
-//! The check imports the format and the device only. It has its own readers of trees and log, so that a mistake in the
-//! engine's reader is not repeated here.
+//! The check imports the format and the device only. It has its own readers of trees and log, so
+//! that a mistake in the engine's reader is not repeated here.
 //!
-//! What is judged when the log is not empty: the superblock's trees against the allocation bitmaps, and the state
-//! *after* replay (trees with the log's entries on top) for everything that users see: inodes, names, extents, data.
+//! What is judged when the log is not empty: the superblock's trees against the allocation bitmaps,
+//! and the state *after* replay (trees with the log's entries on top) for everything that users
+//! see: inodes, names, extents, data.
 //!
-//! The passes, with permanent numbers and prerequisites, stand in [`PassId`] and the table `passes::PASSES`. No pass
-//! panics, whatever the volume holds. No lock is taken; nobody else may use the volume meanwhile.
+//! The passes, with permanent numbers and prerequisites, stand in [`PassId`] and the table
+//! `passes::PASSES`. No pass panics, whatever the volume holds. No lock is taken; nobody else may
+//! use the volume meanwhile.
 //!
 //! ```
 //! use cairn_blockdev::MemoryDevice;
@@ -86,8 +88,13 @@ impl FsckError {
 /// Checks the volume on `device`, and calls `progress` now and then.
 ///
 /// # Errors
-/// There is no volume, it changes meanwhile, or a repair can't be written. Damage is not an error but a [`Finding`].
-pub fn check(device: &dyn BlockDevice, options: &CheckOptions, progress: &mut dyn FnMut(Progress)) -> Result<Report, FsckError> {
+/// There is no volume, it changes meanwhile, or a repair can't be written. Damage is not an error
+/// but a [`Finding`].
+pub fn check(
+    device: &dyn BlockDevice,
+    options: &CheckOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, FsckError> {
     check_accepting(device, options, &[], progress)
 }
 
@@ -106,11 +113,19 @@ pub fn check_accepting(
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);
     }
-    // A killed process may have left a superblock that can be read and is lost with the power. What the one before refers to
-    // must not be overwritten then.
+    // A killed process may have left a superblock that can be read and is lost with the power. What
+    // the one before refers to must not be overwritten then.
     device.flush()?;
-    let is_given_up = |finding: &&Finding| finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path));
-    let given_up: BTreeSet<u64> = checker.report.findings.iter().filter(is_given_up).filter_map(|finding| finding.inode).collect();
+    let is_given_up = |finding: &&Finding| {
+        finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path))
+    };
+    let given_up: BTreeSet<u64> = checker
+        .report
+        .findings
+        .iter()
+        .filter(is_given_up)
+        .filter_map(|finding| finding.inode)
+        .collect();
     if !checker.needs_rebuild && given_up.is_empty() {
         drop(checker);
         return Ok(run(device, *options, progress)?.report);

@@ -1,16 +1,17 @@
 //! Pass `Log`: which checkpoints a mount would replay, and what they change.
 //!
-//! The chain starts at the superblock's tail. It ends, without anything being wrong, at the first block that does not
-//! continue it: a crash leaves such ends. An end is damage only if a later checkpoint proves that the missing one had
-//! been flushed, or if a checkpoint relies on a superblock that is newer than the one found.
+//! The chain starts at the superblock's tail. It ends, without anything being wrong, at the first
+//! block that does not continue it: a crash leaves such ends. An end is damage only if a later
+//! checkpoint proves that the missing one had been flushed, or if a checkpoint relies on a
+//! superblock that is newer than the one found.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::{Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointHeader, EntryFlags, Extent, HEADER_BYTES, ItemKind, Superblock,
-    TREE_FILES, checksum,
+    BLOCK_SIZE, BlockNumber, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointHeader, EntryFlags,
+    Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES, checksum,
 };
 
 /// Blocks of the ring that are searched at once.
@@ -42,7 +43,12 @@ pub(crate) struct Chain {
 }
 
 /// `blocks` blocks of the ring from `ring_block` on, going round at its end.
-fn read_ring(reader: &Reader<'_>, copy: Option<usize>, ring_block: u64, blocks: u64) -> Result<Vec<u8>, DeviceError> {
+fn read_ring(
+    reader: &Reader<'_>,
+    copy: Option<usize>,
+    ring_block: u64,
+    blocks: u64,
+) -> Result<Vec<u8>, DeviceError> {
     let log = reader.geometry.log();
     let before_end = blocks.min(log.blocks - ring_block);
     let mut bytes = vec![0; blocks as usize * BLOCK_SIZE];
@@ -79,11 +85,23 @@ enum Step {
 /// Walks the chain; says nothing about the data of its extents.
 pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
     let (mut block, mut sequence) = (superblock.log_tail.block, superblock.log_tail.sequence);
-    let mut chain =
-        Chain { links: Vec::new(), end_block: 0, end_sequence: 0, blocks: 0, stopped: String::new(), unreadable: false, proof: None };
+    let mut chain = Chain {
+        links: Vec::new(),
+        end_block: 0,
+        end_sequence: 0,
+        blocks: 0,
+        stopped: String::new(),
+        unreadable: false,
+        proof: None,
+    };
     loop {
         let generation_min = chain.links.last().map(|link| link.header.generation);
-        let step = match next_checkpoint(reader, superblock, block, reader.geometry.log_blocks - chain.blocks) {
+        let step = match next_checkpoint(
+            reader,
+            superblock,
+            block,
+            reader.geometry.log_blocks - chain.blocks,
+        ) {
             Step::Link(checkpoint) if checkpoint.header.sequence != sequence => {
                 Step::End(format!("sequence {} instead of {sequence}", checkpoint.header.sequence))
             }
@@ -100,28 +118,53 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
             Step::Link(checkpoint) => {
                 let blocks = checkpoint.blocks();
                 let entries = checkpoint.entries().count() as u64;
-                chain.links.push(ChainLink { ring_block: block, blocks, entries, header: checkpoint.header });
+                chain.links.push(ChainLink {
+                    ring_block: block,
+                    blocks,
+                    entries,
+                    header: checkpoint.header,
+                });
                 chain.blocks += blocks;
                 block = (block + blocks) % reader.geometry.log_blocks;
                 sequence = sequence.saturating_add(1);
             }
-            Step::End(reason) => return Chain { end_block: block, end_sequence: sequence, stopped: reason, ..chain },
+            Step::End(reason) => {
+                return Chain {
+                    end_block: block,
+                    end_sequence: sequence,
+                    stopped: reason,
+                    ..chain
+                };
+            }
             Step::Unreadable(reason) => {
-                return Chain { end_block: block, end_sequence: sequence, stopped: reason, unreadable: true, ..chain };
+                return Chain {
+                    end_block: block,
+                    end_sequence: sequence,
+                    stopped: reason,
+                    unreadable: true,
+                    ..chain
+                };
             }
         }
     }
 }
 
 /// The checkpoint at `ring_block`, if it is valid, of this mount, and at most `room` blocks long.
-fn next_checkpoint(reader: &Reader<'_>, superblock: &Superblock, ring_block: u64, room: u64) -> Step {
+fn next_checkpoint(
+    reader: &Reader<'_>,
+    superblock: &Superblock,
+    ring_block: u64,
+    room: u64,
+) -> Step {
     let first = next_in_copy(reader, None, superblock, ring_block, room);
     let copies = reader.device.copies();
     if copies == 1 || matches!(first, Step::Link(_)) {
         return first;
     }
     for copy in 0..copies {
-        if let Step::Link(checkpoint) = next_in_copy(reader, Some(copy), superblock, ring_block, room) {
+        if let Step::Link(checkpoint) =
+            next_in_copy(reader, Some(copy), superblock, ring_block, room)
+        {
             if let Ok(bytes) = read_ring(reader, Some(copy), ring_block, checkpoint.blocks()) {
                 repair_ring(reader, ring_block, &bytes);
             }
@@ -131,7 +174,13 @@ fn next_checkpoint(reader: &Reader<'_>, superblock: &Superblock, ring_block: u64
     first
 }
 
-fn next_in_copy(reader: &Reader<'_>, copy: Option<usize>, superblock: &Superblock, ring_block: u64, room: u64) -> Step {
+fn next_in_copy(
+    reader: &Reader<'_>,
+    copy: Option<usize>,
+    superblock: &Superblock,
+    ring_block: u64,
+    room: u64,
+) -> Step {
     if room == 0 {
         return Step::End("the whole ring is in use".into());
     }
@@ -139,7 +188,9 @@ fn next_in_copy(reader: &Reader<'_>, copy: Option<usize>, superblock: &Superbloc
         Ok(first) => first,
         Err(error) => return Step::Unreadable(error.to_string()),
     };
-    let Some(blocks) = Checkpoint::blocks_announced(&first) else { return Step::End("no checkpoint".into()) };
+    let Some(blocks) = Checkpoint::blocks_announced(&first) else {
+        return Step::End("no checkpoint".into());
+    };
     if blocks > room.min(reader.blocks_present()) {
         return Step::End(format!("a checkpoint of {blocks} blocks where {room} are left"));
     }
@@ -148,9 +199,9 @@ fn next_in_copy(reader: &Reader<'_>, copy: Option<usize>, superblock: &Superbloc
         Err(error) => return Step::Unreadable(error.to_string()),
     };
     match Checkpoint::decode(bytes, reader.volume, ring_block) {
-        Ok(checkpoint) if checkpoint.header.log_epoch != superblock.log_epoch => {
-            Step::End(format!("epoch {} instead of {}", checkpoint.header.log_epoch, superblock.log_epoch))
-        }
+        Ok(checkpoint) if checkpoint.header.log_epoch != superblock.log_epoch => Step::End(
+            format!("epoch {} instead of {}", checkpoint.header.log_epoch, superblock.log_epoch),
+        ),
         Ok(checkpoint) => Step::Link(checkpoint),
         Err(error) => Step::End(error.problem),
     }
@@ -161,8 +212,14 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let reader = checker.reader;
     let mut chain = walk(&reader, &checker.superblock);
     if chain.unreadable {
-        checker.found(finding(Severity::Error, chain.end_block, format!("cannot be read: {}", chain.stopped)));
-    } else if let Some(proof) = chain.proof.or_else(|| later_checkpoint(&reader, &checker.superblock, &chain)) {
+        checker.found(finding(
+            Severity::Error,
+            chain.end_block,
+            format!("cannot be read: {}", chain.stopped),
+        ));
+    } else if let Some(proof) =
+        chain.proof.or_else(|| later_checkpoint(&reader, &checker.superblock, &chain))
+    {
         let (missing, newest) = (chain.end_sequence, checker.superblock.generation);
         let problem = if proof.superblock > newest {
             let (superblock, sequence) = (proof.superblock, proof.sequence);
@@ -170,19 +227,32 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 "the superblock of generation {superblock} was flushed, as checkpoint {sequence} says, but is lost: {newest} is the newest"
             )
         } else {
-            format!("checkpoint {missing} was flushed, as checkpoint {} says, but is lost: {}", proof.sequence, chain.stopped)
+            format!(
+                "checkpoint {missing} was flushed, as checkpoint {} says, but is lost: {}",
+                proof.sequence, chain.stopped
+            )
         };
         checker.found(finding(Severity::Error, chain.end_block, problem));
     }
-    if chain.end_sequence > COUNTER_WRITABLE_MAX && checker.superblock.log_tail.sequence <= COUNTER_WRITABLE_MAX {
-        let problem = format!("its next sequence is {}: the volume can only be read", chain.end_sequence);
+    if chain.end_sequence > COUNTER_WRITABLE_MAX
+        && checker.superblock.log_tail.sequence <= COUNTER_WRITABLE_MAX
+    {
+        let problem =
+            format!("its next sequence is {}: the volume can only be read", chain.end_sequence);
         checker.found(finding(Severity::Warning, chain.end_block, problem));
     }
     check_extents(checker, &chain)?;
     verify_new_data(checker, &mut chain)?;
-    let replayable: Vec<_> = chain.links.iter().filter(|link| link.header.generation > checker.superblock.generation).collect();
+    let replayable: Vec<_> = chain
+        .links
+        .iter()
+        .filter(|link| link.header.generation > checker.superblock.generation)
+        .collect();
     if let (true, Some(link)) = (checker.superblock.clean, replayable.first()) {
-        let problem = format!("checkpoint {} follows although the volume was unmounted", link.header.sequence);
+        let problem = format!(
+            "checkpoint {} follows although the volume was unmounted",
+            link.header.sequence
+        );
         checker.found(finding(Severity::Error, link.ring_block, problem));
     }
     for (done, link) in replayable.iter().enumerate() {
@@ -197,8 +267,13 @@ fn finding(severity: Severity, ring_block: u64, problem: impl Into<String>) -> F
     Finding::new(PassId::Log, severity, Structure::Checkpoint, problem).at(ring_block)
 }
 
-/// A valid checkpoint behind the chain's end which says that the missing one, or a newer superblock, had been flushed.
-fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain) -> Option<CheckpointHeader> {
+/// A valid checkpoint behind the chain's end which says that the missing one, or a newer
+/// superblock, had been flushed.
+fn later_checkpoint(
+    reader: &Reader<'_>,
+    superblock: &Superblock,
+    chain: &Chain,
+) -> Option<CheckpointHeader> {
     let log_blocks = reader.geometry.log_blocks;
     let (mut block, mut left) = (chain.end_block, log_blocks - chain.blocks);
     while left > 0 && !superblock.clean {
@@ -211,7 +286,8 @@ fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain)
             }
             if let Step::Link(checkpoint) = next_checkpoint(reader, superblock, ring_block, room) {
                 let header = checkpoint.header;
-                let is_proof = header.flushed_sequence >= chain.end_sequence || header.superblock > superblock.generation;
+                let is_proof = header.flushed_sequence >= chain.end_sequence
+                    || header.superblock > superblock.generation;
                 if header.sequence > chain.end_sequence && is_proof {
                     return Some(header);
                 }
@@ -223,8 +299,14 @@ fn later_checkpoint(reader: &Reader<'_>, superblock: &Superblock, chain: &Chain)
     None
 }
 
-/// A look at the few fields that differ in everything but a checkpoint of this mount, before more is read.
-fn looks_current(block: &[u8], reader: &Reader<'_>, superblock: &Superblock, ring_block: u64) -> bool {
+/// A look at the few fields that differ in everything but a checkpoint of this mount, before more
+/// is read.
+fn looks_current(
+    block: &[u8],
+    reader: &Reader<'_>,
+    superblock: &Superblock,
+    ring_block: u64,
+) -> bool {
     let epoch_at = HEADER_BYTES + 8;
     Checkpoint::blocks_announced(block).is_some()
         && block[16..32] == reader.volume.0
@@ -238,16 +320,24 @@ pub(crate) fn read_link(reader: &Reader<'_>, link: &ChainLink) -> Result<Checkpo
         let bytes = read_ring(reader, copy, link.ring_block, link.blocks).ok()?;
         Checkpoint::decode(bytes, reader.volume, link.ring_block).ok()
     };
-    read(None).or_else(|| (0..reader.device.copies()).find_map(|copy| read(Some(copy)))).ok_or_else(changed)
+    read(None)
+        .or_else(|| (0..reader.device.copies()).find_map(|copy| read(Some(copy))))
+        .ok_or_else(changed)
 }
 
 /// Ends the chain before the first checkpoint whose new data had not reached the device.
 fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), FsckError> {
     let reader = checker.reader;
     // As for a mount: what a checkpoint says of itself or of later ones is no proof.
-    let proofs = chain.links.iter().map(|link| &link.header).filter(|header| header.flushed_sequence < header.sequence);
+    let proofs = chain
+        .links
+        .iter()
+        .map(|link| &link.header)
+        .filter(|header| header.flushed_sequence < header.sequence);
     let flushed = proofs.map(|header| header.flushed_sequence).max().unwrap_or(0);
-    let unproven = |link: &ChainLink| link.header.sequence > flushed && link.header.generation > checker.superblock.generation;
+    let unproven = |link: &ChainLink| {
+        link.header.sequence > flushed && link.header.generation > checker.superblock.generation
+    };
     let mut end = None;
     for (index, link) in chain.links.iter().enumerate().filter(|(_, link)| unproven(link)) {
         if let Some(lost) = lost_data(&reader, &read_link(&reader, link)?) {
@@ -256,7 +346,8 @@ fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), F
         }
     }
     let Some((index, lost)) = end else { return Ok(()) };
-    let (link, severity) = (&chain.links[index], if lost.impossible { Severity::Error } else { Severity::Note });
+    let (link, severity) =
+        (&chain.links[index], if lost.impossible { Severity::Error } else { Severity::Note });
     let problem = format!("checkpoint {} is not replayed: {}", link.header.sequence, lost.problem);
     checker.found(finding(severity, link.ring_block, problem).of(lost.inode));
     chain.links.truncate(index);
@@ -273,11 +364,13 @@ struct LostData {
 /// The first extent of `checkpoint` whose data can't be accepted.
 fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
     for entry in checkpoint.entries() {
-        let verified = entry.flags.contains(EntryFlags::NEW_DATA) && !entry.flags.contains(EntryFlags::DELETE);
+        let verified =
+            entry.flags.contains(EntryFlags::NEW_DATA) && !entry.flags.contains(EntryFlags::DELETE);
         if !verified || entry.key.kind != ItemKind::Extent as u8 {
             continue;
         }
-        let lost = |problem, impossible| Some(LostData { inode: entry.key.inode, problem, impossible });
+        let lost =
+            |problem, impossible| Some(LostData { inode: entry.key.inode, problem, impossible });
         if let Some(problem) = impossible_extent(reader, entry.value) {
             return lost(problem, true);
         }
@@ -290,25 +383,32 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
             Err(error) => return lost(format!("its data cannot be read: {error}"), true),
         };
         let sums = data.chunks_exact(BLOCK_SIZE).map(checksum);
-        if let Some((index, _)) = sums.zip(&extent.checksums).enumerate().find(|(_, (sum, stored))| sum != *stored) {
-            return lost(format!("its data at block {} had not been written", extent.start.0 + index as u64), false);
+        if let Some((index, _)) =
+            sums.zip(&extent.checksums).enumerate().find(|(_, (sum, stored))| sum != *stored)
+        {
+            return lost(
+                format!("its data at block {} had not been written", extent.start.0 + index as u64),
+                false,
+            );
         }
     }
     None
 }
 
-/// A mount looks at the extents of all checkpoints before it goes on: also of those that later entries replace, and of those
-/// that it will not replay.
+/// A mount looks at the extents of all checkpoints before it goes on: also of those that later
+/// entries replace, and of those that it will not replay.
 fn check_extents(checker: &mut Checker<'_>, chain: &Chain) -> Result<(), FsckError> {
     let (reader, durable) = (checker.reader, checker.superblock.generation);
     for link in chain.links.iter().filter(|link| link.header.generation > durable) {
         for entry in read_link(&reader, link)?.entries() {
-            if entry.flags.contains(EntryFlags::DELETE) || entry.key.kind != ItemKind::Extent as u8 {
+            if entry.flags.contains(EntryFlags::DELETE) || entry.key.kind != ItemKind::Extent as u8
+            {
                 continue;
             }
             if let Some(problem) = impossible_extent(&reader, entry.value) {
                 let problem = format!("entry {:?}: {problem}", entry.key);
-                checker.found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode));
+                checker
+                    .found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode));
             }
         }
     }
@@ -319,7 +419,10 @@ fn check_extents(checker: &mut Checker<'_>, chain: &Chain) -> Result<(), FsckErr
 fn impossible_extent(reader: &Reader<'_>, value: &[u8]) -> Option<String> {
     match Extent::decode(value) {
         Ok(extent) if reader.contains(extent.range()) => None,
-        Ok(extent) => Some(format!("its extent of {} blocks at {} lies outside the volume", extent.blocks, extent.start)),
+        Ok(extent) => Some(format!(
+            "its extent of {} blocks at {} lies outside the volume",
+            extent.blocks, extent.start
+        )),
         Err(error) => Some(error.problem),
     }
 }
@@ -340,12 +443,20 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
             None
         };
         match problem {
-            Some(problem) => checker.found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode)),
-            None => checker.overlay.insert(entry.key, link.header.sequence, (!delete).then_some(entry.value)),
+            Some(problem) => checker
+                .found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode)),
+            None => checker.overlay.insert(
+                entry.key,
+                link.header.sequence,
+                (!delete).then_some(entry.value),
+            ),
         }
     }
-    if link.header.generation.0 > COUNTER_WRITABLE_MAX && checker.overlay.generation_max.0 <= COUNTER_WRITABLE_MAX {
-        let problem = format!("its generation is {}: the volume can only be read", link.header.generation);
+    if link.header.generation.0 > COUNTER_WRITABLE_MAX
+        && checker.overlay.generation_max.0 <= COUNTER_WRITABLE_MAX
+    {
+        let problem =
+            format!("its generation is {}: the volume can only be read", link.header.generation);
         checker.found(finding(Severity::Warning, link.ring_block, problem));
     }
     checker.report.statistics.checkpoint_entries += link.entries;

@@ -39,8 +39,14 @@ impl Logged {
         let mut memory = vec![0; 64 * BLOCK_SIZE];
         let mut builder = CheckpointBuilder::new(&mut memory);
         for (key, value, flags) in entries {
-            let flags = EntryFlags(flags.0 | if value.is_none() { EntryFlags::DELETE.0 } else { 0 });
-            builder.push(CheckpointEntry { tree: TREE_FILES, key: *key, flags, value: value.as_deref().unwrap_or_default() });
+            let flags =
+                EntryFlags(flags.0 | if value.is_none() { EntryFlags::DELETE.0 } else { 0 });
+            builder.push(CheckpointEntry {
+                tree: TREE_FILES,
+                key: *key,
+                flags,
+                value: value.as_deref().unwrap_or_default(),
+            });
         }
         let header = CheckpointHeader {
             sequence: self.sequence,
@@ -76,7 +82,11 @@ impl Logged {
 }
 
 /// Entries that put `extent` into the file at `file_block` and grow it.
-fn appended(log: &mut Logged, file_block: u64, extent: &Extent) -> Vec<(Key, Option<Vec<u8>>, EntryFlags)> {
+fn appended(
+    log: &mut Logged,
+    file_block: u64,
+    extent: &Extent,
+) -> Vec<(Key, Option<Vec<u8>>, EntryFlags)> {
     log.volume.change_inode(FILE.0, |item| {
         item.blocks += extent.blocks;
         item.size = (file_block + extent.blocks) * BLOCK_SIZE as u64;
@@ -89,7 +99,8 @@ fn appended(log: &mut Logged, file_block: u64, extent: &Extent) -> Vec<(Key, Opt
 fn the_state_after_replay_is_judged() {
     let mut log = Logged::new();
     log.volume.assert_clean();
-    // A new file, made and named in two checkpoints: between them the volume would contradict itself.
+    // A new file, made and named in two checkpoints: between them the volume would contradict
+    // itself.
     let inode = InodeNumber(log.volume.make_file(1, "second", 0));
     log.append(&[log.inode(inode)]);
     assert_eq!(log.replayable(), 1);
@@ -105,7 +116,10 @@ fn the_state_after_replay_is_judged() {
     log.volume.assert_clean();
     assert_eq!(log.volume.check().statistics.data_blocks, 28);
     log.volume.change_inode(FILE.0, |item| (item.size, item.blocks) = (100_000, 25));
-    log.append(&[log.inode(FILE), (Key::new(FILE, ItemKind::Extent, 30), None, EntryFlags::default())]);
+    log.append(&[
+        log.inode(FILE),
+        (Key::new(FILE, ItemKind::Extent, 30), None, EntryFlags::default()),
+    ]);
     log.volume.assert_clean();
     assert_eq!(log.volume.check().statistics.data_blocks, 25);
 }
@@ -125,7 +139,9 @@ fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
             log.sequence += gap;
             log.append(&[inode]);
             if is_lost {
-                log.volume.assert_error(&format!("the superblock of generation {superblock} was flushed"));
+                log.volume.assert_error(&format!(
+                    "the superblock of generation {superblock} was flushed"
+                ));
             } else {
                 log.volume.assert_clean();
             }
@@ -173,7 +189,8 @@ fn the_ring_goes_round_at_its_end() {
     let mut log = Logged::new();
     let ring_blocks = log.volume.superblock.geometry.log_blocks;
     log.volume.set_xattr(FILE.0, "user.large", 60_000);
-    let entries: Vec<_> = log.volume.items.range(Key::all_of_inode(FILE)).map(|(key, _)| log.put(*key)).collect();
+    let entries: Vec<_> =
+        log.volume.items.range(Key::all_of_inode(FILE)).map(|(key, _)| log.put(*key)).collect();
     let mut checkpoints = 0;
     while log.ring_block + 16 < ring_blocks || checkpoints == 0 {
         log.append(&entries);
@@ -243,14 +260,26 @@ fn entries_that_cannot_be() {
     let inode = Logged::new().inode(FILE);
     expect("with unknown flags 0x10", (inode.0, inode.1.clone(), EntryFlags(16)));
     expect("is a removal with a value", (inode.0, inode.1.clone(), EntryFlags::DELETE));
-    expect("an item of unknown kind", (Key { kind: 201, ..inode.0 }, inode.1.clone(), EntryFlags::default()));
+    expect(
+        "an item of unknown kind",
+        (Key { kind: 201, ..inode.0 }, inode.1.clone(), EntryFlags::default()),
+    );
     expect("inode item of 2 bytes", (inode.0, Some(vec![1, 2]), EntryFlags::default()));
     expect("does not exist", (Key::new(FILE, ItemKind::Inode, 0), None, EntryFlags::default()));
-    let outside = Extent { start: BlockNumber(3), blocks: 1, kind: ExtentKind::Data, generation: Generation(6), checksums: vec![0] };
+    let outside = Extent {
+        start: BlockNumber(3),
+        blocks: 1,
+        kind: ExtentKind::Data,
+        generation: Generation(6),
+        checksums: vec![0],
+    };
     let extent_key = Key::new(FILE, ItemKind::Extent, 90);
     expect("outside the volume", (extent_key, Some(outside.encode()), EntryFlags::NEW_DATA));
     expect("outside the volume", (extent_key, Some(outside.encode()), EntryFlags::default()));
-    expect("bytes of checksums", (extent_key, Some(outside.encode()[..24].to_vec()), EntryFlags::NEW_DATA));
+    expect(
+        "bytes of checksums",
+        (extent_key, Some(outside.encode()[..24].to_vec()), EntryFlags::NEW_DATA),
+    );
     let mut newer = Logged::new().inode(FILE);
     let mut item = InodeItem::decode(newer.1.as_ref().unwrap()).unwrap();
     item.generation = Generation(7);
@@ -263,7 +292,12 @@ fn an_entry_of_another_tree_is_an_error() {
     let log = Logged::new();
     let mut memory = vec![0; BLOCK_SIZE];
     let mut builder = CheckpointBuilder::new(&mut memory);
-    builder.push(CheckpointEntry { tree: TreeId(9), key: Key::MIN, flags: EntryFlags::DELETE, value: &[] });
+    builder.push(CheckpointEntry {
+        tree: TreeId(9),
+        key: Key::MIN,
+        flags: EntryFlags::DELETE,
+        value: &[],
+    });
     let header = CheckpointHeader {
         sequence: log.sequence,
         log_epoch: log.epoch,
@@ -274,7 +308,10 @@ fn an_entry_of_another_tree_is_an_error() {
         superblock: Generation(0),
     };
     let bytes = builder.finish(&header, VOLUME, log.ring_block);
-    log.volume.write_block(BlockNumber(log.volume.superblock.geometry.log().start.0 + log.ring_block), bytes);
+    log.volume.write_block(
+        BlockNumber(log.volume.superblock.geometry.log().start.0 + log.ring_block),
+        bytes,
+    );
     log.volume.assert_error("changes tree 9");
 }
 
@@ -287,12 +324,22 @@ fn logged_extents_may_only_take_free_blocks_or_their_own() {
     let (front, back) = (extent.slice(0, 4), extent.slice(10, extent.blocks - 10));
     log.volume.change_inode(FILE.0, |item| item.blocks -= 6);
     let back_key = Key::new(FILE, ItemKind::Extent, 10);
-    let entries = [log.inode(FILE), (key, Some(front.encode()), EntryFlags(0)), (back_key, Some(back.encode()), EntryFlags(0))];
+    let entries = [
+        log.inode(FILE),
+        (key, Some(front.encode()), EntryFlags(0)),
+        (back_key, Some(back.encode()), EntryFlags(0)),
+    ];
     log.append(&entries);
     log.volume.assert_clean();
 
-    // Blocks of a node, and of another file that the same log has removed: neither may be handed out before a commit.
-    let node_blocks = Extent { start: log.volume.nodes[0], kind: ExtentKind::Unwritten, checksums: Vec::new(), ..extent.slice(0, 1) };
+    // Blocks of a node, and of another file that the same log has removed: neither may be handed
+    // out before a commit.
+    let node_blocks = Extent {
+        start: log.volume.nodes[0],
+        kind: ExtentKind::Unwritten,
+        checksums: Vec::new(),
+        ..extent.slice(0, 1)
+    };
     let entries = appended(&mut log, 40, &node_blocks);
     log.append(&entries);
     log.volume.assert_error("belongs to something else");
@@ -341,7 +388,8 @@ fn garbage_in_the_log_never_panics() {
     let first = log.append(&[log.inode(FILE)]);
     let address = BlockNumber(log.volume.superblock.geometry.log().start.0 + first);
     let mut block = vec![0; BLOCK_SIZE];
-    cairn_blockdev::BlockDevice::read(&log.volume.device, address.offset_bytes(), &mut block).unwrap();
+    cairn_blockdev::BlockDevice::read(&log.volume.device, address.offset_bytes(), &mut block)
+        .unwrap();
     for length in [0u32, 47, 95, 96, 97, 4096, 4097, 1 << 20, u32::MAX] {
         let mut damaged = block.clone();
         damaged[12..16].copy_from_slice(&length.to_le_bytes());

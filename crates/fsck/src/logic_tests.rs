@@ -1,4 +1,5 @@
-//! Volumes whose checksums all hold but which contradict themselves: each contradiction is found, by name.
+//! Volumes whose checksums all hold but which contradict themselves: each contradiction is found,
+//! by name.
 use crate::test_volume::*;
 use crate::{CheckOptions, PassId, check};
 use cairn_format::*;
@@ -33,21 +34,39 @@ fn the_inode_numbers_of_these_tests_are_right() {
     assert_eq!([MAIL, NEW].map(type_of), [FileType::Directory; 2]);
     assert_eq!([MESSAGE_3, LARGE, SPARSE, ORPHAN].map(type_of), [FileType::Regular; 4]);
     assert_eq!(type_of(SYMLINK), FileType::Symlink);
-    assert_eq!((volume.inode(ORPHAN).links, volume.inode(LARGE).links, volume.superblock.next_inode), (0, 2, 62));
+    assert_eq!(
+        (volume.inode(ORPHAN).links, volume.inode(LARGE).links, volume.superblock.next_inode),
+        (0, 2, 62)
+    );
 }
 
 #[test]
 fn items_that_cannot_be() {
-    expect("an item of unknown kind", |v| drop(v.items.insert(Key { inode: NEW, kind: 200, offset: 0 }, vec![1])));
-    expect("does not belong here", |v| drop(v.items.insert(key(NEW, ItemKind::Orphan, 0), vec![1])));
+    expect("an item of unknown kind", |v| {
+        drop(v.items.insert(Key { inode: NEW, kind: 200, offset: 0 }, vec![1]))
+    });
+    expect("does not belong here", |v| {
+        drop(v.items.insert(key(NEW, ItemKind::Orphan, 0), vec![1]))
+    });
     expect("does not belong here", |v| drop(v.items.insert(key(2, ItemKind::Inode, 0), vec![1])));
     expect("does not belong here", |v| drop(v.items.insert(key(NEW, ItemKind::Root, 0), vec![1])));
-    expect("an item of an inode that does not exist", |v| drop(v.items.insert(key(30_000, ItemKind::Symlink, 0), vec![1])));
+    expect("an item of an inode that does not exist", |v| {
+        drop(v.items.insert(key(30_000, ItemKind::Symlink, 0), vec![1]))
+    });
     expect("the inode number was not given out", |v| v.superblock.next_inode = 50);
     expect("the inode number is a reserved one", |v| v.put_inode(9, &inode_item(0o100644, 1, 0)));
-    expect("inode item of 3 bytes", |v| drop(v.items.insert(key(NEW, ItemKind::Inode, 0), vec![0; 3])));
+    expect("inode item of 3 bytes", |v| {
+        drop(v.items.insert(key(NEW, ItemKind::Inode, 0), vec![0; 3]))
+    });
     expect("inode with mode 0", |v| v.change_inode(MESSAGE_3, |i| i.mode = 0));
-    expect("offset is not 0", |v| drop(v.items.insert(key(NEW, ItemKind::Inode, 1), inode_item(0o40755, 2, MAIL).encode().to_vec())));
+    expect("offset is not 0", |v| {
+        drop(
+            v.items.insert(
+                key(NEW, ItemKind::Inode, 1),
+                inode_item(0o40755, 2, MAIL).encode().to_vec(),
+            ),
+        )
+    });
     expect("the newest is 5", |v| v.change_inode(NEW, |i| i.generation = Generation(6)));
     expect("nanoseconds", |v| v.change_inode(NEW, |i| i.changed.nanoseconds = 1_000_000_000));
     expect("unknown flags", |v| v.change_inode(NEW, |i| i.flags = 8));
@@ -86,30 +105,53 @@ fn directories_that_cannot_be() {
 
 #[test]
 fn attributes_and_links_that_cannot_be() {
-    let parts = |v: &TestVolume| v.items.keys().filter(|key| key.kind == ItemKind::XattrPart as u8).copied().collect::<Vec<_>>();
-    expect("part 3 of an extended attribute is missing", |v| drop(v.items.remove(parts(v).last().unwrap())));
+    let parts = |v: &TestVolume| {
+        v.items
+            .keys()
+            .filter(|key| key.kind == ItemKind::XattrPart as u8)
+            .copied()
+            .collect::<Vec<_>>()
+    };
+    expect("part 3 of an extended attribute is missing", |v| {
+        drop(v.items.remove(parts(v).last().unwrap()))
+    });
     expect("instead of part 1", |v| drop(v.items.remove(&parts(v)[0])));
-    expect("that needs none", |v| drop(v.items.insert(key(LARGE, ItemKind::XattrPart, 1), vec![0])));
+    expect("that needs none", |v| {
+        drop(v.items.insert(key(LARGE, ItemKind::XattrPart, 1), vec![0]))
+    });
     expect("has 9 bytes, not", |v| drop(v.items.insert(parts(v)[1], vec![0; 9])));
     expect("another hash value", |v| {
-        let (at, value) = v.items.iter().find(|(key, _)| key.kind == ItemKind::Xattr as u8).map(|(k, v)| (*k, v.clone())).unwrap();
+        let (at, value) = v
+            .items
+            .iter()
+            .find(|(key, _)| key.kind == ItemKind::Xattr as u8)
+            .map(|(k, v)| (*k, v.clone()))
+            .unwrap();
         v.items.insert(Key { offset: at.offset ^ (1 << 50), ..at }, value);
     });
-    expect("says 8 bytes of target, but there are 0", |v| drop(v.items.remove(&key(SYMLINK, ItemKind::Symlink, 0))));
+    expect("says 8 bytes of target, but there are 0", |v| {
+        drop(v.items.remove(&key(SYMLINK, ItemKind::Symlink, 0)))
+    });
     expect("a symbolic link without a target", |v| {
         v.items.remove(&key(SYMLINK, ItemKind::Symlink, 0));
         v.change_inode(SYMLINK, |i| i.size = 0);
     });
     expect("says 9 bytes of target", |v| v.change_inode(SYMLINK, |i| i.size = 9));
-    expect("an impossible target", |v| drop(v.items.insert(key(SYMLINK, ItemKind::Symlink, 0), b"mail\0new".to_vec())));
-    expect("of another type", |v| drop(v.items.insert(key(LARGE, ItemKind::Symlink, 0), b"mail/new".to_vec())));
+    expect("an impossible target", |v| {
+        drop(v.items.insert(key(SYMLINK, ItemKind::Symlink, 0), b"mail\0new".to_vec()))
+    });
+    expect("of another type", |v| {
+        drop(v.items.insert(key(LARGE, ItemKind::Symlink, 0), b"mail/new".to_vec()))
+    });
 }
 
 #[test]
 fn extents_that_cannot_be() {
     expect("of another type", |v| v.add_extent(NEW, 0, 1, ExtentKind::Data));
     expect("inside the extent before it", |v| v.add_extent(SPARSE, 8, 1, ExtentKind::Unwritten));
-    expect("data up to file block 1 in a file of 0 bytes", |v| v.add_extent(SPARSE, 0, 1, ExtentKind::Data));
+    expect("data up to file block 1 in a file of 0 bytes", |v| {
+        v.add_extent(SPARSE, 0, 1, ExtentKind::Data)
+    });
     expect("past the largest file", |v| v.add_extent(SPARSE, 1 << 60, 1, ExtentKind::Unwritten));
     expect("blocks, but there are 3", |v| v.change_inode(SPARSE, |i| i.blocks = 5));
     let alter = |change: fn(&mut Extent, &Geometry)| {
@@ -147,11 +189,21 @@ fn names_that_cannot_be() {
         let (name, value) = TestVolume::entry(NEW, 1, "again", 0o40755);
         v.items.insert(name, value);
     });
-    expect("has no links and no orphan item", |v| drop(v.items.remove(&key(2, ItemKind::Orphan, ORPHAN))));
-    expect("is to be removed but has 1 links", |v| drop(v.items.insert(key(2, ItemKind::Orphan, MESSAGE_3), vec![1])));
-    expect("has an orphan item but does not exist", |v| drop(v.items.insert(key(2, ItemKind::Orphan, 4000), vec![1])));
-    expect("is not a regular file", |v| drop(v.items.insert(key(2, ItemKind::Orphan, NEW), vec![2])));
-    expect("orphan item of unknown kind", |v| drop(v.items.insert(key(2, ItemKind::Orphan, LARGE), vec![3])));
+    expect("has no links and no orphan item", |v| {
+        drop(v.items.remove(&key(2, ItemKind::Orphan, ORPHAN)))
+    });
+    expect("is to be removed but has 1 links", |v| {
+        drop(v.items.insert(key(2, ItemKind::Orphan, MESSAGE_3), vec![1]))
+    });
+    expect("has an orphan item but does not exist", |v| {
+        drop(v.items.insert(key(2, ItemKind::Orphan, 4000), vec![1]))
+    });
+    expect("is not a regular file", |v| {
+        drop(v.items.insert(key(2, ItemKind::Orphan, NEW), vec![2]))
+    });
+    expect("orphan item of unknown kind", |v| {
+        drop(v.items.insert(key(2, ItemKind::Orphan, LARGE), vec![3]))
+    });
     expect("there is no root directory", |v| v.items.retain(|key, _| key.inode != 1));
     expect("a directory with 0 names", |v| {
         let (name, _) = TestVolume::entry(MAIL, 1, "mail", 0o40755);
@@ -174,7 +226,9 @@ fn a_circle_of_directories_is_found() {
 fn a_truncated_file_may_keep_blocks_while_it_is_an_orphan() {
     let mut volume = TestVolume::unwritten();
     volume.change_inode(LARGE, |item| item.size = 5);
-    volume.items.insert(key(2, ItemKind::Orphan, LARGE), encode_orphan(OrphanKind::Truncate).to_vec());
+    volume
+        .items
+        .insert(key(2, ItemKind::Orphan, LARGE), encode_orphan(OrphanKind::Truncate).to_vec());
     volume.write();
     volume.assert_clean();
 }
@@ -186,7 +240,10 @@ fn a_wrong_number_of_inodes_is_pointed_out() {
     volume.superblock.inodes = 1000;
     volume.write();
     let report = volume.check();
-    assert!(report.exit_code() == 0 && report.to_string().contains("says 1000 inodes, but there are"), "{report}");
+    assert!(
+        report.exit_code() == 0 && report.to_string().contains("says 1000 inodes, but there are"),
+        "{report}"
+    );
     assert_eq!(volume.repair().exit_code(), 1);
     volume.assert_clean();
 }
@@ -203,8 +260,10 @@ fn bitmaps_and_counters_must_equal_what_is_referred_to() {
     assert_eq!(volume.repair().exit_code(), 1);
     volume.assert_clean();
 
-    for (byte, bit, text) in [(400, 3, "marked used that nothing refers to"), (volume.nodes[0].0 as usize / 8, 0, "in use are marked free")]
-    {
+    for (byte, bit, text) in [
+        (400, 3, "marked used that nothing refers to"),
+        (volume.nodes[0].0 as usize / 8, 0, "in use are marked free"),
+    ] {
         let mut bits = volume.bits(0);
         bits[byte] ^= 1 << bit;
         volume.write_bitmap(1, &Bitmap { group: 0, generation: Generation(5), bits });
@@ -224,7 +283,8 @@ fn two_bitmaps_of_one_generation_are_an_error() {
 
 /// Changes the first inner node of the file tree.
 fn change_inner(volume: &TestVolume, change: impl FnOnce(&mut Node)) {
-    let inner = volume.nodes.iter().find(|&&address| volume.read_node(address).level() == 1).unwrap();
+    let inner =
+        volume.nodes.iter().find(|&&address| volume.read_node(address).level() == 1).unwrap();
     volume.change_node(*inner, change);
 }
 
@@ -240,14 +300,25 @@ fn trees_that_cannot_be() {
         let volume = TestVolume::full();
         change_inner(&volume, change);
         let report = volume.assert_error(text);
-        assert!(!report.passes.contains(&PassId::Bitmaps), "bitmaps are judged by whole trees only");
+        assert!(
+            !report.passes.contains(&PassId::Bitmaps),
+            "bitmaps are judged by whole trees only"
+        );
     };
     expect_inner("lies outside", |node| node.set_key(1, Key { offset: u64::MAX, ..node.key(1) }));
-    expect_inner("leads outside the volume", |node| set_child(node, 1, |child| child.block = BlockNumber(1 << 40)));
-    expect_inner("leads outside the volume", |node| set_child(node, 1, |child| child.block = BlockNumber(u64::MAX - 2)));
+    expect_inner("leads outside the volume", |node| {
+        set_child(node, 1, |child| child.block = BlockNumber(1 << 40))
+    });
+    expect_inner("leads outside the volume", |node| {
+        set_child(node, 1, |child| child.block = BlockNumber(u64::MAX - 2))
+    });
     expect_inner("or between nodes", |node| set_child(node, 1, |child| child.block.0 += 1));
-    expect_inner("below a parent of generation 5", |node| set_child(node, 1, |child| child.generation = Generation(6)));
-    expect_inner("a write was lost", |node| set_child(node, 1, |child| child.generation = Generation(4)));
+    expect_inner("below a parent of generation 5", |node| {
+        set_child(node, 1, |child| child.generation = Generation(6))
+    });
+    expect_inner("a write was lost", |node| {
+        set_child(node, 1, |child| child.generation = Generation(4))
+    });
     expect_inner("is referred to twice", |node| {
         let first = node.child(0).block;
         set_child(node, 1, |child| child.block = first);
@@ -287,7 +358,8 @@ fn values_that_share_bytes_are_found() {
     let leaf = volume.nodes[1];
     let mut page = *volume.read_node(leaf).page();
     let slot = |index: usize| 64 + 24 * index + 16..64 + 24 * index + 18;
-    let [first, second] = [0, 1].map(|index| u16::from_le_bytes(page[slot(index)].try_into().unwrap()));
+    let [first, second] =
+        [0, 1].map(|index| u16::from_le_bytes(page[slot(index)].try_into().unwrap()));
     assert!(first > second, "values grow downwards");
     page[slot(0)].copy_from_slice(&(first - 2).to_le_bytes());
     Header::seal(&mut page);
@@ -305,7 +377,10 @@ fn a_root_tree_that_cannot_be() {
     let items = volume.items.clone().into_iter().collect();
     let root = volume.write_tree(TREE_FILES, items);
     let value = RootItem { root }.encode().to_vec();
-    volume.write_root_tree(vec![(Key::root(TREE_FILES), value.clone()), (Key::root(TreeId(400)), value)]);
+    volume.write_root_tree(vec![
+        (Key::root(TREE_FILES), value.clone()),
+        (Key::root(TreeId(400)), value),
+    ]);
     volume.assert_error("this version knows only tree 256");
 
     let mut volume = TestVolume::empty();
@@ -337,7 +412,11 @@ fn superblocks_that_contradict_each_other() {
     volume.superblock.generation = Generation(3);
     volume.write_block(copy, &volume.superblock.encode(copy));
     let report = volume.check();
-    assert!(report.to_string().contains("the copy has generation 3, older than both slots") && report.exit_code() == 0, "{report}");
+    assert!(
+        report.to_string().contains("the copy has generation 3, older than both slots")
+            && report.exit_code() == 0,
+        "{report}"
+    );
     assert_eq!(volume.repair().exit_code(), 1);
 
     let mut volume = TestVolume::unwritten();
@@ -355,11 +434,16 @@ fn a_repair_that_is_not_safe_says_so() {
     let report = volume.repair();
     assert_eq!((report.repaired, report.errors), (0, 1));
     assert!(
-        report.findings[0].to_string().ends_with("(not repaired: the volume uses features that this program can only read)"),
+        report.findings[0]
+            .to_string()
+            .ends_with("(not repaired: the volume uses features that this program can only read)"),
         "{report}"
     );
     let json = serde_json::to_value(&report).unwrap();
-    assert_eq!((&json["findings"][0]["pass"], &json["findings"][0]["path"]), (&"namespace".into(), &"/large".into()));
+    assert_eq!(
+        (&json["findings"][0]["pass"], &json["findings"][0]["path"]),
+        (&"namespace".into(), &"/large".into())
+    );
     let plain = check(&volume.device, &CheckOptions::default(), &mut |_| {}).unwrap();
     assert_eq!(plain.findings[0].not_repaired_because, None);
 }

@@ -1,5 +1,5 @@
-//! What pass `Items` keeps of each inode and each directory entry for pass `Namespace`: compact, since a volume has
-//! millions of them.
+//! What pass `Items` keeps of each inode and each directory entry for pass `Namespace`: compact,
+//! since a volume has millions of them.
 use cairn_format::{FileType, OrphanKind};
 
 /// An inode, in 48 bytes.

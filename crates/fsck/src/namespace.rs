@@ -1,5 +1,5 @@
-//! Pass `Namespace`: every inode has as many names as it says, every directory hangs below the root, and only inodes
-//! without a name are orphans.
+//! Pass `Namespace`: every inode has as many names as it says, every directory hangs below the
+//! root, and only inodes without a name are orphans.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::names::{InodeFacts, NameFacts, find_inode, names_of};
@@ -20,13 +20,27 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             checker.progress(PassId::Namespace, index as u64, inodes.len() as u64);
         }
         for problem in problems_of(facts, names_of(&names, facts.inode)) {
-            let structure = if facts.file_type == FileType::Directory { Structure::Directory } else { Structure::Inode };
-            checker.found(Finding::new(PassId::Namespace, Severity::Error, structure, problem).of(facts.inode));
+            let structure = if facts.file_type == FileType::Directory {
+                Structure::Directory
+            } else {
+                Structure::Inode
+            };
+            checker.found(
+                Finding::new(PassId::Namespace, Severity::Error, structure, problem)
+                    .of(facts.inode),
+            );
         }
     }
     if find_inode(&inodes, INODE_ROOT.0).is_none() {
-        checker
-            .found(Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, "there is no root directory").of(INODE_ROOT.0));
+        checker.found(
+            Finding::new(
+                PassId::Namespace,
+                Severity::Error,
+                Structure::Directory,
+                "there is no root directory",
+            )
+            .of(INODE_ROOT.0),
+        );
     }
     check_reachability(checker, &inodes, &names);
     checker.inodes = inodes;
@@ -40,14 +54,20 @@ fn check_entries(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[Name
         let problem = match find_inode(inodes, name.child) {
             None => format!("an entry names inode {}, which does not exist", name.child),
             Some(facts) if facts.file_type as u8 != name.file_type => {
-                format!("an entry says type {} of inode {}, which has type {}", name.file_type, name.child, facts.file_type as u8)
+                format!(
+                    "an entry says type {} of inode {}, which has type {}",
+                    name.file_type, name.child, facts.file_type as u8
+                )
             }
             Some(_) if find_inode(inodes, name.directory).is_none() => {
                 format!("inode {} has a name in a directory that does not exist", name.child)
             }
             Some(_) => continue,
         };
-        checker.found(Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, problem).of(name.directory));
+        checker.found(
+            Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, problem)
+                .of(name.directory),
+        );
     }
 }
 
@@ -70,17 +90,30 @@ fn problems_of(facts: &InodeFacts, names: &[NameFacts]) -> Vec<String> {
     );
     if facts.file_type != FileType::Directory {
         require(!is_root, "the root is not a directory".into());
-        require(facts.links as usize == names.len(), format!("says {} links, but has {} names", facts.links, names.len()));
+        require(
+            facts.links as usize == names.len(),
+            format!("says {} links, but has {} names", facts.links, names.len()),
+        );
         return problems;
     }
     let expected_names = usize::from(!is_root && facts.links > 0);
-    require(names.len() == expected_names, format!("a directory with {} names instead of {expected_names}", names.len()));
+    require(
+        names.len() == expected_names,
+        format!("a directory with {} names instead of {expected_names}", names.len()),
+    );
     if facts.links > 0 {
         let expected = 2 + facts.subdirectories;
-        require(u64::from(facts.links) == expected, format!("says {} links, but its subdirectories make {expected}", facts.links));
-        let parent = if is_root { Some(facts.inode) } else { names.first().map(|name| name.directory) };
+        require(
+            u64::from(facts.links) == expected,
+            format!("says {} links, but its subdirectories make {expected}", facts.links),
+        );
+        let parent =
+            if is_root { Some(facts.inode) } else { names.first().map(|name| name.directory) };
         if let Some(parent) = parent {
-            require(facts.parent == parent, format!("says inode {} is its parent, but that is {parent}", facts.parent));
+            require(
+                facts.parent == parent,
+                format!("says inode {} is its parent, but that is {parent}", facts.parent),
+            );
         }
     } else {
         require(facts.entries == 0, format!("was removed with {} entries", facts.entries));
@@ -90,8 +123,8 @@ fn problems_of(facts: &InodeFacts, names: &[NameFacts]) -> Vec<String> {
 
 /// Each directory with a name must lead to the root, upwards from name to name.
 ///
-/// Directories have one name each (or have been reported), so a walk upwards that neither meets the root nor a directory
-/// known to be reachable ends in a circle.
+/// Directories have one name each (or have been reported), so a walk upwards that neither meets the
+/// root nor a directory known to be reachable ends in a circle.
 fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[NameFacts]) {
     const UNKNOWN: u8 = 0;
     const WALKING: u8 = 1;
@@ -103,7 +136,9 @@ fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &
         states[root] = REACHABLE;
     }
     for start in 0..inodes.len() {
-        if inodes[start].file_type != FileType::Directory || names_of(names, inodes[start].inode).is_empty() {
+        if inodes[start].file_type != FileType::Directory
+            || names_of(names, inodes[start].inode).is_empty()
+        {
             continue;
         }
         let mut path = Vec::new();
@@ -114,7 +149,9 @@ fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &
                 Some(index) if states[index] == UNKNOWN => {
                     states[index] = WALKING;
                     path.push(index);
-                    at = names_of(names, inodes[index].inode).first().and_then(|name| index_of(name.directory));
+                    at = names_of(names, inodes[index].inode)
+                        .first()
+                        .and_then(|name| index_of(name.directory));
                 }
                 Some(index) if states[index] == REACHABLE => break REACHABLE,
                 Some(_) => break LOST,
@@ -125,7 +162,10 @@ fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &
         }
         if end == LOST && !path.is_empty() {
             let problem = "cannot be reached from the root";
-            checker.found(Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, problem).of(inodes[start].inode));
+            checker.found(
+                Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, problem)
+                    .of(inodes[start].inode),
+            );
         }
     }
 }

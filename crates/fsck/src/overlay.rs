@@ -1,4 +1,5 @@
-//! What the log's replayable checkpoints change: the newest value or removal of each item, on top of the trees.
+//! What the log's replayable checkpoints change: the newest value or removal of each item, on top
+//! of the trees.
 use cairn_format::{Generation, ItemKind, Key, Superblock};
 use std::collections::{BTreeMap, HashSet};
 

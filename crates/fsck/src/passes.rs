@@ -6,7 +6,8 @@ use crate::{FsckError, bitmaps, data, items, log, namespace, superblocks, trees}
 /// One pass.
 struct Pass {
     id: PassId,
-    /// Passes that must have ended without errors; otherwise this one would only repeat their consequences.
+    /// Passes that must have ended without errors; otherwise this one would only repeat their
+    /// consequences.
     needs: &'static [PassId],
     run: fn(&mut Checker<'_>) -> Result<(), FsckError>,
 }
@@ -28,8 +29,14 @@ pub(crate) fn run(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             continue;
         }
         if let Some(&damaged) = pass.needs.iter().find(|&&needed| checker.has_errors(needed)) {
-            let problem = format!("pass {} was left out because pass {damaged} found errors", pass.id);
-            checker.report.add(Finding::new(pass.id, Severity::Note, Structure::Superblock, problem));
+            let problem =
+                format!("pass {} was left out because pass {damaged} found errors", pass.id);
+            checker.report.add(Finding::new(
+                pass.id,
+                Severity::Note,
+                Structure::Superblock,
+                problem,
+            ));
             continue;
         }
         (pass.run)(checker)?;

@@ -1,4 +1,5 @@
-//! Adds paths to findings: one more walk over the directories, and only when there is something to name.
+//! Adds paths to findings: one more walk over the directories, and only when there is something to
+//! name.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
@@ -31,7 +32,8 @@ impl Visitor for Collector {
 
 /// Puts a path into every finding about an inode that has one.
 pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let mut wanted: HashSet<u64> = checker.report.findings.iter().filter_map(|finding| finding.inode).collect();
+    let mut wanted: HashSet<u64> =
+        checker.report.findings.iter().filter_map(|finding| finding.inode).collect();
     if wanted.is_empty() {
         return Ok(());
     }

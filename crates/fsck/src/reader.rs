@@ -1,6 +1,8 @@
 //! Reading blocks and nodes, neighbours together.
 use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, read_verified};
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId, checksum};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId, checksum,
+};
 
 /// Nodes that are read and held at once: 1 MiB.
 pub(crate) const NODES_PER_READ: usize = 64;
@@ -14,7 +16,10 @@ pub(crate) struct Reader<'a> {
 }
 
 /// Reads `range` of the device.
-pub(crate) fn read_blocks(device: &dyn BlockDevice, range: BlockRange) -> Result<AlignedBuffer, DeviceError> {
+pub(crate) fn read_blocks(
+    device: &dyn BlockDevice,
+    range: BlockRange,
+) -> Result<AlignedBuffer, DeviceError> {
     let mut buffer = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
     device.read(range.start.offset_bytes(), &mut buffer)?;
     Ok(buffer)
@@ -27,17 +32,25 @@ pub(crate) fn read_decoded<T>(
     decode: impl FnMut(&[u8]) -> Result<T, String>,
 ) -> Result<T, String> {
     let mut buffer = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
-    read_verified(device, range.start.offset_bytes(), &mut buffer, decode).map_err(|error| format!("cannot be read: {error}"))?
+    read_verified(device, range.start.offset_bytes(), &mut buffer, decode)
+        .map_err(|error| format!("cannot be read: {error}"))?
 }
 
-/// Reads the data of an extent; blocks that don't match their checksum are looked for in the other copies.
-pub(crate) fn read_data(device: &dyn BlockDevice, range: BlockRange, checksums: &[u32]) -> Result<AlignedBuffer, DeviceError> {
+/// Reads the data of an extent; blocks that don't match their checksum are looked for in the other
+/// copies.
+pub(crate) fn read_data(
+    device: &dyn BlockDevice,
+    range: BlockRange,
+    checksums: &[u32],
+) -> Result<AlignedBuffer, DeviceError> {
     let mut data = AlignedBuffer::zeroed(range.blocks as usize * BLOCK_SIZE);
     let read = device.read(range.start.offset_bytes(), &mut data);
     if device.copies() == 1 {
         return read.map(|()| data);
     }
-    for (block, (bytes, sum)) in (range.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(checksums)) {
+    for (block, (bytes, sum)) in
+        (range.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(checksums))
+    {
         if read.is_err() || checksum(bytes) != *sum {
             let verify = |bytes: &[u8]| if checksum(bytes) == *sum { Ok(()) } else { Err(()) };
             // What is bad in all copies is told by whoever compares the sums.
@@ -48,7 +61,11 @@ pub(crate) fn read_data(device: &dyn BlockDevice, range: BlockRange, checksums: 
 }
 
 /// Writes one structure; `bytes` are whole blocks.
-pub(crate) fn write_block(device: &dyn BlockDevice, address: BlockNumber, bytes: &[u8]) -> Result<(), DeviceError> {
+pub(crate) fn write_block(
+    device: &dyn BlockDevice,
+    address: BlockNumber,
+    bytes: &[u8],
+) -> Result<(), DeviceError> {
     device.write(address.offset_bytes(), &[&AlignedBuffer::copy_of(bytes)])
 }
 
@@ -63,19 +80,24 @@ impl Reader<'_> {
         self.geometry.contains(range) && range.end().0 <= self.blocks_present()
     }
 
-    /// The nodes at `addresses` (which [`Reader::contains`] accepted), each one or what is wrong with it.
+    /// The nodes at `addresses` (which [`Reader::contains`] accepted), each one or what is wrong
+    /// with it.
     pub(crate) fn nodes(&self, addresses: &[BlockNumber]) -> Vec<Result<Node, String>> {
         let mut nodes = Vec::with_capacity(addresses.len());
         let mut rest = addresses;
         while let Some(&first) = rest.first() {
-            let run = rest.iter().enumerate().take_while(|(index, address)| address.0 == first.0 + *index as u64 * NODE_BLOCKS).count();
+            let run = rest
+                .iter()
+                .enumerate()
+                .take_while(|(index, address)| address.0 == first.0 + *index as u64 * NODE_BLOCKS)
+                .count();
             let (now, later) = rest.split_at(run);
             match read_blocks(self.device, BlockRange::new(first, run as u64 * NODE_BLOCKS)) {
-                Ok(pages) => nodes.extend(
-                    now.iter()
-                        .zip(pages.chunks_exact(NODE_SIZE))
-                        .map(|(&a, page)| self.decode(page, a).or_else(|problem| self.other_copy(a, problem))),
-                ),
+                Ok(pages) => {
+                    nodes.extend(now.iter().zip(pages.chunks_exact(NODE_SIZE)).map(|(&a, page)| {
+                        self.decode(page, a).or_else(|problem| self.other_copy(a, problem))
+                    }))
+                }
                 Err(_) => nodes.extend(now.iter().map(|&address| self.node(address))),
             }
             rest = later;

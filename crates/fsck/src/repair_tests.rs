@@ -34,8 +34,15 @@ fn leaves_below_a_damaged_inner_node_are_found_again() {
         let repaired = copy.repair();
         assert_eq!(repaired.exit_code(), 1, "{repaired}");
         let after = copy.check();
-        assert_eq!((after.errors, names(&after), after.statistics.items), (0, names(&before), before.statistics.items), "{repaired}");
-        assert!(repaired.findings.iter().any(|finding| finding.problem.contains("found again")), "{repaired}");
+        assert_eq!(
+            (after.errors, names(&after), after.statistics.items),
+            (0, names(&before), before.statistics.items),
+            "{repaired}"
+        );
+        assert!(
+            repaired.findings.iter().any(|finding| finding.problem.contains("found again")),
+            "{repaired}"
+        );
     }
 }
 
@@ -45,13 +52,21 @@ fn a_damaged_leaf_costs_what_it_held() {
     let items = whole.check().statistics.items;
     for &address in whole.nodes.iter().filter(|&&node| whole.read_node(node).level() == 0) {
         let volume = TestVolume::full();
-        let (is_roots, held) = (whole.read_node(address).tree() == TREE_ROOTS, whole.read_node(address).count() as u64);
+        let (is_roots, held) = (
+            whole.read_node(address).tree() == TREE_ROOTS,
+            whole.read_node(address).count() as u64,
+        );
         volume.flip(address, 300, 0x01);
         volume.assert_repairable();
         let after = volume.check();
-        // What lost its items is gone, what lost its name is in lost+found, so there may be more items than were left.
+        // What lost its items is gone, what lost its name is in lost+found, so there may be more
+        // items than were left.
         let least = if is_roots { items } else { items - 3 * held };
-        assert!(after.statistics.items >= least, "leaf {address}: {} items of {items}, {held} in the leaf", after.statistics.items);
+        assert!(
+            after.statistics.items >= least,
+            "leaf {address}: {} items of {items}, {held} in the leaf",
+            after.statistics.items
+        );
     }
 }
 
@@ -64,9 +79,18 @@ fn what_lost_its_name_moves_to_lost_and_found() {
     volume.items.remove(&second).unwrap();
     volume.write();
     let report = volume.repair();
-    assert!(report.findings.iter().any(|finding| finding.problem == "1 inodes without a name moved to /lost+found"), "{report}");
+    assert!(
+        report
+            .findings
+            .iter()
+            .any(|finding| finding.problem == "1 inodes without a name moved to /lost+found"),
+        "{report}"
+    );
     let after = volume.check();
-    assert!(after.errors == 0 && after.statistics.files == 43 && after.statistics.directories == 4, "{after}");
+    assert!(
+        after.errors == 0 && after.statistics.files == 43 && after.statistics.directories == 4,
+        "{after}"
+    );
     let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
     assert!(text.contains("\"lost+found\"") && text.contains("\"#58\""), "{text}");
 }
@@ -83,21 +107,28 @@ fn blocks_that_two_files_claim_go_to_the_one_whose_checksums_match() {
     volume.assert_error("referred to twice");
     assert_eq!(volume.repair().exit_code(), 1);
     let after = volume.check();
-    assert_eq!((after.errors, after.statistics.data_blocks_verified), (0, after.statistics.data_blocks), "{after}");
+    assert_eq!(
+        (after.errors, after.statistics.data_blocks_verified),
+        (0, after.statistics.data_blocks),
+        "{after}"
+    );
     let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
     assert!(text.contains("(22 Extent 0)") && !text.contains("(21 Extent 0)"), "{text}");
 }
 
 #[test]
 fn of_extents_that_overlap_each_file_block_is_kept_once() {
-    // The older extent goes on behind the newer one, which lies within it; the last one's data does not match.
+    // The older extent goes on behind the newer one, which lies within it; the last one's data does
+    // not match.
     let mut volume = TestVolume::unwritten();
     let file = volume.make_file(1, "overlap", 0);
     volume.change_inode(file, |item| item.size = 9 * 4096);
     volume.add_extent(file, 0, 8, ExtentKind::Data);
     volume.add_extent(file, 3, 2, ExtentKind::Data);
     volume.add_extent(file, 6, 3, ExtentKind::Data);
-    let extent = |volume: &TestVolume, block| Extent::decode(&volume.items[&key(file, ItemKind::Extent, block)]).unwrap();
+    let extent = |volume: &TestVolume, block| {
+        Extent::decode(&volume.items[&key(file, ItemKind::Extent, block)]).unwrap()
+    };
     let (older, newer) = (extent(&volume, 0), extent(&volume, 3));
     let damaged = Extent { checksums: vec![1; 3], ..extent(&volume, 6) };
     let older = Extent { generation: Generation(newer.generation.0 - 1), ..older };
@@ -109,11 +140,16 @@ fn of_extents_that_overlap_each_file_block_is_kept_once() {
     let after = volume.check();
     assert!(after.errors == 1 && after.findings[0].pass == crate::PassId::Data, "{after}");
     let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
-    let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("({file} Extent "))).collect();
-    let expected = [(0, older.start.0), (3, newer.start.0), (5, older.start.0 + 5), (8, damaged.start.0 + 2)];
+    let lines: Vec<&str> =
+        text.lines().filter(|line| line.contains(&format!("({file} Extent "))).collect();
+    let expected =
+        [(0, older.start.0), (3, newer.start.0), (5, older.start.0 + 5), (8, damaged.start.0 + 2)];
     assert_eq!(lines.len(), expected.len(), "{lines:?}");
     for (line, (block, start)) in lines.iter().zip(expected) {
-        assert!(line.contains(&format!("({file} Extent {block})")) && line.contains(&start.to_string()), "{line}: not {block} at {start}");
+        assert!(
+            line.contains(&format!("({file} Extent {block})")) && line.contains(&start.to_string()),
+            "{line}: not {block} at {start}"
+        );
     }
 }
 
@@ -128,31 +164,45 @@ fn an_inode_beyond_all_numbers_is_left_out() {
     volume.assert_repairable();
     // The last possible number was taken, so lost+found got the first free one.
     let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();
-    assert!(text.contains(&format!("\"#{}\"", INODE_NUMBER_END - 1)) && !text.contains(&(INODE_NUMBER_END + 3).to_string()), "{text}");
+    assert!(
+        text.contains(&format!("\"#{}\"", INODE_NUMBER_END - 1))
+            && !text.contains(&(INODE_NUMBER_END + 3).to_string()),
+        "{text}"
+    );
 }
 
 #[test]
 fn counters_at_their_end_forbid_a_repair() {
-    let changes: [fn(&mut Superblock, u64); 2] = [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
+    let changes: [fn(&mut Superblock, u64); 2] =
+        [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
     for change in changes {
-        // At the very end the volume can be mounted, and could not be after a repair, which counts on.
-        for (end, forbidden) in [(COUNTER_WRITABLE_MAX - 2, false), (COUNTER_WRITABLE_MAX, true), (COUNTER_MAX, true)] {
+        // At the very end the volume can be mounted, and could not be after a repair, which counts
+        // on.
+        for (end, forbidden) in
+            [(COUNTER_WRITABLE_MAX - 2, false), (COUNTER_WRITABLE_MAX, true), (COUNTER_MAX, true)]
+        {
             let mut volume = TestVolume::unwritten();
             change(&mut volume.superblock, end);
             volume.change_inode(17, |item| item.links = 77);
             volume.write();
             let before = image(&volume.device);
             let report = volume.repair();
-            assert_eq!(report.to_string().contains("a counter is at its end"), forbidden, "{report}");
+            assert_eq!(
+                report.to_string().contains("a counter is at its end"),
+                forbidden,
+                "{report}"
+            );
             assert_eq!(before == image(&volume.device), forbidden);
         }
     }
 }
 
-/// A volume that has counted so far while it was mounted is whole, and says why the next mount refuses to write.
+/// A volume that has counted so far while it was mounted is whole, and says why the next mount
+/// refuses to write.
 #[test]
 fn counters_at_their_end_are_no_damage() {
-    let changes: [fn(&mut Superblock, u64); 2] = [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
+    let changes: [fn(&mut Superblock, u64); 2] =
+        [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
     for change in changes {
         for (end, warns) in [(COUNTER_WRITABLE_MAX, false), (COUNTER_WRITABLE_MAX + 1, true)] {
             let mut volume = TestVolume::unwritten();
@@ -160,9 +210,16 @@ fn counters_at_their_end_are_no_damage() {
             volume.write();
             let report = volume.check();
             assert_eq!(report.errors, 0, "{report}");
-            assert_eq!(report.to_string().contains("the volume can only be read"), warns, "{report}");
+            assert_eq!(
+                report.to_string().contains("the volume can only be read"),
+                warns,
+                "{report}"
+            );
             let before = image(&volume.device);
-            assert!(volume.repair().errors == 0 && before == image(&volume.device), "there is nothing to repair");
+            assert!(
+                volume.repair().errors == 0 && before == image(&volume.device),
+                "there is nothing to repair"
+            );
         }
     }
 }
@@ -170,16 +227,21 @@ fn counters_at_their_end_are_no_damage() {
 #[test]
 fn a_strange_item_in_the_root_tree_brings_nothing_back_that_was_removed() {
     let undecodable: (Key, Vec<u8>) = (key(700, ItemKind::XattrPart, 9), Vec::new());
-    let second = |root| (Key { offset: 7, ..Key::root(TREE_FILES) }, RootItem { root }.encode().to_vec());
+    let second =
+        |root| (Key { offset: 7, ..Key::root(TREE_FILES) }, RootItem { root }.encode().to_vec());
     for with_second in [false, true] {
         let mut volume = TestVolume::unwritten();
         let kept = volume.items.clone();
         volume.make_file(1, "removed", 0);
         let older: Vec<_> = std::mem::replace(&mut volume.items, kept).into_iter().collect();
-        let (older, newer) = (volume.write_tree(TREE_FILES, older), volume.items.clone().into_iter().collect());
+        let (older, newer) =
+            (volume.write_tree(TREE_FILES, older), volume.items.clone().into_iter().collect());
         let root = volume.write_tree(TREE_FILES, newer);
         let strange = if with_second { second(older) } else { undecodable.clone() };
-        volume.write_root_tree(vec![(Key::root(TREE_FILES), RootItem { root }.encode().to_vec()), strange]);
+        volume.write_root_tree(vec![
+            (Key::root(TREE_FILES), RootItem { root }.encode().to_vec()),
+            strange,
+        ]);
         volume.assert_error("root");
         assert_eq!(volume.repair().exit_code(), 1);
         volume.assert_clean();
@@ -204,15 +266,22 @@ fn without_room_nothing_is_changed() {
         let mut volume = TestVolume::unwritten();
         volume.change_inode(17, |item| item.links = 77);
         let allocatable = volume.superblock.geometry.allocatable();
-        let (start, data, free) = (allocatable.start.0, allocatable.start.0 + 1024, volume.next_data);
-        for (name, from, to) in [("one", start + nodes * NODE_BLOCKS, data), ("two", free, allocatable.end().0)] {
+        let (start, data, free) =
+            (allocatable.start.0, allocatable.start.0 + 1024, volume.next_data);
+        for (name, from, to) in
+            [("one", start + nodes * NODE_BLOCKS, data), ("two", free, allocatable.end().0)]
+        {
             let file = volume.make_file(1, name, 0);
             volume.fill(file, from, to - from);
         }
         volume.write();
         volume
     };
-    let volume = (20..80).map(|nodes| (nodes, with_room_for(nodes))).find(|(nodes, volume)| volume.nodes.len() as u64 == *nodes).unwrap().1;
+    let volume = (20..80)
+        .map(|nodes| (nodes, with_room_for(nodes)))
+        .find(|(nodes, volume)| volume.nodes.len() as u64 == *nodes)
+        .unwrap()
+        .1;
     let before = image(&volume.device);
     let report = volume.repair();
     assert_eq!(report.exit_code(), 4);
@@ -244,7 +313,10 @@ impl BlockDevice for Stops<'_> {
         match left {
             0 => self.device.write(1 << 40, buffers),
             // The last one is torn.
-            1 => self.device.write(offset_bytes, &[&[buffers[0][..2048].to_vec(), vec![0xee; buffers[0].len() - 2048]].concat()]),
+            1 => self.device.write(
+                offset_bytes,
+                &[&[buffers[0][..2048].to_vec(), vec![0xee; buffers[0].len() - 2048]].concat()],
+            ),
             _ => self.device.write(offset_bytes, buffers),
         }
     }
@@ -263,7 +335,8 @@ struct Flushed<'a> {
 
 impl BlockDevice for Flushed<'_> {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        self.writes_before.fetch_add(u64::from(self.flushes.load(Ordering::Relaxed) == 0), Ordering::Relaxed);
+        self.writes_before
+            .fetch_add(u64::from(self.flushes.load(Ordering::Relaxed) == 0), Ordering::Relaxed);
         self.device.write(offset_bytes, buffers)
     }
     fn flush(&self) -> Result<(), DeviceError> {
@@ -283,9 +356,18 @@ fn a_repair_makes_durable_what_it_relies_on() {
     for damage in leaf_and_bitmap {
         let volume = TestVolume::full();
         damage(&volume);
-        let device = Flushed { device: &volume.device, flushes: AtomicU64::new(0), writes_before: AtomicU64::new(0) };
-        let report = check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
-        assert_eq!((report.exit_code(), device.writes_before.load(Ordering::Relaxed)), (1, 0), "{report}");
+        let device = Flushed {
+            device: &volume.device,
+            flushes: AtomicU64::new(0),
+            writes_before: AtomicU64::new(0),
+        };
+        let report =
+            check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
+        assert_eq!(
+            (report.exit_code(), device.writes_before.load(Ordering::Relaxed)),
+            (1, 0),
+            "{report}"
+        );
     }
 }
 
@@ -299,13 +381,15 @@ fn a_repair_that_is_cut_short_at_any_write_leaves_the_volume_as_it_was_or_whole(
         volume.write();
         let before = volume.check();
         let device = Stops { device: &volume.device, writes_left: AtomicU64::new(writes) };
-        let finished = check(&device, &options, &mut |_| {}).is_ok() && device.writes_left.load(Ordering::Relaxed) > 0;
+        let finished = check(&device, &options, &mut |_| {}).is_ok()
+            && device.writes_left.load(Ordering::Relaxed) > 0;
         if finished {
             break;
         }
         let after = volume.check();
-        let errors =
-            after.findings.iter().filter(|finding| finding.severity == Severity::Error && finding.pass != crate::PassId::Superblocks);
+        let errors = after.findings.iter().filter(|finding| {
+            finding.severity == Severity::Error && finding.pass != crate::PassId::Superblocks
+        });
         match errors.count() as u64 {
             0 => states.1 += 1,
             // Links are wrong as before, and nothing else.
@@ -319,13 +403,15 @@ fn a_repair_that_is_cut_short_at_any_write_leaves_the_volume_as_it_was_or_whole(
     assert!(states.0 > 4 && states.1 > 1, "{states:?}");
 }
 
-/// Leaves that were found again are needed once more if the repair does not end, also where no bitmap says that they are in use.
+/// Leaves that were found again are needed once more if the repair does not end, also where no
+/// bitmap says that they are in use.
 #[test]
 fn a_repair_overwrites_no_leaf_that_it_has_found_again() {
     let whole = TestVolume::full();
     let (before, groups) = (whole.check(), whole.superblock.geometry.groups());
     let inner = whole.nodes.iter().copied().filter(|&node| whole.read_node(node).level() > 0);
-    let bitmaps = (0..groups).flat_map(|group| [0, 1].map(|slot| whole.superblock.geometry.bitmap_block(group, slot)));
+    let bitmaps = (0..groups)
+        .flat_map(|group| [0, 1].map(|slot| whole.superblock.geometry.bitmap_block(group, slot)));
     let damaged: Vec<BlockNumber> = inner.chain(bitmaps).collect();
     for writes in 1.. {
         let volume = TestVolume::full();
@@ -334,7 +420,11 @@ fn a_repair_overwrites_no_leaf_that_it_has_found_again() {
         let result = check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {});
         assert_eq!(volume.repair().errors, 0, "after {writes} writes");
         let after = volume.check();
-        assert_eq!((after.errors, names(&after)), (0, names(&before)), "after {writes} writes: {after}");
+        assert_eq!(
+            (after.errors, names(&after)),
+            (0, names(&before)),
+            "after {writes} writes: {after}"
+        );
         if result.is_ok() && device.writes_left.load(Ordering::Relaxed) > 0 {
             break;
         }

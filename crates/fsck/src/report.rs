@@ -47,7 +47,8 @@ impl fmt::Display for PassId {
 pub enum Severity {
     /// Good to know; nothing is wrong.
     Note,
-    /// Redundancy is missing, a crash left something behind, or the volume can only be read; nothing is lost.
+    /// Redundancy is missing, a crash left something behind, or the volume can only be read;
+    /// nothing is lost.
     Warning,
     /// Something is damaged or contradicts itself.
     Error,
@@ -112,7 +113,8 @@ pub struct Finding {
     pub problem: String,
     /// Whether it was repaired.
     pub repaired: bool,
-    /// What the repair could not save of it, in words; such a finding is neither repaired nor does it remain.
+    /// What the repair could not save of it, in words; such a finding is neither repaired nor does
+    /// it remain.
     pub lost: Option<String>,
     /// Why it was not repaired although a repair was asked for.
     pub not_repaired_because: Option<String>,
@@ -122,10 +124,28 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(pass: PassId, severity: Severity, structure: Structure, problem: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        pass: PassId,
+        severity: Severity,
+        structure: Structure,
+        problem: impl Into<String>,
+    ) -> Self {
         let problem = problem.into();
-        let (block, inode, path, repaired, lost, not_repaired_because, irretrievable) = Default::default();
-        Self { pass, severity, structure, block, inode, path, problem, repaired, lost, not_repaired_because, irretrievable }
+        let (block, inode, path, repaired, lost, not_repaired_because, irretrievable) =
+            Default::default();
+        Self {
+            pass,
+            severity,
+            structure,
+            block,
+            inode,
+            path,
+            problem,
+            repaired,
+            lost,
+            not_repaired_because,
+            irretrievable,
+        }
     }
     pub(crate) fn at(self, block: u64) -> Self {
         Self { block: Some(block), ..self }
@@ -144,7 +164,10 @@ impl Finding {
     }
     /// Whether it is about damaged data of a file, which no repair brings back.
     pub fn is_lost_data(&self) -> bool {
-        self.pass == PassId::Data && self.severity == Severity::Error && !self.repaired && self.lost.is_none()
+        self.pass == PassId::Data
+            && self.severity == Severity::Error
+            && !self.repaired
+            && self.lost.is_none()
     }
     pub(crate) fn lost(self, what: impl Into<String>) -> Self {
         Self { lost: Some(what.into()), ..self }
@@ -177,7 +200,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What the volume holds, as far as it could be read. Of items, inodes and extents: the state after replay.
+/// What the volume holds, as far as it could be read. Of items, inodes and extents: the state after
+/// replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[allow(missing_docs)]
 pub struct Statistics {
@@ -211,13 +235,15 @@ pub struct Statistics {
 /// What a repair could not bring back, as far as what is left tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Losses {
-    /// Superblocks that may have been newer than the one that is left: then what had changed is lost.
+    /// Superblocks that may have been newer than the one that is left: then what had changed is
+    /// lost.
     pub superblocks: u64,
     /// Leaves of the file tree: what they held is lost, also what nothing else tells of.
     pub leaves: u64,
     /// Inodes that had a name, which is removed.
     pub inodes: u64,
-    /// Names, as the directories counted them. What they led to may be in `lost+found`, or lost too.
+    /// Names, as the directories counted them. What they led to may be in `lost+found`, or lost
+    /// too.
     pub names: u64,
     /// Blocks of files, as the files counted them.
     pub data_blocks: u64,
@@ -235,7 +261,11 @@ impl fmt::Display for Losses {
             (self.data_blocks, "blocks of files that are left"),
             (self.blocks, "blocks in use in all"),
         ];
-        let parts: Vec<String> = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        let parts: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
         f.write_str(&parts.join(", "))
     }
 }
@@ -251,7 +281,8 @@ pub struct Report {
     pub generation: u64,
     /// Whether the volume was unmounted in order, so that its log is empty.
     pub unmounted: bool,
-    /// Bytes of the volume that lie past the end of the device, which was cut off. With any, nothing is repaired.
+    /// Bytes of the volume that lie past the end of the device, which was cut off. With any,
+    /// nothing is repaired.
     pub missing_bytes: u64,
     /// Passes that ran to their end.
     pub passes: Vec<PassId>,
@@ -274,7 +305,9 @@ pub struct Report {
 impl Report {
     pub(crate) fn add(&mut self, finding: Finding) {
         match (finding.repaired, finding.severity) {
-            _ if finding.lost.is_some() => self.losses.superblocks += u64::from(finding.pass == PassId::Superblocks),
+            _ if finding.lost.is_some() => {
+                self.losses.superblocks += u64::from(finding.pass == PassId::Superblocks)
+            }
             (true, _) => self.repaired += 1,
             (false, Severity::Error) => self.errors += 1,
             (false, Severity::Warning) => self.warnings += 1,
@@ -288,7 +321,8 @@ impl Report {
     }
     /// The same report when nothing could be repaired, because of `obstacle`.
     pub(crate) fn not_repaired(mut self, obstacle: &str) -> Self {
-        for finding in self.findings.iter_mut().filter(|finding| finding.severity > Severity::Note) {
+        for finding in self.findings.iter_mut().filter(|finding| finding.severity > Severity::Note)
+        {
             finding.not_repaired_because = Some(obstacle.to_owned());
         }
         self
@@ -299,15 +333,30 @@ impl Report {
         // One file's damaged data may look like another's.
         let data_of = |finding: &Finding| finding.inode.filter(|_| finding.pass == PassId::Data);
         let same = |one: &Finding, other: &Finding| {
-            (one.pass, one.structure, &one.problem, data_of(one)) == (other.pass, other.structure, &other.problem, data_of(other))
+            (one.pass, one.structure, &one.problem, data_of(one))
+                == (other.pass, other.structure, &other.problem, data_of(other))
         };
-        let mended = |finding: &Finding| finding.severity > Severity::Note && !after.findings.iter().any(|other| same(finding, other));
+        let mended = |finding: &Finding| {
+            finding.severity > Severity::Note
+                && !after.findings.iter().any(|other| same(finding, other))
+        };
         let mended: Vec<Finding> = self.findings.into_iter().filter(mended).collect();
         let kept = after.findings.clone();
-        let cleared = Report { findings: Vec::new(), findings_dropped: 0, errors: 0, warnings: 0, repaired: 0, ..after };
-        let mut report = Report { findings_dropped: self.findings_dropped, losses: done.losses, ..cleared };
+        let cleared = Report {
+            findings: Vec::new(),
+            findings_dropped: 0,
+            errors: 0,
+            warnings: 0,
+            repaired: 0,
+            ..after
+        };
+        let mut report =
+            Report { findings_dropped: self.findings_dropped, losses: done.losses, ..cleared };
         for finding in mended {
-            let dropped = finding.block.filter(|_| finding.structure == Structure::Node).and_then(|block| done.dropped_nodes.get(&block));
+            let dropped = finding
+                .block
+                .filter(|_| finding.structure == Structure::Node)
+                .and_then(|block| done.dropped_nodes.get(&block));
             let is_given_up = data_of(&finding).is_some_and(|inode| done.given_up.contains(&inode));
             report.add(match dropped {
                 Some(what) => finding.lost(what),
@@ -319,11 +368,19 @@ impl Report {
         let notes = [
             (done.rescued, "inodes without a name moved to /lost+found"),
             (done.salvaged, "leaves of the file tree found again"),
-            (done.surplus_blocks, "blocks more were found again than were in use: what had been removed may be back"),
+            (
+                done.surplus_blocks,
+                "blocks more were found again than were in use: what had been removed may be back",
+            ),
         ];
         for (count, what) in notes {
             if count > 0 {
-                report.add(Finding::new(PassId::Namespace, Severity::Note, Structure::Directory, format!("{count} {what}")));
+                report.add(Finding::new(
+                    PassId::Namespace,
+                    Severity::Note,
+                    Structure::Directory,
+                    format!("{count} {what}"),
+                ));
             }
         }
         kept.into_iter().for_each(|finding| report.add(finding));
@@ -331,8 +388,8 @@ impl Report {
         report
     }
 
-    /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains (what is lost stands in `losses`),
-    /// 4: errors remain.
+    /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains
+    /// (what is lost stands in `losses`), 4: errors remain.
     pub fn exit_code(&self) -> u8 {
         match (self.errors, self.repaired) {
             (0, 0) if self.losses == Losses::default() => 0,
@@ -355,9 +412,22 @@ impl fmt::Display for Report {
             f,
             "volume {}: {} inodes ({} files, {} directories), {} extents, {} data blocks, {} nodes; {} of {} blocks free; \
              {} checkpoints to replay",
-            self.volume, s.inodes, s.files, s.directories, s.extents, s.data_blocks, s.nodes, s.free_blocks, s.total_blocks, s.checkpoints
+            self.volume,
+            s.inodes,
+            s.files,
+            s.directories,
+            s.extents,
+            s.data_blocks,
+            s.nodes,
+            s.free_blocks,
+            s.total_blocks,
+            s.checkpoints
         )?;
-        write!(f, "{} errors, {} warnings, {} repaired", self.errors, self.warnings, self.repaired)?;
+        write!(
+            f,
+            "{} errors, {} warnings, {} repaired",
+            self.errors, self.warnings, self.repaired
+        )?;
         if self.losses == Losses::default() { Ok(()) } else { write!(f, "; lost: {}", self.losses) }
     }
 }

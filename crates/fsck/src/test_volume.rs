@@ -1,4 +1,5 @@
-//! Builds volumes from the format's encoders, item by item, so that tests can make any state, possible or not.
+//! Builds volumes from the format's encoders, item by item, so that tests can make any state,
+//! possible or not.
 use crate::{CheckOptions, Report, Severity, check};
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_format::*;
@@ -69,7 +70,9 @@ impl TestVolume {
         let file = volume.make_file(1, "large", 1_500_000);
         volume.link(file, directory, "other name");
         let symlink = volume.make(1, "link", 0o120777, 0);
-        volume.items.insert(Key::new(InodeNumber(symlink), ItemKind::Symlink, 0), b"mail/new".to_vec());
+        volume
+            .items
+            .insert(Key::new(InodeNumber(symlink), ItemKind::Symlink, 0), b"mail/new".to_vec());
         volume.change_inode(symlink, |item| item.size = 8);
         volume.set_xattr(file, "user.small", 10);
         volume.set_xattr(file, "user.large", 10_000);
@@ -97,7 +100,8 @@ impl TestVolume {
     pub(crate) fn entry(inode: u64, directory: u64, name: &str, mode: u32) -> (Key, Vec<u8>) {
         let slot = *name_slot_range(hash_name(&SEED, name.as_bytes())).start();
         let file_type = FileType::from_mode(mode).unwrap();
-        let entry = DirectoryEntry { inode: InodeNumber(inode), file_type, name: name.as_bytes().to_vec() };
+        let entry =
+            DirectoryEntry { inode: InodeNumber(inode), file_type, name: name.as_bytes().to_vec() };
         (Key::new(InodeNumber(directory), ItemKind::DirectoryEntry, slot), entry.encode())
     }
 
@@ -136,17 +140,30 @@ impl TestVolume {
     }
 
     /// Allocates and writes an extent and counts its blocks.
-    pub(crate) fn add_extent(&mut self, inode: u64, file_block: u64, blocks: u64, kind: ExtentKind) {
+    pub(crate) fn add_extent(
+        &mut self,
+        inode: u64,
+        file_block: u64,
+        blocks: u64,
+        kind: ExtentKind,
+    ) {
         let extent = self.new_extent(blocks, kind);
         self.data.push(extent.range());
-        self.items.insert(Key::new(InodeNumber(inode), ItemKind::Extent, file_block), extent.encode());
+        self.items
+            .insert(Key::new(InodeNumber(inode), ItemKind::Extent, file_block), extent.encode());
         self.change_inode(inode, |item| item.blocks += blocks);
     }
 
     /// Gives a file all of these blocks, unwritten.
     pub(crate) fn fill(&mut self, inode: u64, start: u64, blocks: u64) {
         let range = BlockRange::new(BlockNumber(start), blocks);
-        let extent = Extent { start: range.start, blocks, kind: ExtentKind::Unwritten, generation: Generation(3), checksums: Vec::new() };
+        let extent = Extent {
+            start: range.start,
+            blocks,
+            kind: ExtentKind::Unwritten,
+            generation: Generation(3),
+            checksums: Vec::new(),
+        };
         self.data.push(range);
         self.items.insert(Key::new(InodeNumber(inode), ItemKind::Extent, 0), extent.encode());
         self.change_inode(inode, |item| item.blocks += blocks);
@@ -181,17 +198,27 @@ impl TestVolume {
             item.size -= name.len() as u64;
         });
         self.change_inode(inode, |item| item.links = 0);
-        self.items.insert(Key::new(INODE_ORPHANS, ItemKind::Orphan, inode), encode_orphan(OrphanKind::Remove).to_vec());
+        self.items.insert(
+            Key::new(INODE_ORPHANS, ItemKind::Orphan, inode),
+            encode_orphan(OrphanKind::Remove).to_vec(),
+        );
     }
 
     pub(crate) fn set_xattr(&mut self, inode: u64, name: &str, value_bytes: usize) {
         let slot = *name_slot_range(hash_name(&SEED, name.as_bytes())).start();
         let value = vec![9; value_bytes];
         let inline = XattrItem::inline_bytes(value_bytes);
-        let item = XattrItem { name: name.as_bytes().to_vec(), value_bytes: value_bytes as u32, inline: value[..inline].to_vec() };
+        let item = XattrItem {
+            name: name.as_bytes().to_vec(),
+            value_bytes: value_bytes as u32,
+            inline: value[..inline].to_vec(),
+        };
         self.items.insert(Key::new(InodeNumber(inode), ItemKind::Xattr, slot), item.encode());
         for (part, bytes) in (1..).zip(value[inline..].chunks(XATTR_INLINE_BYTES_MAX)) {
-            self.items.insert(Key::new(InodeNumber(inode), ItemKind::XattrPart, slot * 256 + part), bytes.to_vec());
+            self.items.insert(
+                Key::new(InodeNumber(inode), ItemKind::XattrPart, slot * 256 + part),
+                bytes.to_vec(),
+            );
         }
     }
 
@@ -221,13 +248,19 @@ impl TestVolume {
         let mut pointers = self.write_level(tree, level, items);
         while pointers.len() > 1 {
             level += 1;
-            let items = pointers.iter().map(|(key, child)| (*key, child.encode().to_vec())).collect();
+            let items =
+                pointers.iter().map(|(key, child)| (*key, child.encode().to_vec())).collect();
             pointers = self.write_level(tree, level, items);
         }
         NodePointer { block: pointers[0].1.block, generation: pointers[0].1.generation, level }
     }
 
-    fn write_level(&mut self, tree: TreeId, level: u8, items: Vec<(Key, Vec<u8>)>) -> Vec<(Key, ChildPointer)> {
+    fn write_level(
+        &mut self,
+        tree: TreeId,
+        level: u8,
+        items: Vec<(Key, Vec<u8>)>,
+    ) -> Vec<(Key, ChildPointer)> {
         let mut written = Vec::new();
         let mut rest = &items[..];
         loop {
@@ -242,7 +275,10 @@ impl TestVolume {
             }
             let first = rest.first().map_or(Key::MIN, |(key, _)| *key);
             self.write_node(node);
-            written.push((first, ChildPointer { block: address, generation: self.superblock.generation }));
+            written.push((
+                first,
+                ChildPointer { block: address, generation: self.superblock.generation },
+            ));
             rest = &rest[count..];
             if rest.is_empty() {
                 return written;
@@ -276,7 +312,8 @@ impl TestVolume {
         let used: Vec<_> = nodes.chain(self.data.iter().copied()).collect();
         for index in 0..Geometry::GROUP_BLOCKS {
             let block = group * Geometry::GROUP_BLOCKS + index;
-            let in_use = !geometry.allocatable().range().contains(&block) || used.iter().any(|range| range.range().contains(&block));
+            let in_use = !geometry.allocatable().range().contains(&block)
+                || used.iter().any(|range| range.range().contains(&block));
             bits[index as usize / 8] |= u8::from(in_use) << (index % 8);
         }
         bits
@@ -286,7 +323,11 @@ impl TestVolume {
         for group in 0..self.superblock.geometry.groups() {
             let generation = self.superblock.generation;
             self.write_bitmap(1, &Bitmap { group, generation, bits: self.bits(group) });
-            let older = Bitmap { group, generation: Generation(generation.0 - 1), bits: Box::new([0; BITMAP_BYTES]) };
+            let older = Bitmap {
+                group,
+                generation: Generation(generation.0 - 1),
+                bits: Box::new([0; BITMAP_BYTES]),
+            };
             self.write_bitmap(0, &older);
         }
     }
@@ -297,16 +338,28 @@ impl TestVolume {
     }
 
     pub(crate) fn superblock_places(&self) -> [BlockNumber; 3] {
-        [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], self.superblock.geometry.superblock_copy()]
+        [
+            Geometry::SUPERBLOCKS[0],
+            Geometry::SUPERBLOCKS[1],
+            self.superblock.geometry.superblock_copy(),
+        ]
     }
 
     /// Slot 1 and the copy: the newest; slot 0: the one before it.
     pub(crate) fn write_superblocks(&mut self) {
         let data: u64 = self.data.iter().map(|range| range.blocks).sum();
         self.superblock.used_blocks = self.nodes.len() as u64 * NODE_BLOCKS + data;
-        let older = Superblock { generation: Generation(self.superblock.generation.0 - 1), ..self.superblock.clone() };
-        let older = Superblock { root: NodePointer { generation: older.generation, ..older.root }, ..older };
-        for (address, superblock) in self.superblock_places().into_iter().zip([&older, &self.superblock, &self.superblock]) {
+        let older = Superblock {
+            generation: Generation(self.superblock.generation.0 - 1),
+            ..self.superblock.clone()
+        };
+        let older = Superblock {
+            root: NodePointer { generation: older.generation, ..older.root },
+            ..older
+        };
+        for (address, superblock) in
+            self.superblock_places().into_iter().zip([&older, &self.superblock, &self.superblock])
+        {
             self.write_block(address, &superblock.encode(address));
         }
     }
@@ -340,15 +393,22 @@ impl TestVolume {
             return;
         }
         let repaired = self.repair();
-        assert_eq!((repaired.exit_code(), repaired.errors), (1, 0), "{repaired}\nbefore:\n{before}");
+        assert_eq!(
+            (repaired.exit_code(), repaired.errors),
+            (1, 0),
+            "{repaired}\nbefore:\n{before}"
+        );
         let after = self.check();
         // Data that was overwritten stays so.
-        let others = after.findings.iter().filter(|finding| finding.severity > Severity::Note && finding.pass != crate::PassId::Data);
+        let others = after.findings.iter().filter(|finding| {
+            finding.severity > Severity::Note && finding.pass != crate::PassId::Data
+        });
         assert_eq!(others.count(), 0, "{after}\nthe repair:\n{repaired}\nbefore:\n{before}");
     }
 
     fn check_with(&self, options: CheckOptions) -> Report {
-        check(&self.device, &options, &mut |progress| assert!(progress.done <= progress.total)).unwrap()
+        check(&self.device, &options, &mut |progress| assert!(progress.done <= progress.total))
+            .unwrap()
     }
 
     /// Asserts that nothing at all is found.
@@ -362,7 +422,9 @@ impl TestVolume {
     #[track_caller]
     pub(crate) fn assert_error(&self, text: &str) -> Report {
         let report = self.check();
-        let found = report.findings.iter().any(|finding| finding.severity == Severity::Error && finding.to_string().contains(text));
+        let found = report.findings.iter().any(|finding| {
+            finding.severity == Severity::Error && finding.to_string().contains(text)
+        });
         assert!(found && report.exit_code() == 4, "expected {text:?} in\n{report}");
         report
     }

@@ -1,14 +1,14 @@
 //! Pass `Trees`: every node of every tree, and the blocks that the superblock's state refers to.
 //!
-//! A node is read only after its block has been claimed: within the volume, aligned, and referred to for the first time.
-//! Levels go down by one, so the walk ends whatever the nodes hold.
+//! A node is read only after its block has been claimed: within the volume, aligned, and referred
+//! to for the first time. Levels go down by one, so the walk ends whatever the nodes hold.
 use crate::FsckError;
 use crate::checker::{Checker, LostNode};
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
-    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, RootItem, TREE_FILES, TREE_ROOTS, TreeId,
-    node::LEVELS_MAX,
+    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer,
+    RootItem, TREE_FILES, TREE_ROOTS, TreeId, node::LEVELS_MAX,
 };
 
 /// What the parent says about a node.
@@ -39,16 +39,23 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
     if !roots.iter().any(|root| root.tree == TREE_FILES) {
-        checker.lost_nodes.push(LostNode { keys: (Key::MIN, None), parent_generation: Generation(0), block: None, pointer: None });
+        checker.lost_nodes.push(LostNode {
+            keys: (Key::MIN, None),
+            parent_generation: Generation(0),
+            block: None,
+            pointer: None,
+        });
         if !checker.has_errors(PassId::Trees) {
-            checker.found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
+            checker
+                .found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
         }
     }
     let mut walk = Walk { checker, roots: Vec::new() };
     walk.visit_all(&roots);
     checker.report.statistics.referenced_blocks = checker.referenced.count();
     let allocatable = checker.superblock.geometry.allocatable().blocks;
-    checker.report.statistics.free_blocks = allocatable.saturating_sub(checker.report.statistics.referenced_blocks);
+    checker.report.statistics.free_blocks =
+        allocatable.saturating_sub(checker.report.statistics.referenced_blocks);
     Ok(())
 }
 
@@ -66,8 +73,10 @@ impl Walk<'_, '_> {
     /// Claims, reads and checks nodes, and everything below them.
     fn visit_all(&mut self, expected: &[Expected]) {
         for chunk in expected.chunks(NODES_PER_READ) {
-            let claimed: Vec<Expected> = chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
-            let addresses: Vec<BlockNumber> = claimed.iter().map(|expected| expected.pointer.block).collect();
+            let claimed: Vec<Expected> =
+                chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
+            let addresses: Vec<BlockNumber> =
+                claimed.iter().map(|expected| expected.pointer.block).collect();
             let nodes = self.checker.reader.nodes(&addresses);
             for (expected, node) in claimed.iter().zip(nodes) {
                 match node {
@@ -100,7 +109,10 @@ impl Walk<'_, '_> {
         } else if !block.0.is_multiple_of(NODE_BLOCKS) || !self.checker.reader.contains(range) {
             Some("a pointer to it leads outside the volume, or between nodes".to_string())
         } else {
-            self.checker.referenced.insert(range).map(|block| format!("block {block} is referred to twice"))
+            self.checker
+                .referenced
+                .insert(range)
+                .map(|block| format!("block {block} is referred to twice"))
         };
         if let Some(problem) = problem {
             self.damaged(expected, format!("tree {}: {problem}", expected.tree));
@@ -108,8 +120,10 @@ impl Walk<'_, '_> {
         }
         if generation > expected.parent_generation || generation.0 == 0 {
             // A mount follows the pointer all the same, so nothing is lost.
-            let problem =
-                format!("tree {}: generation {generation} below a parent of generation {}", expected.tree, expected.parent_generation);
+            let problem = format!(
+                "tree {}: generation {generation} below a parent of generation {}",
+                expected.tree, expected.parent_generation
+            );
             self.checker.found(finding(Structure::Node, problem).at(block.0));
         }
         true
@@ -142,7 +156,10 @@ impl Walk<'_, '_> {
                 self.claim_extents(node);
             }
         }
-        let (done, total) = (self.checker.report.statistics.nodes * NODE_BLOCKS, self.checker.superblock.used_blocks);
+        let (done, total) = (
+            self.checker.report.statistics.nodes * NODE_BLOCKS,
+            self.checker.superblock.used_blocks,
+        );
         self.checker.progress(PassId::Trees, done, total);
     }
 
@@ -156,7 +173,11 @@ impl Walk<'_, '_> {
                     if known || tree != TREE_FILES {
                         self.roots.push(Expected::root(tree, item.root, node.generation()));
                     }
-                    (!known).then(|| format!("{key:?} in the root tree: this version knows only tree {TREE_FILES}"))
+                    (!known).then(|| {
+                        format!(
+                            "{key:?} in the root tree: this version knows only tree {TREE_FILES}"
+                        )
+                    })
                 }
                 Err(error) => Some(format!("{key:?}: {}", error.problem)),
             };
@@ -166,15 +187,18 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass `Items`, unless the
-    /// log replaces it: then that pass does not see it, but replay does.
+    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass
+    /// `Items`, unless the log replaces it: then that pass does not see it, but replay does.
     fn claim_extents(&mut self, node: &Node) {
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
             let extent = match Extent::decode(value) {
                 Ok(extent) => extent,
                 Err(error) if self.checker.overlay.changes.contains_key(&key) => {
-                    let problem = format!("extent {key:?}, which the log replaces: {}", error.problem);
-                    self.checker.found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
+                    let problem =
+                        format!("extent {key:?}, which the log replaces: {}", error.problem);
+                    self.checker.found(
+                        finding(Structure::Item, problem).at(node.address().0).of(key.inode),
+                    );
                     continue;
                 }
                 Err(_) => continue,
@@ -182,13 +206,21 @@ impl Walk<'_, '_> {
             let problem = if !self.checker.reader.contains(extent.range()) {
                 Some(format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start))
             } else {
-                self.checker.referenced.insert(extent.range()).map(|block| format!("block {block} is referred to twice"))
+                self.checker
+                    .referenced
+                    .insert(extent.range())
+                    .map(|block| format!("block {block} is referred to twice"))
             };
             if let Some(problem) = problem {
                 let problem = format!("extent {key:?}: {problem}");
-                self.checker.found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
+                self.checker
+                    .found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
             } else if self.checker.overlay.extent_inodes.contains(&key.inode) {
-                self.checker.earlier_extents.entry(key.inode).or_default().push((extent.start.0, extent.range().end().0));
+                self.checker
+                    .earlier_extents
+                    .entry(key.inode)
+                    .or_default()
+                    .push((extent.start.0, extent.range().end().0));
             }
         }
     }
@@ -201,14 +233,19 @@ fn contradiction(expected: &Expected, node: &Node) -> Option<String> {
         return Some(format!("belongs to tree {}", node.tree()));
     }
     if node.generation() != pointer.generation {
-        return Some(format!("generation {} where the parent expects {}: a write was lost", node.generation(), pointer.generation));
+        return Some(format!(
+            "generation {} where the parent expects {}: a write was lost",
+            node.generation(),
+            pointer.generation
+        ));
     }
     if node.level() != pointer.level {
         return Some(format!("level {} instead of {}", node.level(), pointer.level));
     }
     // The first key of an inner node is not compared: that child takes everything below the second.
     let first = usize::from(node.level() > 0);
-    let outside = |key: &Key| *key < expected.lower || expected.upper.is_some_and(|upper| *key >= upper);
+    let outside =
+        |key: &Key| *key < expected.lower || expected.upper.is_some_and(|upper| *key >= upper);
     let key = (first..node.count()).map(|index| node.key(index)).find(outside)?;
     Some(format!("key {key:?} lies outside {:?}..{:?}", expected.lower, expected.upper))
 }
@@ -220,10 +257,18 @@ fn children(expected: &Expected, node: &Node) -> Vec<Expected> {
             let child = node.child(index);
             Expected {
                 tree: expected.tree,
-                pointer: NodePointer { block: child.block, generation: child.generation, level: node.level() - 1 },
+                pointer: NodePointer {
+                    block: child.block,
+                    generation: child.generation,
+                    level: node.level() - 1,
+                },
                 parent_generation: node.generation(),
                 lower: if index == 0 { expected.lower } else { node.key(index) },
-                upper: if index + 1 < node.count() { Some(node.key(index + 1)) } else { expected.upper },
+                upper: if index + 1 < node.count() {
+                    Some(node.key(index + 1))
+                } else {
+                    expected.upper
+                },
                 is_root: false,
             }
         })

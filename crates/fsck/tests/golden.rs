@@ -1,5 +1,6 @@
-//! Volumes of released format versions stay readable: each stands beside this test without its zeros, and is checked as it
-//! was written. `cargo run -p cairn-fsck --example make_golden IMAGE OUT` makes such a file of a volume.
+//! Volumes of released format versions stay readable: each stands beside this test without its
+//! zeros, and is checked as it was written. `cargo run -p cairn-fsck --example make_golden IMAGE
+//! OUT` makes such a file of a volume.
 #[path = "golden/sparse_image.rs"]
 mod sparse_image;
 
@@ -19,16 +20,38 @@ fn version_1_stays_readable() {
     assert_eq!((report.label.as_str(), report.statistics.total_blocks), ("golden", 4096));
     let statistics = &report.statistics;
     assert!(statistics.directories >= 3 && statistics.files >= 30, "{report}");
-    assert!(statistics.orphans > 0 && statistics.unwritten_blocks > 0 && statistics.data_blocks_verified > 100, "{report}");
+    assert!(
+        statistics.orphans > 0
+            && statistics.unwritten_blocks > 0
+            && statistics.data_blocks_verified > 100,
+        "{report}"
+    );
     let text = dump_tree(&device, TREE_FILES, None).unwrap().to_string();
-    for part in ["\"user.large\", 4000 bytes", "XattrPart", "→ \"directory/inner\"", "Remove", "Unwritten", "\"other name\" →"] {
+    for part in [
+        "\"user.large\", 4000 bytes",
+        "XattrPart",
+        "→ \"directory/inner\"",
+        "Remove",
+        "Unwritten",
+        "\"other name\" →",
+    ] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
     let superblocks = dump_super(&device).unwrap();
     assert!(superblocks.superblocks.iter().all(|superblock| superblock.problem.is_none()));
-    let leaf_items =
-        |tree| dump_tree(&device, tree, None).unwrap().nodes.iter().filter(|n| n.level == 0).map(|n| n.items.len()).sum::<usize>();
-    assert_eq!((leaf_items(TREE_ROOTS), leaf_items(TREE_FILES) as u64), (1, report.statistics.items));
+    let leaf_items = |tree| {
+        dump_tree(&device, tree, None)
+            .unwrap()
+            .nodes
+            .iter()
+            .filter(|n| n.level == 0)
+            .map(|n| n.items.len())
+            .sum::<usize>()
+    };
+    assert_eq!(
+        (leaf_items(TREE_ROOTS), leaf_items(TREE_FILES) as u64),
+        (1, report.statistics.items)
+    );
     assert!(dump_space(&device).unwrap().groups.iter().all(|group| group.slot.is_some()));
     assert!(dump_log(&device).unwrap().checkpoints.is_empty());
 }

@@ -19,8 +19,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         mkfs::mkfs(&FileDevice::create(&image, IMAGE_BYTES)?, &mkfs::MkfsOptions::default())?;
     }
     let has = |word: &str| words.iter().any(|given| given == word);
-    let options = MountOptions { plain: has("plain"), writeback: has("writeback"), ..MountOptions::default() };
-    let volume = Volume::open(Arc::new(FileDevice::open(&image, OpenMode::ReadWrite)?), VolumeOptions::default())?;
+    let options = MountOptions {
+        plain: has("plain"),
+        writeback: has("writeback"),
+        ..MountOptions::default()
+    };
+    let volume = Volume::open(
+        Arc::new(FileDevice::open(&image, OpenMode::ReadWrite)?),
+        VolumeOptions::default(),
+    )?;
     let mounted = cairn_fuse::mount(volume, &image, &directory, &options)?;
     println!("{} is mounted on {}", image.display(), directory.display());
     mounted.run()?;

@@ -1,7 +1,8 @@
-//! What a program does with somebody's mount: unmount it, make it durable, trim it, shut it down, ask for its statistics.
+//! What a program does with somebody's mount: unmount it, make it durable, trim it, shut it down,
+//! ask for its statistics.
 //!
-//! Attributes that only the root directory of a mount has, and that no listing shows, answer questions:
-//! [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
+//! Attributes that only the root directory of a mount has, and that no listing shows, answer
+//! questions: [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
 use crate::error::MountError;
 use crate::kernel;
 use crate::mounting::{self, MountInfo, find_mount};
@@ -28,14 +29,16 @@ const FUSE_MAGIC: u64 = 0x6573_5546;
 const ANONYMOUS_MAJOR: u32 = 0;
 const XATTR_BYTES_MAX: usize = 64 * 1024;
 
-/// Unmounts `mountpoint`. When this returns, all changes are durable and the server has let the volume go.
+/// Unmounts `mountpoint`. When this returns, all changes are durable and the server has let the
+/// volume go.
 ///
 /// # Errors
 /// It is no mount of Cairn, or is in use, or its server does not end.
 pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
     let mount = cairn_mount(mountpoint)?;
     let server = server_of(&mount.mountpoint);
-    // umount(2) does not reach the server of a plain mount, so its error could not be told. A dead server is no obstacle.
+    // umount(2) does not reach the server of a plain mount, so its error could not be told. A dead
+    // server is no obstacle.
     if !mount.forwards_sync() && server.is_some() && !is_shut_down(&mount.mountpoint) {
         sync(&mount.mountpoint)?;
     }
@@ -62,8 +65,9 @@ fn sync_as_oneself(directory: &Path) -> Result<(), MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let open = open_in_mount(directory)?;
     let synced = rustix::fs::syncfs(&open).map_err(no_answer);
-    // For `fuseblk` the kernel has waited until all it had cached was written, and then told the server to sync. For plain
-    // `fuse` an older kernel has only begun to write, and tells nothing; the server waits for the rest.
+    // For `fuseblk` the kernel has waited until all it had cached was written, and then told the
+    // server to sync. For plain `fuse` an older kernel has only begun to write, and tells nothing;
+    // the server waits for the rest.
     let device = rustix::fs::fstat(&open).map_err(no_answer)?.st_dev;
     if rustix::fs::major(device) != ANONYMOUS_MAJOR {
         return synced;
@@ -72,11 +76,13 @@ fn sync_as_oneself(directory: &Path) -> Result<(), MountError> {
     kernel::request_sync(&open).map_err(no_answer).and(synced)
 }
 
-/// Stops the volume that `directory` shows, as a crash would; everything becomes durable before if `flush`. From then on
-/// every request but to unmount fails with EIO. Only root and the server's user may ask.
+/// Stops the volume that `directory` shows, as a crash would; everything becomes durable before if
+/// `flush`. From then on every request but to unmount fails with EIO. Only root and the server's
+/// user may ask.
 ///
 /// # Errors
-/// It is in no mount of Cairn, or not everything became durable; the volume is stopped all the same.
+/// It is in no mount of Cairn, or not everything became durable; the volume is stopped all the
+/// same.
 pub fn shut_down(directory: &Path, flush: bool) -> Result<(), MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let open = open_in_mount(directory)?;
@@ -85,8 +91,8 @@ pub fn shut_down(directory: &Path, flush: bool) -> Result<(), MountError> {
     kernel::request_shutdown(&open, flush).map_err(no_answer).and(synced)
 }
 
-/// Discards what is free in the volume that `directory` shows, so that its image file takes less room; returns how many bytes
-/// were free. Only root and the server's user may ask.
+/// Discards what is free in the volume that `directory` shows, so that its image file takes less
+/// room; returns how many bytes were free. Only root and the server's user may ask.
 ///
 /// # Errors
 /// It is in no mount of Cairn, or the volume can't be changed.
@@ -112,9 +118,14 @@ fn no_answer(directory: &Path, errno: Errno) -> MountError {
 fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = rustix::fs::open(directory, flags, Mode::empty()).map_err(|errno| unusable(directory, errno).unwrap_or(no_answer(errno)))?;
+    let open = rustix::fs::open(directory, flags, Mode::empty())
+        .map_err(|errno| unusable(directory, errno).unwrap_or(no_answer(errno)))?;
     let file_system = rustix::fs::fstatfs(&open).map_err(no_answer)?;
-    if file_system.f_type as u64 == FUSE_MAGIC { Ok(open) } else { Err(MountError::NotInCairn(directory.to_owned())) }
+    if file_system.f_type as u64 == FUSE_MAGIC {
+        Ok(open)
+    } else {
+        Err(MountError::NotInCairn(directory.to_owned()))
+    }
 }
 
 /// What is wrong with a path itself.
@@ -129,10 +140,12 @@ fn unusable(path: &Path, errno: Errno) -> Option<MountError> {
 /// It is no mount of Cairn, or does not answer.
 pub fn statistics(mountpoint: &Path) -> Result<String, MountError> {
     let mount = cairn_mount(mountpoint)?;
-    let value = as_owner(&mount.mountpoint, |mountpoint| attribute(mountpoint, XATTR_STATISTICS)).map_err(|errno| match errno {
-        Errno::NODATA | Errno::NOTSUP => {
-            MountError::NotCairn { path: mount.mountpoint.clone(), file_system_type: mount.file_system_type.clone() }
-        }
+    let value = as_owner(&mount.mountpoint, |mountpoint| attribute(mountpoint, XATTR_STATISTICS))
+        .map_err(|errno| match errno {
+        Errno::NODATA | Errno::NOTSUP => MountError::NotCairn {
+            path: mount.mountpoint.clone(),
+            file_system_type: mount.file_system_type.clone(),
+        },
         errno => MountError::NoAnswer { path: mount.mountpoint.clone(), errno },
     })?;
     Ok(String::from_utf8_lossy(&value).into_owned())
@@ -140,7 +153,8 @@ pub fn statistics(mountpoint: &Path) -> Result<String, MountError> {
 
 fn cairn_mount(mountpoint: &Path) -> Result<MountInfo, MountError> {
     let not_mounted = || {
-        let missing = rustix::fs::stat(mountpoint).err().and_then(|errno| unusable(mountpoint, errno));
+        let missing =
+            rustix::fs::stat(mountpoint).err().and_then(|errno| unusable(mountpoint, errno));
         missing.unwrap_or_else(|| MountError::NotMounted(mountpoint.to_owned()))
     };
     let mount = find_mount(mountpoint)?.ok_or_else(not_mounted)?;
@@ -174,7 +188,11 @@ fn open_other_process(process_id: u32) -> Option<(u32, OwnedFd)> {
 
 fn wait_for_end(mount: &MountInfo, process_id: u32, process: &OwnedFd) -> Result<(), MountError> {
     let timeout = Timespec { tv_sec: SERVER_END_SECONDS_MAX as i64, tv_nsec: 0 };
-    let running = || MountError::ServerStillRunning { path: mount.mountpoint.clone(), process_id, seconds: SERVER_END_SECONDS_MAX };
+    let running = || MountError::ServerStillRunning {
+        path: mount.mountpoint.clone(),
+        process_id,
+        seconds: SERVER_END_SECONDS_MAX,
+    };
     match rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)) {
         Ok(0) => Err(running()),
         Ok(_) | Err(Errno::INTR) => Ok(()),

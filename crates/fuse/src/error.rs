@@ -19,7 +19,9 @@ pub enum MountError {
     SourceUnusable { path: PathBuf, errno: Errno },
     #[error("{0} is in use: mounted already, or opened exclusively by another program")]
     SourceBusy(PathBuf),
-    #[error("/dev/fuse is missing: the kernel has no FUSE, or its module is not loaded (modprobe fuse)")]
+    #[error(
+        "/dev/fuse is missing: the kernel has no FUSE, or its module is not loaded (modprobe fuse)"
+    )]
     FuseMissing,
     #[error("/dev/fuse cannot be opened: {0}")]
     FuseUnusable(Errno),
@@ -51,7 +53,9 @@ pub enum MountError {
     MountBusy(PathBuf),
     #[error("unmounting {path} failed: {errno}")]
     UnmountFailed { path: PathBuf, errno: Errno },
-    #[error("{path} is unmounted, but its server, process {process_id}, has not ended after {seconds} s")]
+    #[error(
+        "{path} is unmounted, but its server, process {process_id}, has not ended after {seconds} s"
+    )]
     ServerStillRunning { path: PathBuf, process_id: u32, seconds: u64 },
     #[error("the mount {path} does not answer: {errno}")]
     NoAnswer { path: PathBuf, errno: Errno },

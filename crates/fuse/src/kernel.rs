@@ -1,5 +1,5 @@
-//! System calls that have no safe wrapper: cloning a FUSE device, setting up loop devices, Cairn's own requests, the
-//! scheduling policy of a thread, and what a server does not inherit.
+//! System calls that have no safe wrapper: cloning a FUSE device, setting up loop devices, Cairn's
+//! own requests, the scheduling policy of a thread, and what a server does not inherit.
 //!
 //! The only module of the crate with `unsafe`.
 #![allow(unsafe_code)]
@@ -15,10 +15,12 @@ pub const IOCTL_SYNC: u32 = 0xca01;
 pub const IOCTL_SHUTDOWN: u32 = 0xca02;
 /// `_IO(0xCA, 3)`: stop at once.
 pub const IOCTL_SHUTDOWN_DROP: u32 = 0xca03;
-/// `XFS_IOC_GOINGDOWN`, which ext4 and btrfs know as well. The kernel keeps its argument, a word of flags, to itself.
+/// `XFS_IOC_GOINGDOWN`, which ext4 and btrfs know as well. The kernel keeps its argument, a word of
+/// flags, to itself.
 pub const IOCTL_GOING_DOWN: u32 = 0x8004_587d;
 
-/// `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`: discard what is free. fstrim(8) sends it to a directory.
+/// `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`: discard what is free. fstrim(8) sends it to a
+/// directory.
 pub const IOCTL_TRIM: u32 = 0xc018_5879;
 
 const FUSE_DEV_IOC_CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
@@ -68,32 +70,40 @@ pub fn thread_id() -> i32 {
 pub fn set_idle_policy(thread_id: i32, idle: bool) -> io::Result<()> {
     let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
     let priority: libc::c_int = 0;
-    // SAFETY: sched_setscheduler(2) reads one int, the priority, through its argument, and writes nothing. (The function of that
-    // name does nothing in some C libraries.)
-    let result = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread_id, policy, &raw const priority) };
+    // SAFETY: sched_setscheduler(2) reads one int, the priority, through its argument, and writes
+    // nothing. (The function of that name does nothing in some C libraries.)
+    let result = unsafe {
+        libc::syscall(libc::SYS_sched_setscheduler, thread_id, policy, &raw const priority)
+    };
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
 /// Whether the policy of the thread `thread_id` is SCHED_OTHER.
 pub fn has_normal_policy(thread_id: i32) -> bool {
     // SAFETY: sched_getscheduler(2) takes a number and touches no memory.
-    unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread_id) == libc::c_long::from(libc::SCHED_OTHER) }
+    unsafe {
+        libc::syscall(libc::SYS_sched_getscheduler, thread_id)
+            == libc::c_long::from(libc::SCHED_OTHER)
+    }
 }
 
 fn last_error() -> io::Errno {
     io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(io::Errno::INVAL)
 }
 
-/// Makes `device`, a freshly opened `/dev/fuse`, another queue of the connection that `connection` belongs to.
+/// Makes `device`, a freshly opened `/dev/fuse`, another queue of the connection that `connection`
+/// belongs to.
 pub fn clone_fuse_device(device: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     let number = connection.as_raw_fd() as u32;
-    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, a descriptor number, through its argument, and writes nothing.
+    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, a descriptor number, through its argument, and
+    // writes nothing.
     unsafe { ioctl::ioctl(device, Setter::<FUSE_DEV_IOC_CLONE, u32>::new(number)) }
 }
 
 struct LoopGetFree;
 
-// SAFETY: LOOP_CTL_GET_FREE takes no argument, touches no memory of the caller and returns the device number.
+// SAFETY: LOOP_CTL_GET_FREE takes no argument, touches no memory of the caller and returns the
+// device number.
 unsafe impl Ioctl for LoopGetFree {
     type Output = i32;
     const IS_MUTATING: bool = false;
@@ -115,27 +125,36 @@ pub fn free_loop_device(control: &OwnedFd) -> io::Result<i32> {
     unsafe { ioctl::ioctl(control, LoopGetFree) }
 }
 
-/// Attaches `backing` to the loop device `device`. `EBUSY` if somebody else took the device meanwhile.
-pub fn configure_loop_device(device: &OwnedFd, backing: &OwnedFd, flags: u32, shown_name: &[u8]) -> io::Result<()> {
+/// Attaches `backing` to the loop device `device`. `EBUSY` if somebody else took the device
+/// meanwhile.
+pub fn configure_loop_device(
+    device: &OwnedFd,
+    backing: &OwnedFd,
+    flags: u32,
+    shown_name: &[u8],
+) -> io::Result<()> {
     let mut config = LoopConfig::new_zeroed();
     config.fd = backing.as_raw_fd() as u32;
     config.info.flags = flags;
     let length = shown_name.len().min(config.info.file_name.len() - 1);
     config.info.file_name[..length].copy_from_slice(&shown_name[..length]);
-    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, whose layout `LoopConfig` has (checked by a test), and
-    // writes nothing.
+    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, whose layout `LoopConfig` has (checked
+    // by a test), and writes nothing.
     unsafe { ioctl::ioctl(device, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
 }
 
 /// Asks the mount that `directory` belongs to, to make everything durable.
 pub fn request_sync(directory: impl AsFd) -> io::Result<()> {
-    // SAFETY: the request has no argument, by its number; a file system that does not know it answers ENOTTY.
+    // SAFETY: the request has no argument, by its number; a file system that does not know it
+    // answers ENOTTY.
     unsafe { ioctl::ioctl(directory, NoArg::<{ IOCTL_SYNC as Opcode }>::new()) }
 }
 
-/// Asks the mount that `directory` belongs to, to stop; everything becomes durable before if `flush`.
+/// Asks the mount that `directory` belongs to, to stop; everything becomes durable before if
+/// `flush`.
 pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
-    // SAFETY: the requests have no argument, by their numbers; a file system that does not know them answers ENOTTY.
+    // SAFETY: the requests have no argument, by their numbers; a file system that does not know
+    // them answers ENOTTY.
     unsafe {
         if flush {
             ioctl::ioctl(directory, NoArg::<{ IOCTL_SHUTDOWN as Opcode }>::new())
@@ -145,11 +164,15 @@ pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
     }
 }
 
-/// Asks the mount that `directory` belongs to, to discard what is free; returns how many bytes that was.
+/// Asks the mount that `directory` belongs to, to discard what is free; returns how many bytes that
+/// was.
 pub fn request_trim(directory: impl AsFd) -> io::Result<u64> {
     let mut range = TrimRange { start: 0, length: u64::MAX, least_bytes: 0 };
-    // SAFETY: FITRIM reads and writes one `struct fstrim_range`, whose layout `TrimRange` has (checked by a test).
-    unsafe { ioctl::ioctl(directory, Updater::<{ IOCTL_TRIM as Opcode }, TrimRange>::new(&mut range))? };
+    // SAFETY: FITRIM reads and writes one `struct fstrim_range`, whose layout `TrimRange` has
+    // (checked by a test).
+    unsafe {
+        ioctl::ioctl(directory, Updater::<{ IOCTL_TRIM as Opcode }, TrimRange>::new(&mut range))?
+    };
     Ok(range.length)
 }
 
@@ -167,9 +190,17 @@ pub mod mapping {
 
     impl Mapping {
         pub fn new(file: &File, length_bytes: usize) -> Self {
-            // SAFETY: a new mapping at an address of the kernel's choice. Nobody shortens the file while it is mapped.
+            // SAFETY: a new mapping at an address of the kernel's choice. Nobody shortens the file
+            // while it is mapped.
             let start = unsafe {
-                rustix::mm::mmap(std::ptr::null_mut(), length_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
+                rustix::mm::mmap(
+                    std::ptr::null_mut(),
+                    length_bytes,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED,
+                    file,
+                    0,
+                )
             };
             Self { start: start.unwrap().cast(), length_bytes }
         }
@@ -185,7 +216,8 @@ pub mod mapping {
         }
         pub fn sync(&self) {
             // SAFETY: the whole mapping, which exists as long as `self`.
-            unsafe { rustix::mm::msync(self.start.cast(), self.length_bytes, MsyncFlags::SYNC) }.unwrap();
+            unsafe { rustix::mm::msync(self.start.cast(), self.length_bytes, MsyncFlags::SYNC) }
+                .unwrap();
         }
     }
 
@@ -210,9 +242,11 @@ mod tests {
     }
 }
 
-/// Programs that this process starts get its standard streams and none of its other open files. (Before Linux 5.11 they get what the
-/// process itself was started with, as any program.)
+/// Programs that this process starts get its standard streams and none of its other open files.
+/// (Before Linux 5.11 they get what the process itself was started with, as any program.)
 pub fn hand_on_standard_streams_only() {
-    // SAFETY: the call takes no memory, and sets a flag of descriptors, which closes none in this process.
-    let _ = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    // SAFETY: the call takes no memory, and sets a flag of descriptors, which closes none in this
+    // process.
+    let _ =
+        unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }

@@ -1,13 +1,15 @@
 //! Cairn's own FUSE transport, and the mount that answers with a volume.
 //!
-//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`], [`sync`], [`trim`], [`shut_down`], [`statistics`],
-//! [`find_mount`]); the adapter that answers requests with a volume ([`VolumeHandler`]); the session (INIT to unmount);
-//! making mounts; [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in two
+//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`],
+//! [`sync`], [`trim`], [`shut_down`], [`statistics`], [`find_mount`]); the adapter that answers
+//! requests with a volume ([`VolumeHandler`]); the session (INIT to unmount); making mounts;
+//! [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in two
 //! modules: one wraps ioctls, the other io_uring.
 //!
-//! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes everything durable,
-//! `0xca02` does so and stops the volume, `0xca03` stops it at once; the root directory's attributes [`XATTR_STATISTICS`],
-//! [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] tell statistics, server, and whether it was stopped.
+//! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount
+//! makes everything durable, `0xca02` does so and stops the volume, `0xca03` stops it at once; the
+//! root directory's attributes [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] tell
+//! statistics, server, and whether it was stopped.
 //!
 //! ```no_run
 //! use cairn_blockdev::{FileDevice, OpenMode};
@@ -41,10 +43,15 @@ mod session_tests;
 mod tiny_file_system;
 
 pub use adapter::VolumeHandler;
-pub use control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync, trim, unmount};
+pub use control::{
+    XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync,
+    trim, unmount,
+};
 pub use error::MountError;
 pub use kernel::hand_on_standard_streams_only;
 pub use mounted::{MountEnder, MountedVolume, mount};
-pub use mounting::{KernelOptions, MountInfo, MountOptions, ShownSource, Transport, find_mount, is_mounted};
+pub use mounting::{
+    KernelOptions, MountInfo, MountOptions, ShownSource, Transport, find_mount, is_mounted,
+};
 pub use negotiation::Agreement;
 pub use session::{Session, SessionError, Unmounter};

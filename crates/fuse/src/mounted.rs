@@ -1,5 +1,5 @@
-//! A mounted volume: the session, the handler that answers with the volume, and the thread that commits where the kernel
-//! does not tell when.
+//! A mounted volume: the session, the handler that answers with the volume, and the thread that
+//! commits where the kernel does not tell when.
 use crate::adapter::{PeriodicCommit, VolumeHandler};
 use crate::error::MountError;
 use crate::mounting::MountOptions;
@@ -8,15 +8,23 @@ use cairn_engine::Volume;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Mounts `volume`, which lies in `source` (an image file or a block device), on the directory `mountpoint`. The mount
-/// answers when this returns. When it ends the volume is closed.
+/// Mounts `volume`, which lies in `source` (an image file or a block device), on the directory
+/// `mountpoint`. The mount answers when this returns. When it ends the volume is closed.
 ///
 /// # Errors
 /// See [`MountError`]; nothing is mounted then, and the volume is still open.
-pub fn mount(volume: Volume, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<MountedVolume, MountError> {
-    let handler = Arc::new(VolumeHandler::new(volume, options.writeback).synchronous(options.kernel.synchronous()));
+pub fn mount(
+    volume: Volume,
+    source: &Path,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<MountedVolume, MountError> {
+    let handler = Arc::new(
+        VolumeHandler::new(volume, options.writeback).synchronous(options.kernel.synchronous()),
+    );
     let session = Session::start(source, mountpoint, options, handler.clone())?;
-    let periodic = (!session.forwards_sync() && !options.read_only).then(|| PeriodicCommit::start(handler.clone()));
+    let periodic = (!session.forwards_sync() && !options.read_only)
+        .then(|| PeriodicCommit::start(handler.clone()));
     Ok(MountedVolume { session, handler, periodic })
 }
 
@@ -29,7 +37,8 @@ pub struct MountedVolume {
 }
 
 impl MountedVolume {
-    /// Serves until the file system is unmounted. Then the volume is closed and everything is durable.
+    /// Serves until the file system is unmounted. Then the volume is closed and everything is
+    /// durable.
     ///
     /// # Errors
     /// See [`SessionError`].
@@ -50,13 +59,15 @@ impl MountedVolume {
     pub fn is_over_ring(&self) -> bool {
         self.session.is_over_ring()
     }
-    /// Whether sync(2), syncfs(2) and umount(2) reach the volume. If not, it commits every second when something changed.
+    /// Whether sync(2), syncfs(2) and umount(2) reach the volume. If not, it commits every second
+    /// when something changed.
     pub fn forwards_sync(&self) -> bool {
         self.session.forwards_sync()
     }
 }
 
-/// Ends a mount. Every copy stands for the same mount; never call it on a thread that answers requests.
+/// Ends a mount. Every copy stands for the same mount; never call it on a thread that answers
+/// requests.
 #[derive(Clone, Debug)]
 pub struct MountEnder {
     unmounter: Unmounter,
@@ -64,7 +75,8 @@ pub struct MountEnder {
 }
 
 impl MountEnder {
-    /// Unmounts; [`MountedVolume::run`] then returns. Nothing happens when the mount is gone already.
+    /// Unmounts; [`MountedVolume::run`] then returns. Nothing happens when the mount is gone
+    /// already.
     ///
     /// # Errors
     /// The mount is in use, or may not be unmounted.
@@ -78,8 +90,9 @@ impl MountEnder {
     pub fn sync(&self) -> Result<(), MountError> {
         self.unmounter.sync()
     }
-    /// Makes everything durable and stops the volume, although it is mounted: all later calls fail, and once this process has
-    /// ended the image is free. The mount stays where it is, so that nothing is written into the directory underneath.
+    /// Makes everything durable and stops the volume, although it is mounted: all later calls fail,
+    /// and once this process has ended the image is free. The mount stays where it is, so that
+    /// nothing is written into the directory underneath.
     ///
     /// # Errors
     /// Something could not be written; the volume is stopped all the same.

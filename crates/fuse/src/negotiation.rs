@@ -4,7 +4,8 @@ use crate::protocol::wire::{InitIn, InitOut, init_flag};
 use crate::protocol::{MAJOR_VERSION, MINOR_VERSION, MINOR_VERSION_MIN};
 use crate::transport::TRANSFER_BYTES_MAX;
 
-/// Requests that the kernel may have outstanding without a caller that waits (read-ahead, writeback, asynchronous I/O).
+/// Requests that the kernel may have outstanding without a caller that waits (read-ahead,
+/// writeback, asynchronous I/O).
 const BACKGROUND_REQUESTS_MAX: u16 = 128;
 /// From this number on the kernel calls the device congested.
 const CONGESTION_THRESHOLD: u16 = 96;
@@ -12,18 +13,19 @@ const CONGESTION_THRESHOLD: u16 = 96;
 const READAHEAD_BYTES_MAX: u32 = TRANSFER_BYTES_MAX as u32;
 const PAGE_BYTES: usize = 4096;
 
-/// What is asked for if the kernel has it. Left out on purpose: AUTO_INVAL_DATA (with the writeback cache every cached
-/// read would ask for attributes), ATOMIC_O_TRUNC (there are no opens to carry it), POSIX_LOCKS and FLOCK_LOCKS (one kernel
-/// uses the volume, its own locks suffice), the SPLICE flags, POSIX_ACL. OVER_IO_URING is a promise, made only with rings at hand.
+/// What is asked for if the kernel has it. Left out on purpose: AUTO_INVAL_DATA (with the writeback
+/// cache every cached read would ask for attributes), ATOMIC_O_TRUNC (there are no opens to carry
+/// it), POSIX_LOCKS and FLOCK_LOCKS (one kernel uses the volume, its own locks suffice), the SPLICE
+/// flags, POSIX_ACL. OVER_IO_URING is a promise, made only with rings at hand.
 ///
 /// ASYNC_DIO is left out, too. With it the kernel completes a direct write of libaio or io_uring
-/// after it has given up the inode's lock, and keeps the pages that a reader cached meanwhile. Those
-/// stay old for ever, a store into one puts old data over durable data, and a truncation can overtake
-/// the write. The server could have the pages dropped before it replies, but it cannot tell for which
-/// WRITEs: a buffered write through a descriptor with O_DIRECT looks the same and keeps its page
-/// locked until the reply, so dropping that page would never end. And with the writeback cache the
-/// kernel does not believe the server's size. Without the flag a direct write completes under the
-/// inode's lock, with the pages dropped.
+/// after it has given up the inode's lock, and keeps the pages that a reader cached meanwhile.
+/// Those stay old for ever, a store into one puts old data over durable data, and a truncation can
+/// overtake the write. The server could have the pages dropped before it replies, but it cannot
+/// tell for which WRITEs: a buffered write through a descriptor with O_DIRECT looks the same and
+/// keeps its page locked until the reply, so dropping that page would never end. And with the
+/// writeback cache the kernel does not believe the server's size. Without the flag a direct write
+/// completes under the inode's lock, with the pages dropped.
 const WANTED: u64 = init_flag::ASYNC_READ
     | init_flag::EXPORT_SUPPORT
     | init_flag::BIG_WRITES
@@ -82,9 +84,17 @@ pub fn negotiate(offer: &InitIn, extras: Extras) -> Result<Option<Agreement>, Mo
         return Ok(None);
     }
     if offer.major < MAJOR_VERSION || offer.minor < MINOR_VERSION_MIN {
-        return Err(MountError::ProtocolTooOld { major: offer.major, minor: offer.minor, minor_min: MINOR_VERSION_MIN });
+        return Err(MountError::ProtocolTooOld {
+            major: offer.major,
+            minor: offer.minor,
+            minor_min: MINOR_VERSION_MIN,
+        });
     }
-    let high = if u64::from(offer.flags) & init_flag::INIT_EXT != 0 { u64::from(offer.flags2) << 32 } else { 0 };
+    let high = if u64::from(offer.flags) & init_flag::INIT_EXT != 0 {
+        u64::from(offer.flags2) << 32
+    } else {
+        0
+    };
     let offered = u64::from(offer.flags) | high;
     let flags = offered & (WANTED | extras.flags());
     let minor = offer.minor.min(MINOR_VERSION);
@@ -114,7 +124,14 @@ mod tests {
     use super::*;
 
     fn offer(major: u32, minor: u32) -> InitIn {
-        InitIn { major, minor, max_readahead: 131_072, flags: u32::MAX, flags2: u32::MAX, unused: [0; 11] }
+        InitIn {
+            major,
+            minor,
+            max_readahead: 131_072,
+            flags: u32::MAX,
+            flags2: u32::MAX,
+            unused: [0; 11],
+        }
     }
 
     const CACHED: Extras = Extras { writeback: true, ring: false };
@@ -128,8 +145,12 @@ mod tests {
         let agreed = negotiate(&offer(7, 45), CACHED).unwrap().unwrap();
         assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE);
         assert_eq!(agreed.flags & (init_flag::AUTO_INVAL_DATA | init_flag::ASYNC_DIO), 0);
-        assert_eq!((agreed.answer.minor, agreed.answer.flags2, agreed.answer.max_pages), (MINOR_VERSION, 0, 256));
-        let through = negotiate(&offer(7, 45), Extras { writeback: false, ring: false }).unwrap().unwrap();
+        assert_eq!(
+            (agreed.answer.minor, agreed.answer.flags2, agreed.answer.max_pages),
+            (MINOR_VERSION, 0, 256)
+        );
+        let through =
+            negotiate(&offer(7, 45), Extras { writeback: false, ring: false }).unwrap().unwrap();
         assert_eq!(through.flags & init_flag::WRITEBACK_CACHE, 0);
         let poor = InitIn { flags: init_flag::ASYNC_READ as u32, ..offer(7, 31) };
         let agreed = negotiate(&poor, CACHED).unwrap().unwrap();
@@ -139,8 +160,14 @@ mod tests {
     #[test]
     fn other_versions_are_recognised() {
         assert_eq!(negotiate(&offer(8, 0), CACHED), Ok(None));
-        assert!(matches!(negotiate(&offer(7, 12), CACHED), Err(MountError::ProtocolTooOld { minor: 12, .. })));
-        assert!(matches!(negotiate(&offer(6, 99), CACHED), Err(MountError::ProtocolTooOld { major: 6, .. })));
+        assert!(matches!(
+            negotiate(&offer(7, 12), CACHED),
+            Err(MountError::ProtocolTooOld { minor: 12, .. })
+        ));
+        assert!(matches!(
+            negotiate(&offer(6, 99), CACHED),
+            Err(MountError::ProtocolTooOld { major: 6, .. })
+        ));
         assert_eq!((own_version().major, own_version().minor), (7, MINOR_VERSION));
     }
 }

@@ -1,14 +1,19 @@
 //! A mount that is served: from INIT until the kernel has unmounted it.
 //!
-//! States: *made* (the kernel knows the mount) → *agreed* (INIT answered) → *served* (request threads run) → *ended* (all of
-//! them have stopped, the handler has finished). [`Session`] exists from *served* on; on a failure before it, the mount is
-//! taken away again.
+//! States: *made* (the kernel knows the mount) → *agreed* (INIT answered) → *served* (request
+//! threads run) → *ended* (all of them have stopped, the handler has finished). [`Session`] exists
+//! from *served* on; on a failure before it, the mount is taken away again.
 use crate::control;
 use crate::error::MountError;
-use crate::mounting::{self, MadeMount, MountOptions, SourceLink, Transport, find_mount, find_mount_of_device};
+use crate::mounting::{
+    self, MadeMount, MountOptions, SourceLink, Transport, find_mount, find_mount_of_device,
+};
 use crate::negotiation::{self, Agreement, Extras};
 use crate::protocol::Operation;
-use crate::transport::{Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingFailure, RingThreads, Rings};
+use crate::transport::{
+    Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingFailure,
+    RingThreads, Rings,
+};
 use cairn_blockdev::BlockPool;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -20,7 +25,8 @@ pub enum SessionError {
     /// The last changes may not be durable.
     #[error("{0}")]
     Finish(HandlerFailure),
-    /// Somebody cut the connection, although the file system was mounted. Everything received is durable.
+    /// Somebody cut the connection, although the file system was mounted. Everything received is
+    /// durable.
     #[error("the connection to the kernel was cut while mounted on {0}")]
     Aborted(PathBuf),
     /// The FUSE device failed. Everything received is durable.
@@ -42,16 +48,26 @@ pub struct Session {
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Session").field("unmounter", &self.unmounter).field("agreement", &self.agreement).finish_non_exhaustive()
+        formatter
+            .debug_struct("Session")
+            .field("unmounter", &self.unmounter)
+            .field("agreement", &self.agreement)
+            .finish_non_exhaustive()
     }
 }
 
 impl Session {
-    /// Mounts `source` on `mountpoint` and lets `handler` answer. The mount answers when this returns.
+    /// Mounts `source` on `mountpoint` and lets `handler` answer. The mount answers when this
+    /// returns.
     ///
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
-    pub fn start(source: &Path, mountpoint: &Path, options: &MountOptions, handler: Arc<dyn Handler>) -> Result<Self, MountError> {
+    pub fn start(
+        source: &Path,
+        mountpoint: &Path,
+        options: &MountOptions,
+        handler: Arc<dyn Handler>,
+    ) -> Result<Self, MountError> {
         let rings = prepare_rings(options.transport)?;
         Self::serve(mounting::make_mount(source, mountpoint, options)?, rings, options, handler)
     }
@@ -65,10 +81,15 @@ impl Session {
     ) -> Result<Self, MountError> {
         let MadeMount { device, mountpoint, forwards_sync, link } = made;
         // Nobody has used it yet.
-        let mount = find_mount(&mountpoint).inspect_err(|_| drop(mounting::take_away(&mountpoint, true)))?;
-        let unmounter = Unmounter { mountpoint, device_number: mount.as_ref().map(|mount| mount.device_number) };
+        let mount = find_mount(&mountpoint)
+            .inspect_err(|_| drop(mounting::take_away(&mountpoint, true)))?;
+        let unmounter = Unmounter {
+            mountpoint,
+            device_number: mount.as_ref().map(|mount| mount.device_number),
+        };
         let channel = Arc::new(Channel::new(device));
-        let extras = Extras { writeback: options.writeback && !options.read_only, ring: rings.is_some() };
+        let extras =
+            Extras { writeback: options.writeback && !options.read_only, ring: rings.is_some() };
         let agreement = agree(&channel, extras).inspect_err(|_| {
             if let Err(error) = unmounter.detach() {
                 tracing::error!("{error}");
@@ -78,9 +99,13 @@ impl Session {
             mounting::lengthen_read_ahead(&mount);
         }
         // Requests wait in the kernel until the rings that were promised are registered.
-        let rings = rings.filter(|_| agreement.over_ring()).map(|rings| RingThreads::start(rings, &channel, options.threads, &handler));
+        let rings = rings
+            .filter(|_| agreement.over_ring())
+            .map(|rings| RingThreads::start(rings, &channel, options.threads, &handler));
         if let Some(failure) = rings.as_ref().and_then(|rings| rings.failure.as_ref()) {
-            tracing::warn!("the kernel refused FUSE over io_uring: {failure}; requests come over /dev/fuse");
+            tracing::warn!(
+                "the kernel refused FUSE over io_uring: {failure}; requests come over /dev/fuse"
+            );
         }
         let over_ring = rings.as_ref().is_some_and(|rings| rings.failure.is_none());
         let threads = if over_ring {
@@ -115,8 +140,9 @@ impl Session {
     pub fn run(self) -> Result<(), SessionError> {
         let end = self.threads.join();
         if end != End::Unmounted {
-            // If it is in use it stays, and answers everything with "transport endpoint is not connected": without it, the
-            // paths below it would be those of the directory underneath.
+            // If it is in use it stays, and answers everything with "transport endpoint is not
+            // connected": without it, the paths below it would be those of the directory
+            // underneath.
             if let Err(error) = self.unmounter.unmount() {
                 tracing::warn!("{error}; take it away with `cairn umount` when nothing uses it");
             }
@@ -135,7 +161,8 @@ impl Session {
     }
 }
 
-/// Unmounts one session's mount. Every copy stands for the same mount; never call it on a thread that answers requests.
+/// Unmounts one session's mount. Every copy stands for the same mount; never call it on a thread
+/// that answers requests.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     mountpoint: PathBuf,
@@ -147,7 +174,8 @@ impl Unmounter {
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
-    /// Has the kernel send what it keeps, and makes it durable. Nothing happens when the session's mount is gone already.
+    /// Has the kernel send what it keeps, and makes it durable. Nothing happens when the session's
+    /// mount is gone already.
     ///
     /// # Errors
     /// Something could not be written.
@@ -159,19 +187,24 @@ impl Unmounter {
         let copy = self.device_number.and_then(find_mount_of_device);
         match copy.map_or(Ok(()), |copy| control::sync(&copy.mountpoint)) {
             // It can't be entered by its path.
-            Err(MountError::NotInCairn(_) | MountError::NoAnswer { errno: Errno::NOTDIR | Errno::NOENT, .. }) => Ok(()),
+            Err(
+                MountError::NotInCairn(_)
+                | MountError::NoAnswer { errno: Errno::NOTDIR | Errno::NOENT, .. },
+            ) => Ok(()),
             synced => synced,
         }
     }
-    /// Unmounts; [`Session::run`] then returns. Nothing happens when the session's mount is gone already.
+    /// Unmounts; [`Session::run`] then returns. Nothing happens when the session's mount is gone
+    /// already.
     ///
     /// # Errors
     /// The mount is in use, or may not be unmounted.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.take_away(false)
     }
-    /// Takes the mount out of the tree now; [`Session::run`] returns when its last user is gone. Only for a mount that nobody
-    /// has used yet: what others do below its path from now on happens in the directory underneath.
+    /// Takes the mount out of the tree now; [`Session::run`] returns when its last user is gone.
+    /// Only for a mount that nobody has used yet: what others do below its path from now on happens
+    /// in the directory underneath.
     ///
     /// # Errors
     /// The mount may not be unmounted.
@@ -186,7 +219,9 @@ impl Unmounter {
     /// Whether what is mounted there is this session's.
     fn is_mounted(&self) -> Result<bool, MountError> {
         let present = find_mount(&self.mountpoint)?;
-        Ok(present.is_some_and(|mount| self.device_number.is_none_or(|number| number == mount.device_number)))
+        Ok(present.is_some_and(|mount| {
+            self.device_number.is_none_or(|number| number == mount.device_number)
+        }))
     }
 }
 
@@ -194,7 +229,9 @@ fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
     let is_root = rustix::process::geteuid().is_root();
     match transport {
         Transport::Device => Ok(None),
-        Transport::Ring if is_root => Rings::switch_on().and_then(|()| Rings::prepare()).map(Some).map_err(MountError::NoRing),
+        Transport::Ring if is_root => {
+            Rings::switch_on().and_then(|()| Rings::prepare()).map(Some).map_err(MountError::NoRing)
+        }
         Transport::Ring => Rings::prepare().map(Some).map_err(MountError::NoRing),
         Transport::Auto => match Rings::prepare() {
             Ok(rings) => Ok(Some(rings)),
@@ -227,7 +264,11 @@ fn agree(channel: &Arc<Channel>, extras: Extras) -> Result<Agreement, MountError
         match negotiation::negotiate(&offer, extras) {
             Ok(Some(agreement)) => {
                 reply.structure(&agreement.answer);
-                tracing::debug!(minor = agreement.minor, flags = format_args!("{:#x}", agreement.flags), "FUSE connection agreed on");
+                tracing::debug!(
+                    minor = agreement.minor,
+                    flags = format_args!("{:#x}", agreement.flags),
+                    "FUSE connection agreed on"
+                );
                 return Ok(agreement);
             }
             Ok(None) => drop(reply.structure(&negotiation::own_version())),

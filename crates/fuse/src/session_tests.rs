@@ -30,9 +30,13 @@ struct Mounted {
 
 impl Mounted {
     fn new(options: &MountOptions) -> Self {
-        Self::made_by(|image, mountpoint, handler| Session::start(image, mountpoint, options, handler))
+        Self::made_by(|image, mountpoint, handler| {
+            Session::start(image, mountpoint, options, handler)
+        })
     }
-    fn made_by(start: impl FnOnce(&Path, &Path, Arc<dyn Handler>) -> Result<Session, MountError>) -> Self {
+    fn made_by(
+        start: impl FnOnce(&Path, &Path, Arc<dyn Handler>) -> Result<Session, MountError>,
+    ) -> Self {
         let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         let (image, mountpoint) = (directory.path().join("image"), directory.path().join("mnt"));
         fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
@@ -76,7 +80,8 @@ fn exercise(path: &Path) {
     let mut read = [0; 13];
     file.read_exact_at(&mut read, 1_500_000).unwrap();
     assert_eq!(&read, b"in the middle");
-    let mut names: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["big", "small"]);
     fs::remove_file(path.join("small")).unwrap();
@@ -93,7 +98,10 @@ fn a_root_mount_reads_writes_syncs_and_unmounts() {
     exercise(&mounted.path());
     let info = find_mount(&mounted.path()).unwrap().expect("mounted");
     if mounted.forwards_sync {
-        assert_eq!((info.file_system_type.as_str(), &info.source), ("fuseblk.cairn", &mounted.image()));
+        assert_eq!(
+            (info.file_system_type.as_str(), &info.source),
+            ("fuseblk.cairn", &mounted.image())
+        );
         rustix::fs::syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
         assert_eq!(mounted.file_system.seen().syncs, 1);
     }
@@ -105,7 +113,10 @@ fn a_root_mount_reads_writes_syncs_and_unmounts() {
     assert_eq!(seen.destroyed, forwards_sync);
     assert!(seen.largest_write_bytes > 100_000, "{seen:?}");
     let loops = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!loops.contains("cairn-fuse-test") || !loops.contains(&info.mountpoint.display().to_string()));
+    assert!(
+        !loops.contains("cairn-fuse-test")
+            || !loops.contains(&info.mountpoint.display().to_string())
+    );
 }
 
 #[test]
@@ -113,7 +124,12 @@ fn a_plain_mount_without_the_writeback_cache_works_on_one_thread() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions { plain: true, writeback: false, threads: 1, ..options_of_tests() });
+    let mounted = Mounted::new(&MountOptions {
+        plain: true,
+        writeback: false,
+        threads: 1,
+        ..options_of_tests()
+    });
     assert!(!mounted.forwards_sync);
     exercise(&mounted.path());
     let info = find_mount(&mounted.path()).unwrap().expect("mounted");
@@ -124,22 +140,46 @@ fn a_plain_mount_without_the_writeback_cache_works_on_one_thread() {
 
 #[test]
 fn the_helper_mounts_and_hands_the_connection_over() {
-    if !can_mount() || std::process::Command::new("fusermount3").arg("--version").output().is_err() {
+    if !can_mount() || std::process::Command::new("fusermount3").arg("--version").output().is_err()
+    {
         return;
     }
     let options = MountOptions { read_only: true, ..options_of_tests() };
     let mounted = Mounted::made_by(|image, mountpoint, handler| {
-        let device = helper::mount(image, mountpoint, &MountOptions { allow_other: true, ..options.clone() })?;
-        Session::serve(MadeMount { device, mountpoint: mountpoint.to_owned(), forwards_sync: false, link: None }, None, &options, handler)
+        let device = helper::mount(
+            image,
+            mountpoint,
+            &MountOptions { allow_other: true, ..options.clone() },
+        )?;
+        Session::serve(
+            MadeMount {
+                device,
+                mountpoint: mountpoint.to_owned(),
+                forwards_sync: false,
+                link: None,
+            },
+            None,
+            &options,
+            handler,
+        )
     });
-    assert_eq!(fs::write(mounted.path().join("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(
+        fs::write(mounted.path().join("file"), "x").unwrap_err().raw_os_error(),
+        Some(Errno::ROFS.raw_os_error())
+    );
     let info = find_mount(&mounted.path()).unwrap().unwrap();
-    assert_eq!((info.file_system_type.as_str(), info.source, info.read_only), ("fuse.cairn", mounted.image(), true));
+    assert_eq!(
+        (info.file_system_type.as_str(), info.source, info.read_only),
+        ("fuse.cairn", mounted.image(), true)
+    );
     let inside = fs::File::open(mounted.path()).unwrap();
     assert_eq!(helper::unmount(&mounted.path(), false), Err(MountError::MountBusy(mounted.path())));
     drop(inside);
     helper::unmount(&mounted.path(), false).unwrap();
-    assert!(matches!(helper::mount(Path::new("/x"), Path::new("/nowhere"), &MountOptions::default()), Err(MountError::HelperFailed(_))));
+    assert!(matches!(
+        helper::mount(Path::new("/x"), Path::new("/nowhere"), &MountOptions::default()),
+        Err(MountError::HelperFailed(_))
+    ));
     mounted.unmount();
 }
 
@@ -164,7 +204,12 @@ fn a_mount_in_use_is_busy_until_it_is_detached() {
     let open = fs::File::open(mounted.path().join("file")).unwrap();
     assert_eq!(crate::unmount(&mounted.path()), Err(MountError::MountBusy(mounted.path())));
     assert_eq!(mounted.unmounter.unmount(), Err(MountError::MountBusy(mounted.path())));
-    let second = Session::start(&mounted.image(), &mounted.path(), &options_of_tests(), mounted.file_system.clone());
+    let second = Session::start(
+        &mounted.image(),
+        &mounted.path(),
+        &options_of_tests(),
+        mounted.file_system.clone(),
+    );
     assert!(matches!(second, Err(MountError::AlreadyMounted { .. })), "{second:?}");
     mounted.unmounter.detach().unwrap();
     assert_eq!(find_mount(&mounted.path()).unwrap(), None);
@@ -185,10 +230,13 @@ fn loop_devices_are_released() {
         return;
     }
     let device = find_mount(&mounted.path()).unwrap().unwrap().device;
-    let backing = format!("/sys/block/{}/loop/backing_file", device.file_name().unwrap().to_str().unwrap());
+    let backing =
+        format!("/sys/block/{}/loop/backing_file", device.file_name().unwrap().to_str().unwrap());
     assert_eq!(fs::read_to_string(&backing).unwrap().trim_end(), image.to_str().unwrap());
     mounted.unmount();
-    assert!(!fs::read_to_string(&backing).is_ok_and(|now| now.trim_end() == image.to_str().unwrap()));
+    assert!(
+        !fs::read_to_string(&backing).is_ok_and(|now| now.trim_end() == image.to_str().unwrap())
+    );
 }
 
 #[test]
@@ -200,14 +248,28 @@ fn wrong_mount_points_are_named() {
     let (image, missing) = (directory.path().join("image"), directory.path().join("missing"));
     fs::write(&image, vec![0; 8192]).unwrap();
     let start = |source: &Path, mountpoint: &Path| {
-        Session::start(source, mountpoint, &options_of_tests(), Arc::new(TinyFileSystem::new())).map(drop).unwrap_err()
+        Session::start(source, mountpoint, &options_of_tests(), Arc::new(TinyFileSystem::new()))
+            .map(drop)
+            .unwrap_err()
     };
     assert_eq!(start(&image, &missing), MountError::MountPointMissing(missing.clone()));
     assert_eq!(start(&image, &image), MountError::MountPointNotDirectory(image.clone()));
-    assert_eq!(start(&missing, directory.path()), MountError::SourceUnusable { path: missing.clone(), errno: Errno::NOENT });
-    assert_eq!(crate::unmount(directory.path()), Err(MountError::NotMounted(directory.path().to_owned())));
+    assert_eq!(
+        start(&missing, directory.path()),
+        MountError::SourceUnusable { path: missing.clone(), errno: Errno::NOENT }
+    );
+    assert_eq!(
+        crate::unmount(directory.path()),
+        Err(MountError::NotMounted(directory.path().to_owned()))
+    );
     assert!(matches!(crate::unmount(Path::new("/proc")), Err(MountError::NotCairn { .. })));
     assert!(matches!(crate::statistics(Path::new("/proc")), Err(MountError::NotCairn { .. })));
-    assert_eq!(crate::sync(directory.path()), Err(MountError::NotInCairn(directory.path().to_owned())));
-    assert_eq!(crate::sync(&missing), Err(MountError::PathUnusable { path: missing, errno: Errno::NOENT }));
+    assert_eq!(
+        crate::sync(directory.path()),
+        Err(MountError::NotInCairn(directory.path().to_owned()))
+    );
+    assert_eq!(
+        crate::sync(&missing),
+        Err(MountError::PathUnusable { path: missing, errno: Errno::NOENT })
+    );
 }

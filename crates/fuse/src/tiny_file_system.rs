@@ -23,7 +23,8 @@ pub fn options_of_tests() -> MountOptions {
     MountOptions { transport, ..MountOptions::default() }
 }
 
-/// Unmounts what this test has made. A process that another test starts has all files of this one, until it runs its program.
+/// Unmounts what this test has made. A process that another test starts has all files of this one,
+/// until it runs its program.
 pub fn unmount_soon(unmounter: &Unmounter) {
     for _ in 0..1000 {
         match unmounter.unmount() {
@@ -71,10 +72,24 @@ impl State {
             ROOT_NODE => (0o040_755, 0),
             file => (0o100_644, self.files.get(&file).ok_or(Errno::STALE)?.len() as u64),
         };
-        Ok(Attr { inode: node, mode, size, links: 1, block_size: 4096, blocks: size.div_ceil(512), ..Attr::default() })
+        Ok(Attr {
+            inode: node,
+            mode,
+            size,
+            links: 1,
+            block_size: 4096,
+            blocks: size.div_ceil(512),
+            ..Attr::default()
+        })
     }
     fn entry(&self, node: u64) -> Result<EntryOut, Errno> {
-        Ok(EntryOut { node, entry_valid_seconds: 1 << 40, attr_valid_seconds: 1 << 40, attr: self.attr(node)?, ..EntryOut::default() })
+        Ok(EntryOut {
+            node,
+            entry_valid_seconds: 1 << 40,
+            attr_valid_seconds: 1 << 40,
+            attr: self.attr(node)?,
+            ..EntryOut::default()
+        })
     }
     fn file(&mut self, node: u64) -> Result<&mut Vec<u8>, Errno> {
         self.files.get_mut(&node).ok_or(Errno::STALE)
@@ -133,7 +148,14 @@ impl Handler for TinyFileSystem {
             },
             Operation::GetAttributes { .. } => {
                 let attr = state.attr(node);
-                answer(reply, attr.map(|attr| AttrOut { attr_valid_seconds: 1 << 40, attr, ..AttrOut::default() }));
+                answer(
+                    reply,
+                    attr.map(|attr| AttrOut {
+                        attr_valid_seconds: 1 << 40,
+                        attr,
+                        ..AttrOut::default()
+                    }),
+                );
             }
             Operation::SetAttributes(change) => {
                 if change.valid & setattr_flag::SIZE != 0
@@ -142,13 +164,24 @@ impl Handler for TinyFileSystem {
                     file.resize(change.size as usize, 0);
                 }
                 let attr = state.attr(node);
-                answer(reply, attr.map(|attr| AttrOut { attr_valid_seconds: 1 << 40, attr, ..AttrOut::default() }));
+                answer(
+                    reply,
+                    attr.map(|attr| AttrOut {
+                        attr_valid_seconds: 1 << 40,
+                        attr,
+                        ..AttrOut::default()
+                    }),
+                );
             }
             Operation::Create { name, .. } => match state.create(name) {
-                Ok(entry) => drop(reply.bytes(&[entry.as_bytes(), OpenOut::default().as_bytes()].concat())),
+                Ok(entry) => {
+                    drop(reply.bytes(&[entry.as_bytes(), OpenOut::default().as_bytes()].concat()))
+                }
                 Err(errno) => reply.error(errno),
             },
-            Operation::Unlink { name } => reply.status(state.names.remove(name).map(drop).ok_or(Errno::NOENT)),
+            Operation::Unlink { name } => {
+                reply.status(state.names.remove(name).map(drop).ok_or(Errno::NOENT))
+            }
             Operation::Read { offset_bytes, length_bytes } => match state.file(node) {
                 Ok(file) => {
                     let start = file.len().min(offset_bytes as usize);
@@ -160,15 +193,25 @@ impl Handler for TinyFileSystem {
             Operation::Write { offset_bytes, data, .. } => {
                 let data = match data {
                     WriteData::Bytes(bytes) => bytes.to_vec(),
-                    WriteData::Shared { parts, length_bytes } => {
-                        parts.iter().flat_map(|part| part.iter()).take(length_bytes).copied().collect()
-                    }
+                    WriteData::Shared { parts, length_bytes } => parts
+                        .iter()
+                        .flat_map(|part| part.iter())
+                        .take(length_bytes)
+                        .copied()
+                        .collect(),
                 };
                 answer(reply, state.write(node, offset_bytes, &data));
             }
-            Operation::ReadDirectory { cookie, length_bytes } => drop(reply.bytes(&state.list(cookie, length_bytes).into_bytes())),
-            Operation::ReadDirectoryPlus { cookie, length_bytes } => drop(reply.bytes(state.list_plus(cookie, length_bytes).as_bytes())),
-            Operation::StatFs => answer(reply, Ok(wire::StatfsOut { block_size: 4096, blocks: 100, ..wire::StatfsOut::default() })),
+            Operation::ReadDirectory { cookie, length_bytes } => {
+                drop(reply.bytes(&state.list(cookie, length_bytes).into_bytes()))
+            }
+            Operation::ReadDirectoryPlus { cookie, length_bytes } => {
+                drop(reply.bytes(state.list_plus(cookie, length_bytes).as_bytes()))
+            }
+            Operation::StatFs => answer(
+                reply,
+                Ok(wire::StatfsOut { block_size: 4096, blocks: 100, ..wire::StatfsOut::default() }),
+            ),
             // Another thread answers, as a continuation would.
             Operation::Fsync { .. } => {
                 state.seen.fsyncs += 1;

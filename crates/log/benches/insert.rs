@@ -3,21 +3,26 @@
 //!     cargo bench -p cairn-log --bench insert --features baselines -- [--threads 1,2,8,64] [--seconds 1] [--rounds 5]
 //!
 //! Loads, each thread for itself but on the same list:
-//! - `create`: a new inode, a new entry, and the directory's inode, which the thread changes again and again;
+//! - `create`: a new inode, a new entry, and the directory's inode, which the thread changes again
+//!   and again;
 //! - `again`: the same four items of the thread;
 //! - `whiteout`: a file is created and removed: six changes in two operations.
 //!
-//! Lists: `one` is the log as it is. `per thread` gives each thread a log of its own and takes the order of operations
-//! from a shared atomic number: what per-CPU lists would gain at the most, since merging them at a push is left out. With
-//! the feature `baselines`, `two-pass` is one list with the insertion that came before. A list that has grown to 16 MiB is cut
-//! and dropped, as when a superblock is durable.
+//! Lists: `one` is the log as it is. `per thread` gives each thread a log of its own and takes the
+//! order of operations from a shared atomic number: what per-CPU lists would gain at the most,
+//! since merging them at a push is left out. With the feature `baselines`, `two-pass` is one list
+//! with the insertion that came before. A list that has grown to 16 MiB is cut and dropped, as when
+//! a superblock is durable.
 //!
-//! Beside the rate stands the CPU time that the inserting threads spent on an operation, which a busy machine disturbs less.
+//! Beside the rate stands the CPU time that the inserting threads spent on an operation, which a
+//! busy machine disturbs less.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
-use cairn_format::{EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId};
+use cairn_format::{
+    EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId,
+};
 use cairn_log::{Batch, Log, LogOptions, LogStart};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +55,8 @@ impl Kind {
     ];
 }
 
-/// Logs of which each takes the operations of some threads, with the number of its running transaction.
+/// Logs of which each takes the operations of some threads, with the number of its running
+/// transaction.
 struct Lists {
     logs: Vec<(Arc<Log>, Mutex<u64>)>,
     order: AtomicU64,
@@ -69,8 +75,20 @@ impl Lists {
         let count = if kind == Kind::PerThread { threads } else { 1 };
         let make = |_| {
             let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
-            let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(1) };
-            let log = Log::new(device, VolumeId([1; 16]), geometry, start, Arc::new(AtomicU64::new(3)), Box::new(|_| {}), options);
+            let start = LogStart {
+                epoch: 1,
+                position: LogPosition { block: 0, sequence: 1 },
+                generation: Generation(1),
+            };
+            let log = Log::new(
+                device,
+                VolumeId([1; 16]),
+                geometry,
+                start,
+                Arc::new(AtomicU64::new(3)),
+                Box::new(|_| {}),
+                options,
+            );
             (log, Mutex::new(Rank::TRANSACTION, 1))
         };
         Self { logs: (0..count).map(make).collect(), order: AtomicU64::new(0) }
@@ -113,7 +131,12 @@ fn work(lists: &Lists, load: Load, thread: usize, round: u64) -> u64 {
     match load {
         Load::Again => {
             for item in 0..4 {
-                batch.put(TREE_FILES, entry_key(directory, item), &INODE[..100 + (round as usize + item as usize) % 20], flags);
+                batch.put(
+                    TREE_FILES,
+                    entry_key(directory, item),
+                    &INODE[..100 + (round as usize + item as usize) % 20],
+                    flags,
+                );
             }
             lists.insert(thread, &mut batch);
             1
@@ -167,7 +190,8 @@ fn measure(kind: Kind, load: Load, threads: usize, seconds: f64) -> (f64, f64) {
     clock::sleep(Duration::from_secs_f64(seconds));
     over.store(true, Ordering::Relaxed);
     let outcomes = workers.into_iter().map(|worker| worker.join().expect("a thread ends"));
-    let (operations, cpu_ns) = outcomes.fold((0_u64, 0.0), |(sum, cpu), (operations, ns)| (sum + operations, cpu + ns));
+    let (operations, cpu_ns) =
+        outcomes.fold((0_u64, 0.0), |(sum, cpu), (operations, ns)| (sum + operations, cpu + ns));
     (operations as f64 / begin.elapsed().as_secs_f64(), cpu_ns / operations as f64)
 }
 
@@ -185,10 +209,16 @@ fn main() {
         let at = arguments.iter().position(|argument| argument == name);
         at.and_then(|at| arguments.get(at + 1)).map_or_else(|| default.to_owned(), Clone::clone)
     };
-    let threads: Vec<usize> = value_of("--threads", "1,2,8,64").split(',').map(|n| n.parse().expect("--threads 1,2,8")).collect();
+    let threads: Vec<usize> = value_of("--threads", "1,2,8,64")
+        .split(',')
+        .map(|n| n.parse().expect("--threads 1,2,8"))
+        .collect();
     let seconds: f64 = value_of("--seconds", "1").parse().expect("--seconds 1");
     let rounds: usize = value_of("--rounds", "5").parse().expect("--rounds 5");
-    println!("{:<10}{:>8}  {:<10}{:>14}{:>12}", "load", "threads", "list", "operations/s", "CPU ns each");
+    println!(
+        "{:<10}{:>8}  {:<10}{:>14}{:>12}",
+        "load", "threads", "list", "operations/s", "CPU ns each"
+    );
     for load in [Load::Create, Load::Again, Load::Whiteout] {
         for &threads in &threads {
             let mut measured = vec![Vec::new(); Kind::ALL.len()];
@@ -198,7 +228,8 @@ fn main() {
                 }
             }
             for ((_, list), measured) in Kind::ALL.iter().zip(measured) {
-                let ((rate, cpu_ns), load) = (medians(measured), format!("{load:?}").to_lowercase());
+                let ((rate, cpu_ns), load) =
+                    (medians(measured), format!("{load:?}").to_lowercase());
                 println!("{load:<10}{threads:>8}  {list:<10}{rate:>14.0}{cpu_ns:>12.0}");
             }
         }

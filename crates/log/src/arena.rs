@@ -1,13 +1,16 @@
 //! Memory for the values of a context's items: chunks, divided into places of fixed sizes.
 //!
-//! A value gets a place of the next larger size, without an allocation of its own; a newer value of the same item that
-//! fits overwrites it. A place that is given back serves the next value of its size, so creating and removing files for ever
-//! needs no more memory than the items that exist at one moment. Emptying gives all places back and keeps the chunks.
+//! A value gets a place of the next larger size, without an allocation of its own; a newer value of
+//! the same item that fits overwrites it. A place that is given back serves the next value of its
+//! size, so creating and removing files for ever needs no more memory than the items that exist at
+//! one moment. Emptying gives all places back and keeps the chunks.
 //!
-//! Chunks are allocated by whoever inserts, after the list's lock was released ([`Arena::wants_chunk`]), so that no
-//! allocator runs under it but for a batch that is longer than a chunk.
+//! Chunks are allocated by whoever inserts, after the list's lock was released
+//! ([`Arena::wants_chunk`]), so that no allocator runs under it but for a batch that is longer than
+//! a chunk.
 //!
-//! Invariants: a place belongs to one value or stands in one free list; places of one chunk don't overlap.
+//! Invariants: a place belongs to one value or stands in one free list; places of one chunk don't
+//! overlap.
 
 /// Size of a chunk; the longest value fits.
 pub(crate) const CHUNK_BYTES: usize = 1 << 16;
@@ -69,7 +72,12 @@ pub(crate) fn new_chunk() -> Box<[u8]> {
 
 impl Arena {
     pub(crate) fn new() -> Self {
-        Self { chunks: Vec::new(), current: 0, unused_from: 0, free: [const { Vec::new() }; CLASSES] }
+        Self {
+            chunks: Vec::new(),
+            current: 0,
+            unused_from: 0,
+            free: [const { Vec::new() }; CLASSES],
+        }
     }
 
     /// Puts `value` into a place of its own.
@@ -138,7 +146,11 @@ impl Arena {
         if self.current == self.chunks.len() {
             self.chunks.push(new_chunk());
         }
-        let place = Place { chunk: self.current as u32, start: self.unused_from as u32, class: class as u8 };
+        let place = Place {
+            chunk: self.current as u32,
+            start: self.unused_from as u32,
+            class: class as u8,
+        };
         self.unused_from += bytes;
         place
     }

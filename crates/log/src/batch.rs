@@ -1,8 +1,8 @@
 //! The items that one operation changed, formatted before any lock is taken.
 //!
-//! A batch holds the values one behind the other in one buffer, and for each change where its value lies. The buffers are the
-//! thread's: a batch takes them when it is made and gives them back when it is dropped, so that in the long run making a batch
-//! allocates nothing.
+//! A batch holds the values one behind the other in one buffer, and for each change where its value
+//! lies. The buffers are the thread's: a batch takes them when it is made and gives them back when
+//! it is dropped, so that in the long run making a batch allocates nothing.
 use cairn_format::{EntryFlags, Key, TreeId};
 use std::cell::Cell;
 use std::mem;
@@ -12,7 +12,8 @@ use std::ops::Range;
 const KEPT_VALUE_BYTES_MAX: usize = 1 << 16;
 const KEPT_CHANGES_MAX: usize = 1024;
 
-/// Which item: tree and key, with their hash, which is computed outside the lock under which it is used.
+/// Which item: tree and key, with their hash, which is computed outside the lock under which it is
+/// used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     pub(crate) hash: u64,
@@ -65,7 +66,8 @@ thread_local! {
     static BUFFERS: Cell<Buffers> = const { Cell::new(Buffers { changes: Vec::new(), values: Vec::new() }) };
 }
 
-/// The changed items of one operation. It can be used again after [`crate::Log::insert`], which empties it.
+/// The changed items of one operation. It can be used again after [`crate::Log::insert`], which
+/// empties it.
 ///
 /// ```
 /// use cairn_format::{EntryFlags, InodeNumber, ItemKind, Key, TREE_FILES};
@@ -89,7 +91,9 @@ impl Drop for Batch {
     fn drop(&mut self) {
         let mut buffers = mem::take(&mut self.buffers);
         buffers.clear();
-        if buffers.values.capacity() <= KEPT_VALUE_BYTES_MAX && buffers.changes.capacity() <= KEPT_CHANGES_MAX {
+        if buffers.values.capacity() <= KEPT_VALUE_BYTES_MAX
+            && buffers.changes.capacity() <= KEPT_CHANGES_MAX
+        {
             // A thread that is ending keeps nothing.
             let _ = BUFFERS.try_with(|kept| kept.set(buffers));
         }
@@ -107,8 +111,8 @@ impl Batch {
         self.add(tree, key, value, flags, false);
     }
 
-    /// As [`Batch::put`], for an item that did not exist before this change. If it is removed again before it was
-    /// written to the log, nothing is written.
+    /// As [`Batch::put`], for an item that did not exist before this change. If it is removed again
+    /// before it was written to the log, nothing is written.
     pub fn put_new(&mut self, tree: TreeId, key: Key, value: &[u8], flags: EntryFlags) {
         self.add(tree, key, value, flags, true);
     }
@@ -122,12 +126,20 @@ impl Batch {
         let Buffers { changes, values } = &mut self.buffers;
         let start = values.len();
         values.extend_from_slice(value);
-        changes.push(Change { identity: Identity::new(tree, key), flags, created, value: start..values.len() });
+        changes.push(Change {
+            identity: Identity::new(tree, key),
+            flags,
+            created,
+            value: start..values.len(),
+        });
     }
 
     /// The changes with their values, in the order in which they were made.
     pub(crate) fn changes(&self) -> impl Iterator<Item = (&Change, &[u8])> {
-        self.buffers.changes.iter().map(|change| (change, &self.buffers.values[change.value.clone()]))
+        self.buffers
+            .changes
+            .iter()
+            .map(|change| (change, &self.buffers.values[change.value.clone()]))
     }
 
     /// Whether nothing changed.

@@ -1,11 +1,13 @@
 //! A context: the newest state of every item that changed during a contiguous run of operations.
 //!
-//! An item has a log vector, which says what to log, and a place for its value in the [`Arena`]; neither is an allocation
-//! of its own. Logging an item again overwrites both. A context that was written or dropped is emptied and used again with
-//! all its memory, so that in the long run neither inserting nor switching the list allocates anything.
+//! An item has a log vector, which says what to log, and a place for its value in the [`Arena`];
+//! neither is an allocation of its own. Logging an item again overwrites both. A context that was
+//! written or dropped is emptied and used again with all its memory, so that in the long run
+//! neither inserting nor switching the list allocates anything.
 //!
-//! Invariants: each item is there once; `index` tells where in `vectors`; `entry_bytes` is the sum over `vectors`; all
-//! operations in it belong to one transaction. A context has no lock of its own; the list that it stands in has.
+//! Invariants: each item is there once; `index` tells where in `vectors`; `entry_bytes` is the sum
+//! over `vectors`; all operations in it belong to one transaction. A context has no lock of its
+//! own; the list that it stands in has.
 #[cfg(feature = "baselines")]
 #[path = "two_pass.rs"]
 mod two_pass;
@@ -15,7 +17,8 @@ use crate::batch::{Change, Identity};
 use crate::data::{Lost, flags_without};
 use crate::index::Index;
 use cairn_format::{
-    BLOCK_SIZE, CHECKPOINT_HEADER_BYTES, CheckpointBuilder, CheckpointEntry, ENTRY_HEADER_BYTES, EntryFlags, Generation, LogSeq,
+    BLOCK_SIZE, CHECKPOINT_HEADER_BYTES, CheckpointBuilder, CheckpointEntry, ENTRY_HEADER_BYTES,
+    EntryFlags, Generation, LogSeq,
 };
 
 /// An emptied context keeps room for at most this many items.
@@ -48,7 +51,8 @@ pub(crate) struct Context {
     vectors: Vec<LogVector>,
     values: Arena,
     entry_bytes: usize,
-    /// Beside `vectors`, what holds their values if items are inserted in two passes; otherwise empty.
+    /// Beside `vectors`, what holds their values if items are inserted in two passes; otherwise
+    /// empty.
     #[cfg(feature = "baselines")]
     #[allow(clippy::vec_box)]
     two_pass: Vec<Box<two_pass::Vector>>,
@@ -104,7 +108,11 @@ impl Context {
 
     /// Blocks that its checkpoint takes; an empty context needs no checkpoint.
     pub(crate) fn blocks(&self) -> u64 {
-        if self.is_empty() { 0 } else { (CHECKPOINT_HEADER_BYTES + self.entry_bytes).div_ceil(BLOCK_SIZE) as u64 }
+        if self.is_empty() {
+            0
+        } else {
+            (CHECKPOINT_HEADER_BYTES + self.entry_bytes).div_ceil(BLOCK_SIZE) as u64
+        }
     }
 
     /// Applies one change.
@@ -129,9 +137,21 @@ impl Context {
         self.index.find(identity.hash, is_it).map(|at| at as usize)
     }
 
-    fn add_vector(&mut self, identity: Identity, flags: EntryFlags, created: bool, value_bytes: usize) {
+    fn add_vector(
+        &mut self,
+        identity: Identity,
+        flags: EntryFlags,
+        created: bool,
+        value_bytes: usize,
+    ) {
         self.index.insert(identity.hash, self.vectors.len() as u32);
-        let vector = LogVector { identity, place: Place::default(), value_bytes: value_bytes as u32, flags, created };
+        let vector = LogVector {
+            identity,
+            place: Place::default(),
+            value_bytes: value_bytes as u32,
+            flags,
+            created,
+        };
         self.entry_bytes += vector.entry_bytes();
         self.vectors.push(vector);
     }
@@ -164,7 +184,8 @@ impl Context {
         self.values.value(vector.place, vector.value_bytes as usize)
     }
 
-    /// The entries of its checkpoint, which calls no data new that was `lost`, in memory of [`Context::blocks`] blocks.
+    /// The entries of its checkpoint, which calls no data new that was `lost`, in memory of
+    /// [`Context::blocks`] blocks.
     pub(crate) fn format<'m>(&self, memory: &'m mut [u8], lost: &[Lost]) -> CheckpointBuilder<'m> {
         let mut builder = CheckpointBuilder::new(memory);
         for (at, vector) in self.vectors.iter().enumerate() {

@@ -1,15 +1,18 @@
-//! A model of what must survive: random operations, fsyncs and commits are recorded, then the power fails after every
-//! event of the run, with random fates of the unflushed sectors.
+//! A model of what must survive: random operations, fsyncs and commits are recorded, then the power
+//! fails after every event of the run, with random fates of the unflushed sectors.
 //!
-//! The state after replay (the superblock's items, and the checkpoints on top) must be the state after some prefix of
-//! the operations, which covers every operation that was acknowledged by then; and the data of every extent that replay
-//! brought must be there, unless its file was told that it could not be written.
+//! The state after replay (the superblock's items, and the checkpoints on top) must be the state
+//! after some prefix of the operations, which covers every operation that was acknowledged by then;
+//! and the data of every extent that replay brought must be there, unless its file was told that it
+//! could not be written.
 use super::testing::*;
 use crate::{Batch, DataTicket, LogOptions};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
-use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ItemKind, LogSeq, Superblock, TREE_FILES, checksum};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, EntryFlags, Extent, ItemKind, LogSeq, Superblock, TREE_FILES, checksum,
+};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +37,8 @@ enum Change {
     Data(u8),
     /// Data that the log writes.
     Carried(u8, Fault),
-    /// An extent of so many blocks, each with a write of its own, of which the one with this index fails so.
+    /// An extent of so many blocks, each with a write of its own, of which the one with this index
+    /// fails so.
     Pieces(u8, usize, usize, Fault),
 }
 
@@ -52,8 +56,8 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let pieces =
-        (any::<u8>(), 2usize..4, 0usize..3, fault()).prop_map(|(fill, blocks, at, fault)| Change::Pieces(fill, blocks, at % blocks, fault));
+    let pieces = (any::<u8>(), 2usize..4, 0usize..3, fault())
+        .prop_map(|(fill, blocks, at, fault)| Change::Pieces(fill, blocks, at % blocks, fault));
     let carried = (any::<u8>(), fault()).prop_map(|(fill, fault)| Change::Carried(fill, fault));
     let change = prop_oneof![4 => (0u16..3500).prop_map(Change::Put), 3 => Just(Change::Delete), 2 => any::<u8>().prop_map(Change::Data), 4 => carried, 2 => pieces];
     let operation = proptest::collection::vec((0..KEYS, change), 1..6).prop_map(Step::Operation);
@@ -61,7 +65,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// A superblock, the items in its trees, the operations in them, and from which event on it is the newest.
+/// A superblock, the items in its trees, the operations in them, and from which event on it is the
+/// newest.
 struct Committed {
     from_event: usize,
     superblock: Superblock,
@@ -87,7 +92,12 @@ impl Run {
         // Pushes only when a step asks for it, but then always.
         let volume = Volume::with_options(LogOptions { hard_limit_bytes: 0, ..quiet_options() });
         volume.device.start_recording();
-        let first = Committed { from_event: 0, superblock: volume.superblock.clone(), items: Items::new(), last: LogSeq(0) };
+        let first = Committed {
+            from_event: 0,
+            superblock: volume.superblock.clone(),
+            items: Items::new(),
+            last: LogSeq(0),
+        };
         let next_block = geometry().data_start().0;
         Self {
             volume,
@@ -106,7 +116,9 @@ impl Run {
         let mut carried = Vec::new();
         for &(at, change) in changes {
             let (key, value, flags) = match change {
-                Change::Put(length) => (key(at), vec![at as u8; length as usize], EntryFlags::default()),
+                Change::Put(length) => {
+                    (key(at), vec![at as u8; length as usize], EntryFlags::default())
+                }
                 Change::Delete => {
                     batch.delete(TREE_FILES, key(at));
                     items.remove(&key(at));
@@ -117,7 +129,11 @@ impl Run {
                     self.next_block += 1;
                     let data = [fill | 1; BLOCK_SIZE];
                     self.volume.device.write(block.offset_bytes(), &[&data]).unwrap();
-                    (extent_key(at), extent_of(block, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
+                    (
+                        extent_key(at),
+                        extent_of(block, &data, self.volume.running).encode(),
+                        EntryFlags::NEW_DATA,
+                    )
                 }
                 Change::Carried(fill, fault) => {
                     let block = BlockNumber(self.next_block);
@@ -127,7 +143,11 @@ impl Run {
                     let (write, ticket) = self.volume.carried(block, &data);
                     carried.push(write);
                     self.tickets.push((block, ticket));
-                    (extent_key(at), extent_of(block, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
+                    (
+                        extent_key(at),
+                        extent_of(block, &data, self.volume.running).encode(),
+                        EntryFlags::NEW_DATA,
+                    )
                 }
                 Change::Pieces(fill, blocks, failing, fault) => {
                     let first = BlockNumber(self.next_block);
@@ -142,7 +162,11 @@ impl Run {
                         carried.push(write);
                         self.tickets.push((block, ticket));
                     }
-                    (extent_key(at), extent_of(first, &data, self.volume.running).encode(), EntryFlags::NEW_DATA)
+                    (
+                        extent_key(at),
+                        extent_of(first, &data, self.volume.running).encode(),
+                        EntryFlags::NEW_DATA,
+                    )
                 }
             };
             if items.insert(key, value.clone()).is_none() {
@@ -164,7 +188,8 @@ impl Run {
             Fault::Always => u64::MAX,
         };
         self.volume.device.fail_when(move |request| {
-            let fails = left > 0 && request.operation == Operation::Write && request.touches(&bytes);
+            let fails =
+                left > 0 && request.operation == Operation::Write && request.touches(&bytes);
             left -= u64::from(fails);
             fails
         });
@@ -183,10 +208,16 @@ impl Run {
             Step::Commit => {
                 if let Some(cut) = self.pending.take() {
                     self.volume.write_superblock(cut);
-                    // From here on: the log may use the freed part of the ring before `super_committed` returns.
+                    // From here on: the log may use the freed part of the ring before
+                    // `super_committed` returns.
                     let from_event = self.volume.device.history_len();
                     let items = self.states[cut.last.0 as usize].clone();
-                    self.committed.push(Committed { from_event, superblock: self.volume.superblock.clone(), items, last: cut.last });
+                    self.committed.push(Committed {
+                        from_event,
+                        superblock: self.volume.superblock.clone(),
+                        items,
+                        last: cut.last,
+                    });
                     self.volume.log.super_committed(self.volume.superblock.generation);
                     self.let_workers_finish();
                     let durable = self.volume.log.durable();
@@ -196,12 +227,15 @@ impl Run {
         }
     }
 
-    /// Workers lead for those who still wait after a commit, and push what had no room before. They finish first, so that the run
-    /// is the same each time.
+    /// Workers lead for those who still wait after a commit, and push what had no room before. They
+    /// finish first, so that the run is the same each time.
     fn let_workers_finish(&self) {
         let begin = clock::now_monotonic();
         while !self.volume.log.shared_for_tests().worker.all_rest() {
-            assert!(begin.elapsed() < Duration::from_secs(300), "a worker has ended, or waits for ever");
+            assert!(
+                begin.elapsed() < Duration::from_secs(300),
+                "a worker has ended, or waits for ever"
+            );
             clock::sleep(Duration::from_micros(50));
         }
     }
@@ -221,25 +255,40 @@ impl Run {
     }
 
     fn check(&self, position: usize, survivor: &SimulatedDevice) {
-        let committed = self.committed.iter().rev().find(|committed| committed.from_event <= position).unwrap();
-        let acknowledged = self.acknowledged.iter().filter(|(event, _)| *event <= position).map(|(_, last)| *last).max();
+        let committed =
+            self.committed.iter().rev().find(|committed| committed.from_event <= position).unwrap();
+        let acknowledged = self
+            .acknowledged
+            .iter()
+            .filter(|(event, _)| *event <= position)
+            .map(|(_, last)| *last)
+            .max();
         let found = replay(survivor, &committed.superblock).unwrap();
         let mut items = committed.items.clone();
         let last = apply(&found, &mut items).unwrap().unwrap_or(committed.last);
         // Operations that undid each other were acknowledged without a trace: the state tells.
         let expected = last.max(acknowledged.unwrap_or_default());
         let same = items == self.states[expected.0 as usize];
-        assert!(same, "event {position}: {last} found, {acknowledged:?} acknowledged, not the state after {expected}; {}", found.stopped);
+        assert!(
+            same,
+            "event {position}: {last} found, {acknowledged:?} acknowledged, not the state after {expected}; {}",
+            found.stopped
+        );
         let extents = items.iter().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
         for extent in extents.map(|(_, value)| Extent::decode(value).unwrap()) {
             for (block, expected) in (extent.start.0..).map(BlockNumber).zip(&extent.checksums) {
-                let failed = |ticket: &DataTicket| ticket.outcome().is_some_and(|outcome| outcome.is_err());
+                let failed =
+                    |ticket: &DataTicket| ticket.outcome().is_some_and(|outcome| outcome.is_err());
                 if self.tickets.iter().any(|(other, ticket)| *other == block && failed(ticket)) {
                     continue;
                 }
                 let mut data = vec![0; BLOCK_SIZE];
                 survivor.read(block.offset_bytes(), &mut data).unwrap();
-                assert_eq!(checksum(&data), *expected, "event {position}: data at {block} is missing");
+                assert_eq!(
+                    checksum(&data),
+                    *expected,
+                    "event {position}: data at {block} is missing"
+                );
             }
         }
     }
@@ -276,12 +325,19 @@ fn the_model_notices_a_lost_acknowledgement_and_missing_data() {
     let position = run.volume.device.history_len();
     run.check(position, &run.volume.durable_device());
     let lost = run.volume.durable_device();
-    let tail = geometry().log().start.offset_bytes() + run.volume.superblock.log_tail.block * BLOCK_SIZE as u64;
+    let tail = geometry().log().start.offset_bytes()
+        + run.volume.superblock.log_tail.block * BLOCK_SIZE as u64;
     lost.corrupt(tail, 1, 1);
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.check(position, &lost))).is_err());
+    assert!(
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.check(position, &lost)))
+            .is_err()
+    );
     let lost = run.volume.durable_device();
     lost.corrupt(geometry().data_start().offset_bytes(), 1, 1);
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.check(position, &lost))).is_err());
+    assert!(
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.check(position, &lost)))
+            .is_err()
+    );
 }
 
 /// A long run that goes round the ring several times and fills it up, since commits are rare.
@@ -301,7 +357,10 @@ fn crashes_around_a_wrapped_ring() {
         }
     }
     let statistics = run.volume.log.statistics();
-    assert!(statistics.blocks_written > 2 * LOG_BLOCKS && statistics.committed > 0, "{statistics:?}");
+    assert!(
+        statistics.blocks_written > 2 * LOG_BLOCKS && statistics.committed > 0,
+        "{statistics:?}"
+    );
     let mut explorer = run.volume.device.explorer();
     loop {
         run.check(explorer.position(), &explorer.state(&mut random));

@@ -1,17 +1,19 @@
-//! Data that travels with the group: an fsync of little data hands its unwritten blocks to the log together with the items
-//! that describe them, and whoever writes the checkpoint writes them beside it.
+//! Data that travels with the group: an fsync of little data hands its unwritten blocks to the log
+//! together with the items that describe them, and whoever writes the checkpoint writes them beside
+//! it.
 //!
-//! States of a write: *queued* → *under way* (taken by one thread) → completed, or *lost* (it failed, and failed again on
-//! its own). A [`DataTicket`] tells the file what became of its writes.
+//! States of a write: *queued* → *under way* (taken by one thread) → completed, or *lost* (it
+//! failed, and failed again on its own). A [`DataTicket`] tells the file what became of its writes.
 //!
 //! Invariants:
-//! - A write is queued before the items that refer to it enter the list. So whoever takes a context out of the list finds
-//!   its data queued, under way, or done; and nothing counts as written before [`DataQueue::wait_for_others`] returned.
-//! - A transaction's superblock is written after all data of its operations has settled: its freed blocks, which a write
-//!   under way may still hit, are pinned until then.
-//! - No checkpoint calls data that was lost `NEW_DATA`: replay would end there, and with it what others were told is durable.
-//!   Blocks that were lost count as such until their transaction is durable; until then only items of that transaction
-//!   carry the mark for them.
+//! - A write is queued before the items that refer to it enter the list. So whoever takes a context
+//!   out of the list finds its data queued, under way, or done; and nothing counts as written
+//!   before [`DataQueue::wait_for_others`] returned.
+//! - A transaction's superblock is written after all data of its operations has settled: its freed
+//!   blocks, which a write under way may still hit, are pinned until then.
+//! - No checkpoint calls data that was lost `NEW_DATA`: replay would end there, and with it what
+//!   others were told is durable. Blocks that were lost count as such until their transaction is
+//!   durable; until then only items of that transaction carry the mark for them.
 //!
 //! Lock: a leaf around the queue; a ticket has its own. None is held during device I/O.
 use crate::error::LogError;
@@ -41,7 +43,9 @@ struct TicketState {
 impl DataTicket {
     /// For `writes` writes.
     pub fn new(writes: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(Rank::LEAF, TicketState { writes_left: writes, error: None }) })
+        Arc::new(Self {
+            state: Mutex::new(Rank::LEAF, TicketState { writes_left: writes, error: None }),
+        })
     }
 
     /// How it ended, when all writes have; the first error if there was one.
@@ -84,13 +88,21 @@ impl Lost {
     }
 }
 
-/// The flags that an entry gets in a checkpoint: without `NEW_DATA` where `lost` blocks are concerned.
-pub(crate) fn flags_without(lost: &[Lost], kind: u8, flags: EntryFlags, value: &[u8]) -> EntryFlags {
+/// The flags that an entry gets in a checkpoint: without `NEW_DATA` where `lost` blocks are
+/// concerned.
+pub(crate) fn flags_without(
+    lost: &[Lost],
+    kind: u8,
+    flags: EntryFlags,
+    value: &[u8],
+) -> EntryFlags {
     if lost.is_empty() || kind != ItemKind::Extent as u8 || !flags.contains(EntryFlags::NEW_DATA) {
         return flags;
     }
     match Extent::decode(value) {
-        Ok(extent) if lost.iter().any(|lost| lost.overlaps(extent.range())) => EntryFlags(flags.0 & !EntryFlags::NEW_DATA.0),
+        Ok(extent) if lost.iter().any(|lost| lost.overlaps(extent.range())) => {
+            EntryFlags(flags.0 & !EntryFlags::NEW_DATA.0)
+        }
         _ => flags,
     }
 }
@@ -108,7 +120,9 @@ impl DataBatch {
         let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
         for (index, write) in self.writes.iter().enumerate() {
             match runs.last_mut() {
-                Some(run) if self.writes[index - 1].range.end() == write.range.start => run.end = index + 1,
+                Some(run) if self.writes[index - 1].range.end() == write.range.start => {
+                    run.end = index + 1
+                }
                 _ => runs.push(index..index + 1),
             }
         }
@@ -117,7 +131,10 @@ impl DataBatch {
 
     fn set_write(&self, run: &std::ops::Range<usize>) -> SetWrite<'_> {
         let writes = &self.writes[run.clone()];
-        SetWrite { offset_bytes: writes[0].range.start.offset_bytes(), buffers: writes.iter().map(|write| &write.data[..]).collect() }
+        SetWrite {
+            offset_bytes: writes[0].range.start.offset_bytes(),
+            buffers: writes.iter().map(|write| &write.data[..]).collect(),
+        }
     }
 }
 
@@ -199,7 +216,11 @@ impl DataQueue {
         while !queue.abandoned && queue.under_way.iter().any(|number| *number < next) {
             self.settled.wait(&mut queue);
         }
-        if queue.abandoned { Err(LogError::Aborted("a thread that wrote data ended with a panic".into())) } else { Ok(()) }
+        if queue.abandoned {
+            Err(LogError::Aborted("a thread that wrote data ended with a panic".into()))
+        } else {
+            Ok(())
+        }
     }
 
     /// While this lives, a panic lets nobody wait for `batch` for ever.
@@ -216,7 +237,8 @@ impl DataQueue {
         self.settled.notify_all();
     }
 
-    /// The superblock of `generation` is durable: no checkpoint to come will name blocks that it lost.
+    /// The superblock of `generation` is durable: no checkpoint to come will name blocks that it
+    /// lost.
     pub(crate) fn super_committed(&self, generation: Generation) {
         self.queue.lock().lost.retain(|lost| lost.generation > generation);
     }
@@ -232,17 +254,23 @@ impl DataQueue {
 }
 
 impl Shared {
-    /// Writes `batch`, and beside it what is in `others`; settles the batch and waits for what others took before. Calls
-    /// `meanwhile` while the device works.
+    /// Writes `batch`, and beside it what is in `others`; settles the batch and waits for what
+    /// others took before. Calls `meanwhile` while the device works.
     ///
     /// # Errors
     /// One of `others` could not be written, or a thread panicked that had taken data.
-    pub(crate) fn write_data(&self, batch: &DataBatch, others: Vec<SetWrite<'_>>, meanwhile: &mut dyn FnMut()) -> Result<(), LogError> {
+    pub(crate) fn write_data(
+        &self,
+        batch: &DataBatch,
+        others: Vec<SetWrite<'_>>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), LogError> {
         let runs = batch.runs();
         let count = others.len();
         let mut set = others;
         set.extend(runs.iter().map(|run| batch.set_write(run)));
-        let mut results = if set.is_empty() { Vec::new() } else { self.device.write_set_while(&set, meanwhile) };
+        let mut results =
+            if set.is_empty() { Vec::new() } else { self.device.write_set_while(&set, meanwhile) };
         let data_results = results.split_off(count);
         drop(set);
         let mut lost = Vec::new();

@@ -24,8 +24,13 @@ fn holds(device: &dyn BlockDevice, block: BlockNumber, fill: u8) -> bool {
 fn data_and_checkpoint_share_one_flush() {
     let volume = Volume::new();
     volume.device.start_recording();
-    let tickets: Vec<_> = (0..10).map(|index| volume.put_carried(index, block(9 - index), index as u8 + 1).1).collect();
-    assert!(tickets.iter().all(|ticket| ticket.outcome().is_none()) && volume.device.unflushed().is_empty());
+    let tickets: Vec<_> = (0..10)
+        .map(|index| volume.put_carried(index, block(9 - index), index as u8 + 1).1)
+        .collect();
+    assert!(
+        tickets.iter().all(|ticket| ticket.outcome().is_none())
+            && volume.device.unflushed().is_empty()
+    );
     assert_eq!(volume.log.unwritten_blocks(), 10);
     volume.log.wait_durable(volume.log.last()).unwrap();
     assert!(tickets.iter().all(|ticket| matches!(ticket.outcome(), Some(Ok(())))));
@@ -34,8 +39,12 @@ fn data_and_checkpoint_share_one_flush() {
     assert!((0..10).all(|index| holds(&survivor, block(9 - index), index as u8 + 1)));
     // Neighbours go in one write, whatever the order in which they came.
     let explorer = volume.device.explorer();
-    let events: Vec<_> = (0..explorer.history_len()).filter_map(|index| explorer.event(index)).collect();
-    assert!(matches!(events[..], [EventInfo::Write { .. }, EventInfo::Write { .. }, EventInfo::Flush]), "{events:?}");
+    let events: Vec<_> =
+        (0..explorer.history_len()).filter_map(|index| explorer.event(index)).collect();
+    assert!(
+        matches!(events[..], [EventInfo::Write { .. }, EventInfo::Write { .. }, EventInfo::Flush]),
+        "{events:?}"
+    );
     assert_eq!(volume.replayed().len(), 10);
 }
 
@@ -50,8 +59,12 @@ fn without_its_data_a_checkpoint_does_not_count() {
     volume.log.shared_for_tests().push(&mut || {}).unwrap();
     let ring = geometry().log();
     let survivor = volume.device.crash_state_with(|unflushed| {
-        let in_ring = |offset: u64| (ring.start.offset_bytes()..ring.end().offset_bytes()).contains(&offset);
-        unflushed.iter().map(|write| if in_ring(write.offset_bytes) { Fate::Written } else { Fate::Lost }).collect()
+        let in_ring =
+            |offset: u64| (ring.start.offset_bytes()..ring.end().offset_bytes()).contains(&offset);
+        unflushed
+            .iter()
+            .map(|write| if in_ring(write.offset_bytes) { Fate::Written } else { Fate::Lost })
+            .collect()
     });
     let mut items = Items::new();
     apply(&replay(&survivor, &volume.superblock).unwrap(), &mut items).unwrap();
@@ -62,8 +75,10 @@ fn without_its_data_a_checkpoint_does_not_count() {
 fn a_write_that_fails_is_tried_again_alone() {
     let volume = Volume::new();
     volume.device.fail_next(Operation::Write, 1);
-    let tickets: Vec<_> = (0..3).map(|index| volume.put_carried(index, block(index), 5).1).collect();
-    // The first write to fail might be the checkpoint's, which is not tried again: let the commit write the data.
+    let tickets: Vec<_> =
+        (0..3).map(|index| volume.put_carried(index, block(index), 5).1).collect();
+    // The first write to fail might be the checkpoint's, which is not tried again: let the commit
+    // write the data.
     volume.log.write_data().unwrap();
     assert!(tickets.iter().all(|ticket| matches!(ticket.outcome(), Some(Ok(())))));
     assert_eq!(volume.log.data_losses(), 0);
@@ -71,15 +86,17 @@ fn a_write_that_fails_is_tried_again_alone() {
     assert_eq!(volume.replayed().len(), 3);
 }
 
-/// One file's data is lost; the others of the group, and those of later groups, are durable all the same, although
-/// nothing later proves that their checkpoints were flushed.
+/// One file's data is lost; the others of the group, and those of later groups, are durable all the
+/// same, although nothing later proves that their checkpoints were flushed.
 #[test]
 fn lost_data_ends_no_chain() {
     let volume = Volume::new();
     volume.device.fail_range(Operation::Write, bytes_of(block(1)));
-    let tickets: Vec<_> = (0..3).map(|index| volume.put_carried(index, block(index), 5).1).collect();
+    let tickets: Vec<_> =
+        (0..3).map(|index| volume.put_carried(index, block(index), 5).1).collect();
     volume.log.wait_durable(volume.log.last()).unwrap();
-    let outcomes: Vec<bool> = tickets.iter().map(|ticket| ticket.outcome().unwrap().is_ok()).collect();
+    let outcomes: Vec<bool> =
+        tickets.iter().map(|ticket| ticket.outcome().unwrap().is_ok()).collect();
     assert_eq!((outcomes, volume.log.data_losses()), (vec![true, false, true], 1));
     assert_eq!(volume.replayed().len(), 3);
     // The extent is logged again, marked as if its data were new.
@@ -110,8 +127,12 @@ fn blocks_count_as_lost_until_their_transaction_is_durable() {
     assert_eq!(volume.log.statistics().flushes, flushes + 1, "nothing special about this group");
     let survivor = volume.durable_device();
     let found = replay(&survivor, &volume.superblock).unwrap();
-    let flags: Vec<_> =
-        found.checkpoints().flat_map(|checkpoint| checkpoint.unwrap().entries().map(|entry| entry.flags).collect::<Vec<_>>()).collect();
+    let flags: Vec<_> = found
+        .checkpoints()
+        .flat_map(|checkpoint| {
+            checkpoint.unwrap().entries().map(|entry| entry.flags).collect::<Vec<_>>()
+        })
+        .collect();
     assert_eq!(flags, [EntryFlags::NEW_DATA]);
 }
 
@@ -119,7 +140,9 @@ fn blocks_count_as_lost_until_their_transaction_is_durable() {
 fn a_failed_checkpoint_write_settles_the_data_and_fails_everybody() {
     let volume = Volume::new();
     let ring = geometry().log();
-    volume.device.fail_range(Operation::Write, ring.start.offset_bytes()..ring.end().offset_bytes());
+    volume
+        .device
+        .fail_range(Operation::Write, ring.start.offset_bytes()..ring.end().offset_bytes());
     let (last, ticket) = volume.put_carried(1, block(1), 5);
     assert!(volume.log.wait_durable(last).is_err());
     assert!(matches!(ticket.outcome(), Some(Ok(()))));
@@ -128,7 +151,8 @@ fn a_failed_checkpoint_write_settles_the_data_and_fails_everybody() {
     assert!(volume.log.write_data().is_err(), "a commit must not go on without the data");
 }
 
-/// Blocks stop to count as lost when their superblock is durable, also in the middle of a push that began before.
+/// Blocks stop to count as lost when their superblock is durable, also in the middle of a push that
+/// began before.
 #[test]
 fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
     let mut volume = Volume::new();
@@ -148,7 +172,8 @@ fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
         thread::yield_now();
     }
     let generation = Generation(volume.running.0 - 1);
-    volume.superblock = Superblock { generation, log_tail: cut.position, ..volume.superblock.clone() };
+    volume.superblock =
+        Superblock { generation, log_tail: cut.position, ..volume.superblock.clone() };
     volume.log.super_committed(generation);
     volume.log.shared_for_tests().write_data(&taken, Vec::new(), &mut || {}).unwrap();
     waiter.join().unwrap().unwrap();
@@ -180,8 +205,8 @@ fn a_commit_waits_for_what_others_took() {
     assert!(holds(&volume.device.snapshot(), block(1), 5));
 }
 
-/// Operations that undid each other leave no checkpoint, but their data: until it is written, none of them counts as written,
-/// or the flush of a group in flight would tell their fsyncs so.
+/// Operations that undid each other leave no checkpoint, but their data: until it is written, none
+/// of them counts as written, or the flush of a group in flight would tell their fsyncs so.
 #[test]
 fn operations_without_a_checkpoint_are_written_when_their_data_is() {
     let volume = Volume::new();
@@ -211,7 +236,8 @@ fn operations_without_a_checkpoint_are_written_when_their_data_is() {
     assert_eq!(volume.log.statistics().checkpoints, 0);
 }
 
-/// What a thread took that panicked is neither written nor lost: nobody waits for it, and nobody believes it.
+/// What a thread took that panicked is neither written nor lost: nobody waits for it, and nobody
+/// believes it.
 #[test]
 fn a_panic_with_data_under_way_ends_the_waits_for_it() {
     let volume = Volume::new();
@@ -235,7 +261,9 @@ fn a_panic_of_the_leader_ends_every_wait() {
     let volume = Volume::new();
     volume.put(1, b"one");
     let log = Arc::clone(&volume.log);
-    let leader = thread::spawn("leader", move || log.on_durable(log.last(), Box::new(|_| panic!("on purpose"))));
+    let leader = thread::spawn("leader", move || {
+        log.on_durable(log.last(), Box::new(|_| panic!("on purpose")))
+    });
     assert!(leader.join().is_err());
     volume.put(2, b"two");
     assert!(volume.log.wait_durable(volume.log.last()).is_err());

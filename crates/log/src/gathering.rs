@@ -1,42 +1,50 @@
-//! How groups follow each other: how long a leader waits for others before it writes, which is flush coordination, after Ric
-//! Wheeler's and Darrick Wong's work on ext4 and the batching in jbd2; and whether a group is written while the one before is
-//! flushed.
+//! How groups follow each other: how long a leader waits for others before it writes, which is
+//! flush coordination, after Ric Wheeler's and Darrick Wong's work on ext4 and the batching in
+//! jbd2; and whether a group is written while the one before is flushed.
 //!
-//! A flush keeps a simple device from everything else, so the fewer of them the better; but who waits for company is not
-//! served meanwhile. Whether that pays depends on why requests come:
-//! - *In a circle*: those who come are the ones that the last group let go. Then, if the leader waits until all are there,
-//!   one flush does for all of them, and more requests are served per time.
-//! - *By themselves*, whatever the leader does. Then as many are served per time with a wait as without, and all that the
-//!   wait changes is that each takes longer.
+//! A flush keeps a simple device from everything else, so the fewer of them the better; but who
+//! waits for company is not served meanwhile. Whether that pays depends on why requests come:
+//! - *In a circle*: those who come are the ones that the last group let go. Then, if the leader
+//!   waits until all are there, one flush does for all of them, and more requests are served per
+//!   time.
+//! - *By themselves*, whatever the leader does. Then as many are served per time with a wait as
+//!   without, and all that the wait changes is that each takes longer.
 //!
-//! Where a flush is too short for that, the requesters are always some in flight and some at work, and the question is another
-//! one: a device that works on several requests at once is faster with two groups in flight, one that doesn't is slower.
+//! Where a flush is too short for that, the requesters are always some in flight and some at work,
+//! and the question is another one: a device that works on several requests at once is faster with
+//! two groups in flight, one that doesn't is slower.
 //!
-//! So groups are closed in one of three ways: *together*, when all who were active lately have come; *apart*, one after the
-//! other, at once; and *overlapping*, when all have come who aren't in flight. Apart is compared with the one of the others that
-//! suits the flush time: the requests per time are measured for both, from close to close, and it is left only while the other
-//! was found to serve more. From time to time the other way is tried for a while, after the first trials more rarely. After a
-//! change of the way nothing counts until each requester may have come once: they come as the old way let them go.
+//! So groups are closed in one of three ways: *together*, when all who were active lately have
+//! come; *apart*, one after the other, at once; and *overlapping*, when all have come who aren't in
+//! flight. Apart is compared with the one of the others that suits the flush time: the requests per
+//! time are measured for both, from close to close, and it is left only while the other was found
+//! to serve more. From time to time the other way is tried for a while, after the first trials more
+//! rarely. After a change of the way nothing counts until each requester may have come once: they
+//! come as the old way let them go.
 //!
-//! States of a group: nothing → *gathering*, unless it is closed at once ([`Gathering::begin`], then
-//! [`Gathering::patience`] until it is out, then [`Gathering::end`]) → closed → [`Gathering::completed`].
+//! States of a group: nothing → *gathering*, unless it is closed at once ([`Gathering::begin`],
+//! then [`Gathering::patience`] until it is out, then [`Gathering::end`]) → closed →
+//! [`Gathering::completed`].
 //!
-//! Plain state, under the group's lock. It is told the time, so that tests can run it on a clock of their own.
+//! Plain state, under the group's lock. It is told the time, so that tests can run it on a clock of
+//! their own.
 use cairn_environment::clock::Monotonic;
 use std::time::Duration;
 
 /// When a leader waits for others to join its group, and whether groups overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FlushPolicy {
-    /// It waits when a flush takes at least 2 ms, others are expected, and waiting for them was found to pay. Groups overlap when
-    /// a flush takes 0.05 to 2 ms, a good part of the time between two groups, and that was found to pay.
+    /// It waits when a flush takes at least 2 ms, others are expected, and waiting for them was
+    /// found to pay. Groups overlap when a flush takes 0.05 to 2 ms, a good part of the time
+    /// between two groups, and that was found to pay.
     #[default]
     Auto,
     /// When others are expected, however fast the device is, and whether it pays or not.
     Coordinate,
     /// Never; and each request gets a flush of its own.
     Each,
-    /// Never; but the next group is written while the one before is flushed, whether it pays or not.
+    /// Never; but the next group is written while the one before is flushed, whether it pays or
+    /// not.
     Overlap,
 }
 
@@ -44,12 +52,13 @@ pub enum FlushPolicy {
 const FLUSH_TIME_MIN: Duration = Duration::from_millis(2);
 /// but not below this: then it takes no longer than to wake the threads that would work meanwhile.
 const OVERLAP_FLUSH_TIME_MIN: Duration = Duration::from_micros(50);
-/// Below this they overlap only if a flush takes a good part of the time between two groups: of large groups most is writing, and
-/// several at once are in each other's way.
+/// Below this they overlap only if a flush takes a good part of the time between two groups: of
+/// large groups most is writing, and several at once are in each other's way.
 const SHORT_FLUSH_TIME: Duration = Duration::from_micros(400);
 /// That part is one of so many.
 const SHORT_FLUSH_PART: u32 = 5;
-/// Nobody waits for company longer than so many flush times, after which a flush is only a small part of the whole,
+/// Nobody waits for company longer than so many flush times, after which a flush is only a small
+/// part of the whole,
 const WAIT_MAX_FLUSHES: u32 = 48;
 /// nor longer than this.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -60,7 +69,8 @@ const PAUSE_INTERVALS_COMPLETE: f64 = 3.0;
 /// but not below this part of a flush, nor above so many flush times.
 const PAUSE_MIN: f64 = 1.0 / 8.0;
 const PAUSE_MAX: f64 = 4.0;
-/// A device that did nothing for so many flush times since the last flush is not busy; more of a pause doesn't count.
+/// A device that did nothing for so many flush times since the last flush is not busy; more of a
+/// pause doesn't count.
 const BUSY_FLUSHES: u32 = 2;
 /// With fewer requests in a flush time there is nobody to share a flush with.
 const SHARERS_MIN: f64 = 0.75;
@@ -90,7 +100,8 @@ struct Served {
 }
 
 impl Served {
-    /// What was before counts for less and less: some hundred requests are remembered, and some groups at least.
+    /// What was before counts for less and less: some hundred requests are remembered, and some
+    /// groups at least.
     fn add(&mut self, count: usize, time: Duration) {
         let kept = (1.0 - count as f64 / 384.0).max(0.75);
         self.count = self.count * kept + count as f64;
@@ -128,7 +139,8 @@ struct Wait {
 #[derive(Debug)]
 pub(crate) struct Gathering {
     policy: FlushPolicy,
-    /// Requesters that were active lately, and whether there seem to be more: some came while the last group was flushed.
+    /// Requesters that were active lately, and whether there seem to be more: some came while the
+    /// last group was flushed.
     expected: usize,
     grows: bool,
     apart: Served,
@@ -188,13 +200,19 @@ impl Gathering {
         };
         let Some(alternative) = alternative.filter(|_| waiting > 0) else {
             self.closed = Some(now);
-            if self.policy == FlushPolicy::Auto && std::mem::replace(&mut self.way, Way::Apart) != Way::Apart {
+            if self.policy == FlushPolicy::Auto
+                && std::mem::replace(&mut self.way, Way::Apart) != Way::Apart
+            {
                 self.uncounted = self.expected;
             }
             return false;
         };
         // With a pause behind it, or with a single requester, there is nothing to gain.
-        let idle = if self.in_flight { Duration::ZERO } else { self.completed.map_or(Duration::MAX, |completed| now - completed) };
+        let idle = if self.in_flight {
+            Duration::ZERO
+        } else {
+            self.completed.map_or(Duration::MAX, |completed| now - completed)
+        };
         if idle >= flush_time * BUSY_FLUSHES || self.expected < 2 {
             let pause = idle.saturating_sub(flush_time * BUSY_FLUSHES);
             let way = if alternative == Way::Overlapping { Way::Apart } else { self.way };
@@ -216,7 +234,8 @@ impl Gathering {
     /// Whether a flush is too small a part of the time between groups for them to overlap.
     fn flush_is_small_part(&self, flush_time: Duration) -> bool {
         let interval = self.apart.interval();
-        flush_time < SHORT_FLUSH_TIME && interval.is_some_and(|interval| flush_time * SHORT_FLUSH_PART < interval)
+        flush_time < SHORT_FLUSH_TIME
+            && interval.is_some_and(|interval| flush_time * SHORT_FLUSH_PART < interval)
     }
 
     /// The way for the next group: apart, or `alternative`.
@@ -233,13 +252,17 @@ impl Gathering {
                 self.trial = Some((way, left));
                 return way;
             }
-            Some(_) => self.groups_between_trials = (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1),
+            Some(_) => {
+                self.groups_between_trials =
+                    (self.groups_between_trials * 2).min(GROUPS_BETWEEN_TRIALS.1)
+            }
             // One of a way that doesn't suit the flush time any more.
             None => self.trial = None,
         }
         let better = self.better(alternative);
         self.groups_without_trial += 1;
-        let untried = self.served(alternative).rate().is_none() && self.apart.count >= self.expected.max(TRIAL_REQUESTS_MIN) as f64;
+        let untried = self.served(alternative).rate().is_none()
+            && self.apart.count >= self.expected.max(TRIAL_REQUESTS_MIN) as f64;
         let lonely = alternative == Way::Together
             && better == Way::Apart
             && self.apart.rate().is_none_or(|rate| rate * flush_time.as_secs_f64() < SHARERS_MIN);
@@ -288,18 +311,25 @@ impl Gathering {
         }
     }
 
-    /// What a leader that began to wait does with `waiting` requests at hand: wait so long, or no longer.
+    /// What a leader that began to wait does with `waiting` requests at hand: wait so long, or no
+    /// longer.
     pub(crate) fn patience(&self, now: Monotonic, waiting: usize) -> Option<Patience> {
         let Wait { begin, flush_time } = self.wait?;
-        if waiting == 0 || (waiting >= self.expected && !self.grows) || now - begin >= WAIT_MAX.min(flush_time * WAIT_MAX_FLUSHES) {
+        if waiting == 0
+            || (waiting >= self.expected && !self.grows)
+            || now - begin >= WAIT_MAX.min(flush_time * WAIT_MAX_FLUSHES)
+        {
             return None;
         }
         // A few may be late or gone; the others do not wait long for them.
         let almost = self.almost_all();
         let complete = waiting >= almost;
-        let interval = self.closed.map_or(flush_time, |closed| now - closed).div_f64(waiting as f64);
+        let interval =
+            self.closed.map_or(flush_time, |closed| now - closed).div_f64(waiting as f64);
         let intervals = if complete { PAUSE_INTERVALS_COMPLETE } else { PAUSE_INTERVALS };
-        let pause = interval.mul_f64(intervals).clamp(flush_time.mul_f64(PAUSE_MIN), flush_time.mul_f64(PAUSE_MAX));
+        let pause = interval
+            .mul_f64(intervals)
+            .clamp(flush_time.mul_f64(PAUSE_MIN), flush_time.mul_f64(PAUSE_MAX));
         let wanted = [almost, self.expected].into_iter().find(|wanted| waiting < *wanted);
         Some(Patience { wanted: wanted.unwrap_or(usize::MAX), pause })
     }
@@ -335,8 +365,8 @@ impl Gathering {
         self.in_flight = false;
     }
 
-    /// A group of `size` is done, and `waiting` others have come meanwhile. Of two groups that overlap, the later one's flush may
-    /// have served both.
+    /// A group of `size` is done, and `waiting` others have come meanwhile. Of two groups that
+    /// overlap, the later one's flush may have served both.
     pub(crate) fn completed(&mut self, now: Monotonic, size: usize, waiting: usize) {
         self.completed = Some(now);
         if size == 0 {

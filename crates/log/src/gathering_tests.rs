@@ -1,4 +1,5 @@
-//! The policy alone, and the policy on a device that serves one request at a time, on a clock of the tests' own.
+//! The policy alone, and the policy on a device that serves one request at a time, on a clock of
+//! the tests' own.
 use super::*;
 use cairn_blockdev::FlushTime;
 use cairn_environment::random::Seeded;
@@ -10,7 +11,8 @@ fn at(microseconds: u64) -> Monotonic {
     Monotonic::from_nanoseconds(microseconds * 1000)
 }
 
-/// One that closed a group, saw it done at `at(0)`, the beginning of the clock, and has found that waiting pays.
+/// One that closed a group, saw it done at `at(0)`, the beginning of the clock, and has found that
+/// waiting pays.
 fn after_a_group(size: usize, waiting: usize) -> Gathering {
     let mut gathering = Gathering::new(FlushPolicy::Auto);
     gathering.apart.add(100, Duration::from_secs(2));
@@ -64,7 +66,8 @@ fn a_wait_has_an_end_even_if_others_keep_coming() {
         gathering.completed(at(flush_ms * 1000), 1, 100_000);
         assert!(gathering.begin(at(flush_ms * 1000), 1, flush_time));
         // One comes in each millisecond; none came during the flush.
-        let ends = (0..).find(|ms| gathering.patience(at((flush_ms + ms) * 1000), 1 + *ms as usize).is_none());
+        let ends = (0..)
+            .find(|ms| gathering.patience(at((flush_ms + ms) * 1000), 1 + *ms as usize).is_none());
         let limit_ms = (flush_ms * 48).min(1000);
         assert!(ends.is_some_and(|ms| ms > flush_ms && ms <= limit_ms), "{ends:?}");
     }
@@ -100,8 +103,9 @@ enum Leader {
     Flushing { group: Vec<usize> },
 }
 
-/// Clients in a circle, each some reads and then an fsync, on a device that serves one request at a time, flushes among
-/// them, in the order of arrival. Without reads (`read_us` 0) clients think for `think_us` instead.
+/// Clients in a circle, each some reads and then an fsync, on a device that serves one request at a
+/// time, flushes among them, in the order of arrival. Without reads (`read_us` 0) clients think for
+/// `think_us` instead.
 struct Model {
     gathering: Gathering,
     /// Whether the leader may wait at all.
@@ -129,7 +133,13 @@ struct Model {
 }
 
 impl Model {
-    fn new(policy: FlushPolicy, clients: usize, flush_us: u64, read_us: u64, think_us: u64) -> Self {
+    fn new(
+        policy: FlushPolicy,
+        clients: usize,
+        flush_us: u64,
+        read_us: u64,
+        think_us: u64,
+    ) -> Self {
         Self {
             gathering: Gathering::new(policy),
             gathers: true,
@@ -140,7 +150,9 @@ impl Model {
             think_us,
             now_us: 0,
             free_us: 0,
-            events: (0..clients).map(|client| std::cmp::Reverse((client as u64, Event::Step(client)))).collect(),
+            events: (0..clients)
+                .map(|client| std::cmp::Reverse((client as u64, Event::Step(client))))
+                .collect(),
             writes: vec![0; clients],
             waiting: Vec::new(),
             leader: Leader::Idle,
@@ -163,7 +175,8 @@ impl Model {
         self.push(self.free_us, event);
     }
 
-    /// Every other step is a read, the others are writes, which cost nothing; an fsync follows each fifth of them.
+    /// Every other step is a read, the others are writes, which cost nothing; an fsync follows each
+    /// fifth of them.
     fn step(&mut self, client: usize) {
         while self.read_us > 0 && self.writes[client] < 5 {
             if self.random.chance(1, 2) {
@@ -195,7 +208,10 @@ impl Model {
     fn gather(&mut self, arrived: bool) {
         let Leader::Gathering { seen } = self.leader else { return };
         let now = at(self.now_us);
-        let enough = self.gathering.patience(now, seen).is_none_or(|patience| self.waiting.len() >= patience.wanted);
+        let enough = self
+            .gathering
+            .patience(now, seen)
+            .is_none_or(|patience| self.waiting.len() >= patience.wanted);
         if arrived && !enough {
             return;
         }
@@ -223,14 +239,17 @@ impl Model {
     }
 
     fn flush(&mut self) {
-        let size = if self.gathering.policy() == FlushPolicy::Each { 1 } else { self.waiting.len() };
+        let size =
+            if self.gathering.policy() == FlushPolicy::Each { 1 } else { self.waiting.len() };
         self.leader = Leader::Flushing { group: self.waiting.drain(..size).collect() };
         self.flush_began_us = self.now_us;
         self.serve(self.flush_us, Event::Flushed);
     }
 
     fn flushed(&mut self) {
-        let Leader::Flushing { group } = std::mem::replace(&mut self.leader, Leader::Idle) else { return };
+        let Leader::Flushing { group } = std::mem::replace(&mut self.leader, Leader::Idle) else {
+            return;
+        };
         self.measured.record(Duration::from_micros(self.now_us - self.flush_began_us));
         self.gathering.completed(at(self.now_us), group.len(), self.waiting.len());
         (self.flushes, self.fsyncs) = (self.flushes + 1, self.fsyncs + group.len() as u64);
@@ -296,7 +315,8 @@ fn each_and_coordinate_do_as_they_are_told() {
     let run = |policy, think_us| Model::new(policy, 20, 1000, 0, think_us).run(10);
     assert_eq!(run(FlushPolicy::Each, 20).per_flush, 1.0);
     // On a device as fast as this the default doesn't wait.
-    let [auto, coordinate] = [FlushPolicy::Auto, FlushPolicy::Coordinate].map(|policy| run(policy, 20_000).per_flush);
+    let [auto, coordinate] =
+        [FlushPolicy::Auto, FlushPolicy::Coordinate].map(|policy| run(policy, 20_000).per_flush);
     assert!(auto < 2.0 && coordinate > 5.0, "{auto} {coordinate}");
 }
 
@@ -305,7 +325,10 @@ fn those_who_come_back_at_once_share_every_flush() {
     for clients in [2, 64] {
         let outcome = thinking(clients, 50, true);
         println!("{clients} clients: {outcome:?}");
-        assert!(outcome.per_flush > 0.9 * clients as f64 && outcome.rate > 90.0 * clients as f64, "{outcome:?}");
+        assert!(
+            outcome.per_flush > 0.9 * clients as f64 && outcome.rate > 90.0 * clients as f64,
+            "{outcome:?}"
+        );
     }
 }
 
@@ -314,8 +337,11 @@ fn those_who_come_back_at_once_share_every_flush() {
 fn those_who_come_by_themselves_hardly_wait() {
     for think_us in [30_000, 100_000, 400_000, 2_000_000] {
         for clients in [2, 20, 200] {
-            let [with, without] = [true, false].map(|gathers| thinking(clients, think_us, gathers).latency_us);
-            println!("{clients} clients that think {think_us} µs: {with:.0} µs, if nobody ever gathered {without:.0} µs");
+            let [with, without] =
+                [true, false].map(|gathers| thinking(clients, think_us, gathers).latency_us);
+            println!(
+                "{clients} clients that think {think_us} µs: {with:.0} µs, if nobody ever gathered {without:.0} µs"
+            );
             // Trials are frequent at first.
             assert!(with < without * 1.35, "{with} {without}");
         }
@@ -329,7 +355,8 @@ fn loss_percent(policy: FlushPolicy, clients: usize, flush_us: u64, seconds: u64
     100.0 * (1.0 - outcome.rate * (5 * read_us) as f64 / 1e6)
 }
 
-/// No policy can do better: each flush completes at most every client's fsync, and nothing else is served meanwhile.
+/// No policy can do better: each flush completes at most every client's fsync, and nothing else is
+/// served meanwhile.
 fn least_loss_percent(clients: usize) -> f64 {
     100.0 / (1.0 + clients as f64 / 4.0)
 }
@@ -338,7 +365,8 @@ fn least_loss_percent(clients: usize) -> f64 {
 fn the_loss_to_flushes_is_near_the_least_that_is_possible() {
     for flush_us in [2000, 10_000] {
         for clients in [16, 64, 128] {
-            let [each, auto] = [FlushPolicy::Each, FlushPolicy::Auto].map(|policy| loss_percent(policy, clients, flush_us, 300));
+            let [each, auto] = [FlushPolicy::Each, FlushPolicy::Auto]
+                .map(|policy| loss_percent(policy, clients, flush_us, 300));
             let soon = loss_percent(FlushPolicy::Auto, clients, flush_us, 8);
             let least = least_loss_percent(clients);
             println!(
@@ -350,8 +378,8 @@ fn the_loss_to_flushes_is_near_the_least_that_is_possible() {
     }
 }
 
-/// 32 requests at a time, of which `apart_us` and `overlapping_us` are between two closes; how many of the last 1,000 groups
-/// overlapped.
+/// 32 requests at a time, of which `apart_us` and `overlapping_us` are between two closes; how many
+/// of the last 1,000 groups overlapped.
 fn overlapping_groups(flush_time: Duration, apart_us: u64, overlapping_us: u64) -> usize {
     let mut gathering = Gathering::new(FlushPolicy::Auto);
     let (mut now_us, mut random) = (1000, Seeded::new(1));
@@ -378,7 +406,8 @@ fn groups_overlap_while_that_serves_more() {
     let cheap = OVERLAP_FLUSH_TIME_MIN - Duration::from_nanos(1);
     assert_eq!(overlapping_groups(cheap, 1200, 800), 0);
     // Nor while a short flush is a small part of the time between groups.
-    for (flush_time, most_us) in [(OVERLAP_FLUSH_TIME_MIN, 250), (Duration::from_micros(120), 600)] {
+    for (flush_time, most_us) in [(OVERLAP_FLUSH_TIME_MIN, 250), (Duration::from_micros(120), 600)]
+    {
         assert!(overlapping_groups(flush_time, most_us * 4 / 5, most_us / 2) > 950);
         assert_eq!(overlapping_groups(flush_time, most_us * 5 / 4, most_us / 2), 0);
     }

@@ -1,9 +1,10 @@
 //! Who waits for which operation, and who leads.
 //!
-//! Invariants: waiters are left only while there is a leader, or a group in flight, whose thread leads again when it has landed,
-//! or while `fallback` says that a transaction commit was asked for; a waiter is taken out of the list exactly once, under the
-//! lock, and finished after the lock was released; `durable` never goes back; after `error` was set the list stays empty.
-//! At most one group is in flight beside the one that a leader works on, so at most two threads are at work.
+//! Invariants: waiters are left only while there is a leader, or a group in flight, whose thread
+//! leads again when it has landed, or while `fallback` says that a transaction commit was asked
+//! for; a waiter is taken out of the list exactly once, under the lock, and finished after the lock
+//! was released; `durable` never goes back; after `error` was set the list stays empty. At most one
+//! group is in flight beside the one that a leader works on, so at most two threads are at work.
 //!
 //! Lock: rank `LOG_GROUP` around [`Group`]; a [`Slot`] is a leaf.
 use crate::error::LogError;
@@ -40,7 +41,8 @@ impl Slot {
         Self { state: Mutex::new(Rank::LEAF, SlotState::default()), wake: Condvar::new() }
     }
 
-    /// Sleeps until there is something to do. Leadership comes first: it must not get lost with a finished thread.
+    /// Sleeps until there is something to do. Leadership comes first: it must not get lost with a
+    /// finished thread.
     pub(crate) fn wait(&self) -> Wake {
         let mut state = self.state.lock();
         loop {
@@ -76,7 +78,8 @@ impl Waiter {
         matches!(self, Waiter::Blocked(slot) if Arc::ptr_eq(slot, own))
     }
 
-    /// Tells the waiter; no lock may be held. A blocked thread looks at the clock itself when it runs again.
+    /// Tells the waiter; no lock may be held. A blocked thread looks at the clock itself when it
+    /// runs again.
     pub(crate) fn finish(self, outcome: Result<Ending, LogError>, stages: &Stages) {
         match self {
             Waiter::Callback(callback, registration) => {
@@ -171,8 +174,9 @@ impl Group {
         self.leader || self.in_flight.is_some()
     }
 
-    /// The leader has written everything up to `last`, and flushes it now. If groups may overlap and no other is in flight,
-    /// its own is from now on, and it leads no more; whoever leads next, if the next group is complete already, is to be told.
+    /// The leader has written everything up to `last`, and flushes it now. If groups may overlap
+    /// and no other is in flight, its own is from now on, and it leads no more; whoever leads next,
+    /// if the next group is complete already, is to be told.
     pub(crate) fn launch(&mut self, last: LogSeq) -> Option<Launched> {
         if !self.gathering.overlaps() || self.in_flight.is_some() || self.error.is_some() {
             return None;
@@ -181,18 +185,22 @@ impl Group {
         self.in_flight = Some(InFlight { last, waiters });
         self.gathering.launched();
         self.leader = false;
-        Some(Launched { successor: (!self.fallback && self.next_is_complete()).then(|| self.appoint()) })
+        Some(Launched {
+            successor: (!self.fallback && self.next_is_complete()).then(|| self.appoint()),
+        })
     }
 
-    /// The group in flight has landed. Its thread leads again, unless somebody else does; says whether it leads.
+    /// The group in flight has landed. Its thread leads again, unless somebody else does; says
+    /// whether it leads.
     pub(crate) fn land(&mut self) -> bool {
         self.in_flight = None;
         self.gathering.landed();
         !std::mem::replace(&mut self.leader, true)
     }
 
-    /// Whether to write the next group beside the flush of the one in flight: everybody else who is expected waits for it, and
-    /// it isn't the smaller one. A wait for the flush would only bring those that are in flight themselves.
+    /// Whether to write the next group beside the flush of the one in flight: everybody else who is
+    /// expected waits for it, and it isn't the smaller one. A wait for the flush would only bring
+    /// those that are in flight themselves.
     fn next_is_complete(&self) -> bool {
         let Some(InFlight { waiters, .. }) = self.in_flight else { return true };
         // Counted only when it can be.
@@ -208,7 +216,8 @@ impl Group {
         self.waiters.iter().map(|(target, _)| *target).max()
     }
 
-    /// Adds a waiter. If nobody leads and nothing else will finish it, the caller leads from now on.
+    /// Adds a waiter. If nobody leads and nothing else will finish it, the caller leads from now
+    /// on.
     pub(crate) fn register(&mut self, target: LogSeq, waiter: Waiter) -> Registered {
         if let Some(error) = &self.error {
             return Registered::Finished(waiter, Err(error.clone()));
@@ -255,7 +264,8 @@ impl Group {
         self.waiting() > 1
     }
 
-    /// Appoints the next leader: who waits alone and blocked, since it wakes up anyway, or else the worker.
+    /// Appoints the next leader: who waits alone and blocked, since it wakes up anyway, or else the
+    /// worker.
     pub(crate) fn appoint(&mut self) -> Successor {
         self.leader = true;
         let alone = {

@@ -1,6 +1,9 @@
 //! Many threads: how many share a flush, and whether everyone is finished exactly once.
 use super::testing::*;
-use crate::{Batch, CallerLeads, CommitReason, FlushPolicy, Log, LogError, LogOptions, LogStatistics, RequestTimer};
+use crate::{
+    Batch, CallerLeads, CommitReason, FlushPolicy, Log, LogError, LogOptions, LogStatistics,
+    RequestTimer,
+};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -48,7 +51,8 @@ fn sixty_four_threads_share_flushes() {
         println!("{per_flush:.1} fsyncs per flush, {statistics:?}");
         per_flush
     };
-    // A machine that is busy with something else keeps the threads from coming back in time: it gets several tries.
+    // A machine that is busy with something else keeps the threads from coming back in time: it
+    // gets several tries.
     assert!((0..6).any(|_| attempt() >= 25.0));
 }
 
@@ -89,7 +93,8 @@ fn callbacks_share_a_flush_without_a_thread_each() {
     assert_eq!(volume.replayed().len(), 500);
 }
 
-/// Two callbacks, the second while the first's group is flushed; on which threads they ran, and the thread that brought the first.
+/// Two callbacks, the second while the first's group is flushed; on which threads they ran, and the
+/// thread that brought the first.
 fn threads_of_two_callbacks(leads: CallerLeads) -> [std::thread::ThreadId; 3] {
     let volume = Volume::new();
     volume.device.set_flush_time(Duration::from_millis(100));
@@ -97,7 +102,9 @@ fn threads_of_two_callbacks(leads: CallerLeads) -> [std::thread::ThreadId; 3] {
     let register = move |log: &Arc<Log>, at: u64| {
         let sequence = insert(log, at, b"x");
         let sender = sender.clone();
-        let told = move |outcome: Result<(), LogError>| sender.send((at, outcome.is_ok(), std::thread::current().id())).unwrap();
+        let told = move |outcome: Result<(), LogError>| {
+            sender.send((at, outcome.is_ok(), std::thread::current().id())).unwrap()
+        };
         log.on_durable_since(RequestTimer::begin(), sequence, Box::new(told), leads);
         std::thread::current().id()
     };
@@ -116,7 +123,8 @@ fn a_caller_leads_as_long_as_it_may() {
         let [first, second, caller] = threads_of_two_callbacks(CallerLeads::UntilSeveralWait);
         first == caller && second == caller
     };
-    // On a machine that is busy with something else the second may come after the flush: it gets several tries.
+    // On a machine that is busy with something else the second may come after the flush: it gets
+    // several tries.
     assert!((0..6).any(|_| leads_on()));
     let [first, second, caller] = threads_of_two_callbacks(CallerLeads::Once);
     assert!(first == caller && second != caller);
@@ -132,32 +140,52 @@ fn wait_until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Blocked threads, callbacks, background pushes, throttling, commits on demand and at random, a ring that is full again
-/// and again: everyone is finished once, and nothing acknowledged is lost.
+/// Blocked threads, callbacks, background pushes, throttling, commits on demand and at random, a
+/// ring that is full again and again: everyone is finished once, and nothing acknowledged is lost.
 #[test]
 fn everyone_is_finished_exactly_once_among_commits() {
     let (mut throttled, mut fallen_back, mut pushed) = (0, 0, 0);
     for seed in 0..6 {
-        let short = LogOptions { background_push_bytes: 30_000, hard_limit_bytes: 60_000, ..quiet_options() };
-        let flush = [FlushPolicy::Auto, FlushPolicy::Overlap, FlushPolicy::Coordinate][seed as usize % 3];
+        let short = LogOptions {
+            background_push_bytes: 30_000,
+            hard_limit_bytes: 60_000,
+            ..quiet_options()
+        };
+        let flush =
+            [FlushPolicy::Auto, FlushPolicy::Overlap, FlushPolicy::Coordinate][seed as usize % 3];
         let mut volume = Volume::with_options(LogOptions { flush, ..short });
         volume.device.set_flush_time(Duration::from_micros(300 * (seed + 1)));
         let (finished, expected) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let workers: Vec<_> = (0..6)
             .map(|index| {
-                let (log, finished, expected) = (Arc::clone(&volume.log), Arc::clone(&finished), Arc::clone(&expected));
-                thread::spawn("client", move || client(&log, &finished, &expected, Seeded::new(seed * 100 + index), index))
+                let (log, finished, expected) =
+                    (Arc::clone(&volume.log), Arc::clone(&finished), Arc::clone(&expected));
+                thread::spawn("client", move || {
+                    client(&log, &finished, &expected, Seeded::new(seed * 100 + index), index)
+                })
             })
             .collect();
-        let joiner = thread::spawn("joiner", move || workers.into_iter().map(|worker| worker.join().unwrap()).sum::<u64>());
+        let joiner = thread::spawn("joiner", move || {
+            workers.into_iter().map(|worker| worker.join().unwrap()).sum::<u64>()
+        });
         let mut random = Seeded::new(seed);
         let mut handled = 0;
         let begin = clock::now_monotonic();
-        while !joiner.is_finished() || finished.load(Ordering::SeqCst) < expected.load(Ordering::SeqCst) {
-            assert!(begin.elapsed() < Duration::from_secs(60), "somebody waits for ever: {:?}", volume.log.statistics());
-            // Inserts of the others may run during the cut here: one more or less in it makes no difference to the log.
-            // Pressure is not answered, so that the ring gets full.
-            let urgent = volume.requests().iter().filter(|reason| **reason != CommitReason::LogPressure).count();
+        while !joiner.is_finished()
+            || finished.load(Ordering::SeqCst) < expected.load(Ordering::SeqCst)
+        {
+            assert!(
+                begin.elapsed() < Duration::from_secs(60),
+                "somebody waits for ever: {:?}",
+                volume.log.statistics()
+            );
+            // Inserts of the others may run during the cut here: one more or less in it makes no
+            // difference to the log. Pressure is not answered, so that the ring gets full.
+            let urgent = volume
+                .requests()
+                .iter()
+                .filter(|reason| **reason != CommitReason::LogPressure)
+                .count();
             if urgent > handled || random.chance(1, 300) {
                 handled = urgent;
                 let cut = volume.cut();
@@ -168,20 +196,37 @@ fn everyone_is_finished_exactly_once_among_commits() {
         }
         let expected = joiner.join().unwrap();
         let statistics = volume.log.statistics();
-        assert_eq!((finished.load(Ordering::SeqCst), statistics.completed()), (expected, expected), "{statistics:?}");
+        assert_eq!(
+            (finished.load(Ordering::SeqCst), statistics.completed()),
+            (expected, expected),
+            "{statistics:?}"
+        );
         assert!(!volume.requests().contains(&CommitReason::LogFailed));
         throttled += statistics.throttle_waits;
         fallen_back += statistics.fallbacks_ring_full;
         pushed += statistics.background_pushes;
     }
-    assert!(throttled > 0 && fallen_back > 0 && pushed > 0, "{throttled} waits, {fallen_back} fallbacks, {pushed} pushes");
+    assert!(
+        throttled > 0 && fallen_back > 0 && pushed > 0,
+        "{throttled} waits, {fallen_back} fallbacks, {pushed} pushes"
+    );
 }
 
-fn client(log: &Arc<Log>, finished: &Arc<AtomicU64>, expected: &AtomicU64, mut random: Seeded, index: u64) -> u64 {
+fn client(
+    log: &Arc<Log>,
+    finished: &Arc<AtomicU64>,
+    expected: &AtomicU64,
+    mut random: Seeded,
+    index: u64,
+) -> u64 {
     let mut waits = 0;
     for _ in 0..600 {
         log.throttle().unwrap();
-        let sequence = insert(log, index * 64 + random.below(60), &vec![1; 1500 + random.below(2000) as usize]);
+        let sequence = insert(
+            log,
+            index * 64 + random.below(60),
+            &vec![1; 1500 + random.below(2000) as usize],
+        );
         if random.chance(1, 12) {
             waits += 1;
             expected.fetch_add(1, Ordering::SeqCst);
@@ -191,7 +236,8 @@ fn client(log: &Arc<Log>, finished: &Arc<AtomicU64>, expected: &AtomicU64, mut r
                     // A panic here would hide why the test fails.
                     finished.fetch_add(if outcome.is_ok() { 1 } else { 1 << 40 }, Ordering::SeqCst);
                 };
-                let leads = [CallerLeads::UntilSeveralWait, CallerLeads::Once, CallerLeads::Never][random.below(3) as usize];
+                let leads = [CallerLeads::UntilSeveralWait, CallerLeads::Once, CallerLeads::Never]
+                    [random.below(3) as usize];
                 log.on_durable_since(RequestTimer::begin(), sequence, Box::new(told), leads);
             } else {
                 log.wait_durable(sequence).unwrap();
@@ -204,13 +250,17 @@ fn client(log: &Arc<Log>, finished: &Arc<AtomicU64>, expected: &AtomicU64, mut r
 
 #[test]
 fn an_abort_reaches_everyone_once() {
-    for (delay_us, flush) in [0, 500, 3000, 6000, 9000].into_iter().flat_map(|us| [(us, FlushPolicy::Auto), (us, FlushPolicy::Overlap)]) {
+    for (delay_us, flush) in [0, 500, 3000, 6000, 9000]
+        .into_iter()
+        .flat_map(|us| [(us, FlushPolicy::Auto), (us, FlushPolicy::Overlap)])
+    {
         let volume = Volume::with_options(LogOptions { flush, ..quiet_options() });
         volume.device.set_flush_time(Duration::from_millis(4));
         let (succeeded, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let workers: Vec<_> = (0..12)
             .map(|index| {
-                let (log, succeeded, failed) = (Arc::clone(&volume.log), Arc::clone(&succeeded), Arc::clone(&failed));
+                let (log, succeeded, failed) =
+                    (Arc::clone(&volume.log), Arc::clone(&succeeded), Arc::clone(&failed));
                 thread::spawn("client", move || {
                     loop {
                         let sequence = insert(&log, index, b"x");

@@ -1,15 +1,17 @@
 //! A histogram of durations that many threads record into without a lock.
 //!
-//! Log-linear: durations below 64 ns have a bucket each; above, every power of two is divided into 64 buckets of the same
-//! width, so a bucket is at most 1/64 (1.6 %) as wide as what it holds, and the middle that stands for it is off by at most
-//! 0.8 %. Count, sum and maximum are exact, up to a longest duration of 18 minutes that stands for all above it.
+//! Log-linear: durations below 64 ns have a bucket each; above, every power of two is divided into
+//! 64 buckets of the same width, so a bucket is at most 1/64 (1.6 %) as wide as what it holds, and
+//! the middle that stands for it is off by at most 0.8 %. Count, sum and maximum are exact, up to a
+//! longest duration of 18 minutes that stands for all above it.
 //!
-//! Recording is one addition to a bucket, one to the sum, and for a new maximum one more; what has been recorded several
-//! times is added at once. Neighbouring durations are what threads record at the same time, and they lie in neighbouring
-//! buckets; the sum is what they share, so it has cache lines of its own and the buckets stay in others.
+//! Recording is one addition to a bucket, one to the sum, and for a new maximum one more; what has
+//! been recorded several times is added at once. Neighbouring durations are what threads record at
+//! the same time, and they lie in neighbouring buckets; the sum is what they share, so it has cache
+//! lines of its own and the buckets stay in others.
 //!
-//! Invariant: no bucket ever shrinks. A reader that runs beside recorders sees each recording in the buckets, the sum and
-//! the maximum at slightly different times, never half of one in a bucket.
+//! Invariant: no bucket ever shrinks. A reader that runs beside recorders sees each recording in
+//! the buckets, the sum and the maximum at slightly different times, never half of one in a bucket.
 use crate::shared::CacheAligned;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -63,7 +65,10 @@ fn middle_of(bucket: usize) -> u64 {
 
 impl Histogram {
     pub(crate) fn new() -> Self {
-        Self { totals: CacheAligned(Totals::default()), buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect() }
+        Self {
+            totals: CacheAligned(Totals::default()),
+            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+        }
     }
 
     /// Adds `count` times a duration. Relaxed: nothing else is published with it.
@@ -79,11 +84,15 @@ impl Histogram {
     /// The buckets that anything was recorded in: the middle of each, and how often.
     pub(crate) fn filled(&self) -> Vec<(u64, u64)> {
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).enumerate();
-        counts.filter(|(_, count)| *count > 0).map(|(bucket, count)| (middle_of(bucket), count)).collect()
+        counts
+            .filter(|(_, count)| *count > 0)
+            .map(|(bucket, count)| (middle_of(bucket), count))
+            .collect()
     }
 
     pub(crate) fn summary(&self) -> Summary {
-        let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
+        let counts: Vec<u64> =
+            self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
         let count: u64 = counts.iter().sum();
         if count == 0 {
             return Summary::default();
@@ -178,7 +187,9 @@ mod tests {
         let threads: Vec<_> = (0..4_u64)
             .map(|index| {
                 let histogram = Arc::clone(&histogram);
-                thread::spawn("record", move || (0..10_000).for_each(|at| histogram.record(index * 10_000 + at, 1)))
+                thread::spawn("record", move || {
+                    (0..10_000).for_each(|at| histogram.record(index * 10_000 + at, 1))
+                })
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -1,11 +1,13 @@
 //! Which log vector an item has: a hash table of numbers.
 //!
-//! Inserting a new item should touch as little memory as possible, because under the list's lock a cache miss costs more than
-//! all the rest. So the table holds neither keys nor pointers, only 8 bytes for an item: the position of its vector, and 32
-//! bits of its hash, which decide almost always whether a look at the vector is worthwhile. Linear probing; at most half of
-//! the table is filled; removal moves back what follows, so there are no tombstones.
+//! Inserting a new item should touch as little memory as possible, because under the list's lock a
+//! cache miss costs more than all the rest. So the table holds neither keys nor pointers, only 8
+//! bytes for an item: the position of its vector, and 32 bits of its hash, which decide almost
+//! always whether a look at the vector is worthwhile. Linear probing; at most half of the table is
+//! filled; removal moves back what follows, so there are no tombstones.
 //!
-//! Invariant: between the slot where an entry belongs (`tag` modulo the length) and the slot where it stands, no slot is empty.
+//! Invariant: between the slot where an entry belongs (`tag` modulo the length) and the slot where
+//! it stands, no slot is empty.
 
 /// Slots of the smallest table.
 const SLOTS_MIN: usize = 64;

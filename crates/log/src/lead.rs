@@ -1,20 +1,25 @@
 //! Leading: one round after the other while somebody waits.
 //!
-//! A round: gather → push → flush → tell those who waited. While it runs, others register and form the next group. While
-//! several wait, a worker of the log leads: between two rounds there is no hand-over then, and the device need not wait for a
-//! thread to wake up, which takes longest when many others have just been woken. Whoever waits alone leads its own round and
-//! hands over to nobody. Those whose operation is durable are told while the device works on the next group, since telling
-//! many takes as long as a flush; but before a leader waits for others to join, for it is them who join.
+//! A round: gather → push → flush → tell those who waited. While it runs, others register and form
+//! the next group. While several wait, a worker of the log leads: between two rounds there is no
+//! hand-over then, and the device need not wait for a thread to wake up, which takes longest when
+//! many others have just been woken. Whoever waits alone leads its own round and hands over to
+//! nobody. Those whose operation is durable are told while the device works on the next group,
+//! since telling many takes as long as a flush; but before a leader waits for others to join, for
+//! it is them who join.
 //!
-//! *Overlapping.* When the gathering policy says that it pays, a leader that has written its group leads no more while it flushes:
-//! the group is *in flight*. As soon as everybody else who is expected has registered, the one who came last leads, or the second
-//! worker, and writes the next group while the flush is under way. When the flush is done, its thread leads again unless somebody
-//! else does. Writing is for leaders only, so checkpoints are written in order, and a flush covers all that were written before it.
+//! *Overlapping.* When the gathering policy says that it pays, a leader that has written its group
+//! leads no more while it flushes: the group is *in flight*. As soon as everybody else who is
+//! expected has registered, the one who came last leads, or the second worker, and writes the next
+//! group while the flush is under way. When the flush is done, its thread leads again unless
+//! somebody else does. Writing is for leaders only, so checkpoints are written in order, and a
+//! flush covers all that were written before it.
 //!
-//! Why no wake-up is lost: the decision to stop leading and the registration of a waiter happen under the group's lock;
-//! a waiter that comes after the decision finds `leader` unset and leads itself. A successor is appointed while it is in
-//! the list of waiters; if it is finished before it wakes up, it still sees that it leads, and hands over again. [`Telling`]
-//! tells everybody at the latest when it is dropped. A leader that panics leaves a dead log.
+//! Why no wake-up is lost: the decision to stop leading and the registration of a waiter happen
+//! under the group's lock; a waiter that comes after the decision finds `leader` unset and leads
+//! itself. A successor is appointed while it is in the list of waiters; if it is finished before it
+//! wakes up, it still sees that it leads, and hands over again. [`Telling`] tells everybody at the
+//! latest when it is dropped. A leader that panics leaves a dead log.
 use crate::error::{CommitReason, LogError};
 use crate::gathering::FlushPolicy;
 use crate::group::{Launched, Slot, Waiter};
@@ -68,8 +73,11 @@ impl Telling<'_> {
 
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
-        // After a panic of one callback the others are called all the same; a second panic is lost in the first.
-        while self.finished.len() > 0 && std::panic::catch_unwind(AssertUnwindSafe(|| self.now())).is_err() {}
+        // After a panic of one callback the others are called all the same; a second panic is lost
+        // in the first.
+        while self.finished.len() > 0
+            && std::panic::catch_unwind(AssertUnwindSafe(|| self.now())).is_err()
+        {}
     }
 }
 
@@ -92,7 +100,8 @@ struct Watch<'a> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.shared.fail(LogError::Aborted("a thread that led a group ended with a panic".into()));
+            self.shared
+                .fail(LogError::Aborted("a thread that led a group ended with a panic".into()));
             let mut group = self.shared.group.lock();
             let leads = match self.role.get() {
                 Role::Leader => true,
@@ -123,7 +132,11 @@ impl Shared {
             if !goes_on {
                 watch.role.set(Role::Gone);
             }
-            let mut telling = Telling { shared: self, finished: std::mem::take(&mut round.finished).into_iter(), times: round.times };
+            let mut telling = Telling {
+                shared: self,
+                finished: std::mem::take(&mut round.finished).into_iter(),
+                times: round.times,
+            };
             if !goes_on {
                 telling.now();
                 return;
@@ -163,7 +176,11 @@ impl Shared {
         self.lead_after(&watch, Leader::Worker, round);
     }
 
-    fn round_or_fail(&self, watch: &Watch<'_>, round: impl FnOnce(&Self) -> Result<Round, LogError>) -> Round {
+    fn round_or_fail(
+        &self,
+        watch: &Watch<'_>,
+        round: impl FnOnce(&Self) -> Result<Round, LogError>,
+    ) -> Round {
         round(self).unwrap_or_else(|error| {
             self.fail(error);
             Round { left: matches!(watch.role.get(), Role::Gone), ..Round::default() }
@@ -250,8 +267,10 @@ impl Shared {
     /// After a round: whether the leader does another one. Otherwise it leads no more.
     fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>) -> bool {
         let mut group = self.group.lock();
-        // A superblock that became durable since the decision has made room: then the next round finds out.
-        let no_room = no_room.filter(|no_room| group.error.is_none() && no_room.commits >= group.commits);
+        // A superblock that became durable since the decision has made room: then the next round
+        // finds out.
+        let no_room =
+            no_room.filter(|no_room| group.error.is_none() && no_room.commits >= group.commits);
         group.fallback |= no_room.is_some();
         let idle = group.error.is_some() || group.fallback || group.waiting() == 0;
         let stays = match leader {

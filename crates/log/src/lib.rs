@@ -1,25 +1,31 @@
 //! The committed item list, the log ring, group commit, and replay.
 //!
-//! Purpose: an operation hands its changed items to the list ([`Log::insert`]) and gets a [`cairn_format::LogSeq`]. Whoever wants
-//! an operation to be durable waits for that sequence ([`Log::wait_durable`], [`Log::on_durable`]); all who wait
-//! together share one checkpoint write and one flush. After a crash, [`replay()`] finds the checkpoints that count.
+//! Purpose: an operation hands its changed items to the list ([`Log::insert`]) and gets a
+//! [`cairn_format::LogSeq`]. Whoever wants an operation to be durable waits for that sequence
+//! ([`Log::wait_durable`], [`Log::on_durable`]); all who wait together share one checkpoint write
+//! and one flush. After a crash, [`replay()`] finds the checkpoints that count.
 //!
-//! States of an item: in the *current context* → in a *closed context* (its transaction was cut) → in a checkpoint that
-//! is *written* → *durable* (a flush began after the write had completed). A closed context whose transaction's
-//! superblock becomes durable first is dropped instead: the trees hold its items.
+//! States of an item: in the *current context* → in a *closed context* (its transaction was cut) →
+//! in a checkpoint that is *written* → *durable* (a flush began after the write had completed). A
+//! closed context whose transaction's superblock becomes durable first is dropped instead: the
+//! trees hold its items.
 //!
 //! Invariants:
-//! - The list is switched as a whole: a checkpoint holds the effect of a contiguous run of operations, and follows the
-//!   checkpoint before it without a gap.
+//! - The list is switched as a whole: a checkpoint holds the effect of a contiguous run of
+//!   operations, and follows the checkpoint before it without a gap.
 //! - Data that came with items is written before the flush that makes them durable; see `data.rs`.
-//! - At most one thread *leads*: only the leader writes to the ring or flushes. Leadership is a flag, not a lock.
-//! - While somebody waits, there is a leader, or a transaction commit was requested whose `super_committed` continues.
+//! - At most one thread *leads*: only the leader writes to the ring or flushes. Leadership is a
+//!   flag, not a lock.
+//! - While somebody waits, there is a leader, or a transaction commit was requested whose
+//!   `super_committed` continues.
 //! - `durable` never covers an operation whose checkpoint was written after the flush began.
 //! - The ring is never overwritten from its tail on; only a durable superblock moves the tail.
-//! - After the first failed write or flush nothing becomes durable any more; each waiter gets the error once.
+//! - After the first failed write or flush nothing becomes durable any more; each waiter gets the
+//!   error once.
 //!
-//! Lock discipline: context list (rank `CIL_CONTEXT`) → group (`LOG_GROUP`) → ring (`LOG_RING`); the cells of single waiters
-//! and the worker's signals are leaves. No lock is held during device I/O, a callback, or a request for a commit.
+//! Lock discipline: context list (rank `CIL_CONTEXT`) → group (`LOG_GROUP`) → ring (`LOG_RING`);
+//! the cells of single waiters and the worker's signals are leaves. No lock is held during device
+//! I/O, a callback, or a request for a commit.
 #![forbid(unsafe_code)]
 
 mod arena;

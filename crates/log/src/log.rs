@@ -59,7 +59,8 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// The defaults for a volume: push at a quarter of the ring, at most 32 MiB; wait at twice that.
+    /// The defaults for a volume: push at a quarter of the ring, at most 32 MiB; wait at twice
+    /// that.
     pub fn for_geometry(geometry: &Geometry) -> Self {
         let background_push_bytes = (geometry.log_blocks * BLOCK_SIZE as u64 / 4).min(32 << 20);
         Self {
@@ -80,7 +81,8 @@ impl LogOptions {
 pub struct LogStart {
     /// The superblock's `log_epoch`.
     pub epoch: u64,
-    /// The superblock's `log_tail`; its sequence is above 0. [`crate::Replay::end`] is such a position.
+    /// The superblock's `log_tail`; its sequence is above 0. [`crate::Replay::end`] is such a
+    /// position.
     pub position: LogPosition,
     /// The running transaction.
     pub generation: Generation,
@@ -124,8 +126,9 @@ pub struct Log {
 }
 
 impl Log {
-    /// The log of a volume that is being mounted, and its worker threads unless it is read-only. Since it flushes from several
-    /// threads, and a device tells only one of them of a failure, `device` is to be behind a [`FlushFence`](cairn_blockdev::FlushFence).
+    /// The log of a volume that is being mounted, and its worker threads unless it is read-only.
+    /// Since it flushes from several threads, and a device tells only one of them of a failure,
+    /// `device` is to be behind a [`FlushFence`](cairn_blockdev::FlushFence).
     ///
     /// # Panics
     /// When `start.position` is impossible.
@@ -158,10 +161,16 @@ impl Log {
             options,
             list: CacheAligned(Mutex::new(Rank::CIL_CONTEXT, list)),
             shrunk: Condvar::new(),
-            group: CacheAligned(Mutex::new(Rank::LOG_GROUP, Group::new(Gathering::new(options.flush)))),
+            group: CacheAligned(Mutex::new(
+                Rank::LOG_GROUP,
+                Group::new(Gathering::new(options.flush)),
+            )),
             joined: Condvar::new(),
             left: Condvar::new(),
-            ring: CacheAligned(Mutex::new(Rank::LOG_RING, Ring::new(geometry.log_blocks, start.position))),
+            ring: CacheAligned(Mutex::new(
+                Rank::LOG_RING,
+                Ring::new(geometry.log_blocks, start.position),
+            )),
             data: CacheAligned(DataQueue::new()),
             buffers: BlockPool::new(UNUSED_BUFFERS_BYTES_MAX),
             worker: CacheAligned(WorkerSignal::new()),
@@ -176,13 +185,15 @@ impl Log {
             let shared = Arc::clone(&shared);
             thread::spawn("cairn-log", move || worker::run(&shared))
         };
-        let workers = (0..if options.read_only { 0 } else { worker::WORKERS }).map(worker).collect();
+        let workers =
+            (0..if options.read_only { 0 } else { worker::WORKERS }).map(worker).collect();
         Arc::new(Self { shared, workers: Mutex::new(Rank::LEAF, workers) })
     }
 
-    /// Adds the changes of one operation to the list, all at once, and empties the batch. The operation's order among
-    /// others that change the same items is the order of these calls, so the caller holds what orders them (the inode's
-    /// lock). Never waits for the device. On a dead log the changes are dropped.
+    /// Adds the changes of one operation to the list, all at once, and empties the batch. The
+    /// operation's order among others that change the same items is the order of these calls, so
+    /// the caller holds what orders them (the inode's lock). Never waits for the device. On a dead
+    /// log the changes are dropped.
     ///
     /// An empty batch is no operation: the result is that of the call before.
     pub fn insert(&self, batch: &mut Batch) -> LogSeq {
@@ -214,20 +225,22 @@ impl Log {
         self.shared.two_pass_items()
     }
 
-    /// As [`Log::insert`], for an operation whose items refer to data that is not written yet: it is written together with
-    /// the checkpoint that holds them, or by [`Log::write_data`]. The operation counts as durable when its data is, or when
-    /// that was tried and failed, which is for the owner of the [`crate::DataTicket`]s to find out.
+    /// As [`Log::insert`], for an operation whose items refer to data that is not written yet: it
+    /// is written together with the checkpoint that holds them, or by [`Log::write_data`]. The
+    /// operation counts as durable when its data is, or when that was tried and failed, which is
+    /// for the owner of the [`crate::DataTicket`]s to find out.
     pub fn insert_with_data(&self, batch: &mut Batch, data: Vec<DataWrite>) -> LogSeq {
         debug_assert!(!batch.is_empty(), "data belongs to items");
         self.shared.queue_data(data);
         self.insert(batch)
     }
 
-    /// Writes the data of all operations so far that is not written yet, and waits for what is under way. A commit does so
-    /// between its cut and its first flush.
+    /// Writes the data of all operations so far that is not written yet, and waits for what is
+    /// under way. A commit does so between its cut and its first flush.
     ///
     /// # Errors
-    /// The log is dead: data that was queued may have been thrown away, so no superblock may follow.
+    /// The log is dead: data that was queued may have been thrown away, so no superblock may
+    /// follow.
     pub fn write_data(&self) -> Result<(), LogError> {
         self.shared.write_queued_data()?;
         self.error().map_or(Ok(()), Err)
@@ -238,7 +251,8 @@ impl Log {
         self.shared.data.blocks()
     }
 
-    /// Data writes that failed, since the log was made. Who makes other files' data durable compares it before and after.
+    /// Data writes that failed, since the log was made. Who makes other files' data durable
+    /// compares it before and after.
     pub fn data_losses(&self) -> u64 {
         self.shared.data.losses()
     }
@@ -253,16 +267,20 @@ impl Log {
         LogSeq(self.shared.durable.load(Ordering::Acquire))
     }
 
-    /// Waits while the list is too long. Operations call it before they reserve or join, holding no lock, so nobody sleeps
-    /// with what the one needs who shortens the list. Whoever has to wait first wakes that one, and goes on as soon as the
-    /// list has been short enough once since then, whatever others added meanwhile.
+    /// Waits while the list is too long. Operations call it before they reserve or join, holding no
+    /// lock, so nobody sleeps with what the one needs who shortens the list. Whoever has to wait
+    /// first wakes that one, and goes on as soon as the list has been short enough once since then,
+    /// whatever others added meanwhile.
     ///
     /// # Errors
     /// The log is dead.
     pub fn throttle(&self) -> Result<(), LogError> {
         assert_may_block(None);
         let shared = &self.shared;
-        let too_long = |list: &ItemList| list.entry_bytes() > shared.options.hard_limit_bytes && !shared.dead.load(Ordering::Acquire);
+        let too_long = |list: &ItemList| {
+            list.entry_bytes() > shared.options.hard_limit_bytes
+                && !shared.dead.load(Ordering::Acquire)
+        };
         let mut list = shared.list.lock();
         if too_long(&list) {
             let admissions = list.admissions;
@@ -284,19 +302,34 @@ impl Log {
         self.error().map_or(Ok(()), Err)
     }
 
-    /// Calls `callback` when the operation `target` is durable: at once if it is, otherwise later, on whichever thread
-    /// makes it durable. If nobody is making anything durable, the calling thread does, until several others wait. Callbacks run one after the other, without a lock held: they must be short and must not wait.
+    /// Calls `callback` when the operation `target` is durable: at once if it is, otherwise later,
+    /// on whichever thread makes it durable. If nobody is making anything durable, the calling
+    /// thread does, until several others wait. Callbacks run one after the other, without a lock
+    /// held: they must be short and must not wait.
     pub fn on_durable(&self, target: LogSeq, callback: DurableCallback) {
-        self.on_durable_since(RequestTimer::begin(), target, callback, CallerLeads::UntilSeveralWait);
+        self.on_durable_since(
+            RequestTimer::begin(),
+            target,
+            callback,
+            CallerLeads::UntilSeveralWait,
+        );
     }
 
-    /// As [`Log::on_durable`], for a request that began earlier: its stages are measured from then on. `leads` says what the calling
-    /// thread may be used for.
-    pub fn on_durable_since(&self, timer: RequestTimer, target: LogSeq, callback: DurableCallback, leads: CallerLeads) {
+    /// As [`Log::on_durable`], for a request that began earlier: its stages are measured from then
+    /// on. `leads` says what the calling thread may be used for.
+    pub fn on_durable_since(
+        &self,
+        timer: RequestTimer,
+        target: LogSeq,
+        callback: DurableCallback,
+        leads: CallerLeads,
+    ) {
         assert_may_block(None);
         let registration = self.shared.stages.register(timer);
         match self.shared.register(target, Waiter::Callback(callback, registration)) {
-            Registered::Finished(waiter, outcome) => waiter.finish(outcome.map(|()| Ending::Immediate), &self.shared.stages),
+            Registered::Finished(waiter, outcome) => {
+                waiter.finish(outcome.map(|()| Ending::Immediate), &self.shared.stages)
+            }
             Registered::Waiting => {}
             Registered::Appointed(successor) => self.shared.inform(Some(successor)),
             Registered::Lead => match leads {
@@ -315,7 +348,8 @@ impl Log {
         self.wait_durable_since(RequestTimer::begin(), target)
     }
 
-    /// As [`Log::wait_durable`], for a request that began earlier: its stages are measured from then on.
+    /// As [`Log::wait_durable`], for a request that began earlier: its stages are measured from
+    /// then on.
     ///
     /// # Errors
     /// The log died before.
@@ -348,8 +382,8 @@ impl Log {
         }
     }
 
-    /// Cuts: operations inserted from now on belong to transaction `next`. The caller guarantees that no
-    /// [`Log::insert`] runs.
+    /// Cuts: operations inserted from now on belong to transaction `next`. The caller guarantees
+    /// that no [`Log::insert`] runs.
     pub fn cut(&self, next: Generation) -> Cut {
         let mut fresh = self.shared.fresh_context();
         fresh.generation = next;
@@ -365,17 +399,18 @@ impl Log {
         Cut { position, last: list.last }
     }
 
-    /// The superblock of `generation`, which carries its [`Cut::position`], is durable. Drops the closed contexts that
-    /// it covers, finishes those who wait for them, and frees the ring before the cut. If a push waited for room, a
-    /// waiter or the worker tries again.
+    /// The superblock of `generation`, which carries its [`Cut::position`], is durable. Drops the
+    /// closed contexts that it covers, finishes those who wait for them, and frees the ring before
+    /// the cut. If a push waited for room, a waiter or the worker tries again.
     ///
-    /// Whoever was asked for a commit must either commit, so that this is called, or [abort](Log::abort).
+    /// Whoever was asked for a commit must either commit, so that this is called, or
+    /// [abort](Log::abort).
     pub fn super_committed(&self, generation: Generation) {
         self.shared.super_committed(generation);
     }
 
-    /// Nothing becomes durable any more: everybody who waits gets `error`, and so does every later call. The first
-    /// error stays.
+    /// Nothing becomes durable any more: everybody who waits gets `error`, and so does every later
+    /// call. The first error stays.
     pub fn abort(&self, error: LogError) {
         self.shared.fail(error);
     }
@@ -418,8 +453,8 @@ impl Log {
         &self.shared
     }
 
-    /// Ends the worker threads. What is not durable yet never will be: whoever waits for it gets [`LogError::Stopped`]. On
-    /// return the log doesn't use the device any more. Not for callbacks.
+    /// Ends the worker threads. What is not durable yet never will be: whoever waits for it gets
+    /// [`LogError::Stopped`]. On return the log doesn't use the device any more. Not for callbacks.
     pub fn stop(&self) {
         self.shared.fail(LogError::Stopped);
         {

@@ -19,9 +19,15 @@ fn nothing_is_durable_before_it_is_flushed_and_everything_after() {
     volume.log.wait_durable(first).unwrap();
     assert_eq!(volume.log.durable(), second);
     volume.put(1, b"later");
-    assert_eq!(volume.replayed(), Items::from([(key(1), b"one".to_vec()), (key(2), b"two".to_vec())]));
+    assert_eq!(
+        volume.replayed(),
+        Items::from([(key(1), b"one".to_vec()), (key(2), b"two".to_vec())])
+    );
     let statistics = volume.log.statistics();
-    assert_eq!((statistics.checkpoints, statistics.flushes, statistics.blocks_written, statistics.groups), (1, 1, 1, 1));
+    assert_eq!(
+        (statistics.checkpoints, statistics.flushes, statistics.blocks_written, statistics.groups),
+        (1, 1, 1, 1)
+    );
 }
 
 #[test]
@@ -33,8 +39,14 @@ fn an_item_logged_again_is_written_once() {
     }
     volume.log.wait_durable(volume.log.last()).unwrap();
     let statistics = volume.log.statistics();
-    assert_eq!((statistics.operations, statistics.items_logged, statistics.context_bytes), (200, 2, 0));
-    assert_eq!(volume.replayed(), Items::from([(key(1), vec![7; 19]), (key(2), 99_u64.to_le_bytes().to_vec())]));
+    assert_eq!(
+        (statistics.operations, statistics.items_logged, statistics.context_bytes),
+        (200, 2, 0)
+    );
+    assert_eq!(
+        volume.replayed(),
+        Items::from([(key(1), vec![7; 19]), (key(2), 99_u64.to_le_bytes().to_vec())])
+    );
 }
 
 #[test]
@@ -62,7 +74,14 @@ fn what_was_created_and_removed_between_two_pushes_is_not_written() {
     volume.log.insert(&mut batch);
     let last = volume.delete(5);
     volume.log.wait_durable(last).unwrap();
-    assert_eq!((volume.log.durable(), volume.log.statistics().checkpoints, volume.log.statistics().flushes), (last, 1, 1));
+    assert_eq!(
+        (
+            volume.log.durable(),
+            volume.log.statistics().checkpoints,
+            volume.log.statistics().flushes
+        ),
+        (last, 1, 1)
+    );
 }
 
 #[test]
@@ -102,15 +121,22 @@ fn an_fsync_of_the_next_transaction_writes_the_closed_context_first() {
     let cut = volume.cut();
     let last = volume.put(2, b"new transaction");
     volume.log.wait_durable(last).unwrap();
-    assert_eq!((cut.last, volume.log.statistics().checkpoints, volume.log.statistics().flushes), (LogSeq(1), 2, 1));
+    assert_eq!(
+        (cut.last, volume.log.statistics().checkpoints, volume.log.statistics().flushes),
+        (LogSeq(1), 2, 1)
+    );
     let device = volume.durable_device();
     let found = replay(&device, &volume.superblock).unwrap();
-    let generations: Vec<_> = found.chain.iter().map(|checkpoint| checkpoint.header.generation.0).collect();
+    let generations: Vec<_> =
+        found.chain.iter().map(|checkpoint| checkpoint.header.generation.0).collect();
     assert_eq!((generations, found.checkpoints().count()), (vec![11, 12], 2));
     // With the superblock, the first one is only skipped.
     volume.commit(cut);
     let found = replay(&device, &volume.superblock).unwrap();
-    assert_eq!((found.chain.len(), found.checkpoints().count(), found.last_generation), (2, 1, Generation(12)));
+    assert_eq!(
+        (found.chain.len(), found.checkpoints().count(), found.last_generation),
+        (2, 1, Generation(12))
+    );
 }
 
 #[test]
@@ -122,7 +148,10 @@ fn a_superblock_that_comes_first_drops_the_closed_context() {
     volume.commit(cut);
     assert_eq!(volume.log.durable(), old);
     volume.log.wait_durable(old).unwrap();
-    assert_eq!((volume.log.statistics().checkpoints, volume.log.statistics().contexts_dropped), (0, 1));
+    assert_eq!(
+        (volume.log.statistics().checkpoints, volume.log.statistics().contexts_dropped),
+        (0, 1)
+    );
     volume.log.wait_durable(volume.put(2, b"new")).unwrap();
     assert_eq!(volume.replayed(), Items::from([(key(2), b"new".to_vec())]));
 }
@@ -144,7 +173,8 @@ fn a_commit_does_not_make_later_operations_durable() {
 
 #[test]
 fn what_is_written_already_only_needs_a_flush() {
-    let options = LogOptions { background_push_bytes: 2000, hard_limit_bytes: 1 << 20, ..quiet_options() };
+    let options =
+        LogOptions { background_push_bytes: 2000, hard_limit_bytes: 1 << 20, ..quiet_options() };
     let volume = Volume::with_options(options);
     let last = volume.put(1, &[1; 3000]);
     let begin = clock::now_monotonic();
@@ -155,7 +185,10 @@ fn what_is_written_already_only_needs_a_flush() {
     assert_eq!((volume.log.durable(), volume.log.statistics().flushes), (LogSeq(0), 0));
     volume.log.wait_durable(last).unwrap();
     let statistics = volume.log.statistics();
-    assert_eq!((statistics.checkpoints, statistics.background_pushes, statistics.flushes), (1, 1, 1));
+    assert_eq!(
+        (statistics.checkpoints, statistics.background_pushes, statistics.flushes),
+        (1, 1, 1)
+    );
 }
 
 #[test]
@@ -178,7 +211,10 @@ fn the_ring_goes_round_many_times() {
         }
     }
     let statistics = volume.log.statistics();
-    assert!(statistics.blocks_written > 8 * LOG_BLOCKS && statistics.fallbacks_ring_full == 0, "{statistics:?}");
+    assert!(
+        statistics.blocks_written > 8 * LOG_BLOCKS && statistics.fallbacks_ring_full == 0,
+        "{statistics:?}"
+    );
     // The ring begins three blocks before its end.
     assert_eq!(statistics.wraps, (statistics.blocks_written + LOG_BLOCKS - 3) / LOG_BLOCKS);
 }
@@ -188,7 +224,8 @@ fn a_full_ring_asks_for_one_commit_whose_superblock_finishes_those_who_wait() {
     let mut volume = Volume::new();
     while volume.log.statistics().ring_blocks_used + 20 <= LOG_BLOCKS {
         let mut batch = Batch::new();
-        (0..20).for_each(|item| batch.put(TREE_FILES, key(item), &[5; 3700], EntryFlags::default()));
+        (0..20)
+            .for_each(|item| batch.put(TREE_FILES, key(item), &[5; 3700], EntryFlags::default()));
         volume.log.wait_durable(volume.log.insert(&mut batch)).unwrap();
     }
     assert_eq!(volume.requests(), [CommitReason::LogPressure]);
@@ -210,13 +247,19 @@ fn a_full_ring_asks_for_one_commit_whose_superblock_finishes_those_who_wait() {
     let cut = volume.cut();
     let next = volume.put(50, b"of the next transaction");
     volume.log.on_durable(next, count(&done, 100));
-    assert_eq!((done.load(Ordering::SeqCst), volume.log.statistics().checkpoints), (0, checkpoints));
+    assert_eq!(
+        (done.load(Ordering::SeqCst), volume.log.statistics().checkpoints),
+        (0, checkpoints)
+    );
     volume.commit(cut);
     assert_eq!(done.load(Ordering::SeqCst) % 100, 2);
     volume.log.wait_durable(next).unwrap();
     let begin = clock::now_monotonic();
     while done.load(Ordering::SeqCst) != 102 {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the next transaction's callback does not run");
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "the next transaction's callback does not run"
+        );
         clock::sleep(Duration::from_millis(1));
     }
     assert_eq!(volume.log.statistics().fallbacks_ring_full, 1);
@@ -252,7 +295,8 @@ fn a_commit_under_way_that_will_make_room_is_enough() {
 fn too_many_items_for_a_checkpoint_need_a_commit() {
     let mut volume = Volume::new();
     let mut batch = Batch::new();
-    (0..LOG_BLOCKS / 2 + 10).for_each(|item| batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()));
+    (0..LOG_BLOCKS / 2 + 10)
+        .for_each(|item| batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()));
     let last = volume.log.insert(&mut batch);
     let log = Arc::clone(&volume.log);
     let waiter = thread::spawn("waiter", move || log.wait_durable(last));
@@ -270,7 +314,8 @@ fn too_many_items_for_a_checkpoint_need_a_commit() {
 
 #[test]
 fn operations_wait_while_the_list_is_too_long() {
-    let options = LogOptions { background_push_bytes: 30_000, hard_limit_bytes: 60_000, ..quiet_options() };
+    let options =
+        LogOptions { background_push_bytes: 30_000, hard_limit_bytes: 60_000, ..quiet_options() };
     let volume = Volume::with_options(options);
     volume.device.set_delay(Operation::Write, Duration::from_millis(2));
     for item in 0..200 {
@@ -285,11 +330,16 @@ fn operations_wait_while_the_list_is_too_long() {
 #[test]
 fn a_throttled_operation_goes_on_when_a_commit_or_an_error_shortens_the_list() {
     for commit in [true, false] {
-        let options = LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
+        let options = LogOptions {
+            background_push_bytes: 20_000,
+            hard_limit_bytes: 40_000,
+            ..quiet_options()
+        };
         let mut volume = Volume::with_options(options);
         // Nothing of this fits into one checkpoint.
         let mut batch = Batch::new();
-        (0..LOG_BLOCKS).for_each(|item| batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()));
+        (0..LOG_BLOCKS)
+            .for_each(|item| batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()));
         volume.log.insert(&mut batch);
         let log = Arc::clone(&volume.log);
         let throttled = thread::spawn("throttled", move || log.throttle());
@@ -337,7 +387,8 @@ fn throttled_threads(volume: &Volume, count: u64) -> Vec<thread::JoinHandle<Resu
 #[test]
 fn who_is_throttled_has_the_list_written_before_sleeping() {
     // Nobody else would: the list is never long enough for a push in the background.
-    let options = LogOptions { background_push_bytes: u64::MAX, hard_limit_bytes: 20_000, ..quiet_options() };
+    let options =
+        LogOptions { background_push_bytes: u64::MAX, hard_limit_bytes: 20_000, ..quiet_options() };
     let volume = Volume::with_options(options);
     for round in 0..20 {
         for item in 0..8 {
@@ -351,7 +402,8 @@ fn who_is_throttled_has_the_list_written_before_sleeping() {
 
 #[test]
 fn who_is_throttled_goes_on_when_removals_make_the_list_shorter() {
-    let options = LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
+    let options =
+        LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
     let volume = Volume::with_options(options);
     volume.log.insert(&mut too_many(true));
     let threads = throttled_threads(&volume, 3);
@@ -360,12 +412,16 @@ fn who_is_throttled_goes_on_when_removals_make_the_list_shorter() {
         volume.delete(item);
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    assert_eq!((volume.log.statistics().context_items, volume.log.statistics().checkpoints), (0, 0));
+    assert_eq!(
+        (volume.log.statistics().context_items, volume.log.statistics().checkpoints),
+        (0, 0)
+    );
 }
 
 #[test]
 fn who_is_throttled_goes_on_even_if_others_fill_the_list_again_at_once() {
-    let options = LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
+    let options =
+        LogOptions { background_push_bytes: 20_000, hard_limit_bytes: 40_000, ..quiet_options() };
     let mut volume = Volume::with_options(options);
     volume.log.insert(&mut too_many(false));
     let threads = throttled_threads(&volume, 4);
@@ -391,10 +447,14 @@ fn the_first_failed_write_or_flush_reaches_every_waiter_and_every_later_call() {
             })
             .collect();
         for thread in threads {
-            assert!(matches!(thread.join().unwrap(), Err(LogError::Device(error)) if error.operation == operation));
+            assert!(
+                matches!(thread.join().unwrap(), Err(LogError::Device(error)) if error.operation == operation)
+            );
         }
         // The device works again; the log does not.
-        assert!(volume.log.wait_durable(last).is_err() && volume.log.wait_durable(LogSeq(1)).is_err());
+        assert!(
+            volume.log.wait_durable(last).is_err() && volume.log.wait_durable(LogSeq(1)).is_err()
+        );
         assert!(volume.log.throttle().is_err() && volume.log.error().is_some());
         let calls = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&calls);
@@ -403,7 +463,10 @@ fn the_first_failed_write_or_flush_reaches_every_waiter_and_every_later_call() {
             counted.fetch_add(1, Ordering::SeqCst);
         };
         volume.log.on_durable(last, Box::new(callback));
-        assert_eq!((calls.load(Ordering::SeqCst), volume.requests()), (1, vec![CommitReason::LogFailed]));
+        assert_eq!(
+            (calls.load(Ordering::SeqCst), volume.requests()),
+            (1, vec![CommitReason::LogFailed])
+        );
         assert_eq!(volume.replayed(), Items::from([(key(1), b"safe".to_vec())]));
         assert_eq!(volume.log.durable(), LogSeq(1));
     }
@@ -414,7 +477,8 @@ fn stopping_ends_waits_with_an_error() {
     let mut volume = Volume::new();
     let (sender, receiver) = std::sync::mpsc::channel();
     let mut batch = Batch::new();
-    (0..LOG_BLOCKS).for_each(|item| batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()));
+    (0..LOG_BLOCKS)
+        .for_each(|item| batch.put(TREE_FILES, key(item), &[6; 3800], EntryFlags::default()));
     let last = volume.log.insert(&mut batch);
     volume.log.on_durable(
         last,

@@ -1,5 +1,6 @@
-//! Does the policy find out where groups should overlap? Clients in a circle, each an operation and a wait for its group, with
-//! the product's own [`Group`] and policy, on devices of many kinds, on a clock of the tests' own.
+//! Does the policy find out where groups should overlap? Clients in a circle, each an operation and
+//! a wait for its group, with the product's own [`Group`] and policy, on devices of many kinds, on
+//! a clock of the tests' own.
 use crate::FlushPolicy;
 use crate::gathering::Gathering;
 use crate::group::{Group, Registered, Waiter};
@@ -21,7 +22,8 @@ struct Device {
     name: &'static str,
     /// One request after the other, or all at once.
     serial: bool,
-    /// So much longer, in parts of itself, a flush takes beside another one, and a write beside a flush.
+    /// So much longer, in parts of itself, a flush takes beside another one, and a write beside a
+    /// flush.
     flush_beside_flush: f64,
     write_beside_flush: f64,
 }
@@ -29,9 +31,24 @@ struct Device {
 const DEVICES: [Device; 5] = [
     Device { name: "parallel", serial: false, flush_beside_flush: 0.0, write_beside_flush: 0.0 },
     Device { name: "serial", serial: true, flush_beside_flush: 0.0, write_beside_flush: 0.0 },
-    Device { name: "flushes collide", serial: false, flush_beside_flush: 2.0, write_beside_flush: 0.0 },
-    Device { name: "writes collide with a flush", serial: false, flush_beside_flush: 0.0, write_beside_flush: 1.0 },
-    Device { name: "serial, writes collide with a flush", serial: true, flush_beside_flush: 0.0, write_beside_flush: 1.0 },
+    Device {
+        name: "flushes collide",
+        serial: false,
+        flush_beside_flush: 2.0,
+        write_beside_flush: 0.0,
+    },
+    Device {
+        name: "writes collide with a flush",
+        serial: false,
+        flush_beside_flush: 0.0,
+        write_beside_flush: 1.0,
+    },
+    Device {
+        name: "serial, writes collide with a flush",
+        serial: true,
+        flush_beside_flush: 0.0,
+        write_beside_flush: 1.0,
+    },
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +94,8 @@ struct Flush {
     /// Its group is in flight.
     launched: bool,
     number: u64,
-    /// Flushes issued before the device finished it, with which it ends, as [`cairn_blockdev::FlushFence`] wants it.
+    /// Flushes issued before the device finished it, with which it ends, as
+    /// [`cairn_blockdev::FlushFence`] wants it.
     fence: Option<u64>,
     told: bool,
 }
@@ -124,7 +142,8 @@ impl Model {
             waiting: Vec::new(),
             served: 0,
         };
-        (0..load.clients).for_each(|client| model.after(1000 + client as u64, Event::Register(client)));
+        (0..load.clients)
+            .for_each(|client| model.after(1000 + client as u64, Event::Register(client)));
         model
     }
 
@@ -148,9 +167,12 @@ impl Model {
     fn register(&mut self, client: usize) {
         self.last += 1;
         self.waiting.push((self.last, client));
-        let waiter = Waiter::Callback(Box::new(|_| {}), self.stages.register(RequestTimer::begin()));
+        let waiter =
+            Waiter::Callback(Box::new(|_| {}), self.stages.register(RequestTimer::begin()));
         match self.group.register(LogSeq(self.last), waiter) {
-            Registered::Finished(..) => unreachable!("nothing makes an operation durable before it is waited for"),
+            Registered::Finished(..) => {
+                unreachable!("nothing makes an operation durable before it is waited for")
+            }
             Registered::Waiting => {}
             Registered::Appointed(_) => self.after(WAKE_UP_US, Event::Lead),
             Registered::Lead => self.after(0, Event::Lead),
@@ -165,12 +187,16 @@ impl Model {
         }
         // Of a device with no flush time nothing is asked.
         let flush_us = if self.way == Way::Apart { 0 } else { self.load.flush_us };
-        let waits = self.group.gathering.begin(self.clock(), waiting, Duration::from_micros(flush_us));
+        let waits =
+            self.group.gathering.begin(self.clock(), waiting, Duration::from_micros(flush_us));
         assert!(!waits, "the flush is too short for that");
         let (last, operations) = (self.last, self.last - self.written);
         let (base_us, each_us) = self.load.write_us;
         let beside = if self.under_way.is_empty() { 0.0 } else { self.device.write_beside_flush };
-        self.request((base_us + each_us * operations) as f64 * (1.0 + beside), Event::Written { last });
+        self.request(
+            (base_us + each_us * operations) as f64 * (1.0 + beside),
+            Event::Written { last },
+        );
     }
 
     fn flush(&mut self, last: u64) {
@@ -181,7 +207,13 @@ impl Model {
         }
         let number = self.flushes.len() as u64;
         let beside = if self.under_way.is_empty() { 0.0 } else { self.device.flush_beside_flush };
-        self.flushes.push(Flush { last, launched: launched.is_some(), number, fence: None, told: false });
+        self.flushes.push(Flush {
+            last,
+            launched: launched.is_some(),
+            number,
+            fence: None,
+            told: false,
+        });
         self.under_way.push(number);
         self.request(self.load.flush_us as f64 * (1.0 + beside), Event::Flushed { number });
     }
@@ -208,7 +240,8 @@ impl Model {
         let (now, waiting, durable) = (self.clock(), self.group.waiting(), self.group.durable.0);
         self.group.gathering.completed(now, size, waiting);
         self.served += size as u64;
-        let told: Vec<_> = self.waiting.extract_if(.., |(operation, _)| *operation <= durable).collect();
+        let told: Vec<_> =
+            self.waiting.extract_if(.., |(operation, _)| *operation <= durable).collect();
         for (index, (_, client)) in told.into_iter().enumerate() {
             let think_us = self.load.think_us / 2 + self.random.below(self.load.think_us + 1);
             self.after(TELL_US * (index as u64 + 1) + think_us, Event::Register(client));
@@ -249,15 +282,25 @@ impl Model {
 fn groups_overlap_where_that_serves_more_and_only_there() {
     let mut gains = 0;
     for device in DEVICES {
-        for (clients, think_us) in [(2, 80), (4, 100), (16, 100), (64, 100), (64, 1000), (2, 1000)] {
-            for (write_us, flush_us) in [((50, 5), 500), ((50, 40), 1000), ((50, 40), 500), ((200, 130), 1500)] {
+        for (clients, think_us) in [(2, 80), (4, 100), (16, 100), (64, 100), (64, 1000), (2, 1000)]
+        {
+            for (write_us, flush_us) in
+                [((50, 5), 500), ((50, 40), 1000), ((50, 40), 500), ((200, 130), 1500)]
+            {
                 let load = Load { clients, think_us, write_us, flush_us };
-                let [apart, overlap, auto] = [Way::Apart, Way::Overlap, Way::Auto].map(|way| Model::rate(device, load, way));
-                println!("{}, {load:?}: apart {apart:.0}, overlapping {overlap:.0}, auto {auto:.0}", device.name);
+                let [apart, overlap, auto] =
+                    [Way::Apart, Way::Overlap, Way::Auto].map(|way| Model::rate(device, load, way));
+                println!(
+                    "{}, {load:?}: apart {apart:.0}, overlapping {overlap:.0}, auto {auto:.0}",
+                    device.name
+                );
                 assert!(auto > 0.96 * apart, "{device:?}, {load:?}: {auto} instead of {apart}");
                 if overlap > 1.25 * apart {
                     gains += 1;
-                    assert!(auto > 0.93 * overlap, "{device:?}, {load:?}: {auto} instead of {overlap}");
+                    assert!(
+                        auto > 0.93 * overlap,
+                        "{device:?}, {load:?}: {auto} instead of {overlap}"
+                    );
                 }
             }
         }

@@ -1,10 +1,13 @@
-//! Groups that overlap: who writes the next one while a flush is under way, and what becomes of it when that flush fails.
+//! Groups that overlap: who writes the next one while a flush is under way, and what becomes of it
+//! when that flush fails.
 use super::testing::*;
 use crate::gathering::Gathering;
 use crate::group::{Group, Registered, Waiter};
 use crate::stages::{RequestTimer, Stages};
 use crate::{FlushPolicy, Log, LogError, LogOptions, LogStart};
-use cairn_blockdev::{BlockDevice, DeviceError, FlushFence, Operation, SimulatedDevice, forward_to_device};
+use cairn_blockdev::{
+    BlockDevice, DeviceError, FlushFence, Operation, SimulatedDevice, forward_to_device,
+};
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
@@ -37,7 +40,13 @@ struct Patient {
 impl Patient {
     fn new(company: Operation, fails: bool) -> Arc<Self> {
         let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
-        Arc::new(Self { device, company, fails, first: Mutex::new(Rank::LEAF, First::Awaited), changed: Condvar::new() })
+        Arc::new(Self {
+            device,
+            company,
+            fails,
+            first: Mutex::new(Rank::LEAF, First::Awaited),
+            changed: Condvar::new(),
+        })
     }
 
     fn served(&self, operation: Operation) {
@@ -100,9 +109,21 @@ impl BlockDevice for Patient {
 
 fn log_on(device: Arc<dyn BlockDevice>) -> Arc<Log> {
     let superblock = superblock();
-    let start = LogStart { epoch: superblock.log_epoch, position: superblock.log_tail, generation: superblock.generation.next() };
+    let start = LogStart {
+        epoch: superblock.log_epoch,
+        position: superblock.log_tail,
+        generation: superblock.generation.next(),
+    };
     let options = LogOptions { flush: FlushPolicy::Overlap, ..quiet_options() };
-    Log::new(device, superblock.volume, superblock.geometry, start, Arc::new(AtomicU64::new(5)), Box::new(|_| {}), options)
+    Log::new(
+        device,
+        superblock.volume,
+        superblock.geometry,
+        start,
+        Arc::new(AtomicU64::new(5)),
+        Box::new(|_| {}),
+        options,
+    )
 }
 
 /// One thread's operation is flushed; another thread's comes meanwhile. What both were told.
@@ -132,13 +153,17 @@ fn a_group_is_written_while_the_one_before_is_flushed() {
     log.stop();
 }
 
-/// A device tells one caller of a failed flush. The group behind it must not take its own flush for good.
+/// A device tells one caller of a failed flush. The group behind it must not take its own flush for
+/// good.
 #[test]
 fn a_failed_flush_fails_the_group_that_was_written_beside_it() {
     let patient = Patient::new(Operation::Flush, true);
     let log = log_on(Arc::new(FlushFence::new(Arc::clone(&patient) as Arc<dyn BlockDevice>)));
     let outcomes = two_in_turn(&patient, &log);
-    assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(LogError::Device(_)))), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|outcome| matches!(outcome, Err(LogError::Device(_)))),
+        "{outcomes:?}"
+    );
     assert_eq!((*patient.first.lock(), log.durable()), (First::Passed, LogSeq(0)));
     log.stop();
 }

@@ -43,16 +43,18 @@ impl Shared {
     }
 
     /// Writes everything in the list to the ring, and the data that came with it, without a flush:
-    /// 1. take the contexts and give each its place, in one step, so that a cut sees either both or neither;
+    /// 1. take the contexts and give each its place, in one step, so that a cut sees either both or
+    ///    neither;
     /// 2. take the data, which was queued before the items that refer to it;
     /// 3. format the checkpoints, holding no lock;
-    /// 4. write data and checkpoints side by side, call `meanwhile` while the device works, and wait for all of it, also for
-    ///    data that a commit took over;
-    /// 5. if data could not be written, the checkpoints are not what they should be: write them again;
+    /// 4. write data and checkpoints side by side, call `meanwhile` while the device works, and
+    ///    wait for all of it, also for data that a commit took over;
+    /// 5. if data could not be written, the checkpoints are not what they should be: write them
+    ///    again;
     /// 6. note them as written.
     ///
-    /// A crash before the next flush leaves any part of them on the device; replay takes the checkpoints that are whole, and
-    /// whose data is there.
+    /// A crash before the next flush leaves any part of them on the device; replay takes the
+    /// checkpoints that are whole, and whose data is there.
     pub(crate) fn push(&self, meanwhile: &mut dyn FnMut()) -> Result<Option<NoRoom>, LogError> {
         let taken = match self.take_contexts() {
             Ok(taken) => taken,
@@ -83,11 +85,18 @@ impl Shared {
 
     /// Steps 3 to 5.
     ///
-    /// While blocks count as lost, a checkpoint goes after its data, with a flush between them: its entries that name lost
-    /// blocks don't have their data verified, so all data in them must be durable before. The place and the length of a
-    /// checkpoint stay what they were; torn between the two versions, its checksum fails, and nothing in it was acknowledged.
-    fn write_together(&self, taken: &Taken, data: &DataBatch, meanwhile: &mut dyn FnMut()) -> Result<(), LogError> {
-        // Decided once: a superblock may become durable meanwhile, and with it blocks no longer count as lost.
+    /// While blocks count as lost, a checkpoint goes after its data, with a flush between them: its
+    /// entries that name lost blocks don't have their data verified, so all data in them must be
+    /// durable before. The place and the length of a checkpoint stay what they were; torn between
+    /// the two versions, its checksum fails, and nothing in it was acknowledged.
+    fn write_together(
+        &self,
+        taken: &Taken,
+        data: &DataBatch,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), LogError> {
+        // Decided once: a superblock may become durable meanwhile, and with it blocks no longer
+        // count as lost.
         let data_first = !self.data.lost().is_empty();
         if data_first {
             self.write_data(data, Vec::new(), meanwhile)?;
@@ -114,12 +123,14 @@ impl Shared {
         let mut list = self.list.lock();
         let mut ring = self.ring.lock();
         let blocks = list.contexts().map(Context::blocks);
-        let (needed, largest) = blocks.fold((0, 0), |(sum, largest): (u64, u64), blocks| (sum + blocks, largest.max(blocks)));
+        let (needed, largest) = blocks
+            .fold((0, 0), |(sum, largest): (u64, u64), blocks| (sum + blocks, largest.max(blocks)));
         let too_large = largest > self.checkpoint_blocks_max();
         #[cfg(feature = "baselines")]
         let needed = if self.options.commits_only { needed.max(ring.free() + 1) } else { needed };
         if too_large || needed > ring.free() {
-            let reason = if too_large { CommitReason::ContextTooLarge } else { CommitReason::RingFull };
+            let reason =
+                if too_large { CommitReason::ContextTooLarge } else { CommitReason::RingFull };
             let request = ring.request_room(list.current.blocks());
             return Err(NoRoom { commits: ring.commits, reason, request });
         }
@@ -168,7 +179,9 @@ impl Shared {
     }
 
     fn count_checkpoints(&self, taken: &Taken) {
-        let sum = |of: fn(&Context) -> u64| taken.contexts.iter().map(|(context, _)| of(context)).sum::<u64>();
+        let sum = |of: fn(&Context) -> u64| {
+            taken.contexts.iter().map(|(context, _)| of(context)).sum::<u64>()
+        };
         self.count(|counters| {
             counters.checkpoints += taken.contexts.len() as u64;
             counters.blocks_written += sum(Context::blocks);
@@ -177,8 +190,13 @@ impl Shared {
         });
     }
 
-    /// The writes that put `checkpoints` one behind the other into the ring: one, or two where the ring ends.
-    fn checkpoint_writes<'a>(&self, taken: &Taken, checkpoints: &'a [BlockBuffer]) -> Vec<SetWrite<'a>> {
+    /// The writes that put `checkpoints` one behind the other into the ring: one, or two where the
+    /// ring ends.
+    fn checkpoint_writes<'a>(
+        &self,
+        taken: &Taken,
+        checkpoints: &'a [BlockBuffer],
+    ) -> Vec<SetWrite<'a>> {
         let Some((_, first)) = taken.contexts.first() else { return Vec::new() };
         let ring = self.geometry.log();
         let mut before_end_bytes = (ring.blocks - first.ring_block) as usize * BLOCK_SIZE;
@@ -190,15 +208,18 @@ impl Shared {
             wrapped.extend((!later.is_empty()).then_some(later));
         }
         let start = ring.start.offset_bytes();
-        let mut writes = vec![SetWrite { offset_bytes: start + first.ring_block * BLOCK_SIZE as u64, buffers: here }];
+        let mut writes = vec![SetWrite {
+            offset_bytes: start + first.ring_block * BLOCK_SIZE as u64,
+            buffers: here,
+        }];
         if !wrapped.is_empty() {
             writes.push(SetWrite { offset_bytes: start, buffers: wrapped });
         }
         writes
     }
 
-    /// Flushes if anything was written since the last flush. Returns the last operation that is durable then. `always`
-    /// asks for a flush in any case.
+    /// Flushes if anything was written since the last flush. Returns the last operation that is
+    /// durable then. `always` asks for a flush in any case.
     pub(crate) fn flush(&self, always: bool, times: &mut RoundTimes) -> Result<LogSeq, LogError> {
         let (sequence, last, needed) = {
             let ring = self.ring.lock();

@@ -1,4 +1,5 @@
-//! What a replay reads follows the bytes of log and data, not the number of checkpoints and extents.
+//! What a replay reads follows the bytes of log and data, not the number of checkpoints and
+//! extents.
 use super::testing::*;
 use crate::Batch;
 use crate::ring_reader::WINDOW_BLOCKS;
@@ -32,7 +33,8 @@ impl BlockDevice for Counting {
     forward_to_device!(self => self.device; write, flush, discard, length_bytes, flush_time);
 }
 
-/// Windows of the ring, one more for each time that a pass begins in the middle or goes around the end.
+/// Windows of the ring, one more for each time that a pass begins in the middle or goes around the
+/// end.
 const READS_PER_PASS: u64 = LOG_BLOCKS.div_ceil(WINDOW_BLOCKS) + 2;
 
 #[test]
@@ -54,13 +56,22 @@ fn a_ring_full_of_small_checkpoints_is_read_in_large_pieces() {
     let found = replay(&device, &volume.superblock).unwrap();
     assert_eq!(found.chain.len(), 200);
     // Walk, search, verification.
-    assert!(device.reads() <= 3 * READS_PER_PASS, "{} reads for {LOG_BLOCKS} blocks of log", device.reads());
+    assert!(
+        device.reads() <= 3 * READS_PER_PASS,
+        "{} reads for {LOG_BLOCKS} blocks of log",
+        device.reads()
+    );
     apply(&found, &mut items).unwrap();
     assert_eq!(items.len(), 200);
-    assert!(device.reads() <= 4 * READS_PER_PASS, "{} reads for {LOG_BLOCKS} blocks of log", device.reads());
+    assert!(
+        device.reads() <= 4 * READS_PER_PASS,
+        "{} reads for {LOG_BLOCKS} blocks of log",
+        device.reads()
+    );
 }
 
-/// One checkpoint with `count` extents of a block each, every other block of the volume's data, in an order that jumps.
+/// One checkpoint with `count` extents of a block each, every other block of the volume's data, in
+/// an order that jumps.
 fn scattered(count: u64) -> (Volume, u64) {
     let volume = Volume::new();
     let mut batch = Batch::new();
@@ -84,7 +95,11 @@ fn small_extents_are_verified_in_large_reads() {
     let found = replay(&device, &volume.superblock).unwrap();
     assert_eq!(found.chain.len(), 1);
     let data_reads = (2 * EXTENTS).div_ceil(RUN_BLOCKS) + 1;
-    assert!(device.reads() <= 3 * READS_PER_PASS + data_reads, "{} reads for {EXTENTS} extents", device.reads());
+    assert!(
+        device.reads() <= 3 * READS_PER_PASS + data_reads,
+        "{} reads for {EXTENTS} extents",
+        device.reads()
+    );
     const { assert!(EXTENTS < BATCH_BLOCKS) }
 }
 
@@ -96,7 +111,11 @@ fn one_missing_block_among_many_ends_the_chain() {
         device.corrupt(BlockNumber(start + 2 * missing).offset_bytes(), 1, 0x10);
         let found = replay(&device, &volume.superblock).unwrap();
         assert_eq!(found.chain.len(), 0, "{}", found.stopped);
-        assert!(found.stopped.contains(&format!("block {}", start + 2 * missing)), "{}", found.stopped);
+        assert!(
+            found.stopped.contains(&format!("block {}", start + 2 * missing)),
+            "{}",
+            found.stopped
+        );
     }
 }
 
@@ -104,19 +123,26 @@ fn one_missing_block_among_many_ends_the_chain() {
 fn of_several_checkpoints_without_their_data_the_first_counts() {
     let device = SimulatedDevice::new(VOLUME_BYTES);
     let start = geometry().data_start().0;
-    // Their order on the device is not their order in the log; one is too far away to be read with the others.
+    // Their order on the device is not their order in the log; one is too far away to be read with
+    // the others.
     let blocks = [start + 40, start + 20, start, start + 2 * RUN_BLOCKS];
     let new_data = |broken: &[usize]| -> Vec<NewData> {
         let extent = |(checkpoint, &block): (usize, &u64)| {
             let (data, lost) = ([checkpoint as u8; BLOCK_SIZE], [9; BLOCK_SIZE]);
             let written = if broken.contains(&checkpoint) { &lost } else { &data };
             device.write(BlockNumber(block).offset_bytes(), &[written]).unwrap();
-            NewData { checkpoint, key: extent_key(block), extent: extent_of(BlockNumber(block), &data, Generation(1)) }
+            NewData {
+                checkpoint,
+                key: extent_key(block),
+                extent: extent_of(BlockNumber(block), &data, Generation(1)),
+            }
         };
         blocks.iter().enumerate().map(extent).collect()
     };
     assert!(verify(&device, new_data(&[])).unwrap().is_none());
-    for (broken, first) in [(vec![1, 2], 1), (vec![3, 2], 2), (vec![0], 0), (vec![3], 3), (vec![0, 1, 2, 3], 0)] {
+    for (broken, first) in
+        [(vec![1, 2], 1), (vec![3, 2], 2), (vec![0], 0), (vec![3], 3), (vec![0, 1, 2, 3], 0)]
+    {
         let missing = verify(&device, new_data(&broken)).unwrap().unwrap();
         assert_eq!(missing.checkpoint, first, "{broken:?}");
         assert!(missing.cause.unwrap().contains(&format!("block {}", blocks[first])));

@@ -4,7 +4,8 @@ use crate::{Batch, Replay, ReplayError};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Checkpoint, EntryFlags, Extent, ExtentKind, Generation, LogPosition, LogSeq, Superblock, TREE_FILES, VolumeId,
+    BLOCK_SIZE, BlockNumber, Checkpoint, EntryFlags, Extent, ExtentKind, Generation, LogPosition,
+    LogSeq, Superblock, TREE_FILES, VolumeId,
 };
 
 fn ring_offset(ring_block: u64) -> u64 {
@@ -35,11 +36,24 @@ fn accepted(device: &SimulatedDevice, superblock: &Superblock) -> usize {
 fn the_chain_is_followed_around_the_end_of_the_ring() {
     let (volume, device) = three();
     let found = replay(&device, &volume.superblock).unwrap();
-    assert_eq!(found.chain.iter().map(|found| (found.ring_block, found.blocks)).collect::<Vec<_>>(), [(253, 1), (254, 2), (0, 1)]);
-    assert_eq!((found.end, found.last_generation, found.next_inode), (LogPosition { block: 1, sequence: 10 }, Generation(11), 77));
+    assert_eq!(
+        found.chain.iter().map(|found| (found.ring_block, found.blocks)).collect::<Vec<_>>(),
+        [(253, 1), (254, 2), (0, 1)]
+    );
+    assert_eq!(
+        (found.end, found.last_generation, found.next_inode),
+        (LogPosition { block: 1, sequence: 10 }, Generation(11), 77)
+    );
     let mut items = Items::new();
     assert_eq!(apply(&found, &mut items).unwrap(), Some(LogSeq(4)));
-    assert_eq!(items, Items::from([(key(1), b"third".to_vec()), (key(2), vec![2; 3000]), (key(3), vec![3; 3000])]));
+    assert_eq!(
+        items,
+        Items::from([
+            (key(1), b"third".to_vec()),
+            (key(2), vec![2; 3000]),
+            (key(3), vec![3; 3000])
+        ])
+    );
 }
 
 #[test]
@@ -51,7 +65,8 @@ fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
     let cut = volume.log.cut(committed.next());
     volume.put(2, b"second");
     volume.log.super_committed(committed);
-    let superblock = Superblock { generation: committed, log_tail: cut.position, ..volume.superblock.clone() };
+    let superblock =
+        Superblock { generation: committed, log_tail: cut.position, ..volume.superblock.clone() };
     volume.log.wait_durable(volume.put(3, b"third")).unwrap();
     let device = volume.durable_device();
 
@@ -61,7 +76,11 @@ fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
     // With the superblock before it, what the newer one's trees have is in no checkpoint.
     let found = replay(&device, &volume.superblock).unwrap();
     assert_eq!(found.chain.len(), 1);
-    assert!(found.lost.as_ref().is_some_and(|lost| lost.contains("the superblock of generation")), "{:?}", found.lost);
+    assert!(
+        found.lost.as_ref().is_some_and(|lost| lost.contains("the superblock of generation")),
+        "{:?}",
+        found.lost
+    );
     // The same where the chain ends before.
     device.corrupt(ring_offset(found.chain[0].ring_block) + 130, 1, 1);
     let found = replay(&device, &volume.superblock).unwrap();
@@ -71,10 +90,13 @@ fn a_superblock_on_which_a_checkpoint_relies_must_be_there() {
 
 #[test]
 fn a_checkpoint_may_cross_the_end_of_the_ring() {
-    let superblock = Superblock { log_tail: LogPosition { block: LOG_BLOCKS - 2, sequence: 1 }, ..superblock() };
+    let superblock =
+        Superblock { log_tail: LogPosition { block: LOG_BLOCKS - 2, sequence: 1 }, ..superblock() };
     let volume = Volume::mount(Volume::new().device, superblock, quiet_options());
     let mut batch = Batch::new();
-    (0..5).for_each(|item| batch.put(TREE_FILES, key(item), &[item as u8; 3500], EntryFlags::default()));
+    (0..5).for_each(|item| {
+        batch.put(TREE_FILES, key(item), &[item as u8; 3500], EntryFlags::default())
+    });
     volume.log.wait_durable(volume.log.insert(&mut batch)).unwrap();
     assert_eq!(volume.log.statistics().blocks_written, 5);
     assert_eq!(volume.replayed().len(), 5);
@@ -88,7 +110,11 @@ fn damage_anywhere_ends_the_chain_there() {
         for at in [0, 5, 20, 40, 90, 130] {
             let damaged = device.snapshot();
             damaged.corrupt(ring_offset(found.ring_block) + at, 1, 0x10);
-            assert_eq!(accepted(&damaged, &volume.superblock), index, "byte {at} of checkpoint {index}");
+            assert_eq!(
+                accepted(&damaged, &volume.superblock),
+                index,
+                "byte {at} of checkpoint {index}"
+            );
         }
     }
 }
@@ -98,8 +124,17 @@ fn only_the_superblocks_epoch_volume_and_sequence_count() {
     let (volume, device) = three();
     let superblock = &volume.superblock;
     assert_eq!(accepted(&device, superblock), 3);
-    assert_eq!(accepted(&device, &Superblock { log_epoch: superblock.log_epoch + 1, ..superblock.clone() }), 0);
-    assert_eq!(accepted(&device, &Superblock { volume: VolumeId([9; 16]), ..superblock.clone() }), 0);
+    assert_eq!(
+        accepted(
+            &device,
+            &Superblock { log_epoch: superblock.log_epoch + 1, ..superblock.clone() }
+        ),
+        0
+    );
+    assert_eq!(
+        accepted(&device, &Superblock { volume: VolumeId([9; 16]), ..superblock.clone() }),
+        0
+    );
     let tail = LogPosition { sequence: 8, ..superblock.log_tail };
     assert_eq!(accepted(&device, &Superblock { log_tail: tail, ..superblock.clone() }), 0);
     let tail = LogPosition { block: 254, sequence: 8 };
@@ -112,7 +147,12 @@ fn the_next_mount_continues_where_the_chain_ends_and_ignores_what_follows() {
     device.corrupt(ring_offset(254) + 60, 1, 1);
     let found = replay(&device, &volume.superblock).unwrap();
     assert_eq!(found.chain.len(), 1);
-    let superblock = Superblock { log_epoch: 3, log_tail: found.end, generation: Generation(11), ..volume.superblock.clone() };
+    let superblock = Superblock {
+        log_epoch: 3,
+        log_tail: found.end,
+        generation: Generation(11),
+        ..volume.superblock.clone()
+    };
     let next = Volume::mount(device.snapshot().into(), superblock, quiet_options());
     next.put(20, &[1; 3000]);
     next.log.wait_durable(next.put(21, &[1; 3000])).unwrap();
@@ -139,7 +179,10 @@ fn with_data() -> (Volume, BlockNumber) {
     let volume = Volume::new();
     let start = geometry().data_start();
     for item in 0..4 {
-        volume.log.wait_durable(volume.put_data(item, BlockNumber(start.0 + item), item as u8 + 1)).unwrap();
+        volume
+            .log
+            .wait_durable(volume.put_data(item, BlockNumber(start.0 + item), item as u8 + 1))
+            .unwrap();
     }
     (volume, start)
 }
@@ -179,21 +222,35 @@ fn accepted_chain(found: &Replay<'_>) -> usize {
 #[test]
 fn an_extent_outside_the_volumes_data_is_damage() {
     let last = geometry().superblock_copy();
-    for (start, blocks) in [(BlockNumber(70), 1), (last, 1), (BlockNumber(last.0 - 1), 2), (BlockNumber(1 << 60), 1)] {
+    for (start, blocks) in
+        [(BlockNumber(70), 1), (last, 1), (BlockNumber(last.0 - 1), 2), (BlockNumber(1 << 60), 1)]
+    {
         let volume = Volume::new();
-        let extent = Extent { start, blocks, kind: ExtentKind::Unwritten, generation: volume.running, checksums: vec![] };
+        let extent = Extent {
+            start,
+            blocks,
+            kind: ExtentKind::Unwritten,
+            generation: volume.running,
+            checksums: vec![],
+        };
         let mut batch = Batch::new();
         batch.put(TREE_FILES, extent_key(0), &extent.encode(), EntryFlags::default());
         volume.log.wait_durable(volume.log.insert(&mut batch)).unwrap();
         let device = volume.durable_device();
         let error = replay(&device, &volume.superblock).err().expect("refused");
-        assert!(matches!(&error, ReplayError::Damaged(_)) && error.to_string().contains("outside"), "{error}");
+        assert!(
+            matches!(&error, ReplayError::Damaged(_)) && error.to_string().contains("outside"),
+            "{error}"
+        );
     }
     let volume = Volume::new();
     let mut batch = Batch::new();
     batch.put(TREE_FILES, extent_key(0), b"nonsense", EntryFlags::NEW_DATA);
     volume.log.wait_durable(volume.log.insert(&mut batch)).unwrap();
-    assert!(matches!(replay(&volume.durable_device(), &volume.superblock), Err(ReplayError::Damaged(_))));
+    assert!(matches!(
+        replay(&volume.durable_device(), &volume.superblock),
+        Err(ReplayError::Damaged(_))
+    ));
 }
 
 #[test]

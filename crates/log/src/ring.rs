@@ -1,10 +1,11 @@
 //! Where the next checkpoint goes, and which part of the ring still counts.
 //!
-//! Head and tail count blocks since the log was made and never go back; modulo the ring's length they are positions. What
-//! lies between them may be needed by a replay and is not overwritten.
+//! Head and tail count blocks since the log was made and never go back; modulo the ring's length
+//! they are positions. What lies between them may be needed by a replay and is not overwritten.
 //!
-//! Invariants: `tail ≤ head ≤ tail + log_blocks`; `flushed_sequence ≤ written_sequence < next_sequence`; operations up to
-//! `written_last` are in completed writes, or in a durable superblock.
+//! Invariants: `tail ≤ head ≤ tail + log_blocks`; `flushed_sequence ≤ written_sequence <
+//! next_sequence`; operations up to `written_last` are in completed writes, or in a durable
+//! superblock.
 //!
 //! Lock: rank `LOG_RING`, around the whole structure.
 use crate::error::CommitReason;
@@ -50,7 +51,10 @@ pub(crate) struct Ring {
 impl Ring {
     /// The empty ring of a mount. `start.sequence` is above 0: 0 means "no checkpoint".
     pub(crate) fn new(log_blocks: u64, start: LogPosition) -> Self {
-        assert!(start.block < log_blocks && start.sequence > 0, "impossible start of the log {start:?}");
+        assert!(
+            start.block < log_blocks && start.sequence > 0,
+            "impossible start of the log {start:?}"
+        );
         Self {
             log_blocks,
             head: start.block,
@@ -102,7 +106,8 @@ impl Ring {
         self.written_last = self.written_last.max(last);
     }
 
-    /// Everything up to this checkpoint is durable. Flushes overlap, so a later one may have said so before.
+    /// Everything up to this checkpoint is durable. Flushes overlap, so a later one may have said
+    /// so before.
     pub(crate) fn flushed(&mut self, sequence: u64) {
         self.flushed_sequence = self.flushed_sequence.max(sequence);
     }
@@ -118,8 +123,8 @@ impl Ring {
         self.position()
     }
 
-    /// The superblock of `generation` is durable: what lies before its cut is free. Returns the last operation that it
-    /// covers, 0 if it covers none more.
+    /// The superblock of `generation` is durable: what lies before its cut is free. Returns the
+    /// last operation that it covers, 0 if it covers none more.
     pub(crate) fn super_committed(&mut self, generation: Generation) -> LogSeq {
         let mut covered = LogSeq(0);
         while let Some(cut) = self.pending.pop_front_if(|cut| cut.generation <= generation) {
@@ -134,16 +139,18 @@ impl Ring {
         covered
     }
 
-    /// Whether to ask for a commit because a push has no room: once, and not if a commit under way will make room for
-    /// the `current_blocks` blocks that remain then.
+    /// Whether to ask for a commit because a push has no room: once, and not if a commit under way
+    /// will make room for the `current_blocks` blocks that remain then.
     pub(crate) fn request_room(&mut self, current_blocks: u64) -> bool {
-        let pending_suffices = !self.pending.is_empty() && self.used_after_pending() + current_blocks <= self.log_blocks;
+        let pending_suffices = !self.pending.is_empty()
+            && self.used_after_pending() + current_blocks <= self.log_blocks;
         !pending_suffices && !std::mem::replace(&mut self.room_requested, true)
     }
 
     /// Whether to ask for a commit because more than half of the ring is in use: once.
     pub(crate) fn request_relief(&mut self) -> Option<CommitReason> {
         let pressed = self.used_after_pending() > self.log_blocks / 2;
-        (pressed && !std::mem::replace(&mut self.pressure_requested, true)).then_some(CommitReason::LogPressure)
+        (pressed && !std::mem::replace(&mut self.pressure_requested, true))
+            .then_some(CommitReason::LogPressure)
     }
 }

@@ -1,12 +1,16 @@
 //! Reading checkpoints from the ring during recovery.
 //!
-//! The ring is read in order, so the reader keeps a window of it: however many small checkpoints the ring holds, a pass over
-//! it costs one read of the device per [`WINDOW_BLOCKS`]. A window that can't be read is no error by itself: it may reach past
-//! the blocks that were asked for, and these are then read alone.
+//! The ring is read in order, so the reader keeps a window of it: however many small checkpoints
+//! the ring holds, a pass over it costs one read of the device per [`WINDOW_BLOCKS`]. A window that
+//! can't be read is no error by itself: it may reach past the blocks that were asked for, and these
+//! are then read alone.
 use crate::error::ReplayError;
 use crate::replay::ReplayedCheckpoint;
 use cairn_blockdev::{AlignedBuffer, BlockDevice};
-use cairn_format::{BLOCK_SIZE, Checkpoint, FormatError, Generation, Geometry, HEADER_BYTES, LogPosition, Superblock, VolumeId};
+use cairn_format::{
+    BLOCK_SIZE, Checkpoint, FormatError, Generation, Geometry, HEADER_BYTES, LogPosition,
+    Superblock, VolumeId,
+};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -26,7 +30,9 @@ struct Window {
 impl Window {
     /// The blocks, if all of them are in the window.
     fn get(&self, ring_block: u64, length_bytes: usize) -> Option<&[u8]> {
-        let start = usize::try_from(ring_block.checked_sub(self.ring_block)?).ok()?.checked_mul(BLOCK_SIZE)?;
+        let start = usize::try_from(ring_block.checked_sub(self.ring_block)?)
+            .ok()?
+            .checked_mul(BLOCK_SIZE)?;
         self.bytes.get(start..start.checked_add(length_bytes)?)
     }
 }
@@ -45,7 +51,13 @@ pub(crate) struct RingReader<'d> {
 
 impl<'d> RingReader<'d> {
     pub(crate) fn new(device: &'d dyn BlockDevice, superblock: &Superblock) -> Self {
-        Self { device, copy: None, volume: superblock.volume, geometry: superblock.geometry, window: Rc::default() }
+        Self {
+            device,
+            copy: None,
+            volume: superblock.volume,
+            geometry: superblock.geometry,
+            window: Rc::default(),
+        }
     }
 
     /// Reads `blocks` blocks of the ring, around its end if need be.
@@ -83,8 +95,8 @@ impl<'d> RingReader<'d> {
         Ok(())
     }
 
-    /// What `attempt` finds, in another copy of the ring if it finds nothing in the first. What is valid anywhere was
-    /// written; which reader found it is returned too.
+    /// What `attempt` finds, in another copy of the ring if it finds nothing in the first. What is
+    /// valid anywhere was written; which reader found it is returned too.
     pub(crate) fn in_any_copy<T, E>(
         &self,
         attempt: impl Fn(&Self) -> Result<Result<T, E>, ReplayError>,
@@ -115,14 +127,24 @@ impl<'d> RingReader<'d> {
         Ok(())
     }
 
-    pub(crate) fn read_checkpoint(&self, ring_block: u64, blocks: u64) -> Result<Result<Checkpoint, FormatError>, ReplayError> {
+    pub(crate) fn read_checkpoint(
+        &self,
+        ring_block: u64,
+        blocks: u64,
+    ) -> Result<Result<Checkpoint, FormatError>, ReplayError> {
         let bytes = self.read_blocks(ring_block, blocks)?;
         Ok(Checkpoint::decode(bytes, self.volume, ring_block))
     }
 
-    /// Blocks of the checkpoint of this mount, above `sequence`, that `block` may begin; a look at the few fields that tell
-    /// most others apart, also those of earlier rounds through the ring.
-    pub(crate) fn announced(&self, block: &[u8], ring_block: u64, epoch: u64, sequence: u64) -> Option<u64> {
+    /// Blocks of the checkpoint of this mount, above `sequence`, that `block` may begin; a look at
+    /// the few fields that tell most others apart, also those of earlier rounds through the ring.
+    pub(crate) fn announced(
+        &self,
+        block: &[u8],
+        ring_block: u64,
+        epoch: u64,
+        sequence: u64,
+    ) -> Option<u64> {
         let (sequence_at, epoch_at) = (HEADER_BYTES, HEADER_BYTES + 8);
         let found = block[sequence_at..epoch_at].try_into().map_or(0, u64::from_le_bytes);
         let ours = found > sequence
@@ -166,7 +188,9 @@ impl<'d> RingReader<'d> {
             return Ok(Err(format!("{place} does not start a checkpoint")));
         };
         if blocks > blocks_max {
-            return Ok(Err(format!("{place} announces {blocks} blocks, more than the {blocks_max} that are left of the ring")));
+            return Ok(Err(format!(
+                "{place} announces {blocks} blocks, more than the {blocks_max} that are left of the ring"
+            )));
         }
         let checkpoint = match self.read_checkpoint(at.block, blocks)? {
             Ok(checkpoint) => checkpoint,
@@ -180,7 +204,10 @@ impl<'d> RingReader<'d> {
         } else if header.generation < generation_min {
             format!("is of generation {}, older than {generation_min}", header.generation)
         } else {
-            return Ok(Ok((ReplayedCheckpoint { ring_block: at.block, blocks, header }, checkpoint)));
+            return Ok(Ok((
+                ReplayedCheckpoint { ring_block: at.block, blocks, header },
+                checkpoint,
+            )));
         };
         Ok(Err(format!("the checkpoint at {place} {stop}")))
     }

@@ -1,6 +1,7 @@
 //! What callers, the leader and the worker share, and the paths that finish waiters.
 //!
-//! Each lock stands in cache lines of its own, so that inserting does not slow down waiting and the other way round.
+//! Each lock stands in cache lines of its own, so that inserting does not slow down waiting and the
+//! other way round.
 use crate::arena::new_chunk;
 use crate::context::Context;
 use crate::data::DataQueue;
@@ -46,8 +47,8 @@ pub(crate) struct ItemList {
     pub(crate) throttle_waits: u64,
     /// Operations that wait because the list is too long.
     pub(crate) throttled: usize,
-    /// Times that the list had become short enough: each lets in all who waited then, even if it is too long again when they
-    /// wake up, so that nobody is overtaken for ever.
+    /// Times that the list had become short enough: each lets in all who waited then, even if it is
+    /// too long again when they wake up, so that nobody is overtaken for ever.
     pub(crate) admissions: u64,
 }
 
@@ -84,7 +85,8 @@ impl ItemList {
         self.contexts().map(|context| context.entry_bytes() as u64).sum()
     }
 
-    /// The list may have become shorter: lets in those who wait, if so. Says whether to notify them.
+    /// The list may have become shorter: lets in those who wait, if so. Says whether to notify
+    /// them.
     pub(crate) fn admit(&mut self, hard_limit_bytes: u64) -> bool {
         let admits = self.throttled > 0 && self.entry_bytes() <= hard_limit_bytes;
         self.admissions += u64::from(admits);
@@ -141,7 +143,8 @@ impl Shared {
         }
     }
 
-    /// An empty context for the transaction that runs now, made before the lock is taken under which the list is switched.
+    /// An empty context for the transaction that runs now, made before the lock is taken under
+    /// which the list is switched.
     pub(crate) fn fresh_context(&self) -> Context {
         let (spare, generation) = {
             let mut list = self.list.lock();
@@ -188,9 +191,14 @@ impl Shared {
         self.durable.store(group.durable.0, Ordering::Release);
     }
 
-    /// A flush made everything up to `last` durable: takes out those who waited for that, who are to be told. Takes the group's
-    /// lock and releases it.
-    pub(crate) fn complete(&self, mut group: MutexGuard<'_, Group>, last: LogSeq, times: &RoundTimes) -> Vec<Waiter> {
+    /// A flush made everything up to `last` durable: takes out those who waited for that, who are
+    /// to be told. Takes the group's lock and releases it.
+    pub(crate) fn complete(
+        &self,
+        mut group: MutexGuard<'_, Group>,
+        last: LogSeq,
+        times: &RoundTimes,
+    ) -> Vec<Waiter> {
         let finished = {
             if group.error.is_some() {
                 return Vec::new();
@@ -223,14 +231,17 @@ impl Shared {
         let mut dropped = Vec::new();
         let last = {
             let mut list = self.list.lock();
-            while let Some(context) = list.closed.pop_front_if(|context| context.generation <= generation) {
+            while let Some(context) =
+                list.closed.pop_front_if(|context| context.generation <= generation)
+            {
                 dropped.push(context);
             }
             list.admit(self.options.hard_limit_bytes);
             self.ring.lock().super_committed(generation)
         };
         self.data.super_committed(generation);
-        // Also without a dropped context: those who are throttled ask for a push again, now that there is room.
+        // Also without a dropped context: those who are throttled ask for a push again, now that
+        // there is room.
         self.shrunk.notify_all();
         let (finished, successor, push) = {
             let mut group = self.group.lock();

@@ -1,14 +1,19 @@
-//! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as a deadlock, which the
-//! scheduler reports.
-use crate::{Batch, CallerLeads, CommitReason, DataTicket, DataWrite, FlushPolicy, Log, LogError, LogOptions, LogStart, RequestTimer};
-use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, FlushFence, MemoryDevice, Operation};
+//! Hand-over of leadership under a scheduler that tries many interleavings: a lost wake-up shows as
+//! a deadlock, which the scheduler reports.
+use crate::{
+    Batch, CallerLeads, CommitReason, DataTicket, DataWrite, FlushPolicy, Log, LogError,
+    LogOptions, LogStart, RequestTimer,
+};
+use cairn_blockdev::{
+    AlignedBuffer, BlockBuffer, BlockDevice, DeviceError, FlushFence, MemoryDevice, Operation,
+};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::simulation::schedules;
 use cairn_environment::{Rank, thread};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq, TREE_FILES,
-    VolumeId,
+    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Generation, Geometry, InodeNumber, ItemKind,
+    Key, LogPosition, LogSeq, TREE_FILES, VolumeId,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +22,8 @@ fn iterations() -> usize {
     schedules(1500)
 }
 
-/// Tries many interleavings of `model`, with groups one after the other, and with groups that overlap.
+/// Tries many interleavings of `model`, with groups one after the other, and with groups that
+/// overlap.
 fn check(iterations: usize, model: impl Fn(FlushPolicy) + Clone + Send + Sync + 'static) {
     for flush in [FlushPolicy::Auto, FlushPolicy::Overlap] {
         let model = model.clone();
@@ -41,7 +47,11 @@ fn log_of(requests: &Arc<Requests>, flush: FlushPolicy) -> Arc<Log> {
 
 fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> Arc<Log> {
     let geometry = geometry();
-    let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(2) };
+    let start = LogStart {
+        epoch: 1,
+        position: LogPosition { block: 0, sequence: 1 },
+        generation: Generation(2),
+    };
     let requested = Arc::clone(requests);
     let request = move |reason: CommitReason| {
         // Pressure is not answered, so that the ring gets full.
@@ -50,8 +60,21 @@ fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>, flush: FlushPo
             requested.wake.notify_one();
         }
     };
-    let options = LogOptions { background_push_bytes: 3000, hard_limit_bytes: 1 << 20, flush, ..LogOptions::for_geometry(&geometry) };
-    Log::new(device, VolumeId([1; 16]), geometry, start, Arc::new(AtomicU64::new(3)), Box::new(request), options)
+    let options = LogOptions {
+        background_push_bytes: 3000,
+        hard_limit_bytes: 1 << 20,
+        flush,
+        ..LogOptions::for_geometry(&geometry)
+    };
+    Log::new(
+        device,
+        VolumeId([1; 16]),
+        geometry,
+        start,
+        Arc::new(AtomicU64::new(3)),
+        Box::new(request),
+        options,
+    )
 }
 
 fn requests() -> Arc<Requests> {
@@ -60,13 +83,21 @@ fn requests() -> Arc<Requests> {
 
 fn insert(log: &Log, items: u64) -> LogSeq {
     let mut batch = Batch::new();
-    (0..items).for_each(|at| batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, at), &[1; 3700], EntryFlags::default()));
+    (0..items).for_each(|at| {
+        batch.put(
+            TREE_FILES,
+            Key::new(InodeNumber(9), ItemKind::Symlink, at),
+            &[1; 3700],
+            EntryFlags::default(),
+        )
+    });
     log.insert(&mut batch)
 }
 
 /// What a thread may be used for.
 fn any_leads() -> CallerLeads {
-    [CallerLeads::UntilSeveralWait, CallerLeads::Once, CallerLeads::Never][cairn_environment::random::u64() as usize % 3]
+    [CallerLeads::UntilSeveralWait, CallerLeads::Once, CallerLeads::Never]
+        [cairn_environment::random::u64() as usize % 3]
 }
 
 fn callback(done: &Arc<AtomicU64>) -> Box<dyn FnOnce(Result<(), LogError>) + Send> {
@@ -89,7 +120,12 @@ fn leadership_is_handed_over_and_nobody_sleeps_for_ever() {
                     for round in 0..2 {
                         let sequence = insert(&log, 1);
                         if (index + round) % 3 == 0 {
-                            log.on_durable_since(RequestTimer::begin(), sequence, callback(&done), any_leads());
+                            log.on_durable_since(
+                                RequestTimer::begin(),
+                                sequence,
+                                callback(&done),
+                                any_leads(),
+                            );
                         } else {
                             log.wait_durable(sequence).unwrap();
                             assert!(log.durable() >= sequence);
@@ -100,7 +136,8 @@ fn leadership_is_handed_over_and_nobody_sleeps_for_ever() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // Callbacks may be left to the worker. Nobody comes who would lead for those who were forgotten.
+        // Callbacks may be left to the worker. Nobody comes who would lead for those who were
+        // forgotten.
         while done.load(Ordering::SeqCst) < 6 {
             shuttle::thread::yield_now();
         }
@@ -171,7 +208,8 @@ fn yield_sometimes(times_max: u64) {
     (0..cairn_environment::random::u64() % times_max).for_each(|_| shuttle::thread::yield_now());
 }
 
-/// A device on which a write is durable after a flush that began when it had completed, and which cannot write one block.
+/// A device on which a write is durable after a flush that began when it had completed, and which
+/// cannot write one block.
 struct StrictDevice {
     blocks: Mutex<Blocks>,
     unwritable: u64,
@@ -214,7 +252,13 @@ impl BlockDevice for StrictDevice {
         let first = offset_bytes / BLOCK_SIZE as u64;
         if (first..first + count).contains(&self.unwritable) {
             let name = Arc::from("strict device");
-            return Err(DeviceError::new(Operation::Write, offset_bytes, count, &name, std::io::ErrorKind::Other.into()));
+            return Err(DeviceError::new(
+                Operation::Write,
+                offset_bytes,
+                count,
+                &name,
+                std::io::ErrorKind::Other.into(),
+            ));
         }
         self.blocks.lock().completed.extend(first..first + count);
         Ok(())
@@ -228,7 +272,13 @@ impl BlockDevice for StrictDevice {
         self.during(|| yield_sometimes(self.flush_yields_max));
         if fails {
             let name = Arc::from("strict device");
-            return Err(DeviceError::new(Operation::Flush, 0, 0, &name, std::io::ErrorKind::Other.into()));
+            return Err(DeviceError::new(
+                Operation::Flush,
+                0,
+                0,
+                &name,
+                std::io::ErrorKind::Other.into(),
+            ));
         }
         self.blocks.lock().durable.extend(covered);
         Ok(())
@@ -244,8 +294,9 @@ impl BlockDevice for StrictDevice {
     }
 }
 
-/// Data of three clients travels with groups and commits in any order: whoever is told that it is durable finds it under a
-/// flush, the one whose block can't be written is told so, and everybody is told once.
+/// Data of three clients travels with groups and commits in any order: whoever is told that it is
+/// durable finds it under a flush, the one whose block can't be written is told so, and everybody
+/// is told once.
 #[test]
 fn nobody_is_told_before_the_data_is_flushed() {
     check(iterations(), |flush| {
@@ -279,7 +330,12 @@ fn nobody_is_told_before_the_data_is_flushed() {
                             ticket: Arc::clone(&ticket),
                         };
                         let mut batch = Batch::new();
-                        batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, block), &[1], EntryFlags::default());
+                        batch.put(
+                            TREE_FILES,
+                            Key::new(InodeNumber(9), ItemKind::Symlink, block),
+                            &[1],
+                            EntryFlags::default(),
+                        );
                         let sequence = log.insert_with_data(&mut batch, vec![write]);
                         log.wait_durable(sequence).unwrap();
                         let written = ticket.outcome().expect("it was tried").is_ok();
@@ -326,14 +382,24 @@ fn one_of(values: &[u64]) -> u64 {
     values[cairn_environment::random::u64() as usize % values.len()]
 }
 
-/// Four clients that come when they like, half of them blocked and half of them with callbacks, on a device behind a fence.
-/// Everybody is told once; whoever is told that it is durable finds it so; and the device is left alone at the end.
+/// Four clients that come when they like, half of them blocked and half of them with callbacks, on
+/// a device behind a fence. Everybody is told once; whoever is told that it is durable finds it so;
+/// and the device is left alone at the end.
 fn on_a_slow_device(flush: FlushPolicy, end: End) {
     const ROUNDS: u64 = 3;
     let failing_flush = if end == End::FlushFails { one_of(&[0, 1, 2, 3]) } else { u64::MAX };
     let blocks = Mutex::new(Rank::LEAF, Blocks::default());
-    let device = Arc::new(StrictDevice { blocks, unwritable: u64::MAX, failing_flush, flush_yields_max: one_of(&[2, 40, 100]) });
-    let log = log_on(&requests(), Arc::new(FlushFence::new(Arc::clone(&device) as Arc<dyn BlockDevice>)), flush);
+    let device = Arc::new(StrictDevice {
+        blocks,
+        unwritable: u64::MAX,
+        failing_flush,
+        flush_yields_max: one_of(&[2, 40, 100]),
+    });
+    let log = log_on(
+        &requests(),
+        Arc::new(FlushFence::new(Arc::clone(&device) as Arc<dyn BlockDevice>)),
+        flush,
+    );
     let told = Arc::new(AtomicU64::new(0));
     let client = |index| {
         let (log, told) = (Arc::clone(&log), Arc::clone(&told));
@@ -341,7 +407,12 @@ fn on_a_slow_device(flush: FlushPolicy, end: End) {
             for round in 0..ROUNDS {
                 yield_sometimes(one_of(&[1, 4, 40, 100]));
                 let mut batch = Batch::new();
-                batch.put(TREE_FILES, Key::new(InodeNumber(9), ItemKind::Symlink, index), &[1; 8], EntryFlags::default());
+                batch.put(
+                    TREE_FILES,
+                    Key::new(InodeNumber(9), ItemKind::Symlink, index),
+                    &[1; 8],
+                    EntryFlags::default(),
+                );
                 let sequence = log.insert(&mut batch);
                 let (told, durable) = (Arc::clone(&told), Arc::clone(&log));
                 let tell = move |outcome: Result<(), LogError>| {
@@ -350,7 +421,12 @@ fn on_a_slow_device(flush: FlushPolicy, end: End) {
                     told.fetch_add(1, Ordering::SeqCst);
                 };
                 if (index + round) % 2 == 0 {
-                    log.on_durable_since(RequestTimer::begin(), sequence, Box::new(tell), any_leads());
+                    log.on_durable_since(
+                        RequestTimer::begin(),
+                        sequence,
+                        Box::new(tell),
+                        any_leads(),
+                    );
                 } else {
                     tell(log.wait_durable(sequence));
                 }

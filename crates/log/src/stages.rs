@@ -4,23 +4,27 @@
 //! begin ── data write ── registered ── group wait ── checkpoint write ── flush ── wake-up ── end
 //!                                  └───────────────── commit ─────────────────┘
 //! ```
-//! A request measures its own begin, registration and end; the leader measures its round once for the whole group, and a
-//! commit its superblock. So a request costs three looks at the clock, and a round three more. Each request counts in every
-//! stage that it went through: those of a group once per waiter, because they are what this waiter waited for. A request that
-//! found its operation durable has no stages but the first and the total. What failed isn't counted.
+//! A request measures its own begin, registration and end; the leader measures its round once for
+//! the whole group, and a commit its superblock. So a request costs three looks at the clock, and a
+//! round three more. Each request counts in every stage that it went through: those of a group once
+//! per waiter, because they are what this waiter waited for. A request that found its operation
+//! durable has no stages but the first and the total. What failed isn't counted.
 //!
-//! The stages of one request follow each other without a gap, but for a waiter that registers while the checkpoint with its
-//! operation is being written already: it counts the whole write. Of two groups that overlap, the flush of the later one may
-//! serve both: those of the earlier one count the later round.
+//! The stages of one request follow each other without a gap, but for a waiter that registers while
+//! the checkpoint with its operation is being written already: it counts the whole write. Of two
+//! groups that overlap, the flush of the later one may serve both: those of the earlier one count
+//! the later round.
 //!
-//! No lock: [`Histogram`]s. Without the feature `stage-times` the file `stages_off.rs` stands in for this one.
+//! No lock: [`Histogram`]s. Without the feature `stage-times` the file `stages_off.rs` stands in
+//! for this one.
 use crate::histogram::Histogram;
 use cairn_environment::clock::{Monotonic, now_monotonic};
 
 /// Durations of one stage since the log was made.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StageTime {
-    /// Which stage: `data write`, `group wait`, `checkpoint write`, `flush`, `commit`, `wake-up` or `total`.
+    /// Which stage: `data write`, `group wait`, `checkpoint write`, `flush`, `commit`, `wake-up` or
+    /// `total`.
     pub stage: &'static str,
     /// Requests that went through it.
     pub count: u64,
@@ -36,7 +40,8 @@ pub struct StageTime {
     pub buckets: Vec<(u64, u64)>,
 }
 
-/// When a request began: taken before the file's data is written, and handed over with the operation to wait for.
+/// When a request began: taken before the file's data is written, and handed over with the
+/// operation to wait for.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestTimer(Monotonic);
 

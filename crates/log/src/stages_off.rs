@@ -1,4 +1,5 @@
-//! What `stages.rs` has, without the feature `stage-times`: nothing is measured, and nothing is left of the calls.
+//! What `stages.rs` has, without the feature `stage-times`: nothing is measured, and nothing is
+//! left of the calls.
 use cairn_environment::clock::Monotonic;
 
 /// Durations of one stage. Without the feature `stage-times` there are none.

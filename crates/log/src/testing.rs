@@ -1,12 +1,16 @@
-//! What the tests share: a small volume on a simulated device, with commits that consist of a superblock in memory.
-use crate::{Batch, CommitReason, Cut, DataTicket, DataWrite, Log, LogOptions, LogStart, Replay, ReplayError};
+//! What the tests share: a small volume on a simulated device, with commits that consist of a
+//! superblock in memory.
+use crate::{
+    Batch, CommitReason, Cut, DataTicket, DataWrite, Log, LogOptions, LogStart, Replay, ReplayError,
+};
 use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, SimulatedDevice};
 use cairn_environment::Rank;
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::Mutex;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Extent, ExtentKind, Features, Generation, Geometry, InodeNumber, ItemKind, Key,
-    LogPosition, LogSeq, NodePointer, Superblock, TREE_FILES, VolumeId, checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Extent, ExtentKind, Features, Generation,
+    Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq, NodePointer, Superblock, TREE_FILES,
+    VolumeId, checksum,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,7 +65,11 @@ pub(crate) struct Volume {
 
 /// No background push unless a test wants it.
 pub(crate) fn quiet_options() -> LogOptions {
-    LogOptions { background_push_bytes: u64::MAX, hard_limit_bytes: u64::MAX, ..LogOptions::for_geometry(&geometry()) }
+    LogOptions {
+        background_push_bytes: u64::MAX,
+        hard_limit_bytes: u64::MAX,
+        ..LogOptions::for_geometry(&geometry())
+    }
 }
 
 impl Volume {
@@ -73,13 +81,21 @@ impl Volume {
         Self::mount(Arc::new(SimulatedDevice::new(VOLUME_BYTES)), superblock(), options)
     }
 
-    pub(crate) fn mount(device: Arc<SimulatedDevice>, superblock: Superblock, options: LogOptions) -> Self {
+    pub(crate) fn mount(
+        device: Arc<SimulatedDevice>,
+        superblock: Superblock,
+        options: LogOptions,
+    ) -> Self {
         #[cfg(feature = "baselines")]
         let options = LogOptions { two_pass_insertion: super::TWO_PASS_INSERTION, ..options };
         let requests = Arc::new(Mutex::new(Rank::LEAF, Vec::new()));
         let noted = Arc::clone(&requests);
         let running = superblock.generation.next();
-        let start = LogStart { epoch: superblock.log_epoch, position: superblock.log_tail, generation: running };
+        let start = LogStart {
+            epoch: superblock.log_epoch,
+            position: superblock.log_tail,
+            generation: running,
+        };
         let next_inode = Arc::new(AtomicU64::new(superblock.next_inode));
         let log = Log::new(
             Arc::clone(&device) as Arc<dyn BlockDevice>,
@@ -110,7 +126,12 @@ impl Volume {
         let data = [fill; BLOCK_SIZE];
         self.device.write(block.offset_bytes(), &[&data]).unwrap();
         let mut batch = Batch::new();
-        batch.put(TREE_FILES, extent_key(offset), &extent_of(block, &data, self.running).encode(), EntryFlags::NEW_DATA);
+        batch.put(
+            TREE_FILES,
+            extent_key(offset),
+            &extent_of(block, &data, self.running).encode(),
+            EntryFlags::NEW_DATA,
+        );
         self.log.insert(&mut batch)
     }
 
@@ -123,11 +144,21 @@ impl Volume {
     }
 
     /// Logs an extent of one block and leaves writing it to the log.
-    pub(crate) fn put_carried(&self, offset: u64, block: BlockNumber, fill: u8) -> (LogSeq, Arc<DataTicket>) {
+    pub(crate) fn put_carried(
+        &self,
+        offset: u64,
+        block: BlockNumber,
+        fill: u8,
+    ) -> (LogSeq, Arc<DataTicket>) {
         let data = [fill; BLOCK_SIZE];
         let (write, ticket) = self.carried(block, &data);
         let mut batch = Batch::new();
-        batch.put(TREE_FILES, extent_key(offset), &extent_of(block, &data, self.running).encode(), EntryFlags::NEW_DATA);
+        batch.put(
+            TREE_FILES,
+            extent_key(offset),
+            &extent_of(block, &data, self.running).encode(),
+            EntryFlags::NEW_DATA,
+        );
         (self.log.insert_with_data(&mut batch, vec![write]), ticket)
     }
 
@@ -142,7 +173,8 @@ impl Volume {
         let _ = self.log.write_data();
         self.device.flush().unwrap();
         let generation = Generation(self.running.0 - 1);
-        self.superblock = Superblock { generation, log_tail: cut.position, ..self.superblock.clone() };
+        self.superblock =
+            Superblock { generation, log_tail: cut.position, ..self.superblock.clone() };
     }
 
     /// It is durable, and the log is told so.
@@ -157,7 +189,9 @@ impl Volume {
 
     /// What a replay finds after a crash that loses everything unflushed.
     pub(crate) fn durable_device(&self) -> SimulatedDevice {
-        self.device.crash_state_with(|unflushed| vec![cairn_blockdev::simulated::Fate::Lost; unflushed.len()])
+        self.device.crash_state_with(|unflushed| {
+            vec![cairn_blockdev::simulated::Fate::Lost; unflushed.len()]
+        })
     }
 
     pub(crate) fn replayed(&self) -> Items {
@@ -170,11 +204,20 @@ impl Volume {
 
 pub(crate) fn extent_of(block: BlockNumber, data: &[u8], generation: Generation) -> Extent {
     let checksums = data.chunks(BLOCK_SIZE).map(checksum).collect();
-    Extent { start: block, blocks: (data.len() / BLOCK_SIZE) as u64, kind: ExtentKind::Data, generation, checksums }
+    Extent {
+        start: block,
+        blocks: (data.len() / BLOCK_SIZE) as u64,
+        kind: ExtentKind::Data,
+        generation,
+        checksums,
+    }
 }
 
 /// What counts after a crash.
-pub(crate) fn replay<'d>(device: &'d dyn BlockDevice, superblock: &Superblock) -> Result<Replay<'d>, ReplayError> {
+pub(crate) fn replay<'d>(
+    device: &'d dyn BlockDevice,
+    superblock: &Superblock,
+) -> Result<Replay<'d>, ReplayError> {
     crate::replay(device, superblock, &mut |_, _, _| {})
 }
 

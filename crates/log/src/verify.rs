@@ -1,9 +1,10 @@
 //! Verifying the data of checkpoints that no flush is known to have covered.
 //!
-//! A log of small writes names tens of thousands of extents, which the allocator put side by side. So extents are gathered
-//! from many checkpoints, sorted by address and read in runs of up to [`RUN_BLOCKS`], small gaps included: the number of
-//! device reads follows the bytes and the places on the device, not the number of extents. At most [`BATCH_BLOCKS`] blocks
-//! are gathered at once, which bounds the memory and what is read behind the first checkpoint that fails.
+//! A log of small writes names tens of thousands of extents, which the allocator put side by side.
+//! So extents are gathered from many checkpoints, sorted by address and read in runs of up to
+//! [`RUN_BLOCKS`], small gaps included: the number of device reads follows the bytes and the places
+//! on the device, not the number of extents. At most [`BATCH_BLOCKS`] blocks are gathered at once,
+//! which bounds the memory and what is read behind the first checkpoint that fails.
 use crate::error::ReplayError;
 use cairn_blockdev::{AlignedBuffer, BlockDevice, read_verified};
 use cairn_format::{BLOCK_SIZE, BlockNumber, Extent, Key, checksum};
@@ -26,16 +27,22 @@ pub(crate) struct NewData {
 /// A checkpoint whose data is not all there.
 pub(crate) struct Missing {
     pub(crate) checkpoint: usize,
-    /// Which block was not written; or the error of a block that can't be read, which proves nothing.
+    /// Which block was not written; or the error of a block that can't be read, which proves
+    /// nothing.
     pub(crate) cause: Result<String, ReplayError>,
 }
 
-/// Reads what `batch` names and compares it with the checksums. What verifies is made the same in all copies: no flush may
-/// have covered it, and each copy must have it before anything relies on that. Returns the first checkpoint that fails.
+/// Reads what `batch` names and compares it with the checksums. What verifies is made the same in
+/// all copies: no flush may have covered it, and each copy must have it before anything relies on
+/// that. Returns the first checkpoint that fails.
 ///
-/// Extents of checkpoints behind the one that fails may be made the same, too. That hurts nothing: they lie in blocks that
-/// nothing durable refers to, or hold what an accepted checkpoint names as well.
-pub(crate) fn verify(device: &dyn BlockDevice, mut batch: Vec<NewData>) -> Result<Option<Missing>, ReplayError> {
+/// Extents of checkpoints behind the one that fails may be made the same, too. That hurts nothing:
+/// they lie in blocks that nothing durable refers to, or hold what an accepted checkpoint names as
+/// well.
+pub(crate) fn verify(
+    device: &dyn BlockDevice,
+    mut batch: Vec<NewData>,
+) -> Result<Option<Missing>, ReplayError> {
     batch.sort_by_key(|new| new.extent.start);
     let mut first = None;
     let mut rest = batch.as_slice();
@@ -53,24 +60,31 @@ fn run_length(extents: &[NewData]) -> usize {
     let mut end = start;
     let joins = |new: &&NewData| {
         let range = new.extent.range();
-        let joins = end == start || (range.start.0 <= end + GAP_BLOCKS && range.end().0 <= start + RUN_BLOCKS);
+        let joins = end == start
+            || (range.start.0 <= end + GAP_BLOCKS && range.end().0 <= start + RUN_BLOCKS);
         end = end.max(range.end().0);
         joins
     };
     extents.iter().take_while(joins).count()
 }
 
-fn verify_run(device: &dyn BlockDevice, run: &[NewData], first: &mut Option<Missing>) -> Result<(), ReplayError> {
+fn verify_run(
+    device: &dyn BlockDevice,
+    run: &[NewData],
+    first: &mut Option<Missing>,
+) -> Result<(), ReplayError> {
     let start = run[0].extent.start;
     let end = run.iter().map(|new| new.extent.range().end().0).max().unwrap_or(start.0);
     let mut bytes = AlignedBuffer::zeroed((end - start.0) as usize * BLOCK_SIZE);
-    // A gap that can't be read says nothing of the extents: then each is read alone, and its error counts.
+    // A gap that can't be read says nothing of the extents: then each is read alone, and its error
+    // counts.
     let whole = device.read(start.offset_bytes(), &mut bytes).is_ok();
     for new in run {
         let from = (new.extent.start.0 - start.0) as usize * BLOCK_SIZE;
         let data = &mut bytes[from..from + new.extent.blocks as usize * BLOCK_SIZE];
         let offset_bytes = new.extent.start.offset_bytes();
-        let read = if whole { Ok(()) } else { device.read(offset_bytes, data).map_err(ReplayError::from) };
+        let read =
+            if whole { Ok(()) } else { device.read(offset_bytes, data).map_err(ReplayError::from) };
         let cause = match read.and_then(|()| block_without_copy(device, &new.extent, data)) {
             Ok(None) => {
                 device.repair(offset_bytes, data)?;
@@ -87,10 +101,18 @@ fn verify_run(device: &dyn BlockDevice, run: &[NewData], first: &mut Option<Miss
 }
 
 /// The first block of an extent that no copy holds as its checksum says.
-fn block_without_copy(device: &dyn BlockDevice, extent: &Extent, data: &mut [u8]) -> Result<Option<u64>, ReplayError> {
-    for (block, (bytes, &sum)) in (extent.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums)) {
+fn block_without_copy(
+    device: &dyn BlockDevice,
+    extent: &Extent,
+    data: &mut [u8],
+) -> Result<Option<u64>, ReplayError> {
+    for (block, (bytes, &sum)) in
+        (extent.start.0..).zip(data.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums))
+    {
         let verify = |bytes: &[u8]| if checksum(bytes) == sum { Ok(()) } else { Err(()) };
-        if verify(bytes).is_err() && read_verified(device, BlockNumber(block).offset_bytes(), bytes, verify)?.is_err() {
+        if verify(bytes).is_err()
+            && read_verified(device, BlockNumber(block).offset_bytes(), bytes, verify)?.is_err()
+        {
             return Ok(Some(block));
         }
     }

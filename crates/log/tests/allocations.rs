@@ -1,7 +1,9 @@
 //! Logging allocates nothing in the long run: shown with an allocator that counts, by thread.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_environment::atomic::AtomicU64;
-use cairn_format::{EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId};
+use cairn_format::{
+    EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId,
+};
 use cairn_log::{Batch, Log, LogOptions, LogStart};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,7 +15,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a number of the thread and allocates nothing.
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a number of the
+// thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -39,9 +42,25 @@ fn allocations(work: impl FnOnce()) -> u64 {
 fn log() -> Arc<Log> {
     let geometry = Geometry::for_size(64 << 20, None).unwrap();
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
-    let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(1) };
-    let options = LogOptions { background_push_bytes: u64::MAX, hard_limit_bytes: u64::MAX, ..LogOptions::for_geometry(&geometry) };
-    Log::new(device, VolumeId([1; 16]), geometry, start, Arc::new(AtomicU64::new(3)), Box::new(|_| {}), options)
+    let start = LogStart {
+        epoch: 1,
+        position: LogPosition { block: 0, sequence: 1 },
+        generation: Generation(1),
+    };
+    let options = LogOptions {
+        background_push_bytes: u64::MAX,
+        hard_limit_bytes: u64::MAX,
+        ..LogOptions::for_geometry(&geometry)
+    };
+    Log::new(
+        device,
+        VolumeId([1; 16]),
+        geometry,
+        start,
+        Arc::new(AtomicU64::new(3)),
+        Box::new(|_| {}),
+        options,
+    )
 }
 
 fn key(inode: u64) -> Key {
@@ -68,7 +87,10 @@ fn logging_items_again_allocates_nothing() {
     operation(&log, 10, 128);
     assert_eq!(allocations(|| (0..10_000).for_each(|_| operation(&log, 10, 128))), 0);
     // A value that grows within its place, or shrinks, allocates nothing either.
-    assert_eq!(allocations(|| (0..10_000).for_each(|round| operation(&log, 10, 100 + round % 28))), 0);
+    assert_eq!(
+        allocations(|| (0..10_000).for_each(|round| operation(&log, 10, 100 + round % 28))),
+        0
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The bits of one block group, worked on by 64-bit words: ranges, runs and clusters.
 //!
-//! Positions are offsets within the group. A group starts at a multiple of 64 blocks, so a cluster never spans two words.
+//! Positions are offsets within the group. A group starts at a multiple of 64 blocks, so a cluster
+//! never spans two words.
 use cairn_format::{BITMAP_BYTES, Geometry, NODE_BLOCKS};
 use std::ops::Range;
 
@@ -94,9 +95,15 @@ impl Bits {
         }
     }
 
-    /// The first run of `wanted` (at least 1) clear bits of `kind` in `within`, none of them in `avoided`; if there is none, the
-    /// longest run. Runs longer than `wanted` are cut.
-    pub(crate) fn find_run(&self, within: Range<u32>, wanted: u32, kind: Kind, avoided: &Range<u32>) -> Option<Range<u32>> {
+    /// The first run of `wanted` (at least 1) clear bits of `kind` in `within`, none of them in
+    /// `avoided`; if there is none, the longest run. Runs longer than `wanted` are cut.
+    pub(crate) fn find_run(
+        &self,
+        within: Range<u32>,
+        wanted: u32,
+        kind: Kind,
+        avoided: &Range<u32>,
+    ) -> Option<Range<u32>> {
         let (mut run, mut longest) = (0..0, 0..0);
         for (index, mask) in words(within) {
             let candidates = self.candidates(index, kind, avoided) & mask;
@@ -128,7 +135,8 @@ impl Bits {
         Some(start..start + self.run_at(start, within.end - start, Kind::Any, &(0..0)))
     }
 
-    /// Length of the run of clear bits of `kind` that begins at `start`, up to `wanted`, none of them in `avoided`.
+    /// Length of the run of clear bits of `kind` that begins at `start`, up to `wanted`, none of
+    /// them in `avoided`.
     pub(crate) fn run_at(&self, start: u32, wanted: u32, kind: Kind, avoided: &Range<u32>) -> u32 {
         let end = (start + wanted).min(Geometry::GROUP_BLOCKS as u32);
         let mut length = 0;

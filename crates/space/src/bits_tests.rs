@@ -11,15 +11,25 @@ fn is_candidate(bits: &Bits, position: u32, kind: Kind, avoided: &Range<u32>) ->
     match kind {
         Kind::Any => clear,
         Kind::Broken => clear && !bits.none_set(cluster),
-        Kind::Clusters => bits.none_set(cluster.clone()) && cluster.into_iter().all(|other| !avoided.contains(&other)),
+        Kind::Clusters => {
+            bits.none_set(cluster.clone())
+                && cluster.into_iter().all(|other| !avoided.contains(&other))
+        }
     }
 }
 
 fn naive_run_at(bits: &Bits, start: u32, limit: u32, kind: Kind, avoided: &Range<u32>) -> u32 {
-    (start..limit).take_while(|&position| is_candidate(bits, position, kind, avoided)).count() as u32
+    (start..limit).take_while(|&position| is_candidate(bits, position, kind, avoided)).count()
+        as u32
 }
 
-fn naive_find_run(bits: &Bits, within: Range<u32>, wanted: u32, kind: Kind, avoided: &Range<u32>) -> Option<Range<u32>> {
+fn naive_find_run(
+    bits: &Bits,
+    within: Range<u32>,
+    wanted: u32,
+    kind: Kind,
+    avoided: &Range<u32>,
+) -> Option<Range<u32>> {
     let mut longest = 0..0;
     let mut start = within.start;
     while start < within.end {
@@ -67,7 +77,12 @@ fn ranges_and_bytes_agree() {
     bits.set(60..200);
     bits.clear(64..128);
     assert_eq!(bits.count(0..300), 4 + 72);
-    assert!(bits.all_set(128..200) && bits.none_set(64..128) && !bits.none_set(63..65) && !bits.all_set(63..65));
+    assert!(
+        bits.all_set(128..200)
+            && bits.none_set(64..128)
+            && !bits.none_set(63..65)
+            && !bits.all_set(63..65)
+    );
     assert!(bits.all_set(5..5) && bits.none_set(130..130), "nothing is set and clear");
     let bytes = bits.to_bytes();
     assert_eq!((bytes[7], bytes[8], bytes[16], bytes[24], bytes[25]), (0xf0, 0, 0xff, 0xff, 0));

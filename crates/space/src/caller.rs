@@ -1,8 +1,11 @@
-//! On whose behalf a thread works, so that a wait for space ends when nobody wants its outcome any more.
+//! On whose behalf a thread works, so that a wait for space ends when nobody wants its outcome any
+//! more.
 //!
-//! A server sets the caller for the time of a request; a ticket that the thread waits for then carries it. Whoever learns
-//! that a caller may be gone calls [`Space::call_off`](crate::Space::call_off). No moment is missed: the waiting thread
-//! asks whether its caller is gone after its ticket has entered the queue, so a caller that goes later is found by its ticket.
+//! A server sets the caller for the time of a request; a ticket that the thread waits for then
+//! carries it. Whoever learns that a caller may be gone calls
+//! [`Space::call_off`](crate::Space::call_off). No moment is missed: the waiting thread asks
+//! whether its caller is gone after its ticket has entered the queue, so a caller that goes later
+//! is found by its ticket.
 use std::cell::Cell;
 
 /// Who asked for what a thread does.

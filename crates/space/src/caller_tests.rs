@@ -20,7 +20,8 @@ fn who_is_killed_while_it_waits_leaves_nothing_behind() {
             let other = Arc::clone(&space);
             let handle = thread::spawn("killed", move || {
                 // The second one lives on, though it got a signal.
-                let asked = caller(request, if request == 2 { |_| false } else { |thread| thread == 5 });
+                let asked =
+                    caller(request, if request == 2 { |_| false } else { |thread| thread == 5 });
                 on_behalf_of(asked, || other.reserve(data(11), Urgency::Normal))
             });
             (request, handle)
@@ -44,7 +45,11 @@ fn who_is_killed_while_it_waits_leaves_nothing_behind() {
     gate.set_open(true);
     space.stop();
     let after = space.report();
-    assert_eq!((after.reserved_data, after.reserved_nodes, after.tickets_waiting), (0, 0, 0), "{before:?} {after:?}");
+    assert_eq!(
+        (after.reserved_data, after.reserved_nodes, after.tickets_waiting),
+        (0, 0, 0),
+        "{before:?} {after:?}"
+    );
 }
 
 #[test]
@@ -54,8 +59,9 @@ fn a_caller_that_dies_later_is_found_by_its_ticket() {
     started(&space, &gate);
     let held = fill(&space, 10);
     let other = Arc::clone(&space);
-    let first =
-        thread::spawn("killed", move || on_behalf_of(caller(1, |_| DEAD.load(SeqCst)), || other.reserve(data(11), Urgency::Normal)));
+    let first = thread::spawn("killed", move || {
+        on_behalf_of(caller(1, |_| DEAD.load(SeqCst)), || other.reserve(data(11), Urgency::Normal))
+    });
     until(|| space.report().tickets_waiting == 1);
     let second = waiting(&space, data(9), Urgency::Normal);
     assert!(!space.call_off(1), "it lives");

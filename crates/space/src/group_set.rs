@@ -1,4 +1,5 @@
-//! A set of block groups: one bit per group, so that a search skips the groups that have nothing to offer.
+//! A set of block groups: one bit per group, so that a search skips the groups that have nothing to
+//! offer.
 
 /// Groups by number.
 pub(crate) struct GroupSet {

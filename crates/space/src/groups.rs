@@ -1,15 +1,20 @@
-//! The block groups: both bitmaps, counters per group, and the extents that wait, pinned, for their transaction.
+//! The block groups: both bitmaps, counters per group, and the extents that wait, pinned, for their
+//! transaction.
 //!
-//! Invariants: `referenced ⊆ allocated`; everything outside the allocatable blocks is set in both; the counters and the sets
-//! of groups follow `allocated`; a pinned block is allocated, not referenced, and stands in the list of one generation.
+//! Invariants: `referenced ⊆ allocated`; everything outside the allocatable blocks is set in both;
+//! the counters and the sets of groups follow `allocated`; a pinned block is allocated, not
+//! referenced, and stands in the list of one generation.
 //!
-//! Lock discipline: all of it is under the mutex `SPACE_GROUPS`; [`Groups::occupy`] and [`Groups::vacate`] change what is
-//! free, so their callers hold `SPACE_LEDGER` as well and carry the result there.
+//! Lock discipline: all of it is under the mutex `SPACE_GROUPS`; [`Groups::occupy`] and
+//! [`Groups::vacate`] change what is free, so their callers hold `SPACE_LEDGER` as well and carry
+//! the result there.
 use crate::SpaceError;
 use crate::bits::Bits;
 use crate::group_set::GroupSet;
 use crate::placement::Placement;
-use cairn_format::{BITMAP_BYTES, Bitmap, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
+use cairn_format::{
+    BITMAP_BYTES, Bitmap, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS,
+};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -59,7 +64,8 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// The groups of a volume whose bitmaps say `referenced`. What can't be allocated is marked if it isn't.
+    /// The groups of a volume whose bitmaps say `referenced`. What can't be allocated is marked if
+    /// it isn't.
     pub(crate) fn new(geometry: Geometry, referenced: &[Box<[u8; BITMAP_BYTES]>]) -> Self {
         assert_eq!(referenced.len() as u64, geometry.groups(), "one bitmap per block group");
         let count = referenced.len();
@@ -100,7 +106,9 @@ impl Groups {
 
     /// Sums over all groups: free blocks, free clusters.
     pub(crate) fn free(&self) -> (u64, u64) {
-        self.groups.iter().fold((0, 0), |(blocks, clusters), group| (blocks + group.free_blocks, clusters + group.free_clusters))
+        self.groups.iter().fold((0, 0), |(blocks, clusters), group| {
+            (blocks + group.free_blocks, clusters + group.free_clusters)
+        })
     }
 
     fn classify(&mut self, number: usize) {
@@ -115,7 +123,10 @@ impl Groups {
         let mut clusters_broken = 0;
         for (number, piece) in pieces(range) {
             let group = &mut self.groups[number];
-            assert!(group.allocated.none_set(piece.clone()), "blocks of {range:?} are handed out twice");
+            assert!(
+                group.allocated.none_set(piece.clone()),
+                "blocks of {range:?} are handed out twice"
+            );
             let before = group.allocated.clear_clusters(piece.clone());
             group.allocated.set(piece.clone());
             let broken = before - group.allocated.clear_clusters(piece.clone());
@@ -127,12 +138,14 @@ impl Groups {
         clusters_broken
     }
 
-    /// Marks allocated blocks that no tree refers to as free; returns how many free clusters that formed.
+    /// Marks allocated blocks that no tree refers to as free; returns how many free clusters that
+    /// formed.
     pub(crate) fn vacate(&mut self, range: BlockRange) -> u64 {
         let mut clusters_formed = 0;
         for (number, piece) in pieces(range) {
             let group = &mut self.groups[number];
-            let in_flight_or_pinned = group.allocated.all_set(piece.clone()) && group.referenced.none_set(piece.clone());
+            let in_flight_or_pinned =
+                group.allocated.all_set(piece.clone()) && group.referenced.none_set(piece.clone());
             assert!(in_flight_or_pinned, "blocks of {range:?} are freed twice or still in use");
             let before = group.allocated.clear_clusters(piece.clone());
             group.allocated.clear(piece.clone());
@@ -149,7 +162,8 @@ impl Groups {
     pub(crate) fn reference(&mut self, range: BlockRange) {
         for (number, piece) in pieces(range) {
             let group = &mut self.groups[number];
-            let in_flight = group.allocated.all_set(piece.clone()) && group.referenced.none_set(piece.clone());
+            let in_flight =
+                group.allocated.all_set(piece.clone()) && group.referenced.none_set(piece.clone());
             assert!(in_flight, "blocks of {range:?} enter a tree without being in flight");
             group.referenced.set(piece);
             self.changed.assign(number, true);
@@ -168,14 +182,16 @@ impl Groups {
         Ok(())
     }
 
-    /// Checks a range that comes from the device: it lies in the allocatable blocks and each piece satisfies `state`.
+    /// Checks a range that comes from the device: it lies in the allocatable blocks and each piece
+    /// satisfies `state`.
     pub(crate) fn require(
         &self,
         range: BlockRange,
         expected: &'static str,
         state: impl Fn(&Group, Range<u32>) -> bool,
     ) -> Result<(), SpaceError> {
-        let valid = self.geometry.contains(range) && pieces(range).all(|(number, piece)| state(&self.groups[number], piece));
+        let valid = self.geometry.contains(range)
+            && pieces(range).all(|(number, piece)| state(&self.groups[number], piece));
         if valid { Ok(()) } else { Err(SpaceError::Conflict { range, expected }) }
     }
 
@@ -184,7 +200,8 @@ impl Groups {
         self.require(range, "in the volume", |_, _| true)?;
         let mut runs: Vec<BlockRange> = Vec::new();
         for block in range.range() {
-            let (number, offset) = (block / Geometry::GROUP_BLOCKS, (block % Geometry::GROUP_BLOCKS) as u32);
+            let (number, offset) =
+                (block / Geometry::GROUP_BLOCKS, (block % Geometry::GROUP_BLOCKS) as u32);
             if !self.groups[number as usize].allocated.none_set(offset..offset + 1) {
                 continue;
             }
@@ -215,17 +232,25 @@ impl Groups {
     pub(crate) fn require_node(&self, address: BlockNumber) -> Result<(), SpaceError> {
         let aligned = address.0.is_multiple_of(NODE_BLOCKS);
         // A saturated address lies outside the volume.
-        let range = BlockRange::new(address, if address.0 > self.geometry.total_blocks { 0 } else { NODE_BLOCKS });
+        let range = BlockRange::new(
+            address,
+            if address.0 > self.geometry.total_blocks { 0 } else { NODE_BLOCKS },
+        );
         self.require(range, "the blocks of one node", |_, _| aligned)
     }
 
     /// Adds blocks that are no longer referenced to the pins of `generation`.
     pub(crate) fn pin(&mut self, range: BlockRange, generation: Generation) {
-        assert!(generation > self.unpinned, "{range:?} is pinned by generation {generation}, which was unpinned already");
+        assert!(
+            generation > self.unpinned,
+            "{range:?} is pinned by generation {generation}, which was unpinned already"
+        );
         let ranges = self.pinned.entry(generation).or_default();
         match ranges.last_mut() {
             Some(last) if last.end() == range.start => last.blocks += range.blocks,
-            Some(last) if range.end() == last.start => *last = BlockRange::new(range.start, range.blocks + last.blocks),
+            Some(last) if range.end() == last.start => {
+                *last = BlockRange::new(range.start, range.blocks + last.blocks)
+            }
             _ => ranges.push(range),
         }
     }
@@ -246,7 +271,11 @@ impl Groups {
 
     /// Takes the pins of `generation`, to free them: once per generation.
     pub(crate) fn take_pinned(&mut self, generation: Generation) -> Vec<BlockRange> {
-        assert!(generation > self.unpinned, "generation {generation} is unpinned after generation {}", self.unpinned);
+        assert!(
+            generation > self.unpinned,
+            "generation {generation} is unpinned after generation {}",
+            self.unpinned
+        );
         self.unpinned = generation;
         self.pinned.remove(&generation).unwrap_or_default()
     }
@@ -263,7 +292,11 @@ impl Groups {
             .into_iter()
             .map(|number| {
                 self.changed.assign(number, false);
-                Bitmap { group: number as u64, generation, bits: self.groups[number].referenced.to_bytes() }
+                Bitmap {
+                    group: number as u64,
+                    generation,
+                    bits: self.groups[number].referenced.to_bytes(),
+                }
             })
             .collect();
         Snapshot { bitmaps, used_blocks: self.referenced_blocks }

@@ -1,28 +1,34 @@
-//! Which blocks are free, who may have them, and who waits for them. Memory state only: no I/O happens here.
+//! Which blocks are free, who may have them, and who waits for them. Memory state only: no I/O
+//! happens here.
 //!
-//! Purpose: an operation *reserves* its worst case before it joins a transaction ([`Space::reserve`]); what it holds then
-//! ([`Reservation`]) is certain, whatever other threads do, so that an allocation inside a transaction never fails for
-//! lack of space. Who can't be served becomes a *ticket* in a fair queue, and two threads of this crate ask the engine
-//! to write delayed data and to commit, until the tickets are satisfied or nothing comes back any more.
+//! Purpose: an operation *reserves* its worst case before it joins a transaction
+//! ([`Space::reserve`]); what it holds then ([`Reservation`]) is certain, whatever other threads
+//! do, so that an allocation inside a transaction never fails for lack of space. Who can't be
+//! served becomes a *ticket* in a fair queue, and two threads of this crate ask the engine to write
+//! delayed data and to commit, until the tickets are satisfied or nothing comes back any more.
 //!
-//! States of a block: free → in flight (handed out) → referenced (a tree refers to it) → pinned by a transaction (no tree
-//! refers to it any more, but the durable superblock's trees may) → free. Two bitmaps hold them:
-//! `allocated = referenced ∪ in flight ∪ pinned`; `referenced` is what a commit writes to the device.
+//! States of a block: free → in flight (handed out) → referenced (a tree refers to it) → pinned by
+//! a transaction (no tree refers to it any more, but the durable superblock's trees may) → free.
+//! Two bitmaps hold them: `allocated = referenced ∪ in flight ∪ pinned`; `referenced` is what a
+//! commit writes to the device.
 //!
-//! Invariants, with F free blocks, C free clusters (four aligned blocks, all free), M nodes and D blocks reserved:
+//! Invariants, with F free blocks, C free clusters (four aligned blocks, all free), M nodes and D
+//! blocks reserved:
 //! - `M ≤ C` and `D + 4·M ≤ F`, always, asserted in every build;
 //! - F and C equal what the bitmap `allocated` says;
-//! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in blocks, half of it in clusters; names
-//!   may use a quarter of it;
+//! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in
+//!   blocks, half of it in clusters; names may use a quarter of it;
 //! - pinned blocks belong to one generation and become free exactly once;
-//! - a ticket is granted, failed, stopped or withdrawn: exactly one of these, decided under the ledger's lock.
+//! - a ticket is granted, failed, stopped or withdrawn: exactly one of these, decided under the
+//!   ledger's lock.
 //!
-//! Lock discipline: two mutexes, `SPACE_LEDGER` (budget, tickets, reclaim) before `SPACE_GROUPS` (bitmaps, cursors, pinned
-//! extents). A block goes between free and allocated only with both held; `referenced` and pins need the second only. The
-//! engine is called with neither.
+//! Lock discipline: two mutexes, `SPACE_LEDGER` (budget, tickets, reclaim) before `SPACE_GROUPS`
+//! (bitmaps, cursors, pinned extents). A block goes between free and allocated only with both held;
+//! `referenced` and pins need the second only. The engine is called with neither.
 //!
-//! Where the ideas come from: tickets, priority queue, staged and preemptive reclaim from the btrfs ENOSPC rework
-//! (`fs/btrfs/space-info.c`); reserve → acquire → forfeit from TigerBeetle's free set.
+//! Where the ideas come from: tickets, priority queue, staged and preemptive reclaim from the btrfs
+//! ENOSPC rework (`fs/btrfs/space-info.c`); reserve → acquire → forfeit from TigerBeetle's free
+//! set.
 //!
 //! ```
 //! use cairn_format::{Generation, Geometry};

@@ -33,7 +33,13 @@ enum Step {
 }
 
 fn urgencies() -> impl Strategy<Value = Urgency> {
-    prop_oneof![Just(Urgency::Normal), Just(Urgency::Name), Just(Urgency::Priority), Just(Urgency::Removal), Just(Urgency::Commit)]
+    prop_oneof![
+        Just(Urgency::Normal),
+        Just(Urgency::Name),
+        Just(Urgency::Priority),
+        Just(Urgency::Removal),
+        Just(Urgency::Commit)
+    ]
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -80,7 +86,8 @@ impl Model {
         let fresh = Space::fresh_bitmaps(&geometry);
         let written = fresh.iter().flat_map(|bytes| bytes.to_vec()).collect();
         let allocatable = geometry.allocatable().range();
-        let block = |number: u64| if allocatable.contains(&number) { State::Free } else { State::Fixed };
+        let block =
+            |number: u64| if allocatable.contains(&number) { State::Free } else { State::Fixed };
         Self {
             space: Space::new(geometry, fresh),
             geometry,
@@ -100,11 +107,19 @@ impl Model {
     fn free(&self) -> (u64, u64) {
         let clusters = self.blocks.as_chunks::<4>().0;
         let free = self.blocks.iter().filter(|&&state| state == State::Free).count();
-        (free as u64, clusters.iter().filter(|cluster| cluster.iter().all(|&state| state == State::Free)).count() as u64)
+        (
+            free as u64,
+            clusters
+                .iter()
+                .filter(|cluster| cluster.iter().all(|&state| state == State::Free))
+                .count() as u64,
+        )
     }
 
     fn reserved(&self) -> (u64, u64) {
-        self.reservations.iter().fold((0, 0), |(data, nodes), held| (data + held.data_blocks(), nodes + held.nodes()))
+        self.reservations
+            .iter()
+            .fold((0, 0), |(data, nodes), held| (data + held.data_blocks(), nodes + held.nodes()))
     }
 
     fn fits(&self, request: Request, urgency: Urgency) -> bool {
@@ -119,25 +134,33 @@ impl Model {
         let (free, clusters) = self.free();
         let (data, nodes) = self.reserved();
         let nodes = nodes + request.nodes + kept;
-        request == Request::default() || (nodes <= clusters && data + request.data_blocks + 4 * nodes <= free)
+        request == Request::default()
+            || (nodes <= clusters && data + request.data_blocks + 4 * nodes <= free)
     }
 
     fn change(&mut self, range: BlockRange, from: State, to: State) {
         for number in range.range() {
-            assert_eq!(self.blocks[number as usize], from, "block {number} of {range:?} on its way to {to:?}");
+            assert_eq!(
+                self.blocks[number as usize], from,
+                "block {number} of {range:?} on its way to {to:?}"
+            );
             self.blocks[number as usize] = to;
         }
     }
 
     fn allocate_data(&mut self, index: usize, blocks: u64, goal: Option<u64>) {
         let held = self.reservations[index].data_blocks();
-        let allocated = self.space.allocate_data(&self.reservations[index], blocks, goal.map(BlockNumber));
+        let allocated =
+            self.space.allocate_data(&self.reservations[index], blocks, goal.map(BlockNumber));
         if held == 0 {
             assert_eq!(allocated, Err(SpaceError::ReservationExhausted { kind: "data blocks" }));
             return;
         }
         let range = allocated.unwrap();
-        assert!((1..=blocks.min(held)).contains(&range.blocks), "{range:?} for {blocks} of {held} blocks");
+        assert!(
+            (1..=blocks.min(held)).contains(&range.blocks),
+            "{range:?} for {blocks} of {held} blocks"
+        );
         assert_eq!(self.reservations[index].data_blocks(), held - range.blocks);
         self.change(range, State::Free, State::InFlight);
         self.in_flight.push(range);
@@ -184,7 +207,11 @@ impl Model {
         let mut referenced = 0;
         for (number, state) in self.blocks.iter().enumerate() {
             let bit = self.written[number / 8] >> (number % 8) & 1 == 1;
-            assert_eq!(bit, matches!(state, State::Fixed | State::Referenced), "bit of block {number}, {state:?}");
+            assert_eq!(
+                bit,
+                matches!(state, State::Fixed | State::Referenced),
+                "bit of block {number}, {state:?}"
+            );
             referenced += u64::from(*state == State::Referenced);
         }
         assert_eq!(snapshot.used_blocks, referenced);
@@ -200,7 +227,10 @@ impl Model {
         for range in self.space.pinned(Generation(generation)) {
             self.change(range, State::Pinned(generation), State::Free);
         }
-        assert!(!self.blocks.contains(&State::Pinned(generation)), "not everything pinned was listed");
+        assert!(
+            !self.blocks.contains(&State::Pinned(generation)),
+            "not everything pinned was listed"
+        );
         self.space.unpin(Generation(generation));
     }
 
@@ -211,7 +241,10 @@ impl Model {
         let Some(range) = self.space.hold_free(within) else {
             let ordinary = Request { data_blocks: 4 * NODE_BLOCKS, nodes: 0 };
             let is_needed = || self.space.try_reserve(ordinary, Urgency::Normal).is_err();
-            assert!(first.is_none() || is_needed(), "nothing to discard in {within:?}, where block {first:?} is free");
+            assert!(
+                first.is_none() || is_needed(),
+                "nothing to discard in {within:?}, where block {first:?} is free"
+            );
             return;
         };
         assert_eq!(Some(range.start.0), first, "the first free block in {within:?}");
@@ -232,9 +265,10 @@ impl Model {
             (!list.is_empty()).then(|| index % list.len())
         }
         let picked = match step {
-            Step::Drop(index) | Step::GiveBack(index) | Step::AllocateNode(index) | Step::SplitAndMerge(index, _) => {
-                pick(&self.reservations, index)
-            }
+            Step::Drop(index)
+            | Step::GiveBack(index)
+            | Step::AllocateNode(index)
+            | Step::SplitAndMerge(index, _) => pick(&self.reservations, index),
             Step::AllocateData { reservation, .. } => pick(&self.reservations, reservation),
             Step::Reference(index) | Step::Cancel(index) => pick(&self.in_flight, index),
             Step::Free { extent, .. } => pick(&self.extents, extent),
@@ -252,7 +286,9 @@ impl Model {
                 self.reservations.extend(reserved);
             }
             Step::Drop(_) => drop(self.reservations.swap_remove(index)),
-            Step::GiveBack(_) => self.reservations[index].give_back(self.reservations[index].data_blocks() / 2, 0),
+            Step::GiveBack(_) => {
+                self.reservations[index].give_back(self.reservations[index].data_blocks() / 2, 0)
+            }
             Step::SplitAndMerge(_, other) => {
                 let held = &self.reservations[index];
                 let part = held.split(held.data_blocks() / 3, held.nodes() / 2);
@@ -283,14 +319,22 @@ impl Model {
     fn check(&self) {
         let report = self.space.report();
         let (free, clusters) = self.free();
-        let pinned = self.blocks.iter().filter(|state| matches!(state, State::Pinned(_))).count() as u64;
+        let pinned =
+            self.blocks.iter().filter(|state| matches!(state, State::Pinned(_))).count() as u64;
         assert_eq!(report.total_blocks - report.used - report.pinned, free, "free blocks");
         assert_eq!(report.free_clusters, clusters, "free clusters");
         assert_eq!(report.pinned, pinned, "pinned blocks");
         assert_eq!((report.reserved_data, report.reserved_nodes), self.reserved(), "reserved");
-        assert!(report.reserved_nodes <= clusters && report.reserved_data + 4 * report.reserved_nodes <= free);
+        assert!(
+            report.reserved_nodes <= clusters
+                && report.reserved_data + 4 * report.reserved_nodes <= free
+        );
         let held_blocks: u64 = self.held.iter().map(|range| range.blocks).sum();
-        assert_eq!(self.space.returning_hint(), held_blocks, "only what is held for a discard comes back");
+        assert_eq!(
+            self.space.returning_hint(),
+            held_blocks,
+            "only what is held for a discard comes back"
+        );
     }
 
     /// Uses up all reservations: a granted one never fails.
@@ -385,7 +429,8 @@ fn replay_takes_free_blocks_only() {
     let first = geometry.allocatable().start;
     let extent = BlockRange::new(BlockNumber(first.0 + 10), 30);
     space.reference_replayed(extent).unwrap();
-    let conflict = |range| matches!(space.reference_replayed(range), Err(SpaceError::Conflict { .. }));
+    let conflict =
+        |range| matches!(space.reference_replayed(range), Err(SpaceError::Conflict { .. }));
     assert!(conflict(extent), "twice");
     assert!(conflict(BlockRange::new(BlockNumber(first.0 + 39), 2)), "overlap");
     assert!(conflict(BlockRange::new(BlockNumber(0), 8)), "a fixed structure");
@@ -395,8 +440,12 @@ fn replay_takes_free_blocks_only() {
     assert_eq!(space.report().used, 30);
     // What is promised stays: all but the last 3 blocks are reserved, 4 can't be taken.
     let free_blocks = space.report().total_blocks - 30;
-    let held = space.reserve(Request { data_blocks: free_blocks - 3, nodes: 0 }, Urgency::Commit).unwrap();
-    assert_eq!(space.reference_replayed(BlockRange::new(first, 4)), Err(SpaceError::NoSpace { data_blocks: 4, nodes: 0 }));
+    let held =
+        space.reserve(Request { data_blocks: free_blocks - 3, nodes: 0 }, Urgency::Commit).unwrap();
+    assert_eq!(
+        space.reference_replayed(BlockRange::new(first, 4)),
+        Err(SpaceError::NoSpace { data_blocks: 4, nodes: 0 })
+    );
     space.reference_replayed(BlockRange::new(first, 3)).unwrap();
     assert_eq!(held.data_blocks(), free_blocks - 3);
 }
@@ -411,8 +460,15 @@ fn replay_fills_the_gaps_of_an_extent() {
     space.reference_missing(range(5, 30)).unwrap();
     assert_eq!(space.report().used, 30);
     space.free(range(5, 30), Generation(2)).unwrap();
-    for wrong in [BlockRange::new(BlockNumber(0), 8), BlockRange::new(BlockNumber(u64::MAX - 1), u64::MAX), range(0, 0)] {
-        assert!(matches!(space.reference_missing(wrong), Err(SpaceError::Conflict { .. })), "{wrong:?}");
+    for wrong in [
+        BlockRange::new(BlockNumber(0), 8),
+        BlockRange::new(BlockNumber(u64::MAX - 1), u64::MAX),
+        range(0, 0),
+    ] {
+        assert!(
+            matches!(space.reference_missing(wrong), Err(SpaceError::Conflict { .. })),
+            "{wrong:?}"
+        );
     }
 }
 
@@ -421,7 +477,14 @@ fn a_bitmap_can_be_written_without_a_change() {
     let geometry = Geometry::for_size(70 << 20, None).unwrap();
     let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
     space.mark_changed(1);
-    let groups = |generation| space.snapshot(Generation(generation)).bitmaps.iter().map(|bitmap| bitmap.group).collect::<Vec<_>>();
+    let groups = |generation| {
+        space
+            .snapshot(Generation(generation))
+            .bitmaps
+            .iter()
+            .map(|bitmap| bitmap.group)
+            .collect::<Vec<_>>()
+    };
     assert_eq!((groups(2), groups(3)), (vec![1], vec![]));
 }
 
@@ -431,13 +494,27 @@ fn wrong_addresses_from_the_device_are_errors() {
     let held = space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Normal).unwrap();
     let node = space.allocate_node(&held).unwrap();
     let (two, three) = (Generation(2), Generation(3));
-    for address in [BlockNumber(node.0 + 1), BlockNumber(0), BlockNumber(geometry.total_blocks), BlockNumber(u64::MAX)] {
-        assert!(matches!(space.free_node(address, two, two), Err(SpaceError::Conflict { .. })), "{address}");
-        assert!(matches!(space.free_node(address, two, three), Err(SpaceError::Conflict { .. })), "{address}");
+    for address in [
+        BlockNumber(node.0 + 1),
+        BlockNumber(0),
+        BlockNumber(geometry.total_blocks),
+        BlockNumber(u64::MAX),
+    ] {
+        assert!(
+            matches!(space.free_node(address, two, two), Err(SpaceError::Conflict { .. })),
+            "{address}"
+        );
+        assert!(
+            matches!(space.free_node(address, two, three), Err(SpaceError::Conflict { .. })),
+            "{address}"
+        );
     }
     let in_flight = space.allocate_data(&held, 8, None).unwrap();
     let error = space.free(in_flight, two).unwrap_err();
-    assert_eq!(error.to_string(), format!("blocks {}..{} are not all referenced", in_flight.start, in_flight.end()));
+    assert_eq!(
+        error.to_string(),
+        format!("blocks {}..{} are not all referenced", in_flight.start, in_flight.end())
+    );
     space.free_node(node, two, two).unwrap();
     assert_eq!(space.report().used, 8);
 }

@@ -1,4 +1,5 @@
-//! Names on a full volume, in random histories: when they take from the reserve, how much, and what stays for others.
+//! Names on a full volume, in random histories: when they take from the reserve, how much, and what
+//! stays for others.
 use crate::reclaim::ReturnWait;
 use crate::ticket_tests::{Gate, data, fill, started, volume};
 use crate::{Request, Reservation, Space, Urgency};
@@ -40,7 +41,9 @@ impl Full {
         let held = fill(&space, random.below(40));
         let mut extents = Vec::new();
         while held.data_blocks() > 0 {
-            let range = space.allocate_data(&held, held.data_blocks().min(1 + random.below(60)), None).unwrap();
+            let range = space
+                .allocate_data(&held, held.data_blocks().min(1 + random.below(60)), None)
+                .unwrap();
             space.reference(range);
             extents.push(range);
         }
@@ -48,11 +51,13 @@ impl Full {
         Full { space, running, extents, names: Vec::new(), _reclaimer: gate, random }
     }
 
-    /// Blocks that an ordinary request for `wanted` nodes, or one that may use `used` nodes of the reserve, lacks at this moment.
+    /// Blocks that an ordinary request for `wanted` nodes, or one that may use `used` nodes of the
+    /// reserve, lacks at this moment.
     fn lacking(&self, wanted: u64, used: u64) -> u64 {
         let report = self.space.report();
         let kept = wanted + report.reserved_nodes + report.global_reserve_nodes - used;
-        (report.reserved_data + NODE_BLOCKS * kept).saturating_sub(report.total_blocks - report.used - report.pinned)
+        (report.reserved_data + NODE_BLOCKS * kept)
+            .saturating_sub(report.total_blocks - report.used - report.pinned)
     }
 
     fn remove_some(&mut self) {
@@ -60,24 +65,33 @@ impl Full {
             if self.extents.is_empty() {
                 return;
             }
-            let extent = self.extents.swap_remove(self.random.below(self.extents.len() as u64) as usize);
+            let extent =
+                self.extents.swap_remove(self.random.below(self.extents.len() as u64) as usize);
             let running = self.running.lock();
             self.space.free(extent, *running).unwrap();
         }
     }
 
-    /// Makes a name, and keeps a part of what it reserved. Returns whether it took from the reserve.
+    /// Makes a name, and keeps a part of what it reserved. Returns whether it took from the
+    /// reserve.
     fn make_name(&mut self) -> Option<bool> {
         let wanted = 1 + self.random.below(9);
         let quarter = self.space.report().global_reserve_nodes / 4;
-        let (lacking, for_a_name, pinned) = (self.lacking(wanted, 0), self.lacking(wanted, quarter), self.space.report().pinned);
+        let (lacking, for_a_name, pinned) =
+            (self.lacking(wanted, 0), self.lacking(wanted, quarter), self.space.report().pinned);
         let Ok(granted) = self.space.reserve(nodes(wanted), Urgency::Name) else {
             let clusters = self.space.report().free_clusters;
-            assert!(for_a_name > 0 || self.few_clusters(wanted), "{wanted} nodes refused, {clusters} clusters are free");
+            assert!(
+                for_a_name > 0 || self.few_clusters(wanted),
+                "{wanted} nodes refused, {clusters} clusters are free"
+            );
             return None;
         };
         let from_the_reserve = self.lacking(0, 0) > 0;
-        assert!(!from_the_reserve || lacking > pinned, "it lacked {lacking} blocks, a commit would have brought {pinned}");
+        assert!(
+            !from_the_reserve || lacking > pinned,
+            "it lacked {lacking} blocks, a commit would have brought {pinned}"
+        );
         assert_eq!(self.lacking(0, quarter), 0, "more than a quarter of the reserve");
         self.keep(&granted);
         Some(from_the_reserve)
@@ -98,11 +112,21 @@ impl Full {
     /// What names leave is enough for those who must never fail.
     fn check(&self) {
         let global = self.space.report().global_reserve_nodes;
-        for (urgency, part) in [(Urgency::Removal, global / 8), (Urgency::Priority, 0), (Urgency::Commit, global / 4)] {
-            assert!(self.space.try_reserve(nodes(part), urgency).is_ok(), "{part} nodes for {urgency:?}: {:?}", self.space.report());
+        for (urgency, part) in
+            [(Urgency::Removal, global / 8), (Urgency::Priority, 0), (Urgency::Commit, global / 4)]
+        {
+            assert!(
+                self.space.try_reserve(nodes(part), urgency).is_ok(),
+                "{part} nodes for {urgency:?}: {:?}",
+                self.space.report()
+            );
         }
         let written = Request { data_blocks: global / 8, nodes: 0 };
-        assert!(self.space.try_reserve(written, Urgency::Priority).is_ok(), "writeback: {:?}", self.space.report());
+        assert!(
+            self.space.try_reserve(written, Urgency::Priority).is_ok(),
+            "writeback: {:?}",
+            self.space.report()
+        );
     }
 }
 
@@ -126,5 +150,8 @@ fn names_take_from_the_reserve_only_what_reclaim_cannot_bring() {
         }
         full.space.stop();
     }
-    assert!(ordinary > 100 && from_the_reserve > 100 && refused > 100, "{ordinary}, {from_the_reserve}, {refused}");
+    assert!(
+        ordinary > 100 && from_the_reserve > 100 && refused > 100,
+        "{ordinary}, {from_the_reserve}, {refused}"
+    );
 }

@@ -1,15 +1,18 @@
 //! Where allocations go.
 //!
-//! Purpose: blocks that are written together stand together. Three streams keep apart while there is room:
-//! - *nodes* fill block groups of their own, chosen from the end of the volume; within a group they start in its last
-//!   quarter, so that a volume of a single group keeps them apart from data as well;
-//! - *large* data requests take the next free run behind a cursor that moves through the other groups;
-//! - *small* data requests (less than a cluster) advance through a window, a free run that the other streams leave alone, so
-//!   that many small files that are written together are one write.
+//! Purpose: blocks that are written together stand together. Three streams keep apart while there
+//! is room:
+//! - *nodes* fill block groups of their own, chosen from the end of the volume; within a group they
+//!   start in its last quarter, so that a volume of a single group keeps them apart from data as
+//!   well;
+//! - *large* data requests take the next free run behind a cursor that moves through the other
+//!   groups;
+//! - *small* data requests (less than a cluster) advance through a window, a free run that the
+//!   other streams leave alone, so that many small files that are written together are one write.
 //!
-//! Every preference gives way before an allocation fails: a window, a quarter or a group is only where to look first.
-//! What must not give way is the budget of clusters ([`Breakable`]): when it is used up, data takes blocks of broken
-//! clusters only.
+//! Every preference gives way before an allocation fails: a window, a quarter or a group is only
+//! where to look first. What must not give way is the budget of clusters ([`Breakable`]): when it
+//! is used up, data takes blocks of broken clusters only.
 //!
 //! Lock discipline: under `SPACE_GROUPS` with `SPACE_LEDGER` held, which keeps the budget exact.
 use crate::bits::Kind;
@@ -81,9 +84,15 @@ impl Placement {
 }
 
 impl Groups {
-    /// Up to `blocks` contiguous free blocks, near `goal` if that is possible, that break no more clusters than allowed.
-    /// `None`: every free block lies in a cluster that must not be broken; the ledger rules that out for a reservation.
-    pub(crate) fn place_data(&mut self, blocks: u64, goal: Option<BlockNumber>, breakable: Breakable) -> Option<BlockRange> {
+    /// Up to `blocks` contiguous free blocks, near `goal` if that is possible, that break no more
+    /// clusters than allowed. `None`: every free block lies in a cluster that must not be broken;
+    /// the ledger rules that out for a reservation.
+    pub(crate) fn place_data(
+        &mut self,
+        blocks: u64,
+        goal: Option<BlockNumber>,
+        breakable: Breakable,
+    ) -> Option<BlockRange> {
         // A run of n blocks breaks at most n/4 + 2 clusters.
         let affordable = breakable.ordinary.saturating_sub(2) * NODE_BLOCKS;
         let blocks = blocks.min(Geometry::GROUP_BLOCKS);
@@ -100,7 +109,15 @@ impl Groups {
         let placed = placed.or_else(|| {
             // No block of a broken cluster is left: whole clusters, as many as may be broken.
             let limit = breakable.ordinary.max(breakable.utmost.min(1)) * NODE_BLOCKS;
-            (limit > 0).then(|| self.search_zones(self.placement.large_cursor, blocks.min(limit), Kind::Clusters)).flatten()
+            (limit > 0)
+                .then(|| {
+                    self.search_zones(
+                        self.placement.large_cursor,
+                        blocks.min(limit),
+                        Kind::Clusters,
+                    )
+                })
+                .flatten()
         })?;
         if wanted >= NODE_BLOCKS {
             self.placement.large_cursor = placed.end().0;
@@ -116,7 +133,8 @@ impl Groups {
         let (number, offset) = locate(goal.0);
         let at_window = goal.0 == self.placement.window.start;
         let avoided = if at_window { 0..0 } else { within_group(&self.placement.window, number) };
-        let length = u64::from(self.groups[number].allocated.run_at(offset, wanted as u32, kind, &avoided));
+        let length =
+            u64::from(self.groups[number].allocated.run_at(offset, wanted as u32, kind, &avoided));
         if length < wanted.min(PIECE_BLOCKS) {
             return None;
         }
@@ -166,7 +184,8 @@ impl Groups {
         Some(range)
     }
 
-    /// Looks for a new small window: behind the old one, or in the middle of the volume for the first.
+    /// Looks for a new small window: behind the old one, or in the middle of the volume for the
+    /// first.
     fn claim_window(&mut self) {
         let allocatable = self.geometry.allocatable();
         let old = self.placement.window.start;
@@ -176,9 +195,16 @@ impl Groups {
             self.placement.window_pause -= 1;
             return;
         }
-        let search = Search { wanted: WINDOW_BLOCKS_MAX, sufficient: WINDOW_BLOCKS_MIN, kind: Kind::Any, avoided: 0..0 };
+        let search = Search {
+            wanted: WINDOW_BLOCKS_MAX,
+            sufficient: WINDOW_BLOCKS_MIN,
+            kind: Kind::Any,
+            avoided: 0..0,
+        };
         match self.search_all(start, search) {
-            Some(range) if range.blocks >= WINDOW_BLOCKS_MIN => self.placement.window = range.range(),
+            Some(range) if range.blocks >= WINDOW_BLOCKS_MIN => {
+                self.placement.window = range.range()
+            }
             _ => self.placement.window_pause = WINDOW_PAUSE,
         }
     }
@@ -186,13 +212,19 @@ impl Groups {
     /// The best run for `wanted` blocks behind `cursor`.
     fn search_zones(&self, cursor: u64, wanted: u64, kind: Kind) -> Option<BlockRange> {
         let sufficient = if kind == Kind::Broken { 1 } else { wanted.min(PIECE_BLOCKS) };
-        self.search_all(cursor, Search { wanted, sufficient, kind, avoided: self.placement.window.clone() })
+        self.search_all(
+            cursor,
+            Search { wanted, sufficient, kind, avoided: self.placement.window.clone() },
+        )
     }
 
-    /// The best run behind `cursor`: in the zones by order of preference, and last in what `search` avoids.
+    /// The best run behind `cursor`: in the zones by order of preference, and last in what `search`
+    /// avoids.
     fn search_all(&self, cursor: u64, mut search: Search) -> Option<BlockRange> {
         let mut best = None;
-        for zone in [Zone::DataGroups, Zone::NodeGroupsFirstPart, Zone::Everything, Zone::Everything] {
+        for zone in
+            [Zone::DataGroups, Zone::NodeGroupsFirstPart, Zone::Everything, Zone::Everything]
+        {
             best = longer(best, self.search(cursor, &search, zone));
             if best.is_some_and(|range| range.blocks >= search.sufficient) {
                 break;
@@ -214,10 +246,19 @@ impl Groups {
         };
         let all = 0..Geometry::GROUP_BLOCKS as u32;
         // Whole clusters only: not from the middle of one.
-        let offset = if search.kind == Kind::Clusters { offset.next_multiple_of(NODE_BLOCKS as u32) } else { offset };
+        let offset = if search.kind == Kind::Clusters {
+            offset.next_multiple_of(NODE_BLOCKS as u32)
+        } else {
+            offset
+        };
         let scanned_max = if search.kind == Kind::Broken { 2 } else { GROUPS_SCANNED_MAX };
-        let behind = candidates.iter_from(first).map(|number| (number, if number == first { offset..all.end } else { all.clone() }));
-        let before = candidates.iter().take_while(|&number| number <= first).map(|number| (number, all.clone()));
+        let behind = candidates
+            .iter_from(first)
+            .map(|number| (number, if number == first { offset..all.end } else { all.clone() }));
+        let before = candidates
+            .iter()
+            .take_while(|&number| number <= first)
+            .map(|number| (number, all.clone()));
         let mut best = None;
         let mut scanned = 0;
         for (number, part) in behind.chain(before) {
@@ -229,7 +270,12 @@ impl Groups {
                 Zone::DataGroups | Zone::Everything => part,
             };
             let avoided = within_group(&search.avoided, number);
-            let run = self.groups[number].allocated.find_run(part, search.wanted as u32, search.kind, &avoided);
+            let run = self.groups[number].allocated.find_run(
+                part,
+                search.wanted as u32,
+                search.kind,
+                &avoided,
+            );
             best = longer(best, run.map(|run| absolute(number, run)));
             scanned += 1;
             match best {
@@ -240,7 +286,8 @@ impl Groups {
         best
     }
 
-    /// A free cluster for a node: the next one in the nodes' group, or in another group when that has none.
+    /// A free cluster for a node: the next one in the nodes' group, or in another group when that
+    /// has none.
     pub(crate) fn place_node(&mut self) -> Option<BlockNumber> {
         let cursor = self.placement.node_cursor;
         if cursor < self.geometry.total_blocks {
@@ -254,7 +301,8 @@ impl Groups {
         self.place_node_in(number, start)
     }
 
-    /// A free cluster in group `number`, from `offset` if that is free, otherwise where the next run of free clusters is.
+    /// A free cluster in group `number`, from `offset` if that is free, otherwise where the next
+    /// run of free clusters is.
     fn place_node_in(&mut self, number: usize, offset: u32) -> Option<BlockNumber> {
         let group = &self.groups[number];
         if group.free_clusters == 0 {
@@ -263,11 +311,14 @@ impl Groups {
         let avoided = within_group(&self.placement.window, number);
         let cluster = NODE_BLOCKS as u32;
         let all = 0..Geometry::GROUP_BLOCKS as u32;
-        let found = if group.allocated.run_at(offset, cluster, Kind::Clusters, &avoided) == cluster {
+        let found = if group.allocated.run_at(offset, cluster, Kind::Clusters, &avoided) == cluster
+        {
             offset
         } else {
             let part = self.node_part(number);
-            let find = |within, avoided: &Range<u32>| group.allocated.find_run(within, NODE_RUN_BLOCKS, Kind::Clusters, avoided);
+            let find = |within, avoided: &Range<u32>| {
+                group.allocated.find_run(within, NODE_RUN_BLOCKS, Kind::Clusters, avoided)
+            };
             [offset..all.end, part..offset.max(part), 0..part]
                 .into_iter()
                 .find_map(|within| find(within, &avoided).filter(|run| run.len() as u32 >= cluster))
@@ -280,22 +331,34 @@ impl Groups {
             || locate(self.placement.node_cursor).0 != number
         {
             // The next search starts in this group again, from its last quarter.
-            self.placement.node_cursor = absolute(number, self.node_part(number)..self.node_part(number)).start.0;
+            self.placement.node_cursor =
+                absolute(number, self.node_part(number)..self.node_part(number)).start.0;
         }
         Some(address)
     }
 
-    /// The group that nodes fill next: the last one that is at least half free and not theirs yet; one of theirs comes
-    /// first if it became a quarter free. When there is none, the group with most free clusters.
+    /// The group that nodes fill next: the last one that is at least half free and not theirs yet;
+    /// one of theirs comes first if it became a quarter free. When there is none, the group with
+    /// most free clusters.
     fn choose_node_group(&mut self) -> Option<usize> {
-        let roomiest = |members: &mut dyn Iterator<Item = usize>| members.max_by_key(|&number| self.groups[number].free_clusters);
-        let own = roomiest(&mut self.with_clusters.iter().filter(|&number| self.placement.node_groups.contains(number)));
-        if let Some(number) = own.filter(|&number| self.groups[number].free_clusters * 4 >= self.groups[number].clusters_max()) {
+        let roomiest = |members: &mut dyn Iterator<Item = usize>| {
+            members.max_by_key(|&number| self.groups[number].free_clusters)
+        };
+        let own = roomiest(
+            &mut self
+                .with_clusters
+                .iter()
+                .filter(|&number| self.placement.node_groups.contains(number)),
+        );
+        if let Some(number) = own.filter(|&number| {
+            self.groups[number].free_clusters * 4 >= self.groups[number].clusters_max()
+        }) {
             return Some(number);
         }
         let half_free = |&number: &usize| {
             let group = &self.groups[number];
-            !self.placement.node_groups.contains(number) && group.free_clusters * 2 >= group.clusters_max().max(64)
+            !self.placement.node_groups.contains(number)
+                && group.free_clusters * 2 >= group.clusters_max().max(64)
         };
         if let Some(number) = self.with_clusters.iter().filter(half_free).last() {
             self.placement.node_groups.assign(number, true);
@@ -313,7 +376,9 @@ impl Groups {
 
 fn longer(first: Option<BlockRange>, second: Option<BlockRange>) -> Option<BlockRange> {
     match (first, second) {
-        (Some(first), Some(second)) => Some(if second.blocks > first.blocks { second } else { first }),
+        (Some(first), Some(second)) => {
+            Some(if second.blocks > first.blocks { second } else { first })
+        }
         (first, second) => first.or(second),
     }
 }
@@ -326,7 +391,10 @@ fn locate(block: u64) -> (usize, u32) {
 /// Offsets in group `number` as blocks of the volume.
 fn absolute(number: usize, offsets: Range<u32>) -> BlockRange {
     let base = number as u64 * Geometry::GROUP_BLOCKS;
-    BlockRange::new(BlockNumber(base + u64::from(offsets.start)), u64::from(offsets.end - offsets.start))
+    BlockRange::new(
+        BlockNumber(base + u64::from(offsets.start)),
+        u64::from(offsets.end - offsets.start),
+    )
 }
 
 /// The part of `blocks` that lies in group `number`, as offsets.

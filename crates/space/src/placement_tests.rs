@@ -27,7 +27,10 @@ fn a_large_request_gets_one_range() {
             ranges.push(space.allocate_data(&held, 256, None).unwrap());
             space.allocate_node(&held).unwrap();
         }
-        assert!(ranges.iter().all(|range| range.blocks == 256) && contiguous(&ranges), "{ranges:?}");
+        assert!(
+            ranges.iter().all(|range| range.blocks == 256) && contiguous(&ranges),
+            "{ranges:?}"
+        );
     }
 }
 
@@ -95,7 +98,8 @@ fn small_files_stay_together_on_a_volume_with_holes() {
     for range in pieces.iter().step_by(3) {
         space.cancel(BlockRange::new(range.start, 2));
     }
-    let small: Vec<_> = (0..64).map(|_| space.allocate_data(&reserve(&space, 1, 0), 1, None).unwrap()).collect();
+    let small: Vec<_> =
+        (0..64).map(|_| space.allocate_data(&reserve(&space, 1, 0), 1, None).unwrap()).collect();
     let breaks = small.windows(2).filter(|pair| pair[0].end() != pair[1].start).count();
     assert!(breaks <= 1, "{breaks} breaks in {small:?}");
 }
@@ -109,7 +113,9 @@ fn nodes_stand_together_and_apart_from_data() {
         let mut data = Vec::new();
         for turn in 0..200 {
             nodes.push(BlockRange::node(space.allocate_node(&held).unwrap()));
-            data.push(space.allocate_data(&held, if turn % 2 == 0 { 20 } else { 2 }, None).unwrap());
+            data.push(
+                space.allocate_data(&held, if turn % 2 == 0 { 20 } else { 2 }, None).unwrap(),
+            );
         }
         assert!(contiguous(&nodes), "{nodes:?}");
         if bytes > 64 << 20 {
@@ -143,13 +149,17 @@ fn data_continues_at_its_goal() {
 fn fragment(space: &Arc<Space>, piece: u64) -> Vec<BlockRange> {
     let mut pieces = Vec::new();
     loop {
-        let Ok(held) = space.reserve(Request { data_blocks: piece, nodes: 0 }, Urgency::Commit) else { break };
+        let Ok(held) = space.reserve(Request { data_blocks: piece, nodes: 0 }, Urgency::Commit)
+        else {
+            break;
+        };
         while held.data_blocks() > 0 {
             pieces.push(space.allocate_data(&held, held.data_blocks(), None).unwrap());
         }
     }
     pieces.sort();
-    let (freed, kept): (Vec<_>, Vec<_>) = pieces.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
+    let (freed, kept): (Vec<_>, Vec<_>) =
+        pieces.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
     freed.into_iter().for_each(|(_, range)| space.cancel(range));
     kept.into_iter().map(|(_, range)| range).collect()
 }
@@ -158,13 +168,18 @@ fn fragment(space: &Arc<Space>, piece: u64) -> Vec<BlockRange> {
 fn worst_fragmentation_honours_what_was_granted() {
     for piece in [1, 2, 3, 5] {
         let (_, space) = volume(20 << 20);
-        let granted_before = space.reserve(Request { data_blocks: 500, nodes: 200 }, Urgency::Commit).unwrap();
+        let granted_before =
+            space.reserve(Request { data_blocks: 500, nodes: 200 }, Urgency::Commit).unwrap();
         let kept = fragment(&space, piece);
         // Whatever the ledger still grants is taken too, down to the last block.
         let nodes = space.report().free_clusters - space.report().reserved_nodes;
-        let clusters = space.try_reserve(Request { data_blocks: 0, nodes: nodes / 2 }, Urgency::Commit).unwrap();
+        let clusters = space
+            .try_reserve(Request { data_blocks: 0, nodes: nodes / 2 }, Urgency::Commit)
+            .unwrap();
         let mut singles = Vec::new();
-        while let Ok(held) = space.try_reserve(Request { data_blocks: 1, nodes: 0 }, Urgency::Commit) {
+        while let Ok(held) =
+            space.try_reserve(Request { data_blocks: 1, nodes: 0 }, Urgency::Commit)
+        {
             singles.push(held);
         }
         for held in &singles {
@@ -179,7 +194,12 @@ fn worst_fragmentation_honours_what_was_granted() {
             }
         }
         let report = space.report();
-        assert_eq!((report.used, report.reserved_nodes), (report.total_blocks, 0), "piece {piece}, {} kept", kept.len());
+        assert_eq!(
+            (report.used, report.reserved_nodes),
+            (report.total_blocks, 0),
+            "piece {piece}, {} kept",
+            kept.len()
+        );
     }
 }
 
@@ -192,7 +212,11 @@ fn ordinary_data_leaves_the_global_reserve_in_clusters() {
     let mut random = Seeded::new(7);
     loop {
         let blocks = 1 + random.below(5);
-        let Ok(held) = space.try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal) else { break };
+        let Ok(held) =
+            space.try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal)
+        else {
+            break;
+        };
         while held.data_blocks() > 0 {
             small.push(space.allocate_data(&held, held.data_blocks(), None).unwrap());
         }
@@ -201,9 +225,12 @@ fn ordinary_data_leaves_the_global_reserve_in_clusters() {
     let report = space.report();
     assert!(report.available_blocks < 5, "{report:?}");
     assert!(space.try_reserve(Request { data_blocks: 0, nodes: 1 }, Urgency::Normal).is_err());
-    let removal = space.try_reserve(Request { data_blocks: 0, nodes: global - global / 4 }, Urgency::Removal).unwrap();
+    let removal = space
+        .try_reserve(Request { data_blocks: 0, nodes: global - global / 4 }, Urgency::Removal)
+        .unwrap();
     assert!(space.try_reserve(Request { data_blocks: 0, nodes: 1 }, Urgency::Removal).is_err());
-    let commit = space.try_reserve(Request { data_blocks: 0, nodes: global / 4 }, Urgency::Commit).unwrap();
+    let commit =
+        space.try_reserve(Request { data_blocks: 0, nodes: global / 4 }, Urgency::Commit).unwrap();
     for held in [&removal, &commit] {
         while held.nodes() > 0 {
             space.allocate_node(held).unwrap();
@@ -227,10 +254,14 @@ fn a_volume_can_be_filled_to_its_last_available_block() {
     }
     let report = space.report();
     assert_eq!(report.used, written);
-    assert_eq!(report.total_blocks - report.used, report.global_reserve_nodes * NODE_BLOCKS + odd_blocks(&report));
+    assert_eq!(
+        report.total_blocks - report.used,
+        report.global_reserve_nodes * NODE_BLOCKS + odd_blocks(&report)
+    );
 }
 
-/// Blocks that belong to no whole cluster, because the volume's end is no multiple of one, may be left over.
+/// Blocks that belong to no whole cluster, because the volume's end is no multiple of one, may be
+/// left over.
 fn odd_blocks(report: &crate::SpaceReport) -> u64 {
     let left = report.total_blocks - report.used - report.global_reserve_nodes * NODE_BLOCKS;
     assert!(left < NODE_BLOCKS, "{left} blocks that nobody gets");
@@ -247,14 +278,16 @@ fn churned_nodes_keep_to_their_groups() {
         space.reference(space.allocate_data(&held, 256, None).unwrap());
         for _ in 0..200 {
             if alive.len() > 1500 {
-                let (address, made_in) = alive.swap_remove(random.below(alive.len() as u64) as usize);
+                let (address, made_in) =
+                    alive.swap_remove(random.below(alive.len() as u64) as usize);
                 space.free_node(address, Generation(made_in), Generation(generation)).unwrap();
             }
             alive.push((space.allocate_node(&held).unwrap(), generation));
         }
         space.unpin(Generation(generation));
     }
-    let mut groups: Vec<_> = alive.iter().map(|(address, _)| address.0 / Geometry::GROUP_BLOCKS).collect();
+    let mut groups: Vec<_> =
+        alive.iter().map(|(address, _)| address.0 / Geometry::GROUP_BLOCKS).collect();
     groups.sort_unstable();
     groups.dedup();
     assert_eq!(groups.len(), 1, "1500 nodes fit into one group: {groups:?}");
@@ -273,7 +306,8 @@ fn a_nearly_full_large_volume_still_gives_what_it_has() {
         bits.fill(0);
     }
     let space = Space::new(geometry, bitmaps);
-    let held = space.reserve(Request { data_blocks: 20_000, nodes: 2000 }, Urgency::Normal).unwrap();
+    let held =
+        space.reserve(Request { data_blocks: 20_000, nodes: 2000 }, Urgency::Normal).unwrap();
     let mut taken = 0;
     for _ in 0..2000 {
         space.allocate_data(&held, 1, None).unwrap();

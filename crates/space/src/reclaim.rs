@@ -1,25 +1,30 @@
 //! Getting space back, on two threads of its own.
 //!
-//! Purpose: while tickets wait, ask the engine for space in stages: *write delayed data* (which turns worst-case
-//! reservations into exact use), then *commit* (which unpins). Each stage ends early in effect: whoever is satisfied leaves
-//! the queue, and a stage begins only for those who still wait.
+//! Purpose: while tickets wait, ask the engine for space in stages: *write delayed data* (which
+//! turns worst-case reservations into exact use), then *commit* (which unpins). Each stage ends
+//! early in effect: whoever is satisfied leaves the queue, and a stage begins only for those who
+//! still wait.
 //!
-//! Two threads, because writing delayed data itself reserves space with priority and may have to wait for a commit:
-//! - `space-reclaim` serves ordinary tickets, and reclaims preemptively; its second stage asks the other thread to commit;
-//! - `space-commit` calls the commit, for tickets that may wait for nothing else and for the other thread.
+//! Two threads, because writing delayed data itself reserves space with priority and may have to
+//! wait for a commit:
+//! - `space-reclaim` serves ordinary tickets, and reclaims preemptively; its second stage asks the
+//!   other thread to commit;
+//! - `space-commit` calls the commit, for tickets that may wait for nothing else and for the other
+//!   thread.
 //!
-//! Preemptive reclaim does the same before anybody waits, when little room is left that isn't promised and enough could come
-//! back: once a queue has formed it feeds on itself, since who waits is granted what the one before gave back, and each
-//! hand-over costs a switch of threads.
+//! Preemptive reclaim does the same before anybody waits, when little room is left that isn't
+//! promised and enough could come back: once a queue has formed it feeds on itself, since who waits
+//! is granted what the one before gave back, and each hand-over costs a switch of threads.
 //!
-//! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row brought the first ticket
-//! no closer, though others that hold reservations were given a moment to return them, it fails; ten times as many may be in vain
-//! while what it lacks is pinned. Then those behind it that fit are granted,
-//! those whom the next commit would help become first, and the others fail as well. A ticket that didn't see the whole of the last
-//! cycle doesn't fail in it.
+//! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row
+//! brought the first ticket no closer, though others that hold reservations were given a moment to
+//! return them, it fails; ten times as many may be in vain while what it lacks is pinned. Then
+//! those behind it that fit are granted, those whom the next commit would help become first, and
+//! the others fail as well. A ticket that didn't see the whole of the last cycle doesn't fail in
+//! it.
 //!
-//! Lock discipline: the state is part of the ledger; the reclaimer is called, and its last reference dropped, with no lock
-//! held.
+//! Lock discipline: the state is part of the ledger; the reclaimer is called, and its last
+//! reference dropped, with no lock held.
 use crate::Space;
 use crate::budget::Urgency;
 use crate::space::Ledger;
@@ -30,27 +35,32 @@ use cairn_environment::thread::{self, JoinHandle};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What reclaim asks of the engine. The functions are called from threads of this crate, with no lock held.
+/// What reclaim asks of the engine. The functions are called from threads of this crate, with no
+/// lock held.
 pub trait Reclaimer: Send + Sync {
-    /// Writes delayed data, so that its reservations shrink to what was really needed: at most about `blocks` blocks of it,
-    /// and only until it is `enough`, which is asked between one file and the next with no lock held. May reserve with
-    /// [`Urgency::Priority`] and wait. Without `blocks` a ticket may fail after it: then all of it, and it waits for data that
-    /// other threads write just now, since that shrinks their reservations as well.
+    /// Writes delayed data, so that its reservations shrink to what was really needed: at most
+    /// about `blocks` blocks of it, and only until it is `enough`, which is asked between one file
+    /// and the next with no lock held. May reserve with [`Urgency::Priority`] and wait. Without
+    /// `blocks` a ticket may fail after it: then all of it, and it waits for data that other
+    /// threads write just now, since that shrinks their reservations as well.
     fn write_delayed_data(&self, blocks: Option<u64>, enough: &dyn Fn() -> bool);
 
-    /// Commits the running transaction; returns when the blocks that it freed are unpinned, or at once when the volume can't
-    /// commit any more. May reserve with [`Urgency::Commit`] only.
+    /// Commits the running transaction; returns when the blocks that it freed are unpinned, or at
+    /// once when the volume can't commit any more. May reserve with [`Urgency::Commit`] only.
     fn commit(&self);
 }
 
 /// Cycles without progress after which the first ticket fails.
 const FRUITLESS_CYCLES_MAX: u32 = 2;
-/// ... and while the next commit would unpin all that it lacks: removals may have taken what the last one brought. A limit all
-/// the same, since blocks that are pinned here and there make no room for nodes.
+/// ... and while the next commit would unpin all that it lacks: removals may have taken what the
+/// last one brought. A limit all the same, since blocks that are pinned here and there make no room
+/// for nodes.
 const FRUITLESS_CYCLES_MAX_PINNED: u32 = 20;
-/// While tickets are granted at least this often, out of what others give back, nothing needs to be reclaimed.
+/// While tickets are granted at least this often, out of what others give back, nothing needs to be
+/// reclaimed.
 const GRANT_PAUSE: Duration = Duration::from_micros(500);
-/// How long a cycle that brought nothing waits, at most, for reservations that others hold: most of them last for moments.
+/// How long a cycle that brought nothing waits, at most, for reservations that others hold: most of
+/// them last for moments.
 pub(crate) struct ReturnWait(pub(crate) Duration);
 
 impl Default for ReturnWait {
@@ -59,13 +69,16 @@ impl Default for ReturnWait {
     }
 }
 
-/// Preemptive reclaim begins when less than this share of what is left is neither reserved nor pinned.
+/// Preemptive reclaim begins when less than this share of what is left is neither reserved nor
+/// pinned.
 const PREEMPTIVE_SHARE_LEFT: u64 = 10;
-/// ... or less than this many blocks, 8 MiB: the worst cases of some dozen operations that run at once.
+/// ... or less than this many blocks, 8 MiB: the worst cases of some dozen operations that run at
+/// once.
 const PREEMPTIVE_ROOM_BLOCKS: u64 = 2048;
 /// ... but no more than this share of the volume.
 const PREEMPTIVE_SHARE_VOLUME: u64 = 16;
-/// Preemptive reclaim needs this share of the volume to be gained, and to have been granted since its last run.
+/// Preemptive reclaim needs this share of the volume to be gained, and to have been granted since
+/// its last run.
 const PREEMPTIVE_SHARE_GAINED: u64 = 64;
 
 /// So many times as long it waits for files whose removal has begun.
@@ -96,7 +109,8 @@ enum Role {
 pub(crate) struct Reclaim {
     phase: Phase,
     workers: Vec<Worker>,
-    /// Threads that drop a reference to the reclaimer now, which may be its last: [`stop`] may run on them.
+    /// Threads that drop a reference to the reclaimer now, which may be its last: [`stop`] may run
+    /// on them.
     releasing: Vec<Role>,
     wake: Arc<Wake>,
     /// Commits asked for, begun and ended so far.
@@ -134,7 +148,11 @@ impl Reclaim {
 
     /// Wakes the thread that serves tickets of `urgency`.
     pub(crate) fn kick(&self, urgency: Urgency) {
-        if urgency == Urgency::Normal { self.wake.reclaim.notify_one() } else { self.wake.commit.notify_one() }
+        if urgency == Urgency::Normal {
+            self.wake.reclaim.notify_one()
+        } else {
+            self.wake.commit.notify_one()
+        }
     }
 }
 
@@ -153,7 +171,8 @@ impl Progress {
     fn cycle_begins(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>) {
         let sequence = first.map(|ticket| ticket.sequence);
         if self.first != sequence {
-            let shortage_blocks = first.map_or(0, |ticket| ledger.budget.shortage_blocks(ticket.request, ticket.urgency));
+            let shortage_blocks = first
+                .map_or(0, |ticket| ledger.budget.shortage_blocks(ticket.request, ticket.urgency));
             *self = Progress { first: sequence, shortage_blocks, ..Progress::default() };
         }
     }
@@ -162,13 +181,22 @@ impl Progress {
     fn is_stuck(&self, ledger: &Ledger, first: Option<&Arc<Ticket>>) -> bool {
         first.is_some_and(|ticket| {
             let shortage_blocks = ledger.budget.shortage_blocks(ticket.request, ticket.urgency);
-            Some(ticket.sequence) == self.first && shortage_blocks >= self.shortage_blocks && shortage_blocks > 0
+            Some(ticket.sequence) == self.first
+                && shortage_blocks >= self.shortage_blocks
+                && shortage_blocks > 0
         })
     }
 
     /// Whether the first ticket should give up, when so many blocks are pinned.
-    fn cycle_ends(&mut self, ledger: &Ledger, first: Option<&Arc<Ticket>>, pinned_blocks: u64) -> bool {
-        let Some(ticket) = first.filter(|ticket| Some(ticket.sequence) == self.first) else { return false };
+    fn cycle_ends(
+        &mut self,
+        ledger: &Ledger,
+        first: Option<&Arc<Ticket>>,
+        pinned_blocks: u64,
+    ) -> bool {
+        let Some(ticket) = first.filter(|ticket| Some(ticket.sequence) == self.first) else {
+            return false;
+        };
         let shortage_blocks = ledger.budget.shortage_blocks(ticket.request, ticket.urgency);
         if shortage_blocks < self.shortage_blocks {
             *self = Progress { first: self.first, shortage_blocks, ..Progress::default() };
@@ -177,18 +205,22 @@ impl Progress {
         } else if shortage_blocks > 0 {
             self.fruitless_pinned += 1;
         }
-        self.fruitless >= FRUITLESS_CYCLES_MAX || self.fruitless_pinned >= FRUITLESS_CYCLES_MAX_PINNED
+        self.fruitless >= FRUITLESS_CYCLES_MAX
+            || self.fruitless_pinned >= FRUITLESS_CYCLES_MAX_PINNED
     }
 }
 
 impl Ledger {
     /// Asks for preemptive reclaim when little room is left and enough could come back.
     ///
-    /// Costs a few comparisons on a volume with room. On a full volume nothing worthwhile can be gained, and after a run
-    /// that gained nothing the next one waits for as many grants as would be worthwhile: it can't spin.
+    /// Costs a few comparisons on a volume with room. On a full volume nothing worthwhile can be
+    /// gained, and after a run that gained nothing the next one waits for as many grants as would
+    /// be worthwhile: it can't spin.
     pub(crate) fn preempt_if_worthwhile(&mut self, pinned_blocks: u64) {
         let recent = self.reclaim.granted_blocks - self.reclaim.preempted_at;
-        let due = self.reclaim.is_running() && !self.reclaim.preempt && recent >= self.worthwhile_blocks();
+        let due = self.reclaim.is_running()
+            && !self.reclaim.preempt
+            && recent >= self.worthwhile_blocks();
         if due && self.lacks_room(pinned_blocks, 1) {
             self.reclaim.preempt = true;
             self.reclaim.kick(Urgency::Normal);
@@ -199,7 +231,8 @@ impl Ledger {
         self.budget.total_blocks / PREEMPTIVE_SHARE_GAINED
     }
 
-    /// Whether less than `times` the room that should be there is left for ordinary requests, and reclaim could gain some.
+    /// Whether less than `times` the room that should be there is left for ordinary requests, and
+    /// reclaim could gain some.
     fn lacks_room(&self, pinned_blocks: u64, times: u64) -> bool {
         #[cfg(feature = "baselines")]
         if self.shared_flusher.is_some() {
@@ -213,20 +246,27 @@ impl Ledger {
         room < wanted * times && gain >= self.worthwhile_blocks()
     }
 
-    /// A reservation gave something back. Reclaim need not know while others hold some: waking it for each would cost more
-    /// than what it is woken for.
+    /// A reservation gave something back. Reclaim need not know while others hold some: waking it
+    /// for each would cost more than what it is woken for.
     pub(crate) fn note_return(&self) {
         if self.budget.reserved_blocks() == 0 && self.tickets.first().is_some() {
             self.reclaim.wake.returned.notify_all();
         }
     }
 
-    /// Fails tickets from the first one on, those that came before `sequence`, until one behind them is granted. When the first
-    /// lacks more than is pinned, so that a commit would not help it, those whom one would help stay: they get cycles of their
-    /// own.
-    fn fail_from_first(&mut self, sequence: u64, pinned_blocks: u64, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
+    /// Fails tickets from the first one on, those that came before `sequence`, until one behind
+    /// them is granted. When the first lacks more than is pinned, so that a commit would not help
+    /// it, those whom one would help stay: they get cycles of their own.
+    fn fail_from_first(
+        &mut self,
+        sequence: u64,
+        pinned_blocks: u64,
+        first: impl Fn(&Ledger) -> Option<Arc<Ticket>>,
+    ) {
         let granted = self.tickets.granted;
-        let is_hopeful = |ledger: &Ledger, ticket: &Ticket| ledger.budget.shortage_blocks(ticket.request, ticket.urgency) <= pinned_blocks;
+        let is_hopeful = |ledger: &Ledger, ticket: &Ticket| {
+            ledger.budget.shortage_blocks(ticket.request, ticket.urgency) <= pinned_blocks
+        };
         let spares_hopeful = first(self).is_some_and(|ticket| !is_hopeful(self, &ticket));
         while let Some(ticket) = first(self).filter(|ticket| ticket.sequence < sequence) {
             if spares_hopeful && is_hopeful(self, &ticket) {
@@ -270,7 +310,8 @@ pub(crate) fn start(space: &Arc<Space>, reclaimer: Weak<dyn Reclaimer>) {
     }
 }
 
-/// Ends both threads, except one that runs this very function because it dropped the last reference to the reclaimer.
+/// Ends both threads, except one that runs this very function because it dropped the last reference
+/// to the reclaimer.
 pub(crate) fn stop(space: &Space) {
     let mut ledger = space.ledger.lock();
     ledger.shut_down();
@@ -278,7 +319,8 @@ pub(crate) fn stop(space: &Space) {
     let releasing = ledger.reclaim.releasing.clone();
     drop(ledger);
     for worker in workers.into_iter().filter(|worker| !releasing.contains(&worker.role)) {
-        // A thread that panicked has shut down on its way out; there is nothing more to do about it here.
+        // A thread that panicked has shut down on its way out; there is nothing more to do about it
+        // here.
         drop(worker.handle.join());
     }
 }
@@ -321,16 +363,22 @@ impl Thread {
             let sequence = ledger.tickets.next_sequence;
             // The cycle that may be the last one asks for everything.
             let blocks = match progress {
-                Progress { fruitless: 0, fruitless_pinned: 0, .. } => Some(ledger.tickets.normal_blocks()),
+                Progress { fruitless: 0, fruitless_pinned: 0, .. } => {
+                    Some(ledger.tickets.normal_blocks())
+                }
                 // A commit should help.
                 Progress { fruitless: 0, .. } => Some(u64::MAX),
                 _ => None,
             };
             let may_help = |ledger: &Ledger, ticket: &Ticket| {
-                let coming_blocks = ledger.budget.reserved_blocks() + self.space.pinned_hint() + self.space.returning_hint();
+                let coming_blocks = ledger.budget.reserved_blocks()
+                    + self.space.pinned_hint()
+                    + self.space.returning_hint();
                 ledger.budget.shortage_blocks(ticket.request, ticket.urgency) <= coming_blocks
             };
-            ledger = self.write_delayed_data(ledger, blocks, &|ledger| !first(ledger).is_some_and(|ticket| may_help(ledger, &ticket)));
+            ledger = self.write_delayed_data(ledger, blocks, &|ledger| {
+                !first(ledger).is_some_and(|ticket| may_help(ledger, &ticket))
+            });
             self.request_commit(&mut ledger, |ledger| first(ledger).is_some());
             self.await_returns(&mut ledger, progress, first);
             // While urgent tickets wait the ordinary ones could not be served, whatever came back.
@@ -364,7 +412,9 @@ impl Thread {
         if ledger.budget.data_reserved > 0 {
             ledger = self.write_delayed_data(ledger, Some(u64::MAX), &|ledger| !lacks_room(ledger));
         }
-        self.request_commit(&mut ledger, |ledger| space.pinned_hint() >= ledger.worthwhile_blocks() && lacks_room(ledger));
+        self.request_commit(&mut ledger, |ledger| {
+            space.pinned_hint() >= ledger.worthwhile_blocks() && lacks_room(ledger)
+        });
         ledger
     }
 
@@ -372,7 +422,8 @@ impl Thread {
     fn request_commit(&self, ledger: &mut Guard<'_>, needed: impl Fn(&Ledger) -> bool) {
         let target = ledger.reclaim.commits_begun + 1;
         let wake = Arc::clone(&ledger.reclaim.wake);
-        while ledger.reclaim.is_running() && ledger.reclaim.commits_ended < target && needed(ledger) {
+        while ledger.reclaim.is_running() && ledger.reclaim.commits_ended < target && needed(ledger)
+        {
             if ledger.reclaim.commits_wanted < target {
                 ledger.reclaim.commits_wanted = target;
                 wake.commit.notify_one();
@@ -385,11 +436,14 @@ impl Thread {
     fn commit_once<'a>(&'a self, mut ledger: Guard<'a>, progress: &mut Progress) -> Guard<'a> {
         let first = |ledger: &Ledger| ledger.tickets.first_urgent().cloned();
         let wake = Arc::clone(&ledger.reclaim.wake);
-        if first(&ledger).is_none() && ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun {
+        if first(&ledger).is_none() && ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun
+        {
             wake.commit.wait(&mut ledger);
             return ledger;
         }
-        if ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun && self.is_served(&mut ledger) {
+        if ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun
+            && self.is_served(&mut ledger)
+        {
             return ledger;
         }
         progress.cycle_begins(&ledger, first(&ledger).as_ref());
@@ -407,21 +461,35 @@ impl Thread {
         ledger
     }
 
-    fn write_delayed_data<'a>(&'a self, mut ledger: Guard<'a>, blocks: Option<u64>, enough: &dyn Fn(&Ledger) -> bool) -> Guard<'a> {
+    fn write_delayed_data<'a>(
+        &'a self,
+        mut ledger: Guard<'a>,
+        blocks: Option<u64>,
+        enough: &dyn Fn(&Ledger) -> bool,
+    ) -> Guard<'a> {
         ledger.reclaim.writes += 1;
-        self.call(ledger, |reclaimer| reclaimer.write_delayed_data(blocks, &|| enough(&self.space.ledger.lock())))
+        self.call(ledger, |reclaimer| {
+            reclaimer.write_delayed_data(blocks, &|| enough(&self.space.ledger.lock()))
+        })
     }
 
-    /// Before the first ticket is judged: a cycle may take less time than others hold what they reserved. Waits, for a bounded
-    /// time, while it is no closer to what it needs and somebody holds something, or is about to remove a file.
-    fn await_returns(&self, ledger: &mut Guard<'_>, progress: &Progress, first: impl Fn(&Ledger) -> Option<Arc<Ticket>>) {
+    /// Before the first ticket is judged: a cycle may take less time than others hold what they
+    /// reserved. Waits, for a bounded time, while it is no closer to what it needs and somebody
+    /// holds something, or is about to remove a file.
+    fn await_returns(
+        &self,
+        ledger: &mut Guard<'_>,
+        progress: &Progress,
+        first: impl Fn(&Ledger) -> Option<Arc<Ticket>>,
+    ) {
         let patience = if self.space.returning_hint() > 0 { REMOVAL_PATIENCE } else { 1 };
         let deadline = now_monotonic() + ledger.reclaim.return_wait.0 * patience;
         let wake = Arc::clone(&ledger.reclaim.wake);
         while ledger.reclaim.is_running()
             && progress.is_stuck(ledger, first(ledger).as_ref())
             && self.is_something_held(ledger)
-            && (self.role == Role::Reclaim || ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun)
+            && (self.role == Role::Reclaim
+                || ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun)
         {
             let rest = deadline - now_monotonic();
             if rest.is_zero() {
@@ -436,8 +504,9 @@ impl Thread {
         ledger.budget.reserved_blocks() > 0 || self.space.returning_hint() > 0
     }
 
-    /// The first stage, which costs least: operations that end give back most of what they reserved. Whether a ticket was
-    /// granted in a moment; then the others may wait for the next moment, too.
+    /// The first stage, which costs least: operations that end give back most of what they
+    /// reserved. Whether a ticket was granted in a moment; then the others may wait for the next
+    /// moment, too.
     fn is_served(&self, ledger: &mut Guard<'_>) -> bool {
         let granted = ledger.tickets.granted;
         let wake = Arc::clone(&ledger.reclaim.wake);
@@ -447,8 +516,13 @@ impl Thread {
         ledger.tickets.granted > granted
     }
 
-    /// Calls the reclaimer with the ledger unlocked. Without a reclaimer waiting makes no sense any more.
-    fn call<'a>(&'a self, mut ledger: Guard<'a>, function: impl FnOnce(&dyn Reclaimer)) -> Guard<'a> {
+    /// Calls the reclaimer with the ledger unlocked. Without a reclaimer waiting makes no sense any
+    /// more.
+    fn call<'a>(
+        &'a self,
+        mut ledger: Guard<'a>,
+        function: impl FnOnce(&dyn Reclaimer),
+    ) -> Guard<'a> {
         let Some(reclaimer) = self.reclaimer.upgrade() else {
             ledger.shut_down();
             return ledger;

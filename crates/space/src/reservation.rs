@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 /// Space that is certain: allocations take from it, what is left returns when it is dropped.
 ///
-/// Invariant: the sum over all reservations is what the ledger holds as reserved. The amounts are atomics, so that several
-/// threads can allocate from one reservation; moving them between two reservations doesn't concern the ledger.
+/// Invariant: the sum over all reservations is what the ledger holds as reserved. The amounts are
+/// atomics, so that several threads can allocate from one reservation; moving them between two
+/// reservations doesn't concern the ledger.
 #[must_use = "a reservation returns its space when it is dropped"]
 pub struct Reservation {
     space: Arc<Space>,
@@ -20,7 +21,11 @@ impl Reservation {
     /// Holds what the ledger granted.
     pub(crate) fn new(space: &Arc<Space>, request: Request) -> Self {
         let space = Arc::clone(space);
-        Self { space, data_blocks: AtomicU64::new(request.data_blocks), nodes: AtomicU64::new(request.nodes) }
+        Self {
+            space,
+            data_blocks: AtomicU64::new(request.data_blocks),
+            nodes: AtomicU64::new(request.nodes),
+        }
     }
 
     /// Data blocks left.
@@ -99,7 +104,8 @@ fn take(held: &AtomicU64, wanted: u64, kind: &'static str) -> Result<u64, SpaceE
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let (data_blocks, nodes) = (self.data_blocks.swap(0, Ordering::Relaxed), self.nodes.swap(0, Ordering::Relaxed));
+        let (data_blocks, nodes) =
+            (self.data_blocks.swap(0, Ordering::Relaxed), self.nodes.swap(0, Ordering::Relaxed));
         if data_blocks + nodes > 0 {
             self.space.give_back(data_blocks, nodes);
         }
@@ -108,6 +114,9 @@ impl Drop for Reservation {
 
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation").field("data_blocks", &self.data_blocks()).field("nodes", &self.nodes()).finish()
+        f.debug_struct("Reservation")
+            .field("data_blocks", &self.data_blocks())
+            .field("nodes", &self.nodes())
+            .finish()
     }
 }

@@ -1,14 +1,17 @@
-//! What came before tickets: one flusher at a time, everybody else behind it. For measurements only.
+//! What came before tickets: one flusher at a time, everybody else behind it. For measurements
+//! only.
 //!
-//! The reservations of btrfs before its ENOSPC rework (`reserve_metadata_bytes` in `fs/btrfs/extent-tree.c` of Linux 4.7):
-//! whoever finds no space raises the `flush` flag and reclaims *on its own thread*, stage after stage, each followed by
-//! another try. An ordinary request that comes meanwhile waits, whether it would fit or not, on one queue; when the
-//! flusher is done, with or without success, all are woken together and try again in whatever order they run. Who still
-//! finds no space is the next flusher. After the last stage: no space.
+//! The reservations of btrfs before its ENOSPC rework (`reserve_metadata_bytes` in
+//! `fs/btrfs/extent-tree.c` of Linux 4.7): whoever finds no space raises the `flush` flag and
+//! reclaims *on its own thread*, stage after stage, each followed by another try. An ordinary
+//! request that comes meanwhile waits, whether it would fit or not, on one queue; when the flusher
+//! is done, with or without success, all are woken together and try again in whatever order they
+//! run. Who still finds no space is the next flusher. After the last stage: no space.
 //!
-//! Stages: some delayed data, then all of it, then a commit. Urgent requests skip the first two and wait for nobody, as
-//! `FLUSH_LIMIT` did; a commit doesn't flush at all. Preemptive reclaim existed before tickets; it stays, on the threads of
-//! [`crate::reclaim`], with the threshold that it had (`need_do_async_reclaim`).
+//! Stages: some delayed data, then all of it, then a commit. Urgent requests skip the first two and
+//! wait for nobody, as `FLUSH_LIMIT` did; a commit doesn't flush at all. Preemptive reclaim existed
+//! before tickets; it stays, on the threads of [`crate::reclaim`], with the threshold that it had
+//! (`need_do_async_reclaim`).
 //!
 //! Invariant: the flag goes down, and everybody is woken, on every way out of a flush.
 //!
@@ -66,18 +69,22 @@ impl Stage {
 
     fn run(self, reclaimer: &dyn Reclaimer, request: Request) {
         match self {
-            Stage::SomeDelayedData => reclaimer.write_delayed_data(Some(request.blocks().saturating_mul(2)), &|| false),
+            Stage::SomeDelayedData => {
+                reclaimer.write_delayed_data(Some(request.blocks().saturating_mul(2)), &|| false)
+            }
             Stage::AllDelayedData => reclaimer.write_delayed_data(None, &|| false),
             Stage::Commit => reclaimer.commit(),
         }
     }
 }
 
-/// Whether preemptive reclaim is due: less than 2 % of the volume is left, and not because the rest is really used.
+/// Whether preemptive reclaim is due: less than 2 % of the volume is left, and not because the rest
+/// is really used.
 pub(crate) fn lacks_room(budget: &Budget, pinned_blocks: u64) -> bool {
     let threshold = budget.total_blocks / 100 * 98;
     let used = budget.total_blocks - budget.free_blocks - pinned_blocks;
-    let promised = used + pinned_blocks + budget.reserved_blocks() + budget.global_nodes * NODE_BLOCKS;
+    let promised =
+        used + pinned_blocks + budget.reserved_blocks() + budget.global_nodes * NODE_BLOCKS;
     used < threshold && promised >= threshold
 }
 
@@ -107,8 +114,13 @@ impl Drop for Turn<'_> {
 }
 
 impl Turn<'_> {
-    /// Grants if there is room; otherwise, if a stage is left to try, makes this thread the flusher.
-    fn attempt(&mut self, mut ledger: MutexGuard<'_, Ledger>, stage: Option<Stage>) -> Result<Attempt, SpaceError> {
+    /// Grants if there is room; otherwise, if a stage is left to try, makes this thread the
+    /// flusher.
+    fn attempt(
+        &mut self,
+        mut ledger: MutexGuard<'_, Ledger>,
+        stage: Option<Stage>,
+    ) -> Result<Attempt, SpaceError> {
         if self.urgency == Urgency::Normal && !self.flushes {
             self.wait_for_flusher(&mut ledger)?;
         }
@@ -119,11 +131,17 @@ impl Turn<'_> {
             return Ok(Attempt::Granted(Reservation::new(self.space, self.request)));
         }
         let running = ledger.reclaim.is_running();
-        let reclaimer = ledger.shared_flusher.as_ref().and_then(|flusher| flusher.reclaimer.upgrade());
-        let possible = stage.is_some() && running && ledger.budget.is_possible(self.request, self.urgency);
+        let reclaimer =
+            ledger.shared_flusher.as_ref().and_then(|flusher| flusher.reclaimer.upgrade());
+        let possible =
+            stage.is_some() && running && ledger.budget.is_possible(self.request, self.urgency);
         let Some(reclaimer) = reclaimer.filter(|_| possible) else {
             ledger.tickets.failed += u64::from(self.waits_since.is_some());
-            return Err(if self.waits_since.is_some() && !running { SpaceError::Stopped } else { no_space(self.request) });
+            return Err(if self.waits_since.is_some() && !running {
+                SpaceError::Stopped
+            } else {
+                no_space(self.request)
+            });
         };
         if self.deadline.is_some_and(|deadline| deadline <= now_monotonic()) {
             return Err(timed_out(self.request));
@@ -171,7 +189,8 @@ impl Space {
     /// # Panics
     /// If it was started before.
     pub fn start_with_shared_flusher(self: &Arc<Self>, reclaimer: Weak<dyn Reclaimer>) {
-        let flusher = SharedFlusher { reclaimer: reclaimer.clone(), flush: false, changed: Arc::default() };
+        let flusher =
+            SharedFlusher { reclaimer: reclaimer.clone(), flush: false, changed: Arc::default() };
         self.ledger.lock().shared_flusher = Some(flusher);
         self.start(reclaimer);
     }
@@ -181,7 +200,8 @@ impl Space {
         self.ledger.lock().shared_flusher.is_some()
     }
 
-    /// Reserves as it was done before tickets, beginning with the ledger locked: what fits costs one hold of it, as ever.
+    /// Reserves as it was done before tickets, beginning with the ledger locked: what fits costs
+    /// one hold of it, as ever.
     pub(crate) fn reserve_by_flushing<'a>(
         self: &'a Arc<Self>,
         mut ledger: MutexGuard<'a, Ledger>,
@@ -189,7 +209,8 @@ impl Space {
         urgency: Urgency,
         deadline: Option<Monotonic>,
     ) -> Result<Reservation, SpaceError> {
-        let mut turn = Turn { space: self, request, urgency, deadline, flushes: false, waits_since: None };
+        let mut turn =
+            Turn { space: self, request, urgency, deadline, flushes: false, waits_since: None };
         let mut stage = Stage::first(urgency);
         loop {
             let (reclaimer, now) = match (turn.attempt(ledger, stage)?, stage) {

@@ -25,7 +25,10 @@ fn who_finds_no_space_flushes_stage_by_stage_and_fails_after_the_last() {
     let gate = Gate::idle();
     let _held = fill(&space, 10);
     started(&space, &gate);
-    assert_eq!(space.reserve(data(11), Urgency::Normal).unwrap_err(), SpaceError::NoSpace { data_blocks: 11, nodes: 0 });
+    assert_eq!(
+        space.reserve(data(11), Urgency::Normal).unwrap_err(),
+        SpaceError::NoSpace { data_blocks: 11, nodes: 0 }
+    );
     assert_eq!(gate.calls(), (2, 1));
     assert!(space.reserve(data(5000), Urgency::Removal).is_err(), "larger than the volume");
     assert_eq!(gate.calls(), (2, 1));
@@ -69,13 +72,19 @@ fn all_others_wait_for_the_flusher_whether_they_would_fit_or_not() {
     until(|| gate.calls().0 == 1);
     let fitting: Vec<_> = (0..4).map(|_| asking(&space, data(10), Urgency::Normal)).collect();
     let late = Arc::clone(&space);
-    let timed_out = late.reserve_timeout(data(1), Urgency::Normal, Duration::from_millis(20)).unwrap_err();
+    let timed_out =
+        late.reserve_timeout(data(1), Urgency::Normal, Duration::from_millis(20)).unwrap_err();
     assert_eq!(timed_out, SpaceError::TimedOut { data_blocks: 1, nodes: 0 });
     assert_eq!(space.report().reserved_data, held.data_blocks(), "nobody was served");
-    assert_eq!(space.reserve(data(1), Urgency::Priority).unwrap().data_blocks(), 1, "an urgent one waits for nobody");
+    assert_eq!(
+        space.reserve(data(1), Urgency::Priority).unwrap().data_blocks(),
+        1,
+        "an urgent one waits for nobody"
+    );
     gate.set_open(true);
     assert!(flusher.join().unwrap().is_err());
-    let fitting: Vec<_> = fitting.into_iter().map(|handle| handle.join().unwrap().unwrap()).collect();
+    let fitting: Vec<_> =
+        fitting.into_iter().map(|handle| handle.join().unwrap().unwrap()).collect();
     assert_eq!(fitting.len(), 4);
     space.stop();
 }

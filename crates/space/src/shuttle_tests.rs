@@ -1,7 +1,8 @@
 //! The ticket queue under the model checker: random schedules of who runs when.
 //!
-//! What every schedule must show: each waiter gets an answer (a lost wake-up would be a deadlock, which the checker
-//! reports), no ticket is decided twice (asserted where it happens), and no space is lost.
+//! What every schedule must show: each waiter gets an answer (a lost wake-up would be a deadlock,
+//! which the checker reports), no ticket is decided twice (asserted where it happens), and no space
+//! is lost.
 use crate::{Reclaimer, Request, Reservation, Space, Urgency};
 use cairn_environment::atomic::{AtomicBool, Ordering::SeqCst};
 use cairn_environment::lock::Mutex;
@@ -50,7 +51,11 @@ fn nearly_full(free_blocks: u64) -> NearlyFull {
     NearlyFull { space, held, available, _reclaimer: reclaimer }
 }
 
-fn spawn<T: Send + 'static>(name: &str, space: &Arc<Space>, task: impl FnOnce(&Arc<Space>) -> T + Send + 'static) -> JoinHandle<T> {
+fn spawn<T: Send + 'static>(
+    name: &str,
+    space: &Arc<Space>,
+    task: impl FnOnce(&Arc<Space>) -> T + Send + 'static,
+) -> JoinHandle<T> {
     let space = Arc::clone(space);
     thread::spawn(name, move || task(&space))
 }
@@ -64,10 +69,16 @@ fn check_adversely(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(model, schedules(300), 3);
 }
 
-/// Waiters of all kinds compete for what a holder returns in parts, while reclaim fails some of them.
+/// Waiters of all kinds compete for what a holder returns in parts, while reclaim fails some of
+/// them.
 fn compete(stop_early: bool) {
     let NearlyFull { space, held, available, _reclaimer } = nearly_full(10);
-    let requests = [(40, Urgency::Normal), (15, Urgency::Normal), (5, Urgency::Normal), (700, Urgency::Removal)];
+    let requests = [
+        (40, Urgency::Normal),
+        (15, Urgency::Normal),
+        (5, Urgency::Normal),
+        (700, Urgency::Removal),
+    ];
     let waiters: Vec<_> = requests
         .into_iter()
         .enumerate()
@@ -95,7 +106,10 @@ fn compete(stop_early: bool) {
     }
     space.stop();
     let report = space.report();
-    assert_eq!((report.tickets_waiting, report.reserved_data, report.available_blocks), (0, 0, available));
+    assert_eq!(
+        (report.tickets_waiting, report.reserved_data, report.available_blocks),
+        (0, 0, available)
+    );
 }
 
 #[test]
@@ -121,7 +135,8 @@ fn a_returned_block_wakes_the_only_waiter() {
             held.give_back(1, 0);
             drop(held);
         });
-        // It fits at once, or it waits and is granted, or reclaim found the holder too slow; it never hangs.
+        // It fits at once, or it waits and is granted, or reclaim found the holder too slow; it
+        // never hangs.
         let reserved = space.reserve(data(1), Urgency::Normal);
         returner.join().unwrap();
         drop(reserved);
@@ -132,7 +147,10 @@ fn a_returned_block_wakes_the_only_waiter() {
 
 /// The first waits, or it was decided already.
 fn until_waiting_or_decided(space: &Space) {
-    while space.report().tickets_waiting == 0 && space.report().tickets_granted == 0 && space.report().tickets_failed == 0 {
+    while space.report().tickets_waiting == 0
+        && space.report().tickets_granted == 0
+        && space.report().tickets_failed == 0
+    {
         thread::yield_now();
     }
 }
@@ -142,7 +160,11 @@ fn until_waiting_or_decided(space: &Space) {
 fn a_small_request_outlives_a_large_one_that_fails() {
     check(|| {
         let NearlyFull { space, held, available: _, _reclaimer } = nearly_full(10);
-        let reserver = |blocks: u64| spawn("waiter", &space, move |space| space.reserve(data(blocks), Urgency::Normal).map(drop).is_ok());
+        let reserver = |blocks: u64| {
+            spawn("waiter", &space, move |space| {
+                space.reserve(data(blocks), Urgency::Normal).map(drop).is_ok()
+            })
+        };
         let large = reserver(50);
         until_waiting_or_decided(&space);
         let small = reserver(5);
@@ -169,7 +191,8 @@ fn nobody_barges() {
             while space.report().tickets_waiting == 0 && !first_is_served.load(SeqCst) {
                 thread::yield_now();
             }
-            let reserved: Vec<bool> = (0..3).map(|_| space.try_reserve(data(5), Urgency::Normal).is_ok()).collect();
+            let reserved: Vec<bool> =
+                (0..3).map(|_| space.try_reserve(data(5), Urgency::Normal).is_ok()).collect();
             // Once the first has failed, it waits no longer.
             reserved.contains(&true) && space.report().tickets_failed == 0
         });
@@ -185,32 +208,46 @@ fn nobody_barges() {
     });
 }
 
-/// Of two transactions one is unpinned while the other frees blocks: each block is free once, and none too early.
+/// Of two transactions one is unpinned while the other frees blocks: each block is free once, and
+/// none too early.
 #[test]
 fn unpinning_frees_each_block_once() {
     let model = || {
         let space = volume();
-        let all = space.try_reserve(data(space.report().available_blocks), Urgency::Normal).unwrap();
+        let all =
+            space.try_reserve(data(space.report().available_blocks), Urgency::Normal).unwrap();
         let mut extents = Vec::new();
         while all.data_blocks() > 0 {
             let range = space.allocate_data(&all, all.data_blocks(), None).unwrap();
             space.reference(range);
             extents.push(range);
         }
-        let start = extents.iter().find(|range| range.blocks >= 16).expect("an empty volume has long extents").start;
-        let (old, young) = (BlockRange::new(start, 8), BlockRange::new(BlockNumber(start.0 + 8), 8));
+        let start = extents
+            .iter()
+            .find(|range| range.blocks >= 16)
+            .expect("an empty volume has long extents")
+            .start;
+        let (old, young) =
+            (BlockRange::new(start, 8), BlockRange::new(BlockNumber(start.0 + 8), 8));
         space.free(old, Generation(2)).unwrap();
-        let owned: Arc<Mutex<HashSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, (young.start.0..young.end().0).collect()));
+        let owned: Arc<Mutex<HashSet<u64>>> =
+            Arc::new(Mutex::new(Rank::LEAF, (young.start.0..young.end().0).collect()));
         let take = |tries: u64| {
             let owned = Arc::clone(&owned);
             move |space: &Arc<Space>| {
                 for _ in 0..tries {
-                    let Ok(reservation) = space.try_reserve(data(2), Urgency::Normal) else { continue };
+                    let Ok(reservation) = space.try_reserve(data(2), Urgency::Normal) else {
+                        continue;
+                    };
                     while reservation.data_blocks() > 0 {
-                        let range = space.allocate_data(&reservation, reservation.data_blocks(), Some(start)).unwrap();
+                        let range = space
+                            .allocate_data(&reservation, reservation.data_blocks(), Some(start))
+                            .unwrap();
                         space.reference(range);
                         let mut owned = owned.lock();
-                        (range.start.0..range.end().0).for_each(|block| assert!(owned.insert(block), "block {block} was given away twice"));
+                        (range.start.0..range.end().0).for_each(|block| {
+                            assert!(owned.insert(block), "block {block} was given away twice")
+                        });
                     }
                 }
             }

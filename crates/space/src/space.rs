@@ -107,7 +107,12 @@ impl Space {
     pub fn new(geometry: Geometry, referenced: Vec<Box<[u8; BITMAP_BYTES]>>) -> Arc<Space> {
         let groups = Groups::new(geometry, &referenced);
         let (free_blocks, free_clusters) = groups.free();
-        let budget = Budget::new(geometry.total_blocks, geometry.allocatable().blocks, free_blocks, free_clusters);
+        let budget = Budget::new(
+            geometry.total_blocks,
+            geometry.allocatable().blocks,
+            free_blocks,
+            free_clusters,
+        );
         let ledger = Ledger {
             budget,
             tickets: Tickets::default(),
@@ -129,8 +134,8 @@ impl Space {
         Groups::new(*geometry, &empty).referenced_bytes().collect()
     }
 
-    /// Starts reclaim: from now on a request that doesn't fit waits, if its urgency allows, while `reclaimer` is asked to
-    /// write delayed data and to commit. Before, it fails at once.
+    /// Starts reclaim: from now on a request that doesn't fit waits, if its urgency allows, while
+    /// `reclaimer` is asked to write delayed data and to commit. Before, it fails at once.
     ///
     /// # Panics
     /// If it was started before.
@@ -138,8 +143,9 @@ impl Space {
         crate::reclaim::start(self, reclaimer);
     }
 
-    /// Ends reclaim and waits for its threads; waiting requests fail with [`SpaceError::Stopped`], later ones fail at once if
-    /// they don't fit. Must not be called from within the reclaimer's functions; its destructor may.
+    /// Ends reclaim and waits for its threads; waiting requests fail with [`SpaceError::Stopped`],
+    /// later ones fail at once if they don't fit. Must not be called from within the reclaimer's
+    /// functions; its destructor may.
     pub fn stop(&self) {
         crate::reclaim::stop(self);
     }
@@ -149,11 +155,16 @@ impl Space {
         self.ledger.lock().shut_down();
     }
 
-    /// Reserves space; waits for it as `urgency` allows, with no lock held but an inode's extents mutex.
+    /// Reserves space; waits for it as `urgency` allows, with no lock held but an inode's extents
+    /// mutex.
     ///
     /// # Errors
     /// No space, after reclaim found none; or the volume stopped meanwhile.
-    pub fn reserve(self: &Arc<Self>, request: Request, urgency: Urgency) -> Result<Reservation, SpaceError> {
+    pub fn reserve(
+        self: &Arc<Self>,
+        request: Request,
+        urgency: Urgency,
+    ) -> Result<Reservation, SpaceError> {
         self.reserve_until(request, urgency, None)
     }
 
@@ -161,7 +172,12 @@ impl Space {
     ///
     /// # Errors
     /// Those of [`Self::reserve`], or the time ran out.
-    pub fn reserve_timeout(self: &Arc<Self>, request: Request, urgency: Urgency, timeout: Duration) -> Result<Reservation, SpaceError> {
+    pub fn reserve_timeout(
+        self: &Arc<Self>,
+        request: Request,
+        urgency: Urgency,
+        timeout: Duration,
+    ) -> Result<Reservation, SpaceError> {
         self.reserve_until(request, urgency, Some(now_monotonic() + timeout))
     }
 
@@ -169,12 +185,25 @@ impl Space {
     ///
     /// # Errors
     /// No space at this moment.
-    pub fn try_reserve(self: &Arc<Self>, request: Request, urgency: Urgency) -> Result<Reservation, SpaceError> {
+    pub fn try_reserve(
+        self: &Arc<Self>,
+        request: Request,
+        urgency: Urgency,
+    ) -> Result<Reservation, SpaceError> {
         let mut ledger = self.ledger.lock();
-        if self.grant_at_once(&mut ledger, request, urgency) { Ok(Reservation::new(self, request)) } else { Err(no_space(request)) }
+        if self.grant_at_once(&mut ledger, request, urgency) {
+            Ok(Reservation::new(self, request))
+        } else {
+            Err(no_space(request))
+        }
     }
 
-    fn reserve_until(self: &Arc<Self>, request: Request, urgency: Urgency, deadline: Option<Monotonic>) -> Result<Reservation, SpaceError> {
+    fn reserve_until(
+        self: &Arc<Self>,
+        request: Request,
+        urgency: Urgency,
+        deadline: Option<Monotonic>,
+    ) -> Result<Reservation, SpaceError> {
         if urgency == Urgency::Name {
             match self.reserve_without_the_reserve(request, deadline) {
                 Err(SpaceError::NoSpace { .. }) => {}
@@ -189,7 +218,9 @@ impl Space {
         if self.grant_at_once(&mut ledger, request, urgency) {
             return Ok(Reservation::new(self, request));
         }
-        let may_wait = urgency != Urgency::Commit && ledger.reclaim.is_running() && ledger.budget.is_possible(request, urgency);
+        let may_wait = urgency != Urgency::Commit
+            && ledger.reclaim.is_running()
+            && ledger.budget.is_possible(request, urgency);
         if !may_wait {
             return Err(no_space(request));
         }
@@ -212,20 +243,30 @@ impl Space {
         }
     }
 
-    /// A name as an ordinary request; waits only while what it lacks could come back, or names on a full volume would take as long as
-    /// it takes reclaim to give up.
-    fn reserve_without_the_reserve(self: &Arc<Self>, request: Request, deadline: Option<Monotonic>) -> Result<Reservation, SpaceError> {
+    /// A name as an ordinary request; waits only while what it lacks could come back, or names on a
+    /// full volume would take as long as it takes reclaim to give up.
+    fn reserve_without_the_reserve(
+        self: &Arc<Self>,
+        request: Request,
+        deadline: Option<Monotonic>,
+    ) -> Result<Reservation, SpaceError> {
         let mut ledger = self.ledger.lock();
         if self.grant_at_once(&mut ledger, request, Urgency::Normal) {
             return Ok(Reservation::new(self, request));
         }
-        let coming_blocks = self.pinned_hint() + self.returning_hint() + ledger.budget.delayed_blocks();
+        let coming_blocks =
+            self.pinned_hint() + self.returning_hint() + ledger.budget.delayed_blocks();
         let hopeless = ledger.budget.shortage_blocks(request, Urgency::Normal) > coming_blocks;
         drop(ledger);
-        if hopeless { Err(no_space(request)) } else { self.reserve_until(request, Urgency::Normal, deadline) }
+        if hopeless {
+            Err(no_space(request))
+        } else {
+            self.reserve_until(request, Urgency::Normal, deadline)
+        }
     }
 
-    /// Takes a ticket that is no longer wanted off its queue, unless it was decided at the last moment.
+    /// Takes a ticket that is no longer wanted off its queue, unless it was decided at the last
+    /// moment.
     fn withdraw(&self, ticket: &Arc<Ticket>, outcome: Outcome) -> Outcome {
         let mut ledger = self.ledger.lock();
         if ticket.outcome() == Outcome::Waiting {
@@ -235,11 +276,14 @@ impl Space {
         ticket.outcome()
     }
 
-    /// The caller of request number `request` was told to stop: if it is gone, and waits as an ordinary request, its wait ends.
-    /// Returns whether it did.
+    /// The caller of request number `request` was told to stop: if it is gone, and waits as an
+    /// ordinary request, its wait ends. Returns whether it did.
     pub fn call_off(&self, request: u64) -> bool {
         let ticket = self.ledger.lock().tickets.of_caller(request).cloned();
-        let Some(ticket) = ticket.filter(|ticket| ticket.caller.is_some_and(Caller::is_gone)) else { return false };
+        let Some(ticket) = ticket.filter(|ticket| ticket.caller.is_some_and(Caller::is_gone))
+        else {
+            return false;
+        };
         self.withdraw(&ticket, Outcome::CalledOff) == Outcome::CalledOff
     }
 
@@ -247,7 +291,8 @@ impl Space {
         if request.blocks() == 0 {
             return true;
         }
-        let fits = ledger.tickets.none_before(urgency) && ledger.budget.shortage_blocks(request, urgency) == 0;
+        let fits = ledger.tickets.none_before(urgency)
+            && ledger.budget.shortage_blocks(request, urgency) == 0;
         if fits {
             ledger.grant(request);
             ledger.preempt_if_worthwhile(self.pinned_hint());
@@ -255,8 +300,9 @@ impl Space {
         fits
     }
 
-    /// Somebody is about to free `blocks` blocks that are in use: they count as obtainable, and no ticket fails at once while
-    /// there are any. To be taken back with [`Self::retract`] as they are freed.
+    /// Somebody is about to free `blocks` blocks that are in use: they count as obtainable, and no
+    /// ticket fails at once while there are any. To be taken back with [`Self::retract`] as they
+    /// are freed.
     pub fn announce(&self, blocks: u64) {
         self.returning_blocks.fetch_add(blocks, Ordering::Relaxed);
     }
@@ -279,16 +325,25 @@ impl Space {
         ledger.note_return();
     }
 
-    /// Hands out 1 to `blocks` contiguous blocks for data: at `goal` if that is free, otherwise where data is written now.
-    /// The blocks are in flight until [`Self::reference`] or [`Self::cancel`].
+    /// Hands out 1 to `blocks` contiguous blocks for data: at `goal` if that is free, otherwise
+    /// where data is written now. The blocks are in flight until [`Self::reference`] or
+    /// [`Self::cancel`].
     ///
     /// # Errors
     /// The reservation holds no data blocks.
     ///
     /// # Panics
     /// If the reservation belongs to another volume, or `blocks` is 0.
-    pub fn allocate_data(&self, reservation: &Reservation, blocks: u64, goal: Option<BlockNumber>) -> Result<BlockRange, SpaceError> {
-        assert!(reservation.is_of(self) && blocks > 0, "data blocks are allocated from a reservation of the volume");
+    pub fn allocate_data(
+        &self,
+        reservation: &Reservation,
+        blocks: u64,
+        goal: Option<BlockNumber>,
+    ) -> Result<BlockRange, SpaceError> {
+        assert!(
+            reservation.is_of(self) && blocks > 0,
+            "data blocks are allocated from a reservation of the volume"
+        );
         let mut ledger = self.ledger.lock();
         let taken = reservation.take_data(blocks)?;
         let mut groups = self.groups.lock();
@@ -319,9 +374,10 @@ impl Space {
         ledger.satisfy();
     }
 
-    /// Takes the first free blocks in `within`, to discard them: only blocks that an ordinary writer could be given now, and never
-    /// all of those. They are in flight until [`Self::release_held`]; whoever waits for space knows that they come back. `None`: there
-    /// are none, or all are needed.
+    /// Takes the first free blocks in `within`, to discard them: only blocks that an ordinary
+    /// writer could be given now, and never all of those. They are in flight until
+    /// [`Self::release_held`]; whoever waits for space knows that they come back. `None`: there are
+    /// none, or all are needed.
     pub fn hold_free(&self, within: BlockRange) -> Option<BlockRange> {
         let mut ledger = self.ledger.lock();
         let mut groups = self.groups.lock();
@@ -363,10 +419,14 @@ impl Space {
 
     /// Whether a tree refers to each block of `range`, as far as the allocator knows.
     pub fn is_referenced(&self, range: BlockRange) -> bool {
-        self.groups.lock().require(range, "referenced", |group, piece| group.referenced.all_set(piece)).is_ok()
+        self.groups
+            .lock()
+            .require(range, "referenced", |group, piece| group.referenced.all_set(piece))
+            .is_ok()
     }
 
-    /// No tree refers to `range` any more: it is pinned until `running`, the transaction that freed it, is durable.
+    /// No tree refers to `range` any more: it is pinned until `running`, the transaction that freed
+    /// it, is durable.
     ///
     /// # Errors
     /// `range` is not referenced: the tree that named it is wrong.
@@ -377,7 +437,12 @@ impl Space {
         self.pin(&mut self.groups.lock(), range, running)
     }
 
-    fn pin(&self, groups: &mut Groups, range: BlockRange, running: Generation) -> Result<(), SpaceError> {
+    fn pin(
+        &self,
+        groups: &mut Groups,
+        range: BlockRange,
+        running: Generation,
+    ) -> Result<(), SpaceError> {
         groups.dereference(range)?;
         groups.pin(range, running);
         self.pinned_blocks.fetch_add(range.blocks, Ordering::Relaxed);
@@ -396,19 +461,26 @@ impl Space {
         let mut ledger = self.ledger.lock();
         reservation.take_node()?;
         let mut groups = self.groups.lock();
-        let address = groups.place_node().expect("the ledger keeps a cluster for every reserved node");
+        let address =
+            groups.place_node().expect("the ledger keeps a cluster for every reserved node");
         let clusters_broken = groups.occupy(BlockRange::node(address));
         groups.reference(BlockRange::node(address));
         ledger.budget.allocated(0, 1, clusters_broken);
         Ok(address)
     }
 
-    /// The node at `address`, made by transaction `made_in`, is dead. If that is the running transaction, it was never
-    /// written and its blocks are free at once; otherwise they are pinned by `running`.
+    /// The node at `address`, made by transaction `made_in`, is dead. If that is the running
+    /// transaction, it was never written and its blocks are free at once; otherwise they are pinned
+    /// by `running`.
     ///
     /// # Errors
     /// The blocks are not referenced: the tree that named the node is wrong.
-    pub fn free_node(&self, address: BlockNumber, made_in: Generation, running: Generation) -> Result<(), SpaceError> {
+    pub fn free_node(
+        &self,
+        address: BlockNumber,
+        made_in: Generation,
+        running: Generation,
+    ) -> Result<(), SpaceError> {
         let range = BlockRange::node(address);
         if made_in != running {
             let mut groups = self.groups.lock();
@@ -426,8 +498,9 @@ impl Space {
         Ok(())
     }
 
-    /// Log replay: `range` belongs to an extent that a checkpoint brings back. To be called for all checkpoints before the
-    /// first allocation of the mount, otherwise an allocation could take blocks that a later checkpoint refers to.
+    /// Log replay: `range` belongs to an extent that a checkpoint brings back. To be called for all
+    /// checkpoints before the first allocation of the mount, otherwise an allocation could take
+    /// blocks that a later checkpoint refers to.
     ///
     /// # Errors
     /// `range` is not all free, lies outside the volume, or a reservation needs it.
@@ -444,8 +517,9 @@ impl Space {
         Ok(())
     }
 
-    /// For log replay: as [`Self::reference_replayed`] for those blocks of `range` that are free. The others belong to the
-    /// file already: an extent was cut, or joined with one that was appended.
+    /// For log replay: as [`Self::reference_replayed`] for those blocks of `range` that are free.
+    /// The others belong to the file already: an extent was cut, or joined with one that was
+    /// appended.
     ///
     /// # Errors
     /// `range` lies outside the volume, or a reservation needs the blocks.
@@ -462,17 +536,20 @@ impl Space {
         self.groups.lock().mark_changed(group as usize);
     }
 
-    /// The bitmaps that changed since the last snapshot. At the cut of `generation` they equal what its trees refer to.
+    /// The bitmaps that changed since the last snapshot. At the cut of `generation` they equal what
+    /// its trees refer to.
     pub fn snapshot(&self, generation: Generation) -> Snapshot {
         self.groups.lock().snapshot(generation)
     }
 
-    /// What `generation` pins, by ascending address and joined: what can be discarded before [`Self::unpin`].
+    /// What `generation` pins, by ascending address and joined: what can be discarded before
+    /// [`Self::unpin`].
     pub fn pinned(&self, generation: Generation) -> Vec<BlockRange> {
         self.groups.lock().pinned(generation)
     }
 
-    /// The superblock of `generation` is durable: what it pinned becomes free. Once per generation, in ascending order.
+    /// The superblock of `generation` is durable: what it pinned becomes free. Once per generation,
+    /// in ascending order.
     ///
     /// # Panics
     /// If `generation` or a later one was unpinned before.

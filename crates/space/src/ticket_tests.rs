@@ -33,7 +33,10 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(on_write: impl Fn(u64) + Send + Sync + 'static, on_commit: impl Fn() + Send + Sync + 'static) -> Arc<Gate> {
+    pub(crate) fn new(
+        on_write: impl Fn(u64) + Send + Sync + 'static,
+        on_commit: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Gate> {
         Arc::new(Gate {
             open: Mutex::new(Rank::LEAF, (true, 0)),
             opened: Condvar::new(),
@@ -99,7 +102,11 @@ pub(crate) fn fill(space: &Arc<Space>, left: u64) -> Reservation {
 }
 
 /// A request on a thread of its own; returns when its ticket is in the queue.
-pub(crate) fn waiting(space: &Arc<Space>, request: Request, urgency: Urgency) -> JoinHandle<Outcome> {
+pub(crate) fn waiting(
+    space: &Arc<Space>,
+    request: Request,
+    urgency: Urgency,
+) -> JoinHandle<Outcome> {
     let before = space.report().tickets_waiting;
     let other = Arc::clone(space);
     let handle = thread::spawn("waiter", move || other.reserve(request, urgency));
@@ -119,7 +126,10 @@ pub(crate) fn until(condition: impl Fn() -> bool) {
 fn before_the_start_nobody_waits() {
     let space = volume(16 << 20);
     let held = fill(&space, 10);
-    assert_eq!(space.reserve(data(11), Urgency::Normal).unwrap_err(), SpaceError::NoSpace { data_blocks: 11, nodes: 0 });
+    assert_eq!(
+        space.reserve(data(11), Urgency::Normal).unwrap_err(),
+        SpaceError::NoSpace { data_blocks: 11, nodes: 0 }
+    );
     assert!(space.reserve(data(10), Urgency::Normal).is_ok());
     drop(held);
     assert!(space.reserve(data(11), Urgency::Normal).is_ok());
@@ -185,14 +195,20 @@ fn a_failed_first_ticket_lets_small_ones_through() {
     let small = waiting(&space, data(30), Urgency::Normal);
     let medium = waiting(&space, data(40), Urgency::Normal);
     gate.set_open(true);
-    assert_eq!(large.join().unwrap().unwrap_err(), SpaceError::NoSpace { data_blocks: 100, nodes: 0 });
+    assert_eq!(
+        large.join().unwrap().unwrap_err(),
+        SpaceError::NoSpace { data_blocks: 100, nodes: 0 }
+    );
     assert!(larger.join().unwrap().is_err());
     let small = small.join().unwrap().expect("fits behind the failed ones");
     // The medium one waits for itself: more cycles, then it fails.
     assert!(medium.join().unwrap().is_err());
     assert_eq!(small.data_blocks(), 30);
     let (writes, commits) = gate.calls();
-    assert!((2..20).contains(&writes) && (2..20).contains(&commits), "{writes} writes, {commits} commits");
+    assert!(
+        (2..20).contains(&writes) && (2..20).contains(&commits),
+        "{writes} writes, {commits} commits"
+    );
     let report = space.report();
     assert_eq!((report.tickets_granted, report.tickets_failed), (1, 3));
     space.stop();
@@ -225,7 +241,8 @@ fn nobody_fails_for_what_others_hold_for_a_moment() {
     space.stop();
 }
 
-/// A full volume with 100 pinned blocks, which the sixth commit unpins, as if removals took what the first five bring.
+/// A full volume with 100 pinned blocks, which the sixth commit unpins, as if removals took what
+/// the first five bring.
 fn full_with_pinned_blocks() -> (Arc<Space>, Reservation, Arc<Gate>) {
     let space = volume(16 << 20);
     let freeing = Generation(1);
@@ -251,7 +268,11 @@ fn nobody_fails_while_a_commit_would_unpin_what_it_lacks() {
     let granted = space.reserve(data(100), Urgency::Normal).expect("all that it lacks is pinned");
     assert_eq!((granted.data_blocks(), gate.calls().1), (100, 6));
     let refused = space.reserve(data(1), Urgency::Normal);
-    assert!(refused.is_err() && gate.calls().1 <= 8, "{:?} calls: nothing is pinned any more", gate.calls());
+    assert!(
+        refused.is_err() && gate.calls().1 <= 8,
+        "{:?} calls: nothing is pinned any more",
+        gate.calls()
+    );
     space.stop();
 }
 
@@ -306,7 +327,11 @@ fn a_request_larger_than_the_volume_fails_at_once() {
     let space = volume(16 << 20);
     let gate = Gate::idle();
     started(&space, &gate);
-    for request in [data(u64::MAX), Request { data_blocks: 0, nodes: u64::MAX }, data(space.report().total_blocks)] {
+    for request in [
+        data(u64::MAX),
+        Request { data_blocks: 0, nodes: u64::MAX },
+        data(space.report().total_blocks),
+    ] {
         assert!(matches!(space.reserve(request, Urgency::Normal), Err(SpaceError::NoSpace { .. })));
     }
     assert_eq!(gate.calls(), (0, 0));
@@ -346,7 +371,10 @@ fn a_commit_unpins_for_the_waiter() {
         space.free(range, Generation(2)).unwrap();
     }
     let (committer, generation) = (Arc::downgrade(&space), AtomicU64::new(2));
-    let gate = Gate::new(|_| {}, move || committer.upgrade().unwrap().unpin(Generation(generation.fetch_add(1, SeqCst))));
+    let gate = Gate::new(
+        |_| {},
+        move || committer.upgrade().unwrap().unpin(Generation(generation.fetch_add(1, SeqCst))),
+    );
     started(&space, &gate);
     for urgency in [Urgency::Normal, Urgency::Priority] {
         drop(space.reserve(data(space.report().total_blocks / 2), urgency).unwrap());
@@ -360,7 +388,8 @@ fn writing_delayed_data_may_itself_wait_for_a_commit() {
     let space = volume(16 << 20);
     let delayed = Arc::new(Mutex::new(Rank::LEAF, None));
     let pinned = Arc::new(AtomicBool::new(false));
-    let (writer, to_write, writer_pinned) = (Arc::downgrade(&space), Arc::clone(&delayed), Arc::clone(&pinned));
+    let (writer, to_write, writer_pinned) =
+        (Arc::downgrade(&space), Arc::clone(&delayed), Arc::clone(&pinned));
     let committer = Arc::downgrade(&space);
     let gate = Gate::new(
         move |_| {
@@ -373,7 +402,8 @@ fn writing_delayed_data_may_itself_wait_for_a_commit() {
                 space.reference(range);
                 space.free(range, Generation(2)).unwrap();
                 writer_pinned.store(true, SeqCst);
-                let extra = space.reserve(data(global_blocks / 2 + 100), Urgency::Priority).unwrap();
+                let extra =
+                    space.reserve(data(global_blocks / 2 + 100), Urgency::Priority).unwrap();
                 drop((held, extra));
             }
         },
@@ -396,10 +426,15 @@ fn who_gives_up_lets_the_others_through() {
     started(&space, &gate);
     let _held = fill(&space, 50);
     let other = Arc::clone(&space);
-    let impatient = thread::spawn("impatient", move || other.reserve_timeout(data(100), Urgency::Normal, Duration::from_millis(300)));
+    let impatient = thread::spawn("impatient", move || {
+        other.reserve_timeout(data(100), Urgency::Normal, Duration::from_millis(300))
+    });
     until(|| space.report().tickets_waiting == 1);
     let patient = waiting(&space, data(20), Urgency::Normal);
-    assert_eq!(impatient.join().unwrap().unwrap_err(), SpaceError::TimedOut { data_blocks: 100, nodes: 0 });
+    assert_eq!(
+        impatient.join().unwrap().unwrap_err(),
+        SpaceError::TimedOut { data_blocks: 100, nodes: 0 }
+    );
     assert_eq!(patient.join().unwrap().unwrap().data_blocks(), 20);
     let report = space.report();
     assert_eq!((report.tickets_waiting, report.tickets_granted, report.tickets_failed), (0, 1, 0));
@@ -414,7 +449,8 @@ fn stopping_wakes_all_who_wait() {
     started(&space, &gate);
     let held = fill(&space, 0);
     let urgencies = [Urgency::Normal, Urgency::Priority, Urgency::Removal, Urgency::Normal];
-    let waiters: Vec<_> = urgencies.iter().map(|&urgency| waiting(&space, data(2000), urgency)).collect();
+    let waiters: Vec<_> =
+        urgencies.iter().map(|&urgency| waiting(&space, data(2000), urgency)).collect();
     let opener = Arc::clone(&gate);
     let late = thread::spawn("late", move || {
         sleep(Duration::from_millis(50));
@@ -427,7 +463,9 @@ fn stopping_wakes_all_who_wait() {
     late.join().unwrap();
     assert!(matches!(space.reserve(data(2000), Urgency::Normal), Err(SpaceError::NoSpace { .. })));
     drop(held);
-    let _fits = space.reserve(data(2000), Urgency::Normal).expect("what fits is granted after the stop, too");
+    let _fits = space
+        .reserve(data(2000), Urgency::Normal)
+        .expect("what fits is granted after the stop, too");
     space.stop();
 }
 
@@ -497,18 +535,23 @@ fn preemptive_reclaim_neither_spins_nor_runs_without_need() {
         drop(space.reserve(data(8), Urgency::Normal).unwrap());
     }
     sleep(Duration::from_millis(20));
-    assert!(space.report().preemptive_runs <= runs_max, "{:?}, at most {runs_max} runs", space.report());
+    assert!(
+        space.report().preemptive_runs <= runs_max,
+        "{:?}, at most {runs_max} runs",
+        space.report()
+    );
     // Full of data: nothing can be gained, so it doesn't even try.
     for held in [half, rest] {
         while held.data_blocks() > 0 {
             space.reference(space.allocate_data(&held, held.data_blocks(), None).unwrap());
         }
     }
-    let _last = space.reserve(data(space.report().available_blocks - 20), Urgency::Normal).map(|held| {
-        while held.data_blocks() > 0 {
-            space.reference(space.allocate_data(&held, held.data_blocks(), None).unwrap());
-        }
-    });
+    let _last =
+        space.reserve(data(space.report().available_blocks - 20), Urgency::Normal).map(|held| {
+            while held.data_blocks() > 0 {
+                space.reference(space.allocate_data(&held, held.data_blocks(), None).unwrap());
+            }
+        });
     let few = space.reserve(data(space.report().available_blocks - 8), Urgency::Normal);
     sleep(Duration::from_millis(20));
     let before = gate.calls();
@@ -527,7 +570,8 @@ fn stress(space: &Arc<Space>, generation: &AtomicU64, cut: &Mutex<()>, seed: u64
     let (mut granted, mut refused) = (0, 0);
     let mut owned: Vec<BlockRange> = Vec::new();
     for _ in 0..400 {
-        let urgency = [Urgency::Normal, Urgency::Normal, Urgency::Priority, Urgency::Removal][random.below(4) as usize];
+        let urgency = [Urgency::Normal, Urgency::Normal, Urgency::Priority, Urgency::Removal]
+            [random.below(4) as usize];
         let request = Request { data_blocks: random.below(200), nodes: random.below(6) };
         let Ok(held) = (if random.chance(1, 10) {
             space.reserve_timeout(request, urgency, Duration::from_micros(random.below(2000)))
@@ -580,7 +624,8 @@ pub(crate) fn stress_with(start: fn(&Arc<Space>, &Arc<Gate>)) -> SpaceReport {
     let generation = Arc::new(AtomicU64::new(2));
     // Stands for "no operation is joined at the cut".
     let cut = Arc::new(Mutex::new(Rank::TRANSACTION, ()));
-    let (committer, running, at_cut) = (Arc::downgrade(&space), Arc::clone(&generation), Arc::clone(&cut));
+    let (committer, running, at_cut) =
+        (Arc::downgrade(&space), Arc::clone(&generation), Arc::clone(&cut));
     // Where anybody may commit, commits themselves need an order.
     let commits = Mutex::new(Rank::EXTENTS, ());
     let gate = Gate::new(
@@ -598,18 +643,29 @@ pub(crate) fn stress_with(start: fn(&Arc<Space>, &Arc<Gate>)) -> SpaceReport {
     start(&space, &gate);
     let threads: Vec<_> = (0..16)
         .map(|seed| {
-            let (space, generation, cut) = (Arc::clone(&space), Arc::clone(&generation), Arc::clone(&cut));
+            let (space, generation, cut) =
+                (Arc::clone(&space), Arc::clone(&generation), Arc::clone(&cut));
             thread::spawn("stress", move || stress(&space, &generation, &cut, seed))
         })
         .collect();
-    let (granted, refused) = threads.into_iter().map(|thread| thread.join().unwrap()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+    let (granted, refused) = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
     space.stop();
     space.unpin(Generation(generation.load(SeqCst)));
     let report = space.report();
     assert_eq!(granted + refused, 16 * 400);
-    assert_eq!((report.used, report.pinned, report.reserved_data, report.reserved_nodes), (0, 0, 0, 0), "{report:?}");
+    assert_eq!(
+        (report.used, report.pinned, report.reserved_data, report.reserved_nodes),
+        (0, 0, 0, 0),
+        "{report:?}"
+    );
     assert_eq!(report.tickets_waiting, 0);
     let fresh = volume(16 << 20).report();
-    assert_eq!((report.free_clusters, report.available_blocks), (fresh.free_clusters, fresh.available_blocks));
+    assert_eq!(
+        (report.free_clusters, report.available_blocks),
+        (fresh.free_clusters, fresh.available_blocks)
+    );
     report
 }

@@ -1,11 +1,12 @@
 //! Tickets: requests that wait for space, in queues that are served in order.
 //!
-//! States of a ticket: waiting → granted | failed | stopped | withdrawn | called off. The state changes under the ledger's lock, before
-//! its owner is woken; only a waiting ticket changes, so that none is ever granted and failed. While it waits it stands in
-//! exactly one queue.
+//! States of a ticket: waiting → granted | failed | stopped | withdrawn | called off. The state
+//! changes under the ledger's lock, before its owner is woken; only a waiting ticket changes, so
+//! that none is ever granted and failed. While it waits it stands in exactly one queue.
 //!
-//! Order: removals before writeback before names before ordinary requests; first come, first served within each. Space goes to the first
-//! ticket of the first queue that isn't empty, and to nobody else while that one waits: nobody barges.
+//! Order: removals before writeback before names before ordinary requests; first come, first served
+//! within each. Space goes to the first ticket of the first queue that isn't empty, and to nobody
+//! else while that one waits: nobody barges.
 use crate::budget::{Request, Urgency};
 use crate::caller::{self, Caller};
 use cairn_environment::clock::{Monotonic, now_monotonic};
@@ -34,8 +35,8 @@ pub(crate) struct Ticket {
     pub(crate) sequence: u64,
     pub(crate) caller: Option<Caller>,
     began: Monotonic,
-    /// Changed with the ledger's lock held as well. The owner waits with this mutex alone: whoever is woken doesn't queue
-    /// for the ledger behind those who still work.
+    /// Changed with the ledger's lock held as well. The owner waits with this mutex alone: whoever
+    /// is woken doesn't queue for the ledger behind those who still work.
     outcome: Mutex<Outcome>,
     changed: Condvar,
 }
@@ -91,9 +92,11 @@ fn queue_of(urgency: Urgency) -> usize {
 }
 
 impl Tickets {
-    /// Whether nobody waits whom a request of `urgency` would overtake. A commit overtakes everybody.
+    /// Whether nobody waits whom a request of `urgency` would overtake. A commit overtakes
+    /// everybody.
     pub(crate) fn none_before(&self, urgency: Urgency) -> bool {
-        urgency == Urgency::Commit || self.queues[..=queue_of(urgency)].iter().all(VecDeque::is_empty)
+        urgency == Urgency::Commit
+            || self.queues[..=queue_of(urgency)].iter().all(VecDeque::is_empty)
     }
 
     /// A new ticket at the end of its queue.
@@ -102,7 +105,15 @@ impl Tickets {
         self.next_sequence += 1;
         let outcome = Mutex::new(Rank::LEAF, Outcome::Waiting);
         let caller = caller::current();
-        let ticket = Arc::new(Ticket { request, urgency, sequence, caller, began: now_monotonic(), outcome, changed: Condvar::new() });
+        let ticket = Arc::new(Ticket {
+            request,
+            urgency,
+            sequence,
+            caller,
+            began: now_monotonic(),
+            outcome,
+            changed: Condvar::new(),
+        });
         self.queues[queue_of(urgency)].push_back(Arc::clone(&ticket));
         ticket
     }
@@ -122,14 +133,19 @@ impl Tickets {
         self.queues[NORMAL].front()
     }
 
-    /// The ordinary ticket that waits on behalf of request number `request`. The others wait for no longer than a commit.
+    /// The ordinary ticket that waits on behalf of request number `request`. The others wait for no
+    /// longer than a commit.
     pub(crate) fn of_caller(&self, request: u64) -> Option<&Arc<Ticket>> {
-        self.queues[NORMAL].iter().find(|ticket| ticket.caller.is_some_and(|caller| caller.request == request))
+        self.queues[NORMAL]
+            .iter()
+            .find(|ticket| ticket.caller.is_some_and(|caller| caller.request == request))
     }
 
     /// Blocks that all ordinary tickets ask for.
     pub(crate) fn normal_blocks(&self) -> u64 {
-        self.queues[NORMAL].iter().fold(0, |sum, ticket| sum.saturating_add(ticket.request.blocks()))
+        self.queues[NORMAL]
+            .iter()
+            .fold(0, |sum, ticket| sum.saturating_add(ticket.request.blocks()))
     }
 
     /// How many tickets wait.
@@ -148,7 +164,10 @@ impl Tickets {
         let previous = std::mem::replace(&mut *ticket.outcome.lock(), outcome);
         assert_eq!(previous, Outcome::Waiting, "a ticket is decided twice");
         let queue = &mut self.queues[queue_of(ticket.urgency)];
-        let position = queue.iter().position(|other| Arc::ptr_eq(other, ticket)).expect("a waiting ticket stands in its queue");
+        let position = queue
+            .iter()
+            .position(|other| Arc::ptr_eq(other, ticket))
+            .expect("a waiting ticket stands in its queue");
         queue.remove(position);
         self.count_waited(ticket.began);
         match outcome {

@@ -1,4 +1,5 @@
-//! Shows what becomes of one input of the fuzzer: `cargo run -p cairn-torture --example hostile_input HEX`.
+//! Shows what becomes of one input of the fuzzer: `cargo run -p cairn-torture --example
+//! hostile_input HEX`.
 use cairn_blockdev::BlockDevice;
 use cairn_fsck::{CheckOptions, check};
 use cairn_torture::hostile::{from_hex, images::BaseImage, program, try_input};

@@ -1,13 +1,16 @@
-//! Makes the volumes that the fuzzer begins with: `cargo run -p cairn-torture --example make_hostile_images DIR`.
+//! Makes the volumes that the fuzzer begins with: `cargo run -p cairn-torture --example
+//! make_hostile_images DIR`.
 //!
-//! Identity and times are new each time, so the inputs of the corpus mean something else afterwards.
+//! Identity and times are new each time, so the inputs of the corpus mean something else
+//! afterwards.
 #[path = "../../fsck/tests/golden/sparse_image.rs"]
 mod sparse_image;
 
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode,
+    AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume,
+    VolumeOptions, XattrMode,
 };
 use std::error::Error;
 use std::sync::Arc;
@@ -16,7 +19,8 @@ type Done = Result<(), Box<dyn Error>>;
 /// Makes a part of a volume's content.
 type Part = fn(&Volume) -> Done;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 fn new(file_type: FileType) -> NewInode<'static> {
     NewInode { file_type, mode: 0o755, ..FILE }
@@ -24,14 +28,26 @@ fn new(file_type: FileType) -> NewInode<'static> {
 
 fn start(bytes: u64) -> Result<(Arc<SimulatedDevice>, Volume), Box<dyn Error>> {
     let device = Arc::new(SimulatedDevice::new(bytes));
-    mkfs(&*device, &MkfsOptions { log_bytes: Some(1 << 20), label: "hostile".into(), ..MkfsOptions::default() })?;
+    mkfs(
+        &*device,
+        &MkfsOptions {
+            log_bytes: Some(1 << 20),
+            label: "hostile".into(),
+            ..MkfsOptions::default()
+        },
+    )?;
     let options = VolumeOptions { background: false, ..VolumeOptions::default() };
     let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options)?;
     Ok((device, volume))
 }
 
 /// A file with `blocks` blocks that differ in a few bytes.
-fn file(volume: &Volume, parent: InodeNumber, name: &str, blocks: u64) -> Result<InodeNumber, cairn_engine::Error> {
+fn file(
+    volume: &Volume,
+    parent: InodeNumber,
+    name: &str,
+    blocks: u64,
+) -> Result<InodeNumber, cairn_engine::Error> {
     let inode = volume.create(parent, name.as_bytes(), &FILE)?.inode;
     for block in 0..blocks {
         let mut bytes = [0; 4096];
@@ -47,18 +63,46 @@ fn everything(volume: &Volume) -> Done {
     let mail = volume.create(root, b"mail", &new(FileType::Directory))?.inode;
     let inner = volume.create(mail, b"inner", &new(FileType::Directory))?.inode;
     for index in 0..70 {
-        file(volume, if index % 3 == 0 { inner } else { mail }, &format!("message-{index}"), index % 4)?;
+        file(
+            volume,
+            if index % 3 == 0 { inner } else { mail },
+            &format!("message-{index}"),
+            index % 4,
+        )?;
     }
     volume.commit()?;
     let large = file(volume, root, "large", 300)?;
     volume.set_xattr(large, b"user.small", b"0123456789", XattrMode::Any)?;
     volume.set_xattr(large, b"user.large", &[0; 10_000], XattrMode::Any)?;
     volume.forget(volume.link(large, mail, b"other name")?.inode, 1);
-    volume.forget(volume.create(root, b"link", &NewInode { target: Some(b"mail/inner"), ..new(FileType::Symlink) })?.inode, 1);
-    volume.forget(volume.create(root, b"long link", &NewInode { target: Some(&[b'x'; 3900]), ..new(FileType::Symlink) })?.inode, 1);
-    for (name, file_type) in [("fifo", FileType::Fifo), ("device", FileType::BlockDevice), ("socket", FileType::Socket)] {
+    volume.forget(
+        volume
+            .create(
+                root,
+                b"link",
+                &NewInode { target: Some(b"mail/inner"), ..new(FileType::Symlink) },
+            )?
+            .inode,
+        1,
+    );
+    volume.forget(
+        volume
+            .create(
+                root,
+                b"long link",
+                &NewInode { target: Some(&[b'x'; 3900]), ..new(FileType::Symlink) },
+            )?
+            .inode,
+        1,
+    );
+    for (name, file_type) in
+        [("fifo", FileType::Fifo), ("device", FileType::BlockDevice), ("socket", FileType::Socket)]
+    {
         let device = if file_type == FileType::BlockDevice { 0x801 } else { 0 };
-        volume.forget(volume.create(root, name.as_bytes(), &NewInode { device, ..new(file_type) })?.inode, 1);
+        volume.forget(
+            volume.create(root, name.as_bytes(), &NewInode { device, ..new(file_type) })?.inode,
+            1,
+        );
     }
     let sparse = file(volume, root, "sparse", 1)?;
     volume.write(sparse, 1 << 40, &[1; 100])?;
@@ -82,7 +126,10 @@ fn logged(volume: &Volume) -> Done {
     }
     let large = volume.lookup(root, b"large")?.inode;
     volume.write(large, 20_000, &[5; 30_000])?;
-    volume.set_attributes(large, &AttributeChange { size: Some(400_000), ..AttributeChange::default() })?;
+    volume.set_attributes(
+        large,
+        &AttributeChange { size: Some(400_000), ..AttributeChange::default() },
+    )?;
     volume.set_xattr(large, b"user.large", &[1; 7000], XattrMode::Any)?;
     volume.fsync_blocking(large, FsyncKind::Full)?;
     volume.rename(root, b"logged-1", mail, b"message-2", RenameMode::Replace)?;

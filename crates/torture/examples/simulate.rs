@@ -1,9 +1,10 @@
-//! Simulates the whole engine under many seeds, and shows the first failure with the fewest operations; `scripts/simulate`
-//! builds and runs it.
+//! Simulates the whole engine under many seeds, and shows the first failure with the fewest
+//! operations; `scripts/simulate` builds and runs it.
 //!
 //! `simulate [--seed S] [--seconds N] [--threads N] [--states N] [--runs N] [--case CASE] [--json]`
 //!
-//! Every few seconds standard error tells how far it is. Exit code: 0 nothing was found, 1 something was, 2 wrong usage.
+//! Every few seconds standard error tells how far it is. Exit code: 0 nothing was found, 1
+//! something was, 2 wrong usage.
 use cairn_environment::simulation::real_time;
 use cairn_torture::simulation::{Failed, Options, Progress, Report, simulate};
 use serde_json::{Value, json};
@@ -33,7 +34,11 @@ fn options() -> Result<(Options, bool), String> {
             "--runs" => options.runs_max = value(&name, arguments.next())?,
             "--case" => options.only = Some(value(&name, arguments.next())?),
             "--json" => json = true,
-            _ => return Err(format!("{name}: unknown; there are --seed, --seconds, --threads, --states, --runs, --case and --json")),
+            _ => {
+                return Err(format!(
+                    "{name}: unknown; there are --seed, --seconds, --threads, --states, --runs, --case and --json"
+                ));
+            }
         }
     }
     Ok((options, json))
@@ -43,9 +48,14 @@ fn options() -> Result<(Options, bool), String> {
 fn show(progress: &Progress, told_at: &AtomicU64) {
     let (now, last) = (real_time().as_secs(), told_at.load(Ordering::Relaxed));
     // Of several threads one tells.
-    if now >= last + PROGRESS_SECONDS && told_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+    if now >= last + PROGRESS_SECONDS
+        && told_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
         let hours = progress.simulated.as_secs_f64() / 3600.0;
-        eprintln!("{now:>5} s: {} runs, {} crash states, {hours:.2} simulated hours", progress.runs, progress.states);
+        eprintln!(
+            "{now:>5} s: {} runs, {} crash states, {hours:.2} simulated hours",
+            progress.runs, progress.states
+        );
     }
 }
 

@@ -1,9 +1,9 @@
-//! Workloads that another team's tool has generated: the ACE generator of CrashMonkey ("Finding Crash-Consistency Bugs with
-//! Bounded Black-Box Crash Testing", OSDI 2018).
+//! Workloads that another team's tool has generated: the ACE generator of CrashMonkey ("Finding
+//! Crash-Consistency Bugs with Bounded Black-Box Crash Testing", OSDI 2018).
 //!
-//! A file holds one operation a line; `# workload N` begins the next workload. Names are paths without separators: capital
-//! letters are directories, `test` is the root. `fsync`, `fdatasync` and `sync` promise what they promise everywhere, which
-//! is at least what `checkpoint N` marks.
+//! A file holds one operation a line; `# workload N` begins the next workload. Names are paths
+//! without separators: capital letters are directories, `test` is the root. `fsync`, `fdatasync`
+//! and `sync` promise what they promise everywhere, which is at least what `checkpoint N` marks.
 use crate::contents::Tag;
 use crate::model::{Body, Model};
 use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Target, XattrSet};
@@ -29,14 +29,18 @@ impl AceFile {
     pub fn read(path: &std::path::Path) -> Result<Self, String> {
         let name = path.display();
         let mut bytes = Vec::new();
-        File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| format!("{name}: {error}"))?;
+        File::open(path)
+            .and_then(|mut file| file.read_to_end(&mut bytes))
+            .map_err(|error| format!("{name}: {error}"))?;
         if bytes.starts_with(&XZ_MAGIC) {
             let mut plain = Vec::new();
             lzma_rs::xz_decompress(&mut BufReader::new(&bytes[..]), &mut plain)
                 .map_err(|error| format!("{name}: decompressing it: {error}"))?;
             bytes = plain;
         }
-        let text = String::from_utf8(bytes).map_err(|_| format!("{name} is no text: a file of ACE workloads is expected, plain or .xz"))?;
+        let text = String::from_utf8(bytes).map_err(|_| {
+            format!("{name} is no text: a file of ACE workloads is expected, plain or .xz")
+        })?;
         Self::parse(text).map_err(|error| format!("{name}: {error}"))
     }
 
@@ -50,16 +54,24 @@ impl AceFile {
         for (line, number) in text.split_inclusive('\n').zip(1..) {
             if let Some(name) = line.strip_prefix("# workload ") {
                 let parsed = name.trim().parse();
-                let workload = parsed.map_err(|_| format!("line {number}: {:?} is no number of a workload", name.trim()))?;
+                let workload = parsed.map_err(|_| {
+                    format!("line {number}: {:?} is no number of a workload", name.trim())
+                })?;
                 workloads.push((workload, at + line.len()..at + line.len()));
             } else if let Some((_, range)) = workloads.last_mut() {
                 range.end = at + line.len();
             } else if !line.trim().is_empty() {
-                return Err(format!("line {number}: an operation before the first line `# workload N`"));
+                return Err(format!(
+                    "line {number}: an operation before the first line `# workload N`"
+                ));
             }
             at += line.len();
         }
-        if workloads.is_empty() { Err("there is no line `# workload N`".into()) } else { Ok(Self { text, workloads }) }
+        if workloads.is_empty() {
+            Err("there is no line `# workload N`".into())
+        } else {
+            Ok(Self { text, workloads })
+        }
     }
 
     /// How many workloads there are.
@@ -87,14 +99,19 @@ impl AceFile {
 /// # Errors
 /// A line that can't be understood.
 pub fn operations(text: &str) -> Result<Vec<Operation>, String> {
-    let mut translator = Translator { model: Model::new(crate::model::Layout::Alone), operations: Vec::new(), opened: Vec::new() };
+    let mut translator = Translator {
+        model: Model::new(crate::model::Layout::Alone),
+        operations: Vec::new(),
+        opened: Vec::new(),
+    };
     for line in text.lines() {
         translator.line(line).map_err(|problem| format!("{line:?}: {problem}"))?;
     }
     Ok(translator.operations)
 }
 
-/// Knows what the operations so far have led to, since `open` may create and offsets may count from the end.
+/// Knows what the operations so far have led to, since `open` may create and offsets may count from
+/// the end.
 struct Translator {
     model: Model,
     operations: Vec<Operation>,
@@ -111,8 +128,12 @@ fn path(name: &str) -> Result<Path, String> {
     }
     while !rest.is_empty() {
         let names = [("foo", 5), ("bar", 1), ("A", 0), ("B", 3), ("C", 2)];
-        let found = names.into_iter().find_map(|(name, number)| rest.strip_prefix(name).map(|rest| (rest, Name(number))));
-        let Some((after, next)) = found else { return Err(format!("{name} is no name of an ACE workload")) };
+        let found = names
+            .into_iter()
+            .find_map(|(name, number)| rest.strip_prefix(name).map(|rest| (rest, Name(number))));
+        let Some((after, next)) = found else {
+            return Err(format!("{name} is no name of an ACE workload"));
+        };
         path.names.push(next);
         rest = after;
     }
@@ -156,15 +177,25 @@ impl Translator {
     /// What was opened under this name, wherever it is now.
     fn target(&mut self, name: &str) -> Result<Target, String> {
         let path = path(name)?;
-        Ok(if path.names.is_empty() { Target::Path(path) } else { Target::Handle(self.handle(name)) })
+        Ok(if path.names.is_empty() {
+            Target::Path(path)
+        } else {
+            Target::Handle(self.handle(name))
+        })
     }
 
     /// An offset, perhaps counted from the end.
     fn offset(&self, target: &Target, text: &str) -> Result<u64, String> {
         let offset: i64 = number(text)?;
         let node = self.model.target(target).ok().and_then(|id| self.model.node(id));
-        let size = node.map_or(0, |node| if let Body::Regular(contents) = &node.body { contents.size_bytes() } else { 0 });
-        Ok(if offset < 0 { size.saturating_sub(offset.unsigned_abs()) } else { offset.unsigned_abs() })
+        let size = node.map_or(0, |node| {
+            if let Body::Regular(contents) = &node.body { contents.size_bytes() } else { 0 }
+        });
+        Ok(if offset < 0 {
+            size.saturating_sub(offset.unsigned_abs())
+        } else {
+            offset.unsigned_abs()
+        })
     }
 
     fn line(&mut self, line: &str) -> Result<(), String> {
@@ -188,25 +219,50 @@ impl Translator {
                 let handle = self.handle(name);
                 self.push(Operation::Close { handle });
             }
-            ["mkdir", name, ..] => self.push(Operation::MakeDirectory { path: path(name)?, mode: 0o777 }),
+            ["mkdir", name, ..] => {
+                self.push(Operation::MakeDirectory { path: path(name)?, mode: 0o777 })
+            }
             ["rmdir", name] => self.push(Operation::RemoveDirectory { path: path(name)? }),
             ["unlink", name] => self.push(Operation::Unlink { path: path(name)? }),
             ["remove", name] => {
                 let path = path(name)?;
-                let is_directory =
-                    self.model.resolve(&path).ok().and_then(|id| self.model.node(id)).is_some_and(|node| node.is_directory());
-                self.push(if is_directory { Operation::RemoveDirectory { path } } else { Operation::Unlink { path } });
+                let is_directory = self
+                    .model
+                    .resolve(&path)
+                    .ok()
+                    .and_then(|id| self.model.node(id))
+                    .is_some_and(|node| node.is_directory());
+                self.push(if is_directory {
+                    Operation::RemoveDirectory { path }
+                } else {
+                    Operation::Unlink { path }
+                });
             }
             ["link", from, to] => self.push(Operation::Link { from: path(from)?, to: path(to)? }),
-            ["rename", from, to] => self.push(Operation::Rename { from: path(from)?, to: path(to)?, mode: Rename::Replace }),
+            ["rename", from, to] => self.push(Operation::Rename {
+                from: path(from)?,
+                to: path(to)?,
+                mode: Rename::Replace,
+            }),
             ["truncate", name, size] => {
-                self.push(Operation::Truncate { target: Target::Path(path(name)?), size_bytes: number(size)? });
+                self.push(Operation::Truncate {
+                    target: Target::Path(path(name)?),
+                    size_bytes: number(size)?,
+                });
             }
             ["fsetxattr", name] => {
                 let (target, tag) = (self.target(name)?, self.tag());
-                self.push(Operation::SetXattr { target, name: 1, length_bytes: 4, tag, mode: XattrSet::Any });
+                self.push(Operation::SetXattr {
+                    target,
+                    name: 1,
+                    length_bytes: 4,
+                    tag,
+                    mode: XattrSet::Any,
+                });
             }
-            ["removexattr", name] => self.push(Operation::RemoveXattr { target: Target::Path(path(name)?), name: 1 }),
+            ["removexattr", name] => {
+                self.push(Operation::RemoveXattr { target: Target::Path(path(name)?), name: 1 })
+            }
             ["fsync" | "fdatasync", name] => {
                 let (target, data_only) = (self.target(name)?, words[0] == "fdatasync");
                 self.push(Operation::Fsync { target, data_only, wait: true });
@@ -215,21 +271,39 @@ impl Translator {
             ["falloc", name, mode, offset, length] => {
                 let target = self.target(name)?;
                 let offset_bytes = self.offset(&target, offset)?;
-                self.push(Operation::Allocate { target, offset_bytes, length_bytes: number(length)?, mode: allocate_mode(mode)? });
+                self.push(Operation::Allocate {
+                    target,
+                    offset_bytes,
+                    length_bytes: number(length)?,
+                    mode: allocate_mode(mode)?,
+                });
             }
-            ["write" | "dwrite" | "mmapwrite", name, offset, length] => self.write(words[0], name, offset, number(length)?)?,
+            ["write" | "dwrite" | "mmapwrite", name, offset, length] => {
+                self.write(words[0], name, offset, number(length)?)?
+            }
             _ => return Err("this is no operation of an ACE workload".into()),
         }
         Ok(())
     }
 
-    /// A direct write reaches the volume as any other. One through a mapping needs a file that is long enough, and `msync`
-    /// follows it.
-    fn write(&mut self, how: &str, name: &str, offset: &str, length_bytes: u64) -> Result<(), String> {
+    /// A direct write reaches the volume as any other. One through a mapping needs a file that is
+    /// long enough, and `msync` follows it.
+    fn write(
+        &mut self,
+        how: &str,
+        name: &str,
+        offset: &str,
+        length_bytes: u64,
+    ) -> Result<(), String> {
         let target = self.target(name)?;
         let offset_bytes = self.offset(&target, offset)?;
         if how == "mmapwrite" {
-            self.push(Operation::Allocate { target: target.clone(), offset_bytes, length_bytes, mode: Allocate::Extend });
+            self.push(Operation::Allocate {
+                target: target.clone(),
+                offset_bytes,
+                length_bytes,
+                mode: Allocate::Extend,
+            });
         }
         let tag = self.tag();
         self.push(Operation::Write { target: target.clone(), offset_bytes, length_bytes, tag });
@@ -245,21 +319,29 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> Vec<String> {
-        operations(text).expect("it is understood").iter().map(|operation| format!("{operation:?}")).collect()
+        operations(text)
+            .expect("it is understood")
+            .iter()
+            .map(|operation| format!("{operation:?}"))
+            .collect()
     }
 
     #[test]
     fn names_are_paths_without_separators() {
         let path = |name| format!("{:?}", path(name).expect("a name"));
-        assert_eq!((path("test"), path("foo"), path("AC")), ("own".into(), "own/f".into(), "own/a/c".into()));
+        assert_eq!(
+            (path("test"), path("foo"), path("AC")),
+            ("own".into(), "own/f".into(), "own/a/c".into())
+        );
         assert_eq!((path("ACbar"), path("B")), ("own/a/c/b".into(), "own/d".into()));
         assert!(super::path("Afo").is_err());
     }
 
     #[test]
     fn what_a_line_does_depends_on_those_before() {
-        let found =
-            shown("open foo O_RDWR|O_CREAT 0777\nwrite foo 0 32768\nclose foo\nopen foo O_RDWR|O_CREAT 0777\nwrite foo -2000 5000\n");
+        let found = shown(
+            "open foo O_RDWR|O_CREAT 0777\nwrite foo 0 32768\nclose foo\nopen foo O_RDWR|O_CREAT 0777\nwrite foo -2000 5000\n",
+        );
         assert_eq!(found[0], "Create { path: own/f, mode: 511, uid: 0 }");
         assert_eq!(found[4], "Open { path: own/f, handle: 0 }", "it exists");
         assert!(found[5].contains("offset_bytes: 30768, length_bytes: 5000"), "{}", found[5]);
@@ -282,8 +364,13 @@ mod tests {
 
     #[test]
     fn a_file_is_cut_into_workloads() {
-        let file = AceFile::parse("# workload 7\nsync\nsync\n# workload 9\n# workload 10\nnone\n".into()).expect("it is right");
+        let file =
+            AceFile::parse("# workload 7\nsync\nsync\n# workload 9\n# workload 10\nnone\n".into())
+                .expect("it is right");
         assert_eq!(file.len(), 3);
-        assert_eq!((file.workload(0), file.workload(1), file.workload(2)), ((7, "sync\nsync\n"), (9, ""), (10, "none\n")));
+        assert_eq!(
+            (file.workload(0), file.workload(1), file.workload(2)),
+            ((7, "sync\nsync\n"), (9, ""), (10, "none\n"))
+        );
     }
 }

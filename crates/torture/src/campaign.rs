@@ -105,7 +105,8 @@ struct Prepared {
 
 impl Prepared {
     fn new(source: Source) -> Result<Self, String> {
-        let setup = if matches!(source, Source::Systematic(_)) { systematic::setup() } else { Vec::new() };
+        let setup =
+            if matches!(source, Source::Systematic(_)) { systematic::setup() } else { Vec::new() };
         Ok(Self { start: Start::new(&setup)?, setup_operations: setup.len(), source })
     }
 
@@ -119,7 +120,11 @@ impl Prepared {
     /// The workload in words.
     fn describe(&self, index: u64) -> String {
         match &self.source {
-            Source::Systematic(length) => systematic::steps(*length, index).iter().map(|step| step.name).collect::<Vec<_>>().join("; "),
+            Source::Systematic(length) => systematic::steps(*length, index)
+                .iter()
+                .map(|step| step.name)
+                .collect::<Vec<_>>()
+                .join("; "),
             Source::Ace(file) => {
                 let (number, text) = file.workload(index);
                 format!("workload {number}: {}", text.lines().collect::<Vec<_>>().join("; "))
@@ -129,13 +134,16 @@ impl Prepared {
 
     fn run(&self, index: u64, options: &CampaignOptions) -> Result<SearchReport, String> {
         let operations = match &self.source {
-            Source::Systematic(length) => {
-                systematic::operations(&systematic::steps(*length, index), &self.start.model, self.setup_operations)
-            }
+            Source::Systematic(length) => systematic::operations(
+                &systematic::steps(*length, index),
+                &self.start.model,
+                self.setup_operations,
+            ),
             Source::Ace(file) => ace::operations(file.workload(index).1)?,
         };
         let recording = self.start.record(&operations)?;
-        search(&recording, &options.search, Seeded::new(options.seed ^ index).next_u64()).map_err(|finding| finding.text)
+        search(&recording, &options.search, Seeded::new(options.seed ^ index).next_u64())
+            .map_err(|finding| finding.text)
     }
 }
 
@@ -160,14 +168,21 @@ impl Shared {
             if late || number >= self.total || self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            let index = self.chosen.as_ref().map_or(self.options.from + number, |chosen| chosen[number as usize]);
+            let index = self
+                .chosen
+                .as_ref()
+                .map_or(self.options.from + number, |chosen| chosen[number as usize]);
             let result = self.prepared.run(index, &self.options);
             let mut report = self.report.lock();
             report.workloads += 1;
             match result {
                 Ok(searched) => report.search.add(&searched),
                 Err(problem) => {
-                    report.findings.push(CampaignFinding { workload: index, operations: self.prepared.describe(index), problem });
+                    report.findings.push(CampaignFinding {
+                        workload: index,
+                        operations: self.prepared.describe(index),
+                        problem,
+                    });
                     if report.findings.len() >= self.options.findings_max {
                         self.stop.store(true, Ordering::Relaxed);
                     }
@@ -191,11 +206,12 @@ fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
     chosen
 }
 
-/// Runs a campaign. `progress` is told the workloads done and to be done, and the states checked, several times a second; `stop`
-/// ends it early.
+/// Runs a campaign. `progress` is told the workloads done and to be done, and the states checked,
+/// several times a second; `stop` ends it early.
 ///
 /// # Errors
-/// The volume to begin with can't be made, there is no such workload, or a thread panicked. Findings are in the report.
+/// The volume to begin with can't be made, there is no such workload, or a thread panicked.
+/// Findings are in the report.
 pub fn run(
     source: Source,
     options: &CampaignOptions,
@@ -206,7 +222,8 @@ pub fn run(
     let begin = clock::now_monotonic();
     let prepared = Prepared::new(source)?;
     let all = prepared.len();
-    let missing = |index| Err(format!("there is no workload {index}; there are {all}, counted from 0"));
+    let missing =
+        |index| Err(format!("there is no workload {index}; there are {all}, counted from 0"));
     let chosen = match (options.only, options.sample) {
         (Some(only), _) if only >= all => return missing(only),
         (None, None) if options.from >= all => return missing(options.from),
@@ -214,10 +231,24 @@ pub fn run(
         (None, Some(wanted)) if wanted < all => Some(sample(all, wanted, options.seed)),
         (None, _) => None,
     };
-    let total = chosen.as_ref().map_or(all.saturating_sub(options.from), |chosen| chosen.len() as u64);
-    let report = CampaignReport { workloads_total: all, workloads_chosen: total, threads: options.threads, ..CampaignReport::default() };
+    let total =
+        chosen.as_ref().map_or(all.saturating_sub(options.from), |chosen| chosen.len() as u64);
+    let report = CampaignReport {
+        workloads_total: all,
+        workloads_chosen: total,
+        threads: options.threads,
+        ..CampaignReport::default()
+    };
     let report = Mutex::new(Rank::LEAF, report);
-    let shared = Shared { prepared, options: options.clone(), chosen, total, next: AtomicU64::new(0), stop: stop.clone(), report };
+    let shared = Shared {
+        prepared,
+        options: options.clone(),
+        chosen,
+        total,
+        next: AtomicU64::new(0),
+        stop: stop.clone(),
+        report,
+    };
     let shared = Arc::new(shared);
     let worker = || {
         let shared = shared.clone();
@@ -233,7 +264,9 @@ pub fn run(
         progress(done, total, states);
     }
     for worker in workers {
-        worker.join().map_err(|_| format!("a thread panicked; its message is above (seed {})", options.seed))?;
+        worker.join().map_err(|_| {
+            format!("a thread panicked; its message is above (seed {})", options.seed)
+        })?;
     }
     let mut report = shared.report.lock().clone();
     report.seconds = begin.elapsed().as_secs_f64();
@@ -241,8 +274,9 @@ pub fn run(
     Ok(report)
 }
 
-/// Each image is opened with some MiB of memory. Returned to the system each time, page faults would take most of the time; the
-/// allocator of glibc keeps what is smaller than the largest piece that was ever freed.
+/// Each image is opened with some MiB of memory. Returned to the system each time, page faults
+/// would take most of the time; the allocator of glibc keeps what is smaller than the largest piece
+/// that was ever freed.
 fn keep_freed_memory() {
     drop(std::hint::black_box(vec![1_u8; 31 << 20]));
 }

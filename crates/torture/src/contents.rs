@@ -1,7 +1,8 @@
 //! File contents of the model, block by block, and the pattern that test data is made of.
 //!
-//! Invariants: bytes at and after `size_bytes` are zero; a block that is absent reads as zeros. Blocks are shared by
-//! reference, so that every version of a block in a file's history costs 4 KiB once.
+//! Invariants: bytes at and after `size_bytes` are zero; a block that is absent reads as zeros.
+//! Blocks are shared by reference, so that every version of a block in a file's history costs 4 KiB
+//! once.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -36,7 +37,10 @@ impl Contents {
             let position = offset_bytes + done as u64;
             let within = (position % BLOCK_BYTES) as usize;
             let part = (bytes.len() - done).min(BLOCK_BYTES as usize - within);
-            let block = self.blocks.entry(position / BLOCK_BYTES).or_insert_with(|| Arc::new([0; BLOCK_BYTES as usize]));
+            let block = self
+                .blocks
+                .entry(position / BLOCK_BYTES)
+                .or_insert_with(|| Arc::new([0; BLOCK_BYTES as usize]));
             Arc::make_mut(block)[within..within + part].copy_from_slice(&bytes[done..done + part]);
             done += part;
         }
@@ -51,10 +55,15 @@ impl Contents {
         if offset_bytes >= end {
             return;
         }
-        let touched: Vec<u64> = self.blocks.range(offset_bytes / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES).map(|(&index, _)| index).collect();
+        let touched: Vec<u64> = self
+            .blocks
+            .range(offset_bytes / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES)
+            .map(|(&index, _)| index)
+            .collect();
         for index in touched {
             let start = index * BLOCK_BYTES;
-            let (from, to) = (offset_bytes.max(start) - start, end.min(start + BLOCK_BYTES) - start);
+            let (from, to) =
+                (offset_bytes.max(start) - start, end.min(start + BLOCK_BYTES) - start);
             if to - from == BLOCK_BYTES {
                 self.blocks.remove(&index);
             } else if let Some(block) = self.blocks.get_mut(&index) {
@@ -83,7 +92,9 @@ impl Contents {
         if bytes.is_empty() {
             return bytes;
         }
-        for (&index, block) in self.blocks.range(offset_bytes / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES) {
+        for (&index, block) in
+            self.blocks.range(offset_bytes / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES)
+        {
             let start = index * BLOCK_BYTES;
             let (from, to) = (offset_bytes.max(start), end.min(start + BLOCK_BYTES));
             let target = (from - offset_bytes) as usize..(to - offset_bytes) as usize;
@@ -94,8 +105,15 @@ impl Contents {
 
     /// Indices of the blocks that differ between two contents.
     pub fn changed_blocks(&self, other: &Contents) -> Vec<u64> {
-        let same = |index: &u64, block: &Block| other.blocks.get(index).is_some_and(|there| Arc::ptr_eq(there, block));
-        let mut changed: Vec<u64> = self.blocks.iter().filter(|(index, block)| !same(index, block)).map(|(&index, _)| index).collect();
+        let same = |index: &u64, block: &Block| {
+            other.blocks.get(index).is_some_and(|there| Arc::ptr_eq(there, block))
+        };
+        let mut changed: Vec<u64> = self
+            .blocks
+            .iter()
+            .filter(|(index, block)| !same(index, block))
+            .map(|(&index, _)| index)
+            .collect();
         changed.extend(other.blocks.keys().filter(|index| !self.blocks.contains_key(index)));
         changed.sort_unstable();
         changed.dedup();
@@ -115,7 +133,8 @@ pub struct Tag {
 const GRANULE_BYTES: u64 = 16;
 const MARK: u32 = 0xCA12_4ED5;
 
-/// `length_bytes` of test data for a write at `offset_bytes`: 16-byte granules, each with the tag and its own offset.
+/// `length_bytes` of test data for a write at `offset_bytes`: 16-byte granules, each with the tag
+/// and its own offset.
 pub fn pattern(tag: Tag, offset_bytes: u64, length_bytes: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length_bytes as usize + 2 * GRANULE_BYTES as usize);
     let first = offset_bytes / GRANULE_BYTES;
@@ -137,16 +156,25 @@ pub fn describe(offset_bytes: u64, bytes: &[u8]) -> String {
     }
     let skip = (GRANULE_BYTES - offset_bytes % GRANULE_BYTES) % GRANULE_BYTES;
     let mut origins: Vec<(String, u64)> = Vec::new();
-    for granule in bytes.get(skip as usize..).unwrap_or_default().chunks_exact(GRANULE_BYTES as usize) {
-        let word = |at: usize| u32::from_le_bytes(granule[at..at + 4].try_into().expect("four bytes"));
+    for granule in
+        bytes.get(skip as usize..).unwrap_or_default().chunks_exact(GRANULE_BYTES as usize)
+    {
+        let word =
+            |at: usize| u32::from_le_bytes(granule[at..at + 4].try_into().expect("four bytes"));
         let position = u64::from(word(8)) | u64::from(word(12)) << 32;
         let client = (word(0) ^ MARK) >> 8;
         let origin = match () {
             () if granule.iter().all(|&byte| byte == 0) => "zeros".to_owned(),
             () if client < 256 && (word(0) ^ MARK) & 0xFF == 0 => {
                 let origin_bytes = position.wrapping_sub(1).wrapping_mul(GRANULE_BYTES);
-                let expected = offset_bytes + skip + origins.iter().map(|(_, count)| count * GRANULE_BYTES).sum::<u64>();
-                let moved = if origin_bytes == expected { String::new() } else { format!(" (written at {origin_bytes})") };
+                let expected = offset_bytes
+                    + skip
+                    + origins.iter().map(|(_, count)| count * GRANULE_BYTES).sum::<u64>();
+                let moved = if origin_bytes == expected {
+                    String::new()
+                } else {
+                    format!(" (written at {origin_bytes})")
+                };
                 format!("client {client} operation {}{moved}", word(4))
             }
             () => format!("foreign bytes {granule:02x?}"),
@@ -156,8 +184,17 @@ pub fn describe(offset_bytes: u64, bytes: &[u8]) -> String {
             _ => origins.push((origin, 1)),
         }
     }
-    let shown: Vec<String> = origins.iter().take(4).map(|(origin, count)| format!("{} bytes of {origin}", count * GRANULE_BYTES)).collect();
-    format!("{} bytes: {}{}", bytes.len(), shown.join(", "), if origins.len() > 4 { ", …" } else { "" })
+    let shown: Vec<String> = origins
+        .iter()
+        .take(4)
+        .map(|(origin, count)| format!("{} bytes of {origin}", count * GRANULE_BYTES))
+        .collect();
+    format!(
+        "{} bytes: {}{}",
+        bytes.len(),
+        shown.join(", "),
+        if origins.len() > 4 { ", …" } else { "" }
+    )
 }
 
 #[cfg(test)]

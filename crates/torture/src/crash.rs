@@ -1,8 +1,9 @@
-//! The crash-state test: clients work on a recorded device; then the power fails at very many points of the record, each
-//! time with another choice of what the unflushed writes left behind, and every state must recover to something that the
-//! clients' histories permit.
+//! The crash-state test: clients work on a recorded device; then the power fails at very many
+//! points of the record, each time with another choice of what the unflushed writes left behind,
+//! and every state must recover to something that the clients' histories permit.
 //!
-//! One run is one small volume. States of a run are taken where most is at stake: around every flush, and in between.
+//! One run is one small volume. States of a run are taken where most is at stake: around every
+//! flush, and in between.
 use crate::generator::Profile;
 use crate::history::ClientHistory;
 use crate::runner::make_bases;
@@ -49,7 +50,8 @@ pub struct CrashReport {
     pub operations: u64,
     /// Crash states recovered and checked, those below included.
     pub states: u64,
-    /// States of a crash during the recovery of another state, or of what a process left that was killed.
+    /// States of a crash during the recovery of another state, or of what a process left that was
+    /// killed.
     pub during_recovery: u64,
     /// States of a crash after the recovered volume had been used.
     pub after_use: u64,
@@ -59,7 +61,8 @@ pub struct CrashReport {
     pub replayed: u64,
     /// Runs that wrote more to the log than its ring holds.
     pub wrapped: u64,
-    /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took over.
+    /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took
+    /// over.
     pub fallbacks: u64,
 }
 
@@ -129,7 +132,11 @@ impl Shape {
             operations_each: 60 + random.below(240) as usize,
             sessions: 1 + random.below(2) as usize,
             background,
-            commit_interval_ms: if full_log { 60_000 } else { [5, 20, 100, 1000][random.below(4) as usize] },
+            commit_interval_ms: if full_log {
+                60_000
+            } else {
+                [5, 20, 100, 1000][random.below(4) as usize]
+            },
             discard: random.chance(1, 2),
             fsync_wait: if random.chance(1, 4) { FsyncWait::Complete } else { FsyncWait::Super },
             full_log,
@@ -165,7 +172,8 @@ impl Shape {
 }
 
 impl Shape {
-    /// Whether free blocks are discarded all the time: where nothing else discards, and commits are quick.
+    /// Whether free blocks are discarded all the time: where nothing else discards, and commits are
+    /// quick.
     fn trims(&self) -> bool {
         self.background && !self.discard && !self.full_log
     }
@@ -176,7 +184,12 @@ const DISCARD_TIME: Duration = Duration::from_micros(100);
 
 /// Options for opening a state: nothing happens but what is asked for.
 fn recovery_options() -> VolumeOptions {
-    VolumeOptions { background: false, node_cache_bytes: 1 << 20, data_cache_bytes: 0, ..VolumeOptions::default() }
+    VolumeOptions {
+        background: false,
+        node_cache_bytes: 1 << 20,
+        data_cache_bytes: 0,
+        ..VolumeOptions::default()
+    }
 }
 
 /// A record of one run, ready to be crashed.
@@ -191,7 +204,10 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
     let device = Arc::new(SimulatedDevice::new(shape.volume_bytes));
     let options = MkfsOptions { log_bytes: Some(shape.log_bytes), ..MkfsOptions::default() };
     mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
-    let open = || Volume::open(device.clone() as Arc<dyn BlockDevice>, shape.options()).map_err(|error| format!("open: {error}"));
+    let open = || {
+        Volume::open(device.clone() as Arc<dyn BlockDevice>, shape.options())
+            .map_err(|error| format!("open: {error}"))
+    };
     let volume = open()?;
     make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
     volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
@@ -219,7 +235,8 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
 /// # Errors
 /// It finds any, or can't check.
 pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
-    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
+    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {})
+        .map_err(|error| format!("fsck: {error}"))?;
     let errors: Vec<String> = report
         .findings
         .iter()
@@ -227,7 +244,11 @@ pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
         .take(5)
         .map(|finding| format!("{finding:?}"))
         .collect();
-    if errors.is_empty() { Ok(report.statistics.checkpoints) } else { Err(format!("fsck finds:\n    {}", errors.join("\n    "))) }
+    if errors.is_empty() {
+        Ok(report.statistics.checkpoints)
+    } else {
+        Err(format!("fsck finds:\n    {}", errors.join("\n    ")))
+    }
 }
 
 /// Checks states of one record.
@@ -242,10 +263,12 @@ impl Judge<'_> {
     /// Checks and reads `state` without changing it: the log is replayed in memory.
     fn read(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
         self.report.states += 1;
-        let replayable = expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
+        let replayable =
+            expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
         self.report.replayed += u64::from(replayable > 0);
         let volume = open_state(state, true)?;
-        judge(&volume, &self.recorded.histories, position).map_err(|error| format!("read-only: {error}"))
+        judge(&volume, &self.recorded.histories, position)
+            .map_err(|error| format!("read-only: {error}"))
     }
 
     /// Recovers `state`, judges it, and closes it cleanly.
@@ -276,7 +299,11 @@ impl Judge<'_> {
         }
     }
 
-    fn crash_during_recovery(&mut self, recovered: &SimulatedDevice, position: usize) -> Result<(), String> {
+    fn crash_during_recovery(
+        &mut self,
+        recovered: &SimulatedDevice,
+        position: usize,
+    ) -> Result<(), String> {
         let mut explorer = recovered.explorer();
         let event = self.random.below(explorer.history_len() as u64 + 1) as usize;
         explorer.advance_to(event);
@@ -284,10 +311,17 @@ impl Judge<'_> {
         let original = again.snapshot();
         self.report.during_recovery += 1;
         let result = self.read(&again, position).and_then(|()| self.recover(&again, position));
-        result.map_err(|error| keep(self.keep_in, &original, format!("after a crash in recovery, after {event} of its events: {error}")))
+        result.map_err(|error| {
+            keep(
+                self.keep_in,
+                &original,
+                format!("after a crash in recovery, after {event} of its events: {error}"),
+            )
+        })
     }
 
-    /// The process is killed, the machine goes on, and the power fails during the recovery of the next mount.
+    /// The process is killed, the machine goes on, and the power fails during the recovery of the
+    /// next mount.
     fn killed(&mut self, device: SimulatedDevice, position: usize) -> Result<(), String> {
         let (original, device, keep_in) = (device.snapshot(), Arc::new(device), self.keep_in);
         let when = |error| format!("after the process was killed: {error}");
@@ -296,13 +330,25 @@ impl Judge<'_> {
         self.crash_during_recovery(&device, position).map_err(when)
     }
 
-    /// Uses the recovered volume, crashes it again: the old log must not come back, what was new must be there.
-    fn crash_after_use(&mut self, original: SimulatedDevice, position: usize) -> Result<(), String> {
+    /// Uses the recovered volume, crashes it again: the old log must not come back, what was new
+    /// must be there.
+    fn crash_after_use(
+        &mut self,
+        original: SimulatedDevice,
+        position: usize,
+    ) -> Result<(), String> {
         let state = Arc::new(original);
         state.start_recording();
         let volume = open_state(&state, false)?;
         let name = b"after the crash";
-        let new = NewInode { file_type: FileType::Regular, mode: 0o600, uid: 0, gid: 0, device: 0, target: None };
+        let new = NewInode {
+            file_type: FileType::Regular,
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            device: 0,
+            target: None,
+        };
         let data = vec![0xA5; 1 + self.random.below(100_000) as usize];
         let use_it = || -> Result<(), cairn_engine::Error> {
             let file = volume.create(volume.root(), name, &new)?.inode;
@@ -318,23 +364,30 @@ impl Judge<'_> {
         let original = again.snapshot();
         self.report.after_use += 1;
         self.report.states += 1;
-        self.recover(&again, position).and_then(|()| expect_file(&again, name, &data)).map_err(|error| keep(self.keep_in, &original, error))
+        self.recover(&again, position)
+            .and_then(|()| expect_file(&again, name, &data))
+            .map_err(|error| keep(self.keep_in, &original, error))
     }
 }
 
 fn open_state(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
     let options = VolumeOptions { read_only, ..recovery_options() };
-    Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("the state does not mount: {error}"))
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, options)
+        .map_err(|error| format!("the state does not mount: {error}"))
 }
 
 fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result<(), String> {
     let volume = open_state(state, true)?;
     let mut found = Vec::new();
-    let result = volume.lookup(volume.root(), name).and_then(|file| volume.read(file.inode, 0, data.len() + 1, &mut found));
+    let result = volume
+        .lookup(volume.root(), name)
+        .and_then(|file| volume.read(file.inode, 0, data.len() + 1, &mut found));
     volume.close().map_err(|error| error.to_string())?;
     match result {
         Err(error) => Err(format!("the file made after the first crash: {error}")),
-        Ok(()) if found != data => Err("the file made after the first crash has other contents".into()),
+        Ok(()) if found != data => {
+            Err("the file made after the first crash has other contents".into())
+        }
         Ok(()) => Ok(()),
     }
 }
@@ -342,7 +395,8 @@ fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result
 /// Keeps an image of a failing state; says where.
 pub(crate) fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: String) -> String {
     let Some(directory) = directory else { return error };
-    let path = directory.join(format!("cairn-crash-{:08x}.img", cairn_environment::random::u64() as u32));
+    let path =
+        directory.join(format!("cairn-crash-{:08x}.img", cairn_environment::random::u64() as u32));
     let kept = FileDevice::create(&path, state.length_bytes()).map_err(|e| e.to_string());
     match kept.and_then(|file| state.copy_to(&file).map_err(|e| e.to_string())) {
         Ok(()) => format!("{error}\n  the state before recovery is kept in {}", path.display()),
@@ -351,7 +405,11 @@ pub(crate) fn keep(directory: Option<&Path>, state: &SimulatedDevice, error: Str
 }
 
 /// The positions of a run to crash at, each with the number of states to make there.
-fn positions(explorer: &cairn_blockdev::simulated::CrashExplorer, random: &mut Seeded, wanted: u64) -> BTreeMap<usize, u64> {
+fn positions(
+    explorer: &cairn_blockdev::simulated::CrashExplorer,
+    random: &mut Seeded,
+    wanted: u64,
+) -> BTreeMap<usize, u64> {
     let mut positions = BTreeMap::new();
     let flushes = explorer.flush_positions();
     for count in 0..wanted {
@@ -366,11 +424,22 @@ fn positions(explorer: &cairn_blockdev::simulated::CrashExplorer, random: &mut S
 }
 
 /// One run: records, then checks about `states` states.
-fn one_run(shape: &Shape, mut random: Seeded, states: u64, keep_in: Option<&Path>) -> Result<CrashReport, String> {
+fn one_run(
+    shape: &Shape,
+    mut random: Seeded,
+    states: u64,
+    keep_in: Option<&Path>,
+) -> Result<CrashReport, String> {
     let recorded = record(shape, &mut random).map_err(|error| format!("{shape:?}\n  {error}"))?;
     let operations = recorded.histories.iter().map(|history| history.operations.len() as u64).sum();
     let wrapped = u64::from(recorded.log_blocks_written * 4096 > shape.log_bytes);
-    let report = CrashReport { runs: 1, operations, wrapped, fallbacks: recorded.fallbacks, ..CrashReport::default() };
+    let report = CrashReport {
+        runs: 1,
+        operations,
+        wrapped,
+        fallbacks: recorded.fallbacks,
+        ..CrashReport::default()
+    };
     let mut judge = Judge { recorded: &recorded, keep_in, random: random.clone(), report };
     let mut explorer = recorded.device.explorer();
     for (position, count) in positions(&explorer, &mut random, states) {
@@ -385,13 +454,16 @@ fn one_run(shape: &Shape, mut random: Seeded, states: u64, keep_in: Option<&Path
             })?;
         }
         if random.chance(1, 4) {
-            judge.killed(explorer.killed(), position).map_err(|error| format!("{shape:?}\n  after {position} events: {error}"))?;
+            judge
+                .killed(explorer.killed(), position)
+                .map_err(|error| format!("{shape:?}\n  after {position} events: {error}"))?;
         }
     }
     Ok(judge.report)
 }
 
-/// States checked of each run; all of them, when fewer are wanted: then a repetition must want as many.
+/// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
+/// many.
 pub const STATES_PER_RUN: u64 = 250;
 /// Without a finished run for so long, the volume hangs.
 const HANG_TIME: Duration = Duration::from_secs(240);
@@ -408,11 +480,13 @@ impl Shared {
     /// Does one run.
     fn run(&self, number: u64) -> Result<CrashReport, CrashFinding> {
         let options = &self.options;
-        let mut random = Seeded::new(Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64());
+        let mut random =
+            Seeded::new(Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64());
         let shape = Shape::random(&mut random);
         let states = STATES_PER_RUN.min(options.states);
         let run = AssertUnwindSafe(|| one_run(&shape, random, states, options.keep_in.as_deref()));
-        let report = catch_unwind(run).unwrap_or_else(|_| Err("a panic, whose message is above".into()));
+        let report =
+            catch_unwind(run).unwrap_or_else(|_| Err("a panic, whose message is above".into()));
         report.map_err(|error| CrashFinding {
             run: Some(number),
             repeats_exactly: shape.repeats_exactly(),
@@ -430,7 +504,8 @@ impl Shared {
                 return Ok(());
             }
             let number = self.next_run.fetch_add(1, Ordering::Relaxed);
-            let report = self.run(number).inspect_err(|_| self.stop.store(true, Ordering::Relaxed))?;
+            let report =
+                self.run(number).inspect_err(|_| self.stop.store(true, Ordering::Relaxed))?;
             self.total.lock().add(&report);
             if options.only_run.is_some() {
                 return Ok(());
@@ -439,7 +514,11 @@ impl Shared {
     }
 
     /// Waits until all workers have ended, or none makes progress.
-    fn wait_for<T>(&self, workers: &[thread::JoinHandle<T>], progress: &mut dyn FnMut(&CrashReport)) -> Result<(), CrashFinding> {
+    fn wait_for<T>(
+        &self,
+        workers: &[thread::JoinHandle<T>],
+        progress: &mut dyn FnMut(&CrashReport),
+    ) -> Result<(), CrashFinding> {
         let mut last = (0, clock::now_monotonic());
         while workers.iter().any(|worker| !worker.is_finished()) {
             clock::sleep(Duration::from_millis(20));
@@ -450,7 +529,9 @@ impl Shared {
             }
             if last.1.elapsed() > HANG_TIME {
                 let (seed, runs) = (self.options.seed, total.runs);
-                let problem = format!("no run ended for {HANG_TIME:?}: the volume hangs (seed {seed}, after {runs} runs)");
+                let problem = format!(
+                    "no run ended for {HANG_TIME:?}: the volume hangs (seed {seed}, after {runs} runs)"
+                );
                 return Err(CrashFinding { run: None, repeats_exactly: false, problem });
             }
         }
@@ -461,14 +542,15 @@ impl Shared {
 /// Runs the test.
 ///
 /// # Errors
-/// The first state that is not permitted: seed, run, crash point, client, what was expected and what was found.
+/// The first state that is not permitted: seed, run, crash point, client, what was expected and
+/// what was found.
 pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
     let (report, outcome) = run_until(options, &Arc::new(AtomicBool::new(false)), &mut |_| {});
     outcome.map(|()| report).map_err(|finding| finding.problem)
 }
 
-/// As [`run`], until `stop` is set; `progress` is told several times a second what has been tested. What was tested is returned
-/// with a finding, too.
+/// As [`run`], until `stop` is set; `progress` is told several times a second what has been tested.
+/// What was tested is returned with a finding, too.
 pub fn run_until(
     options: &CrashOptions,
     stop: &Arc<AtomicBool>,

@@ -1,11 +1,14 @@
-//! Every request of a recorded run fails in turn: the first read, the second, … the last, then writes, then flushes; once, or from
-//! then on; with EIO, and writes and flushes also with ENOSPC, as of a sparse image whose file system is full.
+//! Every request of a recorded run fails in turn: the first read, the second, … the last, then
+//! writes, then flushes; once, or from then on; with EIO, and writes and flushes also with ENOSPC,
+//! as of a sparse image whose file system is full.
 //!
-//! Required: who asked is told, or nobody needs to be; what is read is right; and whatever was acknowledged, before the
-//! failure or after it, is there after a power failure at the end. One operation that fails for any other reason than the
-//! model's, and is no fsync, ends the run, since it may have been done or not.
+//! Required: who asked is told, or nobody needs to be; what is read is right; and whatever was
+//! acknowledged, before the failure or after it, is there after a power failure at the end. One
+//! operation that fails for any other reason than the model's, and is no fsync, ends the run, since
+//! it may have been done or not.
 //!
-//! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them one after the other are another.
+//! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them
+//! one after the other are another.
 use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::operation::{Base, Operation, Target};
@@ -19,7 +22,9 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, Superblock};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, Superblock,
+};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -69,7 +74,8 @@ pub enum Structure {
 
 impl Structure {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Superblock, Self::Bitmap, Self::Log, Self::Node, Self::Data, Self::Device];
+    pub const ALL: [Self; 6] =
+        [Self::Superblock, Self::Bitmap, Self::Log, Self::Node, Self::Data, Self::Device];
 
     /// Its name in a table.
     #[must_use]
@@ -155,10 +161,14 @@ enum Ending {
 
 /// All workloads: each step with what makes it durable, and all steps in one.
 fn workloads() -> Vec<(String, Vec<Step>)> {
-    let named = |name: &str| *STEPS.iter().find(|step| step.name == name).expect("the set has this step");
-    let durable = [named("fsync a"), named("fsync d"), named("fdatasync a"), named("sync"), named("commit")];
+    let named =
+        |name: &str| *STEPS.iter().find(|step| step.name == name).expect("the set has this step");
+    let durable =
+        [named("fsync a"), named("fsync d"), named("fdatasync a"), named("sync"), named("commit")];
     let alone = |step: &Step| (step.name.to_owned(), vec![*step, durable[0], durable[3]]);
-    let mixed = (0..STEPS.len()).flat_map(|index| [Some(STEPS[index]), (index % 2 == 1).then(|| durable[index / 2 % durable.len()])]);
+    let mixed = (0..STEPS.len()).flat_map(|index| {
+        [Some(STEPS[index]), (index % 2 == 1).then(|| durable[index / 2 % durable.len()])]
+    });
     let mut all: Vec<_> = STEPS.iter().map(alone).collect();
     all.push(("all steps".into(), mixed.flatten().collect()));
     all
@@ -166,8 +176,15 @@ fn workloads() -> Vec<(String, Vec<Step>)> {
 
 /// All kinds of fault. No read fails for lack of space.
 fn kinds() -> Vec<FaultKind> {
-    let errors = [(Request::Read, false), (Request::Write, false), (Request::Flush, false), (Request::Write, true), (Request::Flush, true)];
-    let both = |(request, no_space)| [false, true].map(|lasting| FaultKind { request, no_space, lasting });
+    let errors = [
+        (Request::Read, false),
+        (Request::Write, false),
+        (Request::Flush, false),
+        (Request::Write, true),
+        (Request::Flush, true),
+    ];
+    let both =
+        |(request, no_space)| [false, true].map(|lasting| FaultKind { request, no_space, lasting });
     errors.into_iter().flat_map(both).collect()
 }
 
@@ -187,12 +204,17 @@ fn all_rows(kinds: &[FaultKind]) -> Vec<FaultRow> {
 ///
 /// # Errors
 /// The volume to begin with can't be made. Findings are in the report.
-pub fn run(seed: u64, stop: &AtomicBool, progress: &mut dyn FnMut(u64, u64)) -> Result<FaultReport, String> {
+pub fn run(
+    seed: u64,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<FaultReport, String> {
     let start = Start::new(&systematic::setup())?;
     let kinds = kinds();
     let workloads = workloads();
     let workloads_total = workloads.len() as u64;
-    let mut report = FaultReport { workloads_total, rows: all_rows(&kinds), ..FaultReport::default() };
+    let mut report =
+        FaultReport { workloads_total, rows: all_rows(&kinds), ..FaultReport::default() };
     for (name, steps) in &workloads {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -207,11 +229,16 @@ pub fn run(seed: u64, stop: &AtomicBool, progress: &mut dyn FnMut(u64, u64)) -> 
                     None => break,
                     Some(met) => met,
                 };
-                let row = rows.iter_mut().find(|row| row.structure == structure).expect("a row for each structure");
+                let row = rows
+                    .iter_mut()
+                    .find(|row| row.structure == structure)
+                    .expect("a row for each structure");
                 row.outcomes.add(&outcome);
                 of_workload.add(&outcome);
                 if let Err(problem) = outcome {
-                    report.findings.push(format!("{name}: {fault} ({}): {problem}", structure.name()));
+                    report
+                        .findings
+                        .push(format!("{name}: {fault} ({}): {problem}", structure.name()));
                 }
             }
         }
@@ -241,7 +268,8 @@ impl Outcomes {
     }
 }
 
-/// Where the structures of a workload's volume stand: nodes are found by reading what a run without faults has left.
+/// Where the structures of a workload's volume stand: nodes are found by reading what a run without
+/// faults has left.
 pub(crate) struct Map {
     geometry: Geometry,
     nodes: BTreeSet<u64>,
@@ -253,17 +281,21 @@ impl Map {
         let touched: Arc<Mutex<BTreeSet<u64>>> = Arc::new(Mutex::new(Rank::LEAF, BTreeSet::new()));
         let seen = touched.clone();
         device.fail_when(move |request| {
-            let blocks =
-                request.offset_bytes / BLOCK_SIZE as u64..(request.offset_bytes + request.length_bytes).div_ceil(BLOCK_SIZE as u64);
+            let blocks = request.offset_bytes / BLOCK_SIZE as u64
+                ..(request.offset_bytes + request.length_bytes).div_ceil(BLOCK_SIZE as u64);
             seen.lock().extend(blocks);
             false
         });
         let block = |number: BlockNumber| {
             let mut bytes = vec![0; BLOCK_SIZE];
-            device.read(number.offset_bytes(), &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
+            device
+                .read(number.offset_bytes(), &mut bytes)
+                .map(|()| bytes)
+                .map_err(|error| error.to_string())
         };
         let first = Geometry::SUPERBLOCKS[0];
-        let superblock = Superblock::decode(&block(first)?, first).map_err(|error| error.to_string())?;
+        let superblock =
+            Superblock::decode(&block(first)?, first).map_err(|error| error.to_string())?;
         let is_node = |address: &u64| {
             let mut page = Box::new([0; NODE_SIZE]);
             let read = device.read(BlockNumber(*address).offset_bytes(), &mut page[..]);
@@ -272,7 +304,11 @@ impl Map {
         let last = superblock.geometry.total_blocks - NODE_BLOCKS;
         let nodes_now = || {
             let touched = touched.lock().clone();
-            touched.into_iter().filter(|address| *address <= last).filter(is_node).collect::<Vec<_>>()
+            touched
+                .into_iter()
+                .filter(|address| *address <= last)
+                .filter(is_node)
+                .collect::<Vec<_>>()
         };
         let volume = open(&device, false)?;
         let mut performer = Performer::new(start, &volume, &device)?;
@@ -291,10 +327,15 @@ impl Map {
 
     pub(crate) fn structure(&self, request: &simulated::Request) -> Structure {
         let block = BlockNumber(request.offset_bytes / BLOCK_SIZE as u64);
-        let within = |range: BlockRange| (range.start.0..range.start.0 + range.blocks).contains(&block.0);
+        let within =
+            |range: BlockRange| (range.start.0..range.start.0 + range.blocks).contains(&block.0);
         match request.operation {
             Request::Flush => Structure::Device,
-            _ if Geometry::SUPERBLOCKS.contains(&block) || block == self.geometry.superblock_copy() => Structure::Superblock,
+            _ if Geometry::SUPERBLOCKS.contains(&block)
+                || block == self.geometry.superblock_copy() =>
+            {
+                Structure::Superblock
+            }
             _ if within(self.geometry.bitmap_table()) => Structure::Bitmap,
             _ if within(self.geometry.log()) => Structure::Log,
             _ if self.nodes.contains(&block.0) => Structure::Node,
@@ -303,7 +344,8 @@ impl Map {
     }
 }
 
-/// A fault that was met, and what came of it: how the run ended, and how many states were judged afterwards.
+/// A fault that was met, and what came of it: how the run ended, and how many states were judged
+/// afterwards.
 struct Met {
     structure: Structure,
     outcome: Result<(Ending, u64), String>,
@@ -348,7 +390,11 @@ fn one(start: &Start, operations: &[Operation], map: &Map, fault: Fault, seed: u
 }
 
 /// Opens the volume, performs the operations, and closes it. What the client did, and how it ended.
-fn run_with_fault(start: &Start, operations: &[Operation], device: &Arc<SimulatedDevice>) -> Result<(ClientHistory, Ending), String> {
+fn run_with_fault(
+    start: &Start,
+    operations: &[Operation],
+    device: &Arc<SimulatedDevice>,
+) -> Result<(ClientHistory, Ending), String> {
     let Ok(volume) = open(device, false) else { return Ok((start.history(), Ending::Refused)) };
     let (mut history, told) = match Performer::new(start, &volume, device) {
         // Not even the root could be read.
@@ -372,12 +418,18 @@ fn run_with_fault(start: &Start, operations: &[Operation], device: &Arc<Simulate
 }
 
 /// Judges what power failures at the end leave; returns how many states there were.
-fn judge_states(device: &SimulatedDevice, history: &ClientHistory, seed: u64) -> Result<u64, String> {
+fn judge_states(
+    device: &SimulatedDevice,
+    history: &ClientHistory,
+    seed: u64,
+) -> Result<u64, String> {
     let mut explorer = device.explorer();
     explorer.advance_to(explorer.history_len());
     let mut random = Seeded::new(seed);
-    let mut states =
-        vec![Fate::Written, Fate::Lost].into_iter().map(|fate| explorer.state_with(|all| vec![fate; all.len()])).collect::<Vec<_>>();
+    let mut states = vec![Fate::Written, Fate::Lost]
+        .into_iter()
+        .map(|fate| explorer.state_with(|all| vec![fate; all.len()]))
+        .collect::<Vec<_>>();
     states.extend((0..3).map(|_| explorer.state(&mut random)));
     let count = states.len() as u64;
     for state in states {
@@ -395,7 +447,10 @@ pub(crate) enum Told {
     Unknown,
 }
 
-pub(crate) fn perform(performer: &mut Performer<'_>, operations: &[Operation]) -> Result<Told, String> {
+pub(crate) fn perform(
+    performer: &mut Performer<'_>,
+    operations: &[Operation],
+) -> Result<Told, String> {
     let mut told = Told::Nothing;
     for operation in operations {
         match performer.attempt(operation)? {
@@ -405,8 +460,10 @@ pub(crate) fn perform(performer: &mut Performer<'_>, operations: &[Operation]) -
         }
     }
     for (path, node) in performer.model().paths() {
-        let is_file = path.base == Base::Own && performer.model().node(node).is_some_and(|node| node.contents().is_some());
-        let read = Operation::Read { target: Target::Path(path), offset_bytes: 0, length_bytes: 1 << 17 };
+        let is_file = path.base == Base::Own
+            && performer.model().node(node).is_some_and(|node| node.contents().is_some());
+        let read =
+            Operation::Read { target: Target::Path(path), offset_bytes: 0, length_bytes: 1 << 17 };
         if is_file && performer.attempt(&read)? == Attempt::Reported {
             told = Told::Reported;
         }
@@ -414,11 +471,21 @@ pub(crate) fn perform(performer: &mut Performer<'_>, operations: &[Operation]) -
     Ok(told)
 }
 
-/// Judges a state. Data that could not be written may be missing, which is an error for who reads it, and a finding of fsck.
-fn judge(state: Arc<SimulatedDevice>, history: &ClientHistory, position: usize) -> Result<(), String> {
-    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
+/// Judges a state. Data that could not be written may be missing, which is an error for who reads
+/// it, and a finding of fsck.
+fn judge(
+    state: Arc<SimulatedDevice>,
+    history: &ClientHistory,
+    position: usize,
+) -> Result<(), String> {
+    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {})
+        .map_err(|error| format!("fsck: {error}"))?;
     let tolerated = |pass: PassId| history.may_be_unreadable && pass == PassId::Data;
-    if let Some(finding) = report.findings.iter().find(|finding| finding.severity == Severity::Error && !tolerated(finding.pass)) {
+    if let Some(finding) = report
+        .findings
+        .iter()
+        .find(|finding| finding.severity == Severity::Error && !tolerated(finding.pass))
+    {
         return Err(format!("fsck finds {finding:?}"));
     }
     let found = Found::read(&open(&state, true)?)?;
@@ -431,23 +498,47 @@ mod tests {
 
     #[test]
     fn every_request_of_each_kind_is_met() {
-        let report = run(1, &AtomicBool::new(false), &mut |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
+        let report = run(1, &AtomicBool::new(false), &mut |_, _| {})
+            .unwrap_or_else(|error| panic!("{error}"));
         assert!(report.findings.is_empty(), "{}", report.findings.join("\n"));
-        assert_eq!((report.workloads as usize, report.operations.len()), (STEPS.len() + 1, STEPS.len() + 1));
+        assert_eq!(
+            (report.workloads as usize, report.operations.len()),
+            (STEPS.len() + 1, STEPS.len() + 1)
+        );
         for kind in kinds() {
             let rows = report.rows.iter().filter(|row| {
                 let error = if kind.no_space { "ENOSPC" } else { "EIO" };
-                (row.request.as_str(), row.error, row.lasting) == (&*kind.request.to_string(), error, kind.lasting)
+                (row.request.as_str(), row.error, row.lasting)
+                    == (&*kind.request.to_string(), error, kind.lasting)
             });
-            let sum = |count: fn(&Outcomes) -> u64| rows.clone().map(|row| count(&row.outcomes)).sum::<u64>();
-            assert!(sum(|row| row.faults) > 100 && sum(|row| row.reported + row.stopped) > 0 && sum(|row| row.states) > 0, "{kind:?}");
+            let sum = |count: fn(&Outcomes) -> u64| {
+                rows.clone().map(|row| count(&row.outcomes)).sum::<u64>()
+            };
+            assert!(
+                sum(|row| row.faults) > 100
+                    && sum(|row| row.reported + row.stopped) > 0
+                    && sum(|row| row.states) > 0,
+                "{kind:?}"
+            );
             let structures: Vec<Structure> = rows.clone().map(|row| row.structure).collect();
-            let expected = if kind.request == Request::Flush { &Structure::ALL[5..] } else { &Structure::ALL[..5] };
+            let expected = if kind.request == Request::Flush {
+                &Structure::ALL[5..]
+            } else {
+                &Structure::ALL[..5]
+            };
             assert_eq!(structures, expected, "{kind:?}");
         }
-        let all = report.rows.iter().map(|row| row.outcomes).chain(report.operations.iter().map(|row| row.outcomes));
+        let all = report
+            .rows
+            .iter()
+            .map(|row| row.outcomes)
+            .chain(report.operations.iter().map(|row| row.outcomes));
         for row in all {
-            assert_eq!(row.faults, row.refused + row.reported + row.stopped + row.absorbed, "{row:?}");
+            assert_eq!(
+                row.faults,
+                row.refused + row.reported + row.stopped + row.absorbed,
+                "{row:?}"
+            );
         }
         let sum = |faults: u64, row: &Outcomes| faults + row.faults;
         let by_structure = report.rows.iter().map(|row| &row.outcomes).fold(0, sum);
@@ -463,7 +554,8 @@ mod tests {
         let found = Found::read(&volume).expect("it is healthy");
         judge_found(&found, std::slice::from_ref(&history), 0).expect("nothing was done");
         let mut model = start.model.clone();
-        let path = crate::operation::Path { base: Base::Own, names: vec![crate::operation::Name(0)] };
+        let path =
+            crate::operation::Path { base: Base::Own, names: vec![crate::operation::Name(0)] };
         let write = Operation::Write {
             target: Target::Path(path),
             offset_bytes: 0,
@@ -471,7 +563,12 @@ mod tests {
             tag: crate::contents::Tag { client: 9, operation: 0 },
         };
         let (_, effects) = model.apply(&write);
-        history.push(write, crate::history::Span { history_begin: 0, begin: 50, end: 51 }, &effects, &model);
+        history.push(
+            write,
+            crate::history::Span { history_begin: 0, begin: 50, end: 51 },
+            &effects,
+            &model,
+        );
         history.acknowledge_all(0);
         judge_found(&found, std::slice::from_ref(&history), 0).expect_err("the write isn't there");
     }

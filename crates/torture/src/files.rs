@@ -4,7 +4,8 @@ use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume};
 use std::collections::BTreeMap;
 
 /// What a new regular file is like.
-pub const NEW_FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+pub const NEW_FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 /// Makes a volume with a log of `log_bytes`.
 ///
@@ -56,7 +57,11 @@ pub fn expect_files(volume: &Volume, expected: &BTreeMap<Vec<u8>, Vec<u8>>) -> R
         match read_named(volume, name) {
             Err(error) => return Err(format!("{shown}: {error}")),
             Ok(found) if found != *data => {
-                return Err(format!("{shown} holds {} bytes, not the {} that were written", found.len(), data.len()));
+                return Err(format!(
+                    "{shown} holds {} bytes, not the {} that were written",
+                    found.len(),
+                    data.len()
+                ));
             }
             Ok(_) => {}
         }

@@ -1,5 +1,5 @@
-//! What a volume holds, as plain data: every name, every attribute, every byte. It is read once and can be judged many times,
-//! since one image may be what several crashes leave.
+//! What a volume holds, as plain data: every name, every attribute, every byte. It is read once and
+//! can be judged many times, since one image may be what several crashes leave.
 use crate::snapshot::{Snapshot, of_volume, show};
 use cairn_engine::{Attributes, FileType, InodeNumber, Timestamp, Volume};
 use std::collections::BTreeMap;
@@ -21,7 +21,11 @@ pub struct Times {
 impl Times {
     /// Those of an object.
     pub fn of(attributes: &Attributes) -> Self {
-        Self { modified: attributes.modified, changed: attributes.changed, created: attributes.created }
+        Self {
+            modified: attributes.modified,
+            changed: attributes.changed,
+            created: attributes.created,
+        }
     }
 }
 
@@ -51,11 +55,14 @@ impl Found {
     /// # Errors
     /// The namespace can't be read. That a file can't be read is noted with the file.
     pub fn read(volume: &Volume) -> Result<Self, String> {
-        let names = of_volume(volume, LISTING_BATCH).map_err(|error| format!("reading the namespace: {error}"))?;
+        let names = of_volume(volume, LISTING_BATCH)
+            .map_err(|error| format!("reading the namespace: {error}"))?;
         let mut objects = BTreeMap::new();
         for (path, (_, inode)) in &names.names {
             if !objects.contains_key(inode) {
-                let attributes = volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
+                let attributes = volume
+                    .attributes(*inode)
+                    .map_err(|error| format!("{}: {error}", show(path)))?;
                 objects.insert(*inode, object(volume, &attributes));
             }
         }
@@ -67,7 +74,9 @@ fn object(volume: &Volume, attributes: &Attributes) -> FoundObject {
     let size_bytes = attributes.size_bytes;
     let read = || {
         let mut bytes = Vec::new();
-        volume.read(attributes.inode, 0, size_bytes as usize, &mut bytes).map_err(|error| format!("reading it: {error}"))?;
+        volume
+            .read(attributes.inode, 0, size_bytes as usize, &mut bytes)
+            .map_err(|error| format!("reading it: {error}"))?;
         if bytes.len() as u64 != size_bytes {
             return Err(format!("{} bytes could be read of {size_bytes}", bytes.len()));
         }

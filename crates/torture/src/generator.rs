@@ -1,5 +1,5 @@
-//! Makes random operations that are likely to meet: names come from a small set, and half of the paths are ones that
-//! exist in the model.
+//! Makes random operations that are likely to meet: names come from a small set, and half of the
+//! paths are ones that exist in the model.
 use crate::contents::{BLOCK_BYTES, Tag};
 use crate::model::{Model, NodeId};
 use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet};
@@ -22,13 +22,24 @@ pub struct Profile {
 
 impl Profile {
     /// For tests without crashes.
-    pub const PLAIN: Profile =
-        Profile { file_bytes_max: 1 << 20, durability_interval: 40, extremes: true, fsync_without_wait: false, log_pressure_percent: 0 };
+    pub const PLAIN: Profile = Profile {
+        file_bytes_max: 1 << 20,
+        durability_interval: 40,
+        extremes: true,
+        fsync_without_wait: false,
+        log_pressure_percent: 0,
+    };
     /// For crash states: small, and with many points of durability.
-    pub const CRASH: Profile =
-        Profile { file_bytes_max: 96 << 10, durability_interval: 8, extremes: false, fsync_without_wait: true, log_pressure_percent: 0 };
+    pub const CRASH: Profile = Profile {
+        file_bytes_max: 96 << 10,
+        durability_interval: 8,
+        extremes: false,
+        fsync_without_wait: true,
+        log_pressure_percent: 0,
+    };
     /// For crash states in which a small log wraps around and is full.
-    pub const CRASH_FULL_LOG: Profile = Profile { durability_interval: 12, log_pressure_percent: 30, ..Profile::CRASH };
+    pub const CRASH_FULL_LOG: Profile =
+        Profile { durability_interval: 12, log_pressure_percent: 30, ..Profile::CRASH };
 }
 
 /// A seeded source of operations.
@@ -54,7 +65,9 @@ impl Generator {
         match self.random.below(40) {
             0 => Name::TOO_LONG,
             1 => Name::BINARY,
-            2..5 => Name(Name::SHORT + self.random.below(u64::from(Name::LONG_END - Name::SHORT)) as u8),
+            2..5 => {
+                Name(Name::SHORT + self.random.below(u64::from(Name::LONG_END - Name::SHORT)) as u8)
+            }
             _ => Name(self.random.below(u64::from(Name::SHORT)) as u8),
         }
     }
@@ -69,12 +82,19 @@ impl Generator {
                 Want::Directory => node.is_directory(),
             }
         });
-        if paths.is_empty() { None } else { Some(paths.swap_remove(self.random.below(paths.len() as u64) as usize)) }
+        if paths.is_empty() {
+            None
+        } else {
+            Some(paths.swap_remove(self.random.below(paths.len() as u64) as usize))
+        }
     }
 
     /// A path for something new: a name in a directory that exists, mostly.
     fn fresh(&mut self, model: &Model) -> Path {
-        let directory = self.existing(model, &Want::Directory).map(|(path, _)| path).filter(|path| path.names.len() < 4);
+        let directory = self
+            .existing(model, &Want::Directory)
+            .map(|(path, _)| path)
+            .filter(|path| path.names.len() < 4);
         let name = self.name();
         directory.unwrap_or(Path { base: Base::Own, names: Vec::new() }).join(name)
     }
@@ -111,7 +131,8 @@ impl Generator {
             0 => size.min(limit),
             1 => 0,
             2 => self.random.below(size.min(limit) + 1) / BLOCK_BYTES * BLOCK_BYTES,
-            3 => (self.random.below(limit / BLOCK_BYTES) * BLOCK_BYTES + self.random.below(7)).saturating_sub(3),
+            3 => (self.random.below(limit / BLOCK_BYTES) * BLOCK_BYTES + self.random.below(7))
+                .saturating_sub(3),
             _ => self.random.below(size.min(limit) + BLOCK_BYTES),
         }
     }
@@ -152,9 +173,21 @@ impl Generator {
         match self.random.below(12) {
             0 => Operation::Sync,
             1 => Operation::Trim,
-            2 => Operation::Fsync { target: Target::Path(self.path(model, Want::Directory)), data_only: false, wait },
-            3..6 => Operation::Fsync { target: self.target(model, Want::Regular), data_only: true, wait },
-            _ => Operation::Fsync { target: self.target(model, Want::Regular), data_only: false, wait },
+            2 => Operation::Fsync {
+                target: Target::Path(self.path(model, Want::Directory)),
+                data_only: false,
+                wait,
+            },
+            3..6 => Operation::Fsync {
+                target: self.target(model, Want::Regular),
+                data_only: true,
+                wait,
+            },
+            _ => Operation::Fsync {
+                target: self.target(model, Want::Regular),
+                data_only: false,
+                wait,
+            },
         }
     }
 
@@ -163,19 +196,38 @@ impl Generator {
         let size = Self::size_of(model, &target);
         let (offset_bytes, length_bytes) = (self.offset(size), self.length());
         match self.random.below(20) {
-            0..11 => Operation::Write { target, offset_bytes, length_bytes: length_bytes.max(1), tag },
+            0..11 => {
+                Operation::Write { target, offset_bytes, length_bytes: length_bytes.max(1), tag }
+            }
             11..13 => Operation::Read { target, offset_bytes, length_bytes },
             13..16 => Operation::Truncate { target, size_bytes: offset_bytes },
             16..19 => {
-                let modes = [Allocate::Extend, Allocate::KeepSize, Allocate::Punch, Allocate::Zero, Allocate::ZeroKeepSize];
+                let modes = [
+                    Allocate::Extend,
+                    Allocate::KeepSize,
+                    Allocate::Punch,
+                    Allocate::Zero,
+                    Allocate::ZeroKeepSize,
+                ];
                 // Reserving blocks far away would fill the volume.
                 let offset_bytes = offset_bytes % (2 * self.profile.file_bytes_max);
-                Operation::Allocate { target, offset_bytes, length_bytes, mode: modes[self.random.below(5) as usize] }
+                Operation::Allocate {
+                    target,
+                    offset_bytes,
+                    length_bytes,
+                    mode: modes[self.random.below(5) as usize],
+                }
             }
             _ => {
                 let to = self.target(model, Want::Regular);
                 let to_offset_bytes = self.offset(Self::size_of(model, &to));
-                Operation::CopyRange { from: target, from_offset_bytes: offset_bytes, to, to_offset_bytes, length_bytes }
+                Operation::CopyRange {
+                    from: target,
+                    from_offset_bytes: offset_bytes,
+                    to,
+                    to_offset_bytes,
+                    length_bytes,
+                }
             }
         }
     }
@@ -184,7 +236,11 @@ impl Generator {
         match self.random.below(40) {
             0..10 => {
                 let mode = self.random.below(0o1000) as u32;
-                Operation::Create { path: self.fresh(model), mode, uid: self.random.below(5) as u32 }
+                Operation::Create {
+                    path: self.fresh(model),
+                    mode,
+                    uid: self.random.below(5) as u32,
+                }
             }
             10..14 => {
                 let set_group_id = if self.random.chance(1, 6) { 0o2000 } else { 0 };
@@ -193,12 +249,24 @@ impl Generator {
             14..16 => {
                 let lengths = [1, 10, 100, 1000, 4095, 4096, 0];
                 let rare = if self.random.chance(1, 4) { 7 } else { 4 };
-                Operation::MakeSymlink { path: self.fresh(model), target_bytes: lengths[self.random.below(rare) as usize] }
+                Operation::MakeSymlink {
+                    path: self.fresh(model),
+                    target_bytes: lengths[self.random.below(rare) as usize],
+                }
             }
             16 => {
-                let kinds = [Special::Fifo, Special::Socket, Special::CharacterDevice, Special::BlockDevice];
+                let kinds = [
+                    Special::Fifo,
+                    Special::Socket,
+                    Special::CharacterDevice,
+                    Special::BlockDevice,
+                ];
                 let special = kinds[self.random.below(4) as usize];
-                Operation::MakeSpecial { path: self.fresh(model), special, device: self.random.below(1 << 20) as u32 }
+                Operation::MakeSpecial {
+                    path: self.fresh(model),
+                    special,
+                    device: self.random.below(1 << 20) as u32,
+                }
             }
             17..20 => Operation::Link { from: self.path(model, Want::Any), to: self.fresh(model) },
             20..24 => Operation::Unlink { path: self.path(model, Want::Any) },
@@ -214,7 +282,8 @@ impl Generator {
             _ => (Want::Regular, Want::Regular),
         };
         let from = self.path(model, want_from);
-        let to = if self.random.chance(2, 3) { self.path(model, want_to) } else { self.fresh(model) };
+        let to =
+            if self.random.chance(2, 3) { self.path(model, want_to) } else { self.fresh(model) };
         let mode = match self.random.below(8) {
             0 => Rename::NoReplace,
             1 | 2 => Rename::Exchange,
@@ -228,7 +297,11 @@ impl Generator {
         let handle = self.random.below(5) as u8;
         match self.random.below(9) {
             0..4 => Operation::Open { path: self.path(model, Want::Regular), handle },
-            4..6 => Operation::CreateUnnamed { directory: self.path(model, Want::Directory), handle, mode: 0o640 },
+            4..6 => Operation::CreateUnnamed {
+                directory: self.path(model, Want::Directory),
+                handle,
+                mode: 0o640,
+            },
             6 => Operation::LinkHandle { handle, to: self.fresh(model) },
             _ => Operation::Close { handle },
         }
@@ -239,12 +312,20 @@ impl Generator {
         let name = self.random.below(8) as u8;
         match self.random.below(12) {
             0..3 => Operation::SetMode { target, mode: self.random.below(0o1000) as u32 },
-            3..5 => Operation::SetOwner { target, uid: self.random.below(9) as u32, gid: self.random.below(9) as u32 },
-            5 => Operation::SetModified { target, seconds: self.random.below(1 << 32) as i64 - (1 << 31) },
+            3..5 => Operation::SetOwner {
+                target,
+                uid: self.random.below(9) as u32,
+                gid: self.random.below(9) as u32,
+            },
+            5 => Operation::SetModified {
+                target,
+                seconds: self.random.below(1 << 32) as i64 - (1 << 31),
+            },
             6 => Operation::GetXattr { target, name },
             7 => Operation::RemoveXattr { target, name },
             _ => {
-                let mode = [XattrSet::Any, XattrSet::Any, XattrSet::Create, XattrSet::Replace][self.random.below(4) as usize];
+                let mode = [XattrSet::Any, XattrSet::Any, XattrSet::Create, XattrSet::Replace]
+                    [self.random.below(4) as usize];
                 let length_bytes = match self.random.below(12) {
                     0 => 0,
                     1 if self.profile.extremes => 60_000 + self.random.below(5_600) as u32,

@@ -1,9 +1,9 @@
 //! What one client did, in a form that answers: could this be found after a crash?
 //!
-//! *Prefix p* is the state after the client's first `p` operations. After a crash the namespace must be that of one
-//! prefix, not shorter than what was acknowledged, not longer than what had begun. File data may be older than the
-//! prefix, but not older than what was acknowledged for that file: each block is one of the versions that the block had
-//! since then.
+//! *Prefix p* is the state after the client's first `p` operations. After a crash the namespace
+//! must be that of one prefix, not shorter than what was acknowledged, not longer than what had
+//! begun. File data may be older than the prefix, but not older than what was acknowledged for that
+//! file: each block is one of the versions that the block had since then.
 use crate::contents::Block;
 use crate::found::Times;
 use crate::model::{Effects, Layout, Model, NodeId};
@@ -80,7 +80,8 @@ struct Promise {
 pub struct NotedTimes {
     /// What they were.
     pub times: Times,
-    /// When the operation began, if it changed data: part of that may survive, with a time at which it was under way.
+    /// When the operation began, if it changed data: part of that may survive, with a time at which
+    /// it was under way.
     pub begun: Option<Timestamp>,
 }
 
@@ -150,12 +151,27 @@ impl ClientHistory {
         let prefix = index + 1;
         if let Some((node, data_only)) = effects.fsync {
             let certain = self.certain.get(&node).copied().unwrap_or_default();
-            let namespace = if data_only { certain.data } else { certain.data.max(certain.metadata) };
-            self.promises.insert(index, Promise { namespace, contents: prefix, scope: Scope::Node(node), times: !data_only });
+            let namespace =
+                if data_only { certain.data } else { certain.data.max(certain.metadata) };
+            self.promises.insert(
+                index,
+                Promise {
+                    namespace,
+                    contents: prefix,
+                    scope: Scope::Node(node),
+                    times: !data_only,
+                },
+            );
         } else if operation == Operation::Sync {
-            self.promises.insert(index, Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true });
+            self.promises.insert(
+                index,
+                Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true },
+            );
         } else if matches!(operation, Operation::Commit | Operation::Trim) {
-            self.promises.insert(index, Promise { namespace: prefix, contents: 0, scope: Scope::All, times: false });
+            self.promises.insert(
+                index,
+                Promise { namespace: prefix, contents: 0, scope: Scope::All, times: false },
+            );
         }
         for node in &effects.metadata {
             self.certain.entry(*node).or_default().metadata = prefix;
@@ -163,7 +179,13 @@ impl ClientHistory {
         }
         let adds_data = matches!(operation, Operation::Write { .. });
         let may_undo = matches!(operation, Operation::Truncate { .. })
-            || matches!(operation, Operation::Allocate { mode: Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize, .. });
+            || matches!(
+                operation,
+                Operation::Allocate {
+                    mode: Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize,
+                    ..
+                }
+            );
         for node in &effects.data {
             let certain = self.certain.entry(*node).or_default();
             certain.data = if adds_data {
@@ -185,7 +207,12 @@ impl ClientHistory {
             let snapshot = of_model(model);
             let last = self.runs.last().expect("there is a first run");
             let same_names = last.snapshot.digest == snapshot.digest
-                && last.snapshot.names.values().map(|(_, id)| id).eq(snapshot.names.values().map(|(_, id)| id));
+                && last
+                    .snapshot
+                    .names
+                    .values()
+                    .map(|(_, id)| id)
+                    .eq(snapshot.names.values().map(|(_, id)| id));
             if !same_names {
                 self.runs.push(Run { first: prefix, snapshot: Arc::new(snapshot) });
             }
@@ -202,7 +229,10 @@ impl ClientHistory {
             file.sizes.push((prefix, contents.size_bytes()));
         }
         for block in before.changed_blocks(contents) {
-            file.blocks.entry(block).or_default().push((prefix, contents.blocks().get(&block).cloned()));
+            file.blocks
+                .entry(block)
+                .or_default()
+                .push((prefix, contents.blocks().get(&block).cloned()));
         }
         *before = contents.clone();
     }
@@ -215,8 +245,8 @@ impl ClientHistory {
         }
     }
 
-    /// Notes that what operation `operation` (an fsync or sync) promises had been acknowledged when the device had
-    /// recorded `at` events.
+    /// Notes that what operation `operation` (an fsync or sync) promises had been acknowledged when
+    /// the device had recorded `at` events.
     pub fn acknowledge(&mut self, acknowledgement: Acknowledgement) {
         if let Some(promise) = self.promises.get(&acknowledgement.operation) {
             self.acknowledged.push((acknowledgement.at, *promise));
@@ -226,10 +256,14 @@ impl ClientHistory {
     /// Notes that everything done so far was durable at `at`, wherever it was promised.
     pub fn acknowledge_all(&mut self, at: usize) {
         let prefix = self.operations.len();
-        self.acknowledged.push((at, Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true }));
+        self.acknowledged.push((
+            at,
+            Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true },
+        ));
     }
 
-    /// The same for a device that broke its promises later than `at`: nothing counts that was acknowledged since.
+    /// The same for a device that broke its promises later than `at`: nothing counts that was
+    /// acknowledged since.
     pub(crate) fn acknowledged_until(&self, at: usize) -> Self {
         let mut history = self.clone();
         history.acknowledged.retain(|(acknowledged_at, _)| *acknowledged_at <= at);
@@ -247,7 +281,8 @@ impl ClientHistory {
         self.acknowledged.iter().filter(move |(at, _)| *at <= position).map(|(_, promise)| promise)
     }
 
-    /// The shortest and the longest prefix that may be found after a crash at `position` of the device's history.
+    /// The shortest and the longest prefix that may be found after a crash at `position` of the
+    /// device's history.
     pub fn prefixes_at(&self, position: usize) -> (usize, usize) {
         let least = self.promised(position).map(|promise| promise.namespace).max().unwrap_or(0);
         let most = self.spans.partition_point(|span| span.history_begin < position);
@@ -256,22 +291,32 @@ impl ClientHistory {
 
     /// The same number for positions at which the same may be found.
     pub(crate) fn promises_key(&self, position: usize) -> u64 {
-        let acknowledged = self.acknowledged.iter().filter(|(at, _)| *at <= position).count() as u64;
+        let acknowledged =
+            self.acknowledged.iter().filter(|(at, _)| *at <= position).count() as u64;
         let (_, most) = self.prefixes_at(position);
         acknowledged << 32 | most as u64
     }
 
-    /// The prefix whose contents of `node` are the oldest that may be found after a crash at `position`.
+    /// The prefix whose contents of `node` are the oldest that may be found after a crash at
+    /// `position`.
     pub fn contents_floor(&self, node: NodeId, position: usize) -> usize {
-        let concerns = |promise: &&Promise| promise.scope == Scope::All || promise.scope == Scope::Node(node);
+        let concerns =
+            |promise: &&Promise| promise.scope == Scope::All || promise.scope == Scope::Node(node);
         self.promised(position).filter(concerns).map(|promise| promise.contents).max().unwrap_or(0)
     }
 
-    /// The prefix whose times of `node` are the oldest that may be found after a crash at `position` that left at least the
-    /// first `first` operations.
+    /// The prefix whose times of `node` are the oldest that may be found after a crash at
+    /// `position` that left at least the first `first` operations.
     pub fn times_floor(&self, node: NodeId, position: usize, first: usize) -> usize {
-        let concerns = |promise: &&Promise| promise.times && (promise.scope == Scope::All || promise.scope == Scope::Node(node));
-        let promised = self.promised(position).filter(concerns).map(|promise| promise.contents).max().unwrap_or(0);
+        let concerns = |promise: &&Promise| {
+            promise.times && (promise.scope == Scope::All || promise.scope == Scope::Node(node))
+        };
+        let promised = self
+            .promised(position)
+            .filter(concerns)
+            .map(|promise| promise.contents)
+            .max()
+            .unwrap_or(0);
         let logged = self.times.get(&node).map_or(&[][..], |times| &times.logged);
         let logged = logged.iter().copied().filter(|prefix| *prefix <= first).max().unwrap_or(0);
         promised.max(logged)
@@ -284,8 +329,15 @@ impl ClientHistory {
 }
 
 /// The value that a history of changes had at `prefix`, and those it took up to `last`.
-pub fn values_between<T>(changes: &[(usize, T)], prefix: usize, last: usize) -> (Option<&T>, impl Iterator<Item = &T>) {
+pub fn values_between<T>(
+    changes: &[(usize, T)],
+    prefix: usize,
+    last: usize,
+) -> (Option<&T>, impl Iterator<Item = &T>) {
     let split = changes.partition_point(|(at, _)| *at <= prefix);
     let current = split.checked_sub(1).map(|index| &changes[index].1);
-    (current, changes[split..].iter().take_while(move |(at, _)| *at <= last).map(|(_, value)| value))
+    (
+        current,
+        changes[split..].iter().take_while(move |(at, _)| *at <= last).map(|(_, value)| value),
+    )
 }

@@ -1,11 +1,13 @@
-//! Tests that try to break Cairn: random operations against a model, crash states, and what they need.
+//! Tests that try to break Cairn: random operations against a model, crash states, and what they
+//! need.
 //!
-//! Start at [`crash::run`] (power failures at very many points of a recorded run) and [`plain::run`] (one client, no
-//! crash, everything compared). [`model`] says what is right; [`generator`] makes operations; [`runner`] performs them
-//! on a volume; [`history`] and [`verdict`] decide whether what a crash left is permitted.
+//! Start at [`crash::run`] (power failures at very many points of a recorded run) and
+//! [`plain::run`] (one client, no crash, everything compared). [`model`] says what is right;
+//! [`generator`] makes operations; [`runner`] performs them on a volume; [`history`] and
+//! [`verdict`] decide whether what a crash left is permitted.
 //!
-//! Everything follows from a seed. With one client and no background work the same seed gives the same run; with
-//! several, the seed fixes what each client does, but not how they interleave.
+//! Everything follows from a seed. With one client and no background work the same seed gives the
+//! same run; with several, the seed fixes what each client does, but not how they interleave.
 #![forbid(unsafe_code)]
 
 pub mod ace;
@@ -40,7 +42,8 @@ pub mod workload;
 
 pub use contents::Tag;
 
-/// The seed from the variable `CAIRN_SEED`, or a random one, which is printed so that a failure can be repeated.
+/// The seed from the variable `CAIRN_SEED`, or a random one, which is printed so that a failure can
+/// be repeated.
 ///
 /// # Panics
 /// When the variable is not a number.

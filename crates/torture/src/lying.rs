@@ -1,5 +1,6 @@
-//! A device that lies once: it says that a request has been done, and does something else. A flush makes nothing durable, a write
-//! is dropped, or it goes to another place, where it destroys what stands there. Everything before and after is done.
+//! A device that lies once: it says that a request has been done, and does something else. A flush
+//! makes nothing durable, a write is dropped, or it goes to another place, where it destroys what
+//! stands there. Everything before and after is done.
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 /// What is done instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lie {
-    /// A flush does nothing. What it should have made durable is covered by the next one; until then a crash may lose it.
+    /// A flush does nothing. What it should have made durable is covered by the next one; until
+    /// then a crash may lose it.
     LostFlush,
     /// A write does nothing: what stood there stays.
     LostWrite,
@@ -56,7 +58,11 @@ impl Lying {
     }
 
     fn note(&self, offset_bytes: u64, length_bytes: u64) {
-        let _ = self.met.set(Met { offset_bytes, length_bytes, history_len: self.device.history_len() });
+        let _ = self.met.set(Met {
+            offset_bytes,
+            length_bytes,
+            history_len: self.device.history_len(),
+        });
     }
 }
 
@@ -101,7 +107,8 @@ mod tests {
         bytes[0]
     }
 
-    /// Writes blocks 1, 2 and 3, each with a flush; what they hold, now and after a power failure that loses what is unflushed.
+    /// Writes blocks 1, 2 and 3, each with a flush; what they hold, now and after a power failure
+    /// that loses what is unflushed.
     fn blocks_after(lie: Lie, after: u64) -> [[u8; 5]; 2] {
         let device = Arc::new(SimulatedDevice::new(1 << 20));
         let lying = Lying::new(device.clone(), lie, after);
@@ -110,7 +117,8 @@ mod tests {
             lying.flush().expect("it says so");
         }
         let crashed = device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
-        [&*device as &dyn BlockDevice, &crashed].map(|device| [0, 1, 2, 3, 4].map(|block| first_byte(device, block)))
+        [&*device as &dyn BlockDevice, &crashed]
+            .map(|device| [0, 1, 2, 3, 4].map(|block| first_byte(device, block)))
     }
 
     #[test]

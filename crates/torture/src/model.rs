@@ -1,10 +1,12 @@
-//! A file system in memory, as simple as can be, that says what every operation must return and leave behind.
+//! A file system in memory, as simple as can be, that says what every operation must return and
+//! leave behind.
 //!
-//! Each client of a test has a model of its own: the tree below its own directory, and its names in the directory that
-//! all clients share. Nothing here is taken from the engine, so that a mistake of one is not repeated by the other.
+//! Each client of a test has a model of its own: the tree below its own directory, and its names in
+//! the directory that all clients share. Nothing here is taken from the engine, so that a mistake
+//! of one is not repeated by the other.
 //!
-//! Invariants: `links` of a file is the number of its names, of a directory 2 + its subdirectories; a node without
-//! names stays as long as a handle refers to it.
+//! Invariants: `links` of a file is the number of its names, of a directory 2 + its subdirectories;
+//! a node without names stays as long as a handle refers to it.
 use crate::contents::Contents;
 use crate::operation::{Base, Name, Path, Special, Target};
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,7 +90,16 @@ pub struct Node {
 impl Node {
     pub(crate) fn new(body: Body, mode: u32, uid: u32, gid: u32) -> Self {
         let links = if matches!(body, Body::Directory(..)) { 2 } else { 1 };
-        Self { body, mode, uid, gid, links, xattrs: BTreeMap::new(), modified_seconds: None, handles: 0 }
+        Self {
+            body,
+            mode,
+            uid,
+            gid,
+            links,
+            xattrs: BTreeMap::new(),
+            modified_seconds: None,
+            handles: 0,
+        }
     }
     /// Whether it is a directory.
     pub fn is_directory(&self) -> bool {
@@ -107,7 +118,8 @@ impl Node {
 /// Who uses the model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// One client that owns the volume: its own directory is the volume's root, the shared one is called `shared`.
+    /// One client that owns the volume: its own directory is the volume's root, the shared one is
+    /// called `shared`.
     Alone,
     /// One of several: its own directory is called `client-N`, the shared one `shared`.
     Among(u8),
@@ -162,7 +174,13 @@ impl Model {
             Layout::Alone => drop(nodes.remove(&2)),
             Layout::Among(client) => drop(root.insert(own_name(client), 2)),
         }
-        nodes.insert(0, Node { links: 2 + root.len() as u32, ..Node::new(Body::Directory(root, 0), 0o755, 0, 0) });
+        nodes.insert(
+            0,
+            Node {
+                links: 2 + root.len() as u32,
+                ..Node::new(Body::Directory(root, 0), 0o755, 0, 0)
+            },
+        );
         Self { nodes, handles: BTreeMap::new(), own, shared: 1, client, layout, next: 3 }
     }
 
@@ -195,7 +213,9 @@ impl Model {
             next += 1;
             let Some(entries) = self.nodes[&id].entries() else { continue };
             for (bytes, &child) in entries {
-                if let Some(name) = (0..=u8::MAX / 8).map(Name).find(|name| name.bytes(self.client) == *bytes) {
+                if let Some(name) =
+                    (0..=u8::MAX / 8).map(Name).find(|name| name.bytes(self.client) == *bytes)
+                {
                     found.push((path.join(name), child));
                 }
             }

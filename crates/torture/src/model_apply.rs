@@ -1,7 +1,9 @@
 //! What each operation does to the [`Model`], and what it must return.
 use crate::contents::pattern;
 use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value, XattrValue};
-use crate::operation::{Allocate, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name};
+use crate::operation::{
+    Allocate, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name,
+};
 use crate::snapshot::hash;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,10 +25,16 @@ impl Model {
 
     fn perform(&mut self, operation: &Operation, effects: &mut Effects) -> Outcome {
         match operation {
-            Operation::Create { path, mode, uid } => self.make(path, Node::new(Body::Regular(Default::default()), *mode, *uid, 0), effects),
-            Operation::MakeDirectory { path, mode } => {
-                self.make(path, Node::new(Body::Directory(BTreeMap::new(), 0), *mode, 0, 0), effects)
-            }
+            Operation::Create { path, mode, uid } => self.make(
+                path,
+                Node::new(Body::Regular(Default::default()), *mode, *uid, 0),
+                effects,
+            ),
+            Operation::MakeDirectory { path, mode } => self.make(
+                path,
+                Node::new(Body::Directory(BTreeMap::new(), 0), *mode, 0, 0),
+                effects,
+            ),
             Operation::MakeSymlink { path, target_bytes } => {
                 Self::expect_name(&self.place(path)?.1)?;
                 match *target_bytes {
@@ -34,7 +42,11 @@ impl Model {
                     1..=SYMLINK_BYTES_MAX => {}
                     _ => return Err(Failure::NameLength),
                 }
-                self.make(path, Node::new(Body::Symlink(symlink_target(*target_bytes)), 0o777, 0, 0), effects)
+                self.make(
+                    path,
+                    Node::new(Body::Symlink(symlink_target(*target_bytes)), 0o777, 0, 0),
+                    effects,
+                )
             }
             Operation::MakeSpecial { path, special, device } => {
                 self.make(path, Node::new(Body::Special(*special, *device), 0o644, 0, 0), effects)
@@ -175,7 +187,8 @@ impl Model {
             }
             Operation::GetXattr { target, name } => {
                 let node = self.target(target)?;
-                let value = self.nodes[&node].xattrs.get(&xattr_name(*name)).ok_or(Failure::NoAttribute)?;
+                let value =
+                    self.nodes[&node].xattrs.get(&xattr_name(*name)).ok_or(Failure::NoAttribute)?;
                 Ok(Value::Bytes(value.bytes.to_vec()))
             }
             Operation::RemoveXattr { target, name } => {
@@ -201,7 +214,12 @@ impl Model {
         }
     }
 
-    fn contents_mut(&mut self, node: NodeId, changes: bool, effects: &mut Effects) -> &mut crate::contents::Contents {
+    fn contents_mut(
+        &mut self,
+        node: NodeId,
+        changes: bool,
+        effects: &mut Effects,
+    ) -> &mut crate::contents::Contents {
         if changes {
             effects.data.insert(node);
             self.get(node).modified_seconds = None;
@@ -342,7 +360,9 @@ impl Model {
                 match (source_is_directory, target_is_directory) {
                     (true, false) => return Err(Failure::NotDirectory),
                     (false, true) => return Err(Failure::IsDirectory),
-                    (true, true) if !self.entries(target).is_empty() => return Err(Failure::NotEmpty),
+                    (true, true) if !self.entries(target).is_empty() => {
+                        return Err(Failure::NotEmpty);
+                    }
                     _ => {}
                 }
             }

@@ -25,7 +25,11 @@ fn check(model: &Model) {
     for (id, node) in &model.nodes {
         assert_eq!(node.links, links.get(id).copied().unwrap_or(0), "links of {id}");
         assert!(node.links > 0 || node.handles > 0, "{id} should be gone");
-        assert_eq!(node.handles as usize, model.handles.values().filter(|held| *held == id).count(), "handles of {id}");
+        assert_eq!(
+            node.handles as usize,
+            model.handles.values().filter(|held| *held == id).count(),
+            "handles of {id}"
+        );
     }
 }
 
@@ -75,7 +79,10 @@ fn the_generator_reaches_successes_and_failures() {
         Failure::NotPermitted,
     ];
     for failure in expected {
-        assert!(failures.contains(&format!("{failure:?}")), "{failure:?} never happened; {failures:?} did");
+        assert!(
+            failures.contains(&format!("{failure:?}")),
+            "{failure:?} never happened; {failures:?} did"
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! Operations on a file system as data: each one complete in itself, printable, and replayable in any subset, so that
-//! a failing list can be made shorter by leaving operations out.
+//! Operations on a file system as data: each one complete in itself, printable, and replayable in
+//! any subset, so that a failing list can be made shorter by leaving operations out.
 use crate::contents::Tag;
 use std::fmt;
 
@@ -22,7 +22,9 @@ impl Name {
         let first = b'0' + client;
         match self.0 {
             0..Self::SHORT => vec![first, b'a' + self.0],
-            Self::SHORT..Self::LONG_END => [&[first, b'L'], &[b'p' + self.0 - Self::SHORT; 253][..]].concat(),
+            Self::SHORT..Self::LONG_END => {
+                [&[first, b'L'], &[b'p' + self.0 - Self::SHORT; 253][..]].concat()
+            }
             15 => [&[first, b'T'], &[b't'; 254][..]].concat(),
             _ => vec![first, 0xFF, 0xFE, self.0, b'\n'],
         }
@@ -122,7 +124,8 @@ pub enum Rename {
     NoReplace,
     /// The two change places.
     Exchange,
-    /// It is replaced, and a whiteout stands at the old name: a character device 0/0 without permissions.
+    /// It is replaced, and a whiteout stands at the old name: a character device 0/0 without
+    /// permissions.
     Leave,
 }
 
@@ -310,5 +313,9 @@ pub fn symlink_target(target_bytes: u16) -> Vec<u8> {
 
 /// The operations one a line with their indices, for a report.
 pub fn listing(operations: &[Operation]) -> String {
-    operations.iter().enumerate().map(|(index, operation)| format!("{index:5}  {operation:?}\n")).collect()
+    operations
+        .iter()
+        .enumerate()
+        .map(|(index, operation)| format!("{index:5}  {operation:?}\n"))
+        .collect()
 }

@@ -1,5 +1,5 @@
-//! One client and no crash: after every few operations, and after each remount, the volume must equal the model in
-//! everything, and fsck must find nothing.
+//! One client and no crash: after every few operations, and after each remount, the volume must
+//! equal the model in everything, and fsck must find nothing.
 use crate::contents::{BLOCK_BYTES, describe};
 use crate::crash::expect_clean;
 use crate::generator::{Generator, Profile};
@@ -48,49 +48,89 @@ const COMPARE_WHOLE_BYTES: u64 = 4 << 20;
 fn compare_files(volume: &Volume, model: &Model) -> Result<(), String> {
     let expected = of_model(model);
     let batch = 1 + expected.names.len() % 13;
-    let found = of_volume(volume, batch).map_err(|error| format!("reading the namespace: {error}"))?;
+    let found =
+        of_volume(volume, batch).map_err(|error| format!("reading the namespace: {error}"))?;
     if expected.digest != found.digest {
-        return Err(format!("the namespace differs:\n    {}", differences(&expected, &found).join("\n    ")));
+        return Err(format!(
+            "the namespace differs:\n    {}",
+            differences(&expected, &found).join("\n    ")
+        ));
     }
     for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
         let node = model.node(*node).expect("a snapshot's nodes exist");
-        let attributes = volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
-        if let Some(seconds) = node.modified_seconds.filter(|seconds| *seconds != attributes.modified.seconds) {
-            return Err(format!("{} was modified at {}, expected {seconds}", show(path), attributes.modified.seconds));
+        let attributes =
+            volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
+        if let Some(seconds) =
+            node.modified_seconds.filter(|seconds| *seconds != attributes.modified.seconds)
+        {
+            return Err(format!(
+                "{} was modified at {}, expected {seconds}",
+                show(path),
+                attributes.modified.seconds
+            ));
         }
         if let Some(contents) = node.contents() {
             if contents.size_bytes() != attributes.size_bytes {
-                return Err(format!("{} has {} bytes, expected {}", show(path), attributes.size_bytes, contents.size_bytes()));
+                return Err(format!(
+                    "{} has {} bytes, expected {}",
+                    show(path),
+                    attributes.size_bytes,
+                    contents.size_bytes()
+                ));
             }
-            compare_contents(volume, *inode, contents).map_err(|error| format!("{} (inode {inode}): {error}", show(path)))?;
+            compare_contents(volume, *inode, contents)
+                .map_err(|error| format!("{} (inode {inode}): {error}", show(path)))?;
         }
     }
     Ok(())
 }
 
-fn compare_contents(volume: &Volume, inode: InodeNumber, contents: &crate::contents::Contents) -> Result<(), String> {
+fn compare_contents(
+    volume: &Volume,
+    inode: InodeNumber,
+    contents: &crate::contents::Contents,
+) -> Result<(), String> {
     let size = contents.size_bytes();
     let ranges: Vec<(u64, u64)> = if size <= COMPARE_WHOLE_BYTES {
         vec![(0, size + 1)]
     } else {
-        let around = contents.blocks().keys().map(|block| (block.saturating_sub(1) * BLOCK_BYTES, 3 * BLOCK_BYTES));
+        let around = contents
+            .blocks()
+            .keys()
+            .map(|block| (block.saturating_sub(1) * BLOCK_BYTES, 3 * BLOCK_BYTES));
         around.chain([(0, BLOCK_BYTES), (size - 5, 100)]).collect()
     };
     for (offset, length) in ranges {
         let expected = contents.read(offset, length);
         let mut found = Vec::new();
-        volume.read(inode, offset, length as usize, &mut found).map_err(|error| format!("reading at {offset}: {error}"))?;
+        volume
+            .read(inode, offset, length as usize, &mut found)
+            .map_err(|error| format!("reading at {offset}: {error}"))?;
         if expected != found {
             let at = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
-            let near = |bytes: &[u8]| describe(offset + at as u64, &bytes[at.min(bytes.len())..bytes.len().min(at + 8192)]);
-            return Err(format!("differs at {}: expected {}, found {}", offset + at as u64, near(&expected), near(&found)));
+            let near = |bytes: &[u8]| {
+                describe(
+                    offset + at as u64,
+                    &bytes[at.min(bytes.len())..bytes.len().min(at + 8192)],
+                )
+            };
+            return Err(format!(
+                "differs at {}: expected {}, found {}",
+                offset + at as u64,
+                near(&expected),
+                near(&found)
+            ));
         }
     }
     compare_holes(volume, inode, contents)
 }
 
 /// What `seek` calls a hole must be zeros, and it must come to an end.
-fn compare_holes(volume: &Volume, inode: InodeNumber, contents: &crate::contents::Contents) -> Result<(), String> {
+fn compare_holes(
+    volume: &Volume,
+    inode: InodeNumber,
+    contents: &crate::contents::Contents,
+) -> Result<(), String> {
     let size = contents.size_bytes();
     let mut at = 0;
     while at < size {
@@ -99,14 +139,21 @@ fn compare_holes(volume: &Volume, inode: InodeNumber, contents: &crate::contents
             Err(Error::OutOfRange) => size,
             Err(error) => return Err(format!("seeking data at {at}: {error}")),
         };
-        let hidden = contents.blocks().range(at / BLOCK_BYTES..data / BLOCK_BYTES).find(|(_, block)| block.iter().any(|&byte| byte != 0));
+        let hidden = contents
+            .blocks()
+            .range(at / BLOCK_BYTES..data / BLOCK_BYTES)
+            .find(|(_, block)| block.iter().any(|&byte| byte != 0));
         if data < at || hidden.is_some_and(|(block, _)| (block + 1) * BLOCK_BYTES > at) {
-            return Err(format!("seek says that {at} to {data} is a hole, but there is data in it"));
+            return Err(format!(
+                "seek says that {at} to {data} is a hole, but there is data in it"
+            ));
         }
         if data >= size {
             break;
         }
-        let hole = volume.seek(inode, data, SeekTarget::Hole).map_err(|error| format!("seeking a hole at {data}: {error}"))?;
+        let hole = volume
+            .seek(inode, data, SeekTarget::Hole)
+            .map_err(|error| format!("seeking a hole at {data}: {error}"))?;
         if hole <= data {
             return Err(format!("seek finds data and a hole at {data}"));
         }
@@ -137,20 +184,33 @@ pub fn replay(operations: &[Operation], options: &PlainOptions) -> Result<(), St
 type NextOperation<'a> = dyn FnMut(&Model, usize) -> Option<Operation> + 'a;
 
 /// Performs what `next` gives until it gives nothing; returns what was performed.
-fn perform(options: &PlainOptions, next: &mut NextOperation<'_>) -> (Vec<Operation>, Result<(), String>) {
+fn perform(
+    options: &PlainOptions,
+    next: &mut NextOperation<'_>,
+) -> (Vec<Operation>, Result<(), String>) {
     let mut done = Vec::new();
     let result = try_perform(options, next, &mut done);
     (done, result)
 }
 
-fn try_perform(options: &PlainOptions, next: &mut NextOperation<'_>, done: &mut Vec<Operation>) -> Result<(), String> {
+fn try_perform(
+    options: &PlainOptions,
+    next: &mut NextOperation<'_>,
+    done: &mut Vec<Operation>,
+) -> Result<(), String> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(options.volume_bytes));
-    mkfs(&*device, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() }).map_err(|error| format!("mkfs: {error}"))?;
-    let open = || Volume::open(device.clone(), options.volume_options()).map_err(|error| format!("open: {error}"));
+    mkfs(&*device, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() })
+        .map_err(|error| format!("mkfs: {error}"))?;
+    let open = || {
+        Volume::open(device.clone(), options.volume_options())
+            .map_err(|error| format!("open: {error}"))
+    };
     let mut volume = open()?;
     make_bases(&volume, 0).map_err(|error| format!("making the bases: {error}"))?;
     let mut model = Model::new(Layout::Alone);
-    let start = |volume: &Volume| Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"));
+    let start = |volume: &Volume| {
+        Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))
+    };
     let mut runner = start(&volume)?;
     while let Some(operation) = next(&model, done.len()) {
         let index = done.len();
@@ -159,14 +219,17 @@ fn try_perform(options: &PlainOptions, next: &mut NextOperation<'_>, done: &mut 
         let (expected, _) = model.apply(&operation);
         compare_outcome(index, &operation, &found, &expected)?;
         if done.len().is_multiple_of(options.compare_interval) {
-            compare_files(&volume, &model).map_err(|error| format!("after operation {index}: {error}"))?;
+            compare_files(&volume, &model)
+                .map_err(|error| format!("after operation {index}: {error}"))?;
             compare_space(&volume, options.volume_bytes)?;
         }
         if done.len().is_multiple_of(options.remount_interval) {
-            remount(&mut runner, &mut model, volume, &*device).map_err(|error| format!("after operation {index}: {error}"))?;
+            remount(&mut runner, &mut model, volume, &*device)
+                .map_err(|error| format!("after operation {index}: {error}"))?;
             volume = open()?;
             runner = start(&volume)?;
-            compare_files(&volume, &model).map_err(|error| format!("remounted after operation {index}: {error}"))?;
+            compare_files(&volume, &model)
+                .map_err(|error| format!("remounted after operation {index}: {error}"))?;
         }
     }
     remount(&mut runner, &mut model, volume, &*device)?;
@@ -174,7 +237,12 @@ fn try_perform(options: &PlainOptions, next: &mut NextOperation<'_>, done: &mut 
 }
 
 /// Closes everything; fsck must be content.
-fn remount(runner: &mut Runner, model: &mut Model, volume: Volume, device: &dyn BlockDevice) -> Result<(), String> {
+fn remount(
+    runner: &mut Runner,
+    model: &mut Model,
+    volume: Volume,
+    device: &dyn BlockDevice,
+) -> Result<(), String> {
     runner.close_all();
     for handle in model.handles() {
         let _ = model.apply(&Operation::Close { handle });
@@ -183,33 +251,50 @@ fn remount(runner: &mut Runner, model: &mut Model, volume: Volume, device: &dyn 
     expect_clean(device).map(|_| ())
 }
 
-/// Performs `count` random operations on a new volume; a list that fails is made shorter before it is reported.
+/// Performs `count` random operations on a new volume; a list that fails is made shorter before it
+/// is reported.
 ///
 /// # Errors
 /// The first difference, with a list of operations that shows it.
-pub fn run(seed: u64, count: usize, profile: Profile, options: &PlainOptions) -> Result<(), String> {
+pub fn run(
+    seed: u64,
+    count: usize,
+    profile: Profile,
+    options: &PlainOptions,
+) -> Result<(), String> {
     let mut generator = Generator::new(seed, profile);
-    let (done, result) = perform(options, &mut |model, index| (index < count).then(|| generator.next(model, index)));
+    let (done, result) =
+        perform(options, &mut |model, index| (index < count).then(|| generator.next(model, index)));
     let Err(error) = result else { return Ok(()) };
     let (shorter, error) = shrink(done, error, options);
     let shown = &shorter[shorter.len().saturating_sub(LISTED_MAX)..];
     let left_out = shorter.len() - shown.len();
-    Err(format!("CAIRN_SEED={seed}: {error}\n  {options:?}\n  operations, without the first {left_out}:\n{}", listing(shown)))
+    Err(format!(
+        "CAIRN_SEED={seed}: {error}\n  {options:?}\n  operations, without the first {left_out}:\n{}",
+        listing(shown)
+    ))
 }
 
 /// Operations that a report lists.
 const LISTED_MAX: usize = 80;
 
-/// Leaves out what is not needed for the list to fail (delta debugging: Zeller, Hildebrandt, 2002, in its simple form).
-fn shrink(mut operations: Vec<Operation>, mut error: String, options: &PlainOptions) -> (Vec<Operation>, String) {
+/// Leaves out what is not needed for the list to fail (delta debugging: Zeller, Hildebrandt, 2002,
+/// in its simple form).
+fn shrink(
+    mut operations: Vec<Operation>,
+    mut error: String,
+    options: &PlainOptions,
+) -> (Vec<Operation>, String) {
     const TIME_MAX: Duration = Duration::from_secs(60);
     let begin = cairn_environment::clock::now_monotonic();
-    let options = PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };
+    let options =
+        PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };
     let mut part = operations.len() / 2;
     while part > 0 {
         let mut at = 0;
         while at < operations.len() && begin.elapsed() < TIME_MAX {
-            let shorter: Vec<Operation> = [&operations[..at], &operations[(at + part).min(operations.len())..]].concat();
+            let shorter: Vec<Operation> =
+                [&operations[..at], &operations[(at + part).min(operations.len())..]].concat();
             match replay(&shorter, &options) {
                 Err(problem) => (operations, error) = (shorter, problem),
                 Ok(()) => at += part,

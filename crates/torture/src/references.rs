@@ -1,11 +1,11 @@
-//! What a volume's blocks are for, found by following the pointers from its superblock: damage to what nothing refers to may go
-//! unnoticed, damage to anything else must not.
+//! What a volume's blocks are for, found by following the pointers from its superblock: damage to
+//! what nothing refers to may go unnoticed, damage to anything else must not.
 //!
 //! Neither the engine nor fsck is asked, only the format; and everything must be whole.
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, EntryFlags, Extent, ExtentKind, Generation, Geometry, ItemKind, Key,
-    NODE_SIZE, Node, RootItem, Superblock, TREE_FILES,
+    BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, EntryFlags, Extent, ExtentKind,
+    Generation, Geometry, ItemKind, Key, NODE_SIZE, Node, RootItem, Superblock, TREE_FILES,
 };
 use std::collections::BTreeMap;
 
@@ -51,12 +51,22 @@ impl References {
     /// # Panics
     /// Anything of it is damaged.
     pub fn of(device: &dyn BlockDevice) -> Self {
-        let slots = Geometry::SUPERBLOCKS.map(|slot| Superblock::decode(&read(device, slot, 1), slot).expect("a superblock"));
+        let slots = Geometry::SUPERBLOCKS
+            .map(|slot| Superblock::decode(&read(device, slot, 1), slot).expect("a superblock"));
         let newest = usize::from(slots[1].generation > slots[0].generation);
         let superblock = slots[newest].clone();
         let copy = superblock.geometry.superblock_copy();
-        assert_eq!(Superblock::decode(&read(device, copy, 1), copy), Ok(superblock.clone()), "the copy");
-        let mut references = Self { superblock, blocks: BTreeMap::new(), covered_bytes: BTreeMap::new(), checkpoints: 0 };
+        assert_eq!(
+            Superblock::decode(&read(device, copy, 1), copy),
+            Ok(superblock.clone()),
+            "the copy"
+        );
+        let mut references = Self {
+            superblock,
+            blocks: BTreeMap::new(),
+            covered_bytes: BTreeMap::new(),
+            checkpoints: 0,
+        };
         references.add(BlockRange::new(Geometry::SUPERBLOCKS[newest], 1), Reference::NewestSlot);
         references.add(BlockRange::new(Geometry::SUPERBLOCKS[1 - newest], 1), Reference::OtherSlot);
         references.add(BlockRange::new(copy, 1), Reference::SuperblockCopy);
@@ -64,7 +74,9 @@ impl References {
         let mut extents = Extents::new();
         references.add_tree(device, references.superblock.root.block, &mut extents);
         references.add_log(device, &mut extents);
-        for (extent, checkpoint) in extents.values().filter(|(extent, _)| extent.kind == ExtentKind::Data) {
+        for (extent, checkpoint) in
+            extents.values().filter(|(extent, _)| extent.kind == ExtentKind::Data)
+        {
             references.add(extent.range(), checkpoint.map_or(Reference::Data, Reference::NewData));
         }
         references
@@ -74,7 +86,8 @@ impl References {
         self.blocks.extend((range.start.0..range.end().0).map(|block| (block, reference)));
     }
 
-    /// As [`Self::add`], of a structure with a header, which says how much of its blocks the checksum covers.
+    /// As [`Self::add`], of a structure with a header, which says how much of its blocks the
+    /// checksum covers.
     fn add_covered(&mut self, device: &dyn BlockDevice, range: BlockRange, reference: Reference) {
         let length: [u8; 4] = read(device, range.start, 1)[12..16].try_into().expect("four bytes");
         let (last, before) = (range.end().0 - 1, (range.blocks as usize - 1) * BLOCK_SIZE);
@@ -87,18 +100,26 @@ impl References {
         for group in 0..geometry.groups() {
             let generation_of = |slot: usize| -> Option<Generation> {
                 let block = read(device, geometry.bitmap_block(group, slot), 1);
-                let generation = Bitmap::decode_slot(&block, &self.superblock, group, slot).ok()?.generation;
+                let generation =
+                    Bitmap::decode_slot(&block, &self.superblock, group, slot).ok()?.generation;
                 Some(generation).filter(|generation| *generation <= self.superblock.generation)
             };
             let counts = usize::from(generation_of(1) > generation_of(0));
-            self.add_covered(device, BlockRange::new(geometry.bitmap_block(group, counts), 1), Reference::Bitmap);
+            self.add_covered(
+                device,
+                BlockRange::new(geometry.bitmap_block(group, counts), 1),
+                Reference::Bitmap,
+            );
         }
     }
 
     /// The nodes below `block`, and the trees and extents that they name.
     fn add_tree(&mut self, device: &dyn BlockDevice, block: BlockNumber, extents: &mut Extents) {
         let range = BlockRange::node(block);
-        let page: Box<[u8; NODE_SIZE]> = read(device, block, range.blocks).into_boxed_slice().try_into().expect("a node's length");
+        let page: Box<[u8; NODE_SIZE]> = read(device, block, range.blocks)
+            .into_boxed_slice()
+            .try_into()
+            .expect("a node's length");
         let node = Node::decode(page, self.superblock.volume, block).expect("a node");
         self.add(range, Reference::Node);
         for (index, (key, value)) in node.items().enumerate() {
@@ -117,10 +138,18 @@ impl References {
         let (ring, mut at) = (self.superblock.geometry.log(), self.superblock.log_tail);
         loop {
             let start = BlockNumber(ring.start.0 + at.block);
-            let Some(blocks) = Checkpoint::blocks_announced(&read(device, start, 1)) else { return };
+            let Some(blocks) = Checkpoint::blocks_announced(&read(device, start, 1)) else {
+                return;
+            };
             assert!(at.block + blocks < ring.blocks, "these logs don't go round their end");
-            let Ok(checkpoint) = Checkpoint::decode(read(device, start, blocks), self.superblock.volume, at.block) else { return };
-            if (checkpoint.header.log_epoch, checkpoint.header.sequence) != (self.superblock.log_epoch, at.sequence) {
+            let Ok(checkpoint) =
+                Checkpoint::decode(read(device, start, blocks), self.superblock.volume, at.block)
+            else {
+                return;
+            };
+            if (checkpoint.header.log_epoch, checkpoint.header.sequence)
+                != (self.superblock.log_epoch, at.sequence)
+            {
                 return;
             }
             at.block += blocks;
@@ -128,12 +157,24 @@ impl References {
             if checkpoint.header.generation <= self.superblock.generation {
                 continue;
             }
-            self.add_covered(device, BlockRange::new(start, blocks), Reference::Checkpoint(self.checkpoints));
-            for entry in checkpoint.entries().filter(|entry| entry.key.kind == ItemKind::Extent as u8) {
+            self.add_covered(
+                device,
+                BlockRange::new(start, blocks),
+                Reference::Checkpoint(self.checkpoints),
+            );
+            for entry in
+                checkpoint.entries().filter(|entry| entry.key.kind == ItemKind::Extent as u8)
+            {
                 extents.remove(&entry.key);
                 if !entry.flags.contains(EntryFlags::DELETE) {
                     let is_new = entry.flags.contains(EntryFlags::NEW_DATA);
-                    extents.insert(entry.key, (Extent::decode(entry.value).expect("an extent"), is_new.then_some(self.checkpoints)));
+                    extents.insert(
+                        entry.key,
+                        (
+                            Extent::decode(entry.value).expect("an extent"),
+                            is_new.then_some(self.checkpoints),
+                        ),
+                    );
                 }
             }
             self.checkpoints += 1;

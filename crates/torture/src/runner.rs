@@ -1,14 +1,17 @@
 //! Performs operations on a volume, as one client.
 //!
-//! Paths are walked through `lookup`, as the kernel would, and every reference taken is given back, so that an inode
-//! without names lives exactly as long as a handle of the client refers to it.
+//! Paths are walked through `lookup`, as the kernel would, and every reference taken is given back,
+//! so that an inode without names lives exactly as long as a handle of the client refers to it.
 use crate::contents::pattern;
 use crate::found::Times;
 use crate::model::{Failure, Layout, Outcome, SHARED_NAME, Value, own_name};
-use crate::operation::{self, Allocate, Base, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name};
+use crate::operation::{
+    self, Allocate, Base, Operation, Path, Rename, Special, Target, XattrSet, symlink_target,
+    xattr_name,
+};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, TimeChange, Timestamp,
-    Volume, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode,
+    RenameMode, TimeChange, Timestamp, Volume, XattrMode,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,13 +70,23 @@ pub fn make_bases(volume: &Volume, clients: u8) -> Result<(), Error> {
     let mut names = vec![SHARED_NAME.to_vec()];
     names.extend((0..clients).map(own_name));
     for name in names {
-        let made = volume.create(volume.root(), &name, &new_inode(FileType::Directory, 0o755, 0, 0, None))?;
+        let made = volume.create(
+            volume.root(),
+            &name,
+            &new_inode(FileType::Directory, 0o755, 0, 0, None),
+        )?;
         volume.forget(made.inode, 1);
     }
     Ok(())
 }
 
-fn new_inode(file_type: FileType, mode: u32, uid: u32, device: u32, target: Option<&[u8]>) -> NewInode<'_> {
+fn new_inode(
+    file_type: FileType,
+    mode: u32,
+    uid: u32,
+    device: u32,
+    target: Option<&[u8]>,
+) -> NewInode<'_> {
     NewInode { file_type, mode, uid, gid: 0, device: u64::from(device), target }
 }
 
@@ -103,7 +116,14 @@ impl Runner {
             Layout::Alone => (root, 0),
             Layout::Among(client) => (volume.lookup(root, &own_name(client))?.inode, client),
         };
-        Ok(Self { volume: volume.clone(), client, own, shared, handles: BTreeMap::new(), fsync_ended: None })
+        Ok(Self {
+            volume: volume.clone(),
+            client,
+            own,
+            shared,
+            handles: BTreeMap::new(),
+            fsync_ended: None,
+        })
     }
 
     /// Has `ended` called, with the operation's index, for every fsync with `wait: false`.
@@ -132,7 +152,10 @@ impl Runner {
         let base = if path.base == Base::Own { self.own } else { self.shared };
         let mut held = Held { volume: &self.volume, inode: base, counted: false };
         for name in &path.names {
-            let found = self.volume.lookup(held.inode, &name.bytes(self.client)).map_err(|error| failure(&error))?;
+            let found = self
+                .volume
+                .lookup(held.inode, &name.bytes(self.client))
+                .map_err(|error| failure(&error))?;
             held = Held { volume: &self.volume, inode: found.inode, counted: true };
         }
         Ok(held)
@@ -187,7 +210,9 @@ impl Runner {
             }
             Operation::CreateUnnamed { directory, handle, mode } => {
                 let held = self.resolve(directory)?;
-                let made = self.volume.create_unnamed(held.inode, &new_inode(FileType::Regular, *mode, 0, 0, None));
+                let made = self
+                    .volume
+                    .create_unnamed(held.inode, &new_inode(FileType::Regular, *mode, 0, 0, None));
                 let inode = made.map_err(|error| failure(&error))?.inode;
                 drop(held);
                 self.keep(*handle, inode);
@@ -210,8 +235,12 @@ impl Runner {
     fn perform_on_names(&self, index: usize, operation: &Operation) -> Outcome {
         let volume = &self.volume;
         match operation {
-            Operation::Create { path, mode, uid } => self.create(path, new_inode(FileType::Regular, *mode, *uid, 0, None)),
-            Operation::MakeDirectory { path, mode } => self.create(path, new_inode(FileType::Directory, *mode, 0, 0, None)),
+            Operation::Create { path, mode, uid } => {
+                self.create(path, new_inode(FileType::Regular, *mode, *uid, 0, None))
+            }
+            Operation::MakeDirectory { path, mode } => {
+                self.create(path, new_inode(FileType::Directory, *mode, 0, 0, None))
+            }
             Operation::MakeSymlink { path, target_bytes } => {
                 let target = symlink_target(*target_bytes);
                 self.create(path, new_inode(FileType::Symlink, 0o777, 0, 0, Some(&target)))
@@ -243,7 +272,9 @@ impl Runner {
                     Rename::Leave => {
                         let whiteout = new_inode(FileType::CharacterDevice, 0, 0, 0, None);
                         let mode = RenameMode::Replace;
-                        return nothing(volume.rename_leaving(old.inode, &old_name, new.inode, &new_name, mode, &whiteout));
+                        return nothing(volume.rename_leaving(
+                            old.inode, &old_name, new.inode, &new_name, mode, &whiteout,
+                        ));
                     }
                     Rename::Replace => RenameMode::Replace,
                     Rename::NoReplace => RenameMode::NoReplace,
@@ -263,12 +294,17 @@ impl Runner {
         match operation {
             Operation::Write { target, offset_bytes, length_bytes, tag } => {
                 let held = self.target(target)?;
-                nothing(volume.write(held.inode, *offset_bytes, &pattern(*tag, *offset_bytes, *length_bytes)))
+                nothing(volume.write(
+                    held.inode,
+                    *offset_bytes,
+                    &pattern(*tag, *offset_bytes, *length_bytes),
+                ))
             }
             Operation::Read { target, offset_bytes, length_bytes } => {
                 let held = self.target(target)?;
                 let mut bytes = Vec::new();
-                let result = volume.read(held.inode, *offset_bytes, *length_bytes as usize, &mut bytes);
+                let result =
+                    volume.read(held.inode, *offset_bytes, *length_bytes as usize, &mut bytes);
                 result.map(|()| Value::Bytes(bytes)).map_err(|error| failure(&error))
             }
             Operation::Allocate { target, offset_bytes, length_bytes, mode } => {
@@ -284,7 +320,13 @@ impl Runner {
             }
             Operation::CopyRange { from, from_offset_bytes, to, to_offset_bytes, length_bytes } => {
                 let (source, target) = (self.target(from)?, self.target(to)?);
-                let copied = volume.copy_range(source.inode, *from_offset_bytes, target.inode, *to_offset_bytes, *length_bytes);
+                let copied = volume.copy_range(
+                    source.inode,
+                    *from_offset_bytes,
+                    target.inode,
+                    *to_offset_bytes,
+                    *length_bytes,
+                );
                 copied.map(Value::Count).map_err(|error| failure(&error))
             }
             Operation::Fsync { target, data_only, wait } => {
@@ -310,22 +352,33 @@ impl Runner {
 
     fn change(&self, target: &Target, change: AttributeChange) -> Outcome {
         let held = self.target(target)?;
-        self.volume.set_attributes(held.inode, &change).map(|_| Value::Nothing).map_err(|error| failure(&error))
+        self.volume
+            .set_attributes(held.inode, &change)
+            .map(|_| Value::Nothing)
+            .map_err(|error| failure(&error))
     }
 
     fn perform_on_attributes(&self, operation: &Operation) -> Outcome {
         let volume = &self.volume;
         match operation {
-            Operation::Truncate { target, size_bytes } => {
-                self.change(target, AttributeChange { size: Some(*size_bytes), ..AttributeChange::default() })
-            }
-            Operation::SetMode { target, mode } => self.change(target, AttributeChange { mode: Some(*mode), ..AttributeChange::default() }),
-            Operation::SetOwner { target, uid, gid } => {
-                self.change(target, AttributeChange { uid: Some(*uid), gid: Some(*gid), ..AttributeChange::default() })
-            }
+            Operation::Truncate { target, size_bytes } => self.change(
+                target,
+                AttributeChange { size: Some(*size_bytes), ..AttributeChange::default() },
+            ),
+            Operation::SetMode { target, mode } => self.change(
+                target,
+                AttributeChange { mode: Some(*mode), ..AttributeChange::default() },
+            ),
+            Operation::SetOwner { target, uid, gid } => self.change(
+                target,
+                AttributeChange { uid: Some(*uid), gid: Some(*gid), ..AttributeChange::default() },
+            ),
             Operation::SetModified { target, seconds } => {
                 let time = TimeChange::At(Timestamp { seconds: *seconds, nanoseconds: 7 });
-                self.change(target, AttributeChange { modified: Some(time), ..AttributeChange::default() })
+                self.change(
+                    target,
+                    AttributeChange { modified: Some(time), ..AttributeChange::default() },
+                )
             }
             Operation::SetXattr { target, name, length_bytes, tag, mode } => {
                 let held = self.target(target)?;
@@ -339,13 +392,19 @@ impl Runner {
             }
             Operation::GetXattr { target, name } => {
                 let held = self.target(target)?;
-                volume.get_xattr(held.inode, &xattr_name(*name)).map(Value::Bytes).map_err(|error| failure(&error))
+                volume
+                    .get_xattr(held.inode, &xattr_name(*name))
+                    .map(Value::Bytes)
+                    .map_err(|error| failure(&error))
             }
             Operation::RemoveXattr { target, name } => {
                 let held = self.target(target)?;
                 nothing(volume.remove_xattr(held.inode, &xattr_name(*name)))
             }
-            other => unreachable!("{:?} is performed elsewhere", operation::listing(std::slice::from_ref(other))),
+            other => unreachable!(
+                "{:?} is performed elsewhere",
+                operation::listing(std::slice::from_ref(other))
+            ),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! The crash-state search of one recorded run: a power failure between every two device operations, with the sets of unflushed
-//! writes that may have survived ([`crate::survivors`]).
+//! The crash-state search of one recorded run: a power failure between every two device operations,
+//! with the sets of unflushed writes that may have survived ([`crate::survivors`]).
 //!
-//! What a failure leaves is an image. Images that are equal are read once: fsck checks the image, then it is opened read-only,
-//! which replays the log in memory, and every name, attribute and byte is read. What was found is then judged for every
-//! failure that leaves this image, since what has been acknowledged differs. Some images are also recovered for good: opened
-//! for writing, judged, closed, checked again; and the power fails once more during that.
+//! What a failure leaves is an image. Images that are equal are read once: fsck checks the image,
+//! then it is opened read-only, which replays the log in memory, and every name, attribute and byte
+//! is read. What was found is then judged for every failure that leaves this image, since what has
+//! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
+//! closed, checked again; and the power fails once more during that.
 use crate::crash::{expect_clean, keep};
 use crate::found::Found;
 use crate::history::ClientHistory;
@@ -91,11 +92,16 @@ struct Search<'a> {
 ///
 /// # Errors
 /// The first state that is not permitted.
-pub fn search(recording: &Recording, options: &SearchOptions, seed: u64) -> Result<SearchReport, Finding> {
+pub fn search(
+    recording: &Recording,
+    options: &SearchOptions,
+    seed: u64,
+) -> Result<SearchReport, Finding> {
     let histories = std::slice::from_ref(&recording.history);
     let report = SearchReport { runs: 1, ..SearchReport::default() };
     let random = Seeded::new(seed);
-    let mut search = Search { histories, options, random, report, seen: HashMap::new(), judged: HashSet::new() };
+    let mut search =
+        Search { histories, options, random, report, seen: HashMap::new(), judged: HashSet::new() };
     let mut explorer = recording.device.explorer();
     loop {
         search.point(&explorer)?;
@@ -113,12 +119,15 @@ impl Search<'_> {
         if self.options.boundaries_only {
             let mut ends = vec![Fate::Lost, Fate::Written];
             ends.truncate(unflushed.len() + 1);
-            return ends.into_iter().try_for_each(|fate| self.state(explorer, &vec![fate; unflushed.len()]));
+            return ends
+                .into_iter()
+                .try_for_each(|fate| self.state(explorer, &vec![fate; unflushed.len()]));
         }
         let mut random = self.random.clone();
         sets(unflushed.len(), &mut random, &mut |fates| self.state(explorer, fates))?;
         let before_flush = matches!(explorer.event(explorer.position()), Some(EventInfo::Flush));
-        // The newest is the one that is being written; of the others each is torn once, when all are there.
+        // The newest is the one that is being written; of the others each is torn once, when all
+        // are there.
         let first = if before_flush { 0 } else { unflushed.len().saturating_sub(1) };
         for torn in first..unflushed.len() {
             tears(&unflushed, torn, &mut random, &mut |fates| self.state(explorer, fates))?;
@@ -132,7 +141,9 @@ impl Search<'_> {
         let position = explorer.position();
         let state = Arc::new(explorer.state_with(|_| fates.to_vec()));
         let fingerprint = explorer.fingerprint(&state);
-        let promises = self.histories.iter().fold(0, |sum: u64, history| sum.wrapping_mul(31).wrapping_add(history.promises_key(position)));
+        let promises = self.histories.iter().fold(0, |sum: u64, history| {
+            sum.wrapping_mul(31).wrapping_add(history.promises_key(position))
+        });
         if !self.judged.insert((fingerprint, promises)) {
             return Ok(());
         }
@@ -145,7 +156,12 @@ impl Search<'_> {
         })
     }
 
-    fn judge(&mut self, state: &Arc<SimulatedDevice>, fingerprint: u64, position: usize) -> Result<(), String> {
+    fn judge(
+        &mut self,
+        state: &Arc<SimulatedDevice>,
+        fingerprint: u64,
+        position: usize,
+    ) -> Result<(), String> {
         if let Some(found) = self.seen.get(&fingerprint) {
             return judge_found(found, self.histories, position);
         }
@@ -154,7 +170,8 @@ impl Search<'_> {
         judge_found(&found, self.histories, position)?;
         self.seen.insert(fingerprint, found);
         if self.options.recover_one_of > 0 && self.random.below(self.options.recover_one_of) == 0 {
-            self.recover(state, position).map_err(|error| format!("recovered for writing: {error}"))?;
+            self.recover(state, position)
+                .map_err(|error| format!("recovered for writing: {error}"))?;
         }
         Ok(())
     }
@@ -179,8 +196,11 @@ impl Search<'_> {
         explorer.advance_to(self.random.below(explorer.history_len() as u64 + 1) as usize);
         let again = Arc::new(explorer.state(&mut self.random));
         self.report.during_recovery += 1;
-        let found = self.read(&again).map_err(|error| format!("after a power failure in recovery: {error}"))?;
-        judge_found(&found, self.histories, position).map_err(|error| format!("after a power failure in recovery: {error}"))
+        let found = self
+            .read(&again)
+            .map_err(|error| format!("after a power failure in recovery: {error}"))?;
+        judge_found(&found, self.histories, position)
+            .map_err(|error| format!("after a power failure in recovery: {error}"))
     }
 }
 
@@ -191,5 +211,6 @@ pub(crate) fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volu
         // No memory is kept for data on its way: many volumes live for a moment.
         options.dirty_data_bytes_max = 0;
     }
-    Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("it does not mount: {error}"))
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, options)
+        .map_err(|error| format!("it does not mount: {error}"))
 }

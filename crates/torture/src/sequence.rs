@@ -1,5 +1,5 @@
-//! One client performs a list of operations on a small volume, while the device records: what a crash-state search
-//! ([`crate::search`]) begins with.
+//! One client performs a list of operations on a small volume, while the device records: what a
+//! crash-state search ([`crate::search`]) begins with.
 //!
 //! Everything but the times of day follows from the list: there is no work in the background.
 use crate::files::format;
@@ -67,14 +67,20 @@ pub(crate) enum Attempt {
 
 impl<'a> Performer<'a> {
     /// A client at the beginning.
-    pub(crate) fn new(start: &Start, volume: &Volume, device: &'a SimulatedDevice) -> Result<Self, String> {
-        let runner = Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
+    pub(crate) fn new(
+        start: &Start,
+        volume: &Volume,
+        device: &'a SimulatedDevice,
+    ) -> Result<Self, String> {
+        let runner =
+            Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
         Ok(Self { runner, device, model: start.model.clone(), history: start.history.clone() })
     }
 
     /// The same client, after another mount.
     pub(crate) fn mounted_again(self, volume: &Volume) -> Result<Self, String> {
-        let runner = Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
+        let runner =
+            Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
         Ok(Self { runner, ..self })
     }
 
@@ -98,10 +104,15 @@ impl<'a> Performer<'a> {
         self.history
     }
 
-    /// As [`Performer::step`], on a device with faults: errors that a healthy volume never returns are reported, not wrong.
+    /// As [`Performer::step`], on a device with faults: errors that a healthy volume never returns
+    /// are reported, not wrong.
     pub(crate) fn attempt(&mut self, operation: &Operation) -> Result<Attempt, String> {
         let index = self.history.operations.len();
-        let span = Span { history_begin: self.device.history_len(), begin: 2 * index as u64, end: 2 * index as u64 + 1 };
+        let span = Span {
+            history_begin: self.device.history_len(),
+            begin: 2 * index as u64,
+            end: 2 * index as u64 + 1,
+        };
         let begun = now();
         let found = self.runner.perform(index, operation);
         let at = self.device.history_len();
@@ -132,7 +143,12 @@ impl<'a> Performer<'a> {
         let (expected, effects) = self.model.apply(operation);
         compare_outcome(index, operation, &found, &expected)?;
         let touched = Touched::by(operation, &effects, &self.model, begun);
-        self.history.push(operation.clone(), Span { history_begin, begin: order, end: order + 1 }, &effects, &self.model);
+        self.history.push(
+            operation.clone(),
+            Span { history_begin, begin: order, end: order + 1 },
+            &effects,
+            &self.model,
+        );
         touched.note(&mut self.history, &self.model, &self.runner);
         if found.is_ok() {
             // Only what promises anything counts.
@@ -197,5 +213,6 @@ impl Start {
 }
 
 fn open(device: &Arc<SimulatedDevice>) -> Result<Volume, String> {
-    Volume::open(device.clone() as Arc<dyn BlockDevice>, quiet_options()).map_err(|error| format!("opening the volume: {error}"))
+    Volume::open(device.clone() as Arc<dyn BlockDevice>, quiet_options())
+        .map_err(|error| format!("opening the volume: {error}"))
 }

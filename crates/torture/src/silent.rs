@@ -1,14 +1,16 @@
-//! Every write and every flush of a run is lied about in turn ([`crate::lying`]): a flush that makes nothing durable, a write that is
-//! lost, one that goes to the blocks behind its place, one that goes to other blocks in use. The run goes on, on a volume that is
-//! mounted again half way, and ends with the mount; or the power fails at points behind the lie.
+//! Every write and every flush of a run is lied about in turn ([`crate::lying`]): a flush that
+//! makes nothing durable, a write that is lost, one that goes to the blocks behind its place, one
+//! that goes to other blocks in use. The run goes on, on a volume that is mounted again half way,
+//! and ends with the mount; or the power fails at points behind the lie.
 //!
 //! Required of what is left:
 //!
 //! - No file holds anything but what was written to it: older bytes of its own, or an error.
 //! - What a mount refuses, or can't read, is an error of fsck.
-//! - If fsck finds no error, the volume is in a state that it was in: a prefix of the operations, as after a crash. It may lack
-//!   what was acknowledged since the lie; and what was acknowledged before, if a write went to where that stood: the last
-//!   checkpoint of the log, damaged, looks as if a crash had cut it short.
+//! - If fsck finds no error, the volume is in a state that it was in: a prefix of the operations,
+//!   as after a crash. It may lack what was acknowledged since the lie; and what was acknowledged
+//!   before, if a write went to where that stood: the last checkpoint of the log, damaged, looks as
+//!   if a crash had cut it short.
 //! - Then it can be mounted and closed, and fsck finds no error after that.
 use crate::contents::Tag;
 use crate::faults::{Map, Structure, Told, perform};
@@ -43,7 +45,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::LostFlush, Self::LostWrite, Self::WriteBehind, Self::WriteElsewhere];
+    const ALL: [Self; 4] =
+        [Self::LostFlush, Self::LostWrite, Self::WriteBehind, Self::WriteElsewhere];
 }
 
 /// How states ended.
@@ -97,7 +100,8 @@ impl Outcomes {
     }
 }
 
-/// Files that are there from the beginning, with so many attributes that the tree has several leaves.
+/// Files that are there from the beginning, with so many attributes that the tree has several
+/// leaves.
 const FILES: u8 = 16;
 
 /// States behind a lie about a superblock, beyond those behind any lie.
@@ -119,12 +123,19 @@ fn setup() -> Vec<Operation> {
         operations.push(write(index, 0, operations.len()));
         let tag = Tag { client: 0, operation: operations.len() as u32 };
         let target = Target::Path(path_of(index));
-        operations.push(Operation::SetXattr { target, name: 1, length_bytes: 2000, tag, mode: XattrSet::Any });
+        operations.push(Operation::SetXattr {
+            target,
+            name: 1,
+            length_bytes: 2000,
+            tag,
+            mode: XattrSet::Any,
+        });
     }
     operations
 }
 
-/// The run: every step, and after each of them one file is overwritten, something is made durable, and another file is read.
+/// The run: every step, and after each of them one file is overwritten, something is made durable,
+/// and another file is read.
 fn workload(start: &Start) -> Vec<Operation> {
     let (mut model, done) = (start.model.clone(), setup().len());
     let mut operations = Vec::new();
@@ -138,7 +149,11 @@ fn workload(start: &Start) -> Vec<Operation> {
             2 => Operation::Sync,
             _ => Operation::Commit,
         });
-        some.push(Operation::Read { target: Target::Path(path_of(index + 5)), offset_bytes: 0, length_bytes: 1 << 17 });
+        some.push(Operation::Read {
+            target: Target::Path(path_of(index + 5)),
+            offset_bytes: 0,
+            length_bytes: 1 << 17,
+        });
         some.iter().for_each(|operation| drop(model.apply(operation)));
         operations.append(&mut some);
     }
@@ -194,24 +209,38 @@ fn used_blocks(start: &Start, operations: &[Operation]) -> Result<Vec<u64>, Stri
     let device = start.record(operations)?.device;
     let holds_something = |block: &u64| {
         let mut bytes = vec![0; BLOCK_SIZE];
-        device.read(block * BLOCK_SIZE as u64, &mut bytes).is_ok() && bytes.iter().any(|&byte| byte != 0)
+        device.read(block * BLOCK_SIZE as u64, &mut bytes).is_ok()
+            && bytes.iter().any(|&byte| byte != 0)
     };
     Ok((0..device.length_bytes() / BLOCK_SIZE as u64).filter(holds_something).collect())
 }
 
 impl Subject {
-    /// One run with one lie, and how the states ended that it leaves; `None` when there is no such request.
-    fn one(&self, kind: Kind, after: u64, random: &mut Seeded) -> Result<Option<(Structure, Vec<Ending>)>, String> {
+    /// One run with one lie, and how the states ended that it leaves; `None` when there is no such
+    /// request.
+    fn one(
+        &self,
+        kind: Kind,
+        after: u64,
+        random: &mut Seeded,
+    ) -> Result<Option<(Structure, Vec<Ending>)>, String> {
         let lie = match kind {
             Kind::LostFlush => Lie::LostFlush,
             Kind::LostWrite => Lie::LostWrite,
             Kind::WriteBehind => Lie::WriteBehind,
-            Kind::WriteElsewhere => Lie::WriteTo(self.used[random.below(self.used.len() as u64) as usize] * BLOCK_SIZE as u64),
+            Kind::WriteElsewhere => Lie::WriteTo(
+                self.used[random.below(self.used.len() as u64) as usize] * BLOCK_SIZE as u64,
+            ),
         };
         let Run { device, met, history, .. } = self.run(lie, after)?;
         let Some(met) = met else { return Ok(None) };
-        let operation = if kind == Kind::LostFlush { RequestKind::Flush } else { RequestKind::Write };
-        let structure = self.map.structure(&Request { operation, offset_bytes: met.offset_bytes, length_bytes: met.length_bytes });
+        let operation =
+            if kind == Kind::LostFlush { RequestKind::Flush } else { RequestKind::Write };
+        let structure = self.map.structure(&Request {
+            operation,
+            offset_bytes: met.offset_bytes,
+            length_bytes: met.length_bytes,
+        });
         let kept = match kind {
             // The history has no event for it: what it acknowledged comes at the same place.
             Kind::LostFlush => met.history_len.saturating_sub(1),
@@ -224,7 +253,11 @@ impl Subject {
         let is_superblock = structure == Structure::Superblock;
         for (state, position, when) in states(&device, met, is_superblock, random) {
             let ending = judge(&Arc::new(state), &histories, position).map_err(|problem| {
-                format!("{} at {}, {lie:?}, {when}: {problem}", structure.name(), met.offset_bytes / BLOCK_SIZE as u64)
+                format!(
+                    "{} at {}, {lie:?}, {when}: {problem}",
+                    structure.name(),
+                    met.offset_bytes / BLOCK_SIZE as u64
+                )
             })?;
             endings.push(ending);
         }
@@ -240,14 +273,22 @@ impl Subject {
         Ok(Run { device, met: lying.met(), history, completed })
     }
 
-    /// Two mounts, one for each half of the operations; what was done, and whether it was all. A mount that is refused ends the
-    /// run, and so does an error of an operation that may have been done or not.
-    fn mounts(&self, lying: &Arc<Lying>, device: &Arc<SimulatedDevice>) -> Result<(ClientHistory, bool), String> {
+    /// Two mounts, one for each half of the operations; what was done, and whether it was all. A
+    /// mount that is refused ends the run, and so does an error of an operation that may have been
+    /// done or not.
+    fn mounts(
+        &self,
+        lying: &Arc<Lying>,
+        device: &Arc<SimulatedDevice>,
+    ) -> Result<(ClientHistory, bool), String> {
         let (first, second) = self.operations.split_at(self.operations.len() / 2);
         let mut history = self.start.history();
         let mut client: Option<Performer<'_>> = None;
         for half in [first, second] {
-            let Ok(volume) = Volume::open(lying.clone() as Arc<dyn BlockDevice>, quiet_options()) else { return Ok((history, false)) };
+            let Ok(volume) = Volume::open(lying.clone() as Arc<dyn BlockDevice>, quiet_options())
+            else {
+                return Ok((history, false));
+            };
             let went_on = match client.take() {
                 None => Performer::new(&self.start, &volume, device),
                 Some(client) => client.mounted_again(&volume),
@@ -284,37 +325,72 @@ struct Histories {
     least: ClientHistory,
 }
 
-/// The end of the run, and what power failures leave, with the positions in the device's history: at once, before and after the
-/// next flushes, at any time, at the end. Behind a lie about a superblock, many times until its copy is durable: as long as the copy
-/// may be lost as well, the volume goes on from what nobody has.
-fn states(device: &SimulatedDevice, met: Met, is_superblock: bool, random: &mut Seeded) -> Vec<(SimulatedDevice, usize, String)> {
+/// The end of the run, and what power failures leave, with the positions in the device's history:
+/// at once, before and after the next flushes, at any time, at the end. Behind a lie about a
+/// superblock, many times until its copy is durable: as long as the copy may be lost as well, the
+/// volume goes on from what nobody has.
+fn states(
+    device: &SimulatedDevice,
+    met: Met,
+    is_superblock: bool,
+    random: &mut Seeded,
+) -> Vec<(SimulatedDevice, usize, String)> {
     let end = device.history_len();
     let mut states = vec![(device.snapshot(), end, "at the end".to_owned())];
     let mut explorer = device.explorer();
-    let flushes: Vec<usize> = explorer.flush_positions().into_iter().filter(|position| *position > met.history_len).take(4).collect();
-    let mut positions: Vec<(usize, bool)> = flushes.iter().map(|position| (*position, true)).collect();
-    let mut any_until = |last: usize| (met.history_len + random.below((last - met.history_len) as u64 + 1) as usize, false);
-    positions.extend([(met.history_len, true), (met.history_len, false), any_until(end), (end, true)]);
+    let flushes: Vec<usize> = explorer
+        .flush_positions()
+        .into_iter()
+        .filter(|position| *position > met.history_len)
+        .take(4)
+        .collect();
+    let mut positions: Vec<(usize, bool)> =
+        flushes.iter().map(|position| (*position, true)).collect();
+    let mut any_until = |last: usize| {
+        (met.history_len + random.below((last - met.history_len) as u64 + 1) as usize, false)
+    };
+    positions.extend([
+        (met.history_len, true),
+        (met.history_len, false),
+        any_until(end),
+        (end, true),
+    ]);
     let soon = flushes.get(2).copied().unwrap_or(end);
-    positions.extend((0..if is_superblock { SUPERBLOCK_STATES } else { 0 }).map(|_| any_until(soon)));
+    positions
+        .extend((0..if is_superblock { SUPERBLOCK_STATES } else { 0 }).map(|_| any_until(soon)));
     positions.sort_unstable();
     for (position, is_all_lost) in positions {
         explorer.advance_to(position);
-        let lost = |explorer: &CrashExplorer| explorer.state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
+        let lost = |explorer: &CrashExplorer| {
+            explorer.state_with(|unflushed| vec![Fate::Lost; unflushed.len()])
+        };
         let state = if is_all_lost { lost(&explorer) } else { explorer.state(random) };
-        let survived = if is_all_lost { "the unflushed is lost" } else { "part of the unflushed is lost" };
-        states.push((state, position, format!("power failure after {position} of {end} device operations, {survived}")));
+        let survived =
+            if is_all_lost { "the unflushed is lost" } else { "part of the unflushed is lost" };
+        states.push((
+            state,
+            position,
+            format!("power failure after {position} of {end} device operations, {survived}"),
+        ));
     }
     states
 }
 
 /// Whether a state is permitted, and how it ended.
-fn judge(state: &Arc<SimulatedDevice>, histories: &Histories, position: usize) -> Result<Ending, String> {
+fn judge(
+    state: &Arc<SimulatedDevice>,
+    histories: &Histories,
+    position: usize,
+) -> Result<Ending, String> {
     let errors = errors_of(state);
-    let judge_by = |history, found: &Found| judge_found(found, std::slice::from_ref(history), position);
+    let judge_by =
+        |history, found: &Found| judge_found(found, std::slice::from_ref(history), position);
     let permitted = |found: &Found, whose: &str| match &errors {
-        None => judge_by(&histories.least, found).map_err(|problem| format!("{whose}, fsck is content: {problem}")),
-        Some(_) => own_bytes(found, &histories.all).map_err(|problem| format!("{whose}: {problem}")),
+        None => judge_by(&histories.least, found)
+            .map_err(|problem| format!("{whose}, fsck is content: {problem}")),
+        Some(_) => {
+            own_bytes(found, &histories.all).map_err(|problem| format!("{whose}: {problem}"))
+        }
     };
     let must_be_found = |problem: String| match &errors {
         None => Err(format!("fsck is content, but: {problem}")),
@@ -334,7 +410,9 @@ fn judge(state: &Arc<SimulatedDevice>, histories: &Histories, position: usize) -
         Ok(found) => found,
     };
     permitted(&found, "mounted")?;
-    if let Some(problem) = found.objects.values().find_map(|object| object.bytes.as_ref()?.as_ref().err()) {
+    if let Some(problem) =
+        found.objects.values().find_map(|object| object.bytes.as_ref()?.as_ref().err())
+    {
         return must_be_found(problem.clone()).map(|()| Ending::ErrorTold);
     }
     if errors.is_some() {

@@ -1,7 +1,8 @@
-//! The namespace of a client at one moment, as plain data: taken from the model, or found on a volume.
+//! The namespace of a client at one moment, as plain data: taken from the model, or found on a
+//! volume.
 //!
-//! Contents and sizes of regular files are not part of it, since they may be older after a crash; everything else must
-//! be exactly that of one moment. Modification times are left out as well.
+//! Contents and sizes of regular files are not part of it, since they may be older after a crash;
+//! everything else must be exactly that of one moment. Modification times are left out as well.
 use crate::model::{Body, Layout, Model, NodeId};
 use crate::operation::{Name, Special};
 use crate::runner::special_type;
@@ -67,8 +68,17 @@ impl<Id: Copy + Eq + Hash> Snapshot<Id> {
 pub fn show(path: &FullPath) -> String {
     let mut text = String::new();
     for name in path {
-        let shown: String = name.iter().take(16).flat_map(|&byte| std::ascii::escape_default(byte)).map(char::from).collect();
-        let _ = if name.len() > 16 { write!(text, "/{shown}…({})", name.len()) } else { write!(text, "/{shown}") };
+        let shown: String = name
+            .iter()
+            .take(16)
+            .flat_map(|&byte| std::ascii::escape_default(byte))
+            .map(char::from)
+            .collect();
+        let _ = if name.len() > 16 {
+            write!(text, "/{shown}…({})", name.len())
+        } else {
+            write!(text, "/{shown}")
+        };
     }
     if text.is_empty() { "/".into() } else { text }
 }
@@ -78,13 +88,27 @@ pub fn differences<A, B>(expected: &Snapshot<A>, found: &Snapshot<B>) -> Vec<Str
     let mut lines = Vec::new();
     for (path, (facts, _)) in &expected.names {
         match found.names.get(path) {
-            None => lines.push(format!("{} is missing (type {}, {} links)", show(path), facts.file_type, facts.links)),
-            Some((there, _)) if there != facts => lines.push(format!("{}: expected {facts:?}, found {there:?}", show(path))),
+            None => lines.push(format!(
+                "{} is missing (type {}, {} links)",
+                show(path),
+                facts.file_type,
+                facts.links
+            )),
+            Some((there, _)) if there != facts => {
+                lines.push(format!("{}: expected {facts:?}, found {there:?}", show(path)))
+            }
             Some(_) => {}
         }
     }
-    for (path, (facts, _)) in found.names.iter().filter(|(path, _)| !expected.names.contains_key(*path)) {
-        lines.push(format!("{} should not exist (type {}, {} links)", show(path), facts.file_type, facts.links));
+    for (path, (facts, _)) in
+        found.names.iter().filter(|(path, _)| !expected.names.contains_key(*path))
+    {
+        lines.push(format!(
+            "{} should not exist (type {}, {} links)",
+            show(path),
+            facts.file_type,
+            facts.links
+        ));
     }
     lines
 }
@@ -101,7 +125,9 @@ fn model_type(body: &Body) -> FileType {
 fn model_facts(model: &Model, id: NodeId) -> Facts {
     let node = &model.nodes[&id];
     let device = match &node.body {
-        Body::Special(Special::CharacterDevice | Special::BlockDevice, device) => u64::from(*device),
+        Body::Special(Special::CharacterDevice | Special::BlockDevice, device) => {
+            u64::from(*device)
+        }
         _ => 0,
     };
     Facts {
@@ -112,7 +138,11 @@ fn model_facts(model: &Model, id: NodeId) -> Facts {
         links: node.links,
         device,
         target: if let Body::Symlink(target) = &node.body { Some(target.clone()) } else { None },
-        xattrs: node.xattrs.iter().map(|(name, value)| (name.clone(), value.bytes.len(), value.hash)).collect(),
+        xattrs: node
+            .xattrs
+            .iter()
+            .map(|(name, value)| (name.clone(), value.bytes.len(), value.hash))
+            .collect(),
         first_name: FullPath::new(),
     }
 }
@@ -155,7 +185,11 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
         gid: attributes.gid,
         links: attributes.links,
         device: attributes.device,
-        target: if attributes.file_type == FileType::Symlink { Some(volume.read_link(inode)?) } else { None },
+        target: if attributes.file_type == FileType::Symlink {
+            Some(volume.read_link(inode)?)
+        } else {
+            None
+        },
         xattrs,
         first_name: FullPath::new(),
     })
@@ -165,7 +199,11 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
 ///
 /// # Errors
 /// Those of the volume.
-pub fn list(volume: &Volume, directory: InodeNumber, batch: usize) -> Result<Vec<(Vec<u8>, InodeNumber, FileType)>, Error> {
+pub fn list(
+    volume: &Volume,
+    directory: InodeNumber,
+    batch: usize,
+) -> Result<Vec<(Vec<u8>, InodeNumber, FileType)>, Error> {
     let (mut entries, mut cookie) = (Vec::new(), 0);
     loop {
         let before = entries.len();
@@ -189,7 +227,10 @@ pub fn list(volume: &Volume, directory: InodeNumber, batch: usize) -> Result<Vec
 /// Those of the volume.
 pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeNumber>, Error> {
     let root = volume.root();
-    let mut names = BTreeMap::from([(FullPath::new(), (found_facts(volume, &volume.attributes(root)?)?, root))]);
+    let mut names = BTreeMap::from([(
+        FullPath::new(),
+        (found_facts(volume, &volume.attributes(root)?)?, root),
+    )]);
     let mut todo = vec![(FullPath::new(), root)];
     while let Some((path, directory)) = todo.pop() {
         for (name, listed, listed_type) in list(volume, directory, batch)? {
@@ -199,7 +240,11 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeNumber>,
             let mut path = path.clone();
             path.push(name);
             if attributes.inode != listed || attributes.file_type != listed_type {
-                let problem = format!("{} is listed as inode {listed} but looked up as {}", show(&path), attributes.inode);
+                let problem = format!(
+                    "{} is listed as inode {listed} but looked up as {}",
+                    show(&path),
+                    attributes.inode
+                );
                 return Err(Error::NotAVolume(problem));
             }
             if attributes.file_type == FileType::Directory {
@@ -216,9 +261,15 @@ pub fn of_client(whole: &Snapshot<InodeNumber>, client: u8) -> Snapshot<InodeNum
     let own = crate::model::own_name(client);
     let belongs = |path: &FullPath| match path.first() {
         Some(first) if *first == own => true,
-        Some(first) if first == crate::model::SHARED_NAME => path.get(1).is_some_and(|name| Name::belongs_to(name, client)),
+        Some(first) if first == crate::model::SHARED_NAME => {
+            path.get(1).is_some_and(|name| Name::belongs_to(name, client))
+        }
         _ => false,
     };
-    let names = whole.names.iter().filter(|(path, _)| belongs(path)).map(|(path, entry)| (path.clone(), entry.clone()));
+    let names = whole
+        .names
+        .iter()
+        .filter(|(path, _)| belongs(path))
+        .map(|(path, entry)| (path.clone(), entry.clone()));
     Snapshot::finish(names.collect())
 }

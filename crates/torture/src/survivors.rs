@@ -1,5 +1,6 @@
-//! Which of the unflushed writes may have survived a power failure: all sets of them when they are few, otherwise those
-//! that have been seen to matter; and writes that are torn between two sectors.
+//! Which of the unflushed writes may have survived a power failure: all sets of them when they are
+//! few, otherwise those that have been seen to matter; and writes that are torn between two
+//! sectors.
 use cairn_blockdev::SimulatedDevice;
 use cairn_blockdev::simulated::{CrashExplorer, Fate, SectorSet, WriteInfo};
 use cairn_environment::random::Seeded;
@@ -18,7 +19,11 @@ const ALL_SECTORS_UP_TO: u64 = 8;
 ///
 /// # Errors
 /// The first of `visit`.
-pub fn sets<E>(count: usize, random: &mut Seeded, visit: &mut dyn FnMut(&[Fate]) -> Result<(), E>) -> Result<(), E> {
+pub fn sets<E>(
+    count: usize,
+    random: &mut Seeded,
+    visit: &mut dyn FnMut(&[Fate]) -> Result<(), E>,
+) -> Result<(), E> {
     let mut fates = vec![Fate::Lost; count];
     let mut choose = |survives: &dyn Fn(usize) -> bool| {
         let fate = |index| if survives(index) { Fate::Written } else { Fate::Lost };
@@ -55,8 +60,8 @@ fn pair_number(number: usize) -> (usize, usize) {
     (number - before, second)
 }
 
-/// Calls `visit` with write number `torn` torn in each way to be tried, while the others are all lost, all there, or there as
-/// far as they are older.
+/// Calls `visit` with write number `torn` torn in each way to be tried, while the others are all
+/// lost, all there, or there as far as they are older.
 ///
 /// # Errors
 /// The first of `visit`.
@@ -72,7 +77,8 @@ pub fn tears<E>(
     } else {
         vec![1, ALL_SECTORS_UP_TO, sectors - 1, 1 + random.below(sectors - 1)]
     };
-    let mut torn_sets: Vec<SectorSet> = cuts.iter().flat_map(|&cut| [(0..cut).collect(), (cut..sectors).collect()]).collect();
+    let mut torn_sets: Vec<SectorSet> =
+        cuts.iter().flat_map(|&cut| [(0..cut).collect(), (cut..sectors).collect()]).collect();
     torn_sets.push((0..sectors).filter(|sector| sector % 2 == 0).collect());
     let others: &[fn(usize, usize) -> bool] = match unflushed.len() {
         1 => &[|_, _| false],
@@ -92,8 +98,9 @@ pub fn tears<E>(
     Ok(())
 }
 
-/// Calls `visit` with every state to be tried that a power failure may leave anywhere in what `device` has recorded, and with the
-/// number of events before it; a state that was visited before is left out. Returns how many there are, those included.
+/// Calls `visit` with every state to be tried that a power failure may leave anywhere in what
+/// `device` has recorded, and with the number of events before it; a state that was visited before
+/// is left out. Returns how many there are, those included.
 ///
 /// # Errors
 /// The first of `visit`, with what survived.
@@ -113,7 +120,9 @@ pub fn every_state(
                 return Ok(());
             }
             let position = explorer.position();
-            visit(position, Arc::new(state)).map_err(|error| format!("after {position} events;{}\n{error}", describe(&unflushed, fates)))
+            visit(position, Arc::new(state)).map_err(|error| {
+                format!("after {position} events;{}\n{error}", describe(&unflushed, fates))
+            })
         };
         sets(unflushed.len(), &mut random, &mut |fates| state(&explorer, fates))?;
         for torn in 0..unflushed.len() {
@@ -130,12 +139,17 @@ pub fn describe(unflushed: &[WriteInfo], fates: &[Fate]) -> String {
     let mut text = String::new();
     for (write, fate) in unflushed.iter().zip(fates) {
         let kind = if write.is_discard { "discard" } else { "write" };
-        let _ = write!(text, "\n    {kind} of {} bytes at {}: ", write.length_bytes, write.offset_bytes);
+        let _ = write!(
+            text,
+            "\n    {kind} of {} bytes at {}: ",
+            write.length_bytes, write.offset_bytes
+        );
         match fate {
             Fate::Lost => text += "lost",
             Fate::Written => text += "there",
             Fate::Torn(set) => {
-                let there: Vec<u64> = (0..write.sectors()).filter(|sector| set.contains(*sector)).take(20).collect();
+                let there: Vec<u64> =
+                    (0..write.sectors()).filter(|sector| set.contains(*sector)).take(20).collect();
                 let _ = write!(text, "torn, sectors {there:?} of {}", write.sectors());
             }
         }
@@ -162,7 +176,10 @@ mod tests {
 
     #[test]
     fn few_writes_are_tried_in_every_set() {
-        assert_eq!((0..=10).map(|count| collected(count).len()).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
+        assert_eq!(
+            (0..=10).map(|count| collected(count).len()).collect::<Vec<_>>(),
+            [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+        );
         let many = collected(40).len();
         assert!((40 + 39 + 40 + 60..300).contains(&many), "{many}");
     }
@@ -188,8 +205,14 @@ mod tests {
             tears(unflushed, torn, &mut Seeded::new(1), &mut visit).expect("the visitor takes all");
             count
         };
-        assert_eq!((count(&unflushed[..1], 0), count(&unflushed, 0), count(&unflushed, 1)), (15, 45, 27));
+        assert_eq!(
+            (count(&unflushed[..1], 0), count(&unflushed, 0), count(&unflushed, 1)),
+            (15, 45, 27)
+        );
         let fates = [Fate::Lost, Fate::Torn([0, 3].into_iter().collect())];
-        assert!(describe(&unflushed, &fates).contains("write of 40960 bytes at 8192: torn, sectors [0, 3] of 80"));
+        assert!(
+            describe(&unflushed, &fates)
+                .contains("write of 40960 bytes at 8192: torn, sectors [0, 3] of 80")
+        );
     }
 }

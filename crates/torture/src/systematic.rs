@@ -1,9 +1,10 @@
-//! All sequences of up to three operations from a fixed set, on a small tree, in the spirit of bounded black-box crash testing
-//! (Mohan et al., OSDI 2018).
+//! All sequences of up to three operations from a fixed set, on a small tree, in the spirit of
+//! bounded black-box crash testing (Mohan et al., OSDI 2018).
 //!
-//! The tree: file `a` of 6000 bytes with an attribute, directory `d` with file `d/b` of 5000 bytes, empty directory `e`; all
-//! durable. Each sequence ends with a sync and the end of the mount. An operation that is impossible after those before it
-//! must fail, and is part of the sequence all the same.
+//! The tree: file `a` of 6000 bytes with an attribute, directory `d` with file `d/b` of 5000 bytes,
+//! empty directory `e`; all durable. Each sequence ends with a sync and the end of the mount. An
+//! operation that is impossible after those before it must fail, and is part of the sequence all
+//! the same.
 use crate::contents::Tag;
 use crate::model::{Model, Value};
 use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Target, XattrSet};
@@ -54,23 +55,61 @@ fn size_of(model: &Model, names: &[Name]) -> u64 {
 
 /// The set of steps.
 pub const STEPS: &[Step] = &[
-    Step { name: "create d/c", make: |_, _| vec![Operation::Create { path: path(&[D, C]), mode: 0o644, uid: 0 }] },
+    Step {
+        name: "create d/c",
+        make: |_, _| vec![Operation::Create { path: path(&[D, C]), mode: 0o644, uid: 0 }],
+    },
     Step {
         name: "create f and write it",
-        make: |_, tag| vec![Operation::Create { path: path(&[F]), mode: 0o600, uid: 1 }, write(&[F], 0, 9000, next(tag))],
+        make: |_, tag| {
+            vec![
+                Operation::Create { path: path(&[F]), mode: 0o600, uid: 1 },
+                write(&[F], 0, 9000, next(tag)),
+            ]
+        },
     },
-    Step { name: "append to a", make: |model, tag| vec![write(&[A], size_of(model, &[A]), 5000, tag)] },
+    Step {
+        name: "append to a",
+        make: |model, tag| vec![write(&[A], size_of(model, &[A]), 5000, tag)],
+    },
     Step { name: "overwrite in a", make: |_, tag| vec![write(&[A], 1000, 3500, tag)] },
     Step { name: "overwrite d/b", make: |_, tag| vec![write(&[D, B], 0, 4096, tag)] },
-    Step { name: "write behind a hole in d/b", make: |_, tag| vec![write(&[D, B], 40_960, 100, tag)] },
-    Step { name: "write a and fdatasync, as msync does", make: |_, tag| vec![write(&[A], 0, 4096, tag), fsync(&[A], true)] },
-    Step { name: "allocate behind a", make: |_, _| vec![allocate(&[A], 8192, 20_000, Allocate::KeepSize)] },
-    Step { name: "allocate and extend d/b", make: |_, _| vec![allocate(&[D, B], 4096, 30_000, Allocate::Extend)] },
-    Step { name: "punch a hole into a", make: |_, _| vec![allocate(&[A], 100, 4500, Allocate::Punch)] },
-    Step { name: "zero the end of a", make: |_, _| vec![allocate(&[A], 4096, 8192, Allocate::Zero)] },
-    Step { name: "truncate a", make: |_, _| vec![Operation::Truncate { target: file(&[A]), size_bytes: 100 }] },
-    Step { name: "extend d/b", make: |_, _| vec![Operation::Truncate { target: file(&[D, B]), size_bytes: 20_000 }] },
-    Step { name: "link a as d/l", make: |_, _| vec![Operation::Link { from: path(&[A]), to: path(&[D, Name(11)]) }] },
+    Step {
+        name: "write behind a hole in d/b",
+        make: |_, tag| vec![write(&[D, B], 40_960, 100, tag)],
+    },
+    Step {
+        name: "write a and fdatasync, as msync does",
+        make: |_, tag| vec![write(&[A], 0, 4096, tag), fsync(&[A], true)],
+    },
+    Step {
+        name: "allocate behind a",
+        make: |_, _| vec![allocate(&[A], 8192, 20_000, Allocate::KeepSize)],
+    },
+    Step {
+        name: "allocate and extend d/b",
+        make: |_, _| vec![allocate(&[D, B], 4096, 30_000, Allocate::Extend)],
+    },
+    Step {
+        name: "punch a hole into a",
+        make: |_, _| vec![allocate(&[A], 100, 4500, Allocate::Punch)],
+    },
+    Step {
+        name: "zero the end of a",
+        make: |_, _| vec![allocate(&[A], 4096, 8192, Allocate::Zero)],
+    },
+    Step {
+        name: "truncate a",
+        make: |_, _| vec![Operation::Truncate { target: file(&[A]), size_bytes: 100 }],
+    },
+    Step {
+        name: "extend d/b",
+        make: |_, _| vec![Operation::Truncate { target: file(&[D, B]), size_bytes: 20_000 }],
+    },
+    Step {
+        name: "link a as d/l",
+        make: |_, _| vec![Operation::Link { from: path(&[A]), to: path(&[D, Name(11)]) }],
+    },
     Step { name: "unlink a", make: |_, _| vec![Operation::Unlink { path: path(&[A]) }] },
     Step { name: "unlink d/b", make: |_, _| vec![Operation::Unlink { path: path(&[D, B]) }] },
     Step { name: "rename a over d/b", make: |_, _| vec![rename(&[A], &[D, B], Rename::Replace)] },
@@ -78,17 +117,43 @@ pub const STEPS: &[Step] = &[
     Step { name: "rename d/b to c", make: |_, _| vec![rename(&[D, B], &[C], Rename::Replace)] },
     Step { name: "rename d to e/d", make: |_, _| vec![rename(&[D], &[E, D], Rename::Replace)] },
     Step { name: "exchange a and d/b", make: |_, _| vec![rename(&[A], &[D, B], Rename::Exchange)] },
-    Step { name: "rename a over d/b, leaving a whiteout", make: |_, _| vec![rename(&[A], &[D, B], Rename::Leave)] },
-    Step { name: "rename d to c, leaving a whiteout", make: |_, _| vec![rename(&[D], &[C], Rename::Leave)] },
-    Step { name: "mkdir d/e", make: |_, _| vec![Operation::MakeDirectory { path: path(&[D, E]), mode: 0o755 }] },
+    Step {
+        name: "rename a over d/b, leaving a whiteout",
+        make: |_, _| vec![rename(&[A], &[D, B], Rename::Leave)],
+    },
+    Step {
+        name: "rename d to c, leaving a whiteout",
+        make: |_, _| vec![rename(&[D], &[C], Rename::Leave)],
+    },
+    Step {
+        name: "mkdir d/e",
+        make: |_, _| vec![Operation::MakeDirectory { path: path(&[D, E]), mode: 0o755 }],
+    },
     Step { name: "rmdir e", make: |_, _| vec![Operation::RemoveDirectory { path: path(&[E]) }] },
-    Step { name: "symlink g", make: |_, _| vec![Operation::MakeSymlink { path: path(&[Name(6)]), target_bytes: 40 }] },
-    Step { name: "set the mode of a", make: |_, _| vec![Operation::SetMode { target: file(&[A]), mode: 0o400 }] },
+    Step {
+        name: "symlink g",
+        make: |_, _| vec![Operation::MakeSymlink { path: path(&[Name(6)]), target_bytes: 40 }],
+    },
+    Step {
+        name: "set the mode of a",
+        make: |_, _| vec![Operation::SetMode { target: file(&[A]), mode: 0o400 }],
+    },
     Step {
         name: "set an attribute of a",
-        make: |_, tag| vec![Operation::SetXattr { target: file(&[A]), name: 1, length_bytes: 300, tag, mode: XattrSet::Any }],
+        make: |_, tag| {
+            vec![Operation::SetXattr {
+                target: file(&[A]),
+                name: 1,
+                length_bytes: 300,
+                tag,
+                mode: XattrSet::Any,
+            }]
+        },
     },
-    Step { name: "remove the attribute of a", make: |_, _| vec![Operation::RemoveXattr { target: file(&[A]), name: 1 }] },
+    Step {
+        name: "remove the attribute of a",
+        make: |_, _| vec![Operation::RemoveXattr { target: file(&[A]), name: 1 }],
+    },
     Step {
         name: "copy d/b behind a",
         make: |_, _| {
@@ -120,7 +185,13 @@ pub fn setup() -> Vec<Operation> {
     vec![
         Operation::Create { path: path(&[A]), mode: 0o644, uid: 0 },
         write(&[A], 0, 6000, tag(1)),
-        Operation::SetXattr { target: file(&[A]), name: 1, length_bytes: 20, tag: tag(2), mode: XattrSet::Any },
+        Operation::SetXattr {
+            target: file(&[A]),
+            name: 1,
+            length_bytes: 20,
+            tag: tag(2),
+            mode: XattrSet::Any,
+        },
         Operation::MakeDirectory { path: path(&[D]), mode: 0o755 },
         Operation::Create { path: path(&[D, B]), mode: 0o644, uid: 0 },
         write(&[D, B], 0, 5000, tag(5)),
@@ -149,7 +220,9 @@ pub fn operations(steps: &[Step], model: &Model, done: usize) -> Vec<Operation> 
     let mut model = model.clone();
     let mut operations = Vec::new();
     for step in steps {
-        for operation in (step.make)(&model, Tag { client: 0, operation: (done + operations.len()) as u32 }) {
+        for operation in
+            (step.make)(&model, Tag { client: 0, operation: (done + operations.len()) as u32 })
+        {
             let (outcome, _) = model.apply(&operation);
             debug_assert!(!matches!(outcome, Ok(Value::Bytes(_))), "no step reads");
             operations.push(operation);
@@ -166,7 +239,8 @@ mod tests {
 
     #[test]
     fn every_sequence_has_a_number() {
-        let names = |length, number| steps(length, number).iter().map(|step| step.name).collect::<Vec<_>>();
+        let names =
+            |length, number| steps(length, number).iter().map(|step| step.name).collect::<Vec<_>>();
         let all: BTreeSet<_> = (0..count(2)).map(|number| names(2, number)).collect();
         assert_eq!(all.len() as u64, count(2));
         assert!(all.contains(&vec!["unlink a", "fsync d"]));
@@ -182,10 +256,14 @@ mod tests {
         let succeeds = |number| {
             let sequence = steps(2, number);
             let mut model = start.clone();
-            operations(&sequence, &start, 7).iter().map(|operation| model.apply(operation).0).all(|outcome| outcome.is_ok())
+            operations(&sequence, &start, 7)
+                .iter()
+                .map(|operation| model.apply(operation).0)
+                .all(|outcome| outcome.is_ok())
         };
         let last = |number: u64| number / STEPS.len() as u64;
-        let possible: BTreeSet<u64> = (0..count(2)).filter(|number| succeeds(*number)).map(last).collect();
+        let possible: BTreeSet<u64> =
+            (0..count(2)).filter(|number| succeeds(*number)).map(last).collect();
         assert_eq!(possible.len(), STEPS.len());
     }
 }

@@ -1,10 +1,11 @@
-//! A device that takes as long as it likes: before it does what it was asked to, and after, until the caller hears of it.
+//! A device that takes as long as it likes: before it does what it was asked to, and after, until
+//! the caller hears of it.
 //!
-//! Between the moment at which a request fails and the one at which somebody knows, others write, flush and acknowledge. A
-//! simulated device tells at once.
+//! Between the moment at which a request fails and the one at which somebody knows, others write,
+//! flush and acknowledge. A simulated device tells at once.
 //!
-//! Some devices answer in moments for hours, and then, once, after seconds: they collect garbage, or a disk spins up. Such a *spike*
-//! lets timeouts end and queues fill that otherwise never do.
+//! Some devices answer in moments for hours, and then, once, after seconds: they collect garbage,
+//! or a disk spins up. Such a *spike* lets timeouts end and queues fill that otherwise never do.
 use cairn_blockdev::{BlockDevice, DeviceError, SetWrite, forward_to_device};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -28,13 +29,26 @@ pub struct Uneven {
 }
 
 impl Uneven {
-    /// Each write waits for up to `write_us_max` before and after, each flush for up to `flush_us_max`; half of them don't.
-    pub fn new(device: Arc<dyn BlockDevice>, seed: u64, write_us_max: u64, flush_us_max: u64) -> Arc<Uneven> {
+    /// Each write waits for up to `write_us_max` before and after, each flush for up to
+    /// `flush_us_max`; half of them don't.
+    pub fn new(
+        device: Arc<dyn BlockDevice>,
+        seed: u64,
+        write_us_max: u64,
+        flush_us_max: u64,
+    ) -> Arc<Uneven> {
         Uneven::with_spikes(device, seed, write_us_max, flush_us_max, 0)
     }
 
-    /// Moreover, any request, reads as well, may take up to `spike_ms_max` before and after, but rarely.
-    pub fn with_spikes(device: Arc<dyn BlockDevice>, seed: u64, write_us_max: u64, flush_us_max: u64, spike_ms_max: u64) -> Arc<Uneven> {
+    /// Moreover, any request, reads as well, may take up to `spike_ms_max` before and after, but
+    /// rarely.
+    pub fn with_spikes(
+        device: Arc<dyn BlockDevice>,
+        seed: u64,
+        write_us_max: u64,
+        flush_us_max: u64,
+        spike_ms_max: u64,
+    ) -> Arc<Uneven> {
         let (random, spikes) = (Mutex::new(Rank::LEAF, Seeded::new(seed)), AtomicU64::new(0));
         Arc::new(Uneven { device, random, write_us_max, flush_us_max, spike_ms_max, spikes })
     }

@@ -34,12 +34,15 @@ impl Window<'_> {
     /// Whether the contents may be anything but those of the oldest prefix.
     fn is_open(&self) -> bool {
         let changes = |at: usize| at > self.from && at <= self.to;
-        self.file
-            .is_some_and(|file| file.sizes.iter().any(|(at, _)| changes(*at)) || file.blocks.values().flatten().any(|(at, _)| changes(*at)))
+        self.file.is_some_and(|file| {
+            file.sizes.iter().any(|(at, _)| changes(*at))
+                || file.blocks.values().flatten().any(|(at, _)| changes(*at))
+        })
     }
 }
 
-/// Checks the whole volume against all clients' histories, after a crash at `position` of the device's history.
+/// Checks the whole volume against all clients' histories, after a crash at `position` of the
+/// device's history.
 ///
 /// # Errors
 /// The first difference, in words.
@@ -51,7 +54,11 @@ pub fn judge(volume: &Volume, histories: &[ClientHistory], position: usize) -> R
 ///
 /// # Errors
 /// The first difference, in words.
-pub fn judge_found(whole: &Found, histories: &[ClientHistory], position: usize) -> Result<(), String> {
+pub fn judge_found(
+    whole: &Found,
+    histories: &[ClientHistory],
+    position: usize,
+) -> Result<(), String> {
     let mut explanations = Vec::new();
     for history in histories {
         let found = match history.layout {
@@ -63,21 +70,29 @@ pub fn judge_found(whole: &Found, histories: &[ClientHistory], position: usize) 
     one_order(histories, &explanations)
 }
 
-/// Checks only that no file holds another one's bytes, or bytes from nowhere: each block that can be read is one that a file of
-/// that name has held at that place, or zeros. For volumes that are known to be damaged.
+/// Checks only that no file holds another one's bytes, or bytes from nowhere: each block that can
+/// be read is one that a file of that name has held at that place, or zeros. For volumes that are
+/// known to be damaged.
 ///
 /// # Errors
 /// The first file that holds anything else, or that never was.
 pub fn own_bytes(whole: &Found, history: &ClientHistory) -> Result<(), String> {
     for (path, (_, inode)) in &whole.names.names {
         let Some(Ok(bytes)) = &whole.objects[inode].bytes else { continue };
-        let nodes: BTreeSet<NodeId> = history.runs.iter().filter_map(|run| run.snapshot.names.get(path)).map(|(_, node)| *node).collect();
+        let nodes: BTreeSet<NodeId> = history
+            .runs
+            .iter()
+            .filter_map(|run| run.snapshot.names.get(path))
+            .map(|(_, node)| *node)
+            .collect();
         let is_of = |node: &NodeId| {
             let file = history.files.get(node);
             (0..).zip(bytes.chunks(BLOCK_BYTES as usize)).all(|(block, found)| {
-                let versions = file.and_then(|file| file.blocks.get(&block)).map_or(&[][..], Vec::as_slice);
+                let versions =
+                    file.and_then(|file| file.blocks.get(&block)).map_or(&[][..], Vec::as_slice);
                 let mut versions = versions.iter().filter_map(|(_, version)| version.as_ref());
-                found.iter().all(|&byte| byte == 0) || versions.any(|version| version[..found.len()] == *found)
+                found.iter().all(|&byte| byte == 0)
+                    || versions.any(|version| version[..found.len()] == *found)
             })
         };
         if !nodes.iter().any(is_of) {
@@ -88,7 +103,12 @@ pub fn own_bytes(whole: &Found, history: &ClientHistory) -> Result<(), String> {
 }
 
 /// All runs of prefixes that explain what was found of one client.
-fn explain(whole: &Found, history: &ClientHistory, found: &Snapshot<InodeNumber>, position: usize) -> Result<Vec<Explanation>, String> {
+fn explain(
+    whole: &Found,
+    history: &ClientHistory,
+    found: &Snapshot<InodeNumber>,
+    position: usize,
+) -> Result<Vec<Explanation>, String> {
     let (least, most) = history.prefixes_at(position);
     let mut explanations = Vec::new();
     let mut problem = None;
@@ -99,7 +119,10 @@ fn explain(whole: &Found, history: &ClientHistory, found: &Snapshot<InodeNumber>
         }
         match check_objects(whole, history, &run.snapshot, found, (first, last), position) {
             Ok(()) => explanations.push(Explanation { first, last }),
-            Err(error) => problem = Some(format!("client {}, prefix {first} to {last}: {error}", history.client)),
+            Err(error) => {
+                problem =
+                    Some(format!("client {}, prefix {first} to {last}: {error}", history.client))
+            }
         }
     }
     match problem {
@@ -109,21 +132,41 @@ fn explain(whole: &Found, history: &ClientHistory, found: &Snapshot<InodeNumber>
     }
 }
 
-fn unexplained(history: &ClientHistory, found: &Snapshot<InodeNumber>, (least, most): (usize, usize)) -> String {
-    let compare = |(index, run): (usize, &crate::history::Run)| (differences(&run.snapshot, found), run.first, history.last_of_run(index));
+fn unexplained(
+    history: &ClientHistory,
+    found: &Snapshot<InodeNumber>,
+    (least, most): (usize, usize),
+) -> String {
+    let compare = |(index, run): (usize, &crate::history::Run)| {
+        (differences(&run.snapshot, found), run.first, history.last_of_run(index))
+    };
     let all: Vec<_> = history.runs.iter().enumerate().map(compare).collect();
-    let outside = all.iter().filter(|(lines, ..)| lines.is_empty()).map(|(_, first, last)| format!("{first} to {last}"));
+    let outside = all
+        .iter()
+        .filter(|(lines, ..)| lines.is_empty())
+        .map(|(_, first, last)| format!("{first} to {last}"));
     let elsewhere: Vec<String> = outside.collect();
-    let near = all.iter().filter(|(_, first, last)| *last >= least && *first <= most).min_by_key(|(lines, ..)| lines.len());
-    let mut text =
-        format!("client {}: the namespace is that of no prefix between {least} (acknowledged) and {most} (begun)", history.client);
+    let near = all
+        .iter()
+        .filter(|(_, first, last)| *last >= least && *first <= most)
+        .min_by_key(|(lines, ..)| lines.len());
+    let mut text = format!(
+        "client {}: the namespace is that of no prefix between {least} (acknowledged) and {most} (begun)",
+        history.client
+    );
     if !elsewhere.is_empty() {
         text += &format!("; it is that of prefix {}", elsewhere.join(", "));
     }
     if let Some((lines, first, last)) = near {
-        text += &format!("; nearest are prefixes {first} to {last}:\n    {}", lines[..lines.len().min(6)].join("\n    "));
+        text += &format!(
+            "; nearest are prefixes {first} to {last}:\n    {}",
+            lines[..lines.len().min(6)].join("\n    ")
+        );
         let around = first.saturating_sub(3)..(last + 4).min(history.operations.len());
-        let shown: Vec<String> = around.map(|index| format!("{index}: {:?}", history.operations[index])).take(40).collect();
+        let shown: Vec<String> = around
+            .map(|index| format!("{index}: {:?}", history.operations[index]))
+            .take(40)
+            .collect();
         text += &format!("\n  operations there:\n    {}", shown.join("\n    "));
     }
     text
@@ -144,11 +187,19 @@ fn check_objects(
             continue;
         }
         let file = history.files.get(node);
-        let latest = |list: &[usize], limit: usize| list.iter().copied().filter(|at| *at <= limit).max().unwrap_or(0);
+        let latest = |list: &[usize], limit: usize| {
+            list.iter().copied().filter(|at| *at <= limit).max().unwrap_or(0)
+        };
         let replaced = file.map_or(0, |file| latest(&file.replacements, last));
         let truncated = file.map_or(0, |file| latest(&file.truncations, first));
         let from = history.contents_floor(*node, position).max(replaced).min(last);
-        let window = Window { file, from, to: last, size_from: from.max(truncated), may_be_unreadable: history.may_be_unreadable };
+        let window = Window {
+            file,
+            from,
+            to: last,
+            size_from: from.max(truncated),
+            may_be_unreadable: history.may_be_unreadable,
+        };
         check_file(object, &window).map_err(|error| {
             let about = operations_on(history, *node, window.from, window.to);
             format!("{} (node {node}, inode {inode}): {error}\n  writes and truncations since prefix {from}: {about}", show(path))
@@ -168,23 +219,44 @@ fn operations_on(history: &ClientHistory, node: NodeId, from: usize, to: usize) 
     wanted.map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1])).collect()
 }
 
-/// Times are never older than what was promised, or than the newest operation found that logged them; and never from nowhere.
-fn check_times(history: &ClientHistory, node: NodeId, found: Times, (first, last): (usize, usize), position: usize) -> Result<(), String> {
-    let Some(noted) = history.times.get(&node).filter(|times| !times.versions.is_empty()) else { return Ok(()) };
+/// Times are never older than what was promised, or than the newest operation found that logged
+/// them; and never from nowhere.
+fn check_times(
+    history: &ClientHistory,
+    node: NodeId,
+    found: Times,
+    (first, last): (usize, usize),
+    position: usize,
+) -> Result<(), String> {
+    let Some(noted) = history.times.get(&node).filter(|times| !times.versions.is_empty()) else {
+        return Ok(());
+    };
     let from = history.times_floor(node, position, first).min(last);
     let (current, later) = values_between(&noted.versions, from, last);
     let later: Vec<&NotedTimes> = later.collect();
     let check = |what: &str, of: fn(&Times) -> Timestamp| {
         let time = of(&found);
-        let within =
-            |noted: &&NotedTimes| of(&noted.times) == time || noted.begun.is_some_and(|begun| begun <= time && time < of(&noted.times));
-        if current.is_some_and(|noted| of(&noted.times) == time) || later.iter().any(within) || (current.is_none() && later.is_empty()) {
+        let within = |noted: &&NotedTimes| {
+            of(&noted.times) == time
+                || noted.begun.is_some_and(|begun| begun <= time && time < of(&noted.times))
+        };
+        if current.is_some_and(|noted| of(&noted.times) == time)
+            || later.iter().any(within)
+            || (current.is_none() && later.is_empty())
+        {
             return Ok(());
         }
-        let expected: Vec<Timestamp> = current.iter().chain(&later).map(|noted| of(&noted.times)).collect();
-        let prefixes = noted.versions.iter().map(|(at, _)| *at).filter(|at| *at >= from && *at <= last + 1);
-        let about: String = prefixes.filter(|at| *at > 0).map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1])).collect();
-        Err(format!("{what} is {time:?}, expected one of {expected:?}, of prefixes {from} to {last}; changed by{about}"))
+        let expected: Vec<Timestamp> =
+            current.iter().chain(&later).map(|noted| of(&noted.times)).collect();
+        let prefixes =
+            noted.versions.iter().map(|(at, _)| *at).filter(|at| *at >= from && *at <= last + 1);
+        let about: String = prefixes
+            .filter(|at| *at > 0)
+            .map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1]))
+            .collect();
+        Err(format!(
+            "{what} is {time:?}, expected one of {expected:?}, of prefixes {from} to {last}; changed by{about}"
+        ))
     };
     check("the time of its last modification", |times| times.modified)?;
     check("the time of its last change", |times| times.changed)?;
@@ -196,8 +268,10 @@ fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
     let size = object.size_bytes;
     let sizes = window.file.map_or(&[][..], |file| &file.sizes);
     let (current, later) = values_between(sizes, window.size_from, window.to);
-    let possible: Vec<u64> = std::iter::once(current.copied().unwrap_or(0)).chain(later.copied()).collect();
-    let (smallest, largest) = (possible.iter().min().copied().unwrap_or(0), possible.iter().max().copied().unwrap_or(0));
+    let possible: Vec<u64> =
+        std::iter::once(current.copied().unwrap_or(0)).chain(later.copied()).collect();
+    let (smallest, largest) =
+        (possible.iter().min().copied().unwrap_or(0), possible.iter().max().copied().unwrap_or(0));
     if size < smallest || size > largest {
         return Err(format!("size is {size}, expected {smallest} to {largest}"));
     }
@@ -225,25 +299,33 @@ fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), Stri
         return Ok(());
     }
     let offset = block * BLOCK_BYTES;
-    let show = |version: Option<&crate::contents::Block>| version.map_or("zeros".into(), |bytes| describe(offset, &bytes[..found.len()]));
-    let expected: Vec<String> = std::iter::once(first).chain(later.iter().copied()).map(show).collect();
+    let show = |version: Option<&crate::contents::Block>| {
+        version.map_or("zeros".into(), |bytes| describe(offset, &bytes[..found.len()]))
+    };
+    let expected: Vec<String> =
+        std::iter::once(first).chain(later.iter().copied()).map(show).collect();
     let stale = versions
         .iter()
         .rfind(|(_, version)| is_version(version.as_ref()))
         .map_or(String::new(), |(at, _)| format!(" (its version of prefix {at})"));
-    Err(format!("block {block} holds {}{stale}; expected one of: {}", describe(offset, found), expected.join(" | ")))
+    Err(format!(
+        "block {block} holds {}{stale}; expected one of: {}",
+        describe(offset, found),
+        expected.join(" | ")
+    ))
 }
 
-/// What was found must be a prefix of the order in which the operations of *all* clients happened: an operation that is
-/// there cannot have begun after one had ended that is not.
+/// What was found must be a prefix of the order in which the operations of *all* clients happened:
+/// an operation that is there cannot have begun after one had ended that is not.
 ///
-/// Where several prefixes explain what was found of a client, the shortest is taken at first. If it lacks something that it
-/// must have because of what is there of another client, the next longer one is taken; what is there only grows by that, so no
-/// choice has to be taken back.
+/// Where several prefixes explain what was found of a client, the shortest is taken at first. If it
+/// lacks something that it must have because of what is there of another client, the next longer
+/// one is taken; what is there only grows by that, so no choice has to be taken back.
 fn one_order(histories: &[ClientHistory], explanations: &[Vec<Explanation>]) -> Result<(), String> {
     let mut chosen = vec![0; histories.len()];
     loop {
-        let picks: Vec<Explanation> = explanations.iter().zip(&chosen).map(|(list, &index)| list[index]).collect();
+        let picks: Vec<Explanation> =
+            explanations.iter().zip(&chosen).map(|(list, &index)| list[index]).collect();
         let Some((lacking, text)) = contradiction(histories, &picks) else { return Ok(()) };
         chosen[lacking] += 1;
         if chosen[lacking] == explanations[lacking].len() {
@@ -255,14 +337,17 @@ fn one_order(histories: &[ClientHistory], explanations: &[Vec<Explanation>]) -> 
 /// A client that lacks something that it must have, and why.
 fn contradiction(histories: &[ClientHistory], picks: &[Explanation]) -> Option<(usize, String)> {
     for (index_absent, (absent_client, absent)) in histories.iter().zip(picks).enumerate() {
-        // An operation that changes nothing visible may be absent or not, so the end of a run is what counts.
+        // An operation that changes nothing visible may be absent or not, so the end of a run is
+        // what counts.
         let Some(missing) = absent_client.spans.get(absent.last) else { continue };
         if !absent_client.runs.iter().any(|run| run.first == absent.last + 1) {
             continue;
         }
         for (present_client, present) in histories.iter().zip(picks) {
             let Some(index) = present.first.checked_sub(1) else { continue };
-            if present_client.client != absent_client.client && present_client.spans[index].begin > missing.end {
+            if present_client.client != absent_client.client
+                && present_client.spans[index].begin > missing.end
+            {
                 let text = format!(
                     "client {} lacks operation {} {:?}, which ended before client {} began operation {index} {:?}, which is there",
                     absent_client.client,

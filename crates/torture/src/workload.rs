@@ -25,7 +25,9 @@ pub struct Client {
 /// Explains an outcome in a report.
 fn show(outcome: &Outcome) -> String {
     match outcome {
-        Ok(Value::Bytes(bytes)) => format!("{} bytes, {}", bytes.len(), crate::contents::describe(0, bytes)),
+        Ok(Value::Bytes(bytes)) => {
+            format!("{} bytes, {}", bytes.len(), crate::contents::describe(0, bytes))
+        }
         other => format!("{other:?}"),
     }
 }
@@ -34,31 +36,58 @@ fn show(outcome: &Outcome) -> String {
 ///
 /// # Errors
 /// They differ.
-pub fn compare_outcome(index: usize, operation: &Operation, found: &Outcome, expected: &Outcome) -> Result<(), String> {
+pub fn compare_outcome(
+    index: usize,
+    operation: &Operation,
+    found: &Outcome,
+    expected: &Outcome,
+) -> Result<(), String> {
     if found == expected {
         return Ok(());
     }
-    Err(format!("operation {index} {operation:?} returned {}, expected {}", show(found), show(expected)))
+    Err(format!(
+        "operation {index} {operation:?} returned {}, expected {}",
+        show(found),
+        show(expected)
+    ))
 }
 
 impl Client {
     /// Client number `client` of a volume that has its bases.
     pub fn new(client: u8, seed: u64, profile: Profile, order: Arc<AtomicU64>) -> Self {
         let model = Model::new(Layout::Among(client));
-        Self { generator: Generator::new(seed, profile), history: ClientHistory::new(&model), model, order }
+        Self {
+            generator: Generator::new(seed, profile),
+            history: ClientHistory::new(&model),
+            model,
+            order,
+        }
     }
 
     /// Does `count` operations, then closes all handles.
-    fn work(&mut self, volume: &Volume, device: &SimulatedDevice, count: usize, ended: &EndedFsyncs) -> Result<(), String> {
-        let mut runner = Runner::new(volume, Layout::Among(self.model.client())).map_err(|error| format!("the bases: {error}"))?;
+    fn work(
+        &mut self,
+        volume: &Volume,
+        device: &SimulatedDevice,
+        count: usize,
+        ended: &EndedFsyncs,
+    ) -> Result<(), String> {
+        let mut runner = Runner::new(volume, Layout::Among(self.model.client()))
+            .map_err(|error| format!("the bases: {error}"))?;
         let ended = ended.clone();
-        runner.on_fsync_end(Arc::new(move |index, result| ended.note(index, result.map_err(|error| error.to_string()))));
+        runner.on_fsync_end(Arc::new(move |index, result| {
+            ended.note(index, result.map_err(|error| error.to_string()))
+        }));
         for _ in 0..count {
             let index = self.history.operations.len();
             let operation = self.generator.next(&self.model, index);
             self.step(&mut runner, device, index, operation).map_err(|error| {
                 let tail = self.history.operations.len().saturating_sub(12);
-                format!("client {}: {error}\n  before it:\n{}", self.history.client, listing(&self.history.operations[tail..]))
+                format!(
+                    "client {}: {error}\n  before it:\n{}",
+                    self.history.client,
+                    listing(&self.history.operations[tail..])
+                )
             })?;
         }
         runner.close_all();
@@ -68,7 +97,13 @@ impl Client {
         Ok(())
     }
 
-    fn step(&mut self, runner: &mut Runner, device: &SimulatedDevice, index: usize, operation: Operation) -> Result<(), String> {
+    fn step(
+        &mut self,
+        runner: &mut Runner,
+        device: &SimulatedDevice,
+        index: usize,
+        operation: Operation,
+    ) -> Result<(), String> {
         let history_begin = device.history_len();
         let begun = now();
         let begin = self.order.fetch_add(1, Ordering::SeqCst);
@@ -97,26 +132,38 @@ pub(crate) struct Touched {
 
 impl Touched {
     /// To be asked before the operation is added to the history; `begun` is a time before it began.
-    pub(crate) fn by(operation: &Operation, effects: &Effects, model: &Model, begun: Timestamp) -> Self {
-        let data: BTreeSet<NodeId> = effects.data.iter().copied().chain(effects.truncated).collect();
+    pub(crate) fn by(
+        operation: &Operation,
+        effects: &Effects,
+        model: &Model,
+        begun: Timestamp,
+    ) -> Self {
+        let data: BTreeSet<NodeId> =
+            effects.data.iter().copied().chain(effects.truncated).collect();
         let mut nodes: BTreeSet<NodeId> = data.union(&effects.metadata).copied().collect();
-        // Some change times and nothing else: a truncation to the length that the file has, for example.
+        // Some change times and nothing else: a truncation to the length that the file has, for
+        // example.
         nodes.extend(operation.changed_target().and_then(|target| model.target(target).ok()));
         Self { nodes, data, begun }
     }
 
-    /// Notes the times that the nodes have now; but not of directories that other clients change as well.
+    /// Notes the times that the nodes have now; but not of directories that other clients change as
+    /// well.
     pub(crate) fn note(&self, history: &mut ClientHistory, model: &Model, runner: &Runner) {
         if self.nodes.is_empty() {
             return;
         }
         for (path, node) in model.paths() {
-            let is_common = path.names.is_empty() && path.base == Base::Shared && model.layout != Layout::Alone;
+            let is_common =
+                path.names.is_empty() && path.base == Base::Shared && model.layout != Layout::Alone;
             if self.nodes.contains(&node)
                 && !is_common
                 && let Some(times) = runner.times(&path)
             {
-                history.note_times(node, NotedTimes { times, begun: self.data.contains(&node).then_some(self.begun) });
+                history.note_times(
+                    node,
+                    NotedTimes { times, begun: self.data.contains(&node).then_some(self.begun) },
+                );
             }
         }
     }
@@ -162,11 +209,16 @@ struct Trimmer {
 impl Trimmer {
     fn start(volume: &Volume) -> Trimmer {
         let (closing, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (volume, may_be_closed, stopped) = (volume.clone(), Arc::clone(&closing), Arc::clone(&stop));
+        let (volume, may_be_closed, stopped) =
+            (volume.clone(), Arc::clone(&closing), Arc::clone(&stop));
         let thread = thread::spawn("trimmer", move || {
             while !stopped.load(Ordering::Acquire) {
                 if let Err(error) = volume.trim(0..u64::MAX, 0) {
-                    return if may_be_closed.load(Ordering::Acquire) { Ok(()) } else { Err(format!("trim: {error}")) };
+                    return if may_be_closed.load(Ordering::Acquire) {
+                        Ok(())
+                    } else {
+                        Err(format!("trim: {error}"))
+                    };
                 }
                 // The end shall meet a discard.
                 if !may_be_closed.load(Ordering::Acquire) {
@@ -184,22 +236,33 @@ impl Trimmer {
     }
 }
 
-/// Closes the volume while `trimmer` is at work: afterwards the device may have another owner, so nothing begins or ends there.
-fn close(volume: &Volume, device: &SimulatedDevice, trimmer: Option<Trimmer>) -> Result<(), String> {
-    let requests = || (device.history_len(), DeviceCounters { reads: 0, bytes_read: 0, ..device.counters() });
+/// Closes the volume while `trimmer` is at work: afterwards the device may have another owner, so
+/// nothing begins or ends there.
+fn close(
+    volume: &Volume,
+    device: &SimulatedDevice,
+    trimmer: Option<Trimmer>,
+) -> Result<(), String> {
+    let requests =
+        || (device.history_len(), DeviceCounters { reads: 0, bytes_read: 0, ..device.counters() });
     if let Some(trimmer) = &trimmer {
         trimmer.closing.store(true, Ordering::Release);
     }
     volume.close().map_err(|error| format!("closing the volume: {error}"))?;
     let before = requests();
     trimmer.map_or(Ok(()), Trimmer::end)?;
-    if requests() == before { Ok(()) } else { Err(format!("the device is used after the end: {before:?}, {:?}", requests())) }
+    if requests() == before {
+        Ok(())
+    } else {
+        Err(format!("the device is used after the end: {before:?}, {:?}", requests()))
+    }
 }
 
 /// Lets all clients work at the same time, beside one who trims if `trim`, and closes the volume.
 ///
 /// # Errors
-/// An operation did not return what the model says, an fsync failed, or the volume could not be closed.
+/// An operation did not return what the model says, an fsync failed, or the volume could not be
+/// closed.
 pub fn session(
     clients: &mut Vec<Client>,
     volume: Volume,
@@ -211,7 +274,10 @@ pub fn session(
     let threads: Vec<_> = clients
         .drain(..)
         .map(|mut client| {
-            let ended = EndedFsyncs { device: Arc::clone(device), list: Arc::new(Mutex::new(Rank::LEAF, Vec::new())) };
+            let ended = EndedFsyncs {
+                device: Arc::clone(device),
+                list: Arc::new(Mutex::new(Rank::LEAF, Vec::new())),
+            };
             let (volume, device) = (volume.clone(), Arc::clone(device));
             let worker = ended.clone();
             let handle = thread::spawn("client", move || {
@@ -237,7 +303,9 @@ pub fn session(
     for (client, ended) in clients.iter_mut().zip(ended_fsyncs) {
         for EndedFsync { acknowledgement, result } in ended.list.lock().drain(..) {
             let operation = acknowledgement.operation;
-            result.map_err(|error| format!("client {}: fsync {operation} failed: {error}", client.history.client))?;
+            result.map_err(|error| {
+                format!("client {}: fsync {operation} failed: {error}", client.history.client)
+            })?;
             client.history.acknowledge(acknowledgement);
         }
         client.history.acknowledge_all(at);

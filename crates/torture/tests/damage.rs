@@ -1,5 +1,5 @@
-//! Damaged blocks, and reads that fail: an error that says where, never wrong bytes, never a panic; and fsck finds what
-//! the engine stumbles over.
+//! Damaged blocks, and reads that fail: an error that says where, never wrong bytes, never a panic;
+//! and fsck finds what the engine stumbles over.
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice};
 use cairn_engine::{AttributeChange, Error, FsyncKind, Volume, VolumeOptions, XattrMode};
 use cairn_environment::random::Seeded;
@@ -84,10 +84,18 @@ fn stumbles(device: &Arc<SimulatedDevice>, expected: &Everything, what: &str) ->
         Ok((found, errors)) => {
             assert!(found.digest == expected.digest, "{what}: the namespace changed silently");
             for (path, bytes) in &found.contents {
-                assert!(*bytes == expected.contents[path], "{what}: {} has other contents", show(path));
+                assert!(
+                    *bytes == expected.contents[path],
+                    "{what}: {} has other contents",
+                    show(path)
+                );
             }
             for (path, error) in &errors {
-                assert!(names_a_place(error), "{what}: {}: the error does not say where: {error}", show(path));
+                assert!(
+                    names_a_place(error),
+                    "{what}: {}: the error does not say where: {error}",
+                    show(path)
+                );
             }
             !errors.is_empty()
         }
@@ -104,7 +112,9 @@ fn stumbles(device: &Arc<SimulatedDevice>, expected: &Everything, what: &str) ->
 
 fn names_a_place(error: &Error) -> bool {
     match error {
-        Error::DataChecksum { .. } | Error::Device(DeviceError { .. }) => error.to_string().chars().any(|c| c.is_ascii_digit()),
+        Error::DataChecksum { .. } | Error::Device(DeviceError { .. }) => {
+            error.to_string().chars().any(|c| c.is_ascii_digit())
+        }
         Error::Damaged(problem) => problem.to_string().chars().any(|c| c.is_ascii_digit()),
         _ => false,
     }
@@ -125,7 +135,10 @@ fn used_blocks(device: &SimulatedDevice) -> Vec<u64> {
         device.read(block * 4096, &mut bytes).expect("it is healthy");
         bytes.iter().any(|&byte| byte != 0)
     };
-    (0..geometry.total_blocks).filter(|block| !geometry.log().range().contains(block)).filter(holds_something).collect()
+    (0..geometry.total_blocks)
+        .filter(|block| !geometry.log().range().contains(block))
+        .filter(holds_something)
+        .collect()
 }
 
 #[test]
@@ -146,13 +159,18 @@ fn one_damaged_byte_in_any_block() {
         let damaged = Arc::new(device.snapshot());
         damaged.corrupt(offset, 1, pattern);
         let report = fsck(&damaged);
-        let errors = report.as_ref().is_none_or(|report| report.findings.iter().any(|finding| finding.severity == Severity::Error));
+        let errors = report.as_ref().is_none_or(|report| {
+            report.findings.iter().any(|finding| finding.severity == Severity::Error)
+        });
         let stumbles = stumbles(&damaged, &expected, &what);
         assert!(!stumbles || errors, "{what}: the engine fails, fsck is content");
         stumbled += u32::from(stumbles);
         found += u32::from(errors);
     }
-    eprintln!("{} blocks in use; the engine failed {stumbled} times, fsck found errors {found} times", blocks.len());
+    eprintln!(
+        "{} blocks in use; the engine failed {stumbled} times, fsck found errors {found} times",
+        blocks.len()
+    );
     assert!(stumbled > 100, "only {stumbled} damaged blocks were noticed");
 }
 
@@ -167,7 +185,10 @@ fn each_superblock_alone_is_enough() {
         let state = Arc::new(device.snapshot());
         state.corrupt(damaged_place.offset_bytes(), 512, 0x5A);
         let report = fsck(&state).expect("two superblocks are left");
-        assert!(report.findings.iter().any(|finding| finding.block == Some(damaged_place.0)), "fsck overlooks {damaged_place}");
+        assert!(
+            report.findings.iter().any(|finding| finding.block == Some(damaged_place.0)),
+            "fsck overlooks {damaged_place}"
+        );
         let what = format!("superblock {damaged_place} damaged");
         assert!(!stumbles(&state, &expected, &what), "{what}: the others should do");
     }
@@ -176,7 +197,8 @@ fn each_superblock_alone_is_enough() {
     assert!(matches!(open(&state), Err(Error::NotAVolume(_))));
 }
 
-/// The older bitmap of a group calls free what was used since: writing with it would overwrite files.
+/// The older bitmap of a group calls free what was used since: writing with it would overwrite
+/// files.
 #[test]
 fn an_old_bitmap_does_not_stand_in_for_a_damaged_one() {
     let device = populated(&mut Seeded::new(seed_from_environment()));
@@ -189,11 +211,19 @@ fn an_old_bitmap_does_not_stand_in_for_a_damaged_one() {
         state.corrupt(block.offset_bytes() + 200, 1, 0x10);
         let Err(error) = open(&state) else { continue };
         refused += 1;
-        assert!(matches!(error, Error::Damaged(_)) && error.to_string().contains(&block.to_string()), "{error}");
-        let reader = Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions { read_only: true, ..options() });
-        let (found, errors) = walk(&reader.expect("nothing is allocated by a reader")).expect("the trees are whole");
+        assert!(
+            matches!(error, Error::Damaged(_)) && error.to_string().contains(&block.to_string()),
+            "{error}"
+        );
+        let reader = Volume::open(
+            state.clone() as Arc<dyn BlockDevice>,
+            VolumeOptions { read_only: true, ..options() },
+        );
+        let (found, errors) =
+            walk(&reader.expect("nothing is allocated by a reader")).expect("the trees are whole");
         assert!(found == expected && errors.is_empty());
-        let repaired = check(&*state, &CheckOptions { data: true, repair: true }, &mut |_| {}).expect("it can be read");
+        let repaired = check(&*state, &CheckOptions { data: true, repair: true }, &mut |_| {})
+            .expect("it can be read");
         assert_eq!(repaired.errors, 0);
         assert!(!stumbles(&state, &expected, "a repaired bitmap"));
     }
@@ -215,7 +245,9 @@ fn an_old_bitmap_with_the_same_sum_is_noticed_too() {
     let geometry = Geometry { total_blocks: VOLUME_BYTES / 4096, log_blocks: LOG_BYTES / 4096 };
     let bits_set = |slot: usize| {
         let mut block = vec![0; 4096];
-        device.read(geometry.bitmap_block(0, slot).offset_bytes(), &mut block).expect("it is healthy");
+        device
+            .read(geometry.bitmap_block(0, slot).offset_bytes(), &mut block)
+            .expect("it is healthy");
         block[64..64 + 2048].iter().map(|byte| byte.count_ones()).sum::<u32>()
     };
     assert_eq!(bits_set(0), bits_set(1));
@@ -304,7 +336,8 @@ fn reads_that_fail_are_errors_and_go_away_with_their_cause() {
                 assert!(errors.iter().all(|(_, error)| names_a_place(error)), "{what}");
             }
             state.clear_failures();
-            let (found, errors) = walk(&volume).unwrap_or_else(|error| panic!("{what}: the failure stays: {error}"));
+            let (found, errors) =
+                walk(&volume).unwrap_or_else(|error| panic!("{what}: the failure stays: {error}"));
             assert!(errors.is_empty() && found == expected, "{what}: the failure left traces");
             volume.close().unwrap_or_else(|error| panic!("{what}: {error}"));
         }

@@ -1,19 +1,27 @@
-//! Damage to each single block of a volume, in every way that a device damages blocks: zeros, one flipped bit, another
-//! block's content (a misdirected write), half of an old version (a torn write), all of an old version (a lost write). Nodes
-//! have several blocks that are written at once: all of them in an old version, too, which no checksum gives away.
+//! Damage to each single block of a volume, in every way that a device damages blocks: zeros, one
+//! flipped bit, another block's content (a misdirected write), half of an old version (a torn
+//! write), all of an old version (a lost write). Nodes have several blocks that are written at
+//! once: all of them in an old version, too, which no checksum gives away.
 //!
 //! Required of each, by what refers to the block (`cairn_torture::references`):
 //!
-//! - Nothing, or only padding is damaged: everything reads as before, every name, attribute and byte.
-//! - Superblocks: fsck says so, and everything reads as before. One exception: an older superblock in the slot that the newest
-//!   one doesn't use harms nobody, and fsck can't tell.
-//! - Bitmaps, nodes and data: fsck says so, and what is read is right or an error; of nodes and data something is an error.
-//! - A checkpoint that a later one says was flushed: fsck says so, a mount refuses, and one for reading shows what was before it.
-//! - The last checkpoint, and its data: what was before it is there, as after a crash that cut it short. Nobody can tell.
+//! - Nothing, or only padding is damaged: everything reads as before, every name, attribute and
+//!   byte.
+//! - Superblocks: fsck says so, and everything reads as before. One exception: an older superblock
+//!   in the slot that the newest one doesn't use harms nobody, and fsck can't tell.
+//! - Bitmaps, nodes and data: fsck says so, and what is read is right or an error; of nodes and
+//!   data something is an error.
+//! - A checkpoint that a later one says was flushed: fsck says so, a mount refuses, and one for
+//!   reading shows what was before it.
+//! - The last checkpoint, and its data: what was before it is there, as after a crash that cut it
+//!   short. Nobody can tell.
 //!
-//! What the engine stumbles over, fsck finds; after a repair that leaves no errors the volume can be mounted and changed.
+//! What the engine stumbles over, fsck finds; after a repair that leaves no errors the volume can
+//! be mounted and changed.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{AllocateMode, AttributeChange, Error, FileType, NewInode, Volume, VolumeOptions, XattrMode};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, NewInode, Volume, VolumeOptions, XattrMode,
+};
 use cairn_environment::random::Seeded;
 use cairn_format::{BlockNumber, Geometry, Superblock};
 use cairn_fsck::{CheckOptions, Report, check};
@@ -34,7 +42,10 @@ const BLOCK: u64 = 4096;
 const CHECKPOINTS: usize = 4;
 
 fn open(device: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, Error> {
-    Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions { background: false, read_only, ..VolumeOptions::default() })
+    Volume::open(
+        device.clone() as Arc<dyn BlockDevice>,
+        VolumeOptions { background: false, read_only, ..VolumeOptions::default() },
+    )
 }
 
 /// What a block was written as.
@@ -61,8 +72,8 @@ enum Damage {
 
 /// Blocks of a node.
 const NODE_BLOCKS: u64 = 4;
-/// How many nodes are to stand where an older version of them did, and after how many transactions at the latest; and what is free then:
-/// little, so that nodes often stand where others did.
+/// How many nodes are to stand where an older version of them did, and after how many transactions
+/// at the latest; and what is free then: little, so that nodes often stand where others did.
 const VERSIONS_IN_PLACE_MIN: usize = 2;
 const ROUNDS_MAX: u32 = 1000;
 const FREE_BYTES: u64 = 2 << 20;
@@ -73,7 +84,8 @@ struct Outcomes {
     tried: u32,
     /// Something refers to the block, and an error or a finding of fsck says that it is damaged.
     noticed: u32,
-    /// What a crash might have left: the state before the last checkpoint, or an older superblock in the slot not in use.
+    /// What a crash might have left: the state before the last checkpoint, or an older superblock
+    /// in the slot not in use.
     as_after_a_crash: u32,
     /// Nothing refers to it.
     harmless: u32,
@@ -83,7 +95,11 @@ struct Outcomes {
 
 impl fmt::Display for Outcomes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:6} {:8} {:9} {:9} {:9}", self.tried, self.noticed, self.as_after_a_crash, self.harmless, self.repaired)
+        write!(
+            f,
+            "{:6} {:8} {:9} {:9} {:9}",
+            self.tried, self.noticed, self.as_after_a_crash, self.harmless, self.repaired
+        )
     }
 }
 
@@ -98,7 +114,8 @@ enum Required {
     RightOrError,
     /// The same, and something is an error.
     Error,
-    /// The state before this checkpoint for who only reads, and nothing for the others; fsck says so.
+    /// The state before this checkpoint for who only reads, and nothing for the others; fsck says
+    /// so.
     LostCheckpoint(usize),
     /// The state before the last checkpoint.
     AsAfterACrash,
@@ -111,16 +128,25 @@ struct Subject {
     old_nodes: BTreeMap<u64, Vec<Vec<u8>>>,
     device: SimulatedDevice,
     references: References,
-    /// What can be read: before the first checkpoint in the log, before the second, … after the last.
+    /// What can be read: before the first checkpoint in the log, before the second, … after the
+    /// last.
     states: Vec<Found>,
 }
 
 fn fill(volume: &Volume, random: &mut Seeded, client: u8, files: u32) {
     for operation in 0..files {
         let data = pattern(Tag { client, operation }, 0, random.below(20_000));
-        let file = create(volume, format!("file {client} {operation}").as_bytes(), &data).expect("space");
+        let file =
+            create(volume, format!("file {client} {operation}").as_bytes(), &data).expect("space");
         if operation % 5 == 0 {
-            volume.set_xattr(file, b"user.test", &pattern(Tag { client, operation }, 0, 5000), XattrMode::Any).expect("space");
+            volume
+                .set_xattr(
+                    file,
+                    b"user.test",
+                    &pattern(Tag { client, operation }, 0, 5000),
+                    XattrMode::Any,
+                )
+                .expect("space");
         }
         if operation % 7 == 0 {
             add_others(volume, client, operation, file);
@@ -132,11 +158,24 @@ fn fill(volume: &Volume, random: &mut Seeded, client: u8, files: u32) {
 
 /// A directory, with another name of the file and a symbolic link in it.
 fn add_others(volume: &Volume, client: u8, operation: u32, file: cairn_engine::InodeNumber) {
-    let new = |file_type, target| NewInode { file_type, mode: 0o750, uid: operation, gid: 7, device: 0, target };
+    let new = |file_type, target| NewInode {
+        file_type,
+        mode: 0o750,
+        uid: operation,
+        gid: 7,
+        device: 0,
+        target,
+    };
     let name = format!("directory {client} {operation}");
-    let directory = volume.create(volume.root(), name.as_bytes(), &new(FileType::Directory, None)).expect("space").inode;
+    let directory = volume
+        .create(volume.root(), name.as_bytes(), &new(FileType::Directory, None))
+        .expect("space")
+        .inode;
     volume.link(file, directory, b"another name").expect("space");
-    let link = volume.create(directory, b"link", &new(FileType::Symlink, Some(name.as_bytes()))).expect("space").inode;
+    let link = volume
+        .create(directory, b"link", &new(FileType::Symlink, Some(name.as_bytes())))
+        .expect("space")
+        .inode;
     volume.forget(link, 1);
     volume.forget(directory, 1);
 }
@@ -152,25 +191,51 @@ fn note_nodes(device: &SimulatedDevice, nodes: &mut BTreeMap<u64, Vec<Vec<u8>>>)
     }
 }
 
-/// Nodes in use that stand where an older version of them stood: it begins with the same key, and only its generation is wrong.
+/// Nodes in use that stand where an older version of them stood: it begins with the same key, and
+/// only its generation is wrong.
 fn versions_in_place(device: &SimulatedDevice, old_nodes: &BTreeMap<u64, Vec<Vec<u8>>>) -> usize {
     let references = References::of(device);
-    let nodes = references.blocks.iter().filter(|(_, reference)| **reference == Reference::Node).map(|(block, _)| *block);
-    let same_level_and_key = |one: &[u8], other: &[u8]| one[62] == other[62] && one[64..80] == other[64..80];
+    let nodes = references
+        .blocks
+        .iter()
+        .filter(|(_, reference)| **reference == Reference::Node)
+        .map(|(block, _)| *block);
+    let same_level_and_key =
+        |one: &[u8], other: &[u8]| one[62] == other[62] && one[64..80] == other[64..80];
     let in_place = nodes.filter(|block| {
         let now = blocks_of(device, *block, NODE_BLOCKS);
-        old_nodes.get(block).into_iter().flatten().any(|old| is_node(&now) && *old != now && same_level_and_key(old, &now))
+        old_nodes
+            .get(block)
+            .into_iter()
+            .flatten()
+            .any(|old| is_node(&now) && *old != now && same_level_and_key(old, &now))
     });
     in_place.count()
 }
 
-/// Some of the files change in each transaction, so that nodes are written in ever other places. Returns what stood there.
-fn change_until_versions_stand_in_place(volume: &Volume, device: &SimulatedDevice, random: &mut Seeded) -> BTreeMap<u64, Vec<Vec<u8>>> {
+/// Some of the files change in each transaction, so that nodes are written in ever other places.
+/// Returns what stood there.
+fn change_until_versions_stand_in_place(
+    volume: &Volume,
+    device: &SimulatedDevice,
+    random: &mut Seeded,
+) -> BTreeMap<u64, Vec<Vec<u8>>> {
     let mut old_nodes = BTreeMap::new();
     for round in 0..ROUNDS_MAX {
         for operation in (0..60).filter(|operation| operation % 4 != 1 && random.chance(1, 3)) {
-            let file = volume.lookup(volume.root(), format!("file 0 {operation}").as_bytes()).expect("it exists").inode;
-            volume.set_attributes(file, &AttributeChange { mode: Some(0o600 + round % 64), ..AttributeChange::default() }).expect("space");
+            let file = volume
+                .lookup(volume.root(), format!("file 0 {operation}").as_bytes())
+                .expect("it exists")
+                .inode;
+            volume
+                .set_attributes(
+                    file,
+                    &AttributeChange {
+                        mode: Some(0o600 + round % 64),
+                        ..AttributeChange::default()
+                    },
+                )
+                .expect("space");
             volume.forget(file, 1);
         }
         volume.commit().expect("it is healthy");
@@ -192,15 +257,26 @@ fn subject(random: &mut Seeded) -> Subject {
     let old = device.snapshot();
     let ballast = create(&volume, b"ballast", b"").expect("space");
     let ballast_bytes = volume.space().available_blocks * BLOCK - FREE_BYTES;
-    volume.allocate(ballast, 0, ballast_bytes, AllocateMode::Allocate { keep_size: true }).expect("space");
+    volume
+        .allocate(ballast, 0, ballast_bytes, AllocateMode::Allocate { keep_size: true })
+        .expect("space");
     volume.forget(ballast, 1);
-    (1..60).step_by(4).for_each(|file| volume.unlink(volume.root(), format!("file 0 {file}").as_bytes()).expect("it exists"));
+    (1..60).step_by(4).for_each(|file| {
+        volume.unlink(volume.root(), format!("file 0 {file}").as_bytes()).expect("it exists")
+    });
     fill(&volume, random, 1, 20);
     volume.commit().expect("it is healthy");
-    volume.set_attributes(volume.root(), &AttributeChange { mode: Some(0o700), ..AttributeChange::default() }).expect("space");
+    volume
+        .set_attributes(
+            volume.root(),
+            &AttributeChange { mode: Some(0o700), ..AttributeChange::default() },
+        )
+        .expect("space");
     volume.commit().expect("it is healthy");
     let old_nodes = change_until_versions_stand_in_place(&volume, &device, random);
-    let read = |device: SimulatedDevice| Found::read(&open(&Arc::new(device), true).expect("it is whole")).expect("it is whole");
+    let read = |device: SimulatedDevice| {
+        Found::read(&open(&Arc::new(device), true).expect("it is whole")).expect("it is whole")
+    };
     let mut states = vec![read(device.snapshot())];
     for checkpoint in 0..CHECKPOINTS {
         fill(&volume, random, 2 + checkpoint as u8, 2);
@@ -235,7 +311,9 @@ fn difference(expected: &Found, found: &Found, may_be_unreadable: bool) -> Optio
     if expected.names.digest != found.names.digest {
         return Some(differences(&expected.names, &found.names).join("; "));
     }
-    for ((path, (_, before)), (_, now)) in expected.names.names.iter().zip(found.names.names.values()) {
+    for ((path, (_, before)), (_, now)) in
+        expected.names.names.iter().zip(found.names.names.values())
+    {
         let (before, now) = (&expected.objects[before], &found.objects[now]);
         let unreadable = matches!(now.bytes, Some(Err(_)));
         let same_bytes = before.bytes == now.bytes || unreadable && may_be_unreadable;
@@ -255,14 +333,18 @@ enum Reading {
 
 impl Reading {
     fn of(device: &Arc<SimulatedDevice>) -> Self {
-        let found = open(device, true).map_err(|error| error.to_string()).and_then(|volume| Found::read(&volume));
+        let found = open(device, true)
+            .map_err(|error| error.to_string())
+            .and_then(|volume| Found::read(&volume));
         found.map_or_else(Self::Refused, |found| Self::Read(Box::new(found)))
     }
 
     fn stumbles(&self) -> bool {
         match self {
             Self::Refused(_) => true,
-            Self::Read(found) => found.objects.values().any(|object| matches!(object.bytes, Some(Err(_)))),
+            Self::Read(found) => {
+                found.objects.values().any(|object| matches!(object.bytes, Some(Err(_))))
+            }
         }
     }
 }
@@ -270,7 +352,8 @@ impl Reading {
 impl Subject {
     /// Every block that holds something, and what it was written as.
     fn blocks(&self) -> Vec<(u64, Kind)> {
-        let geometry = Geometry { total_blocks: VOLUME_BYTES / BLOCK, log_blocks: LOG_BYTES / BLOCK };
+        let geometry =
+            Geometry { total_blocks: VOLUME_BYTES / BLOCK, log_blocks: LOG_BYTES / BLOCK };
         let kind_of = |block: u64| match block {
             16 | 32 => Kind::Superblock,
             _ if block == geometry.superblock_copy().0 => Kind::SuperblockCopy,
@@ -279,11 +362,13 @@ impl Subject {
             _ if is_node(&block_of(&self.device, block / NODE_BLOCKS * NODE_BLOCKS)) => Kind::Node,
             _ => Kind::Data,
         };
-        let used = (0..geometry.total_blocks).filter(|&block| block_of(&self.device, block).iter().any(|&byte| byte != 0));
+        let used = (0..geometry.total_blocks)
+            .filter(|&block| block_of(&self.device, block).iter().any(|&byte| byte != 0));
         used.map(|block| (block, kind_of(block))).collect()
     }
 
-    /// What the block, or the node that begins with it, may hold after this damage: nothing that it holds now.
+    /// What the block, or the node that begins with it, may hold after this damage: nothing that it
+    /// holds now.
     fn damaged(&self, block: u64, other: u64, damage: Damage, random: &mut Seeded) -> Vec<Vec<u8>> {
         if damage == Damage::LostNode {
             return self.older_nodes(block);
@@ -292,7 +377,10 @@ impl Subject {
         let mut bytes = now.clone();
         match damage {
             Damage::Zeros => bytes.fill(0),
-            Damage::Bit => bytes[random.below(self.covered_bytes(block) as u64) as usize] ^= 1 << random.below(8),
+            Damage::Bit => {
+                bytes[random.below(self.covered_bytes(block) as u64) as usize] ^=
+                    1 << random.below(8)
+            }
             Damage::Misdirected => bytes = block_of(&self.device, other),
             Damage::Torn => bytes[2048..].copy_from_slice(&old[2048..]),
             Damage::Lost | Damage::LostNode => bytes = old,
@@ -302,11 +390,19 @@ impl Subject {
 
     /// The nodes that stood where the one in use begins.
     fn older_nodes(&self, block: u64) -> Vec<Vec<u8>> {
-        if !is_node(&block_of(&self.device, block)) || self.references.blocks.get(&block) != Some(&Reference::Node) {
+        if !is_node(&block_of(&self.device, block))
+            || self.references.blocks.get(&block) != Some(&Reference::Node)
+        {
             return Vec::new();
         }
         let now = blocks_of(&self.device, block, NODE_BLOCKS);
-        self.old_nodes.get(&block).into_iter().flatten().filter(|old| **old != now).cloned().collect()
+        self.old_nodes
+            .get(&block)
+            .into_iter()
+            .flatten()
+            .filter(|old| **old != now)
+            .cloned()
+            .collect()
     }
 
     /// How much of a block counts; the rest is padding.
@@ -317,21 +413,36 @@ impl Subject {
     fn required(&self, block: u64, damage: Damage, bytes: &[u8]) -> Required {
         let Some(reference) = self.references.blocks.get(&block) else { return Required::Harmless };
         let covered = self.covered_bytes(block);
-        if bytes.len() == BLOCK as usize && bytes[..covered] == block_of(&self.device, block)[..covered] {
+        if bytes.len() == BLOCK as usize
+            && bytes[..covered] == block_of(&self.device, block)[..covered]
+        {
             return Required::Harmless;
         }
         match reference {
             Reference::OtherSlot if damage == Damage::Lost => Required::Harmless,
-            Reference::NewestSlot | Reference::OtherSlot | Reference::SuperblockCopy => Required::FoundAndRedundant,
+            Reference::NewestSlot | Reference::OtherSlot | Reference::SuperblockCopy => {
+                Required::FoundAndRedundant
+            }
             Reference::Bitmap => Required::RightOrError,
-            Reference::Checkpoint(number) | Reference::NewData(number) if number + 1 == CHECKPOINTS => Required::AsAfterACrash,
+            Reference::Checkpoint(number) | Reference::NewData(number)
+                if number + 1 == CHECKPOINTS =>
+            {
+                Required::AsAfterACrash
+            }
             Reference::Checkpoint(number) => Required::LostCheckpoint(*number),
             Reference::Node | Reference::Data | Reference::NewData(_) => Required::Error,
         }
     }
 
     /// Compares what can be read of a damaged volume with what is required.
-    fn judge(&self, device: &Arc<SimulatedDevice>, required: Required, reading: &Reading, finds: bool, what: &str) {
+    fn judge(
+        &self,
+        device: &Arc<SimulatedDevice>,
+        required: Required,
+        reading: &Reading,
+        finds: bool,
+        what: &str,
+    ) {
         let last = &self.states[CHECKPOINTS];
         let same_as = |expected: &Found| match reading {
             Reading::Refused(error) => panic!("{what}: {error}"),
@@ -343,11 +454,17 @@ impl Subject {
                 if let Reading::Read(found) = reading {
                     assert_eq!(difference(last, found, true), None, "{what}");
                 }
-                assert!(reading.stumbles() || required != Required::Error, "{what}: read without an error");
+                assert!(
+                    reading.stumbles() || required != Required::Error,
+                    "{what}: read without an error"
+                );
             }
             Required::LostCheckpoint(number) => {
                 same_as(&self.states[number]);
-                assert!(open(&Arc::new(device.snapshot()), false).is_err(), "{what}: it mounts for writing");
+                assert!(
+                    open(&Arc::new(device.snapshot()), false).is_err(),
+                    "{what}: it mounts for writing"
+                );
             }
             Required::AsAfterACrash => same_as(&self.states[CHECKPOINTS - 1]),
         }
@@ -356,7 +473,13 @@ impl Subject {
     }
 
     /// Has `bytes` at `block`, and adds to the table what comes of it.
-    fn try_damage(&self, block: u64, (kind, damage): (Kind, Damage), bytes: &[u8], table: &mut Table) {
+    fn try_damage(
+        &self,
+        block: u64,
+        (kind, damage): (Kind, Damage),
+        bytes: &[u8],
+        table: &mut Table,
+    ) {
         let required = self.required(block, damage, bytes);
         let what = format!("{damage:?} of {kind:?} block {block} ({required:?})");
         let device = Arc::new(self.device.snapshot());
@@ -386,7 +509,8 @@ fn each_block_in_each_way() {
     let whole = fsck(&subject.device.snapshot(), false).expect("it is a volume");
     assert_eq!((whole.errors, whole.warnings), (0, 0), "{whole}");
     let mut table = Table::new();
-    // Many data blocks are alike, and many nodes to which nothing refers: some of them, of each sort the first.
+    // Many data blocks are alike, and many nodes to which nothing refers: some of them, of each
+    // sort the first.
     let mut counts = BTreeMap::new();
     let is_chosen = |(block, kind): &(u64, Kind)| {
         let is_in_use = subject.references.blocks.contains_key(block);
@@ -400,26 +524,59 @@ fn each_block_in_each_way() {
     };
     let chosen: Vec<_> = blocks.iter().copied().filter(is_chosen).collect();
     for (block, kind) in chosen {
-        for damage in [Damage::Zeros, Damage::Bit, Damage::Misdirected, Damage::Torn, Damage::Lost, Damage::LostNode] {
-            let alike: Vec<u64> = blocks.iter().filter(|(other, of)| *of == kind && *other != block).map(|(other, _)| *other).collect();
-            let other = if alike.is_empty() { 16 } else { alike[random.below(alike.len() as u64) as usize] };
+        for damage in [
+            Damage::Zeros,
+            Damage::Bit,
+            Damage::Misdirected,
+            Damage::Torn,
+            Damage::Lost,
+            Damage::LostNode,
+        ] {
+            let alike: Vec<u64> = blocks
+                .iter()
+                .filter(|(other, of)| *of == kind && *other != block)
+                .map(|(other, _)| *other)
+                .collect();
+            let other = if alike.is_empty() {
+                16
+            } else {
+                alike[random.below(alike.len() as u64) as usize]
+            };
             for bytes in subject.damaged(block, other, damage, &mut random) {
                 subject.try_damage(block, (kind, damage), &bytes, &mut table);
             }
         }
     }
     print(&table);
-    for kind in [Kind::Superblock, Kind::SuperblockCopy, Kind::Bitmap, Kind::Checkpoint, Kind::Node, Kind::Data] {
-        let of_kind = || table.iter().filter(|((of, _), _)| *of == kind).map(|(_, outcomes)| outcomes);
+    for kind in [
+        Kind::Superblock,
+        Kind::SuperblockCopy,
+        Kind::Bitmap,
+        Kind::Checkpoint,
+        Kind::Node,
+        Kind::Data,
+    ] {
+        let of_kind =
+            || table.iter().filter(|((of, _), _)| *of == kind).map(|(_, outcomes)| outcomes);
         assert!(of_kind().any(|outcomes| outcomes.noticed > 0), "{kind:?}");
-        assert!(kind <= Kind::SuperblockCopy || of_kind().any(|outcomes| outcomes.harmless > 0), "{kind:?}");
+        assert!(
+            kind <= Kind::SuperblockCopy || of_kind().any(|outcomes| outcomes.harmless > 0),
+            "{kind:?}"
+        );
     }
-    let old_nodes = table.get(&(Kind::Node, Damage::LostNode)).map_or(0, |outcomes| outcomes.noticed);
-    assert!(old_nodes as usize >= VERSIONS_IN_PLACE_MIN, "{old_nodes} nodes stand where others stood");
+    let old_nodes =
+        table.get(&(Kind::Node, Damage::LostNode)).map_or(0, |outcomes| outcomes.noticed);
+    assert!(
+        old_nodes as usize >= VERSIONS_IN_PLACE_MIN,
+        "{old_nodes} nodes stand where others stood"
+    );
 }
 
 fn print(table: &Table) {
-    eprintln!("{:30} {:>6} {:>8} {:>9} {:>9} {:>9}", "one block of", "tried", "noticed", "as crash", "harmless", "repaired");
+    eprintln!(
+        "{:30} {:>6} {:>8} {:>9} {:>9} {:>9}",
+        "one block of", "tried", "noticed", "as crash", "harmless", "repaired"
+    );
     for ((kind, damage), outcomes) in table {
         eprintln!("{:30} {outcomes}", format!("{kind:?}, {damage:?}"));
     }
@@ -431,14 +588,19 @@ fn repairs(device: &Arc<SimulatedDevice>, what: &str) -> bool {
     if repaired.is_none_or(|report| report.errors != 0) {
         return false;
     }
-    let volume = open(device, false).unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
-    let found = Found::read(&volume).unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
-    let errors: Vec<_> = found.objects.values().filter_map(|object| object.bytes.as_ref()?.as_ref().err()).collect();
+    let volume =
+        open(device, false).unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
+    let found =
+        Found::read(&volume).unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
+    let errors: Vec<_> =
+        found.objects.values().filter_map(|object| object.bytes.as_ref()?.as_ref().err()).collect();
     assert!(errors.is_empty(), "{what}: repaired, but: {errors:?}");
-    let file = create(&volume, b"after the repair", &[1; 9000]).unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
+    let file = create(&volume, b"after the repair", &[1; 9000])
+        .unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
     volume.forget(file, 1);
     volume.close().unwrap_or_else(|error| panic!("{what}: repaired, but: {error}"));
-    let report = fsck(device, false).unwrap_or_else(|| panic!("{what}: repaired, used, and no volume any more"));
+    let report = fsck(device, false)
+        .unwrap_or_else(|| panic!("{what}: repaired, used, and no volume any more"));
     assert_eq!(report.errors, 0, "{what}: repaired and used: {report}");
     true
 }

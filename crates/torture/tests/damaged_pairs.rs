@@ -1,7 +1,8 @@
 //! Damage to two structures of a volume at once: every pair of nodes, bitmaps and superblocks.
 //!
-//! Required of a repair: what stands in undamaged blocks is there again, or the report says that something is lost; if it
-//! calls nothing lost, everything is there and nothing that had been removed came back.
+//! Required of a repair: what stands in undamaged blocks is there again, or the report says that
+//! something is lost; if it calls nothing lost, everything is there and nothing that had been
+//! removed came back.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{AttributeChange, Error, FileType, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
@@ -17,15 +18,20 @@ use std::sync::Arc;
 const VOLUME_BYTES: u64 = 16 << 20;
 const LOG_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-const GEOMETRY: Geometry = Geometry { total_blocks: VOLUME_BYTES / BLOCK, log_blocks: LOG_BYTES / BLOCK };
+const GEOMETRY: Geometry =
+    Geometry { total_blocks: VOLUME_BYTES / BLOCK, log_blocks: LOG_BYTES / BLOCK };
 
 type Contents = BTreeMap<FullPath, Vec<u8>>;
 
 fn open(device: &Arc<SimulatedDevice>) -> Result<Volume, Error> {
-    Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions { background: false, ..VolumeOptions::default() })
+    Volume::open(
+        device.clone() as Arc<dyn BlockDevice>,
+        VolumeOptions { background: false, ..VolumeOptions::default() },
+    )
 }
 
-/// A volume with a tree of two levels, and older versions of its nodes in free blocks, that was unmounted.
+/// A volume with a tree of two levels, and older versions of its nodes in free blocks, that was
+/// unmounted.
 fn volume_with_a_past(random: &mut Seeded) -> Arc<SimulatedDevice> {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
     format(&*device, LOG_BYTES).expect("a new volume");
@@ -48,7 +54,12 @@ fn volume_with_a_past(random: &mut Seeded) -> Arc<SimulatedDevice> {
     volume.commit().expect("it is healthy");
     for operation in (40..200).step_by(37) {
         let file = volume.lookup(volume.root(), &name(operation)).expect("it exists").inode;
-        volume.set_attributes(file, &AttributeChange { mode: Some(0o600), ..AttributeChange::default() }).expect("space");
+        volume
+            .set_attributes(
+                file,
+                &AttributeChange { mode: Some(0o600), ..AttributeChange::default() },
+            )
+            .expect("space");
         volume.forget(file, 1);
         volume.commit().expect("it is healthy");
     }
@@ -57,11 +68,15 @@ fn volume_with_a_past(random: &mut Seeded) -> Arc<SimulatedDevice> {
 }
 
 fn walk(device: &Arc<SimulatedDevice>, what: &str) -> Contents {
-    let volume = open(device).unwrap_or_else(|error| panic!("{what}: it can't be mounted: {error}"));
+    let volume =
+        open(device).unwrap_or_else(|error| panic!("{what}: it can't be mounted: {error}"));
     let mut contents = Contents::new();
-    for (path, (facts, inode)) in &of_volume(&volume, 9).unwrap_or_else(|error| panic!("{what}: {error}")).names {
+    for (path, (facts, inode)) in
+        &of_volume(&volume, 9).unwrap_or_else(|error| panic!("{what}: {error}")).names
+    {
         if facts.file_type == FileType::Regular as u8 {
-            let bytes = read_all(&volume, *inode).unwrap_or_else(|error| panic!("{what}: {}: {error}", show(path)));
+            let bytes = read_all(&volume, *inode)
+                .unwrap_or_else(|error| panic!("{what}: {}: {error}", show(path)));
             contents.insert(path.clone(), bytes);
         }
     }
@@ -89,19 +104,24 @@ enum Kind {
 
 /// The blocks in use that hold the volume together; of a node one of its four.
 fn structures(device: &SimulatedDevice) -> Vec<(u64, Kind)> {
-    let superblocks = Geometry::SUPERBLOCKS.into_iter().chain([GEOMETRY.superblock_copy()]).map(|block| (block.0, Kind::Superblock));
+    let superblocks = Geometry::SUPERBLOCKS
+        .into_iter()
+        .chain([GEOMETRY.superblock_copy()])
+        .map(|block| (block.0, Kind::Superblock));
     let bitmaps = (0..2).map(|slot| (GEOMETRY.bitmap_block(0, slot).0, Kind::Bitmap));
-    let nodes = (GEOMETRY.data_start().0..GEOMETRY.superblock_copy().0).step_by(4).filter_map(|block| {
-        let mut node = vec![0; BLOCK as usize];
-        device.read(block * BLOCK, &mut node).expect("it is healthy");
-        if !node.starts_with(b"CRNN") {
-            return None;
-        }
-        let copy = device.snapshot();
-        copy.corrupt(block * BLOCK + 300, 1, 1);
-        let kind = if node[48] == 1 || node[62] > 0 { Kind::Inner } else { Kind::Leaf };
-        (fsck(&copy, false).errors > 0).then_some((block + u64::from(kind == Kind::Inner), kind))
-    });
+    let nodes =
+        (GEOMETRY.data_start().0..GEOMETRY.superblock_copy().0).step_by(4).filter_map(|block| {
+            let mut node = vec![0; BLOCK as usize];
+            device.read(block * BLOCK, &mut node).expect("it is healthy");
+            if !node.starts_with(b"CRNN") {
+                return None;
+            }
+            let copy = device.snapshot();
+            copy.corrupt(block * BLOCK + 300, 1, 1);
+            let kind = if node[48] == 1 || node[62] > 0 { Kind::Inner } else { Kind::Leaf };
+            (fsck(&copy, false).errors > 0)
+                .then_some((block + u64::from(kind == Kind::Inner), kind))
+        });
     superblocks.chain(bitmaps).chain(nodes).collect()
 }
 
@@ -114,8 +134,11 @@ fn two_damaged_structures() {
     let structures = structures(&device);
     let count = |kind| structures.iter().filter(|(_, of)| *of == kind).count();
     assert!(count(Kind::Inner) >= 2 && count(Kind::Leaf) >= 3, "{structures:?}");
-    // What is left with one of the structures damaged is left, too, of both, if the other one leaves it.
-    let contents_of = |found: &Contents| found.values().filter(|bytes| bytes.len() > 64).cloned().collect::<BTreeSet<_>>();
+    // What is left with one of the structures damaged is left, too, of both, if the other one
+    // leaves it.
+    let contents_of = |found: &Contents| {
+        found.values().filter(|bytes| bytes.len() > 64).cloned().collect::<BTreeSet<_>>()
+    };
     let alone: BTreeMap<u64, BTreeSet<Vec<u8>>> = structures
         .iter()
         .map(|&(block, kind)| {
@@ -135,20 +158,36 @@ fn two_damaged_structures() {
             let report = fsck(&state, true);
             assert_eq!(report.errors, 0, "{what}: {report}");
             let found = walk(&state, &what);
-            let missing: Vec<&FullPath> =
-                expected.iter().filter(|(path, bytes)| found.get(*path) != Some(bytes)).map(|(path, _)| path).collect();
+            let missing: Vec<&FullPath> = expected
+                .iter()
+                .filter(|(path, bytes)| found.get(*path) != Some(bytes))
+                .map(|(path, _)| path)
+                .collect();
             let told = report.losses != Losses::default();
-            assert!(missing.is_empty() || told, "{what}: {} is gone, and nobody says so: {report}", show(missing[0]));
-            let back: Vec<&FullPath> = found.keys().filter(|path| !expected.contains_key(*path)).collect();
-            assert!(back.is_empty() || told, "{what}: {} is back, or has lost its name: {report}", show(back[0]));
+            assert!(
+                missing.is_empty() || told,
+                "{what}: {} is gone, and nobody says so: {report}",
+                show(missing[0])
+            );
+            let back: Vec<&FullPath> =
+                found.keys().filter(|path| !expected.contains_key(*path)).collect();
+            assert!(
+                back.is_empty() || told,
+                "{what}: {} is back, or has lost its name: {report}",
+                show(back[0])
+            );
             assert!(found.len() <= expected.len(), "{what}: {} files: {report}", found.len());
             // Of superblocks two must be left to tell which one is the newest.
-            let superblocks = of_one == Kind::Superblock && of_other == Kind::Superblock && one != other;
+            let superblocks =
+                of_one == Kind::Superblock && of_other == Kind::Superblock && one != other;
             if of_one != Kind::Leaf && of_other != Kind::Leaf && !superblocks {
                 assert!(!told, "{what}: all leaves are whole: {report}");
             }
             let (contents, left) = (contents_of(&found), &alone[&one] & &alone[&other]);
-            assert!(superblocks || left.is_subset(&contents), "{what}: less is left than of each alone: {report}");
+            assert!(
+                superblocks || left.is_subset(&contents),
+                "{what}: less is left than of each alone: {report}"
+            );
             let after = fsck(&state, false);
             assert_eq!(after.errors, 0, "{what}: repaired, but: {after}");
             *if told { &mut lost } else { &mut whole } += 1;

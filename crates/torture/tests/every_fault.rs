@@ -1,12 +1,15 @@
-//! Every write, flush and discard of a run fails in turn, once or from then on, with EIO or with ENOSPC. Whatever it was:
-//! it is reported, nothing wrong is read, nothing is acknowledged that is not durable, and the volume stops where it must.
+//! Every write, flush and discard of a run fails in turn, once or from then on, with EIO or with
+//! ENOSPC. Whatever it was: it is reported, nothing wrong is read, nothing is acknowledged that is
+//! not durable, and the volume stops where it must.
 //!
-//! Several files are written and fsynced at the same time, so that their data travels with groups; writes of a set complete in
-//! an order of their own. Which request is the n-th differs a little from run to run; all of them have their turn.
+//! Several files are written and fsynced at the same time, so that their data travels with groups;
+//! writes of a set complete in an order of their own. Which request is the n-th differs a little
+//! from run to run; all of them have their turn.
 //!
-//! A device tells one of its callers of a failure. So once more with a thread that commits all the time, on a device that takes
-//! as long as it likes, before it has done something and after: between the failure and the moment at which somebody hears of
-//! it, others write, flush and acknowledge.
+//! A device tells one of its callers of a failure. So once more with a thread that commits all the
+//! time, on a device that takes as long as it likes, before it has done something and after:
+//! between the failure and the moment at which somebody hears of it, others write, flush and
+//! acknowledge.
 use cairn_blockdev::simulated::Request;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FlushPolicy, FsyncKind, InodeNumber, Volume, VolumeOptions};
@@ -47,7 +50,8 @@ enum Way {
 }
 
 impl Way {
-    const ALL: [Way; 4] = [Way::Blocking, Way::Callback, Way::Brief { flush: true }, Way::Brief { flush: false }];
+    const ALL: [Way; 4] =
+        [Way::Blocking, Way::Callback, Way::Brief { flush: true }, Way::Brief { flush: false }];
 
     fn fsync(self, volume: &Volume, inode: InodeNumber) -> Result<(), Error> {
         let (sender, told) = std::sync::mpsc::channel();
@@ -70,7 +74,8 @@ struct File {
     versions: Vec<Vec<u8>>,
     /// The newest version that an fsync acknowledged.
     acknowledged: Option<usize>,
-    /// An fsync failed after that: the data on the device may be incomplete, and reading it an error.
+    /// An fsync failed after that: the data on the device may be incomplete, and reading it an
+    /// error.
     suspect: bool,
     errors: Vec<Error>,
 }
@@ -91,7 +96,9 @@ impl File {
 
     fn fsync(&mut self, volume: &Volume, way: Way) -> bool {
         match way.fsync(volume, self.inode) {
-            Ok(()) => (self.acknowledged, self.suspect) = (self.versions.len().checked_sub(1), false),
+            Ok(()) => {
+                (self.acknowledged, self.suspect) = (self.versions.len().checked_sub(1), false)
+            }
             Err(error) => {
                 self.suspect = true;
                 self.errors.push(error);
@@ -104,15 +111,22 @@ impl File {
         self.versions.last().map_or(&[], Vec::as_slice)
     }
 
-    /// Whether `found` may be there after a crash: each block is that of a version since the acknowledged one.
+    /// Whether `found` may be there after a crash: each block is that of a version since the
+    /// acknowledged one.
     fn permits(&self, found: &[u8]) -> Result<(), String> {
         let possible = &self.versions[self.acknowledged.unwrap_or(0)..];
-        if self.acknowledged.is_some() && !possible.iter().any(|version| version.len() == found.len()) {
+        if self.acknowledged.is_some()
+            && !possible.iter().any(|version| version.len() == found.len())
+        {
             return Err(format!("{} bytes is none of its sizes", found.len()));
         }
         for (index, block) in found.chunks(BLOCK).enumerate() {
             let at = index * BLOCK;
-            let of = |version: &Vec<u8>| version.get(at..(at + block.len()).min(version.len())).is_some_and(|part| block.starts_with(part));
+            let of = |version: &Vec<u8>| {
+                version
+                    .get(at..(at + block.len()).min(version.len()))
+                    .is_some_and(|part| block.starts_with(part))
+            };
             let zeros = self.acknowledged.is_none() && block.iter().all(|&byte| byte == 0);
             if !zeros && !possible.iter().any(of) {
                 return Err(format!("block {index} is of no version since the acknowledged one"));
@@ -144,7 +158,14 @@ fn commit_all_the_time(volume: &Volume, stop: &AtomicBool) -> Option<Error> {
 fn client(volume: &Volume, number: u8) -> Option<File> {
     let name = format!("file {number}").into_bytes();
     let inode = create(volume, &name, b"").ok()?;
-    let mut file = File { name, inode, versions: vec![Vec::new()], acknowledged: None, suspect: false, errors: Vec::new() };
+    let mut file = File {
+        name,
+        inode,
+        versions: vec![Vec::new()],
+        acknowledged: None,
+        suspect: false,
+        errors: Vec::new(),
+    };
     for round in 0..LENGTHS.len() {
         if !file.write(volume, number, round) {
             break;
@@ -161,7 +182,8 @@ fn client(volume: &Volume, number: u8) -> Option<File> {
 #[derive(Default)]
 struct Happened {
     any: AtomicBool,
-    /// Something else than a discard, which is only a hint: if all that follows fails as well, somebody must be told.
+    /// Something else than a discard, which is only a hint: if all that follows fails as well,
+    /// somebody must be told.
     matters: AtomicBool,
 }
 
@@ -187,25 +209,37 @@ fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<Happened> {
     happened
 }
 
-/// What is on the device after a power failure is what was acknowledged, or newer, or an error where one was reported.
+/// What is on the device after a power failure is what was acknowledged, or newer, or an error
+/// where one was reported.
 fn judge(device: &SimulatedDevice, files: &[File], random: &mut Seeded) -> Result<(), String> {
     let state = Arc::new(device.crash_state(random));
-    let volume = Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions { background: false, ..VolumeOptions::default() })
-        .map_err(|error| format!("it does not mount: {error}"))?;
+    let volume = Volume::open(
+        state.clone() as Arc<dyn BlockDevice>,
+        VolumeOptions { background: false, ..VolumeOptions::default() },
+    )
+    .map_err(|error| format!("it does not mount: {error}"))?;
     for file in files {
         let name = String::from_utf8_lossy(&file.name).into_owned();
         match read_named(&volume, &file.name) {
             Ok(found) => file.permits(&found).map_err(|error| format!("{name}: {error}"))?,
             Err(Error::NotFound) if file.acknowledged.is_none() => {}
             Err(Error::DataChecksum { .. }) if file.suspect => {}
-            Err(error) => return Err(format!("{name}, acknowledged {:?}: {error}", file.acknowledged)),
+            Err(error) => {
+                return Err(format!("{name}, acknowledged {:?}: {error}", file.acknowledged));
+            }
         }
     }
     volume.close().map_err(|error| format!("closing: {error}"))?;
-    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
-    let suspect = |path: &str| files.iter().any(|file| file.suspect && path.trim_start_matches('/').as_bytes() == file.name);
+    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {})
+        .map_err(|error| format!("fsck: {error}"))?;
+    let suspect = |path: &str| {
+        files
+            .iter()
+            .any(|file| file.suspect && path.trim_start_matches('/').as_bytes() == file.name)
+    };
     let wrong = report.findings.iter().find(|finding| {
-        finding.severity == Severity::Error && (finding.pass != PassId::Data || !finding.path.as_deref().is_some_and(suspect))
+        finding.severity == Severity::Error
+            && (finding.pass != PassId::Data || !finding.path.as_deref().is_some_and(suspect))
     });
     wrong.map_or(Ok(()), |finding| Err(format!("fsck finds {finding:?}")))
 }
@@ -213,7 +247,9 @@ fn judge(device: &SimulatedDevice, files: &[File], random: &mut Seeded) -> Resul
 /// The volume failed: it says so to everybody, for ever, also when the device works again.
 fn expect_stopped(volume: &Volume, files: &mut [File]) -> Result<(), String> {
     for file in &mut *files {
-        if volume.fsync_blocking(file.inode, FsyncKind::Full).is_ok() && file.acknowledged.is_none_or(|at| at + 1 < file.versions.len()) {
+        if volume.fsync_blocking(file.inode, FsyncKind::Full).is_ok()
+            && file.acknowledged.is_none_or(|at| at + 1 < file.versions.len())
+        {
             return Err("an fsync succeeds after the failure".into());
         }
     }
@@ -273,23 +309,40 @@ fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, 
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
     format(&*device, LOG_BYTES)?;
     let flush = if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto };
-    let options = VolumeOptions { background: false, discard: true, flush, ..VolumeOptions::default() };
-    let used: Arc<dyn BlockDevice> =
-        if company.committer { Uneven::new(device.clone(), random.next_u64(), 50, 500) } else { device.clone() };
+    let options =
+        VolumeOptions { background: false, discard: true, flush, ..VolumeOptions::default() };
+    let used: Arc<dyn BlockDevice> = if company.committer {
+        Uneven::new(device.clone(), random.next_u64(), 50, 500)
+    } else {
+        device.clone()
+    };
     let volume = Volume::open(used, options).map_err(|error| error.to_string())?;
-    device.set_delay(Operation::Flush, Duration::from_micros(if company.clients > 1 { 200 } else { 0 }));
+    device.set_delay(
+        Operation::Flush,
+        Duration::from_micros(if company.clients > 1 { 200 } else { 0 }),
+    );
     let happened = plan(&device, fault);
     let (mut files, commit_error) = work(&volume, company)?;
-    let reported = files.iter().any(|file| !file.errors.is_empty()) || files.len() < usize::from(company.clients) || commit_error.is_some();
-    let seen = Seen { happened: happened.any.load(Ordering::SeqCst), stopped: volume.statistics().failure.is_some(), reported };
+    let reported = files.iter().any(|file| !file.errors.is_empty())
+        || files.len() < usize::from(company.clients)
+        || commit_error.is_some();
+    let seen = Seen {
+        happened: happened.any.load(Ordering::SeqCst),
+        stopped: volume.statistics().failure.is_some(),
+        reported,
+    };
     for file in &files {
-        let found = read_all(&volume, file.inode).map_err(|error| format!("reading while mounted: {error}"))?;
+        let found = read_all(&volume, file.inode)
+            .map_err(|error| format!("reading while mounted: {error}"))?;
         if found != file.newest() {
             return Err("what is read while mounted is not what was written".into());
         }
     }
     if reported && !seen.happened {
-        return Err(format!("an error without a fault: {:?}", files.iter().flat_map(|file| &file.errors).next()));
+        return Err(format!(
+            "an error without a fault: {:?}",
+            files.iter().flat_map(|file| &file.errors).next()
+        ));
     }
     if happened.matters.load(Ordering::SeqCst) && fault.lasting && !reported {
         return Err("requests fail, and nobody was told".into());
@@ -303,8 +356,10 @@ fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, 
         let healed = expect_healed(&volume, &mut files);
         judge(&device, &files, random)?;
         let closed = volume.close().map_err(|error| format!("closing: {error}"));
-        // The thread that wrote the log may hear of it last, when a commit has made everything durable.
-        let learned_late = seen.happened && volume.statistics().failure.is_some_and(|failure| failure != CLOSED);
+        // The thread that wrote the log may hear of it last, when a commit has made everything
+        // durable.
+        let learned_late =
+            seen.happened && volume.statistics().failure.is_some_and(|failure| failure != CLOSED);
         if !learned_late {
             healed.and(closed)?;
         }
@@ -320,7 +375,8 @@ fn every_fault(company: Company) {
         let (mut points, mut stopped, mut reported) = (0, 0, 0);
         for after in 0.. {
             let fault = Fault { after, lasting, no_space };
-            let seen = one_run(fault, company, &mut random).unwrap_or_else(|error| panic!("{fault:?}, {company:?}: {error}"));
+            let seen = one_run(fault, company, &mut random)
+                .unwrap_or_else(|error| panic!("{fault:?}, {company:?}: {error}"));
             if !seen.happened {
                 break;
             }
@@ -328,7 +384,10 @@ fn every_fault(company: Company) {
             stopped += u64::from(seen.stopped);
             reported += u64::from(seen.reported);
         }
-        assert!(points > 15 && stopped > 0 && reported >= stopped, "{points} requests, {stopped} stopped the volume, {reported} reported");
+        assert!(
+            points > 15 && stopped > 0 && reported >= stopped,
+            "{points} requests, {stopped} stopped the volume, {reported} reported"
+        );
         table.push(format!(
             "{} {}: {points} requests, {stopped} stopped the volume, {} were reported to their fsync, {} healed by trying again",
             if no_space { "ENOSPC" } else { "EIO" },

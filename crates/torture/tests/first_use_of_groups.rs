@@ -1,5 +1,6 @@
-//! mkfs leaves the bitmaps of most groups to be written by the first transaction that changes them. A crash in that transaction, and the
-//! loss of what it wrote, must leave no group that seems unused.
+//! mkfs leaves the bitmaps of most groups to be written by the first transaction that changes them.
+//! A crash in that transaction, and the loss of what it wrote, must leave no group that seems
+//! unused.
 use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device};
 use cairn_engine::{AllocateMode, InodeNumber, Volume, VolumeOptions};
 use cairn_environment::Rank;
@@ -48,12 +49,15 @@ fn new_volume() -> Arc<SimulatedDevice> {
 /// Makes a file that takes most of a group.
 fn fill_group(volume: &Volume, number: u64) -> InodeNumber {
     let file = create(volume, format!("{number}").as_bytes(), b"").expect("a new file");
-    volume.allocate(file, 0, GROUP_BYTES * 3 / 4, AllocateMode::Allocate { keep_size: false }).expect("there is room");
+    volume
+        .allocate(file, 0, GROUP_BYTES * 3 / 4, AllocateMode::Allocate { keep_size: false })
+        .expect("there is room");
     file
 }
 
 fn errors(device: &dyn BlockDevice, repair: bool) -> (u64, String) {
-    let report = check(device, &CheckOptions { data: true, repair }, &mut |_| {}).expect("a volume");
+    let report =
+        check(device, &CheckOptions { data: true, repair }, &mut |_| {}).expect("a volume");
     (report.errors as u64, report.to_string())
 }
 
@@ -78,9 +82,12 @@ fn a_crash_while_a_group_is_used_for_the_first_time() {
         let (found, report) = errors(&*state, false);
         assert_eq!(found, 0, "seed {seed}, state {index}: {report}");
         // What the next transactions allocate must not be in use.
-        let volume = Volume::open(state.clone(), options()).unwrap_or_else(|error| panic!("seed {seed}, state {index}: {error}"));
+        let volume = Volume::open(state.clone(), options())
+            .unwrap_or_else(|error| panic!("seed {seed}, state {index}: {error}"));
         let file = create(&volume, b"after", b"").expect("a new file");
-        volume.allocate(file, 0, GROUP_BYTES / 4, AllocateMode::Allocate { keep_size: false }).expect("there is room");
+        volume
+            .allocate(file, 0, GROUP_BYTES / 4, AllocateMode::Allocate { keep_size: false })
+            .expect("there is room");
         volume.close().expect("an end");
         let (found, report) = errors(&*state, false);
         assert_eq!(found, 0, "seed {seed}, state {index}, after a mount: {report}");
@@ -99,7 +106,9 @@ fn a_bitmap_that_was_lost_is_not_taken_for_an_unused_group() {
     let zeros = vec![0; BLOCK_SIZE];
     for group in 0..GROUPS {
         for slot in 0..2 {
-            device.write(geometry.bitmap_block(group, slot).offset_bytes(), &[&zeros]).expect("a write");
+            device
+                .write(geometry.bitmap_block(group, slot).offset_bytes(), &[&zeros])
+                .expect("a write");
         }
         assert!(Volume::open(device.clone(), options()).is_err(), "group {group}");
         let (found, report) = errors(&*device, false);
@@ -107,6 +116,9 @@ fn a_bitmap_that_was_lost_is_not_taken_for_an_unused_group() {
         let (left, report) = errors(&*device, true);
         assert_eq!(left, 0, "group {group}: {report}");
         assert_eq!(errors(&*device, false).0, 0, "group {group}, after the repair");
-        Volume::open(device.clone(), options()).expect("a repaired volume").close().expect("an end");
+        Volume::open(device.clone(), options())
+            .expect("a repaired volume")
+            .close()
+            .expect("an end");
     }
 }

@@ -1,7 +1,9 @@
-//! A sparse image whose host is full: the volume has room, but there is none to store it. A real file on a real, small tmpfs.
+//! A sparse image whose host is full: the volume has room, but there is none to store it. A real
+//! file on a real, small tmpfs.
 //!
-//! Whoever waits is told, nothing claims to be durable that isn't, files can be read and removed, also after another mount, and once
-//! the host has room again all goes on, and everything that was acknowledged is there.
+//! Whoever waits is told, nothing claims to be durable that isn't, files can be read and removed,
+//! also after another mount, and once the host has room again all goes on, and everything that was
+//! acknowledged is there.
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
@@ -50,7 +52,8 @@ impl Host {
 
     /// Takes all the room that is left.
     fn fill(&self) {
-        let mut file = OpenOptions::new().create(true).append(true).open(self.path("rest")).expect("it opens");
+        let mut file =
+            OpenOptions::new().create(true).append(true).open(self.path("rest")).expect("it opens");
         let full = loop {
             if let Err(error) = file.write_all(&[1; 4096]) {
                 break error;
@@ -60,7 +63,9 @@ impl Host {
     }
 
     fn make_room(&self) {
-        ["filler", "rest"].into_iter().for_each(|name| std::fs::remove_file(self.path(name)).expect("it is there"));
+        ["filler", "rest"]
+            .into_iter()
+            .for_each(|name| std::fs::remove_file(self.path(name)).expect("it is there"));
     }
 }
 
@@ -73,7 +78,8 @@ impl Drop for Host {
 
 fn open(image: &Path) -> Volume {
     let device = FileDevice::open(image, OpenMode::ReadWrite).expect("the image opens");
-    // Commits by themselves would use the spare while the host is being filled, and nothing keeps others from taking it then.
+    // Commits by themselves would use the spare while the host is being filled, and nothing keeps
+    // others from taking it then.
     let options = VolumeOptions { background: false, ..VolumeOptions::default() };
     Volume::open(Arc::new(device) as Arc<dyn BlockDevice>, options).expect("it mounts")
 }
@@ -93,13 +99,19 @@ struct Writer {
 
 impl Writer {
     fn new(seed: u64) -> Writer {
-        Writer { random: Seeded::new(seed), count: 0, acknowledged: Files::new(), refused: Vec::new() }
+        Writer {
+            random: Seeded::new(seed),
+            count: 0,
+            acknowledged: Files::new(),
+            refused: Vec::new(),
+        }
     }
 
     /// A new file with an fsync. It is remembered if that succeeds.
     fn write(&mut self, volume: &Volume, length_bytes_max: u64) -> Result<(), Error> {
         self.count += 1;
-        let (name, tag) = (format!("file {}", self.count).into_bytes(), Tag { client: 0, operation: self.count });
+        let (name, tag) =
+            (format!("file {}", self.count).into_bytes(), Tag { client: 0, operation: self.count });
         let data = pattern(tag, 0, 1 + self.random.below(length_bytes_max));
         self.refused.push(name);
         let inode = create(volume, self.refused.last().expect("just pushed"), &data)?;
@@ -132,14 +144,19 @@ impl Writer {
     }
 }
 
-/// The volume goes on: what adds something is refused with the reason, and what was acknowledged can be read and removed.
+/// The volume goes on: what adds something is refused with the reason, and what was acknowledged
+/// can be read and removed.
 fn expect_tight(host: &Host, volume: &Volume, writer: &mut Writer, what: &str) {
-    // What the image has and does not use goes back to the host, or is used, before it ends; the host takes that as well.
+    // What the image has and does not use goes back to the host, or is used, before it ends; the
+    // host takes that as well.
     let refused = (0..ATTEMPTS_MAX).find_map(|_| {
         host.fill();
         writer.write(volume, 100_000).err().filter(|_| volume.statistics().storage_full)
     });
-    assert!(refused.as_ref().is_some_and(tells_of_a_full_host), "{what}: on a full host: {refused:?}");
+    assert!(
+        refused.as_ref().is_some_and(tells_of_a_full_host),
+        "{what}: on a full host: {refused:?}"
+    );
     // What a commit frees goes back to the host: then there is room again, for a moment.
     let mut late = 0;
     let mut is_refused = || {
@@ -163,18 +180,22 @@ fn expect_tight(host: &Host, volume: &Volume, writer: &mut Writer, what: &str) {
     assert!((0..ATTEMPTS_MAX).any(|_| is_refused() && is_shown()), "{what}");
     let (name, data) = writer.acknowledged.pop_first().expect("something fitted");
     assert_eq!(read_named(volume, &name).expect("reading goes on"), data, "{what}");
-    volume.unlink(volume.root(), &name).unwrap_or_else(|error| panic!("{what}: unlinking: {error}"));
+    volume
+        .unlink(volume.root(), &name)
+        .unwrap_or_else(|error| panic!("{what}: unlinking: {error}"));
     volume.commit().unwrap_or_else(|error| panic!("{what}: committing: {error}"));
     assert_eq!(volume.statistics().failure, None, "{what}");
 }
 
 fn check_clean(image: &Path, what: &str) {
-    let device = FileDevice::open(image, OpenMode::ReadWrite).expect("nobody has the image open any more");
+    let device =
+        FileDevice::open(image, OpenMode::ReadWrite).expect("nobody has the image open any more");
     expect_clean(&device).unwrap_or_else(|problem| panic!("{what}: {problem}"));
 }
 
 fn expect_all(volume: &Volume, writer: &Writer, what: &str) {
-    expect_files(volume, &writer.acknowledged).unwrap_or_else(|problem| panic!("{what}: {problem}"));
+    expect_files(volume, &writer.acknowledged)
+        .unwrap_or_else(|problem| panic!("{what}: {problem}"));
 }
 
 /// Fills the host, ends as `crash` says, mounts on the full host, makes room, and mounts once more.
@@ -183,7 +204,8 @@ fn fill_and_come_back(length_bytes_max: u64, crash: bool, what: &str) {
     let Some(host) = Host::mount() else { return };
     std::fs::write(host.path("filler"), vec![1; FILLER_BYTES]).expect("there is room");
     let image = host.path("image");
-    format(&FileDevice::create(&image, VOLUME_BYTES).expect("a sparse image"), 1 << 20).expect("a new volume");
+    format(&FileDevice::create(&image, VOLUME_BYTES).expect("a sparse image"), 1 << 20)
+        .expect("a new volume");
     let volume = open(&image);
     let mut writer = Writer::new(seed);
     let first = writer.write_until_full(&volume, length_bytes_max, what);
@@ -214,13 +236,16 @@ fn fill_and_come_back(length_bytes_max: u64, crash: bool, what: &str) {
     volume.close().expect("it is healthy");
 }
 
-/// After a crash the extents of data that was never acknowledged may name blocks that were not written.
+/// After a crash the extents of data that was never acknowledged may name blocks that were not
+/// written.
 fn check_clean_but_for_refused(image: &Path, crash: bool, what: &str) {
     if !crash {
         return check_clean(image, what);
     }
-    let device = FileDevice::open(image, OpenMode::ReadWrite).expect("nobody has the image open any more");
-    let report = check(&device, &CheckOptions { data: false, repair: false }, &mut |_| {}).expect("fsck runs");
+    let device =
+        FileDevice::open(image, OpenMode::ReadWrite).expect("nobody has the image open any more");
+    let report = check(&device, &CheckOptions { data: false, repair: false }, &mut |_| {})
+        .expect("fsck runs");
     assert_eq!(report.errors, 0, "{what}: {:?}", report.findings);
 }
 

@@ -1,8 +1,9 @@
-//! Fill to the last block, empty, and again: what `df` promised can be written, what `write` accepted can be stored, every
-//! deletion works, and nobody hangs.
+//! Fill to the last block, empty, and again: what `df` promised can be written, what `write`
+//! accepted can be stored, every deletion works, and nobody hangs.
 //!
-//! A small form runs always. `CAIRN_FULL_ROUNDS` (default 3) and `CAIRN_FULL_BYTES` (default 192 MiB) set a larger one:
-//! `CAIRN_FULL_ROUNDS=100 CAIRN_FULL_BYTES=1073741824 cargo test --profile checked -p cairn-torture --test full_rounds`.
+//! A small form runs always. `CAIRN_FULL_ROUNDS` (default 3) and `CAIRN_FULL_BYTES` (default 192
+//! MiB) set a larger one: `CAIRN_FULL_ROUNDS=100 CAIRN_FULL_BYTES=1073741824 cargo test --profile
+//! checked -p cairn-torture --test full_rounds`.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{Error, FsyncKind, SpaceInfo, Statistics, Volume, VolumeOptions};
 use cairn_environment::clock;
@@ -48,7 +49,9 @@ fn fill(volume: &Volume, client: u64, mix: Mix, random: &mut Seeded, state: &mut
         match create(volume, &name, &data[..bytes]) {
             Ok(inode) => {
                 if random.chance(1, 64) {
-                    volume.fsync_blocking(inode, FsyncKind::Full).expect("fsync stores what write accepted");
+                    volume
+                        .fsync_blocking(inode, FsyncKind::Full)
+                        .expect("fsync stores what write accepted");
                 }
                 volume.forget(inode, 1);
                 state.names.push(name);
@@ -103,7 +106,11 @@ fn on_all_clients(
 }
 
 fn open(device: &Arc<MemoryDevice>) -> Volume {
-    let options = VolumeOptions { commit_interval: Duration::from_millis(200), dirty_data_bytes_max: 16 << 20, ..VolumeOptions::default() };
+    let options = VolumeOptions {
+        commit_interval: Duration::from_millis(200),
+        dirty_data_bytes_max: 16 << 20,
+        ..VolumeOptions::default()
+    };
     Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens")
 }
 
@@ -142,7 +149,8 @@ impl Round {
         )
     }
 
-    /// At least 97 % of what was promised was written, and the promise was right to 1 % of the volume.
+    /// At least 97 % of what was promised was written, and the promise was right to 1 % of the
+    /// volume.
     fn expect_promise_kept(&self, mix: Mix, report: &str) {
         let written = if mix == Mix::Small { self.taken_blocks() } else { self.data_blocks };
         assert!(written * 100 >= self.before.available_blocks * 97, "{report}");
@@ -156,7 +164,9 @@ fn fill_round(volume: &Volume, clients: &mut Vec<Client>, mix: Mix, seed: u64) -
     let before = volume.space();
     let begin = clock::now_monotonic();
     clients.iter_mut().for_each(|client| client.bytes = 0);
-    on_all_clients(volume, clients, seed, move |volume, client, random, state| fill(volume, client, mix, random, state));
+    on_all_clients(volume, clients, seed, move |volume, client, random, state| {
+        fill(volume, client, mix, random, state)
+    });
     let fill_time = begin.elapsed();
     volume.sync().expect("what write accepted has its space");
     Round {
@@ -185,7 +195,9 @@ fn sixteen_clients_get_what_df_promised_in_every_round() {
         println!("{report}");
         measured.expect_promise_kept(mix, &report);
         let keep = if round % 5 == 4 { (0, 1) } else { (1, 8) };
-        on_all_clients(&volume, &mut clients, seed ^ round, move |volume, _, random, state| empty(volume, random, state, keep));
+        on_all_clients(&volume, &mut clients, seed ^ round, move |volume, _, random, state| {
+            empty(volume, random, state, keep)
+        });
         if round % 10 == 9 || round + 1 == rounds {
             volume.close().expect("it closes");
             expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -195,7 +207,8 @@ fn sixteen_clients_get_what_df_promised_in_every_round() {
     volume.close().expect("it closes");
 }
 
-/// At any level of filling, `df` says what will still fit; files of both sizes, in the order in which they come.
+/// At any level of filling, `df` says what will still fit; files of both sizes, in the order in
+/// which they come.
 #[test]
 fn df_is_right_at_every_level() {
     let device = Arc::new(MemoryDevice::new(96 << 20));
@@ -233,7 +246,8 @@ fn df_is_right_at_every_level() {
     volume.close().expect("it closes");
 }
 
-/// Holes of single blocks all over the volume are of use: the space of deleted small files can be written again.
+/// Holes of single blocks all over the volume are of use: the space of deleted small files can be
+/// written again.
 #[test]
 fn what_scattered_small_files_gave_back_can_be_written() {
     let device = Arc::new(MemoryDevice::new(96 << 20));
@@ -248,7 +262,11 @@ fn what_scattered_small_files_gave_back_can_be_written() {
         let removed = before - state.names.len();
         fill(&volume, 0, Mix::Small, &mut random, &mut state);
         let again = state.names.len() + removed - before;
-        assert!(again * 100 >= removed * 90, "{removed} of {before} files were removed, {again} fitted again; {:?}", volume.space());
+        assert!(
+            again * 100 >= removed * 90,
+            "{removed} of {before} files were removed, {again} fitted again; {:?}",
+            volume.space()
+        );
     }
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,5 @@
-//! A volume that is full: errors instead of aborts, deletion always works, and the space comes back.
+//! A volume that is full: errors instead of aborts, deletion always works, and the space comes
+//! back.
 use cairn_blockdev::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, FileType, FsyncKind, NewInode, Volume, VolumeOptions};
@@ -14,13 +15,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn open(device: &Arc<MemoryDevice>, background: bool) -> Volume {
-    let options =
-        VolumeOptions { background, commit_interval: Duration::from_millis(50), dirty_data_bytes_max: 4 << 20, ..VolumeOptions::default() };
+    let options = VolumeOptions {
+        background,
+        commit_interval: Duration::from_millis(50),
+        dirty_data_bytes_max: 4 << 20,
+        ..VolumeOptions::default()
+    };
     Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens")
 }
 
@@ -67,19 +73,28 @@ fn check(device: &Arc<MemoryDevice>, background: bool) {
         fill(&volume, round, &mut random, &mut files);
         written.push(files.values().map(Vec::len).sum::<usize>());
         volume.sync().expect("what write accepted has its space");
-        expect_files(&volume, &files).unwrap_or_else(|error| panic!("round {round}, full: {error}"));
+        expect_files(&volume, &files)
+            .unwrap_or_else(|error| panic!("round {round}, full: {error}"));
         let space = volume.space();
         assert!(space.available_blocks < space.total_blocks / 10, "{space:?} is not full");
         remove_some(&volume, &mut files, &mut random);
         volume.close().expect("it closes");
         expect_clean(&**device).unwrap_or_else(|error| panic!("round {round}: {error}"));
         let volume = open(device, background);
-        expect_files(&volume, &files).unwrap_or_else(|error| panic!("round {round}, opened again: {error}"));
+        expect_files(&volume, &files)
+            .unwrap_or_else(|error| panic!("round {round}, opened again: {error}"));
         volume.close().expect("it closes");
     }
     // Each filling must reach what the first one did, or space leaks.
-    assert!(written.iter().all(|bytes| *bytes >= written[0] * 9 / 10), "the volume shrinks: {written:?} bytes fitted");
-    assert!(written[0] as u64 >= device.length_bytes() * 7 / 10, "only {} bytes fitted", written[0]);
+    assert!(
+        written.iter().all(|bytes| *bytes >= written[0] * 9 / 10),
+        "the volume shrinks: {written:?} bytes fitted"
+    );
+    assert!(
+        written[0] as u64 >= device.length_bytes() * 7 / 10,
+        "only {} bytes fitted",
+        written[0]
+    );
 }
 
 #[test]
@@ -107,7 +122,9 @@ fn overwriting_a_full_volume_with_fsync_keeps_what_was_there() {
         // Copying needs space: an error is all right, a lost or half-written file isn't.
         match volume.write(inode, 0, &data) {
             Ok(()) => {
-                volume.fsync_blocking(inode, FsyncKind::Full).expect("what write accepted has its space");
+                volume
+                    .fsync_blocking(inode, FsyncKind::Full)
+                    .expect("what write accepted has its space");
                 files.insert(name, data);
             }
             Err(Error::NoSpace) => drop(files.remove(&name)),
@@ -120,7 +137,8 @@ fn overwriting_a_full_volume_with_fsync_keeps_what_was_there() {
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Discards what is free again and again, until `done`. What is being discarded lacks nobody in the end.
+/// Discards what is free again and again, until `done`. What is being discarded lacks nobody in the
+/// end.
 fn trim_until(volume: &Volume, done: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
     let (volume, done) = (volume.clone(), Arc::clone(done));
     thread::spawn("trimmer", move || {
@@ -162,8 +180,8 @@ fn clients_that_fill_and_delete_at_once_are_never_stuck() {
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Clients that make names on a full volume until there is no room for one, and remove them: a removal never fails, and data that
-/// another client writes meanwhile is stored or refused.
+/// Clients that make names on a full volume until there is no room for one, and remove them: a
+/// removal never fails, and data that another client writes meanwhile is stored or refused.
 #[test]
 fn names_and_removals_at_once_on_a_full_volume() {
     let device = Arc::new(MemoryDevice::new(96 << 20));
@@ -172,7 +190,8 @@ fn names_and_removals_at_once_on_a_full_volume() {
     let (mut random, mut files) = (Seeded::new(seed_from_environment()), Files::new());
     fill(&volume, 0, &mut random, &mut files);
     volume.sync().expect("what write accepted has its space");
-    let writing = volume.create(volume.root(), b"written", &FILE).expect("a full volume takes a name").inode;
+    let writing =
+        volume.create(volume.root(), b"written", &FILE).expect("a full volume takes a name").inode;
     let handles: Vec<_> = (0..8)
         .map(|client| {
             let volume = volume.clone();
@@ -181,7 +200,9 @@ fn names_and_removals_at_once_on_a_full_volume() {
                 let mut made = 0;
                 for round in 0..5 {
                     let name = format!("{client} {round}").into_bytes();
-                    let Ok(parent) = volume.create(volume.root(), &name, &directory) else { continue };
+                    let Ok(parent) = volume.create(volume.root(), &name, &directory) else {
+                        continue;
+                    };
                     let mut names = Vec::new();
                     for number in 0..400 {
                         let name = format!("a name of some length {number}").into_bytes();
@@ -194,7 +215,9 @@ fn names_and_removals_at_once_on_a_full_volume() {
                     }
                     made += names.len();
                     for name in names {
-                        volume.unlink(parent.inode, &name).expect("removing works on a volume full of names");
+                        volume
+                            .unlink(parent.inode, &name)
+                            .expect("removing works on a volume full of names");
                     }
                     volume.forget(parent.inode, 1);
                     volume.remove_directory(volume.root(), &name).expect("it is empty");
@@ -210,7 +233,8 @@ fn names_and_removals_at_once_on_a_full_volume() {
         }
         volume.fsync_blocking(writing, FsyncKind::Full).expect("what write accepted has its space");
     }
-    let made: usize = handles.into_iter().map(|handle| handle.join().expect("no thread panics")).sum();
+    let made: usize =
+        handles.into_iter().map(|handle| handle.join().expect("no thread panics")).sum();
     assert!(made > 0, "a full volume takes names");
     volume.forget(writing, 1);
     volume.unlink(volume.root(), b"written").expect("it exists");
@@ -229,7 +253,11 @@ fn fill_the_smallest_volume(background: bool) {
         let mut files = Files::new();
         for number in 0.. {
             let name = format!("{round} {number}").into_bytes();
-            let data = if number % 3 == 0 { pattern(Tag { client: round, operation: number }, 0, 10) } else { Vec::new() };
+            let data = if number % 3 == 0 {
+                pattern(Tag { client: round, operation: number }, 0, 10)
+            } else {
+                Vec::new()
+            };
             match create(&volume, &name, &data) {
                 Ok(inode) => volume.forget(inode, 1),
                 Err(Error::NoSpace) => match volume.unlink(volume.root(), &name) {
@@ -242,7 +270,11 @@ fn fill_the_smallest_volume(background: bool) {
         }
         volume.sync().expect("what write accepted has its space");
         let space = volume.space();
-        assert!(space.available_blocks * 50 <= space.total_blocks, "{space:?} with {} files is not full", files.len());
+        assert!(
+            space.available_blocks * 50 <= space.total_blocks,
+            "{space:?} with {} files is not full",
+            files.len()
+        );
         volume.close().expect("it closes");
         expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}, full: {error}"));
         let volume = open(&device, background);
@@ -254,7 +286,10 @@ fn fill_the_smallest_volume(background: bool) {
         expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}, empty: {error}"));
         counts.push(files.len());
     }
-    assert!(counts.iter().all(|count| count * 100 >= counts[0] * 95), "the volume shrinks: {counts:?} files fitted");
+    assert!(
+        counts.iter().all(|count| count * 100 >= counts[0] * 95),
+        "the volume shrinks: {counts:?} files fitted"
+    );
     assert!(counts[0] > 5_000, "only {} files fitted", counts[0]);
 }
 
@@ -268,12 +303,14 @@ fn the_smallest_volume_full_of_tiny_files_without_background_work() {
     fill_the_smallest_volume(false);
 }
 
-/// The device fails while many wait for space: each of them gets an answer, and what was durable is still there.
+/// The device fails while many wait for space: each of them gets an answer, and what was durable is
+/// still there.
 #[test]
 fn nobody_waits_for_reclaim_that_meets_a_write_error() {
     let device = Arc::new(SimulatedDevice::new(32 << 20));
     format(&*device, 1 << 20).expect("a new volume");
-    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens");
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default())
+        .expect("it opens");
     let (mut random, mut files) = (Seeded::new(seed_from_environment()), Files::new());
     fill(&volume, 0, &mut random, &mut files);
     volume.sync().expect("what write accepted has its space");
@@ -290,7 +327,11 @@ fn nobody_waits_for_reclaim_that_meets_a_write_error() {
             let volume = volume.clone();
             thread::spawn("fill", move || {
                 for operation in 0.. {
-                    match create(&volume, format!("{client} {operation}").as_bytes(), &[client; 40_000]) {
+                    match create(
+                        &volume,
+                        format!("{client} {operation}").as_bytes(),
+                        &[client; 40_000],
+                    ) {
                         Ok(inode) => volume.forget(inode, 1),
                         Err(Error::NoSpace | Error::Aborted(_) | Error::Device(_)) => break,
                         Err(error) => panic!("filling: {error}"),
@@ -302,13 +343,15 @@ fn nobody_waits_for_reclaim_that_meets_a_write_error() {
     handles.into_iter().for_each(|handle| handle.join().expect("no thread panics"));
     drop(volume);
     device.clear_failures();
-    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens again");
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default())
+        .expect("it opens again");
     expect_files(&volume, &files).unwrap_or_else(|error| panic!("{error}"));
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Removal goes on behind the scenes; who needs the space meanwhile waits for it, and `df` counts it.
+/// Removal goes on behind the scenes; who needs the space meanwhile waits for it, and `df` counts
+/// it.
 #[test]
 fn what_a_removed_file_held_can_be_written_at_once() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
@@ -317,13 +360,17 @@ fn what_a_removed_file_held_can_be_written_at_once() {
     let whole = volume.space();
     let data = pattern(Tag { client: 1, operation: 1 }, 0, whole.available_blocks * 4096 * 9 / 10);
     for round in 0..5 {
-        let inode = create(&volume, b"large", &data).unwrap_or_else(|error| panic!("round {round}: {error}, {:?}", volume.space()));
+        let inode = create(&volume, b"large", &data)
+            .unwrap_or_else(|error| panic!("round {round}: {error}, {:?}", volume.space()));
         volume.fsync_blocking(inode, FsyncKind::Full).expect("what write accepted has its space");
         volume.forget(inode, 1);
         volume.unlink(volume.root(), b"large").expect("it exists");
         let space = volume.space();
         let missing = whole.available_blocks.abs_diff(space.available_blocks);
-        assert!(missing * 50 <= whole.total_blocks, "round {round}: {space:?} right after the removal");
+        assert!(
+            missing * 50 <= whole.total_blocks,
+            "round {round}: {space:?} right after the removal"
+        );
     }
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));

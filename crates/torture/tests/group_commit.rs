@@ -18,9 +18,14 @@ fn name(number: u64) -> Vec<u8> {
 
 /// A volume with some files, on which nobody commits.
 fn with_files(device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> (Volume, Vec<InodeNumber>) {
-    let options = VolumeOptions { commit_interval: Duration::from_secs(3600), flush, ..VolumeOptions::default() };
+    let options = VolumeOptions {
+        commit_interval: Duration::from_secs(3600),
+        flush,
+        ..VolumeOptions::default()
+    };
     let volume = Volume::open(device, options).expect("it opens");
-    let files = (0..FILES).map(|number| create(&volume, &name(number), b"first").expect("space")).collect();
+    let files =
+        (0..FILES).map(|number| create(&volume, &name(number), b"first").expect("space")).collect();
     volume.sync().expect("it is healthy");
     (volume, files)
 }
@@ -68,13 +73,18 @@ impl BlockDevice for Barred {
     forward_to_device!(self => self.device; read, write, discard, length_bytes, flush_time);
 }
 
-/// Whoever comes while a flush is under way shares the next one: who that is, the barrier decides, and not the scheduler.
+/// Whoever comes while a flush is under way shares the next one: who that is, the barrier decides,
+/// and not the scheduler.
 #[test]
 fn all_that_come_during_a_flush_share_the_next() {
     let _watchdog = Watchdog::new("an fsync, or its flush,".into(), Duration::from_secs(120));
     let device = Arc::new(SimulatedDevice::new(64 << 20));
     format(&*device, 4 << 20).expect("a new volume");
-    let barred = Arc::new(Barred { device: device.clone(), barrier: Mutex::new(Rank::LEAF, Barrier::default()), changed: Condvar::new() });
+    let barred = Arc::new(Barred {
+        device: device.clone(),
+        barrier: Mutex::new(Rank::LEAF, Barrier::default()),
+        changed: Condvar::new(),
+    });
     // This policy never has two groups on their way at once.
     let (volume, files) = with_files(barred.clone(), FlushPolicy::Coordinate);
     for round in 0..20 {
@@ -89,7 +99,11 @@ fn all_that_come_during_a_flush_share_the_next() {
         let (tell, told) = channel();
         for file in &files[1..] {
             let tell = tell.clone();
-            volume.fsync(*file, FsyncKind::Full, Box::new(move |result| tell.send(result).expect("somebody listens")));
+            volume.fsync(
+                *file,
+                FsyncKind::Full,
+                Box::new(move |result| tell.send(result).expect("somebody listens")),
+            );
         }
         barred.set(false);
         first.join().expect("no thread panics").expect("it is healthy");
@@ -97,7 +111,11 @@ fn all_that_come_during_a_flush_share_the_next() {
         let after = volume.statistics();
         assert_eq!(after.commits, before.commits, "round {round}: a commit would flush as well");
         assert_eq!(after.fsync_groups - before.fsync_groups, 2, "round {round}");
-        assert_eq!(device.counters().flushes - flushes, 2, "round {round}: flushes of {FILES} fsyncs");
+        assert_eq!(
+            device.counters().flushes - flushes,
+            2,
+            "round {round}: flushes of {FILES} fsyncs"
+        );
     }
     volume.close().expect("it closes");
 }
@@ -125,8 +143,10 @@ fn what_many_threads_fsynced_at_once_is_there_after_a_crash() {
     assert_eq!(after.commits, before.commits, "nothing but the log makes it durable");
     assert_eq!(after.fsyncs() - before.fsyncs(), FILES * ROUNDS);
     let content: Vec<u8> = (0..ROUNDS).flat_map(|round| [round as u8; 4096]).collect();
-    let state = Arc::new(device.crash_state(&mut Seeded::new(cairn_torture::seed_from_environment())));
+    let state =
+        Arc::new(device.crash_state(&mut Seeded::new(cairn_torture::seed_from_environment())));
     let volume = Volume::open(state, VolumeOptions::default()).expect("it opens");
-    expect_files(&volume, &(0..FILES).map(|number| (name(number), content.clone())).collect()).expect("all of them");
+    expect_files(&volume, &(0..FILES).map(|number| (name(number), content.clone())).collect())
+        .expect("all of them");
     volume.close().expect("it closes");
 }

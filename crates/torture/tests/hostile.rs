@@ -1,6 +1,7 @@
-//! Hostile images: every input of the corpus, then new ones: as many as `CAIRN_FUZZ_VOLUMES` says (500), or for as long as
-//! `CAIRN_FUZZ_SECONDS` says. `CAIRN_SEED` is a number or `random`; without it the seed follows from the corpus, so that the same
-//! tree makes the same volumes in the same order.
+//! Hostile images: every input of the corpus, then new ones: as many as `CAIRN_FUZZ_VOLUMES` says
+//! (500), or for as long as `CAIRN_FUZZ_SECONDS` says. `CAIRN_SEED` is a number or `random`;
+//! without it the seed follows from the corpus, so that the same tree makes the same volumes in the
+//! same order.
 //!
 //! The allocator of this program counts, so that an image that makes memory run out is found.
 use cairn_torture::hostile::{AllocationMeter, FuzzOptions, corpus, fuzz};
@@ -18,7 +19,8 @@ struct Counting;
 // SAFETY: forwards to the system's allocator, and counts beside it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = ALLOCATED.fetch_add(layout.size() as i64, Ordering::Relaxed) + layout.size() as i64;
+        let now =
+            ALLOCATED.fetch_add(layout.size() as i64, Ordering::Relaxed) + layout.size() as i64;
         PEAK.fetch_max(now, Ordering::Relaxed);
         // SAFETY: the caller's promise is the system allocator's condition.
         unsafe { System.alloc(layout) }
@@ -60,7 +62,11 @@ fn no_hostile_volume_breaks_a_rule() {
     let corpus = corpus();
     let given = corpus.len() as u64;
     let seconds = number_from_environment("CAIRN_FUZZ_SECONDS");
-    let volumes = number_from_environment("CAIRN_FUZZ_VOLUMES").unwrap_or(if seconds.is_some() { u64::MAX } else { VOLUMES });
+    let volumes = number_from_environment("CAIRN_FUZZ_VOLUMES").unwrap_or(if seconds.is_some() {
+        u64::MAX
+    } else {
+        VOLUMES
+    });
     let options = FuzzOptions {
         seed: seed(&corpus),
         time: Duration::from_secs(3600),
@@ -73,8 +79,12 @@ fn no_hostile_volume_breaks_a_rule() {
     assert!(known.findings.is_empty(), "{known}");
     let time = seconds.map_or(options.time, Duration::from_secs);
     let runs_max = volumes.saturating_add(known.corpus.len() as u64);
-    let report = fuzz(&FuzzOptions { time, runs_max, corpus: known.corpus, ..options }, &mut |_| {});
-    eprintln!("{report}; at most {} bytes allocated by one", report.allocated_bytes_max.unwrap_or(0));
+    let report =
+        fuzz(&FuzzOptions { time, runs_max, corpus: known.corpus, ..options }, &mut |_| {});
+    eprintln!(
+        "{report}; at most {} bytes allocated by one",
+        report.allocated_bytes_max.unwrap_or(0)
+    );
     assert!(report.findings.is_empty(), "{report}");
     assert!(known.features > 100, "only {} different things seen in the corpus", known.features);
 }

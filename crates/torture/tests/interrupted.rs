@@ -1,9 +1,10 @@
-//! Power failures inside mkfs and inside a repair: between every two device operations, with all sets of surviving writes.
+//! Power failures inside mkfs and inside a repair: between every two device operations, with all
+//! sets of surviving writes.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, InodeNumber, Volume, VolumeOptions};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, DirectoryEntry, Geometry, INODE_ROOT, InodeItem, ItemKind, Key, NODE_SIZE, Node, RootItem, Superblock,
-    VolumeId,
+    BLOCK_SIZE, BlockNumber, DirectoryEntry, Geometry, INODE_ROOT, InodeItem, ItemKind, Key,
+    NODE_SIZE, Node, RootItem, Superblock, VolumeId,
 };
 use cairn_fsck::{CheckOptions, check};
 use cairn_torture::crash::expect_clean;
@@ -27,7 +28,8 @@ fn used() -> Arc<SimulatedDevice> {
     format(&*device, LOG_BYTES).expect("a new volume");
     let volume = open(&device, false).expect("it opens");
     for number in 0..8 {
-        let file = create(&volume, format!("file {number}").as_bytes(), &vec![number; 9000]).expect("space");
+        let file = create(&volume, format!("file {number}").as_bytes(), &vec![number; 9000])
+            .expect("space");
         volume.forget(file, 1);
     }
     volume.sync().expect("it is healthy");
@@ -39,17 +41,23 @@ fn used() -> Arc<SimulatedDevice> {
 fn holds(device: &Arc<SimulatedDevice>) -> Result<String, Error> {
     let volume = open(device, true)?;
     let found = Found::read(&volume).unwrap_or_else(|error| panic!("{error}"));
-    Ok(format!("{:?} {:?}", found.names.names, found.objects.values().map(|object| &object.bytes).collect::<Vec<_>>()))
+    Ok(format!(
+        "{:?} {:?}",
+        found.names.names,
+        found.objects.values().map(|object| &object.bytes).collect::<Vec<_>>()
+    ))
 }
 
 /// Repairs; the exit code of fsck.
 fn repair(device: &SimulatedDevice) -> Result<u8, String> {
-    let report = check(device, &CheckOptions { data: true, repair: true }, &mut |_| {}).map_err(|error| error.to_string())?;
+    let report = check(device, &CheckOptions { data: true, repair: true }, &mut |_| {})
+        .map_err(|error| error.to_string())?;
     device.flush().map_err(|error| error.to_string())?;
     Ok(report.exit_code())
 }
 
-/// After an interrupted mkfs there is no volume, the old one with all its files, or the new one: never half of one.
+/// After an interrupted mkfs there is no volume, the old one with all its files, or the new one:
+/// never half of one.
 #[test]
 fn an_interrupted_mkfs_leaves_no_volume_or_a_whole_one() {
     let device = used();
@@ -63,7 +71,8 @@ fn an_interrupted_mkfs_leaves_no_volume_or_a_whole_one() {
             Err(Error::NotAVolume(_)) => none += 1,
             Err(error) => return Err(format!("neither a volume nor none: {error}")),
             Ok(found) => {
-                // Superblocks that mkfs has cleared, or not written yet, are made anew from the one that counts.
+                // Superblocks that mkfs has cleared, or not written yet, are made anew from the one
+                // that counts.
                 if repair(&state)? > 1 {
                     return Err("a repair leaves errors".into());
                 }
@@ -71,14 +80,20 @@ fn an_interrupted_mkfs_leaves_no_volume_or_a_whole_one() {
                 match () {
                     () if found == old => olds += 1,
                     () if found == new => news += 1,
-                    () => return Err(format!("a volume that is neither the old nor the new one: {found}")),
+                    () => {
+                        return Err(format!(
+                            "a volume that is neither the old nor the new one: {found}"
+                        ));
+                    }
                 }
             }
         }
         Ok(())
     })
     .unwrap_or_else(|error| panic!("{error}"));
-    eprintln!("{states} states: {none} times no volume, {olds} times the old one, {news} times the new one");
+    eprintln!(
+        "{states} states: {none} times no volume, {olds} times the old one, {news} times the new one"
+    );
     assert!(none > 0 && olds > 0 && news > 0);
 }
 
@@ -110,7 +125,8 @@ fn an_interrupted_repair_is_repaired_by_the_next() {
     assert!(states > 10, "{states} states");
 }
 
-/// A volume whose file tree has an inner node, with an orphan and a file that is only in the log; as a power failure leaves it.
+/// A volume whose file tree has an inner node, with an orphan and a file that is only in the log;
+/// as a power failure leaves it.
 struct Busy {
     device: SimulatedDevice,
     inodes: BTreeMap<Vec<u8>, InodeNumber>,
@@ -174,7 +190,11 @@ impl<'a> Tree<'a> {
             device.read(address.offset_bytes(), &mut block).expect("a healthy device");
             Superblock::decode(&block, *address).ok()
         };
-        let superblock = Geometry::SUPERBLOCKS.iter().filter_map(slot).max_by_key(|slot| slot.generation).expect("a volume");
+        let superblock = Geometry::SUPERBLOCKS
+            .iter()
+            .filter_map(slot)
+            .max_by_key(|slot| slot.generation)
+            .expect("a volume");
         let roots = read_node(device, superblock.volume, superblock.root.block);
         let root = RootItem::decode(roots.value(0)).expect("the file tree's").root;
         assert_eq!(root.level, 1, "leaves, and one node above them");
@@ -192,17 +212,24 @@ impl<'a> Tree<'a> {
         let mut changed = 0;
         for &address in &self.leaves {
             let mut leaf = read_node(self.device, self.superblock.volume, address);
-            for index in (0..leaf.count()).rev().filter(|index| wanted(leaf.key(*index), leaf.value(*index))).collect::<Vec<_>>() {
+            for index in (0..leaf.count())
+                .rev()
+                .filter(|index| wanted(leaf.key(*index), leaf.value(*index)))
+                .collect::<Vec<_>>()
+            {
                 change(&mut leaf, index);
                 changed += 1;
             }
-            self.device.write(address.offset_bytes(), &[&leaf.seal()[..]]).expect("a healthy device");
+            self.device
+                .write(address.offset_bytes(), &[&leaf.seal()[..]])
+                .expect("a healthy device");
         }
         assert!(changed > 0, "no such item");
     }
 }
 
-/// Damage that only new trees mend: a leaf that can't be read, a name and an inode that are not there, and a wrong link count.
+/// Damage that only new trees mend: a leaf that can't be read, a name and an inode that are not
+/// there, and a wrong link count.
 fn damage_items(busy: &Busy) -> SimulatedDevice {
     let device = busy.device.snapshot();
     let tree = Tree::of(&device);
@@ -212,7 +239,10 @@ fn damage_items(busy: &Busy) -> SimulatedDevice {
     };
     let inode_of = |number| busy.inodes[&name_of(number)];
     tree.change(|key, value| is_entry(key, value, NO_NAME), |leaf, index| leaf.remove(index));
-    tree.change(|key, _| Key::all_of_inode(inode_of(NO_INODE)).contains(&key), |leaf, index| leaf.remove(index));
+    tree.change(
+        |key, _| Key::all_of_inode(inode_of(NO_INODE)).contains(&key),
+        |leaf, index| leaf.remove(index),
+    );
     tree.change(
         |key, _| key == Key::new(inode_of(WRONG_LINKS), ItemKind::Inode, 0),
         |leaf, index| {
@@ -232,19 +262,29 @@ fn readable(busy: &Busy, device: SimulatedDevice) -> BTreeMap<Vec<u8>, Vec<u8>> 
     names.filter_map(|name| Some((name.clone(), read_named(&volume, &name).ok()?))).collect()
 }
 
-/// What a repair must leave of a damaged [`Busy`] volume: no errors, all that could be read, and what had lost its name.
-fn expect_repaired(busy: &Busy, device: &Arc<SimulatedDevice>, files: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<(), String> {
+/// What a repair must leave of a damaged [`Busy`] volume: no errors, all that could be read, and
+/// what had lost its name.
+fn expect_repaired(
+    busy: &Busy,
+    device: &Arc<SimulatedDevice>,
+    files: &BTreeMap<Vec<u8>, Vec<u8>>,
+) -> Result<(), String> {
     expect_clean(&**device)?;
     let volume = open(device, true).map_err(|error| error.to_string())?;
     expect_files(&volume, files)?;
     let unnamed = || {
         let home = volume.lookup(volume.root(), b"lost+found")?.inode;
-        let inode = volume.lookup(home, format!("#{}", busy.inodes[&name_of(NO_NAME)]).as_bytes())?.inode;
+        let inode =
+            volume.lookup(home, format!("#{}", busy.inodes[&name_of(NO_NAME)]).as_bytes())?.inode;
         read_all(&volume, inode)
     };
     match unnamed() {
         Ok(bytes) if bytes == bytes_of(NO_NAME) => Ok(()),
-        Ok(bytes) => Err(format!("the file that had lost its name has other contents: {} bytes, {:?}", bytes.len(), bytes.first())),
+        Ok(bytes) => Err(format!(
+            "the file that had lost its name has other contents: {} bytes, {:?}",
+            bytes.len(),
+            bytes.first()
+        )),
         Err(error) => Err(format!("the file that had lost its name: {error}")),
     }
 }
@@ -263,7 +303,9 @@ fn interrupt_rebuild(busy: &Busy, device: &SimulatedDevice, files: &BTreeMap<Vec
         expect_repaired(busy, &state, files)
     })
     .unwrap_or_else(|error| panic!("{error}"));
-    eprintln!("{states} states, of the different ones {old} with the old trees, {new} with the new ones");
+    eprintln!(
+        "{states} states, of the different ones {old} with the old trees, {new} with the new ones"
+    );
     assert!(old > 50 && new > 1);
 }
 
@@ -273,11 +315,16 @@ fn an_interrupted_rebuild_of_the_trees_is_done_again_and_loses_nothing() {
     let busy = busy();
     let damaged = damage_items(&busy);
     let files = readable(&busy, damaged.snapshot());
-    assert!(files.len() > 60 && files.len() < FILES - 10 && files.contains_key(&b"logged"[..]), "{} files", files.len());
+    assert!(
+        files.len() > 60 && files.len() < FILES - 10 && files.contains_key(&b"logged"[..]),
+        "{} files",
+        files.len()
+    );
     interrupt_rebuild(&busy, &damaged, &files);
 }
 
-/// The node above all leaves is damaged, too, so that the repair has to find them; with the bitmaps, or without.
+/// The node above all leaves is damaged, too, so that the repair has to find them; with the
+/// bitmaps, or without.
 #[test]
 fn an_interrupted_rebuild_from_leaves_that_nothing_leads_to_loses_nothing() {
     let busy = busy();

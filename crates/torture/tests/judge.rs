@@ -1,5 +1,5 @@
-//! The judges of crash states are not blind: what must not happen is noticed. And promises that a random run meets too
-//! rarely, one test each.
+//! The judges of crash states are not blind: what must not happen is noticed. And promises that a
+//! random run meets too rarely, one test each.
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{FileType, FsyncKind, NewInode, RenameMode, Volume, VolumeOptions};
@@ -29,7 +29,9 @@ fn finished_run() -> (Arc<SimulatedDevice>, Vec<ClientHistory>) {
     make_bases(&volume, 2).expect("space");
     device.start_recording();
     let order = Arc::new(AtomicU64::new(0));
-    let mut clients = (0..2).map(|client| Client::new(client, 77 + u64::from(client), Profile::CRASH, order.clone())).collect();
+    let mut clients = (0..2)
+        .map(|client| Client::new(client, 77 + u64::from(client), Profile::CRASH, order.clone()))
+        .collect();
     session(&mut clients, volume, &device, 150, false).unwrap_or_else(|error| panic!("{error}"));
     (device, clients.into_iter().map(|client| client.history).collect())
 }
@@ -47,9 +49,12 @@ fn some_file(volume: &Volume) -> (cairn_engine::InodeNumber, Vec<u8>, cairn_engi
     let all = of_volume(volume, 10).expect("it is healthy");
     let is_file = |inode| {
         let attributes = volume.attributes(inode).expect("it exists");
-        attributes.file_type == FileType::Regular && attributes.size_bytes > 0 && attributes.links == 1
+        attributes.file_type == FileType::Regular
+            && attributes.size_bytes > 0
+            && attributes.links == 1
     };
-    let (path, (_, inode)) = all.names.iter().find(|(_, (_, inode))| is_file(*inode)).expect("the clients made files");
+    let (path, (_, inode)) =
+        all.names.iter().find(|(_, (_, inode))| is_file(*inode)).expect("the clients made files");
     let (name, above) = path.split_last().expect("a file has a name");
     (all.names[above].1, name.clone(), *inode)
 }
@@ -71,7 +76,14 @@ fn a_lost_file_is_noticed() {
 #[test]
 fn a_file_that_should_be_gone_is_noticed() {
     let error = judged_after(|volume| {
-        let new = NewInode { file_type: FileType::Regular, mode: 0o600, uid: 0, gid: 0, device: 0, target: None };
+        let new = NewInode {
+            file_type: FileType::Regular,
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            device: 0,
+            target: None,
+        };
         let (directory, ..) = some_file(volume);
         volume.create(directory, b"0?", &new).expect("space");
     });
@@ -109,7 +121,8 @@ fn a_changed_mode_is_noticed() {
 
 #[test]
 fn a_changed_time_is_noticed() {
-    let time = cairn_engine::TimeChange::At(cairn_engine::Timestamp { seconds: 86_400, nanoseconds: 5 });
+    let time =
+        cairn_engine::TimeChange::At(cairn_engine::Timestamp { seconds: 86_400, nanoseconds: 5 });
     let set = |change: cairn_engine::AttributeChange| {
         judged_after(|volume| {
             let (.., inode) = some_file(volume);
@@ -117,7 +130,8 @@ fn a_changed_time_is_noticed() {
         })
         .expect_err("a time changed")
     };
-    let modified = set(cairn_engine::AttributeChange { modified: Some(time), ..Default::default() });
+    let modified =
+        set(cairn_engine::AttributeChange { modified: Some(time), ..Default::default() });
     assert!(modified.contains("the time of its last modification"), "{modified}");
     let changed = set(cairn_engine::AttributeChange { changed: Some(time), ..Default::default() });
     assert!(changed.contains("the time of its last change"), "{changed}");
@@ -129,8 +143,10 @@ fn states_before_the_acknowledgement_are_refused() {
     let end = device.history_len();
     let mut explorer = device.explorer();
     explorer.advance_to(end / 3);
-    let volume = open(&Arc::new(explorer.state_with(|unflushed| vec![Fate::Written; unflushed.len()])));
-    judge(&volume, &histories, end / 3).unwrap_or_else(|error| panic!("a state of its own time: {error}"));
+    let volume =
+        open(&Arc::new(explorer.state_with(|unflushed| vec![Fate::Written; unflushed.len()])));
+    judge(&volume, &histories, end / 3)
+        .unwrap_or_else(|error| panic!("a state of its own time: {error}"));
     judge(&volume, &histories, end).expect_err("it is too old for the end");
 }
 
@@ -147,12 +163,18 @@ fn fsync_after_many(wanted: u32) {
     let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens");
     let mut inodes = Vec::new();
     for number in 0..3000 {
-        inodes.push(volume.create(volume.root(), format!("{number}").as_bytes(), &NEW_FILE).expect("space").inode);
+        inodes.push(
+            volume
+                .create(volume.root(), format!("{number}").as_bytes(), &NEW_FILE)
+                .expect("space")
+                .inode,
+        );
     }
     assert!(volume.statistics().inodes_in_memory < 2000, "nothing left memory");
     volume.fsync_blocking(inodes[wanted as usize], FsyncKind::Full).expect("it is healthy");
     let state = lose_unflushed(&device);
-    read_named(&open(&state), format!("{wanted}").as_bytes()).unwrap_or_else(|error| panic!("{wanted} was fsynced: {error}"));
+    read_named(&open(&state), format!("{wanted}").as_bytes())
+        .unwrap_or_else(|error| panic!("{wanted} was fsynced: {error}"));
 }
 
 #[test]
@@ -171,7 +193,9 @@ fn replacing_by_rename_leaves_old_or_new_contents() {
     volume.fsync_blocking(old, FsyncKind::Full).expect("it is healthy");
     device.start_recording();
     create(&volume, b"config.new", &[b'n'; 10_000]).expect("space");
-    volume.rename(volume.root(), b"config.new", volume.root(), b"config", RenameMode::Replace).expect("both exist");
+    volume
+        .rename(volume.root(), b"config.new", volume.root(), b"config", RenameMode::Replace)
+        .expect("both exist");
     // Somebody else's fsync makes the rename durable, nobody ever asked for the file's data.
     volume.write(other, 0, b"y").expect("space");
     volume.fsync_blocking(other, FsyncKind::Full).expect("it is healthy");
@@ -179,11 +203,16 @@ fn replacing_by_rename_leaves_old_or_new_contents() {
     let (mut olds, mut news) = (0, 0);
     loop {
         for fate in [Fate::Lost, Fate::Written] {
-            let state = Arc::new(explorer.state_with(|unflushed| vec![fate.clone(); unflushed.len()]));
+            let state =
+                Arc::new(explorer.state_with(|unflushed| vec![fate.clone(); unflushed.len()]));
             match read_named(&open(&state), b"config").expect("it always exists") {
                 contents if contents == b"old contents" => olds += 1,
                 contents if contents == vec![b'n'; 10_000] => news += 1,
-                contents => panic!("after {} events the file holds {} bytes", explorer.position(), contents.len()),
+                contents => panic!(
+                    "after {} events the file holds {} bytes",
+                    explorer.position(),
+                    contents.len()
+                ),
             }
         }
         if !explorer.advance() {

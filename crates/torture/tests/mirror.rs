@@ -1,7 +1,8 @@
-//! A volume on a mirror: the power fails on both members, each losing what it likes; members rot, and are lost.
+//! A volume on a mirror: the power fails on both members, each losing what it likes; members rot,
+//! and are lost.
 //!
-//! Everything acknowledged must be there after any of it, from both members and from each of them alone.
-//! `CAIRN_SEED` repeats a run.
+//! Everything acknowledged must be there after any of it, from both members and from each of them
+//! alone. `CAIRN_SEED` repeats a run.
 use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
 use cairn_blockdev::simulated::{Fate, WriteInfo, random_fates};
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
@@ -17,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+const FILE: NewInode<'static> =
+    NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 const MEMBER_BYTES: u64 = 25 << 20;
 const DATA_START_BYTES: u64 = 1 << 20;
 
@@ -59,7 +61,8 @@ impl Recorder {
     fn of_moments(disks: [Disk; 2]) -> Arc<Self> {
         disks.iter().for_each(|disk| disk.start_recording());
         let mut recorder = Self::new(disks, 0);
-        Arc::get_mut(&mut recorder).expect("nobody else has it").moments = Some(Mutex::new(Rank::LEAF, Vec::new()));
+        Arc::get_mut(&mut recorder).expect("nobody else has it").moments =
+            Some(Mutex::new(Rank::LEAF, Vec::new()));
         recorder
     }
 
@@ -73,7 +76,8 @@ impl Recorder {
         let wanted = random.chance(1, 6);
         // What was acknowledged is taken first: the members may only get more durable meanwhile.
         let acknowledged = if wanted { self.acknowledged.lock().clone() } else { BTreeMap::new() };
-        let disks = wanted.then(|| [0, 1].map(|disk| Arc::new(self.disks[disk].crash_state(&mut random))));
+        let disks =
+            wanted.then(|| [0, 1].map(|disk| Arc::new(self.disks[disk].crash_state(&mut random))));
         *self.random.lock() = Seeded::new(random.next_u64());
         if let Some(disks) = disks {
             self.states.lock().push(CrashState { disks, acknowledged });
@@ -112,7 +116,11 @@ fn options(read_only: bool) -> VolumeOptions {
 }
 
 fn mirror(members: [Option<Arc<dyn BlockDevice>>; 2], access: Access) -> Mirror {
-    let candidates = ["a", "b"].into_iter().zip(members).map(|(name, device)| Candidate { name: name.to_owned(), device }).collect();
+    let candidates = ["a", "b"]
+        .into_iter()
+        .zip(members)
+        .map(|(name, device)| Candidate { name: name.to_owned(), device })
+        .collect();
     Mirror::open(candidates, access, true).unwrap()
 }
 
@@ -121,15 +129,22 @@ fn both(disks: &[Disk; 2]) -> [Option<Arc<dyn BlockDevice>>; 2] {
 }
 
 fn new_volume(disks: &[Disk; 2]) -> Superblock {
-    let named: Vec<(String, Arc<dyn BlockDevice>)> = disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
+    let named: Vec<(String, Arc<dyn BlockDevice>)> =
+        disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
     make(Kind::Mirror, &named).unwrap();
     let log_bytes = Some(1 << 20);
-    mkfs::mkfs(&mirror(both(disks), Access::ReadWrite), &mkfs::MkfsOptions { log_bytes, ..mkfs::MkfsOptions::default() }).unwrap()
+    mkfs::mkfs(
+        &mirror(both(disks), Access::ReadWrite),
+        &mkfs::MkfsOptions { log_bytes, ..mkfs::MkfsOptions::default() },
+    )
+    .unwrap()
 }
 
 fn content(name: &str, version: u8, blocks: usize) -> Vec<u8> {
     let first = name.bytes().fold(version, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
-    (0..blocks * 4096).map(|at| if at % 4096 == 0 { version } else { first.wrapping_add((at / 4096) as u8) }).collect()
+    (0..blocks * 4096)
+        .map(|at| if at % 4096 == 0 { version } else { first.wrapping_add((at / 4096) as u8) })
+        .collect()
 }
 
 /// Files that are written once, and small ones that are written again and again.
@@ -137,11 +152,16 @@ fn work(volume: &Volume, recorder: &Recorder, random: &mut Seeded, operations: u
     let mut versions: BTreeMap<String, u8> = BTreeMap::new();
     for operation in 0..operations {
         let rewritten = random.chance(1, 2);
-        let name = if rewritten { format!("rewritten {}", random.below(5)) } else { format!("file {operation}") };
+        let name = if rewritten {
+            format!("rewritten {}", random.below(5))
+        } else {
+            format!("file {operation}")
+        };
         let blocks = if rewritten { 1 } else { 1 + random.below(6) as usize };
         let version = versions.entry(name.clone()).and_modify(|version| *version += 1).or_insert(1);
         let found = volume.lookup(volume.root(), name.as_bytes());
-        let inode = found.or_else(|_| volume.create(volume.root(), name.as_bytes(), &FILE)).unwrap().inode;
+        let inode =
+            found.or_else(|_| volume.create(volume.root(), name.as_bytes(), &FILE)).unwrap().inode;
         volume.write(inode, 0, &content(&name, *version, blocks)).unwrap();
         match random.below(4) {
             0 => continue,
@@ -157,11 +177,18 @@ fn work(volume: &Volume, recorder: &Recorder, random: &mut Seeded, operations: u
 #[track_caller]
 fn expect_files(volume: &Volume, acknowledged: &Acknowledged, when: &str) {
     for (name, (oldest, blocks)) in acknowledged {
-        let found = volume.lookup(volume.root(), name.as_bytes()).unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
+        let found = volume
+            .lookup(volume.root(), name.as_bytes())
+            .unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
         let mut bytes = Vec::new();
-        volume.read(found.inode, 0, blocks * 4096, &mut bytes).unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
+        volume
+            .read(found.inode, 0, blocks * 4096, &mut bytes)
+            .unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
         let version = bytes[0];
-        assert!(version >= *oldest && bytes == content(name, version, *blocks), "{when}: {name} has version {version}, not {oldest}");
+        assert!(
+            version >= *oldest && bytes == content(name, version, *blocks),
+            "{when}: {name} has version {version}, not {oldest}"
+        );
     }
 }
 
@@ -171,14 +198,16 @@ fn expect_clean(device: &dyn BlockDevice, when: &str) {
     assert_eq!(report.errors, 0, "{when}: {report}");
 }
 
-/// Recovers from both, with the power failing in between and afterwards, and looks at each member alone.
+/// Recovers from both, with the power failing in between and afterwards, and looks at each member
+/// alone.
 fn examine(state: &CrashState, random: &mut Seeded, when: &str) {
     let recorder = Recorder::new(state.disks.clone(), random.next_u64());
     recorder.acknowledged.lock().clone_from(&state.acknowledged);
     {
         let device = Arc::new(mirror(tapped(&recorder), Access::ReadWrite));
         expect_clean(&*device, &format!("{when}, before recovery"));
-        let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let volume =
+            Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
         expect_files(&volume, &state.acknowledged, when);
         recorder.perhaps_crash();
         volume.close().unwrap();
@@ -186,7 +215,11 @@ fn examine(state: &CrashState, random: &mut Seeded, when: &str) {
     examine_alone(&state.disks, &state.acknowledged, when);
     let during: Vec<CrashState> = std::mem::take(&mut *recorder.states.lock());
     for (number, state) in during.iter().enumerate() {
-        examine_alone(&state.disks, &state.acknowledged, &format!("{when}, state {number} of its recovery"));
+        examine_alone(
+            &state.disks,
+            &state.acknowledged,
+            &format!("{when}, state {number} of its recovery"),
+        );
     }
 }
 
@@ -197,13 +230,16 @@ fn examine_alone(disks: &[Disk; 2], acknowledged: &Acknowledged, when: &str) {
         members[alone] = Some(Arc::new(disks[alone].snapshot()) as Arc<dyn BlockDevice>);
         let device = Arc::new(mirror(members, Access::ReadWrite));
         expect_clean(&*device, &when);
-        let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let volume =
+            Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
         expect_files(&volume, acknowledged, &when);
     }
 }
 
 fn tapped(recorder: &Arc<Recorder>) -> [Option<Arc<dyn BlockDevice>>; 2] {
-    let tap = |disk: &Disk| -> Option<Arc<dyn BlockDevice>> { Some(Arc::new(Tap { disk: disk.clone(), recorder: recorder.clone() })) };
+    let tap = |disk: &Disk| -> Option<Arc<dyn BlockDevice>> {
+        Some(Arc::new(Tap { disk: disk.clone(), recorder: recorder.clone() }))
+    };
     [tap(&recorder.disks[0]), tap(&recorder.disks[1])]
 }
 
@@ -226,7 +262,11 @@ fn every_crash_of_both_members_keeps_what_was_acknowledged_on_each() {
             if random.chance(2, 3) {
                 continue;
             }
-            examine(state, &mut random, &format!("CAIRN_SEED={seed}: state {number} after {examined}"));
+            examine(
+                state,
+                &mut random,
+                &format!("CAIRN_SEED={seed}: state {number} after {examined}"),
+            );
             examined += 1;
         }
     }
@@ -236,7 +276,11 @@ fn every_crash_of_both_members_keeps_what_was_acknowledged_on_each() {
 const RANDOM_STATES: usize = 8;
 
 /// Calls `visit` with what the unflushed writes of both members may have met.
-fn fates_of_both(unflushed: [Vec<WriteInfo>; 2], random: &mut Seeded, visit: &mut dyn FnMut([Vec<Fate>; 2])) {
+fn fates_of_both(
+    unflushed: [Vec<WriteInfo>; 2],
+    random: &mut Seeded,
+    visit: &mut dyn FnMut([Vec<Fate>; 2]),
+) {
     let (first, count) = (unflushed[0].len(), unflushed[0].len() + unflushed[1].len());
     if count <= ALL_SETS_UP_TO {
         let all: Result<(), ()> = sets(count, random, &mut |fates| {
@@ -250,18 +294,22 @@ fn fates_of_both(unflushed: [Vec<WriteInfo>; 2], random: &mut Seeded, visit: &mu
     }
 }
 
-/// The power fails between any two requests of a short run, and each member keeps any of what it had not flushed.
+/// The power fails between any two requests of a short run, and each member keeps any of what it
+/// had not flushed.
 #[test]
 fn all_sets_of_survivors_on_both_members_keep_what_was_acknowledged() {
     let disks = disks();
     new_volume(&disks);
     let recorder = Recorder::of_moments(disks.clone());
-    let volume = Volume::open(Arc::new(mirror(tapped(&recorder), Access::ReadWrite)), options(false)).unwrap();
+    let volume =
+        Volume::open(Arc::new(mirror(tapped(&recorder), Access::ReadWrite)), options(false))
+            .unwrap();
     work(&volume, &recorder, &mut Seeded::new(5), 16);
     recorder.perhaps_crash();
     drop(volume);
     // Of equal moments the last: most is acknowledged then.
-    let moments: BTreeMap<[usize; 2], Acknowledged> = recorder.moments.iter().flat_map(|moments| moments.lock().clone()).collect();
+    let moments: BTreeMap<[usize; 2], Acknowledged> =
+        recorder.moments.iter().flat_map(|moments| moments.lock().clone()).collect();
     let (mut seen, mut random, mut whole) = (BTreeSet::new(), Seeded::new(6), 0);
     for (at, acknowledged) in &moments {
         let explorers = [0, 1].map(|disk: usize| {
@@ -273,7 +321,8 @@ fn all_sets_of_survivors_on_both_members_keep_what_was_acknowledged() {
         whole += usize::from(unflushed[0].len() + unflushed[1].len() <= ALL_SETS_UP_TO);
         let versions: u32 = acknowledged.values().map(|(version, _)| u32::from(*version)).sum();
         fates_of_both(unflushed, &mut random, &mut |fates| {
-            let disks = [0, 1].map(|disk: usize| Arc::new(explorers[disk].state_with(|_| fates[disk].clone())));
+            let disks = [0, 1]
+                .map(|disk: usize| Arc::new(explorers[disk].state_with(|_| fates[disk].clone())));
             let content = [0, 1].map(|disk: usize| explorers[disk].fingerprint(&disks[disk]));
             if seen.insert((content, versions)) {
                 examine_both(&disks, acknowledged, &format!("after {at:?} events, {fates:?}"));
@@ -289,7 +338,8 @@ fn examine_both(disks: &[Disk; 2], acknowledged: &Acknowledged, when: &str) {
     {
         let device = Arc::new(mirror(both(disks), Access::ReadWrite));
         expect_clean(&*device, &format!("{when}, before recovery"));
-        let volume = Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let volume =
+            Volume::open(device, options(false)).unwrap_or_else(|error| panic!("{when}: {error}"));
         expect_files(&volume, acknowledged, when);
         volume.close().unwrap();
     }
@@ -303,7 +353,9 @@ fn a_member_that_fails_in_use_is_left_behind_and_the_volume_goes_on() {
         let disks = disks();
         new_volume(&disks);
         let recorder = Recorder::new(disks.clone(), 1);
-        let volume = Volume::open(Arc::new(mirror(both(&disks), Access::ReadWrite)), options(false)).unwrap();
+        let volume =
+            Volume::open(Arc::new(mirror(both(&disks), Access::ReadWrite)), options(false))
+                .unwrap();
         work(&volume, &recorder, &mut random, 10);
         let lost = round % 2;
         let operation = [Operation::Write, Operation::Flush, Operation::Write][round / 2];
@@ -326,7 +378,8 @@ fn used_volume(close: bool) -> ([Disk; 2], Superblock, Acknowledged) {
     let disks = disks();
     let superblock = new_volume(&disks);
     let recorder = Recorder::new(disks.clone(), 1);
-    let volume = Volume::open(Arc::new(mirror(both(&disks), Access::ReadWrite)), options(false)).unwrap();
+    let volume =
+        Volume::open(Arc::new(mirror(both(&disks), Access::ReadWrite)), options(false)).unwrap();
     work(&volume, &recorder, &mut Seeded::new(4), 60);
     let acknowledged = recorder.acknowledged.lock().clone();
     if close {
@@ -338,15 +391,21 @@ fn used_volume(close: bool) -> ([Disk; 2], Superblock, Acknowledged) {
     (crashed, superblock, acknowledged)
 }
 
-/// Reads everything with all copies there, then again after a repair by fsck from the member that was damaged alone.
+/// Reads everything with all copies there, then again after a repair by fsck from the member that
+/// was damaged alone.
 fn expect_mended(disks: &[Disk; 2], damaged: usize, acknowledged: &Acknowledged, what: &str) {
     {
         let reader = Arc::new(mirror(both(disks), Access::ReadOnly));
         expect_clean(&*reader, &format!("{what}, read-only"));
-        expect_files(&Volume::open(reader, options(true)).unwrap(), acknowledged, &format!("{what}, read-only"));
+        expect_files(
+            &Volume::open(reader, options(true)).unwrap(),
+            acknowledged,
+            &format!("{what}, read-only"),
+        );
     }
     let device = Arc::new(mirror(both(disks), Access::ReadWrite));
-    let volume = Volume::open(device.clone(), options(false)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let volume = Volume::open(device.clone(), options(false))
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
     expect_files(&volume, acknowledged, what);
     volume.close().unwrap();
     let report = check(&*device, &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap();
@@ -358,7 +417,11 @@ fn expect_mended(disks: &[Disk; 2], damaged: usize, acknowledged: &Acknowledged,
     if damaged == 0 {
         let alone = mirror([Some(disks[0].clone()), None], Access::ReadOnly);
         expect_clean(&alone, &format!("{what}, mended, alone"));
-        expect_files(&Volume::open(Arc::new(alone), options(true)).unwrap(), acknowledged, &format!("{what}, mended, alone"));
+        expect_files(
+            &Volume::open(Arc::new(alone), options(true)).unwrap(),
+            acknowledged,
+            &format!("{what}, mended, alone"),
+        );
     }
 }
 
@@ -384,13 +447,20 @@ fn a_rotten_structure_of_each_kind_is_read_around_and_mended() {
     ];
     for (what, range) in kinds {
         for damaged in 0..2 {
-            for (state, disks, acknowledged) in [("closed", &closed, &in_closed), ("crashed", &crashed, &in_crashed)] {
+            for (state, disks, acknowledged) in
+                [("closed", &closed, &in_closed), ("crashed", &crashed, &in_crashed)]
+            {
                 if (what, state) == ("log", "closed") {
                     continue; // Nobody reads it.
                 }
                 let disks = [0, 1].map(|disk| Arc::new(disks[disk].snapshot()));
                 rot(&disks[damaged], range.clone());
-                expect_mended(&disks, damaged, acknowledged, &format!("{what} of a {state} volume, member {damaged}"));
+                expect_mended(
+                    &disks,
+                    damaged,
+                    acknowledged,
+                    &format!("{what} of a {state} volume, member {damaged}"),
+                );
             }
         }
     }
@@ -415,7 +485,8 @@ fn damage_on_both_members_is_no_harm_while_one_copy_of_each_structure_is_good() 
     }
 }
 
-/// The log ring is read around, too, when what a crash left in it is the only place of what was acknowledged.
+/// The log ring is read around, too, when what a crash left in it is the only place of what was
+/// acknowledged.
 #[test]
 fn single_bits_that_rot_lose_nothing() {
     let (crashed, _, acknowledged) = used_volume(false);
@@ -425,7 +496,11 @@ fn single_bits_that_rot_lose_nothing() {
         let disks = [0, 1].map(|disk| Arc::new(crashed[disk].snapshot()));
         for _ in 0..20 {
             let block = random.below((MEMBER_BYTES - DATA_START_BYTES) / 4096 / 8);
-            disks[0].corrupt(DATA_START_BYTES + block * 4096 + random.below(4096), 1, 1 << random.below(8));
+            disks[0].corrupt(
+                DATA_START_BYTES + block * 4096 + random.below(4096),
+                1,
+                1 << random.below(8),
+            );
         }
         let device = Arc::new(mirror(both(&disks), Access::ReadWrite));
         let volume = Volume::open(device.clone(), options(false)).unwrap();

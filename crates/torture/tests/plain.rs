@@ -14,18 +14,33 @@ fn check(lists: u64, count: usize, profile: Profile, options: &PlainOptions) {
 
 #[test]
 fn without_background_work() {
-    let options = PlainOptions { volume_bytes: 256 << 20, compare_interval: 100, remount_interval: 900, background: false };
+    let options = PlainOptions {
+        volume_bytes: 256 << 20,
+        compare_interval: 100,
+        remount_interval: 900,
+        background: false,
+    };
     check(3, 4000, Profile::PLAIN, &options);
 }
 
 #[test]
 fn with_background_work() {
-    let options = PlainOptions { volume_bytes: 256 << 20, compare_interval: 100, remount_interval: 700, background: true };
+    let options = PlainOptions {
+        volume_bytes: 256 << 20,
+        compare_interval: 100,
+        remount_interval: 700,
+        background: true,
+    };
     check(3, 4000, Profile::PLAIN, &options);
 }
 
 #[test]
 fn compared_after_every_operation() {
-    let options = PlainOptions { volume_bytes: 64 << 20, compare_interval: 1, remount_interval: 150, background: false };
+    let options = PlainOptions {
+        volume_bytes: 64 << 20,
+        compare_interval: 1,
+        remount_interval: 150,
+        background: false,
+    };
     check(4, 600, Profile::CRASH, &options);
 }

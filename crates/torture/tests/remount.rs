@@ -1,5 +1,6 @@
-//! Mounting again after the process was killed, or its device has failed, on a machine that goes on: what is read need not be
-//! durable, and what failed may come back. Then the power fails during that mount's recovery.
+//! Mounting again after the process was killed, or its device has failed, on a machine that goes
+//! on: what is read need not be durable, and what failed may come back. Then the power fails during
+//! that mount's recovery.
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
@@ -23,7 +24,8 @@ fn options() -> VolumeOptions {
 /// How a mount ends with the superblock of a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// It is written, and the process is killed before the flush, after something has followed it in the log.
+    /// It is written, and the process is killed before the flush, after something has followed it
+    /// in the log.
     Killed,
     /// It is written, and the flush fails.
     FlushFails,
@@ -44,7 +46,15 @@ struct Dying {
 
 impl Dying {
     fn expect_alive(&self, operation: Operation) -> Result<(), DeviceError> {
-        let error = || DeviceError::new(operation, 0, 0, &"dead".into(), std::io::Error::other("the process was killed"));
+        let error = || {
+            DeviceError::new(
+                operation,
+                0,
+                0,
+                &"dead".into(),
+                std::io::Error::other("the process was killed"),
+            )
+        };
         if self.dead.load(Ordering::SeqCst) { Err(error()) } else { Ok(()) }
     }
 }
@@ -52,7 +62,8 @@ impl Dying {
 impl BlockDevice for Dying {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.expect_alive(Operation::Write)?;
-        let is_superblock = Geometry::SUPERBLOCKS.iter().any(|slot| slot.offset_bytes() == offset_bytes);
+        let is_superblock =
+            Geometry::SUPERBLOCKS.iter().any(|slot| slot.offset_bytes() == offset_bytes);
         let end = if is_superblock { self.end.lock().take() } else { None };
         let Some((end, last)) = end else { return self.device.write(offset_bytes, buffers) };
         if end == End::WriteFails {
@@ -85,7 +96,8 @@ impl BlockDevice for Dying {
     forward_to_device!(self => self.device; read, length_bytes, flush_time);
 }
 
-/// Takes crash states of its device before each flush: random ones, and one in which the superblock's slot is all that is lost.
+/// Takes crash states of its device before each flush: random ones, and one in which the
+/// superblock's slot is all that is lost.
 struct Tap {
     device: Arc<SimulatedDevice>,
     random: Mutex<Seeded>,
@@ -100,8 +112,12 @@ impl BlockDevice for Tap {
             self.states.lock().push(state);
         }
         let unflushed = self.device.unflushed();
-        let is_slot = |offset_bytes| Geometry::SUPERBLOCKS.iter().any(|slot| slot.offset_bytes() == offset_bytes);
-        for (index, _) in unflushed.iter().enumerate().filter(|(_, write)| is_slot(write.offset_bytes)) {
+        let is_slot = |offset_bytes| {
+            Geometry::SUPERBLOCKS.iter().any(|slot| slot.offset_bytes() == offset_bytes)
+        };
+        for (index, _) in
+            unflushed.iter().enumerate().filter(|(_, write)| is_slot(write.offset_bytes))
+        {
             let mut fates = vec![Fate::Written; unflushed.len()];
             fates[index] = Fate::Lost;
             let state = self.device.crash_state_with(|_| fates);
@@ -125,7 +141,8 @@ fn follow(volume: &Volume) -> Result<(), Error> {
     volume.sync()
 }
 
-/// A volume whose newest superblock may be durable or not, with a checkpoint behind it; all files are durable.
+/// A volume whose newest superblock may be durable or not, with a checkpoint behind it; all files
+/// are durable.
 fn ended(end: End) -> Arc<SimulatedDevice> {
     let device = Arc::new(SimulatedDevice::new(48 << 20));
     format(&*device, 1 << 20).unwrap();
@@ -142,7 +159,8 @@ fn ended(end: End) -> Arc<SimulatedDevice> {
     }
     volume.sync().unwrap();
     volume.commit().unwrap();
-    // The next transaction frees nodes of this one, and what follows it is in the log, before its superblock or behind it.
+    // The next transaction frees nodes of this one, and what follows it is in the log, before its
+    // superblock or behind it.
     for number in 0..FILES {
         volume.unlink(volume.root(), &name(number)).unwrap();
         let file = create(&volume, &name(number), &CONTENT).unwrap();
@@ -165,9 +183,11 @@ fn expect_files(state: SimulatedDevice, when: &str) {
     let state = Arc::new(state);
     let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
     assert_eq!(report.errors, 0, "{when}, before recovery: {report}");
-    let volume = Volume::open(state.clone(), options()).unwrap_or_else(|error| panic!("{when}: {error}"));
+    let volume =
+        Volume::open(state.clone(), options()).unwrap_or_else(|error| panic!("{when}: {error}"));
     for number in 0..FILES {
-        let found = read_named(&volume, &name(number)).unwrap_or_else(|error| panic!("{when}, file {number}: {error}"));
+        let found = read_named(&volume, &name(number))
+            .unwrap_or_else(|error| panic!("{when}, file {number}: {error}"));
         assert!(found == CONTENT, "{when}, file {number}");
     }
     volume.close().unwrap();

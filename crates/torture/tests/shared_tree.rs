@@ -1,14 +1,17 @@
-//! Many threads create, link, rename, remove and list in the same few directories, and move the directories themselves: no
-//! deadlock, a clean volume, and the result is what a model says.
+//! Many threads create, link, rename, remove and list in the same few directories, and move the
+//! directories themselves: no deadlock, a clean volume, and the result is what a model says.
 //!
-//! Two kinds of names. *Own* names belong to one thread, which knows exactly where each of its files is and how many names it has.
-//! *Contended* names are fought for by all; for each, those who made it appear and those who made it vanish are counted, and as
-//! no operation replaces anything, at every moment one more or as many have appeared. What is there in the end must be what both
+//! Two kinds of names. *Own* names belong to one thread, which knows exactly where each of its
+//! files is and how many names it has. *Contended* names are fought for by all; for each, those who
+//! made it appear and those who made it vanish are counted, and as no operation replaces anything,
+//! at every moment one more or as many have appeared. What is there in the end must be what both
 //! say, and nothing else.
 //!
 //! `CAIRN_SHARED_SECONDS` (default 5) and `CAIRN_SHARED_THREADS` (default 200) set a longer run.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::{Error, FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode};
+use cairn_engine::{
+    Error, FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode,
+};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_torture::crash::expect_clean;
@@ -23,7 +26,8 @@ use std::time::Duration;
 const DIRECTORIES: u64 = 12;
 const CONTENDED_NAMES: u64 = 6;
 const OWN_FILES_MAX: usize = 12;
-const DIRECTORY: NewInode<'static> = NewInode { file_type: FileType::Directory, mode: 0o755, ..NEW_FILE };
+const DIRECTORY: NewInode<'static> =
+    NewInode { file_type: FileType::Directory, mode: 0o755, ..NEW_FILE };
 
 /// A name in one of the directories.
 type Place = (usize, Vec<u8>);
@@ -101,7 +105,10 @@ impl Worker {
         let found = volume.lookup(directories[*directory], name).expect("its own name").inode;
         assert_eq!(found, *inode, "{}", String::from_utf8_lossy(name));
         if let Some(length) = self.attributes.get(inode) {
-            assert_eq!(volume.get_xattr(*inode, ATTRIBUTE).expect("its own attribute").len(), *length);
+            assert_eq!(
+                volume.get_xattr(*inode, ATTRIBUTE).expect("its own attribute").len(),
+                *length
+            );
         }
         volume.forget(found, 1);
     }
@@ -111,7 +118,8 @@ impl Worker {
         let (volume, directories) = (&shared.volume, &shared.directories);
         let place = self.new_place();
         if self.files.is_empty() || (self.files.len() < OWN_FILES_MAX && self.random.chance(1, 3)) {
-            let inode = volume.create(directories[place.0], &place.1, &NEW_FILE).expect("a new name").inode;
+            let inode =
+                volume.create(directories[place.0], &place.1, &NEW_FILE).expect("a new name").inode;
             self.files.push((inode, vec![place]));
             return volume.forget(inode, 1);
         }
@@ -126,7 +134,15 @@ impl Worker {
             }
             2..4 => {
                 let (from, name) = &places[which];
-                volume.rename(directories[*from], name, directories[place.0], &place.1, RenameMode::NoReplace).expect("its own names");
+                volume
+                    .rename(
+                        directories[*from],
+                        name,
+                        directories[place.0],
+                        &place.1,
+                        RenameMode::NoReplace,
+                    )
+                    .expect("its own names");
                 places[which] = place;
             }
             // Leaves split and merge all the time.
@@ -149,20 +165,35 @@ impl Worker {
     fn contended_step(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (volume, directories) = (&shared.volume, &shared.directories);
-        let (directory, name, to, other) =
-            (self.directory(), self.random.below(CONTENDED_NAMES), self.directory(), self.random.below(CONTENDED_NAMES));
+        let (directory, name, to, other) = (
+            self.directory(),
+            self.random.below(CONTENDED_NAMES),
+            self.directory(),
+            self.random.below(CONTENDED_NAMES),
+        );
         let text = |name: u64| format!("contended {name}").into_bytes();
         let (from, into) = ((directory, name), (to, other));
-        let count = |(directory, name), change| _ = shared.balance(directory, name).fetch_add(change, Ordering::Relaxed);
+        let count = |(directory, name), change| {
+            _ = shared.balance(directory, name).fetch_add(change, Ordering::Relaxed)
+        };
         let done = match self.random.below(4) {
             0 => {
-                let made = volume.create(directories[directory], &text(name), &NEW_FILE).map(|made| volume.forget(made.inode, 1));
+                let made = volume
+                    .create(directories[directory], &text(name), &NEW_FILE)
+                    .map(|made| volume.forget(made.inode, 1));
                 happened(made).then(|| count(from, 1))
             }
-            1 => happened(volume.unlink(directories[directory], &text(name))).then(|| count(from, -1)),
+            1 => happened(volume.unlink(directories[directory], &text(name)))
+                .then(|| count(from, -1)),
             2 if from != into => {
                 let mode = RenameMode::NoReplace;
-                let moved = volume.rename(directories[directory], &text(name), directories[to], &text(other), mode);
+                let moved = volume.rename(
+                    directories[directory],
+                    &text(name),
+                    directories[to],
+                    &text(other),
+                    mode,
+                );
                 happened(moved).then(|| {
                     count(from, -1);
                     count(into, 1);
@@ -171,7 +202,9 @@ impl Worker {
             _ => match volume.lookup(directories[directory], &text(name)) {
                 Ok(found) => {
                     // Another thread may remove its last name at any moment.
-                    let linked = volume.link(found.inode, directories[to], &text(other)).map(|_| volume.forget(found.inode, 1));
+                    let linked = volume
+                        .link(found.inode, directories[to], &text(other))
+                        .map(|_| volume.forget(found.inode, 1));
                     volume.forget(found.inode, 1);
                     happened(linked).then(|| count(into, 1))
                 }
@@ -182,22 +215,30 @@ impl Worker {
         shared.lost.fetch_add(u64::from(done.is_none()), Ordering::Relaxed);
     }
 
-    /// A listing has each name at most once, and every file of this thread that is in the directory.
+    /// A listing has each name at most once, and every file of this thread that is in the
+    /// directory.
     fn list(&mut self) {
         let directory = self.directory();
         let listed = list(&self.shared.volume, self.shared.directories[directory]);
         for (place, name) in self.files.iter().flat_map(|(_, places)| places) {
-            assert!(*place != directory || listed.contains_key(name), "{} is missing", String::from_utf8_lossy(name));
+            assert!(
+                *place != directory || listed.contains_key(name),
+                "{} is missing",
+                String::from_utf8_lossy(name)
+            );
         }
     }
 
-    /// Directories move between the parents; never under themselves, as the parents stay where they are.
+    /// Directories move between the parents; never under themselves, as the parents stay where they
+    /// are.
     fn move_directory(&mut self) {
         let volume = &self.shared.volume;
         let (from, to) = (self.random.below(2), self.random.below(2));
         let name = format!("directory {}", self.random.below(DIRECTORIES)).into_bytes();
         let parent = |number: u64| {
-            let found = volume.lookup(volume.root(), format!("parent {number}").as_bytes()).expect("parents stay");
+            let found = volume
+                .lookup(volume.root(), format!("parent {number}").as_bytes())
+                .expect("parents stay");
             volume.forget(found.inode, 1);
             found.inode
         };
@@ -218,16 +259,30 @@ fn list(volume: &Volume, directory: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumbe
 }
 
 fn open(device: &Arc<MemoryDevice>) -> Volume {
-    let options = VolumeOptions { commit_interval: Duration::from_millis(300), ..VolumeOptions::default() };
+    let options =
+        VolumeOptions { commit_interval: Duration::from_millis(300), ..VolumeOptions::default() };
     Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens")
 }
 
 fn prepare(volume: Volume) -> Shared {
-    let parents: Vec<InodeNumber> =
-        (0..2).map(|number| volume.create(volume.root(), format!("parent {number}").as_bytes(), &DIRECTORY).expect("room").inode).collect();
+    let parents: Vec<InodeNumber> = (0..2)
+        .map(|number| {
+            volume
+                .create(volume.root(), format!("parent {number}").as_bytes(), &DIRECTORY)
+                .expect("room")
+                .inode
+        })
+        .collect();
     let directories = (0..DIRECTORIES)
         .map(|number| {
-            volume.create(parents[number as usize % 2], format!("directory {number}").as_bytes(), &DIRECTORY).expect("room").inode
+            volume
+                .create(
+                    parents[number as usize % 2],
+                    format!("directory {number}").as_bytes(),
+                    &DIRECTORY,
+                )
+                .expect("room")
+                .inode
         })
         .collect();
     let balances = (0..DIRECTORIES * CONTENDED_NAMES).map(|_| AtomicI64::new(0)).collect();
@@ -236,7 +291,8 @@ fn prepare(volume: Volume) -> Shared {
 
 /// The directories hold what the model says, and nothing else.
 fn compare(volume: &Volume, shared: &Shared, workers: &[Worker]) {
-    let mut expected: Vec<BTreeMap<Vec<u8>, Option<InodeNumber>>> = vec![BTreeMap::new(); DIRECTORIES as usize];
+    let mut expected: Vec<BTreeMap<Vec<u8>, Option<InodeNumber>>> =
+        vec![BTreeMap::new(); DIRECTORIES as usize];
     for (inode, places) in workers.iter().flat_map(|worker| &worker.files) {
         assert_eq!(volume.attributes(*inode).expect("it has names").links as usize, places.len());
         for (directory, name) in places {
@@ -256,9 +312,16 @@ fn compare(volume: &Volume, shared: &Shared, workers: &[Worker]) {
         }
         let listed = list(volume, shared.directories[directory]);
         let expected = &expected[directory];
-        assert!(listed.keys().eq(expected.keys()), "directory {directory} holds other names than the model");
+        assert!(
+            listed.keys().eq(expected.keys()),
+            "directory {directory} holds other names than the model"
+        );
         for (name, inode) in &listed {
-            assert!(expected[name].is_none_or(|expected| expected == *inode), "{} is another file", String::from_utf8_lossy(name));
+            assert!(
+                expected[name].is_none_or(|expected| expected == *inode),
+                "{} is another file",
+                String::from_utf8_lossy(name)
+            );
         }
     }
 }
@@ -276,7 +339,14 @@ fn threads_in_one_tree_do_not_deadlock_and_agree_with_the_model() {
     let handles: Vec<_> = (0..threads)
         .map(|number| {
             let random = Seeded::new(seed ^ (number << 32));
-            let mut worker = Worker { shared: shared.clone(), random, number, serial: 0, files: Vec::new(), attributes: BTreeMap::new() };
+            let mut worker = Worker {
+                shared: shared.clone(),
+                random,
+                number,
+                serial: 0,
+                files: Vec::new(),
+                attributes: BTreeMap::new(),
+            };
             thread::spawn("client", move || {
                 while clock::now_monotonic() < end {
                     worker.step();
@@ -285,7 +355,8 @@ fn threads_in_one_tree_do_not_deadlock_and_agree_with_the_model() {
             })
         })
         .collect();
-    let workers: Vec<Worker> = handles.into_iter().map(|handle| handle.join().expect("no client panics")).collect();
+    let workers: Vec<Worker> =
+        handles.into_iter().map(|handle| handle.join().expect("no client panics")).collect();
     compare(&shared.volume, &shared, &workers);
     let statistics = shared.volume.statistics();
     println!(

@@ -25,11 +25,20 @@ fn every_request_is_lied_about() {
     assert!(report.findings.is_empty(), "{}", report.findings.join("\n"));
     let structures = ["bitmap", "data", "log", "node", "superblock"];
     for kind in [Kind::LostWrite, Kind::WriteBehind, Kind::WriteElsewhere] {
-        assert!(structures.iter().all(|structure| report.rows.contains_key(&(kind, structure))), "{kind:?}");
+        assert!(
+            structures.iter().all(|structure| report.rows.contains_key(&(kind, structure))),
+            "{kind:?}"
+        );
     }
     // What the newest superblock refers to is missed.
-    assert!(["bitmap", "node"].iter().all(|structure| report.rows[&(Kind::LostWrite, *structure)].older == 0));
+    assert!(
+        ["bitmap", "node"]
+            .iter()
+            .all(|structure| report.rows[&(Kind::LostWrite, *structure)].older == 0)
+    );
     let sum = |count: fn(&Outcomes) -> u64| report.rows.values().map(count).sum::<u64>();
-    assert!(sum(|row| row.unharmed) > 0 && sum(|row| row.error_told) > 0 && sum(|row| row.refused) > 0);
+    assert!(
+        sum(|row| row.unharmed) > 0 && sum(|row| row.error_told) > 0 && sum(|row| row.refused) > 0
+    );
     assert!(report.rows[&(Kind::LostFlush, "-")].older > 0, "crashes behind a lost flush");
 }

@@ -1,8 +1,9 @@
-//! Crash-state searches of systematic workloads: this project's own, and those of another team's generator.
+//! Crash-state searches of systematic workloads: this project's own, and those of another team's
+//! generator.
 //!
-//! Every sequence of one step and every workload with one core operation is always searched in full. `CAIRN_SYSTEMATIC` says
-//! how many sequences of two and of three steps and workloads with two core operations (40 of each by default), `CAIRN_SEED`
-//! which.
+//! Every sequence of one step and every workload with one core operation is always searched in
+//! full. `CAIRN_SYSTEMATIC` says how many sequences of two and of three steps and workloads with
+//! two core operations (40 of each by default), `CAIRN_SEED` which.
 use cairn_environment::atomic::AtomicBool;
 use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{CampaignOptions, CampaignReport, Source, run};
@@ -10,23 +11,39 @@ use cairn_torture::{number_from_environment, seed_from_environment};
 use std::sync::Arc;
 
 fn campaign(source: Source, options: &CampaignOptions) -> CampaignReport {
-    let report = run(source, options, &Arc::new(AtomicBool::new(false)), &mut |_, _, _| {}).unwrap_or_else(|error| panic!("{error}"));
-    eprintln!("{:.0} states/s and thread: {:?}", report.states_per_second_and_thread(), report.search);
-    let shown: Vec<String> = report.findings.iter().map(|f| format!("{}: {}\n  {}", f.workload, f.operations, f.problem)).collect();
+    let report = run(source, options, &Arc::new(AtomicBool::new(false)), &mut |_, _, _| {})
+        .unwrap_or_else(|error| panic!("{error}"));
+    eprintln!(
+        "{:.0} states/s and thread: {:?}",
+        report.states_per_second_and_thread(),
+        report.search
+    );
+    let shown: Vec<String> = report
+        .findings
+        .iter()
+        .map(|f| format!("{}: {}\n  {}", f.workload, f.operations, f.problem))
+        .collect();
     assert!(shown.is_empty(), "seed {}:\n{}", options.seed, shown.join("\n"));
     assert_eq!(report.workloads, report.workloads_chosen);
     report
 }
 
 fn sampled(seed: u64) -> CampaignOptions {
-    CampaignOptions { sample: Some(number_from_environment("CAIRN_SYSTEMATIC").unwrap_or(40)), ..CampaignOptions::new(seed) }
+    CampaignOptions {
+        sample: Some(number_from_environment("CAIRN_SYSTEMATIC").unwrap_or(40)),
+        ..CampaignOptions::new(seed)
+    }
 }
 
 #[test]
 fn sequences_of_one_step() {
     let report = campaign(Source::Systematic(1), &CampaignOptions::new(seed_from_environment()));
     assert_eq!(report.workloads, cairn_torture::systematic::STEPS.len() as u64);
-    assert!(report.search.replayed > 0 && report.search.recovered > 0 && report.search.during_recovery > 0);
+    assert!(
+        report.search.replayed > 0
+            && report.search.recovered > 0
+            && report.search.during_recovery > 0
+    );
     assert!(report.search.images < report.search.states, "no image was left twice");
 }
 
@@ -56,7 +73,8 @@ fn ace_file(name: &str) -> Source {
 
 #[test]
 fn workloads_with_one_core_operation() {
-    let report = campaign(ace_file("seq1.jlang.xz"), &CampaignOptions::new(seed_from_environment()));
+    let report =
+        campaign(ace_file("seq1.jlang.xz"), &CampaignOptions::new(seed_from_environment()));
     assert_eq!(report.workloads, 435);
 }
 

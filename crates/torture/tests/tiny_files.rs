@@ -1,7 +1,9 @@
-//! Tiny files until the volume is full, as many as one likes: every sixteenth holds a few bytes, the others nothing.
+//! Tiny files until the volume is full, as many as one likes: every sixteenth holds a few bytes,
+//! the others nothing.
 //!
 //! `CAIRN_TINY_FILES` (default 20,000) says about how many; the volume gets the size for them.
-//! `CAIRN_TINY_FILES=10000000 scripts/test -p cairn-torture --test tiny_files -- --nocapture` takes 7 GiB of memory.
+//! `CAIRN_TINY_FILES=10000000 scripts/test -p cairn-torture --test tiny_files -- --nocapture` takes
+//! 7 GiB of memory.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions};
 use cairn_environment::{clock, thread};
@@ -18,7 +20,8 @@ const DATA_EVERY: u64 = 16;
 const REMOVED_EVERY: u64 = 10;
 
 fn open(device: &Arc<MemoryDevice>) -> Volume {
-    Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens")
+    Volume::open(device.clone() as Arc<dyn BlockDevice>, VolumeOptions::default())
+        .expect("it opens")
 }
 
 fn name(number: u64) -> Vec<u8> {
@@ -29,7 +32,11 @@ fn name(number: u64) -> Vec<u8> {
 fn fill(volume: &Volume, directory: InodeNumber) -> u64 {
     for number in 0.. {
         let made = volume.create(directory, &name(number), &NEW_FILE).and_then(|made| {
-            let written = if number.is_multiple_of(DATA_EVERY) { volume.write(made.inode, 0, CONTENT) } else { Ok(()) };
+            let written = if number.is_multiple_of(DATA_EVERY) {
+                volume.write(made.inode, 0, CONTENT)
+            } else {
+                Ok(())
+            };
             volume.forget(made.inode, 1);
             written
         });
@@ -54,10 +61,19 @@ fn expect(volume: &Volume, directory: InodeNumber, files: u64, removed: bool) {
         })
         .expect("it can be listed");
     assert_eq!(listed, if removed { files - files.div_ceil(REMOVED_EVERY) } else { files });
-    for number in (0..files).step_by(997).filter(|number| !removed || !number.is_multiple_of(REMOVED_EVERY)) {
-        let found = volume.lookup(directory, &name(number)).unwrap_or_else(|error| panic!("{number}: {error}"));
-        let content = read_all(volume, found.inode).unwrap_or_else(|error| panic!("{number}: {error}"));
-        assert_eq!(content, if number.is_multiple_of(DATA_EVERY) { CONTENT } else { b"" }, "{number}");
+    for number in
+        (0..files).step_by(997).filter(|number| !removed || !number.is_multiple_of(REMOVED_EVERY))
+    {
+        let found = volume
+            .lookup(directory, &name(number))
+            .unwrap_or_else(|error| panic!("{number}: {error}"));
+        let content =
+            read_all(volume, found.inode).unwrap_or_else(|error| panic!("{number}: {error}"));
+        assert_eq!(
+            content,
+            if number.is_multiple_of(DATA_EVERY) { CONTENT } else { b"" },
+            "{number}"
+        );
         volume.forget(found.inode, 1);
     }
 }
@@ -69,8 +85,9 @@ fn a_volume_full_of_tiny_files() {
     format(&*device, 1 << 20).expect("a new volume");
     let volume = open(&device);
     let new = NewInode { file_type: FileType::Directory, mode: 0o755, ..NEW_FILE };
-    let directories: Vec<InodeNumber> =
-        (0..THREADS).map(|number| volume.create(volume.root(), &name(number), &new).expect("room").inode).collect();
+    let directories: Vec<InodeNumber> = (0..THREADS)
+        .map(|number| volume.create(volume.root(), &name(number), &new).expect("room").inode)
+        .collect();
     let begin = clock::now_monotonic();
     let threads: Vec<_> = directories
         .iter()
@@ -79,7 +96,8 @@ fn a_volume_full_of_tiny_files() {
             thread::spawn("client", move || fill(&volume, directory))
         })
         .collect();
-    let counts: Vec<u64> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    let counts: Vec<u64> =
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
     let fill_time = begin.elapsed();
     volume.sync().expect("what write accepted has its space");
     let (space, statistics) = (volume.space(), volume.statistics());

@@ -1,5 +1,5 @@
-//! Writes and flushes that fail: every waiter gets an error, nothing after the failure is reported as durable, and what
-//! was acknowledged before is there when the volume is opened again.
+//! Writes and flushes that fail: every waiter gets an error, nothing after the failure is reported
+//! as durable, and what was acknowledged before is there when the volume is opened again.
 use cairn_blockdev::simulated::Request;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
@@ -39,10 +39,13 @@ fn bytes_of(range: BlockRange) -> std::ops::Range<u64> {
 impl Fault {
     fn concerns(self, request: &Request) -> bool {
         let geometry = Geometry { total_blocks: VOLUME_BYTES / 4096, log_blocks: LOG_BYTES / 4096 };
-        let write = |range| request.operation == Operation::Write && request.touches(&bytes_of(range));
+        let write =
+            |range| request.operation == Operation::Write && request.touches(&bytes_of(range));
         match self {
             Fault::LogWrite => write(geometry.log()),
-            Fault::SuperblockWrite => Geometry::SUPERBLOCKS.iter().any(|slot| write(BlockRange::new(*slot, 1))),
+            Fault::SuperblockWrite => {
+                Geometry::SUPERBLOCKS.iter().any(|slot| write(BlockRange::new(*slot, 1)))
+            }
             Fault::BitmapWrite => write(geometry.bitmap_table()),
             Fault::AllocatableWrite => write(geometry.allocatable()),
             Fault::Flush => request.operation == Operation::Flush,
@@ -69,7 +72,11 @@ fn client(volume: &Volume, client: u8, seed: u64) -> (Files, Option<Error>) {
             Err(error) => return (acknowledged, Some(error)),
         }
         if random.chance(1, 3) && acknowledged.len() > 3 {
-            let victim = acknowledged.keys().nth(random.below(acknowledged.len() as u64) as usize).cloned().expect("below the number");
+            let victim = acknowledged
+                .keys()
+                .nth(random.below(acknowledged.len() as u64) as usize)
+                .cloned()
+                .expect("below the number");
             // Whether the removal is durable is open, so the file is no longer expected.
             acknowledged.remove(&victim);
             if let Err(error) = volume.unlink(volume.root(), &victim) {
@@ -106,12 +113,17 @@ fn survive(fault: Fault, seed: u64) {
     let what = format!("{fault:?}, CAIRN_SEED={seed}");
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
     format(&*device, LOG_BYTES).expect("a new volume");
-    let options = VolumeOptions { commit_interval: Duration::from_millis(20), ..VolumeOptions::default() };
+    let options =
+        VolumeOptions { commit_interval: Duration::from_millis(20), ..VolumeOptions::default() };
     let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options).expect("it opens");
     let before = create(&volume, b"before", b"safe").expect("it is healthy");
     volume.fsync_blocking(before, FsyncKind::Full).expect("it is healthy");
     let failed = Arc::new(AtomicBool::new(false));
-    let left = AtomicU64::new(random.below(if fault == Fault::LogWrite || fault == Fault::Flush { 60 } else { 6 }));
+    let left = AtomicU64::new(random.below(if fault == Fault::LogWrite || fault == Fault::Flush {
+        60
+    } else {
+        6
+    }));
     let flag = failed.clone();
     device.fail_when(move |request| {
         if !fault.concerns(request) || try_update(&left, |left| left.checked_sub(1)).is_some() {
@@ -124,8 +136,12 @@ fn survive(fault: Fault, seed: u64) {
     assert!(failed.load(Ordering::Acquire), "{what}: the fault never happened");
     assert!(errors.iter().all(Option::is_some), "{what}: some clients went on: {errors:?}");
     // Nothing gets better by itself, and nothing claims to be durable.
-    assert!(volume.fsync_blocking(before, FsyncKind::Full).is_err() || fault == Fault::AllocatableWrite, "{what}: an unchanged file");
-    let later = create(&volume, b"later", b"lost").and_then(|inode| volume.fsync_blocking(inode, FsyncKind::Full));
+    assert!(
+        volume.fsync_blocking(before, FsyncKind::Full).is_err() || fault == Fault::AllocatableWrite,
+        "{what}: an unchanged file"
+    );
+    let later = create(&volume, b"later", b"lost")
+        .and_then(|inode| volume.fsync_blocking(inode, FsyncKind::Full));
     assert!(later.is_err(), "{what}: a file after the failure was acknowledged");
     assert!(volume.sync().is_err(), "{what}: sync succeeds after the failure");
     assert_eq!(read_named(&volume, b"before").expect("reading goes on"), b"safe", "{what}");
@@ -136,25 +152,32 @@ fn survive(fault: Fault, seed: u64) {
 
 /// Nothing is wrong with the volume but the data of files that nobody was told to be durable.
 fn expect_clean_but_for_others(state: &SimulatedDevice, files: &Files) -> Result<(), String> {
-    let report = check(state, &CheckOptions { data: true, repair: false }, &mut |_| {}).map_err(|error| format!("fsck: {error}"))?;
+    let report = check(state, &CheckOptions { data: true, repair: false }, &mut |_| {})
+        .map_err(|error| format!("fsck: {error}"))?;
     let acknowledged = |path: &str| files.contains_key(path.trim_start_matches('/').as_bytes());
     let wrong = |finding: &&Finding| {
-        finding.severity == Severity::Error && (finding.pass != PassId::Data || finding.path.as_deref().is_none_or(acknowledged))
+        finding.severity == Severity::Error
+            && (finding.pass != PassId::Data || finding.path.as_deref().is_none_or(acknowledged))
     };
-    report.findings.iter().find(wrong).map_or(Ok(()), |finding| Err(format!("fsck finds {finding:?}")))
+    report
+        .findings
+        .iter()
+        .find(wrong)
+        .map_or(Ok(()), |finding| Err(format!("fsck finds {finding:?}")))
 }
 
-/// On a healthy device, after the power went off, everything acknowledged is there. Files whose data could not be written
-/// may be unreadable.
+/// On a healthy device, after the power went off, everything acknowledged is there. Files whose
+/// data could not be written may be unreadable.
 fn reopen(device: &SimulatedDevice, files: &Files, random: &mut Seeded, what: &str) {
     for round in 0..3 {
         let state = Arc::new(device.crash_state(random));
         let what = format!("{what}, crash {round}");
-        let volume =
-            Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let volume = Volume::open(state.clone() as Arc<dyn BlockDevice>, VolumeOptions::default())
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
         expect_files(&volume, files).unwrap_or_else(|error| panic!("{what}: {error}"));
         volume.close().unwrap_or_else(|error| panic!("{what}: {error}"));
-        expect_clean_but_for_others(&state, files).unwrap_or_else(|error| panic!("{what}: {error}"));
+        expect_clean_but_for_others(&state, files)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
     }
 }
 
@@ -190,7 +213,8 @@ fn flushes_fail() {
     survive_often(Fault::Flush);
 }
 
-/// Without background work nothing but the file's own data is written by the fsync before its log entry.
+/// Without background work nothing but the file's own data is written by the fsync before its log
+/// entry.
 fn quiet_volume(device: &Arc<SimulatedDevice>) -> Volume {
     format(&**device, LOG_BYTES).expect("a new volume");
     let options = VolumeOptions { background: false, ..VolumeOptions::default() };
@@ -205,12 +229,18 @@ fn a_failed_data_write_is_reported_to_that_file_only() {
     volume.fsync_blocking(healthy, FsyncKind::Full).expect("it is healthy");
     let unlucky = create(&volume, b"unlucky", &[7; 9000]).expect("space");
     device.fail_when(|request| Fault::AllocatableWrite.concerns(request));
-    assert!(matches!(volume.fsync_blocking(unlucky, FsyncKind::Full), Err(Error::Device(_))), "the write failed");
+    assert!(
+        matches!(volume.fsync_blocking(unlucky, FsyncKind::Full), Err(Error::Device(_))),
+        "the write failed"
+    );
     volume.fsync_blocking(healthy, FsyncKind::Full).expect("nothing of this file failed");
     device.clear_failures();
-    volume.fsync_blocking(unlucky, FsyncKind::Full).expect("the data is still in memory, and the device works again");
+    volume
+        .fsync_blocking(unlucky, FsyncKind::Full)
+        .expect("the data is still in memory, and the device works again");
     let state = Arc::new(device.crash_state(&mut Seeded::new(1)));
-    let volume = Volume::open(state as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens");
+    let volume =
+        Volume::open(state as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens");
     assert_eq!(read_named(&volume, b"unlucky").expect("it was fsynced"), [7; 9000]);
     volume.close().expect("it closes");
 }
@@ -225,17 +255,25 @@ fn a_failed_node_write_stops_the_volume() {
     assert!(volume.commit().is_err(), "the nodes could not be written");
     device.clear_failures();
     assert!(matches!(volume.write(file, 0, b"more"), Err(Error::Aborted(_))));
-    assert!(matches!(volume.create(volume.root(), b"new", &cairn_torture::files::NEW_FILE), Err(Error::Aborted(_))));
+    assert!(matches!(
+        volume.create(volume.root(), b"new", &cairn_torture::files::NEW_FILE),
+        Err(Error::Aborted(_))
+    ));
     assert!(matches!(volume.unlink(volume.root(), b"file"), Err(Error::Aborted(_))));
     assert!(volume.fsync_blocking(file, FsyncKind::Full).is_err());
     assert!(volume.statistics().failure.is_some());
     assert_eq!(read_named(&volume, b"file").expect("reading goes on"), b"data");
     drop(volume);
-    reopen(&device, &Files::from([(b"file".to_vec(), b"data".to_vec())]), &mut Seeded::new(2), "node write");
+    reopen(
+        &device,
+        &Files::from([(b"file".to_vec(), b"data".to_vec())]),
+        &mut Seeded::new(2),
+        "node write",
+    );
 }
 
-/// Many files in one group, and the blocks of one can't be written: that file's fsync fails, the others' don't, and what
-/// they were told is there after a crash.
+/// Many files in one group, and the blocks of one can't be written: that file's fsync fails, the
+/// others' don't, and what they were told is there after a crash.
 #[test]
 fn of_a_group_only_the_file_whose_data_is_lost_fails() {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
@@ -245,7 +283,10 @@ fn of_a_group_only_the_file_whose_data_is_lost_fails() {
     let choice = chosen.clone();
     device.fail_when(move |request| {
         // A block in the middle of the first data that goes together.
-        if Fault::AllocatableWrite.concerns(request) && request.length_bytes >= 3 * 4096 && choice.load(Ordering::Relaxed) == 0 {
+        if Fault::AllocatableWrite.concerns(request)
+            && request.length_bytes >= 3 * 4096
+            && choice.load(Ordering::Relaxed) == 0
+        {
             choice.store(request.offset_bytes + 4096, Ordering::Relaxed);
         }
         let bad = choice.load(Ordering::Relaxed);
@@ -258,7 +299,8 @@ fn of_a_group_only_the_file_whose_data_is_lost_fails() {
             .map(|client| {
                 let volume = volume.clone();
                 thread::spawn("client", move || {
-                    let (name, data) = (format!("{round} {client}").into_bytes(), vec![client + 1; 3000]);
+                    let (name, data) =
+                        (format!("{round} {client}").into_bytes(), vec![client + 1; 3000]);
                     let inode = create(&volume, &name, &data).expect("space");
                     (inode, name, data, volume.fsync_blocking(inode, FsyncKind::Full))
                 })
@@ -287,11 +329,14 @@ fn of_a_group_only_the_file_whose_data_is_lost_fails() {
     files.insert(name, data);
     reopen(&device, &files, &mut Seeded::new(4), "after it was written elsewhere");
     volume.close().expect("it closes");
-    let volume = Volume::open(Arc::new(device.snapshot()) as Arc<dyn BlockDevice>, VolumeOptions::default()).expect("it opens");
+    let volume =
+        Volume::open(Arc::new(device.snapshot()) as Arc<dyn BlockDevice>, VolumeOptions::default())
+            .expect("it opens");
     expect_files(&volume, &files).expect("all of them");
 }
 
-/// Data on its way with an fsync that nobody has heard the end of belongs to a sync and to a rename over another file.
+/// Data on its way with an fsync that nobody has heard the end of belongs to a sync and to a rename
+/// over another file.
 #[test]
 fn a_sync_during_a_failing_fsync_is_not_fooled() {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
@@ -316,7 +361,9 @@ fn a_sync_during_a_failing_fsync_is_not_fooled() {
 fn every_waiter_hears_of_a_failed_flush_exactly_once() {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
     let volume = quiet_volume(&device);
-    let files: Vec<_> = (0..50).map(|n| create(&volume, format!("{n}").as_bytes(), b"data").expect("space")).collect();
+    let files: Vec<_> = (0..50)
+        .map(|n| create(&volume, format!("{n}").as_bytes(), b"data").expect("space"))
+        .collect();
     device.set_delay(Operation::Flush, Duration::from_millis(20));
     device.fail_next(Operation::Flush, 1);
     let outcomes = Arc::new(Mutex::new(Rank::LEAF, vec![(0, 0); files.len()]));

@@ -1,4 +1,5 @@
-//! Every measurement of every mechanism that this program has both sides of: both run, and every figure is found.
+//! Every measurement of every mechanism that this program has both sides of: both run, and every
+//! figure is found.
 use super::*;
 use crate::engine_figures;
 use std::fs;
@@ -33,21 +34,39 @@ fn settings(mechanism: Mechanism, folder: &Path) -> AbSettings {
 #[test]
 fn every_measurement_has_all_its_figures_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();
-    for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.check_built().is_ok()) {
+    for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.check_built().is_ok())
+    {
         let mut settings = settings(mechanism, folder.path());
         // As much memory as a volume's size is not wanted in a test.
-        settings.device =
-            Some(DeviceSpec::Simulated { size_bytes: 256 << 20, flush_time: Duration::from_micros(100), discard_time: Duration::ZERO });
+        settings.device = Some(DeviceSpec::Simulated {
+            size_bytes: 256 << 20,
+            flush_time: Duration::from_micros(100),
+            discard_time: Duration::ZERO,
+        });
         let wanted = measurements::of(mechanism, &settings);
-        let comparison = run(&settings, &mut |_| {}).unwrap_or_else(|error| panic!("{}: {error:#}", mechanism.name()));
+        let comparison = run(&settings, &mut |_| {})
+            .unwrap_or_else(|error| panic!("{}: {error:#}", mechanism.name()));
         assert_eq!(comparison.measurements.len(), wanted.len());
         for (measured, wanted) in comparison.measurements.iter().zip(&wanted) {
             assert_eq!((measured.off.len(), measured.on.len()), (2, 2), "{}", measured.name);
             let names: Vec<&str> = measured.rows.iter().map(|row| row.figure.as_str()).collect();
-            let missing: Vec<&str> = wanted.wanted.iter().map(|wanted| wanted.name).filter(|name| !names.contains(name)).collect();
+            let missing: Vec<&str> = wanted
+                .wanted
+                .iter()
+                .map(|wanted| wanted.name)
+                .filter(|name| !names.contains(name))
+                .collect();
             // A run as short as this may have too few intervals for a rate of each.
-            let expected = if mechanism == Mechanism::Tickets { vec!["files, slow intervals"] } else { Vec::new() };
-            assert!(missing.is_empty() || missing == expected, "{}: {missing:?} of {comparison}", measured.name);
+            let expected = if mechanism == Mechanism::Tickets {
+                vec!["files, slow intervals"]
+            } else {
+                Vec::new()
+            };
+            assert!(
+                missing.is_empty() || missing == expected,
+                "{}: {missing:?} of {comparison}",
+                measured.name
+            );
         }
         let shown = comparison.to_string();
         assert!(shown.contains("published") && shown.contains(mechanism.title()), "{shown}");
@@ -63,7 +82,11 @@ fn figures_survive_json_to_the_last_digit() {
     for _ in 0..10_000 {
         let figure = random.below(1 << 53) as f64 / (1 + random.below(1 << 30)) as f64;
         let json = serde_json::to_string(&figure).unwrap();
-        assert_eq!(serde_json::from_str::<f64>(&json).unwrap().to_bits(), figure.to_bits(), "{json}");
+        assert_eq!(
+            serde_json::from_str::<f64>(&json).unwrap().to_bits(),
+            figure.to_bits(),
+            "{json}"
+        );
     }
 }
 
@@ -75,9 +98,19 @@ fn a_missing_image_is_made_for_each_run_and_removed() {
     settings.device = Some(DeviceSpec::Image { path: image.clone(), size_bytes: 64 << 20 });
     let comparison = run(&settings, &mut |_| {}).unwrap();
     assert!(!image.exists());
-    assert_eq!(comparison.measurements.len(), 1, "the device's own flush time takes the place of three");
+    assert_eq!(
+        comparison.measurements.len(),
+        1,
+        "the device's own flush time takes the place of three"
+    );
     let fsyncs = |report: &Report| report.statistics.as_ref().map(engine_figures::fsyncs);
-    assert!(comparison.measurements[0].on.iter().all(|report| fsyncs(report).is_some_and(|count| count > 0)), "{comparison}");
+    assert!(
+        comparison.measurements[0]
+            .on
+            .iter()
+            .all(|report| fsyncs(report).is_some_and(|count| count > 0)),
+        "{comparison}"
+    );
 }
 
 #[test]
@@ -96,7 +129,12 @@ fn an_image_that_exists_is_refused() {
 fn what_cannot_be_measured_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let usual = settings(Mechanism::FlushCoordination, folder.path());
-    assert!(run(&AbSettings { repeat: 0, ..usual.clone() }, &mut |_| {}).unwrap_err().to_string().contains("--repeat"));
+    assert!(
+        run(&AbSettings { repeat: 0, ..usual.clone() }, &mut |_| {})
+            .unwrap_err()
+            .to_string()
+            .contains("--repeat")
+    );
     usual.interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
     assert!(format!("{:#}", run(&usual, &mut |_| {}).unwrap_err()).contains("interrupted"));
 }

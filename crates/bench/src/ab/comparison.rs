@@ -28,7 +28,11 @@ pub struct Spread {
 impl Spread {
     fn of(values: &[f64]) -> Option<Self> {
         let min = values.iter().copied().reduce(f64::min)?;
-        Some(Self { median: median(values.iter().copied()), min, max: values.iter().copied().fold(min, f64::max) })
+        Some(Self {
+            median: median(values.iter().copied()),
+            min,
+            max: values.iter().copied().fold(min, f64::max),
+        })
     }
 }
 
@@ -52,7 +56,11 @@ pub struct Row {
 impl Row {
     /// `None` when a report of either side lacks the figure.
     pub(super) fn of(wanted: &Wanted, off: &[Report], on: &[Report]) -> Option<Self> {
-        let spread = |reports: &[Report]| Spread::of(&reports.iter().map(|report| wanted.of(report)).collect::<Option<Vec<f64>>>()?);
+        let spread = |reports: &[Report]| {
+            Spread::of(
+                &reports.iter().map(|report| wanted.of(report)).collect::<Option<Vec<f64>>>()?,
+            )
+        };
         Some(Self {
             figure: wanted.name.into(),
             unit: wanted.unit.into(),
@@ -63,8 +71,8 @@ impl Row {
         })
     }
 
-    /// How the mechanism changes the median, in words: in per cent, or in points where the figure is one in per cent. Where the
-    /// ranges of both sides overlap, a ~ follows.
+    /// How the mechanism changes the median, in words: in per cent, or in points where the figure
+    /// is one in per cent. Where the ranges of both sides overlap, a ~ follows.
     pub fn change(&self) -> String {
         let (off, on) = (self.off.median, self.on.median);
         let change = match () {
@@ -84,7 +92,11 @@ impl Row {
 
     /// The figure's name with its unit.
     pub fn label(&self) -> String {
-        if self.unit.is_empty() { self.figure.clone() } else { format!("{}, {}", self.figure, self.unit) }
+        if self.unit.is_empty() {
+            self.figure.clone()
+        } else {
+            format!("{}, {}", self.figure, self.unit)
+        }
     }
 }
 
@@ -145,14 +157,27 @@ impl fmt::Display for Comparison {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mechanism, title, off, rounds, seconds, .. } = self;
         writeln!(formatter, "{mechanism}, {title}; off: {off}")?;
-        writeln!(formatter, "medians of {rounds} rounds of {seconds} s on each side, in turns; ~: the ranges of both sides overlap")?;
+        writeln!(
+            formatter,
+            "medians of {rounds} rounds of {seconds} s on each side, in turns; ~: the ranges of both sides overlap"
+        )?;
         let machine = &self.origin.machine;
-        writeln!(formatter, "{}, {} CPUs, {}, {}", machine.cpu_model, machine.cpus, machine.kernel, self.origin.date)?;
+        writeln!(
+            formatter,
+            "{}, {} CPUs, {}, {}",
+            machine.cpu_model, machine.cpus, machine.kernel, self.origin.date
+        )?;
         if let Some(warning) = self.origin.warning() {
             writeln!(formatter, "{warning}")?;
         }
         for measured in &self.measurements {
-            writeln!(formatter, "\n{} ({})\n{}", measured.name, measured.target, measured.table(mechanism))?;
+            writeln!(
+                formatter,
+                "\n{} ({})\n{}",
+                measured.name,
+                measured.target,
+                measured.table(mechanism)
+            )?;
         }
         writeln!(formatter, "published: {}", self.published)
     }
@@ -165,7 +190,14 @@ mod tests {
     fn row(unit: &str, off: f64, on: f64) -> Row {
         let spread = |value: f64| Spread { median: value, min: value * 0.9, max: value * 1.1 };
         let (figure, published) = ("rate".into(), String::new());
-        Row { figure, unit: unit.into(), less_is_better: Some(false), off: spread(off), on: spread(on), published }
+        Row {
+            figure,
+            unit: unit.into(),
+            less_is_better: Some(false),
+            off: spread(off),
+            on: spread(on),
+            published,
+        }
     }
 
     #[test]
@@ -186,6 +218,9 @@ mod tests {
         assert_eq!(row("1/s", 0.0, 0.0).change(), "0 % ~");
         assert_eq!(row("1/s", 1.0, 25.0).change(), "25.0 times");
         assert!(row("1/s", 100.0, 200.0).is_distinct() && !row("1/s", 100.0, 110.0).is_distinct());
-        assert_eq!((row("1/s", 1.0, 1.0).label(), row("", 1.0, 1.0).label()), ("rate, 1/s".into(), "rate".into()));
+        assert_eq!(
+            (row("1/s", 1.0, 1.0).label(), row("", 1.0, 1.0).label()),
+            ("rate, 1/s".into(), "rate".into())
+        );
     }
 }

@@ -72,10 +72,15 @@ impl Wanted {
         let operations = report.completed.max(1) as f64;
         match self.source {
             Source::Throughput => Some(report.throughput.value),
-            Source::Figure(name) => report.figures.iter().find(|figure| figure.name == name).map(|figure| figure.value),
-            Source::Percent => report.figures.iter().find(|figure| figure.unit == "%").map(|figure| figure.value),
+            Source::Figure(name) => {
+                report.figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
+            }
+            Source::Percent => {
+                report.figures.iter().find(|figure| figure.unit == "%").map(|figure| figure.value)
+            }
             Source::Latency(name, quantile) => {
-                let operation = report.operations.iter().find(|operation| operation.name == name)?;
+                let operation =
+                    report.operations.iter().find(|operation| operation.name == name)?;
                 match quantile {
                     Quantile::Average => Some(operation.average_us),
                     Quantile::P50 => operation.p50_us,
@@ -84,18 +89,26 @@ impl Wanted {
                     Quantile::Max => Some(operation.max_us),
                 }
             }
-            Source::Longest => report.operations.iter().map(|operation| operation.max_us / 1e3).reduce(f64::max),
+            Source::Longest => {
+                report.operations.iter().map(|operation| operation.max_us / 1e3).reduce(f64::max)
+            }
             Source::CpuPerOperation => Some(report.cpu_seconds * 1e6 / operations),
             Source::SwitchesPerOperation => Some(report.context_switches as f64 / operations),
             Source::Fsyncs => statistics.map(|all| engine_figures::fsyncs(all) as f64),
-            Source::Fallbacks => statistics.map(|all| engine_figures::fallbacks(all).iter().map(|(_, count)| *count as f64).sum()),
+            Source::Fallbacks => statistics.map(|all| {
+                engine_figures::fallbacks(all).iter().map(|(_, count)| *count as f64).sum()
+            }),
             Source::FsyncsPerFlush => statistics.map(engine_figures::fsyncs_per_log_flush),
             Source::LockWaits => statistics.map(|all| engine_figures::lock_waits(all) as f64),
-            Source::TicketsWaited => statistics.map(|all| engine_figures::count(all, "tickets_waited") as f64),
+            Source::TicketsWaited => {
+                statistics.map(|all| engine_figures::count(all, "tickets_waited") as f64)
+            }
         }
     }
 }
 
 /// What every comparison tells about the process.
-pub(super) const RESOURCES: [Wanted; 2] =
-    [Wanted::less("CPU per op", "µs", Source::CpuPerOperation), Wanted::less("switches per op", "", Source::SwitchesPerOperation)];
+pub(super) const RESOURCES: [Wanted; 2] = [
+    Wanted::less("CPU per op", "µs", Source::CpuPerOperation),
+    Wanted::less("switches per op", "", Source::SwitchesPerOperation),
+];

@@ -1,6 +1,7 @@
 //! What is measured of each mechanism: loads that need it, and where it could be in the way.
 //!
-//! A measurement has a device of its own unless the user names one; its settings hold what differs from a load's defaults.
+//! A measurement has a device of its own unless the user names one; its settings hold what differs
+//! from a load's defaults.
 use super::AbSettings;
 use super::figures::{Quantile, RESOURCES, Source, Wanted};
 use super::mechanism::{LockedDescents, Mechanism};
@@ -69,17 +70,27 @@ fn memory() -> DeviceSpec {
 }
 
 fn simulated(flush_us: u64) -> DeviceSpec {
-    DeviceSpec::Simulated { size_bytes: VOLUME_BYTES, flush_time: Duration::from_micros(flush_us), discard_time: Duration::ZERO }
+    DeviceSpec::Simulated {
+        size_bytes: VOLUME_BYTES,
+        flush_time: Duration::from_micros(flush_us),
+        discard_time: Duration::ZERO,
+    }
 }
 
-/// Where blocks can't be freed for nothing: a discard takes as long as a fast device needs for the command.
+/// Where blocks can't be freed for nothing: a discard takes as long as a fast device needs for the
+/// command.
 fn discarding() -> DeviceSpec {
-    DeviceSpec::Simulated { size_bytes: VOLUME_BYTES, flush_time: Duration::from_millis(2), discard_time: Duration::from_micros(20) }
+    DeviceSpec::Simulated {
+        size_bytes: VOLUME_BYTES,
+        flush_time: Duration::from_millis(2),
+        discard_time: Duration::from_micros(20),
+    }
 }
 
-/// A simple disk, as those on which the coordination of flushes was published. A flush takes as long as twenty reads, so that
-/// with about five reads to an fsync a flush for each costs 80 % of the disk's time, the published loss where every fsync had a
-/// flush to itself. (Sharing flushes without waiting then costs 30 %, which was published as well.)
+/// A simple disk, as those on which the coordination of flushes was published. A flush takes as
+/// long as twenty reads, so that with about five reads to an fsync a flush for each costs 80 % of
+/// the disk's time, the published loss where every fsync had a flush to itself. (Sharing flushes
+/// without waiting then costs 30 %, which was published as well.)
 fn disk(flush_us: u64) -> DeviceSpec {
     let flush_time = Duration::from_micros(flush_us);
     DeviceSpec::Disk { size_bytes: VOLUME_BYTES, read_time: flush_time / 20, flush_time }
@@ -96,9 +107,23 @@ fn settings_of(ab: &AbSettings, clients: usize) -> Settings {
     }
 }
 
-fn measurement(name: String, load: Workload, device: DeviceSpec, settings: Settings, wanted: &[Wanted]) -> Measurement {
+fn measurement(
+    name: String,
+    load: Workload,
+    device: DeviceSpec,
+    settings: Settings,
+    wanted: &[Wanted],
+) -> Measurement {
     let wanted = wanted.iter().chain(&RESOURCES).copied().collect();
-    Measurement { name, load: Load::Known(load), device, own_size: false, settings, locked_descents: LockedDescents::Neither, wanted }
+    Measurement {
+        name,
+        load: Load::Known(load),
+        device,
+        own_size: false,
+        settings,
+        locked_descents: LockedDescents::Neither,
+        wanted,
+    }
 }
 
 fn clients_text(settings: &Settings) -> String {
@@ -168,11 +193,14 @@ fn early_wake_up(ab: &AbSettings) -> Vec<Measurement> {
         let name = format!("dbench, {} clients, discard, {log}", settings.clients);
         measurement(name, Workload::Dbench, discarding(), settings, &wanted)
     };
-    [(true, 32), (true, 64), (false, 32), (false, 64)].map(|(commits_only, clients)| of(commits_only, clients)).into()
+    [(true, 32), (true, 64), (false, 32), (false, 64)]
+        .map(|(commits_only, clients)| of(commits_only, clients))
+        .into()
 }
 
-/// Every load twice: the lock alone, in trees whose descents lock their way down on both sides, as where the figures were
-/// published; then all of the predecessor against the product, whose routes are part of what became of the mechanism.
+/// Every load twice: the lock alone, in trees whose descents lock their way down on both sides, as
+/// where the figures were published; then all of the predecessor against the product, whose routes
+/// are part of what became of the mechanism.
 fn tree_locks(ab: &AbSettings) -> Vec<Measurement> {
     let alone = tree_loads(ab).into_iter().map(|load| Measurement {
         name: format!("{}, lock alone", load.name),
@@ -202,7 +230,13 @@ fn tree_loads(ab: &AbSettings) -> Vec<Measurement> {
             Wanted::neutral("lock waits", "", Source::LockWaits),
         ];
         let device = DeviceSpec::Memory { size_bytes: DBENCH_VOLUME_BYTES };
-        let mut made = measurement(format!("dbench, {} clients", settings.clients), Workload::Dbench, device, settings, &wanted);
+        let mut made = measurement(
+            format!("dbench, {} clients", settings.clients),
+            Workload::Dbench,
+            device,
+            settings,
+            &wanted,
+        );
         if let Some(switches) = made.wanted.last_mut() {
             *switches = switches.published(published[1]);
         }
@@ -220,7 +254,13 @@ fn tree_loads(ab: &AbSettings) -> Vec<Measurement> {
             Wanted::less("fsync, p50", "µs", Source::Latency("fsync", Quantile::P50)),
             Wanted::less("fsync, p99", "µs", Source::Latency("fsync", Quantile::P99)),
         ];
-        measurement(format!("fsync-write, {}", clients_text(&settings)), Workload::FsyncWrite, memory(), settings, &wanted)
+        measurement(
+            format!("fsync-write, {}", clients_text(&settings)),
+            Workload::FsyncWrite,
+            memory(),
+            settings,
+            &wanted,
+        )
     };
     let mut all: Vec<Measurement> = [200, 8].map(dbench).into();
     all.extend([1, 2, 8, 64, 160].map(fsync_write));
@@ -229,14 +269,25 @@ fn tree_loads(ab: &AbSettings) -> Vec<Measurement> {
 }
 
 fn empty_files(ab: &AbSettings) -> Measurement {
-    let settings = Settings { file_bytes: 0, directories: 16, sync_method: SyncMethod::None, ..settings_of(ab, 16) };
+    let settings = Settings {
+        file_bytes: 0,
+        directories: 16,
+        sync_method: SyncMethod::None,
+        ..settings_of(ab, 16)
+    };
     let wanted = [
         Wanted::more("files", "1/s", Source::Throughput).published("-11.65 %"),
         Wanted::less("create, p50", "µs", Source::Latency("create", Quantile::P50)),
         Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
         Wanted::less("create, max", "µs", Source::Latency("create", Quantile::Max)),
     ];
-    measurement(format!("fs_mark, empty files, {}", clients_text(&settings)), Workload::FsMark, memory(), settings, &wanted)
+    measurement(
+        format!("fs_mark, empty files, {}", clients_text(&settings)),
+        Workload::FsMark,
+        memory(),
+        settings,
+        &wanted,
+    )
 }
 
 fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
@@ -251,23 +302,34 @@ fn flush_coordination(ab: &AbSettings) -> Vec<Measurement> {
     let of = |(device, shown, clients): (DeviceSpec, &str, usize)| {
         let mut settings = settings_of(ab, clients);
         if let (DeviceSpec::Disk { flush_time, .. }, false) = (&device, ab.quick || clients == 1) {
-            // Many clients in a circle need some time until it is round, the more the slower the disk is.
+            // Many clients in a circle need some time until it is round, the more the slower the
+            // disk is.
             settings.duration = settings.duration.max(*flush_time * 500);
         }
         let name = format!("fsync-happy, {}, flush {shown}", clients_text(&settings));
         measurement(name, Workload::FsyncHappy, device, settings, &WANTED)
     };
-    let single = [(simulated(200), "0.2 ms", 1), (disk(10_000), "10 ms", 1), (disk(30_000), "30 ms", 1)];
-    let many = [64, 128].map(|clients| [(disk(10_000), "10 ms", clients), (disk(30_000), "30 ms", clients)]);
-    single.into_iter().chain([(simulated(200), "0.2 ms", 64)]).chain(many.into_iter().flatten()).map(of).collect()
+    let single =
+        [(simulated(200), "0.2 ms", 1), (disk(10_000), "10 ms", 1), (disk(30_000), "30 ms", 1)];
+    let many = [64, 128]
+        .map(|clients| [(disk(10_000), "10 ms", clients), (disk(30_000), "30 ms", clients)]);
+    single
+        .into_iter()
+        .chain([(simulated(200), "0.2 ms", 64)])
+        .chain(many.into_iter().flatten())
+        .map(of)
+        .collect()
 }
 
 fn tickets(ab: &AbSettings, free_share: u64) -> Measurement {
     let settings = settings_of(ab, 16);
-    let longest = |name, figure, published| Wanted::less(name, "µs", Source::Figure(figure)).published(published);
+    let longest = |name, figure, published| {
+        Wanted::less(name, "µs", Source::Figure(figure)).published(published)
+    };
     let mut wanted = vec![
         Wanted::more("files", "1/s", Source::Throughput).published("+12.1 % (212,897 → 238,613)"),
-        Wanted::more("files, slow intervals", "1/s", Source::Figure(tight_volume::SLOW_INTERVALS)).published("+14.0 % (189,682 → 216,291)"),
+        Wanted::more("files, slow intervals", "1/s", Source::Figure(tight_volume::SLOW_INTERVALS))
+            .published("+14.0 % (189,682 → 216,291)"),
         longest("longest create, p50", tight_volume::LONGEST_P50, "-21.9 % (264,665 → 206,772)"),
         longest("longest create, p90", tight_volume::LONGEST_P90, "-22.1 % (456,347 → 355,431)"),
         longest("longest create, p99", tight_volume::LONGEST_P99, "-28.8 % (659,490 → 469,635)"),
@@ -281,9 +343,15 @@ fn tickets(ab: &AbSettings, free_share: u64) -> Measurement {
         Wanted::neutral("tickets waited", "", Source::TicketsWaited),
     ];
     wanted.extend(RESOURCES);
-    let name = format!("fs_mark, empty files, {}, 1/{free_share} of the space free", clients_text(&settings));
-    let device =
-        DeviceSpec::Simulated { size_bytes: TIGHT_VOLUME_BYTES, flush_time: Duration::from_millis(1), discard_time: Duration::ZERO };
+    let name = format!(
+        "fs_mark, empty files, {}, 1/{free_share} of the space free",
+        clients_text(&settings)
+    );
+    let device = DeviceSpec::Simulated {
+        size_bytes: TIGHT_VOLUME_BYTES,
+        flush_time: Duration::from_millis(1),
+        discard_time: Duration::ZERO,
+    };
     Measurement {
         name,
         load: Load::TightVolume { free_share },
@@ -298,8 +366,10 @@ fn tickets(ab: &AbSettings, free_share: u64) -> Measurement {
 fn committed_item_list(ab: &AbSettings) -> Vec<Measurement> {
     let settings = Settings { files: ab.quick.then_some(QUICK_FILES), ..settings_of(ab, 8) };
     let wanted = [
-        Wanted::more("create", "files/s", Source::Figure("create, rate")).published("+11.9 % (with checksums +11.4 %)"),
-        Wanted::less("unlink", "s", Source::Figure("unlink, time")).published("-6.8 % (with checksums -7.3 %)"),
+        Wanted::more("create", "files/s", Source::Figure("create, rate"))
+            .published("+11.9 % (with checksums +11.4 %)"),
+        Wanted::less("unlink", "s", Source::Figure("unlink, time"))
+            .published("-6.8 % (with checksums -7.3 %)"),
         Wanted::less("create, p99", "µs", Source::Latency("create", Quantile::P99)),
         Wanted::less("unlink, p99", "µs", Source::Latency("unlink", Quantile::P99)),
     ];

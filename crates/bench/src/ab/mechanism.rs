@@ -1,4 +1,5 @@
-//! The five mechanisms: their names, what was published about them, and how a load is told to do without one.
+//! The five mechanisms: their names, what was published about them, and how a load is told to do
+//! without one.
 use crate::workloads::Settings;
 use anyhow::ensure;
 use cairn_engine::{FlushPolicy, FsyncWait};
@@ -26,8 +27,13 @@ pub(super) enum LockedDescents {
 
 impl Mechanism {
     /// All of them.
-    pub const ALL: [Mechanism; 5] =
-        [Mechanism::EarlyWakeUp, Mechanism::TreeLocks, Mechanism::FlushCoordination, Mechanism::Tickets, Mechanism::CommittedItemList];
+    pub const ALL: [Mechanism; 5] = [
+        Mechanism::EarlyWakeUp,
+        Mechanism::TreeLocks,
+        Mechanism::FlushCoordination,
+        Mechanism::Tickets,
+        Mechanism::CommittedItemList,
+    ];
 
     /// Its number.
     pub fn name(self) -> &'static str {
@@ -54,14 +60,20 @@ impl Mechanism {
     /// What the side without it does instead.
     pub fn predecessor(self) -> &'static str {
         match self {
-            Mechanism::EarlyWakeUp => "an fsync that became a commit waits until the freed blocks are unpinned",
+            Mechanism::EarlyWakeUp => {
+                "an fsync that became a commit waits until the freed blocks are unpinned"
+            }
             Mechanism::TreeLocks => {
                 "node locks spin, block, and wake everybody; \"lock alone\": descents lock their way down on both sides, so that \
                  nothing else differs; \"lock and descents\": only without the mechanism, against the product, which has routes"
             }
             Mechanism::FlushCoordination => "each fsync has a flush of its own",
-            Mechanism::Tickets => "whoever finds no space waits for the flusher, together with all others, and tries again",
-            Mechanism::CommittedItemList => "items enter the list in two passes, with two allocations each",
+            Mechanism::Tickets => {
+                "whoever finds no space waits for the flusher, together with all others, and tries again"
+            }
+            Mechanism::CommittedItemList => {
+                "items enter the list in two passes, with two allocations each"
+            }
         }
     }
 
@@ -102,7 +114,11 @@ impl Mechanism {
     }
 
     /// The settings of both sides: without the mechanism, and with it.
-    pub(super) fn sides(self, settings: &Settings, locked_descents: LockedDescents) -> [Settings; 2] {
+    pub(super) fn sides(
+        self,
+        settings: &Settings,
+        locked_descents: LockedDescents,
+    ) -> [Settings; 2] {
         let (mut off, mut on) = (settings.clone(), settings.clone());
         self.turn_off(&mut off);
         match locked_descents {
@@ -145,7 +161,9 @@ impl FromStr for Mechanism {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Mechanism::ALL.into_iter().find(|mechanism| mechanism.name().eq_ignore_ascii_case(text));
+        let known = Mechanism::ALL
+            .into_iter()
+            .find(|mechanism| mechanism.name().eq_ignore_ascii_case(text));
         known.ok_or_else(|| format!("unknown mechanism \"{text}\"; there are M1 to M5"))
     }
 }
@@ -164,8 +182,15 @@ mod tests {
     fn without_its_predecessor_a_mechanism_cannot_be_measured() {
         for mechanism in Mechanism::ALL {
             match mechanism.check_built() {
-                Ok(()) => assert!(cfg!(feature = "baselines") || mechanism == Mechanism::FlushCoordination),
-                Err(error) => assert!(error.to_string().contains("cargo build --release -p cairn --features baselines"), "{error}"),
+                Ok(()) => assert!(
+                    cfg!(feature = "baselines") || mechanism == Mechanism::FlushCoordination
+                ),
+                Err(error) => assert!(
+                    error
+                        .to_string()
+                        .contains("cargo build --release -p cairn --features baselines"),
+                    "{error}"
+                ),
             }
         }
     }
@@ -194,8 +219,18 @@ mod tests {
         for (mechanism, wanted) in switches {
             let usual = Settings::default();
             let [off, on] = mechanism.sides(&usual, LockedDescents::Neither);
-            assert_eq!((off.engine.baselines, on.engine.baselines), (wanted, none), "{}", mechanism.name());
-            assert_eq!(off.policy != usual.policy, mechanism == Mechanism::FlushCoordination, "{}", mechanism.name());
+            assert_eq!(
+                (off.engine.baselines, on.engine.baselines),
+                (wanted, none),
+                "{}",
+                mechanism.name()
+            );
+            assert_eq!(
+                off.policy != usual.policy,
+                mechanism == Mechanism::FlushCoordination,
+                "{}",
+                mechanism.name()
+            );
             let waits = off.engine.fsync_wait != on.engine.fsync_wait;
             assert_eq!(waits, mechanism == Mechanism::EarlyWakeUp, "{}", mechanism.name());
         }
@@ -204,10 +239,16 @@ mod tests {
     #[cfg(feature = "baselines")]
     #[test]
     fn descents_are_locked_where_the_measurement_says() {
-        let of = |locked_descents| Mechanism::TreeLocks.sides(&Settings::default(), locked_descents).map(|side| side.engine.baselines);
-        for (locked_descents, wanted) in
-            [(LockedDescents::Neither, [false, false]), (LockedDescents::Off, [true, false]), (LockedDescents::Both, [true, true])]
-        {
+        let of = |locked_descents| {
+            Mechanism::TreeLocks
+                .sides(&Settings::default(), locked_descents)
+                .map(|side| side.engine.baselines)
+        };
+        for (locked_descents, wanted) in [
+            (LockedDescents::Neither, [false, false]),
+            (LockedDescents::Off, [true, false]),
+            (LockedDescents::Both, [true, true]),
+        ] {
             let sides = of(locked_descents);
             assert_eq!(sides.map(|side| side.locked_descents), wanted);
             assert_eq!(sides.map(|side| side.waking_locks), [true, false]);

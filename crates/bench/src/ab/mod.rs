@@ -1,13 +1,15 @@
 //! One mechanism on and off, in turns, beside what was published about it.
 //!
-//! "Off" is an honest implementation of what came before the mechanism. These live behind the feature `baselines`, but for the
-//! coordination of flushes (M3), whose policy [`FlushPolicy::Each`](cairn_engine::FlushPolicy::Each) is part of the product.
+//! "Off" is an honest implementation of what came before the mechanism. These live behind the
+//! feature `baselines`, but for the coordination of flushes (M3), whose policy
+//! [`FlushPolicy::Each`](cairn_engine::FlushPolicy::Each) is part of the product.
 //!
-//! Each measurement runs on both sides `repeat` times; which side comes first alternates, so that a machine that gets slower or
-//! faster meanwhile favours none. What is compared are medians; every run is kept in the result.
+//! Each measurement runs on both sides `repeat` times; which side comes first alternates, so that a
+//! machine that gets slower or faster meanwhile favours none. What is compared are medians; every
+//! run is kept in the result.
 //!
-//! Layers: `comparison` is the result, `measurements` says what is measured, `figures` what is shown of it, `mechanism` how a
-//! mechanism is turned off.
+//! Layers: `comparison` is the result, `measurements` says what is measured, `figures` what is
+//! shown of it, `mechanism` how a mechanism is turned off.
 mod comparison;
 mod figures;
 mod measurements;
@@ -31,8 +33,8 @@ use std::time::Duration;
 pub struct AbSettings {
     /// Which mechanism.
     pub mechanism: Mechanism,
-    /// The device; `None` for the measurements' own. An image is made for each run, and removed; one that exists
-    /// is refused.
+    /// The device; `None` for the measurements' own. An image is made for each run, and removed;
+    /// one that exists is refused.
     pub device: Option<DeviceSpec>,
     /// Threads; `None` for the measurements' own.
     pub clients: Option<usize>,
@@ -53,7 +55,8 @@ pub struct AbSettings {
 /// Measures a mechanism; `tell` hears what is going on.
 ///
 /// # Errors
-/// When this program was built without the mechanism's predecessor, a run fails, or on interruption.
+/// When this program was built without the mechanism's predecessor, a run fails, or on
+/// interruption.
 pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<Comparison> {
     let mechanism = settings.mechanism;
     mechanism.check_built()?;
@@ -69,12 +72,20 @@ pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<
     let mut origin = Origin::here(settings.command.clone(), folder);
     let measurements = measurements::of(mechanism, settings);
     let runs = measurements.len() * settings.repeat * 2;
-    tell(&format!("{}, {}: {runs} runs of about {} s", mechanism.name(), mechanism.title(), settings.duration.as_secs_f64()));
+    tell(&format!(
+        "{}, {}: {runs} runs of about {} s",
+        mechanism.name(),
+        mechanism.title(),
+        settings.duration.as_secs_f64()
+    ));
     let mut measured = Vec::new();
     let observation = Observation::begin();
     for measurement in &measurements {
         tell(&measurement.name);
-        measured.push(measure(mechanism, measurement, settings.repeat).with_context(|| measurement.name.clone())?);
+        measured.push(
+            measure(mechanism, measurement, settings.repeat)
+                .with_context(|| measurement.name.clone())?,
+        );
     }
     origin.disturbance = observation.end();
     Ok(Comparison {
@@ -90,7 +101,11 @@ pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<
     })
 }
 
-fn measure(mechanism: Mechanism, measurement: &Measurement, repeat: usize) -> anyhow::Result<Measured> {
+fn measure(
+    mechanism: Mechanism,
+    measurement: &Measurement,
+    repeat: usize,
+) -> anyhow::Result<Measured> {
     let [without, with] = mechanism.sides(&measurement.settings, measurement.locked_descents);
     let (mut off, mut on) = (Vec::new(), Vec::new());
     for round in 0..repeat {
@@ -105,7 +120,15 @@ fn measure(mechanism: Mechanism, measurement: &Measurement, repeat: usize) -> an
     let rows = measurement.wanted.iter().filter_map(|wanted| Row::of(wanted, &off, &on)).collect();
     let target = TargetSpec::Engine(measurement.device.clone()).name();
     let load = measurement.load.name().into();
-    Ok(Measured { name: measurement.name.clone(), load, target, clients: measurement.settings.clients, rows, off, on })
+    Ok(Measured {
+        name: measurement.name.clone(),
+        load,
+        target,
+        clients: measurement.settings.clients,
+        rows,
+        off,
+        on,
+    })
 }
 
 fn run_once(measurement: &Measurement, settings: &crate::Settings) -> anyhow::Result<Report> {

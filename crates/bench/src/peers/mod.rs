@@ -1,9 +1,9 @@
-//! File systems beside each other on this machine: loop devices of equal size on files that are written beforehand, fresh
-//! file systems, all in turns, and the medians.
+//! File systems beside each other on this machine: loop devices of equal size on files that are
+//! written beforehand, fresh file systems, all in turns, and the medians.
 //!
-//! Needs root. Everything that is set up belongs to a guard that takes it down again: mounts, servers, loop devices, the
-//! folder with the images. An interruption is noticed between two polls of whatever runs, kills that, and returns through
-//! the guards.
+//! Needs root. Everything that is set up belongs to a guard that takes it down again: mounts,
+//! servers, loop devices, the folder with the images. An interruption is noticed between two polls
+//! of whatever runs, kills that, and returns through the guards.
 mod everyday;
 mod outputs;
 mod postgres;
@@ -86,7 +86,8 @@ pub struct Sample {
     /// Other figures.
     #[serde(default)]
     pub figures: Vec<PeerFigure>,
-    /// Latencies by operation, as far as a tool tells them; 0 where it does not. Those of an own load, too.
+    /// Latencies by operation, as far as a tool tells them; 0 where it does not. Those of an own
+    /// load, too.
     #[serde(default)]
     pub latencies: Vec<OperationSummary>,
     /// Operations done.
@@ -94,8 +95,8 @@ pub struct Sample {
     /// From the program's start to its end.
     #[serde(default)]
     pub wall_seconds: f64,
-    /// Busy CPU time of the whole machine, in seconds: load, server and kernel threads. Of an own load in its measured time, of a
-    /// tool from its start to its end.
+    /// Busy CPU time of the whole machine, in seconds: load, server and kernel threads. Of an own
+    /// load in its measured time, of a tool from its start to its end.
     pub machine_cpu_seconds: f64,
     /// Context switches of the whole machine in the same time.
     pub machine_context_switches: u64,
@@ -145,7 +146,8 @@ impl PeersSettings {
     pub fn estimate(&self) -> Duration {
         let candidates = self.candidates().len() as u32;
         let images = Duration::from_secs(self.size_bytes / IMAGE_BYTES_PER_SECOND) * candidates;
-        let round: Duration = self.workloads.iter().map(|workload| workload.estimate(self.duration)).sum();
+        let round: Duration =
+            self.workloads.iter().map(|workload| workload.estimate(self.duration)).sum();
         images + (round + MOUNT_ESTIMATE) * candidates * self.repeat as u32
     }
 
@@ -178,32 +180,72 @@ impl PeersSettings {
 
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.repeat > 0, "at least one round is needed");
-        ensure!(!self.systems.is_empty(), "name at least one file system, for example --fs ext4,cairn");
+        ensure!(
+            !self.systems.is_empty(),
+            "name at least one file system, for example --fs ext4,cairn"
+        );
         let left_out = self.left_out();
-        ensure!(left_out.len() < self.workloads.len() || left_out.is_empty(), "nothing can be measured: {}", left_out.join("; "));
-        ensure!(!self.workloads.is_empty(), "name at least one workload, for example --workload fsync-write");
-        ensure!(self.duration > Duration::ZERO, "a load needs some time; write for example --seconds 10");
-        ensure!(rustix::process::geteuid().is_root(), "this must run as root, because it makes loop devices and mounts; use sudo");
-        ensure!(self.folder.is_dir(), "{} is not a folder; name one for the images with --dir", self.folder.display());
+        ensure!(
+            left_out.len() < self.workloads.len() || left_out.is_empty(),
+            "nothing can be measured: {}",
+            left_out.join("; ")
+        );
+        ensure!(
+            !self.workloads.is_empty(),
+            "name at least one workload, for example --workload fsync-write"
+        );
+        ensure!(
+            self.duration > Duration::ZERO,
+            "a load needs some time; write for example --seconds 10"
+        );
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "this must run as root, because it makes loop devices and mounts; use sudo"
+        );
+        ensure!(
+            self.folder.is_dir(),
+            "{} is not a folder; name one for the images with --dir",
+            self.folder.display()
+        );
         let mut missing: Vec<String> = Vec::new();
-        let of_workloads = self.present_workloads().into_iter().flat_map(|workload| workload.commands().iter().copied());
-        for (command, package) in self.systems.iter().flat_map(|system| system.commands()).chain(of_workloads) {
+        let of_workloads = self
+            .present_workloads()
+            .into_iter()
+            .flat_map(|workload| workload.commands().iter().copied());
+        for (command, package) in
+            self.systems.iter().flat_map(|system| system.commands()).chain(of_workloads)
+        {
             if !process::is_installed(command) {
                 missing.push(format!("{command} (package {package})"));
             }
         }
         missing.sort();
         missing.dedup();
-        ensure!(missing.is_empty(), "these commands are not installed: {}; install their packages, or leave them out", missing.join(", "));
-        if let Some(system) = self.systems.iter().find(|system| system.size_bytes_min() > self.size_bytes) {
-            bail!("{} needs at least {} MiB; write a larger --size", system.name(), system.size_bytes_min() >> 20);
+        ensure!(
+            missing.is_empty(),
+            "these commands are not installed: {}; install their packages, or leave them out",
+            missing.join(", ")
+        );
+        if let Some(system) =
+            self.systems.iter().find(|system| system.size_bytes_min() > self.size_bytes)
+        {
+            bail!(
+                "{} needs at least {} MiB; write a larger --size",
+                system.name(),
+                system.size_bytes_min() >> 20
+            );
         }
         if let Some(why) = self.systems.iter().find_map(|system| system.is_impossible_because()) {
             bail!("{why}");
         }
-        let images = self.candidates().iter().filter(|candidate| candidate.system.image_bytes(u64::MAX) == u64::MAX).count() as u64;
+        let images = self
+            .candidates()
+            .iter()
+            .filter(|candidate| candidate.system.image_bytes(u64::MAX) == u64::MAX)
+            .count() as u64;
         let needed_bytes = self.size_bytes.saturating_mul(images);
-        let space = rustix::fs::statvfs(&self.folder).with_context(|| format!("{}", self.folder.display()))?;
+        let space = rustix::fs::statvfs(&self.folder)
+            .with_context(|| format!("{}", self.folder.display()))?;
         let free_bytes = space.f_bavail * space.f_frsize;
         if free_bytes < needed_bytes.saturating_add(needed_bytes / 20) {
             bail!(
@@ -218,10 +260,12 @@ impl PeersSettings {
     }
 }
 
-/// Runs the comparison. What is going on is told on standard error: with a bar on a terminal, else in lines.
+/// Runs the comparison. What is going on is told on standard error: with a bar on a terminal, else
+/// in lines.
 ///
 /// # Errors
-/// When something that is needed is missing, a file system or a load fails, or on interruption. Nothing is left mounted.
+/// When something that is needed is missing, a file system or a load fails, or on interruption.
+/// Nothing is left mounted.
 pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
     asked_for.check()?;
     let settings = &PeersSettings { workloads: asked_for.present_workloads(), ..asked_for.clone() };
@@ -238,11 +282,16 @@ pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
     left_out.iter().for_each(|why| steps.say(why));
     let mut stage = Stage::new(&settings.folder)?;
     let materials = Materials::new(stage.folder(), settings.size_bytes, settings.duration);
-    let everyday: Vec<Everyday> = settings.workloads.iter().filter_map(PeerWorkload::as_everyday).collect();
+    let everyday: Vec<Everyday> =
+        settings.workloads.iter().filter_map(PeerWorkload::as_everyday).collect();
     materials.write(&everyday, &settings.interrupt)?;
     let stage = &mut stage;
     for candidate in &candidates {
-        steps.say(&format!("writing the image of {} ({} MiB)", candidate.label, settings.size_bytes >> 20));
+        steps.say(&format!(
+            "writing the image of {} ({} MiB)",
+            candidate.label,
+            settings.size_bytes >> 20
+        ));
         stage.add_image(candidate, settings)?;
         settings.interrupt.check()?;
         steps.done();
@@ -254,11 +303,21 @@ pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
         order.rotate_left((round - 1) % candidates.len());
         for candidate in order {
             steps.say(&format!("round {round} of {}: {}", settings.repeat, candidate.label));
-            let measured = measure(&candidate, round, &Scene { stage, settings, materials: &materials }, &steps);
-            samples.extend(measured.with_context(|| format!("{}, round {round}", candidate.label))?);
+            let measured = measure(
+                &candidate,
+                round,
+                &Scene { stage, settings, materials: &materials },
+                &steps,
+            );
+            samples
+                .extend(measured.with_context(|| format!("{}, round {round}", candidate.label))?);
         }
     }
-    Ok(Summary { disturbance: observation.end(), left_out, ..Summary::new(settings, began, samples) })
+    Ok(Summary {
+        disturbance: observation.end(),
+        left_out,
+        ..Summary::new(settings, began, samples)
+    })
 }
 
 /// What all measurements have.
@@ -268,7 +327,12 @@ struct Scene<'a> {
     materials: &'a Materials,
 }
 
-fn measure(candidate: &Candidate, round: usize, scene: &Scene<'_>, steps: &Steps) -> anyhow::Result<Vec<Sample>> {
+fn measure(
+    candidate: &Candidate,
+    round: usize,
+    scene: &Scene<'_>,
+    steps: &Steps,
+) -> anyhow::Result<Vec<Sample>> {
     let Scene { stage, settings, .. } = *scene;
     let device = stage.device_of(candidate)?;
     if let Some(make) = candidate.system.make(device, &settings.program) {
@@ -280,10 +344,12 @@ fn measure(candidate: &Candidate, round: usize, scene: &Scene<'_>, steps: &Steps
     workloads.rotate_left((round - 1) % settings.workloads.len());
     for workload in &workloads {
         steps.note(&format!("{}, {}", candidate.label, workload.name()));
-        let mut sample = measure_one(workload, &mut mounted, scene).with_context(|| workload.name())?;
+        let mut sample =
+            measure_one(workload, &mut mounted, scene).with_context(|| workload.name())?;
         (sample.round, sample.system) = (round, candidate.label.clone());
         if let Some(report) = &mut sample.report {
-            // The comparison says itself where it came from; the mount point's name means nothing afterwards.
+            // The comparison says itself where it came from; the mount point's name means nothing
+            // afterwards.
             (report.target, report.origin) = (candidate.label.clone(), None);
         }
         samples.push(sample);
@@ -294,10 +360,16 @@ fn measure(candidate: &Candidate, round: usize, scene: &Scene<'_>, steps: &Steps
 }
 
 /// Puts what a load of every day needs on the file system.
-fn prepare(workload: &PeerWorkload, mounted: &mut Mounted<'_>, scene: &Scene<'_>) -> anyhow::Result<()> {
+fn prepare(
+    workload: &PeerWorkload,
+    mounted: &mut Mounted<'_>,
+    scene: &Scene<'_>,
+) -> anyhow::Result<()> {
     let Some(load) = workload.as_everyday() else { return Ok(()) };
     let Scene { stage, settings, materials } = *scene;
-    for command in everyday::preparations(load, workload.clients(settings), mounted.path(), materials) {
+    for command in
+        everyday::preparations(load, workload.clients(settings), mounted.path(), materials)
+    {
         run_to_end(command, stage.folder(), &settings.interrupt).context("what the load needs")?;
     }
     if everyday::settles_first(load) {
@@ -309,27 +381,48 @@ fn prepare(workload: &PeerWorkload, mounted: &mut Mounted<'_>, scene: &Scene<'_>
     Ok(())
 }
 
-fn measure_one(workload: &PeerWorkload, mounted: &mut Mounted<'_>, scene: &Scene<'_>) -> anyhow::Result<Sample> {
+fn measure_one(
+    workload: &PeerWorkload,
+    mounted: &mut Mounted<'_>,
+    scene: &Scene<'_>,
+) -> anyhow::Result<Sample> {
     let Scene { stage, settings, materials } = *scene;
     prepare(workload, mounted, scene)?;
     let needs_database = workload.generator == Generator::Tool(Tool::Pgbench);
-    let database = needs_database.then(|| Postgres::start(mounted.path(), stage.folder(), &settings.interrupt)).transpose()?;
-    let invocation = workload.invocation(mounted.path(), &postgres::socket_in(stage.folder()), settings, materials);
+    let database = needs_database
+        .then(|| Postgres::start(mounted.path(), stage.folder(), &settings.interrupt))
+        .transpose()?;
+    let invocation = workload.invocation(
+        mounted.path(),
+        &postgres::socket_in(stage.folder()),
+        settings,
+        materials,
+    );
     let statistics_before = mounted.statistics()?;
-    let before = [Resources::of_machine(), mounted.server_resources(), Resources::of_ended_children()];
+    let before =
+        [Resources::of_machine(), mounted.server_resources(), Resources::of_ended_children()];
     let (output, elapsed) = run_timed(invocation, stage.folder(), &settings.interrupt)?;
-    let [machine, server, callers] =
-        [Resources::of_machine() - before[0], mounted.server_resources() - before[1], Resources::of_ended_children() - before[2]];
+    let [machine, server, callers] = [
+        Resources::of_machine() - before[0],
+        mounted.server_resources() - before[1],
+        Resources::of_ended_children() - before[2],
+    ];
     let statistics_after = mounted.statistics()?;
     drop(database);
     let mut sample = workload.understand(&output, elapsed, settings, materials)?;
     workload::clean_up(mounted.path())?;
     // The next load must not pay for this one.
     rustix::fs::syncfs(File::open(mounted.path())?)?;
-    // An own load tells what its measured time took, without what it prepares and removes; a tool counts as a whole.
-    let own = sample.report.as_ref().map(|report| (report.machine_cpu_seconds, report.machine_context_switches));
-    (sample.machine_cpu_seconds, sample.machine_context_switches) = own.unwrap_or((machine.cpu_seconds, machine.context_switches));
-    (sample.server_cpu_seconds, sample.caller_cpu_seconds) = (server.cpu_seconds, callers.cpu_seconds);
+    // An own load tells what its measured time took, without what it prepares and removes; a tool
+    // counts as a whole.
+    let own = sample
+        .report
+        .as_ref()
+        .map(|report| (report.machine_cpu_seconds, report.machine_context_switches));
+    (sample.machine_cpu_seconds, sample.machine_context_switches) =
+        own.unwrap_or((machine.cpu_seconds, machine.context_switches));
+    (sample.server_cpu_seconds, sample.caller_cpu_seconds) =
+        (server.cpu_seconds, callers.cpu_seconds);
     sample.kernel_cpu_seconds = (machine - server - callers).system_cpu_seconds;
     (sample.statistics_before, sample.statistics_after) = (statistics_before, statistics_after);
     Ok(sample)

@@ -1,5 +1,6 @@
-//! A PostgreSQL server on the file system under test, for pgbench: default settings, an unprivileged user, a socket in the
-//! stage's folder and no port. It ends when its guard is dropped.
+//! A PostgreSQL server on the file system under test, for pgbench: default settings, an
+//! unprivileged user, a socket in the stage's folder and no port. It ends when its guard is
+//! dropped.
 use super::process::{self, command, run_to_end};
 use crate::interrupt::Interrupt;
 use anyhow::{Context, bail};
@@ -26,7 +27,8 @@ pub struct Postgres {
 /// User and group of the first of `names` in a user table.
 fn user_in(table: &str, names: &[&str]) -> Option<(u32, u32)> {
     names.iter().find_map(|name| {
-        let mut fields = table.lines().find(|line| line.split(':').next() == Some(name))?.split(':').skip(2);
+        let mut fields =
+            table.lines().find(|line| line.split(':').next() == Some(name))?.split(':').skip(2);
         Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
     })
 }
@@ -57,22 +59,26 @@ pub fn socket_in(folder: &Path) -> PathBuf {
 }
 
 impl Postgres {
-    /// Makes a database on the file system at `path`, starts the server, and fills pgbench's tables.
+    /// Makes a database on the file system at `path`, starts the server, and fills pgbench's
+    /// tables.
     ///
     /// # Errors
     /// When one of PostgreSQL's programs fails, or no unprivileged user exists.
     pub fn start(path: &Path, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Self> {
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let user = user_in(&users, &USERS).context("PostgreSQL needs a user that is not root; add one called postgres")?;
+        let user = user_in(&users, &USERS)
+            .context("PostgreSQL needs a user that is not root; add one called postgres")?;
         let setting = Setting { user, folder, interrupt };
         let (data, socket) = (path.join("postgres"), socket_in(folder));
         setting.give_away(&data)?;
         if !socket.exists() {
             setting.give_away(&socket)?;
         }
-        let mut make = setting.program("initdb", &["--username=postgres", "--auth=trust", "--no-instructions", "-D"]);
+        let mut make = setting
+            .program("initdb", &["--username=postgres", "--auth=trust", "--no-instructions", "-D"]);
         make.arg(&data);
-        run_to_end(make, folder, interrupt).context("the folders above the images must be open to other users")?;
+        run_to_end(make, folder, interrupt)
+            .context("the folders above the images must be open to other users")?;
         let mut serve = setting.program("postgres", &["-c", "listen_addresses=", "-D"]);
         serve.arg(&data).arg("-k").arg(&socket);
         let mut postgres = Self { server: process::start(&mut serve, folder, "postgres")? };
@@ -83,7 +89,11 @@ impl Postgres {
         Ok(postgres)
     }
 
-    fn wait_until_it_answers(&mut self, setting: &Setting<'_>, socket: &Path) -> anyhow::Result<()> {
+    fn wait_until_it_answers(
+        &mut self,
+        setting: &Setting<'_>,
+        socket: &Path,
+    ) -> anyhow::Result<()> {
         let start = clock::now_monotonic();
         loop {
             let mut ask = command("pg_isready", &["-q", "-h"]);
@@ -93,7 +103,8 @@ impl Postgres {
             }
             setting.interrupt.check()?;
             if self.server.try_wait()?.is_some() || start.elapsed() > START_PATIENCE {
-                let said = fs::read_to_string(setting.folder.join("postgres.err")).unwrap_or_default();
+                let said =
+                    fs::read_to_string(setting.folder.join("postgres.err")).unwrap_or_default();
                 bail!("PostgreSQL did not start: {}", said.trim());
             }
             clock::sleep(Duration::from_millis(50));

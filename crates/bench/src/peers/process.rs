@@ -1,5 +1,5 @@
-//! Other programs: started in a process group of their own, so that a Ctrl-C reaches this program alone, which then ends
-//! them in order.
+//! Other programs: started in a process group of their own, so that a Ctrl-C reaches this program
+//! alone, which then ends them in order.
 use crate::interrupt::Interrupt;
 use anyhow::{Context, bail};
 use cairn_environment::clock;
@@ -20,11 +20,13 @@ const MESSAGE_LINES_MAX: usize = 8;
 
 /// Where programs are looked for.
 pub fn search_path() -> String {
-    let newest = fs::read_dir(POSTGRES_FOLDER).into_iter().flatten().flatten().filter_map(|entry| {
-        let version = entry.file_name().to_str()?.parse::<u32>().ok()?;
-        Some((version, entry.path().join("bin")))
-    });
-    let postgres = newest.max().map(|(_, folder)| format!(":{}", folder.display())).unwrap_or_default();
+    let newest =
+        fs::read_dir(POSTGRES_FOLDER).into_iter().flatten().flatten().filter_map(|entry| {
+            let version = entry.file_name().to_str()?.parse::<u32>().ok()?;
+            Some((version, entry.path().join("bin")))
+        });
+    let postgres =
+        newest.max().map(|(_, folder)| format!(":{}", folder.display())).unwrap_or_default();
     format!("{}:{SYSTEM_FOLDERS}{postgres}", std::env::var("PATH").unwrap_or_default())
 }
 
@@ -58,14 +60,22 @@ pub fn without_settings(mut command: Command) -> Command {
     for name in SETTINGS {
         command.env_remove(name);
     }
-    command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_TERMINAL_PROMPT", "0");
+    command
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_TERMINAL_PROMPT", "0");
     command
 }
 
 /// Starts a program whose output goes to files in `folder`.
 pub fn start(command: &mut Command, folder: &Path, name: &str) -> anyhow::Result<Child> {
     let output = |kind: &str| File::create(folder.join(format!("{name}.{kind}")));
-    command.env("PATH", search_path()).stdin(Stdio::null()).stdout(output("out")?).stderr(output("err")?).process_group(0);
+    command
+        .env("PATH", search_path())
+        .stdin(Stdio::null())
+        .stdout(output("out")?)
+        .stderr(output("err")?)
+        .process_group(0);
     command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))
 }
 
@@ -97,7 +107,11 @@ fn sleep_until_end(child: &Child) {
 ///
 /// # Errors
 /// When it fails, with the end of what it said; when it was interrupted, and then it has ended.
-pub fn run_to_end(command: Command, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<String> {
+pub fn run_to_end(
+    command: Command,
+    folder: &Path,
+    interrupt: &Interrupt,
+) -> anyhow::Result<String> {
     run_timed(command, folder, interrupt).map(|(output, _)| output)
 }
 
@@ -105,7 +119,11 @@ pub fn run_to_end(command: Command, folder: &Path, interrupt: &Interrupt) -> any
 ///
 /// # Errors
 /// As those of [`run_to_end`].
-pub fn run_timed(mut command: Command, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<(String, Duration)> {
+pub fn run_timed(
+    mut command: Command,
+    folder: &Path,
+    interrupt: &Interrupt,
+) -> anyhow::Result<(String, Duration)> {
     let begin = clock::now_monotonic();
     let mut child = start(&mut command, folder, "command")?;
     let status = loop {
@@ -119,10 +137,15 @@ pub fn run_timed(mut command: Command, folder: &Path, interrupt: &Interrupt) -> 
         sleep_until_end(&child);
     };
     let elapsed = begin.elapsed();
-    let output = fs::read(folder.join("command.out")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
+    let output = fs::read(folder.join("command.out"))
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
     if !status.success() {
         let errors = fs::read(folder.join("command.err")).unwrap_or_default();
-        let said = if errors.is_empty() { last_lines(&output) } else { first_lines(&String::from_utf8_lossy(&errors)) };
+        let said = if errors.is_empty() {
+            last_lines(&output)
+        } else {
+            first_lines(&String::from_utf8_lossy(&errors))
+        };
         bail!("{} failed ({status}): {said}", command.get_program().display());
     }
     Ok((output, elapsed))
@@ -163,13 +186,16 @@ mod tests {
     #[test]
     fn output_and_failures_are_returned() {
         let folder = tempfile::tempdir().unwrap();
-        let shell = |script: &str| run_to_end(command("sh", &["-c", script]), folder.path(), &Interrupt::default());
+        let shell = |script: &str| {
+            run_to_end(command("sh", &["-c", script]), folder.path(), &Interrupt::default())
+        };
         assert_eq!(shell("echo yes").unwrap(), "yes\n");
         let error = shell("echo out; echo because >&2; exit 3").unwrap_err().to_string();
         assert!(error.contains("because") && error.contains('3'), "{error}");
         assert!(shell("echo one; echo two; exit 3").unwrap_err().to_string().contains("one; two"));
         assert!(is_installed("sh") && !is_installed("no-such-command"));
-        let missing = run_to_end(command("no-such-command", &[]), folder.path(), &Interrupt::default());
+        let missing =
+            run_to_end(command("no-such-command", &[]), folder.path(), &Interrupt::default());
         assert!(missing.unwrap_err().to_string().contains("no-such-command"));
     }
 
@@ -186,8 +212,10 @@ mod tests {
     fn what_a_program_started_ends_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let pid_file = folder.path().join("pid");
-        let script = format!("sleep 3600 & echo $! >{0}.new; mv {0}.new {0}; wait", pid_file.display());
-        let mut child = start(&mut command("sh", &["-c", &script]), folder.path(), "parent").unwrap();
+        let script =
+            format!("sleep 3600 & echo $! >{0}.new; mv {0}.new {0}; wait", pid_file.display());
+        let mut child =
+            start(&mut command("sh", &["-c", &script]), folder.path(), "parent").unwrap();
         while !pid_file.exists() {
             clock::sleep(POLL_INTERVAL);
         }

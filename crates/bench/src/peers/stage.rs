@@ -1,4 +1,5 @@
-//! What a comparison sets up, and takes down whatever happens: a folder, images, loop devices, mounts.
+//! What a comparison sets up, and takes down whatever happens: a folder, images, loop devices,
+//! mounts.
 //!
 //! Invariant: the folder is removed only when nothing is mounted in it any more.
 use super::process::{self, command};
@@ -45,7 +46,10 @@ fn warn(message: fmt::Arguments<'_>) {
 impl Drop for Folder {
     fn drop(&mut self) {
         if is_mounted_below(&self.path) {
-            warn(format_args!("{} is left behind, because something is still mounted in it", self.path.display()));
+            warn(format_args!(
+                "{} is left behind, because something is still mounted in it",
+                self.path.display()
+            ));
         } else if let Err(error) = fs::remove_dir_all(&self.path) {
             warn(format_args!("{} is left behind: {error}", self.path.display()));
         }
@@ -57,11 +61,12 @@ struct LoopDevice {
     folder: PathBuf,
 }
 
-/// Whether the kernel granted direct I/O, by what `state` holds: where a file system can't do that, it attaches without, and
-/// doesn't tell.
+/// Whether the kernel granted direct I/O, by what `state` holds: where a file system can't do that,
+/// it attaches without, and doesn't tell.
 fn check_direct_io(state: &Path, image: &Path) -> anyhow::Result<()> {
-    let told =
-        fs::read_to_string(state).with_context(|| format!("cannot tell whether the loop device does direct I/O: {}", state.display()))?;
+    let told = fs::read_to_string(state).with_context(|| {
+        format!("cannot tell whether the loop device does direct I/O: {}", state.display())
+    })?;
     ensure!(
         told.trim() == "1",
         "direct I/O is not possible on a loop device on {}; name a folder on another file system with --dir, or measure with --direct-io false",
@@ -84,7 +89,8 @@ impl Drop for LoopDevice {
 impl Stage {
     /// A stage in a new folder below `parent`.
     pub fn new(parent: &Path) -> anyhow::Result<Self> {
-        let parent = fs::canonicalize(parent).with_context(|| format!("folder {}", parent.display()))?;
+        let parent =
+            fs::canonicalize(parent).with_context(|| format!("folder {}", parent.display()))?;
         let path = parent.join(format!("cairn-bench-peers-{:016x}", random::u64()));
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         let stage = Self { places: Vec::new(), folder: Folder { path } };
@@ -102,7 +108,11 @@ impl Stage {
     }
 
     /// Writes the image of a candidate, and puts a loop device on it.
-    pub fn add_image(&mut self, candidate: &Candidate, settings: &PeersSettings) -> anyhow::Result<()> {
+    pub fn add_image(
+        &mut self,
+        candidate: &Candidate,
+        settings: &PeersSettings,
+    ) -> anyhow::Result<()> {
         let image = self.folder.path.join(format!("{}.image", candidate.label));
         let size_bytes = candidate.system.image_bytes(settings.size_bytes);
         let device = FileDevice::create(&image, size_bytes)?;
@@ -114,7 +124,11 @@ impl Stage {
             offset_bytes += step_bytes;
         }
         drop(device);
-        let loop_device = if candidate.system.needs_loop() { Some(self.attach(&image, candidate.direct_io)?) } else { None };
+        let loop_device = if candidate.system.needs_loop() {
+            Some(self.attach(&image, candidate.direct_io)?)
+        } else {
+            None
+        };
         self.places.push(Place { label: candidate.label.clone(), image, loop_device });
         Ok(())
     }
@@ -135,7 +149,11 @@ impl Stage {
 
     /// What a candidate is made and mounted on.
     pub fn device_of(&self, candidate: &Candidate) -> anyhow::Result<&Path> {
-        let place = self.places.iter().find(|place| place.label == candidate.label).context("the system has no image")?;
+        let place = self
+            .places
+            .iter()
+            .find(|place| place.label == candidate.label)
+            .context("the system has no image")?;
         Ok(place.loop_device.as_ref().map_or(place.image.as_path(), |device| device.path.as_path()))
     }
 }
@@ -152,15 +170,22 @@ pub struct Mounted<'a> {
 
 impl<'a> Mounted<'a> {
     /// Mounts what is on `device`.
-    pub fn new(system: System, device: &Path, stage: &'a Stage, settings: &'a PeersSettings) -> anyhow::Result<Self> {
+    pub fn new(
+        system: System,
+        device: &Path,
+        stage: &'a Stage,
+        settings: &'a PeersSettings,
+    ) -> anyhow::Result<Self> {
         let path = stage.mount_point();
-        let mut mounted = Self { system, device: device.into(), path, stage, settings, server: None };
+        let mut mounted =
+            Self { system, device: device.into(), path, stage, settings, server: None };
         mounted.mount()?;
         Ok(mounted)
     }
 
     fn mount(&mut self) -> anyhow::Result<()> {
-        let Some(mut serve) = self.system.server(&self.device, &self.path, &self.settings.program) else {
+        let Some(mut serve) = self.system.server(&self.device, &self.path, &self.settings.program)
+        else {
             let mut mount = command("mount", &[]);
             mount.arg(&self.device).arg(&self.path);
             return process::run_to_end(mount, self.stage.folder(), &Default::default()).map(drop);
@@ -169,11 +194,13 @@ impl<'a> Mounted<'a> {
         self.wait_for_mount()
     }
 
-    /// Nothing of it is cached any more: it is mounted anew, and its image leaves the host's page cache.
+    /// Nothing of it is cached any more: it is mounted anew, and its image leaves the host's page
+    /// cache.
     pub fn forget(&mut self) -> anyhow::Result<()> {
         self.unmount_and_wait()?;
-        let images =
-            fs::read_dir(self.stage.folder())?.flatten().filter(|entry| entry.path().extension().is_some_and(|kind| kind == "image"));
+        let images = fs::read_dir(self.stage.folder())?
+            .flatten()
+            .filter(|entry| entry.path().extension().is_some_and(|kind| kind == "image"));
         for image in images {
             rustix::fs::fadvise(File::open(image.path())?, 0, None, Advice::DontNeed)?;
         }
@@ -198,7 +225,9 @@ impl<'a> Mounted<'a> {
 
     /// What its server has used; nothing for a file system of the kernel.
     pub fn server_resources(&self) -> Resources {
-        self.server.as_ref().map_or_else(Resources::default, |server| Resources::of_process(&server.id().to_string()))
+        self.server.as_ref().map_or_else(Resources::default, |server| {
+            Resources::of_process(&server.id().to_string())
+        })
     }
 
     fn wait_for_mount(&mut self) -> anyhow::Result<()> {
@@ -207,7 +236,8 @@ impl<'a> Mounted<'a> {
             self.settings.interrupt.check()?;
             let ended = self.server.as_mut().map(Child::try_wait).transpose()?.flatten();
             if ended.is_some() || start.elapsed() > MOUNT_PATIENCE {
-                let said = fs::read_to_string(self.stage.folder().join("server.err")).unwrap_or_default();
+                let said =
+                    fs::read_to_string(self.stage.folder().join("server.err")).unwrap_or_default();
                 bail!("the server did not mount: {}", said.trim());
             }
             clock::sleep(Duration::from_millis(5));
@@ -219,7 +249,11 @@ impl<'a> Mounted<'a> {
         if !is_mounted_below(&self.path) {
             return Ok(());
         }
-        let mut unmount = if self.system.is_volume() { command(&self.settings.program, &["umount"]) } else { command("umount", &[]) };
+        let mut unmount = if self.system.is_volume() {
+            command(&self.settings.program, &["umount"])
+        } else {
+            command("umount", &[])
+        };
         unmount.arg(&self.path);
         process::run_to_end(unmount, self.stage.folder(), &Default::default()).map(drop)
     }
@@ -252,7 +286,9 @@ impl Drop for Mounted<'_> {
             warn(format_args!("unmounting {} by force: {error}", self.path.display()));
             let mut detach = command("umount", &["--lazy"]);
             detach.arg(&self.path);
-            if let Err(error) = process::run_to_end(detach, self.stage.folder(), &Default::default()) {
+            if let Err(error) =
+                process::run_to_end(detach, self.stage.folder(), &Default::default())
+            {
                 warn(format_args!("{} is left mounted: {error}", self.path.display()));
             }
         }
@@ -276,6 +312,9 @@ mod tests {
         check().unwrap();
         fs::write(&state, "0\n").unwrap();
         let error = check().unwrap_err().to_string();
-        assert!(error.contains("/images/ext4.image") && error.contains("--direct-io false"), "{error}");
+        assert!(
+            error.contains("/images/ext4.image") && error.contains("--direct-io false"),
+            "{error}"
+        );
     }
 }

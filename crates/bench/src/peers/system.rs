@@ -1,6 +1,6 @@
-//! The file systems: how each is made and mounted. Default options, but without a discard, which would take the image
-//! file's blocks away again, and without work that ext4 leaves for after the mount. Cairn may be mounted in several ways, each
-//! a file system of its own in the comparison.
+//! The file systems: how each is made and mounted. Default options, but without a discard, which
+//! would take the image file's blocks away again, and without work that ext4 leaves for after the
+//! mount. Cairn may be mounted in several ways, each a file system of its own in the comparison.
 use super::process::command;
 use std::path::Path;
 use std::process::Command;
@@ -41,7 +41,8 @@ impl Mounting {
     /// The mounting that such a suffix names.
     fn of_suffix(suffix: &str) -> Option<Self> {
         let all = [Transport::Default, Transport::Device, Transport::Ring].into_iter();
-        let all = all.flat_map(|transport| [false, true].map(|writeback| Self { transport, writeback }));
+        let all =
+            all.flat_map(|transport| [false, true].map(|writeback| Self { transport, writeback }));
         all.into_iter().find(|mounting| mounting.suffix() == suffix)
     }
 
@@ -52,7 +53,11 @@ impl Mounting {
             Transport::Device => Some("transport=dev"),
             Transport::Ring => Some("transport=uring"),
         };
-        transport.into_iter().chain(self.writeback.then_some("writeback=on")).collect::<Vec<_>>().join(",")
+        transport
+            .into_iter()
+            .chain(self.writeback.then_some("writeback=on"))
+            .collect::<Vec<_>>()
+            .join(",")
     }
 }
 
@@ -73,7 +78,8 @@ pub enum System {
     Memory(Mounting),
 }
 
-/// The kernel says there whether FUSE over io_uring is switched on; root's mounts switch it on, where the kernel has it.
+/// The kernel says there whether FUSE over io_uring is switched on; root's mounts switch it on,
+/// where the kernel has it.
 const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Whether mounts get FUSE over io_uring without asking for it.
@@ -82,7 +88,8 @@ pub fn ring_is_switched_on() -> bool {
 }
 
 impl System {
-    const OTHERS: [(&'static str, System); 3] = [("ext4", System::Ext4), ("xfs", System::Xfs), ("btrfs", System::Btrfs)];
+    const OTHERS: [(&'static str, System); 3] =
+        [("ext4", System::Ext4), ("xfs", System::Xfs), ("btrfs", System::Btrfs)];
 
     /// Its name in tables and on the command line.
     pub fn name(self) -> String {
@@ -96,7 +103,8 @@ impl System {
         }
     }
 
-    /// The systems of a list such as `ext4,xfs,cairn`; `cairn` stands for Cairn on a loop device and on its image.
+    /// The systems of a list such as `ext4,xfs,cairn`; `cairn` stands for Cairn on a loop device
+    /// and on its image.
     ///
     /// # Errors
     /// A text for the user, which names what is possible.
@@ -104,8 +112,14 @@ impl System {
         let mut systems = Vec::new();
         for name in text.split(',').filter(|name| !name.is_empty()) {
             let default = Mounting::default();
-            let named = if name == "cairn" { vec![System::CairnLoop(default), System::CairnImage(default)] } else { vec![name.parse()?] };
-            systems.extend(named.into_iter().filter(|system| !systems.contains(system)).collect::<Vec<_>>());
+            let named = if name == "cairn" {
+                vec![System::CairnLoop(default), System::CairnImage(default)]
+            } else {
+                vec![name.parse()?]
+            };
+            systems.extend(
+                named.into_iter().filter(|system| !systems.contains(system)).collect::<Vec<_>>(),
+            );
         }
         Ok(systems)
     }
@@ -115,14 +129,18 @@ impl System {
         match self {
             System::Xfs => 300 << 20,
             System::Btrfs => 128 << 20,
-            System::Ext4 | System::CairnLoop(_) | System::CairnImage(_) | System::Memory(_) => 16 << 20,
+            System::Ext4 | System::CairnLoop(_) | System::CairnImage(_) | System::Memory(_) => {
+                16 << 20
+            }
         }
     }
 
     /// How it is mounted, where it is one of Cairn's rows.
     pub fn mounting(self) -> Option<Mounting> {
         match self {
-            System::CairnLoop(mounting) | System::CairnImage(mounting) | System::Memory(mounting) => Some(mounting),
+            System::CairnLoop(mounting)
+            | System::CairnImage(mounting)
+            | System::Memory(mounting) => Some(mounting),
             System::Ext4 | System::Xfs | System::Btrfs => None,
         }
     }
@@ -142,16 +160,23 @@ impl System {
         self.is_cairn() && !matches!(self, System::Memory(_))
     }
 
-    /// The size of its image, of the size that is asked for: what lies in memory needs one for its name only.
+    /// The size of its image, of the size that is asked for: what lies in memory needs one for its
+    /// name only.
     pub fn image_bytes(self, size_bytes: u64) -> u64 {
         if matches!(self, System::Memory(_)) { size_bytes.min(1 << 20) } else { size_bytes }
     }
 
     /// Why it can't be mounted here, as far as that shows beforehand.
     pub fn is_impossible_because(self) -> Option<String> {
-        let needs_ring = self.mounting().is_some_and(|mounting| mounting.transport == Transport::Ring);
+        let needs_ring =
+            self.mounting().is_some_and(|mounting| mounting.transport == Transport::Ring);
         let lacks_ring = needs_ring && !Path::new(RING_SWITCH).exists();
-        lacks_ring.then(|| format!("{} needs FUSE over io_uring, which this kernel has not ({RING_SWITCH} is missing)", self.name()))
+        lacks_ring.then(|| {
+            format!(
+                "{} needs FUSE over io_uring, which this kernel has not ({RING_SWITCH} is missing)",
+                self.name()
+            )
+        })
     }
 
     /// The commands that it needs, each with its package.
@@ -169,7 +194,10 @@ impl System {
     /// Makes an empty one, where that takes a program.
     pub fn make(self, device: &Path, program: &Path) -> Option<Command> {
         let mut command = match self {
-            System::Ext4 => command("mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]),
+            System::Ext4 => command(
+                "mkfs.ext4",
+                &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"],
+            ),
             System::Xfs => command("mkfs.xfs", &["-q", "-f", "-K"]),
             System::Btrfs => command("mkfs.btrfs", &["-q", "-f", "-K"]),
             System::CairnLoop(_) | System::CairnImage(_) => command(program, &["mkfs", "--force"]),
@@ -182,7 +210,8 @@ impl System {
     /// The server that shows what is on `device`; `None` where the kernel does that.
     pub fn server(self, device: &Path, mount_point: &Path, program: &Path) -> Option<Command> {
         let options = self.mounting()?.options();
-        let arguments: &[&str] = if self.is_volume() { &["mount", "--foreground"] } else { &["bench", "serve-memory"] };
+        let arguments: &[&str] =
+            if self.is_volume() { &["mount", "--foreground"] } else { &["bench", "serve-memory"] };
         let mut server = command(program, arguments);
         if !options.is_empty() {
             server.arg("-o").arg(options);
@@ -216,7 +245,8 @@ impl FromStr for DirectIo {
     }
 }
 
-/// What the label of a row has behind it whose loop device goes through the host's page cache, where there is one of each.
+/// What the label of a row has behind it whose loop device goes through the host's page cache,
+/// where there is one of each.
 const BUFFERED: &str = "-buffered";
 
 /// A row of the comparison: a file system on a kind of device.
@@ -234,10 +264,14 @@ impl Candidate {
     /// Each system, for both kinds of loop device when that is asked for.
     pub fn all(systems: &[System], direct_io: DirectIo) -> Vec<Self> {
         let plain = |system: System, direct_io| Self { system, direct_io, label: system.name() };
-        let mut all: Vec<Self> = systems.iter().map(|&system| plain(system, direct_io != DirectIo::No)).collect();
+        let mut all: Vec<Self> =
+            systems.iter().map(|&system| plain(system, direct_io != DirectIo::No)).collect();
         if direct_io == DirectIo::Both {
             let looped = systems.iter().filter(|system| system.needs_loop());
-            all.extend(looped.map(|&system| Self { label: format!("{}{BUFFERED}", system.name()), ..plain(system, false) }));
+            all.extend(looped.map(|&system| Self {
+                label: format!("{}{BUFFERED}", system.name()),
+                ..plain(system, false)
+            }));
         }
         all
     }
@@ -248,11 +282,16 @@ impl FromStr for System {
 
     /// A name alone, as `cairn-uring`, is Cairn on a loop device, which is what the others have.
     fn from_str(text: &str) -> Result<Self, String> {
-        let other = || System::OTHERS.into_iter().find(|(name, _)| *name == text).map(|(_, system)| system);
-        let image = || Some(System::CairnImage(Mounting::of_suffix(text.strip_prefix("cairn-image")?)?));
-        let memory = || Some(System::Memory(Mounting::of_suffix(text.strip_prefix("cairn-memory")?)?));
+        let other =
+            || System::OTHERS.into_iter().find(|(name, _)| *name == text).map(|(_, system)| system);
+        let image =
+            || Some(System::CairnImage(Mounting::of_suffix(text.strip_prefix("cairn-image")?)?));
+        let memory =
+            || Some(System::Memory(Mounting::of_suffix(text.strip_prefix("cairn-memory")?)?));
         let looped = || {
-            let suffix = text.strip_prefix("cairn-loop").or_else(|| text.strip_prefix("cairn").filter(|suffix| !suffix.is_empty()));
+            let suffix = text
+                .strip_prefix("cairn-loop")
+                .or_else(|| text.strip_prefix("cairn").filter(|suffix| !suffix.is_empty()));
             Some(System::CairnLoop(Mounting::of_suffix(suffix?)?))
         };
         other().or_else(image).or_else(memory).or_else(looped).ok_or_else(|| {
@@ -274,10 +313,19 @@ mod tests {
     #[test]
     fn lists_are_understood() {
         use System::*;
-        assert_eq!(System::parse_list("ext4,xfs,btrfs,cairn"), Ok(vec![Ext4, Xfs, Btrfs, CairnLoop(PLAIN), CairnImage(PLAIN)]));
-        assert_eq!(System::parse_list("cairn-image,cairn"), Ok(vec![CairnImage(PLAIN), CairnLoop(PLAIN)]));
+        assert_eq!(
+            System::parse_list("ext4,xfs,btrfs,cairn"),
+            Ok(vec![Ext4, Xfs, Btrfs, CairnLoop(PLAIN), CairnImage(PLAIN)])
+        );
+        assert_eq!(
+            System::parse_list("cairn-image,cairn"),
+            Ok(vec![CairnImage(PLAIN), CairnLoop(PLAIN)])
+        );
         let labels = |direct_io| -> Vec<String> {
-            Candidate::all(&[Ext4, CairnImage(PLAIN)], direct_io).into_iter().map(|candidate| candidate.label).collect()
+            Candidate::all(&[Ext4, CairnImage(PLAIN)], direct_io)
+                .into_iter()
+                .map(|candidate| candidate.label)
+                .collect()
         };
         assert_eq!(labels(DirectIo::No), ["ext4", "cairn-image"]);
         assert_eq!(labels(DirectIo::Both), ["ext4", "cairn-image", "ext4-buffered"]);
@@ -289,7 +337,10 @@ mod tests {
     fn cairn_is_mounted_in_several_ways() {
         let list = "cairn-dev,cairn-uring,cairn-writeback,cairn-image-uring-writeback,cairn-loop-dev-writeback";
         let systems = System::parse_list(list).unwrap();
-        let shown: Vec<(String, String)> = systems.iter().map(|system| (system.name(), system.mounting().unwrap().options())).collect();
+        let shown: Vec<(String, String)> = systems
+            .iter()
+            .map(|system| (system.name(), system.mounting().unwrap().options()))
+            .collect();
         let expected = [
             ("cairn-loop-dev", "transport=dev"),
             ("cairn-loop-uring", "transport=uring"),
@@ -298,18 +349,29 @@ mod tests {
             ("cairn-loop-dev-writeback", "transport=dev,writeback=on"),
         ];
         assert_eq!(shown, expected.map(|(name, options)| (name.to_owned(), options.to_owned())));
-        assert!(systems.iter().all(|system| system.name().parse() == Ok(*system) && system.is_cairn()));
+        assert!(
+            systems.iter().all(|system| system.name().parse() == Ok(*system) && system.is_cairn())
+        );
         assert_eq!(System::parse_list("cairn-uring,cairn-loop-uring").unwrap().len(), 1);
         assert_eq!((PLAIN.options().as_str(), System::Ext4.mounting()), ("", None));
         for unknown in ["cairn-writeback-uring", "cairn-loop-", "cairns", "ext4-uring"] {
             assert!(System::parse_list(unknown).unwrap_err().contains("-writeback"), "{unknown}");
         }
         let memory: System = "cairn-memory-dev".parse().unwrap();
-        assert_eq!((memory.name().as_str(), memory.is_cairn(), memory.is_volume()), ("cairn-memory-dev", true, false));
+        assert_eq!(
+            (memory.name().as_str(), memory.is_cairn(), memory.is_volume()),
+            ("cairn-memory-dev", true, false)
+        );
         assert!(memory.make(Path::new("/x"), Path::new("/cairn")).is_none());
-        let server = memory.server(Path::new("/x"), Path::new("/mnt"), Path::new("/cairn")).unwrap();
-        assert_eq!(server.get_args().collect::<Vec<_>>(), ["bench", "serve-memory", "-o", "transport=dev", "/x", "/mnt"]);
-        let server = System::CairnLoop(PLAIN).server(Path::new("/x"), Path::new("/mnt"), Path::new("/cairn")).unwrap();
+        let server =
+            memory.server(Path::new("/x"), Path::new("/mnt"), Path::new("/cairn")).unwrap();
+        assert_eq!(
+            server.get_args().collect::<Vec<_>>(),
+            ["bench", "serve-memory", "-o", "transport=dev", "/x", "/mnt"]
+        );
+        let server = System::CairnLoop(PLAIN)
+            .server(Path::new("/x"), Path::new("/mnt"), Path::new("/cairn"))
+            .unwrap();
         assert_eq!(server.get_args().collect::<Vec<_>>(), ["mount", "--foreground", "/x", "/mnt"]);
         let buffered = Candidate::all(&["cairn-uring".parse().unwrap()], DirectIo::Both);
         assert_eq!(buffered[1].label, "cairn-loop-uring-buffered");

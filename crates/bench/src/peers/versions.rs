@@ -3,7 +3,8 @@ use super::process::{command, is_installed};
 use super::summary::ToolVersion;
 use std::process::Stdio;
 
-/// Programs, and how they are asked. fs_mark has no question for it; Debian's package manager is asked where there is one.
+/// Programs, and how they are asked. fs_mark has no question for it; Debian's package manager is
+/// asked where there is one.
 const QUESTIONS: &[(&str, &[&str])] = &[
     ("mkfs.ext4", &["mkfs.ext4", "-V"]),
     ("mkfs.xfs", &["mkfs.xfs", "-V"]),
@@ -22,15 +23,22 @@ const QUESTIONS: &[(&str, &[&str])] = &[
 
 /// Of those of `programs` that tell it.
 pub fn of(programs: &[&str]) -> Vec<ToolVersion> {
-    let asked = QUESTIONS.iter().filter(|(program, _)| programs.contains(program) && is_installed(program));
-    asked.filter_map(|(program, question)| Some(ToolVersion { name: (*program).into(), version: version_of(question)? })).collect()
+    let asked =
+        QUESTIONS.iter().filter(|(program, _)| programs.contains(program) && is_installed(program));
+    asked
+        .filter_map(|(program, question)| {
+            Some(ToolVersion { name: (*program).into(), version: version_of(question)? })
+        })
+        .collect()
 }
 
 /// The first line of the answer that has a digit in it.
 fn version_of(question: &[&str]) -> Option<String> {
     let mut asked = command(question[0], &question[1..]);
-    let output = asked.env("PATH", super::process::search_path()).stdin(Stdio::null()).output().ok()?;
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    let output =
+        asked.env("PATH", super::process::search_path()).stdin(Stdio::null()).output().ok()?;
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     said.iter()
         .flat_map(|text| text.lines())
         .map(str::trim)
@@ -44,8 +52,14 @@ mod tests {
 
     #[test]
     fn versions_are_found_in_answers() {
-        assert_eq!(version_of(&["echo", "a tool, version 1.2"]).as_deref(), Some("a tool, version 1.2"));
-        assert_eq!(version_of(&["sh", "-c", "echo tool; echo; echo v7 >&2"]).as_deref(), Some("v7"));
+        assert_eq!(
+            version_of(&["echo", "a tool, version 1.2"]).as_deref(),
+            Some("a tool, version 1.2")
+        );
+        assert_eq!(
+            version_of(&["sh", "-c", "echo tool; echo; echo v7 >&2"]).as_deref(),
+            Some("v7")
+        );
         assert_eq!(version_of(&["echo", "none"]), None);
         assert_eq!(version_of(&["no-such-command"]), None);
         assert_eq!(of(&["no-such-command"]), []);

@@ -1,5 +1,5 @@
-//! What runs on a mounted file system: a load of this program, one of the known tools or what people do every day, and with how
-//! many clients.
+//! What runs on a mounted file system: a load of this program, one of the known tools or what
+//! people do every day, and with how many clients.
 use super::everyday::{self, Everyday, Materials};
 use super::outputs::{self, Understood};
 use super::process::{self, command};
@@ -52,7 +52,8 @@ pub enum Tool {
 }
 
 impl Tool {
-    const ALL: [Tool; 5] = [Tool::Dbench, Tool::FsMark, Tool::FsMarkNoSync, Tool::Fio, Tool::Pgbench];
+    const ALL: [Tool; 5] =
+        [Tool::Dbench, Tool::FsMark, Tool::FsMarkNoSync, Tool::Fio, Tool::Pgbench];
 
     fn name(self) -> &'static str {
         match self {
@@ -116,7 +117,8 @@ impl FromStr for PeerWorkload {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, clients) = match text.split_once('@') {
             Some((name, number)) => {
-                let clients = number.parse().ok().filter(|clients| (1..=CLIENTS_MAX).contains(clients));
+                let clients =
+                    number.parse().ok().filter(|clients| (1..=CLIENTS_MAX).contains(clients));
                 (name, Some(clients.ok_or_else(|| format!("\"{text}\": write 1 to {CLIENTS_MAX} clients behind the @, as in {name}@16"))?))
             }
             None => (text, None),
@@ -133,12 +135,17 @@ impl FromStr for PeerWorkload {
 
 fn generator(name: &str) -> Result<Generator, String> {
     let tool = || Tool::ALL.into_iter().find(|tool| tool.name() == name).map(Generator::Tool);
-    let everyday = || Everyday::ALL.into_iter().find(|load| load.name() == name).map(Generator::Everyday);
+    let everyday =
+        || Everyday::ALL.into_iter().find(|load| load.name() == name).map(Generator::Everyday);
     let known = || {
         let names = Tool::ALL.map(Tool::name).into_iter().chain(Everyday::ALL.map(Everyday::name));
         names.collect::<Vec<_>>().join(", ")
     };
-    let own = || name.parse().map(Generator::Own).map_err(|error| format!("{error}, {}; {EVERYDAY} for all from untar on", known()));
+    let own = || {
+        name.parse()
+            .map(Generator::Own)
+            .map_err(|error| format!("{error}, {}; {EVERYDAY} for all from untar on", known()))
+    };
     tool().or_else(everyday).map_or_else(own, Ok)
 }
 
@@ -150,17 +157,26 @@ impl FromStr for NamedWorkloads {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == EVERYDAY { Ok(Self(PeerWorkload::everyday())) } else { Ok(Self(vec![text.parse()?])) }
+        if text == EVERYDAY {
+            Ok(Self(PeerWorkload::everyday()))
+        } else {
+            Ok(Self(vec![text.parse()?]))
+        }
     }
 }
 
 impl PeerWorkload {
-    /// Loads that together say where a file system stands: those of this program, and what is installed of the tools. A short list
-    /// for a first look.
+    /// Loads that together say where a file system stands: those of this program, and what is
+    /// installed of the tools. A short list for a first look.
     pub fn defaults(quick: bool) -> Vec<Self> {
         let names = if quick { QUICK } else { ALL };
-        let workloads = names.split(',').map(|name| name.parse::<Self>().expect("the names are known"));
-        workloads.filter(|workload| workload.commands().iter().all(|(command, _)| process::is_installed(command))).collect()
+        let workloads =
+            names.split(',').map(|name| name.parse::<Self>().expect("the names are known"));
+        workloads
+            .filter(|workload| {
+                workload.commands().iter().all(|(command, _)| process::is_installed(command))
+            })
+            .collect()
     }
 
     /// The loads of every day, those with clients with several numbers of them.
@@ -181,7 +197,8 @@ impl PeerWorkload {
         }
     }
 
-    /// Why it has to be left out here; `None` where it can run, and for what must not be left out unasked.
+    /// Why it has to be left out here; `None` where it can run, and for what must not be left out
+    /// unasked.
     pub fn left_out(&self) -> Option<String> {
         let missing: Vec<String> = self
             .as_everyday()?
@@ -190,7 +207,9 @@ impl PeerWorkload {
             .filter(|(command, _)| !process::is_installed(command))
             .map(|(command, package)| format!("{command} (package {package})"))
             .collect();
-        (!missing.is_empty()).then(|| format!("{} is left out: {} is not installed", self.name(), missing.join(" and ")))
+        (!missing.is_empty()).then(|| {
+            format!("{} is left out: {} is not installed", self.name(), missing.join(" and "))
+        })
     }
 
     /// Its name in tables and on the command line.
@@ -221,7 +240,9 @@ impl PeerWorkload {
         let second = Duration::from_secs(1);
         match self.generator {
             Generator::Own(Workload::Dbench) => duration + duration / 5 + second,
-            Generator::Tool(Tool::Dbench) => (duration + duration / 5).max(Duration::from_secs_f64(DBENCH_SECONDS_MIN)) + second,
+            Generator::Tool(Tool::Dbench) => {
+                (duration + duration / 5).max(Duration::from_secs_f64(DBENCH_SECONDS_MIN)) + second
+            }
             Generator::Own(Workload::FsyncHappy) => 2 * duration + second,
             Generator::Own(Workload::CreateWalkUnlink) => 8 * second,
             Generator::Tool(Tool::FsMarkNoSync) => 2 * second,
@@ -232,8 +253,15 @@ impl PeerWorkload {
         }
     }
 
-    /// The command line for the file system at `path`; `socket` is where a database that it needs listens.
-    pub fn invocation(&self, path: &Path, socket: &Path, settings: &PeersSettings, materials: &Materials) -> Command {
+    /// The command line for the file system at `path`; `socket` is where a database that it needs
+    /// listens.
+    pub fn invocation(
+        &self,
+        path: &Path,
+        socket: &Path,
+        settings: &PeersSettings,
+        materials: &Materials,
+    ) -> Command {
         let clients = self.clients(settings);
         let seconds = settings.duration.as_secs_f64().ceil().max(1.0);
         match self.generator {
@@ -243,11 +271,16 @@ impl PeerWorkload {
             Generator::Tool(Tool::FsMarkNoSync) => fs_mark(clients, "0", path, settings),
             Generator::Tool(Tool::Fio) => fio(clients, seconds, path, settings),
             Generator::Tool(Tool::Pgbench) => {
-                let mut pgbench = command("pgbench", &["-j", "2", "-c", &clients.to_string(), "-T", &seconds.to_string(), "-h"]);
+                let mut pgbench = command(
+                    "pgbench",
+                    &["-j", "2", "-c", &clients.to_string(), "-T", &seconds.to_string(), "-h"],
+                );
                 pgbench.arg(socket).args(["-U", "postgres", "postgres"]);
                 pgbench
             }
-            Generator::Everyday(load) => everyday::invocation(load, clients, seconds, path, materials),
+            Generator::Everyday(load) => {
+                everyday::invocation(load, clients, seconds, path, materials)
+            }
         }
     }
 
@@ -255,12 +288,19 @@ impl PeerWorkload {
     ///
     /// # Errors
     /// When they are not there.
-    pub fn understand(&self, output: &str, elapsed: Duration, settings: &PeersSettings, materials: &Materials) -> anyhow::Result<Sample> {
+    pub fn understand(
+        &self,
+        output: &str,
+        elapsed: Duration,
+        settings: &PeersSettings,
+        materials: &Materials,
+    ) -> anyhow::Result<Sample> {
         let clients = self.clients(settings);
         let mut own_report = None;
         let understood = match self.generator {
             Generator::Own(_) => {
-                let report: Report = serde_json::from_str(output).context("the load's report makes no sense")?;
+                let report: Report =
+                    serde_json::from_str(output).context("the load's report makes no sense")?;
                 Some(outputs::of_report(own_report.insert(report)))
             }
             Generator::Tool(Tool::Dbench) => outputs::of_dbench(output),
@@ -306,14 +346,21 @@ pub fn clean_up(path: &Path) -> anyhow::Result<()> {
         if entry.file_name() == OF_THE_FILE_SYSTEM {
             continue;
         }
-        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?
+        } else {
+            fs::remove_file(entry.path())?
+        }
     }
     Ok(())
 }
 
 fn own(workload: Workload, clients: usize, path: &Path, settings: &PeersSettings) -> Command {
     let (clients, seconds) = (clients.to_string(), settings.duration.as_secs_f64().to_string());
-    let mut own = command(&settings.program, &["bench", "run", workload.name(), "--json", "--clients", &clients, "--seconds", &seconds]);
+    let mut own = command(
+        &settings.program,
+        &["bench", "run", workload.name(), "--json", "--clients", &clients, "--seconds", &seconds],
+    );
     own.arg("--target").arg(path);
     if workload == Workload::CreateWalkUnlink {
         own.args(["--files", TREE_FILES]);
@@ -336,8 +383,14 @@ fn dbench(clients: usize, path: &Path, settings: &PeersSettings) -> Command {
 }
 
 fn fs_mark(clients: usize, sync_method: &str, path: &Path, settings: &PeersSettings) -> Command {
-    let files = (settings.duration.as_secs_f64() * FS_MARK_FILES_PER_SECOND).max(FS_MARK_FILES_MIN).round().to_string();
-    let mut fs_mark = command("fs_mark", &["-v", "-n", &files, "-s", "4096", "-S", sync_method, "-k", "-l", "/dev/null"]);
+    let files = (settings.duration.as_secs_f64() * FS_MARK_FILES_PER_SECOND)
+        .max(FS_MARK_FILES_MIN)
+        .round()
+        .to_string();
+    let mut fs_mark = command(
+        "fs_mark",
+        &["-v", "-n", &files, "-s", "4096", "-S", sync_method, "-k", "-l", "/dev/null"],
+    );
     for client in 0..clients {
         fs_mark.arg("-d").arg(format!("fs_mark-{client}"));
     }
@@ -349,9 +402,21 @@ fn fs_mark(clients: usize, sync_method: &str, path: &Path, settings: &PeersSetti
 fn fio(clients: usize, seconds: f64, path: &Path, settings: &PeersSettings) -> Command {
     let all_mib = FIO_FILES_MIB_MAX.min((settings.size_bytes >> 20) / 2);
     let size_mib = (all_mib / clients as u64).clamp(1, FIO_FILE_MIB_MAX);
-    let mut fio = command("fio", &["--name=fsync", "--rw=write", "--bs=64k", "--fsync=1", "--fallocate=none", "--time_based"]);
+    let mut fio = command(
+        "fio",
+        &[
+            "--name=fsync",
+            "--rw=write",
+            "--bs=64k",
+            "--fsync=1",
+            "--fallocate=none",
+            "--time_based",
+        ],
+    );
     fio.args(["--group_reporting", "--output-format=json"]);
-    fio.arg(format!("--size={size_mib}M")).arg(format!("--runtime={seconds}")).arg(format!("--numjobs={clients}"));
+    fio.arg(format!("--size={size_mib}M"))
+        .arg(format!("--runtime={seconds}"))
+        .arg(format!("--numjobs={clients}"));
     fio.arg(format!("--directory={}", path.display()));
     fio
 }
@@ -362,7 +427,15 @@ mod tests {
 
     #[test]
     fn names_are_understood() {
-        for name in ["tool:dbench", "tool:fs_mark", "tool:fs_mark-nosync", "tool:fio@16", "tool:pgbench@8", "dbench@64", "fsync-write"] {
+        for name in [
+            "tool:dbench",
+            "tool:fs_mark",
+            "tool:fs_mark-nosync",
+            "tool:fio@16",
+            "tool:pgbench@8",
+            "dbench@64",
+            "fsync-write",
+        ] {
             assert_eq!(name.parse::<PeerWorkload>().unwrap().name(), name);
         }
         assert_eq!("tool:fio@16".parse::<PeerWorkload>().unwrap().clients, Some(16));
@@ -377,10 +450,17 @@ mod tests {
         let NamedWorkloads(all) = "everyday".parse().unwrap();
         let names: Vec<String> = all.iter().map(PeerWorkload::name).collect();
         assert!(
-            ["untar", "sync", "grep", "cp", "find", "rm", "git", "npm-like"].iter().all(|name| names.contains(&(*name).into())),
+            ["untar", "sync", "grep", "cp", "find", "rm", "git", "npm-like"]
+                .iter()
+                .all(|name| names.contains(&(*name).into())),
             "{names:?}"
         );
-        assert!(["rand-read@32", "one-file-fdatasync@8"].iter().all(|name| names.contains(&(*name).into())), "{names:?}");
+        assert!(
+            ["rand-read@32", "one-file-fdatasync@8"]
+                .iter()
+                .all(|name| names.contains(&(*name).into())),
+            "{names:?}"
+        );
         for name in names {
             assert_eq!(name.parse::<PeerWorkload>().unwrap().name(), name);
         }
@@ -397,7 +477,9 @@ mod tests {
     fn the_defaults_are_there_without_any_tool() {
         for quick in [false, true] {
             let own = |workload: &PeerWorkload| matches!(workload.generator, Generator::Own(_));
-            assert!(PeerWorkload::defaults(quick).iter().filter(|workload| own(workload)).count() > 5);
+            assert!(
+                PeerWorkload::defaults(quick).iter().filter(|workload| own(workload)).count() > 5
+            );
         }
     }
 
@@ -421,11 +503,19 @@ mod tests {
         let nothing = " Operation\n ----\n Close 5 0.1 0.2\n\nThroughput 0 MB/sec  1 clients\n";
         let materials = Materials::new(Path::new("/"), 64 << 20, settings.duration);
         let understand = |name: &str, output: &str| {
-            name.parse::<PeerWorkload>().unwrap().understand(output, Duration::from_secs(1), &settings, &materials)
+            name.parse::<PeerWorkload>().unwrap().understand(
+                output,
+                Duration::from_secs(1),
+                &settings,
+                &materials,
+            )
         };
         assert!(understand("tool:dbench", nothing).is_err());
         assert!(understand("tool:fio", "{}").is_err());
         let sample = understand("tool:dbench@3", &nothing.replace("put 0", "put 7.5")).unwrap();
-        assert_eq!((sample.value, sample.clients, sample.workload.as_str()), (7.5, 3, "tool:dbench@3"));
+        assert_eq!(
+            (sample.value, sample.clients, sample.workload.as_str()),
+            (7.5, 3, "tool:dbench@3")
+        );
     }
 }

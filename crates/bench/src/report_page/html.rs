@@ -1,7 +1,7 @@
 //! Writes well-formed HTML: every element that is opened is closed, and every text is escaped.
 //!
-//! Invariant: nothing but this file writes `<`, and what comes from a result reaches the page through [`Html::text`] or as the
-//! value of an attribute.
+//! Invariant: nothing but this file writes `<`, and what comes from a result reaches the page
+//! through [`Html::text`] or as the value of an attribute.
 
 /// A page in the making.
 #[derive(Default)]
@@ -9,7 +9,8 @@ pub struct Html {
     text: String,
 }
 
-/// The text with the characters replaced that mean something in HTML, and without those that may not stand in it.
+/// The text with the characters replaced that mean something in HTML, and without those that may
+/// not stand in it.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -37,12 +38,31 @@ impl Html {
     }
 
     /// An element with whatever `inner` writes.
-    pub fn element(&mut self, name: &str, attributes: &[(&str, &str)], inner: impl FnOnce(&mut Html)) {
+    pub fn element(
+        &mut self,
+        name: &str,
+        attributes: &[(&str, &str)],
+        inner: impl FnOnce(&mut Html),
+    ) {
         self.open(name, attributes);
         self.text.push('>');
         inner(self);
         self.text.push_str(&format!("</{name}>"));
-        if matches!(name, "section" | "table" | "tr" | "div" | "p" | "h1" | "h2" | "h3" | "h4" | "style" | "svg" | "details") {
+        if matches!(
+            name,
+            "section"
+                | "table"
+                | "tr"
+                | "div"
+                | "p"
+                | "h1"
+                | "h2"
+                | "h3"
+                | "h4"
+                | "style"
+                | "svg"
+                | "details"
+        ) {
             self.text.push('\n');
         }
     }
@@ -52,8 +72,8 @@ impl Html {
         self.element(name, attributes, |html| html.text(text));
     }
 
-    /// An element that holds nothing. Only `meta` and the elements of drawings may be written so: a browser would leave any other
-    /// open.
+    /// An element that holds nothing. Only `meta` and the elements of drawings may be written so: a
+    /// browser would leave any other open.
     pub fn void(&mut self, name: &str, attributes: &[(&str, &str)]) {
         self.open(name, attributes);
         self.text.push_str("/>");
@@ -88,13 +108,21 @@ pub fn table(html: &mut Html, headings: &[&str], rows: &[Vec<String>]) {
     html.element("div", &[("class", "scroll"), ("tabindex", "0")], |html| {
         html.element("table", &[], |html| {
             html.element("thead", &[], |html| {
-                html.element("tr", &[], |html| headings.iter().for_each(|heading| html.leaf("th", &[("scope", "col")], heading)));
+                html.element("tr", &[], |html| {
+                    headings
+                        .iter()
+                        .for_each(|heading| html.leaf("th", &[("scope", "col")], heading))
+                });
             });
             html.element("tbody", &[], |html| {
                 for row in rows {
                     html.element("tr", &[], |html| {
                         for (index, cell) in row.iter().enumerate() {
-                            if index == 0 { html.leaf("th", &[("scope", "row")], cell) } else { html.leaf("td", &[], cell) }
+                            if index == 0 {
+                                html.leaf("th", &[("scope", "row")], cell)
+                            } else {
+                                html.leaf("td", &[], cell)
+                            }
                         }
                     });
                 }
@@ -113,6 +141,10 @@ mod tests {
         html.element("p", &[("title", "a\"b'<c>")], |html| html.text("<script>&\u{0}</script>"));
         let page = html.finish();
         assert!(page.contains("title=\"a&quot;b&#39;&lt;c&gt;\""), "{page}");
-        assert!(page.contains("&lt;script&gt;&amp;\u{fffd}&lt;/script&gt;") && !page.contains("<script"), "{page}");
+        assert!(
+            page.contains("&lt;script&gt;&amp;\u{fffd}&lt;/script&gt;")
+                && !page.contains("<script"),
+            "{page}"
+        );
     }
 }

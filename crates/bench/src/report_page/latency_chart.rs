@@ -1,4 +1,5 @@
-//! How latencies are distributed: a line over p50, p90, p99, p99.9 and the maximum for each system or operation.
+//! How latencies are distributed: a line over p50, p90, p99, p99.9 and the maximum for each system
+//! or operation.
 use super::html::{Html, table};
 use super::palette;
 use super::scale::LogScale;
@@ -28,7 +29,8 @@ impl Curve {
     pub fn new(label: String, place: usize, rounds: &[&OperationSummary]) -> Option<Self> {
         // Older results have a zero for what nobody told.
         let middle = |of: fn(&OperationSummary) -> Option<f64>| {
-            let known: Vec<f64> = rounds.iter().filter_map(|round| of(round)).filter(|value| *value > 0.0).collect();
+            let known: Vec<f64> =
+                rounds.iter().filter_map(|round| of(round)).filter(|value| *value > 0.0).collect();
             (!known.is_empty()).then(|| median(known))
         };
         let latencies_us = [
@@ -40,40 +42,85 @@ impl Curve {
         ];
         let count = rounds.iter().map(|round| round.count).sum();
         let known = latencies_us.iter().any(Option::is_some);
-        known.then(|| Self { label, place, count, average_us: middle(|round| Some(round.average_us)), latencies_us })
+        known.then(|| Self {
+            label,
+            place,
+            count,
+            average_us: middle(|round| Some(round.average_us)),
+            latencies_us,
+        })
     }
 
     fn points(&self) -> impl Iterator<Item = (usize, f64)> {
-        self.latencies_us.into_iter().enumerate().filter_map(|(point, latency_us)| Some((point, latency_us?)))
+        self.latencies_us
+            .into_iter()
+            .enumerate()
+            .filter_map(|(point, latency_us)| Some((point, latency_us?)))
     }
 }
 
 /// Draws the curves and their numbers.
 pub fn draw(html: &mut Html, title: &str, curves: &[Curve]) {
-    let Some(scale) = LogScale::over(curves.iter().flat_map(|curve| curve.latencies_us).flatten(), BASE, 1) else { return };
-    let y = |latency_us: f64| PADDING + (HEIGHT - 2.0 * PADDING) * (1.0 - scale.percent(latency_us) / 100.0);
+    let Some(scale) =
+        LogScale::over(curves.iter().flat_map(|curve| curve.latencies_us).flatten(), BASE, 1)
+    else {
+        return;
+    };
+    let y = |latency_us: f64| {
+        PADDING + (HEIGHT - 2.0 * PADDING) * (1.0 - scale.percent(latency_us) / 100.0)
+    };
     let ticks = scale.ticks(BASE, TICKS_MAX);
     html.leaf("h4", &[], title);
-    let legend: Vec<(usize, String)> = curves.iter().map(|curve| (curve.place, curve.label.clone())).collect();
+    let legend: Vec<(usize, String)> =
+        curves.iter().map(|curve| (curve.place, curve.label.clone())).collect();
     palette::legend(html, &legend);
     let height = format!("{HEIGHT:.0}");
-    html.element("div", &[("class", "plot"), ("role", "img"), ("aria-label", &format!("{title}: the numbers are in the table"))], |html| {
-        html.element("svg", &[("class", "scale"), ("width", "100%"), ("height", &height)], |html| {
-            for tick in &ticks {
-                let at = format!("{:.1}", y(*tick) + 4.0);
-                html.leaf("text", &[("x", "100%"), ("dx", "-6"), ("y", &at), ("text-anchor", "end")], &tick_text(*tick));
-            }
-        });
-        html.element("svg", &[("width", "100%"), ("height", &height), ("overflow", "visible")], |html| {
-            for tick in &ticks {
-                let at = format!("{:.1}", y(*tick));
-                html.void("line", &[("class", "grid"), ("x1", "0%"), ("x2", "100%"), ("y1", &at), ("y2", &at)]);
-            }
-            curves.iter().for_each(|curve| draw_curve(html, curve, y));
-        });
-        html.leaf("span", &[], "");
-        draw_axis(html);
-    });
+    html.element(
+        "div",
+        &[
+            ("class", "plot"),
+            ("role", "img"),
+            ("aria-label", &format!("{title}: the numbers are in the table")),
+        ],
+        |html| {
+            html.element(
+                "svg",
+                &[("class", "scale"), ("width", "100%"), ("height", &height)],
+                |html| {
+                    for tick in &ticks {
+                        let at = format!("{:.1}", y(*tick) + 4.0);
+                        html.leaf(
+                            "text",
+                            &[("x", "100%"), ("dx", "-6"), ("y", &at), ("text-anchor", "end")],
+                            &tick_text(*tick),
+                        );
+                    }
+                },
+            );
+            html.element(
+                "svg",
+                &[("width", "100%"), ("height", &height), ("overflow", "visible")],
+                |html| {
+                    for tick in &ticks {
+                        let at = format!("{:.1}", y(*tick));
+                        html.void(
+                            "line",
+                            &[
+                                ("class", "grid"),
+                                ("x1", "0%"),
+                                ("x2", "100%"),
+                                ("y1", &at),
+                                ("y2", &at),
+                            ],
+                        );
+                    }
+                    curves.iter().for_each(|curve| draw_curve(html, curve, y));
+                },
+            );
+            html.leaf("span", &[], "");
+            draw_axis(html);
+        },
+    );
     numbers(html, curves);
 }
 
@@ -91,11 +138,15 @@ fn tick_text(latency_us: f64) -> String {
 }
 
 fn draw_curve(html: &mut Html, curve: &Curve, y: impl Fn(f64) -> f64) {
-    let points: Vec<(f64, f64)> = curve.points().map(|(point, latency_us)| (x_percent(point), y(latency_us))).collect();
+    let points: Vec<(f64, f64)> =
+        curve.points().map(|(point, latency_us)| (x_percent(point), y(latency_us))).collect();
     for ends in points.windows(2) {
         let [from, to] = [ends[0], ends[1]].map(|(x, y)| (format!("{x:.2}%"), format!("{y:.1}")));
         let class = format!("curve {}", palette::class(curve.place));
-        html.void("line", &[("class", &class), ("x1", &from.0), ("y1", &from.1), ("x2", &to.0), ("y2", &to.1)]);
+        html.void(
+            "line",
+            &[("class", &class), ("x1", &from.0), ("y1", &from.1), ("x2", &to.0), ("y2", &to.1)],
+        );
     }
     points.iter().for_each(|(x, y)| palette::mark(html, curve.place, *x, *y));
 }
@@ -103,7 +154,15 @@ fn draw_curve(html: &mut Html, curve: &Curve, y: impl Fn(f64) -> f64) {
 fn draw_axis(html: &mut Html) {
     html.element("svg", &[("width", "100%"), ("height", "18"), ("overflow", "visible")], |html| {
         for (index, point) in POINTS.iter().enumerate() {
-            html.leaf("text", &[("x", &format!("{:.2}%", x_percent(index))), ("y", "13"), ("text-anchor", "middle")], point);
+            html.leaf(
+                "text",
+                &[
+                    ("x", &format!("{:.2}%", x_percent(index))),
+                    ("y", "13"),
+                    ("text-anchor", "middle"),
+                ],
+                point,
+            );
         }
     });
 }
@@ -112,7 +171,8 @@ fn numbers(html: &mut Html, curves: &[Curve]) {
     let rows: Vec<Vec<String>> = curves
         .iter()
         .map(|curve| {
-            let latencies = [curve.average_us].into_iter().chain(curve.latencies_us).map(known_microseconds);
+            let latencies =
+                [curve.average_us].into_iter().chain(curve.latencies_us).map(known_microseconds);
             [curve.label.clone(), curve.count.to_string()].into_iter().chain(latencies).collect()
         })
         .collect();

@@ -7,7 +7,8 @@ use crate::table::{markdown_table, number};
 
 /// The figures of a mechanism off and on, one table for all loads.
 pub fn comparison_table(comparison: &Comparison) -> String {
-    let headings = [comparison.mechanism.as_str(), "off", "on", "change", "published"].map(str::to_owned);
+    let headings =
+        [comparison.mechanism.as_str(), "off", "on", "change", "published"].map(str::to_owned);
     let rows = comparison.measurements.iter().flat_map(|measured| {
         measured.rows.iter().map(|row| {
             let mut cells = comparison_cells(row);
@@ -19,8 +20,12 @@ pub fn comparison_table(comparison: &Comparison) -> String {
 }
 
 fn run_table(report: &Report) -> String {
-    let headings = ["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned);
-    markdown_table(&headings, &report.operations.iter().map(OperationSummary::cells).collect::<Vec<_>>())
+    let headings =
+        ["operation", "count", "average", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned);
+    markdown_table(
+        &headings,
+        &report.operations.iter().map(OperationSummary::cells).collect::<Vec<_>>(),
+    )
 }
 
 /// What to say first of results from a busy machine.

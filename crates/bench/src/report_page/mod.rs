@@ -1,14 +1,16 @@
 //! One page from results: charts, tables, and what they were measured on.
 //!
-//! The page is one file without scripts; it asks no network for anything, follows the reader's choice of light or dark, and is as
-//! wide as a phone where the reader has one. Drawings take the width they get: what lies across is given in per cent, so that
-//! texts keep their size.
+//! The page is one file without scripts; it asks no network for anything, follows the reader's
+//! choice of light or dark, and is as wide as a phone where the reader has one. Drawings take the
+//! width they get: what lies across is given in per cent, so that texts keep their size.
 //!
-//! It begins with the verdict, and then with what a reader wants first: Cairn beside the others. Everything else is folded up.
+//! It begins with the verdict, and then with what a reader wants first: Cairn beside the others.
+//! Everything else is folded up.
 //!
-//! Layers, imports pointing down: `sections` puts the parts together; `verdict` and `peers` compare file systems; `ratio_chart`,
-//! `latency_chart` and `stage_chart` draw; `standing` says what is better, `names` in which words, `palette` and `scale` with which
-//! colours and where; `html` writes.
+//! Layers, imports pointing down: `sections` puts the parts together; `verdict` and `peers` compare
+//! file systems; `ratio_chart`, `latency_chart` and `stage_chart` draw; `standing` says what is
+//! better, `names` in which words, `palette` and `scale` with which colours and where; `html`
+//! writes.
 mod html;
 mod latency_chart;
 mod markdown;
@@ -38,7 +40,10 @@ pub fn page(results: &[Results]) -> String {
     html.element("html", &[("lang", "en")], |html| {
         html.element("head", &[], |html| {
             html.void("meta", &[("charset", "utf-8")]);
-            html.void("meta", &[("name", "viewport"), ("content", "width=device-width, initial-scale=1")]);
+            html.void(
+                "meta",
+                &[("name", "viewport"), ("content", "width=device-width, initial-scale=1")],
+            );
             html.void("meta", &[("name", "color-scheme"), ("content", "light dark")]);
             html.leaf("title", &[], "Cairn: measurements");
             html.style(STYLE);
@@ -72,7 +77,12 @@ fn body(html: &mut Html, results: &[Results]) {
         _ => None,
     });
     sections::comparisons(html, &comparisons.collect::<Vec<_>>());
-    let made = format!("Made {} from {} results with Cairn {}.", utc_now(), results.len(), env!("CARGO_PKG_VERSION"));
+    let made = format!(
+        "Made {} from {} results with Cairn {}.",
+        utc_now(),
+        results.len(),
+        env!("CARGO_PKG_VERSION")
+    );
     html.leaf("p", &[("class", "note")], &made);
 }
 

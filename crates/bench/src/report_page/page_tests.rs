@@ -1,4 +1,5 @@
-//! The page is well-formed, holds everything, shows what it was given, and believes none of it to be HTML.
+//! The page is well-formed, holds everything, shows what it was given, and believes none of it to
+//! be HTML.
 use super::*;
 use crate::ab::{Comparison, Measured, Row, Spread};
 use crate::machine::Machine;
@@ -49,9 +50,11 @@ fn report(target: &str) -> Report {
         context_switches: 3000,
         machine_cpu_seconds: 2.0,
         machine_context_switches: 5000,
-        statistics: Some(json!({"fsyncs_grouped": 1000, "log_flushes": 40, "checkpoints": 40, "log_blocks_written": 200,
+        statistics: Some(
+            json!({"fsyncs_grouped": 1000, "log_flushes": 40, "checkpoints": 40, "log_blocks_written": 200,
             "fsync_stages": [stage("data write", 40.0), stage("group wait", 30.0), stage("checkpoint write", 20.0), stage("flush", 55.0),
-                stage("wake-up", 5.0), stage("total", 150.0)]})),
+                stage("wake-up", 5.0), stage("total", 150.0)]}),
+        ),
         origin: Some(Origin {
             date: "2026-01-31T12:00:00Z".into(),
             command: vec!["cairn".into(), EVIL.into()],
@@ -70,7 +73,12 @@ fn sample(system: &str, value: f64) -> Sample {
         value,
         unit: "fsyncs/s".into(),
         less_is_better: false,
-        figures: vec![PeerFigure { name: "p99".into(), value: 3.0, unit: "ms".into(), less_is_better: true }],
+        figures: vec![PeerFigure {
+            name: "p99".into(),
+            value: 3.0,
+            unit: "ms".into(),
+            less_is_better: true,
+        }],
         latencies: Vec::new(),
         completed: 1000,
         wall_seconds: 11.0,
@@ -85,7 +93,13 @@ fn sample(system: &str, value: f64) -> Sample {
     }
 }
 
-fn row(system: &str, figure: &str, median: f64, times_as_good: f64, less_is_better: bool) -> SummaryRow {
+fn row(
+    system: &str,
+    figure: &str,
+    median: f64,
+    times_as_good: f64,
+    less_is_better: bool,
+) -> SummaryRow {
     SummaryRow {
         workload: "fsync-write@8".into(),
         clients: 8,
@@ -130,7 +144,9 @@ fn summary() -> Summary {
         disturbance: None,
         left_out: Vec::new(),
         rows,
-        samples: [("ext4", 1000.0), ("xfs", 500.0), ("cairn-image", 2000.0)].map(|(system, value)| sample(system, value)).into(),
+        samples: [("ext4", 1000.0), ("xfs", 500.0), ("cairn-image", 2000.0)]
+            .map(|(system, value)| sample(system, value))
+            .into(),
     }
 }
 
@@ -144,7 +160,12 @@ fn comparison() -> Comparison {
         on: spread(327.0),
         published: "+227 %".into(),
     };
-    let neutral = Row { figure: "lock waits".into(), less_is_better: None, published: String::new(), ..row.clone() };
+    let neutral = Row {
+        figure: "lock waits".into(),
+        less_is_better: None,
+        published: String::new(),
+        ..row.clone()
+    };
     let measured = Measured {
         name: "dbench, 200 clients".into(),
         load: "dbench".into(),
@@ -195,7 +216,10 @@ fn elements(page: &str) -> Result<Vec<String>, String> {
             continue;
         }
         let name = tag.split([' ', '/']).next().unwrap_or_default().to_owned();
-        if tag.matches('"').count() % 2 != 0 || name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric()) {
+        if tag.matches('"').count() % 2 != 0
+            || name.is_empty()
+            || !name.chars().all(|letter| letter.is_ascii_alphanumeric())
+        {
             return Err(format!("a bad tag: <{tag}>"));
         }
         if tag.ends_with('/') && !["meta", "rect", "line", "path"].contains(&name.as_str()) {
@@ -256,15 +280,24 @@ fn the_page_shows_what_it_was_given() {
 fn the_verdict_comes_first_and_the_main_comparison_second() {
     let page = page(&results());
     let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} is missing"));
-    assert!(at("Cairn beside the best of ext4 and xfs") < at("better 2, no clear difference 0, worse 0 of 2 figures"), "{page}");
-    assert!(at("better 2, no clear difference 0") < at("▲ 2.00×") && at("▲ 2.00×") < at("Each mechanism, on beside off"));
+    assert!(
+        at("Cairn beside the best of ext4 and xfs")
+            < at("better 2, no clear difference 0, worse 0 of 2 figures"),
+        "{page}"
+    );
+    assert!(
+        at("better 2, no clear difference 0") < at("▲ 2.00×")
+            && at("▲ 2.00×") < at("Each mechanism, on beside off")
+    );
     assert!(at("Furthest ahead: 2.00×") < at("<table"));
     // All the rest is folded up.
     let (mut depth, mut open) = (0_usize, 0);
     for part in page.split_inclusive('>') {
         depth += usize::from(part.ends_with("<details>"));
         depth -= usize::from(part.ends_with("</details>"));
-        open += usize::from(depth == 0 && (part.contains("class=\"plot\"") || part.contains("class=\"ratios\"")));
+        open += usize::from(
+            depth == 0 && (part.contains("class=\"plot\"") || part.contains("class=\"ratios\"")),
+        );
     }
     assert_eq!((depth, open), (0, 0));
     assert!(!page.contains("tool:") && !page.contains("busy:"));
@@ -280,9 +313,15 @@ fn a_win_and_a_loss_differ_in_sign_colour_and_word() {
         row("cairn-image-buffered", THROUGHPUT, 105.0, 1.05, false),
     ];
     let page = page(&[Results { source: "x".into(), content: Content::Peers(Box::new(both)) }]);
-    for (class, word, text) in [("win", "better", "▲ 3.00×"), ("loss", "worse", "▼ 0.20×"), ("even", "no clear difference", "≈ 1.05×")]
-    {
-        assert!(page.contains(&format!("<b class=\"chip {class}\" title=\"{word}\">{text}</b>")), "{text}: {page}");
+    for (class, word, text) in [
+        ("win", "better", "▲ 3.00×"),
+        ("loss", "worse", "▼ 0.20×"),
+        ("even", "no clear difference", "≈ 1.05×"),
+    ] {
+        assert!(
+            page.contains(&format!("<b class=\"chip {class}\" title=\"{word}\">{text}</b>")),
+            "{text}: {page}"
+        );
     }
 }
 
@@ -290,11 +329,15 @@ fn a_win_and_a_loss_differ_in_sign_colour_and_word() {
 fn a_busy_machine_is_told_before_everything_else() {
     let mut results = results();
     let Content::Peers(summary) = &mut results[0].content else { panic!("not the comparison") };
-    summary.disturbance = Some(crate::Disturbance { load_average: 15.0, cpu_share: 0.4, stolen_share: 0.0 });
+    summary.disturbance =
+        Some(crate::Disturbance { load_average: 15.0, cpu_share: 0.4, stolen_share: 0.0 });
     let page = page(&results);
     elements(&page).unwrap();
     let warning = page.find("These figures are doubtful").unwrap();
-    assert!(warning < page.find("<section").unwrap() && page.contains("1 of 3 results: peers.json"), "{page}");
+    assert!(
+        warning < page.find("<section").unwrap() && page.contains("1 of 3 results: peers.json"),
+        "{page}"
+    );
     assert!(markdown(&results).contains("The machine was busy"));
 }
 
@@ -304,7 +347,8 @@ fn older_results_have_the_same_direction() {
     for row in older["rows"].as_array_mut().unwrap() {
         let times_as_good = row["times_as_good"].take().as_f64().unwrap();
         row.as_object_mut().unwrap().remove("times_as_good");
-        row["ratio_to_best_peer"] = if row["less_is_better"] == true { 1.0 / times_as_good } else { times_as_good }.into();
+        row["ratio_to_best_peer"] =
+            if row["less_is_better"] == true { 1.0 / times_as_good } else { times_as_good }.into();
     }
     let older: Summary = serde_json::from_value(older).unwrap();
     assert_eq!(older.markdown(), summary().markdown());
@@ -324,7 +368,11 @@ fn a_device_is_compared_with_its_like() {
     let page = page(&[Results { source: "x".into(), content: Content::Peers(Box::new(both)) }]);
     elements(&page).unwrap();
     assert!(page.contains("with and without direct I/O"));
-    for bar in ["ext4, page cache below: 1.00×", "Cairn, loop device: 3.00×", "Cairn, loop device, page cache below: 0.50×"] {
+    for bar in [
+        "ext4, page cache below: 1.00×",
+        "Cairn, loop device: 3.00×",
+        "Cairn, loop device, page cache below: 0.50×",
+    ] {
         assert!(page.contains(bar), "{bar}");
     }
     // A part of a whole stands in the table only, without a ratio.
@@ -337,7 +385,15 @@ fn the_table_and_the_bars_say_the_same() {
     let numbers = &page[page.find("times as good</th>").unwrap()..];
     let numbers = &numbers[..numbers.find("</table>").unwrap()];
     let of_p99 = &numbers[numbers.find("99 % are faster, ms (less is better)").unwrap()..];
-    assert_eq!((of_p99.matches("0.50×").count(), of_p99.matches("1.00×").count(), of_p99.matches("2.00×").count()), (1, 1, 1), "{of_p99}");
+    assert_eq!(
+        (
+            of_p99.matches("0.50×").count(),
+            of_p99.matches("1.00×").count(),
+            of_p99.matches("2.00×").count()
+        ),
+        (1, 1, 1),
+        "{of_p99}"
+    );
     assert!(page.contains("ext4: 0.50×") && page.contains("xfs: 1.00×"));
 }
 
@@ -365,7 +421,9 @@ fn nothing_measured_is_a_page_too() {
     let mut none = report("x");
     (none.operations, none.statistics, none.origin) = (Vec::new(), None, None);
     let of = |content| Results { source: "x".into(), content };
-    for results in [Vec::new(), vec![of(Content::Peers(Box::new(empty))), of(Content::Run(Box::new(none)))]] {
+    for results in
+        [Vec::new(), vec![of(Content::Peers(Box::new(empty))), of(Content::Run(Box::new(none)))]]
+    {
         elements(&page(&results)).unwrap();
     }
 }
@@ -376,8 +434,15 @@ fn markdown_has_the_ratios() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines.contains(&"| workload | ext4 | xfs | cairn-image | cairn-image, times as good as the best other |"), "{text}");
     assert!(lines.contains(&"| fsync-write@8, fsyncs/s | 1000 | 500 | 2000 | 2.00 |"), "{text}");
-    assert!(lines.contains(&"| fsync-write@8, p99, ms (less is better) | 4.00 | 2.00 | 1.00 | 2.00 |"), "{text}");
-    assert!(lines.contains(&"| dbench, 200 clients: throughput, MB/s | 100 | 327 | +227.0 % | +227 % |"), "{text}");
+    assert!(
+        lines.contains(&"| fsync-write@8, p99, ms (less is better) | 4.00 | 2.00 | 1.00 | 2.00 |"),
+        "{text}"
+    );
+    assert!(
+        lines
+            .contains(&"| dbench, 200 clients: throughput, MB/s | 100 | 327 | +227.0 % | +227 % |"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -387,10 +452,21 @@ fn a_load_in_seconds_is_better_when_it_is_shorter() {
         unit: "s".into(),
         ..row(system, THROUGHPUT, median, times_as_good, true)
     };
-    let rows = vec![timed("ext4", 4.0, 1.0), timed("cairn-loop", 1.0, 4.0), timed("cairn-image", 16.0, 0.25)];
+    let rows = vec![
+        timed("ext4", 4.0, 1.0),
+        timed("cairn-loop", 1.0, 4.0),
+        timed("cairn-image", 16.0, 0.25),
+    ];
     let left_out = vec!["git is left out: git (package git) is not installed".into()];
-    let page = page(&[Results { source: "x.json".into(), content: Content::Peers(Box::new(Summary { rows, left_out, ..summary() })) }]);
+    let page = page(&[Results {
+        source: "x.json".into(),
+        content: Content::Peers(Box::new(Summary { rows, left_out, ..summary() })),
+    }]);
     assert!(page.contains("▲ 4.00×") && page.contains("▼ 0.25×"), "{page}");
-    assert!(page.contains("unpack the sources of a program (tar)") && page.contains("s, less is better"), "{page}");
+    assert!(
+        page.contains("unpack the sources of a program (tar)")
+            && page.contains("s, less is better"),
+        "{page}"
+    );
     assert!(page.contains("git is left out") && page.contains("11.50"), "{page}");
 }

@@ -1,9 +1,12 @@
-//! One colour, one mark and one kind of line for each system, the same in every chart of every page.
+//! One colour, one mark and one kind of line for each system, the same in every chart of every
+//! page.
 //!
-//! The colours differ in lightness as well as in hue, and no chart tells systems apart by colour alone.
+//! The colours differ in lightness as well as in hue, and no chart tells systems apart by colour
+//! alone.
 use super::html::Html;
 
-/// The systems that have a place of their own; others get the places behind these, in the order in which they appear.
+/// The systems that have a place of their own; others get the places behind these, in the order in
+/// which they appear.
 const KNOWN: [&str; 5] = ["ext4", "xfs", "btrfs", "cairn-loop", "cairn-image"];
 const PLACES: usize = 8;
 /// What has no place of its own begins here.
@@ -52,9 +55,16 @@ fn outline(place: usize) -> &'static str {
 /// A place's mark in a drawing, at a share of the width and a height in pixels.
 pub fn mark(html: &mut Html, place: usize, x_percent: f64, y: f64) {
     let (x, y) = (format!("{x_percent:.2}%"), format!("{y:.1}"));
-    html.element("svg", &[("x", &x), ("y", &y), ("width", "1"), ("height", "1"), ("overflow", "visible")], |html| {
-        html.void("path", &[("class", &format!("mark {}", class(place))), ("d", outline(place))]);
-    });
+    html.element(
+        "svg",
+        &[("x", &x), ("y", &y), ("width", "1"), ("height", "1"), ("overflow", "visible")],
+        |html| {
+            html.void(
+                "path",
+                &[("class", &format!("mark {}", class(place))), ("d", outline(place))],
+            );
+        },
+    );
 }
 
 /// Names beside their marks.
@@ -62,7 +72,11 @@ pub fn legend(html: &mut Html, entries: &[(usize, String)]) {
     html.element("p", &[("class", "legend")], |html| {
         for (place, name) in entries {
             html.element("span", &[], |html| {
-                html.element("svg", &[("width", "14"), ("height", "14"), ("aria-hidden", "true")], |html| mark(html, *place, 50.0, 7.0));
+                html.element(
+                    "svg",
+                    &[("width", "14"), ("height", "14"), ("aria-hidden", "true")],
+                    |html| mark(html, *place, 50.0, 7.0),
+                );
                 html.text(name);
             });
             html.text(" ");
@@ -77,7 +91,8 @@ mod tests {
     #[test]
     fn a_system_has_one_place() {
         let mut palette = Palette::default();
-        let places = ["zfs", "ext4", "cairn-image", "ext4, buffered", "zfs", "bcachefs"].map(|system| palette.place(system));
+        let places = ["zfs", "ext4", "cairn-image", "ext4, buffered", "zfs", "bcachefs"]
+            .map(|system| palette.place(system));
         assert_eq!(places, [5, 0, 4, 0, 5, 6]);
     }
 }

@@ -28,7 +28,9 @@ pub fn draw(html: &mut Html, palette: &mut Palette, summary: &Summary, source: &
     html.leaf("p", &[("class", "note")], &note);
     summary.left_out.iter().for_each(|why| html.leaf("p", &[("class", "note")], why));
     main_table(html, summary);
-    fold(html, "Every figure and file system, with the range of the rounds", |html| charts(html, palette, summary));
+    fold(html, "Every figure and file system, with the range of the rounds", |html| {
+        charts(html, palette, summary)
+    });
     fold(html, "Numbers, with CPU time and context switches", |html| numbers(html, summary));
     fold(html, "How latencies are distributed", |html| {
         for (workload, samples) in grouped(&summary.samples, |sample| &sample.workload) {
@@ -36,24 +38,43 @@ pub fn draw(html: &mut Html, palette: &mut Palette, summary: &Summary, source: &
         }
     });
     fold(html, "Where the time of an fsync goes", |html| {
-        for ((workload, system), samples) in grouped(&summary.samples, |sample| (&sample.workload, &sample.system)) {
+        for ((workload, system), samples) in
+            grouped(&summary.samples, |sample| (&sample.workload, &sample.system))
+        {
             // Of all rounds the last one: counters of several mounts don't add up.
             if let Some(statistics) = samples.iter().rev().find_map(|sample| counted(sample)) {
-                stage_chart::draw(html, &format!("{}; {}, last round", names::load(workload), names::system(system)), &statistics);
+                stage_chart::draw(
+                    html,
+                    &format!("{}; {}, last round", names::load(workload), names::system(system)),
+                    &statistics,
+                );
             }
         }
     });
-    let mut more = vec![pair("Cairn", summary.version.clone()), pair("image size", format!("{} MiB", summary.size_bytes >> 20))];
+    let mut more = vec![
+        pair("Cairn", summary.version.clone()),
+        pair("image size", format!("{} MiB", summary.size_bytes >> 20)),
+    ];
     more.extend(summary.tools.iter().map(|tool| pair(&tool.name, tool.version.clone())));
-    origin(html, (&summary.command, &summary.date, &summary.machine, summary.disturbance), more, source);
+    origin(
+        html,
+        (&summary.command, &summary.date, &summary.machine, summary.disturbance),
+        more,
+        source,
+    );
 }
 
-/// The label of a row: of a main figure the load, of another one only itself, since it stands below.
+/// The label of a row: of a main figure the load, of another one only itself, since it stands
+/// below.
 fn main_label(html: &mut Html, row: &SummaryRow) {
     if row.is_main() {
         html.leaf("b", &[], &names::load(&row.workload));
         html.text(" ");
-        html.leaf("small", &[], &format!("{}{}", row.unit, if row.less_is_better { ", less is better" } else { "" }));
+        html.leaf(
+            "small",
+            &[],
+            &format!("{}{}", row.unit, if row.less_is_better { ", less is better" } else { "" }),
+        );
     } else {
         html.leaf("small", &[], &format!("{}, {}", names::figure(&row.figure), row.unit));
     }
@@ -70,7 +91,9 @@ fn main_table(html: &mut Html, summary: &Summary) {
         html.element("thead", &[], |html| {
             html.element("tr", &[], |html| {
                 html.leaf("th", &[("scope", "col")], "");
-                cairns.iter().for_each(|system| html.leaf("th", &[("scope", "col")], &names::system(system)));
+                cairns.iter().for_each(|system| {
+                    html.leaf("th", &[("scope", "col")], &names::system(system))
+                });
                 html.leaf("th", &[("scope", "col")], "best other");
             });
         });
@@ -94,7 +117,10 @@ fn main_row(html: &mut Html, group: &[&SummaryRow], cairns: &[&str]) {
             }
         }
         // An image counts as a device with direct I/O, and so does what is asked for first.
-        let best = group.iter().find(|row| standing::is_cairn(&row.system)).and_then(|row| standing::best_other(row, group));
+        let best = group
+            .iter()
+            .find(|row| standing::is_cairn(&row.system))
+            .and_then(|row| standing::best_other(row, group));
         html.element("td", &[], |html| {
             html.leaf("span", &[], &best.map_or_else(|| "-".into(), |best| number(best.median)));
             html.leaf("small", &[], best.map_or("", |best| best.system.as_str()));
@@ -106,7 +132,11 @@ fn own_cell(html: &mut Html, row: &SummaryRow, group: &[&SummaryRow]) {
     html.element("td", &[], |html| {
         if let (Some(standing), Some(ratio)) = (standing::of_row(row, group), row.times_as_good()) {
             let shown = format!("{} {}", standing.sign(), ratio_chart::ratio_text(ratio));
-            html.leaf("b", &[("class", &format!("chip {}", standing.class())), ("title", standing.word())], &shown);
+            html.leaf(
+                "b",
+                &[("class", &format!("chip {}", standing.class())), ("title", standing.word())],
+                &shown,
+            );
         }
         html.leaf("small", &[], &number(row.median));
     });
@@ -114,20 +144,29 @@ fn own_cell(html: &mut Html, row: &SummaryRow, group: &[&SummaryRow]) {
 
 fn charts(html: &mut Html, palette: &mut Palette, summary: &Summary) {
     let shown: Vec<&SummaryRow> = summary.rows.iter().filter(|row| row.unit != PERCENT).collect();
-    let groups: Vec<Group> =
-        grouped(&shown, |row| (&row.workload, &row.figure)).iter().map(|(_, rows)| peer_group(palette, rows)).collect();
+    let groups: Vec<Group> = grouped(&shown, |row| (&row.workload, &row.figure))
+        .iter()
+        .map(|(_, rows)| peer_group(palette, rows))
+        .collect();
     ratio_chart::draw(html, &groups);
 }
 
-/// What the server counted during a load: as the load says, otherwise from before a tool until after it.
+/// What the server counted during a load: as the load says, otherwise from before a tool until
+/// after it.
 fn counted(sample: &Sample) -> Option<Value> {
     let told = sample.report.as_ref().and_then(|report| report.statistics.clone());
-    told.or_else(|| Some(engine_figures::between(sample.statistics_before.as_ref()?, sample.statistics_after.clone()?)))
+    told.or_else(|| {
+        Some(engine_figures::between(
+            sample.statistics_before.as_ref()?,
+            sample.statistics_after.clone()?,
+        ))
+    })
 }
 
 /// The whole name of a figure, in plain words.
 fn label(row: &SummaryRow) -> String {
-    let figure = if row.is_main() { String::new() } else { format!(": {}", names::figure(&row.figure)) };
+    let figure =
+        if row.is_main() { String::new() } else { format!(": {}", names::figure(&row.figure)) };
     let hint = if row.less_is_better { " (less is better)" } else { "" };
     format!("{}{figure}, {}{hint}", names::load(&row.workload), row.unit)
 }
@@ -143,7 +182,14 @@ fn peer_group(palette: &mut Palette, rows: &[&&SummaryRow]) -> Group {
             Some(ratio) => row.median / ratio,
             None => first,
         };
-        let bar = Bar::new(names::system(&row.system), palette.place(&row.system), figure, one, row.less_is_better, "")?;
+        let bar = Bar::new(
+            names::system(&row.system),
+            palette.place(&row.system),
+            figure,
+            one,
+            row.less_is_better,
+            "",
+        )?;
         Some(Bar { standing: standing::of_row(row, &all), ..bar })
     });
     Group { heading: rows.first().map_or_else(String::new, |row| label(row)), bars: bars.collect() }
@@ -154,17 +200,28 @@ fn numbers(html: &mut Html, summary: &Summary) {
         .rows
         .iter()
         .map(|row| {
-            let ratio = row.times_as_good().filter(|_| row.unit != PERCENT).map_or_else(|| "-".into(), ratio_chart::ratio_text);
+            let ratio = row
+                .times_as_good()
+                .filter(|_| row.unit != PERCENT)
+                .map_or_else(|| "-".into(), ratio_chart::ratio_text);
             let figures = [row.median, row.min, row.max].map(number);
-            let resources = [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
+            let resources =
+                [row.cpu_us_per_operation, row.context_switches_per_operation].map(number);
             let seconds = row.seconds.cells();
-            [label(row), names::system(&row.system)].into_iter().chain(figures).chain([ratio]).chain(resources).chain(seconds).collect()
+            [label(row), names::system(&row.system)]
+                .into_iter()
+                .chain(figures)
+                .chain([ratio])
+                .chain(resources)
+                .chain(seconds)
+                .collect()
         })
         .collect();
     let note = "CPU time and switches per operation are those of the whole machine in the measured time; of a tool, of the whole program. The \
         columns in seconds are those of the whole program.";
     html.leaf("p", &[("class", "note")], note);
-    let headings = ["load", "system", "median", "min", "max", "times as good", "CPU µs/op", "switches/op"];
+    let headings =
+        ["load", "system", "median", "min", "max", "times as good", "CPU µs/op", "switches/op"];
     table(html, &headings.into_iter().chain(LoadSeconds::HEADINGS).collect::<Vec<_>>(), &rows);
 }
 
@@ -175,20 +232,32 @@ fn latencies(sample: &Sample) -> &[OperationSummary] {
     }
 }
 
-/// The operation whose latency is shown: one that makes durable, otherwise the one that takes most of the time.
+/// The operation whose latency is shown: one that makes durable, otherwise the one that takes most
+/// of the time.
 fn main_operation(all: &[OperationSummary]) -> Option<&str> {
-    let durable = DURABLE.iter().find_map(|name| all.iter().find(|operation| operation.name == *name));
+    let durable =
+        DURABLE.iter().find_map(|name| all.iter().find(|operation| operation.name == *name));
     let time = |operation: &OperationSummary| operation.average_us * operation.count as f64;
     let chosen = durable.or_else(|| all.iter().max_by(|a, b| time(a).total_cmp(&time(b))));
     chosen.map(|operation| operation.name.as_str())
 }
 
 fn latencies_of(html: &mut Html, palette: &mut Palette, workload: &str, samples: &[&Sample]) {
-    let Some(operation) = samples.iter().find_map(|sample| main_operation(latencies(sample))) else { return };
+    let Some(operation) = samples.iter().find_map(|sample| main_operation(latencies(sample)))
+    else {
+        return;
+    };
     let mut curves = Vec::new();
     for (system, rounds) in grouped(samples, |sample| &sample.system) {
-        let of_operation = rounds.iter().flat_map(|sample| latencies(sample)).filter(|summary| summary.name == operation);
-        curves.extend(Curve::new(names::system(system), palette.place(system), &of_operation.collect::<Vec<_>>()));
+        let of_operation = rounds
+            .iter()
+            .flat_map(|sample| latencies(sample))
+            .filter(|summary| summary.name == operation);
+        curves.extend(Curve::new(
+            names::system(system),
+            palette.place(system),
+            &of_operation.collect::<Vec<_>>(),
+        ));
     }
     latency_chart::draw(html, &format!("{}: {operation}", names::load(workload)), &curves);
 }

@@ -1,7 +1,9 @@
-//! How many times as good something is as something else: a bar from 1 to the ratio, with the range of all rounds across it.
+//! How many times as good something is as something else: a bar from 1 to the ratio, with the range
+//! of all rounds across it.
 //!
-//! The scale is logarithmic, so that twice and half are equally far from 1, and all bars of a chart share it. To the right is
-//! always better: the ratio of a figure of which less is better is turned over.
+//! The scale is logarithmic, so that twice and half are equally far from 1, and all bars of a chart
+//! share it. To the right is always better: the ratio of a figure of which less is better is turned
+//! over.
 use super::html::Html;
 use super::palette;
 use super::scale::LogScale;
@@ -29,7 +31,14 @@ pub struct Bar {
 
 impl Bar {
     /// A bar for a figure with the range of its rounds, beside the figure that is 1.
-    pub fn new(label: String, place: usize, figure: [f64; 3], one: f64, less_is_better: bool, unit: &str) -> Option<Self> {
+    pub fn new(
+        label: String,
+        place: usize,
+        figure: [f64; 3],
+        one: f64,
+        less_is_better: bool,
+        unit: &str,
+    ) -> Option<Self> {
         let [median, min, max] = figure;
         if !(one > 0.0 && median > 0.0) {
             return None;
@@ -61,7 +70,10 @@ pub fn ratio_text(ratio: f64) -> String {
 
 /// Draws the groups below each other, with one scale.
 pub fn draw(html: &mut Html, groups: &[Group]) {
-    let values = groups.iter().flat_map(|group| &group.bars).flat_map(|bar| [bar.ratio, bar.range.0, bar.range.1]);
+    let values = groups
+        .iter()
+        .flat_map(|group| &group.bars)
+        .flat_map(|bar| [bar.ratio, bar.range.0, bar.range.1]);
     let Some(scale) = LogScale::over(values.chain([1.0 / BASE, BASE]), BASE, 2) else { return };
     html.element("div", &[("class", "ratios"), ("role", "group")], |html| {
         for group in groups.iter().filter(|group| !group.bars.is_empty()) {
@@ -79,7 +91,8 @@ fn percent(value: f64) -> String {
 }
 
 fn line(html: &mut Html, class: &str, from: (f64, f64), to: (f64, f64)) {
-    let (x1, x2, y1, y2) = (percent(from.0), percent(to.0), format!("{:.1}", from.1), format!("{:.1}", to.1));
+    let (x1, x2, y1, y2) =
+        (percent(from.0), percent(to.0), format!("{:.1}", from.1), format!("{:.1}", to.1));
     html.void("line", &[("class", class), ("x1", &x1), ("x2", &x2), ("y1", &y1), ("y2", &y2)]);
 }
 
@@ -89,24 +102,40 @@ fn draw_bar(html: &mut Html, bar: &Bar, scale: &LogScale) {
     let (low, high) = (scale.percent(bar.range.0), scale.percent(bar.range.1));
     html.element("div", &[("class", "bar")], |html| {
         html.leaf("span", &[("class", "name")], &bar.label);
-        let told = format!("{}: {}, {} to {}", bar.label, ratio_text(bar.ratio), ratio_text(bar.range.0), ratio_text(bar.range.1));
+        let told = format!(
+            "{}: {}, {} to {}",
+            bar.label,
+            ratio_text(bar.ratio),
+            ratio_text(bar.range.0),
+            ratio_text(bar.range.1)
+        );
         let height = format!("{BAR_HEIGHT:.0}");
-        html.element("svg", &[("width", "100%"), ("height", &height), ("role", "img"), ("aria-label", &told)], |html| {
-            scale
-                .ticks(BASE, TICKS_MAX)
-                .into_iter()
-                .map(|tick| scale.percent(tick))
-                .for_each(|x| line(html, "grid", (x, 0.0), (x, BAR_HEIGHT)));
-            let (x, width) = (percent(one.min(end)), percent((end - one).abs()));
-            let class = bar.standing.map_or("other", Standing::class);
-            html.void("rect", &[("class", class), ("x", &x), ("y", "6"), ("width", &width), ("height", "14")]);
-            line(html, "one", (one, 0.0), (one, BAR_HEIGHT));
-            line(html, "whisker", (low, middle), (high, middle));
-            [low, high].into_iter().for_each(|x| line(html, "whisker", (x, middle - 4.0), (x, middle + 4.0)));
-            palette::mark(html, bar.place, end, middle);
-        });
+        html.element(
+            "svg",
+            &[("width", "100%"), ("height", &height), ("role", "img"), ("aria-label", &told)],
+            |html| {
+                scale
+                    .ticks(BASE, TICKS_MAX)
+                    .into_iter()
+                    .map(|tick| scale.percent(tick))
+                    .for_each(|x| line(html, "grid", (x, 0.0), (x, BAR_HEIGHT)));
+                let (x, width) = (percent(one.min(end)), percent((end - one).abs()));
+                let class = bar.standing.map_or("other", Standing::class);
+                html.void(
+                    "rect",
+                    &[("class", class), ("x", &x), ("y", "6"), ("width", &width), ("height", "14")],
+                );
+                line(html, "one", (one, 0.0), (one, BAR_HEIGHT));
+                line(html, "whisker", (low, middle), (high, middle));
+                [low, high]
+                    .into_iter()
+                    .for_each(|x| line(html, "whisker", (x, middle - 4.0), (x, middle + 4.0)));
+                palette::mark(html, bar.place, end, middle);
+            },
+        );
         html.element("span", &[("class", "value")], |html| {
-            let sign = bar.standing.map_or_else(String::new, |standing| format!("{} ", standing.sign()));
+            let sign =
+                bar.standing.map_or_else(String::new, |standing| format!("{} ", standing.sign()));
             html.leaf("b", &[], &format!("{sign}{}", ratio_text(bar.ratio)));
             html.text(" ");
             html.leaf("small", &[], &bar.value);
@@ -117,11 +146,23 @@ fn draw_bar(html: &mut Html, bar: &Bar, scale: &LogScale) {
 fn draw_axis(html: &mut Html, scale: &LogScale) {
     html.element("div", &[("class", "bar axis"), ("aria-hidden", "true")], |html| {
         html.leaf("span", &[("class", "name")], "");
-        html.element("svg", &[("width", "100%"), ("height", "18"), ("overflow", "visible")], |html| {
-            for tick in scale.ticks(BASE, TICKS_MAX) {
-                html.leaf("text", &[("x", &percent(scale.percent(tick))), ("y", "13"), ("text-anchor", "middle")], &tick_text(tick));
-            }
-        });
+        html.element(
+            "svg",
+            &[("width", "100%"), ("height", "18"), ("overflow", "visible")],
+            |html| {
+                for tick in scale.ticks(BASE, TICKS_MAX) {
+                    html.leaf(
+                        "text",
+                        &[
+                            ("x", &percent(scale.percent(tick))),
+                            ("y", "13"),
+                            ("text-anchor", "middle"),
+                        ],
+                        &tick_text(tick),
+                    );
+                }
+            },
+        );
         html.leaf("span", &[("class", "value")], "better →");
     });
 }

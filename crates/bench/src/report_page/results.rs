@@ -32,7 +32,8 @@ impl Results {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it can't be read, is no JSON, or is no result of a measurement; the error names the file.
+    /// When it can't be read, is no JSON, or is no result of a measurement; the error names the
+    /// file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let name = path.display().to_string();
         let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
@@ -47,7 +48,8 @@ fn understand(text: &[u8]) -> anyhow::Result<Content> {
         !text.trim_ascii().is_empty(),
         "it is empty; write results into it with --json, for example \"cairn bench peers --json > FILE\""
     );
-    let value: Value = serde_json::from_slice(text).context("it is not JSON; results are written with --json")?;
+    let value: Value =
+        serde_json::from_slice(text).context("it is not JSON; results are written with --json")?;
     let has = |name: &str| value.get(name).is_some();
     if has("mechanism") && has("measurements") {
         return Ok(Content::Comparison(read_as(value, "bench ab")?));
@@ -62,7 +64,9 @@ fn understand(text: &[u8]) -> anyhow::Result<Content> {
 }
 
 fn read_as<T: DeserializeOwned>(value: Value, command: &str) -> anyhow::Result<Box<T>> {
-    serde_json::from_value(value).with_context(|| format!("it looks like a result of \"cairn {command}\", but this version cannot read it"))
+    serde_json::from_value(value).with_context(|| {
+        format!("it looks like a result of \"cairn {command}\", but this version cannot read it")
+    })
 }
 
 #[cfg(test)]
@@ -85,7 +89,10 @@ mod tests {
             let path = folder.path().join(name);
             fs::write(&path, content).unwrap();
             let error = format!("{:#}", Results::read(&path).unwrap_err());
-            assert!(error.contains(&path.display().to_string()) && error.contains(reason), "{name}: {error}");
+            assert!(
+                error.contains(&path.display().to_string()) && error.contains(reason),
+                "{name}: {error}"
+            );
         }
         let error = format!("{:#}", Results::read(&folder.path().join("missing")).unwrap_err());
         assert!(error.contains("missing") && error.contains("No such file"), "{error}");

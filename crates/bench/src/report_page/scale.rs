@@ -8,7 +8,8 @@ pub struct LogScale {
 }
 
 impl LogScale {
-    /// The scale that holds all of the values that are positive, from one power of `base` to another; `least` such steps at least.
+    /// The scale that holds all of the values that are positive, from one power of `base` to
+    /// another; `least` such steps at least.
     pub fn over(values: impl IntoIterator<Item = f64>, base: f64, steps_min: i32) -> Option<Self> {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.into_iter().filter(|value| value.is_finite() && *value > 0.0) {
@@ -36,7 +37,10 @@ impl LogScale {
         let (first, last) = (self.low.log(base).round() as i32, self.high.log(base).round() as i32);
         let step = ((last - first) as usize).div_ceil(count_max.saturating_sub(1).max(1)).max(1);
         // Through 1, where it is on the axis.
-        (first..=last).filter(|power| power.rem_euclid(step as i32) == 0).map(|power| base.powi(power)).collect()
+        (first..=last)
+            .filter(|power| power.rem_euclid(step as i32) == 0)
+            .map(|power| base.powi(power))
+            .collect()
     }
 }
 
@@ -48,7 +52,10 @@ mod tests {
     fn values_lie_where_their_logarithm_says() {
         let scale = LogScale::over([0.3, 3.0, 0.0, f64::NAN], 2.0, 1).unwrap();
         assert_eq!(scale.ticks(2.0, 9), [0.25, 0.5, 1.0, 2.0, 4.0]);
-        assert_eq!([0.25, 1.0, 4.0, 99.0, 0.0].map(|value| scale.percent(value)), [0.0, 50.0, 100.0, 100.0, 0.0]);
+        assert_eq!(
+            [0.25, 1.0, 4.0, 99.0, 0.0].map(|value| scale.percent(value)),
+            [0.0, 50.0, 100.0, 100.0, 0.0]
+        );
         assert_eq!(LogScale::over([1.0, 4.0], 2.0, 1), Some(LogScale { low: 1.0, high: 4.0 }));
         assert_eq!(LogScale::over([], 2.0, 1), None);
     }

@@ -1,4 +1,5 @@
-//! The parts of the page beside the comparison of file systems: single runs, mechanisms off and on, and where results come from.
+//! The parts of the page beside the comparison of file systems: single runs, mechanisms off and on,
+//! and where results come from.
 use super::html::{Html, fold, table};
 use super::latency_chart::{self, Curve};
 use super::ratio_chart::{self, Bar, Group};
@@ -24,18 +25,31 @@ pub fn origin(
     source: &str,
 ) {
     let known = |name: &str, value: &str| (!value.is_empty()).then(|| pair(name, value.to_owned()));
-    let mut rows: Vec<Vec<String>> = [known("date", date), known("processor", &machine.cpu_model)].into_iter().flatten().collect();
+    let mut rows: Vec<Vec<String>> = [known("date", date), known("processor", &machine.cpu_model)]
+        .into_iter()
+        .flatten()
+        .collect();
     if machine.cpus > 0 {
         rows.push(pair("processors", machine.cpus.to_string()));
-        rows.push(pair("memory", format!("{} GiB", number(machine.memory_bytes as f64 / f64::from(1 << 30)))));
+        rows.push(pair(
+            "memory",
+            format!("{} GiB", number(machine.memory_bytes as f64 / f64::from(1 << 30))),
+        ));
     }
-    rows.extend([known("kernel", &machine.kernel), known("disk", &machine.device)].into_iter().flatten());
-    rows.push(pair("other programs meanwhile", disturbance.map_or_else(|| "not recorded".into(), disturbance_text)));
+    rows.extend(
+        [known("kernel", &machine.kernel), known("disk", &machine.device)].into_iter().flatten(),
+    );
+    rows.push(pair(
+        "other programs meanwhile",
+        disturbance.map_or_else(|| "not recorded".into(), disturbance_text),
+    ));
     rows.extend(more);
     rows.push(pair("file", source.to_owned()));
     fold(html, "Command, machine and versions", |html| {
         if !command.is_empty() {
-            html.element("pre", &[("tabindex", "0")], |html| html.leaf("code", &[], &command.join(" ")));
+            html.element("pre", &[("tabindex", "0")], |html| {
+                html.leaf("code", &[], &command.join(" "))
+            });
         }
         table(html, &["", ""], &rows);
     });
@@ -43,11 +57,18 @@ pub fn origin(
 
 fn disturbance_text(seen: Disturbance) -> String {
     let Disturbance { load_average, cpu_share, stolen_share } = seen;
-    format!("{:.1} % of the CPU time, other machines {:.1} %, load average {load_average:.1}", cpu_share * 100.0, stolen_share * 100.0)
+    format!(
+        "{:.1} % of the CPU time, other machines {:.1} %, load average {load_average:.1}",
+        cpu_share * 100.0,
+        stolen_share * 100.0
+    )
 }
 
 /// The parts of a list that have the same key, in the order in which the keys appear.
-pub fn grouped<'a, T, K: PartialEq>(items: &'a [T], key: impl Fn(&'a T) -> K) -> Vec<(K, Vec<&'a T>)> {
+pub fn grouped<'a, T, K: PartialEq>(
+    items: &'a [T],
+    key: impl Fn(&'a T) -> K,
+) -> Vec<(K, Vec<&'a T>)> {
     let mut groups: Vec<(K, Vec<&'a T>)> = Vec::new();
     for item in items {
         let own = key(item);
@@ -69,9 +90,13 @@ pub fn comparisons(html: &mut Html, comparisons: &[(&Comparison, &str)]) {
         for (comparison, source) in comparisons {
             let title = format!("{}: {}", comparison.mechanism, comparison.title);
             standing::draw_counts(html, &title, standing::of_comparison(comparison));
-            fold(html, &format!("{}: loads, ranges, what was published", comparison.mechanism), |html| {
-                mechanism(html, comparison, source);
-            });
+            fold(
+                html,
+                &format!("{}: loads, ranges, what was published", comparison.mechanism),
+                |html| {
+                    mechanism(html, comparison, source);
+                },
+            );
         }
     });
 }
@@ -100,7 +125,14 @@ fn measured_group(measured: &Measured) -> Group {
     const PLACE: usize = 4;
     let bars = measured.rows.iter().filter(|row| row.unit != PERCENT).filter_map(|row| {
         let on = [row.on.median, row.on.min, row.on.max];
-        let bar = Bar::new(row.figure.clone(), PLACE, on, row.off.median, row.less_is_better?, &row.unit)?;
+        let bar = Bar::new(
+            row.figure.clone(),
+            PLACE,
+            on,
+            row.off.median,
+            row.less_is_better?,
+            &row.unit,
+        )?;
         Some(Bar { standing: standing::of_mechanism(row), ..bar })
     });
     Group { heading: String::new(), bars: bars.collect() }
@@ -108,7 +140,13 @@ fn measured_group(measured: &Measured) -> Group {
 
 /// The cells of a figure on both sides.
 pub fn comparison_cells(row: &Row) -> Vec<String> {
-    vec![row.label(), number(row.off.median), number(row.on.median), row.change(), row.published.clone()]
+    vec![
+        row.label(),
+        number(row.off.median),
+        number(row.on.median),
+        row.change(),
+        row.published.clone(),
+    ]
 }
 
 fn parts_of(origin: &Origin) -> (&[String], &str, &Machine, Option<Disturbance>) {
@@ -130,7 +168,9 @@ pub fn runs(html: &mut Html, runs: &[(&Report, &str)]) {
         for (target, runs) in grouped(runs, |(report, _)| &report.target) {
             html.leaf("h3", &[], target);
             html.element("table", &[("class", "main")], |html| {
-                html.element("tbody", &[], |html| runs.iter().for_each(|(report, _)| run_row(html, report)));
+                html.element("tbody", &[], |html| {
+                    runs.iter().for_each(|(report, _)| run_row(html, report))
+                });
             });
             for (report, source) in runs {
                 fold(html, &run_name(report), |html| run(html, report, source));
@@ -147,7 +187,9 @@ fn run_row(html: &mut Html, report: &Report) {
             html.leaf("span", &[], &number(report.throughput.value));
             html.leaf("small", &[], &report.throughput.unit);
         });
-        let slowest = report.operations.iter().max_by(|a, b| (a.average_us * a.count as f64).total_cmp(&(b.average_us * b.count as f64)));
+        let slowest = report.operations.iter().max_by(|a, b| {
+            (a.average_us * a.count as f64).total_cmp(&(b.average_us * b.count as f64))
+        });
         html.element("td", &[], |html| {
             let Some(operation) = slowest else { return };
             html.leaf("span", &[], &known_microseconds(operation.p99_us));
@@ -159,16 +201,32 @@ fn run_row(html: &mut Html, report: &Report) {
 /// A single run.
 fn run(html: &mut Html, report: &Report, source: &str) {
     let per_operation = |value: f64| number(value / report.completed.max(1) as f64);
-    let mut rows = vec![pair("threads", report.clients.to_string()), pair("time", format!("{} s", number(report.seconds)))];
+    let mut rows = vec![
+        pair("threads", report.clients.to_string()),
+        pair("time", format!("{} s", number(report.seconds))),
+    ];
     let figures = [&report.throughput].into_iter().chain(&report.figures);
-    rows.extend(figures.map(|figure| pair(&figure.name, format!("{} {}", number(figure.value), figure.unit))));
-    rows.push(pair("CPU time of the process per operation", format!("{} µs", per_operation(report.cpu_seconds * 1e6))));
-    rows.push(pair("context switches of the process per operation", per_operation(report.context_switches as f64)));
+    rows.extend(
+        figures
+            .map(|figure| pair(&figure.name, format!("{} {}", number(figure.value), figure.unit))),
+    );
+    rows.push(pair(
+        "CPU time of the process per operation",
+        format!("{} µs", per_operation(report.cpu_seconds * 1e6)),
+    ));
+    rows.push(pair(
+        "context switches of the process per operation",
+        per_operation(report.context_switches as f64),
+    ));
     table(html, &["figure", ""], &rows);
     let mut operations: Vec<&OperationSummary> = report.operations.iter().collect();
-    operations.sort_by(|a, b| (b.average_us * b.count as f64).total_cmp(&(a.average_us * a.count as f64)));
+    operations.sort_by(|a, b| {
+        (b.average_us * b.count as f64).total_cmp(&(a.average_us * a.count as f64))
+    });
     let shown = operations.iter().take(CURVES_MAX).enumerate();
-    let curves: Vec<Curve> = shown.filter_map(|(place, operation)| Curve::new(operation.name.clone(), place, &[operation])).collect();
+    let curves: Vec<Curve> = shown
+        .filter_map(|(place, operation)| Curve::new(operation.name.clone(), place, &[operation]))
+        .collect();
     latency_chart::draw(html, "Latencies of the operations that took most of the time", &curves);
     if let Some(statistics) = &report.statistics {
         stage_chart::draw(html, "Where the time of an fsync goes", statistics);

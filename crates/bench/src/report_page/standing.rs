@@ -1,4 +1,5 @@
-//! Better, worse or no clear difference: in a sign, a colour and a word, so that none of them is needed.
+//! Better, worse or no clear difference: in a sign, a colour and a word, so that none of them is
+//! needed.
 use super::html::Html;
 use super::names;
 use crate::ab::{Comparison, Row};
@@ -67,21 +68,28 @@ fn is_buffered(system: &str) -> bool {
 
 /// The best of the others on a device of the same kind, among the rows of one figure.
 pub fn best_other<'a>(row: &SummaryRow, group: &[&'a SummaryRow]) -> Option<&'a SummaryRow> {
-    let others = group.iter().copied().filter(|other| !is_cairn(&other.system) && is_buffered(&other.system) == is_buffered(&row.system));
+    let others = group.iter().copied().filter(|other| {
+        !is_cairn(&other.system) && is_buffered(&other.system) == is_buffered(&row.system)
+    });
     let order = |a: &&SummaryRow, b: &&SummaryRow| a.median.total_cmp(&b.median);
     if row.less_is_better { others.min_by(order) } else { others.max_by(order) }
 }
 
-/// Whether a figure belongs to the main comparison: the load's own, and how long the slow ones take.
+/// Whether a figure belongs to the main comparison: the load's own, and how long the slow ones
+/// take.
 pub fn is_main(row: &SummaryRow) -> bool {
-    row.unit != PERCENT && (row.is_main() || row.figure.contains("p99") || row.figure.contains("latency"))
+    row.unit != PERCENT
+        && (row.is_main() || row.figure.contains("p99") || row.figure.contains("latency"))
 }
 
 /// How a row of Cairn's stands beside the best of the others.
 pub fn of_row(row: &SummaryRow, group: &[&SummaryRow]) -> Option<Standing> {
-    let times_as_good = row.times_as_good().filter(|_| is_cairn(&row.system) && row.unit != PERCENT)?;
-    let lies_in = |one: &SummaryRow, other: &SummaryRow| (other.min..=other.max).contains(&one.median);
-    let may_be_chance = best_other(row, group).is_some_and(|best| lies_in(row, best) && lies_in(best, row));
+    let times_as_good =
+        row.times_as_good().filter(|_| is_cairn(&row.system) && row.unit != PERCENT)?;
+    let lies_in =
+        |one: &SummaryRow, other: &SummaryRow| (other.min..=other.max).contains(&one.median);
+    let may_be_chance =
+        best_other(row, group).is_some_and(|best| lies_in(row, best) && lies_in(best, row));
     Some(Standing::of(times_as_good, may_be_chance))
 }
 
@@ -115,10 +123,15 @@ pub fn draw_counts(html: &mut Html, title: &str, counts: [usize; 3]) {
         html.element("div", &[("class", "tally"), ("aria-hidden", "true")], |html| {
             for (standing, count) in parts().filter(|(_, count)| *count > 0) {
                 let style = format!("flex:{count}");
-                html.leaf("span", &[("class", standing.class()), ("style", &style)], &format!("{} {count}", standing.sign()));
+                html.leaf(
+                    "span",
+                    &[("class", standing.class()), ("style", &style)],
+                    &format!("{} {count}", standing.sign()),
+                );
             }
         });
-        let words: Vec<String> = parts().map(|(standing, count)| format!("{} {count}", standing.word())).collect();
+        let words: Vec<String> =
+            parts().map(|(standing, count)| format!("{} {count}", standing.word())).collect();
         html.leaf("small", &[], &format!("{} of {all} figures", words.join(", ")));
     });
 }
@@ -135,7 +148,12 @@ pub fn all<'a>(summaries: impl IntoIterator<Item = &'a Summary>) -> Vec<Standing
     for summary in summaries {
         for group in summary.groups() {
             let group: Vec<&SummaryRow> = group.iter().collect();
-            found.extend(group.iter().filter(|row| is_main(row)).filter_map(|row| Some(Standings { row, standing: of_row(row, &group)? })));
+            found.extend(
+                group
+                    .iter()
+                    .filter(|row| is_main(row))
+                    .filter_map(|row| Some(Standings { row, standing: of_row(row, &group)? })),
+            );
         }
     }
     found
@@ -143,21 +161,32 @@ pub fn all<'a>(summaries: impl IntoIterator<Item = &'a Summary>) -> Vec<Standing
 
 /// The figures in which Cairn is furthest ahead and furthest behind, in words.
 pub fn extremes(standings: &[Standings<'_>]) -> Vec<String> {
-    let with = |wanted: Standing| standings.iter().filter(move |found| found.standing == wanted).map(|found| found.row);
+    let with = |wanted: Standing| {
+        standings.iter().filter(move |found| found.standing == wanted).map(|found| found.row)
+    };
     let ratio = |row: &&SummaryRow| row.times_as_good().unwrap_or(1.0);
     let told = |what: &str, row: &SummaryRow| {
         let figure = if row.is_main() { row.unit.clone() } else { names::figure(&row.figure) };
         let times = super::ratio_chart::ratio_text(ratio(&row));
-        format!("{what}: {times} in \"{}\" ({figure}, {})", names::load(&row.workload), names::system(&row.system))
+        format!(
+            "{what}: {times} in \"{}\" ({figure}, {})",
+            names::load(&row.workload),
+            names::system(&row.system)
+        )
     };
     let ahead = with(Standing::Better).max_by(|a, b| ratio(a).total_cmp(&ratio(b)));
     let behind = with(Standing::Worse).min_by(|a, b| ratio(a).total_cmp(&ratio(b)));
-    [ahead.map(|row| told("Furthest ahead", row)), behind.map(|row| told("Furthest behind", row))].into_iter().flatten().collect()
+    [ahead.map(|row| told("Furthest ahead", row)), behind.map(|row| told("Furthest behind", row))]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The figures of a mechanism that stand how.
 pub fn of_comparison(comparison: &Comparison) -> [usize; 3] {
-    counts(comparison.measurements.iter().flat_map(|measured| &measured.rows).filter_map(of_mechanism))
+    counts(
+        comparison.measurements.iter().flat_map(|measured| &measured.rows).filter_map(of_mechanism),
+    )
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What the results say, in a few lines at the top of the page; before it, what makes them doubtful.
+//! What the results say, in a few lines at the top of the page; before it, what makes them
+//! doubtful.
 use super::html::Html;
 use super::names;
 use super::results::{Content, Results};
@@ -32,15 +33,25 @@ fn disturbance_of(result: &Results) -> Option<Disturbance> {
 
 /// Warns of the busiest of the results.
 fn draw_warning(html: &mut Html, results: &[Results]) {
-    let busy: Vec<(&Results, Disturbance)> =
-        results.iter().filter_map(|result| Some((result, disturbance_of(result).filter(Disturbance::is_busy)?))).collect();
-    let Some((_, worst)) = busy.iter().max_by(|a, b| a.1.cpu_share.total_cmp(&b.1.cpu_share)) else { return };
+    let busy: Vec<(&Results, Disturbance)> = results
+        .iter()
+        .filter_map(|result| Some((result, disturbance_of(result).filter(Disturbance::is_busy)?)))
+        .collect();
+    let Some((_, worst)) = busy.iter().max_by(|a, b| a.1.cpu_share.total_cmp(&b.1.cpu_share))
+    else {
+        return;
+    };
     html.element("p", &[("class", "busy"), ("role", "alert")], |html| {
         html.leaf("b", &[], "These figures are doubtful. ");
         html.text(&worst.warning().unwrap_or_default());
         if results.len() > 1 {
             let names: Vec<&str> = busy.iter().map(|(result, _)| result.source.as_str()).collect();
-            html.text(&format!(" This holds for {} of {} results: {}.", busy.len(), results.len(), names.join(", ")));
+            html.text(&format!(
+                " This holds for {} of {} results: {}.",
+                busy.len(),
+                results.len(),
+                names.join(", ")
+            ));
         }
     });
 }
@@ -68,7 +79,10 @@ pub fn draw(html: &mut Html, results: &[Results]) {
             }
         }
         for system in systems {
-            let own = standings.iter().filter(|found| found.row.system == system).map(|found| found.standing);
+            let own = standings
+                .iter()
+                .filter(|found| found.row.system == system)
+                .map(|found| found.standing);
             standing::draw_counts(html, &names::system(system), standing::counts(own));
         }
         draw_extremes(html, &standings);

@@ -1,6 +1,6 @@
-//! Small changes of few files, over and over: each client sets the times of its own files, one item each time. Nothing waits for a
-//! device, so what is left of the work is finding the file, one leaf of the tree, and the committed item list, where the item
-//! is logged again.
+//! Small changes of few files, over and over: each client sets the times of its own files, one item
+//! each time. Nothing waits for a device, so what is left of the work is finding the file, one leaf
+//! of the tree, and the committed item list, where the item is logged again.
 use super::{Findings, Place, Settings, run_in_folder};
 use crate::client;
 use crate::report::Report;
@@ -25,7 +25,9 @@ fn generate(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let in_clients = place.clone();
     let measured = client::run(&settings.timed_plan("attributes"), move |client, recorder| {
         let target = &*in_clients.target;
-        let paths: Vec<String> = (0..FILES_PER_CLIENT).map(|file| in_clients.path(&format!("{}-{file}", client.index))).collect();
+        let paths: Vec<String> = (0..FILES_PER_CLIENT)
+            .map(|file| in_clients.path(&format!("{}-{file}", client.index)))
+            .collect();
         for path in &paths {
             target.open(path, Open::Create)?;
         }

@@ -1,5 +1,6 @@
-//! A large tree in three phases: every client creates its part, walks it with a status of each file, and removes it. A phase
-//! begins when the one before is complete and durable. It ends with its work, not with a time.
+//! A large tree in three phases: every client creates its part, walks it with a status of each
+//! file, and removes it. A phase begins when the one before is complete and durable. It ends with
+//! its work, not with a time.
 use super::{Findings, Place, Settings};
 use crate::client::{self, Client, Limit, Measured};
 use crate::recorder::Recorder;
@@ -31,7 +32,12 @@ fn folder_of(place: &Place, client: &Client, directory: u64) -> String {
     place.path(&format!("{}/{directory}", client.index))
 }
 
-fn create(place: &Place, tree: Tree, client: &Client, recorder: &mut Recorder) -> anyhow::Result<()> {
+fn create(
+    place: &Place,
+    tree: Tree,
+    client: &Client,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
     place.target.make_directory(&place.path(&client.index.to_string()))?;
     for directory in 0..tree.directories() {
         let folder = folder_of(place, client, directory);
@@ -40,7 +46,8 @@ fn create(place: &Place, tree: Tree, client: &Client, recorder: &mut Recorder) -
             if !client.goes_on() {
                 return Ok(());
             }
-            recorder.time("create", || place.target.open(&format!("{folder}/{file}"), Open::Create))?;
+            recorder
+                .time("create", || place.target.open(&format!("{folder}/{file}"), Open::Create))?;
             client.completed();
         }
     }
@@ -68,7 +75,12 @@ fn walk(place: &Place, tree: Tree, client: &Client, recorder: &mut Recorder) -> 
     Ok(())
 }
 
-fn unlink(place: &Place, tree: Tree, client: &Client, recorder: &mut Recorder) -> anyhow::Result<()> {
+fn unlink(
+    place: &Place,
+    tree: Tree,
+    client: &Client,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
     for directory in 0..tree.directories() {
         let folder = folder_of(place, client, directory);
         for file in 0..tree.files_in(directory) {
@@ -90,10 +102,19 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     for (name, phase) in phases {
         let in_clients = place.clone();
         let plan = settings.plan(name, Limit::Operations(tree.files * settings.clients as u64));
-        let measured = client::run(&plan, move |client, recorder| phase(&in_clients, tree, client, recorder))?;
+        let measured =
+            client::run(&plan, move |client, recorder| phase(&in_clients, tree, client, recorder))?;
         figures.push(Figure::new(format!("{name}, time"), measured.seconds, "s"));
-        figures.push(Figure::new(format!("{name}, rate"), measured.per_second(measured.completed), "files/s"));
-        figures.push(Figure::new(format!("{name}, CPU in the kernel, whole machine"), measured.machine.system_cpu_seconds, "s"));
+        figures.push(Figure::new(
+            format!("{name}, rate"),
+            measured.per_second(measured.completed),
+            "files/s",
+        ));
+        figures.push(Figure::new(
+            format!("{name}, CPU in the kernel, whole machine"),
+            measured.machine.system_cpu_seconds,
+            "s",
+        ));
         all.recorder.merge(&measured.recorder);
         all.seconds += measured.seconds;
         all.completed += measured.completed;

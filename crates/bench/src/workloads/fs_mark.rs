@@ -1,7 +1,9 @@
-//! Files as fs_mark makes them: each client creates files of one size, in one of some directories, and makes them durable
-//! by one of fs_mark's methods. It ends when each client has made its files, or when the time is over.
+//! Files as fs_mark makes them: each client creates files of one size, in one of some directories,
+//! and makes them durable by one of fs_mark's methods. It ends when each client has made its files,
+//! or when the time is over.
 //!
-//! Where fs_mark calls sync(2), which concerns every file system of the machine, this asks the target alone.
+//! Where fs_mark calls sync(2), which concerns every file system of the machine, this asks the
+//! target alone.
 use super::{Findings, Place, Settings, SyncMethod};
 use crate::client;
 use crate::intervals::rate_figures;
@@ -17,8 +19,12 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         place.target.make_directory(&place.path(&directory.to_string()))?;
     }
     let in_clients = place.clone();
-    let (files, directories, file_bytes, method) =
-        (settings.files.unwrap_or(u64::MAX), settings.directories, settings.file_bytes, settings.sync_method);
+    let (files, directories, file_bytes, method) = (
+        settings.files.unwrap_or(u64::MAX),
+        settings.directories,
+        settings.file_bytes,
+        settings.sync_method,
+    );
     let measured = client::run(&settings.timed_plan("fs_mark"), move |client, recorder| {
         let target = &*in_clients.target;
         let folder = in_clients.path(&(client.index as u64 % directories).to_string());
@@ -26,7 +32,14 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         let mut made = Vec::new();
         while (made.len() as u64) < files && client.goes_on() {
             let path = format!("{folder}/{:04x}-{:08x}", client.index, made.len());
-            make_file(target, &path, file_bytes, &content, method == SyncMethod::FsyncEach, recorder)?;
+            make_file(
+                target,
+                &path,
+                file_bytes,
+                &content,
+                method == SyncMethod::FsyncEach,
+                recorder,
+            )?;
             made.push(path);
             client.completed();
         }
@@ -39,7 +52,14 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     Ok(findings)
 }
 
-fn make_file(target: &dyn Target, path: &str, file_bytes: usize, content: &[u8], fsync: bool, recorder: &mut Recorder) -> io::Result<()> {
+fn make_file(
+    target: &dyn Target,
+    path: &str,
+    file_bytes: usize,
+    content: &[u8],
+    fsync: bool,
+    recorder: &mut Recorder,
+) -> io::Result<()> {
     let file = recorder.time("create", || target.open(path, Open::Create))?;
     let mut offset_bytes = 0;
     while offset_bytes < file_bytes {
@@ -57,7 +77,12 @@ fn make_file(target: &dyn Target, path: &str, file_bytes: usize, content: &[u8],
 }
 
 /// What comes after all files of a client.
-fn sync_afterwards(target: &dyn Target, made: &mut [String], method: SyncMethod, recorder: &mut Recorder) -> io::Result<()> {
+fn sync_afterwards(
+    target: &dyn Target,
+    made: &mut [String],
+    method: SyncMethod,
+    recorder: &mut Recorder,
+) -> io::Result<()> {
     use SyncMethod::*;
     if matches!(method, SyncAll | SyncAllThenFsync | SyncAllThenFsyncReversed) {
         recorder.time("sync", || target.sync_all())?;
@@ -65,7 +90,10 @@ fn sync_afterwards(target: &dyn Target, made: &mut [String], method: SyncMethod,
     if matches!(method, FsyncReversed | SyncAllThenFsyncReversed) {
         made.reverse();
     }
-    if matches!(method, FsyncReversed | SyncAllThenFsyncReversed | FsyncAfterwards | SyncAllThenFsync) {
+    if matches!(
+        method,
+        FsyncReversed | SyncAllThenFsyncReversed | FsyncAfterwards | SyncAllThenFsync
+    ) {
         for path in made {
             let file = target.open(path, Open::Existing)?;
             recorder.time("fsync", || file.sync())?;

@@ -1,7 +1,8 @@
 //! Whether one large fsync disturbs small ones of other files.
 //!
-//! Each client writes 4 KiB of its own file and fsyncs it, again and again: first for the time of the run with nothing beside
-//! it, then while another thread fsyncs a file of 1 GiB. What counts is the 99th percentile of both.
+//! Each client writes 4 KiB of its own file and fsyncs it, again and again: first for the time of
+//! the run with nothing beside it, then while another thread fsyncs a file of 1 GiB. What counts is
+//! the 99th percentile of both.
 use super::{Findings, Place, Settings};
 use crate::client::{self, Client, Limit};
 use crate::recorder::Recorder;
@@ -40,7 +41,8 @@ pub fn settings(settings: &Settings) -> Settings {
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let large_bytes = LARGE_BYTES.min(place.target.space_bytes()? / 4);
-    let (in_clients, phase, quiet_time) = (place.clone(), Arc::new(AtomicU8::new(WAITS)), settings.duration);
+    let (in_clients, phase, quiet_time) =
+        (place.clone(), Arc::new(AtomicU8::new(WAITS)), settings.duration);
     let small_clients = settings.clients;
     // What is counted are the three parts of the large file's story.
     let mut plan = settings.plan("isolation", Limit::Operations(3));
@@ -49,7 +51,8 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         if client.index < small_clients {
             return fsync_small_file(&in_clients, client, recorder, &phase);
         }
-        let fsynced = fsync_large_file(&in_clients, client, recorder, &phase, quiet_time, large_bytes);
+        let fsynced =
+            fsync_large_file(&in_clients, client, recorder, &phase, quiet_time, large_bytes);
         phase.store(HAS_ENDED, Ordering::SeqCst);
         fsynced
     })?;
@@ -59,12 +62,24 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let (quiet_us, beside_us) = (p99_us(QUIET), p99_us(BESIDE));
     let completed = find(QUIET).map_or(0, |summary| summary.count);
     let ratio = if quiet_us > 0.0 { beside_us / quiet_us } else { 0.0 };
-    let figures = vec![Figure::new(RATIO, ratio, ""), Figure::new("large file", large_bytes as f64 / 1e6, "MB")];
-    let throughput = Figure::new("throughput", completed as f64 / quiet_time.as_secs_f64(), "fsyncs/s while quiet");
+    let figures = vec![
+        Figure::new(RATIO, ratio, ""),
+        Figure::new("large file", large_bytes as f64 / 1e6, "MB"),
+    ];
+    let throughput = Figure::new(
+        "throughput",
+        completed as f64 / quiet_time.as_secs_f64(),
+        "fsyncs/s while quiet",
+    );
     Ok(Findings { measured, completed, throughput, figures })
 }
 
-fn fsync_small_file(place: &Place, client: &Client, recorder: &mut Recorder, phase: &AtomicU8) -> anyhow::Result<()> {
+fn fsync_small_file(
+    place: &Place,
+    client: &Client,
+    recorder: &mut Recorder,
+    phase: &AtomicU8,
+) -> anyhow::Result<()> {
     let file = place.target.open(&place.path(&format!("small-{}", client.index)), Open::Create)?;
     let block = [client.index as u8; SMALL_BYTES];
     for round in 0.. {

@@ -90,7 +90,8 @@ impl Workload {
     /// Runs it.
     ///
     /// # Errors
-    /// When the target can't be used, an operation fails, or the run is interrupted; the target is cleaned up all the same.
+    /// When the target can't be used, an operation fails, or the run is interrupted; the target is
+    /// cleaned up all the same.
     pub fn run(self, spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
         settings.check()?;
         if self == Workload::DeviceLimit {
@@ -100,7 +101,11 @@ impl Workload {
             return run_on_target(self, spec, &isolation::settings(settings), FlushMode::Real);
         }
         let report = run_on_target(self, spec, settings, FlushMode::Real)?;
-        if self == Workload::FsyncHappy { fsync_happy::with_loss(report, spec, settings) } else { Ok(report) }
+        if self == Workload::FsyncHappy {
+            fsync_happy::with_loss(report, spec, settings)
+        } else {
+            Ok(report)
+        }
     }
 }
 
@@ -109,7 +114,12 @@ impl FromStr for Workload {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Workload::ALL.into_iter().find(|workload| workload.name() == text);
-        known.ok_or_else(|| format!("unknown workload \"{text}\"; there are: {}", Workload::ALL.map(Workload::name).join(", ")))
+        known.ok_or_else(|| {
+            format!(
+                "unknown workload \"{text}\"; there are: {}",
+                Workload::ALL.map(Workload::name).join(", ")
+            )
+        })
     }
 }
 
@@ -130,7 +140,15 @@ impl SyncMethod {
     /// The method with a number of fs_mark's.
     pub fn from_number(number: u8) -> Option<Self> {
         use SyncMethod::*;
-        let all = [None, FsyncEach, SyncAll, FsyncReversed, SyncAllThenFsyncReversed, FsyncAfterwards, SyncAllThenFsync];
+        let all = [
+            None,
+            FsyncEach,
+            SyncAll,
+            FsyncReversed,
+            SyncAllThenFsyncReversed,
+            FsyncAfterwards,
+            SyncAllThenFsync,
+        ];
         all.get(usize::from(number)).copied()
     }
 }
@@ -188,15 +206,31 @@ const FILE_BYTES_MAX: usize = 1 << 30;
 
 impl Settings {
     fn check(&self) -> anyhow::Result<()> {
-        ensure!((1..=CLIENTS_MAX).contains(&self.clients), "{} clients; 1 to {CLIENTS_MAX} are possible", self.clients);
-        ensure!(self.duration > Duration::ZERO, "a load needs some time; write for example --seconds 10");
+        ensure!(
+            (1..=CLIENTS_MAX).contains(&self.clients),
+            "{} clients; 1 to {CLIENTS_MAX} are possible",
+            self.clients
+        );
+        ensure!(
+            self.duration > Duration::ZERO,
+            "a load needs some time; write for example --seconds 10"
+        );
         ensure!(self.directories > 0, "at least one directory is needed");
-        ensure!(self.file_bytes <= FILE_BYTES_MAX, "files of up to {FILE_BYTES_MAX} bytes are possible");
+        ensure!(
+            self.file_bytes <= FILE_BYTES_MAX,
+            "files of up to {FILE_BYTES_MAX} bytes are possible"
+        );
         Ok(())
     }
 
     fn plan(&self, task: &str, limit: Limit) -> Plan {
-        Plan { task: task.to_owned(), clients: self.clients, warmup: Duration::ZERO, limit, interrupt: self.interrupt.clone() }
+        Plan {
+            task: task.to_owned(),
+            clients: self.clients,
+            warmup: Duration::ZERO,
+            limit,
+            interrupt: self.interrupt.clone(),
+        }
     }
 
     fn timed_plan(&self, task: &str) -> Plan {
@@ -256,11 +290,19 @@ impl Findings {
     }
 }
 
-fn run_on_target(workload: Workload, spec: &TargetSpec, settings: &Settings, flushes: FlushMode) -> anyhow::Result<Report> {
-    run_in_folder(workload.name(), spec, settings, flushes, |place| generate(workload, place, settings))
+fn run_on_target(
+    workload: Workload,
+    spec: &TargetSpec,
+    settings: &Settings,
+    flushes: FlushMode,
+) -> anyhow::Result<Report> {
+    run_in_folder(workload.name(), spec, settings, flushes, |place| {
+        generate(workload, place, settings)
+    })
 }
 
-/// Opens the target, runs the load `name` in a new folder of it, removes the folder, closes the target.
+/// Opens the target, runs the load `name` in a new folder of it, removes the folder, closes the
+/// target.
 fn run_in_folder(
     name: &str,
     spec: &TargetSpec,
@@ -269,15 +311,18 @@ fn run_in_folder(
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
 ) -> anyhow::Result<Report> {
     let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
-    let place = Place { target: target.clone(), folder: format!("cairn-bench-{:016x}", random::u64()) };
+    let place =
+        Place { target: target.clone(), folder: format!("cairn-bench-{:016x}", random::u64()) };
     let ran = run_and_clean_up(&place, spec, settings, load);
-    let (findings, statistics) = with_end(ran, target.close().context("the target could not be closed"))?;
+    let (findings, statistics) =
+        with_end(ran, target.close().context("the target could not be closed"))?;
     let mut report = findings.into_report(name, spec.name(), settings.clients);
     report.statistics = statistics;
     Ok(report)
 }
 
-/// Makes the folder, runs `load` in it, removes it unless it vanishes with the device; the engine's counters are those before the removal.
+/// Makes the folder, runs `load` in it, removes it unless it vanishes with the device; the engine's
+/// counters are those before the removal.
 fn run_and_clean_up(
     place: &Place,
     spec: &TargetSpec,
@@ -285,14 +330,17 @@ fn run_and_clean_up(
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
 ) -> anyhow::Result<(Findings, Option<Value>)> {
     let (target, folder) = (&*place.target, &place.folder);
-    target.make_directory(folder).with_context(|| format!("target {}: cannot make a directory in it", spec.name()))?;
+    target
+        .make_directory(folder)
+        .with_context(|| format!("target {}: cannot make a directory in it", spec.name()))?;
     let before = statistics_of(target, spec, settings);
     let ran = load(place);
     let statistics = counted(&before, statistics_of(target, spec, settings));
     let cleaned = if spec.vanishes() {
         Ok(())
     } else {
-        remove_tree(target, folder).with_context(|| format!("{folder} in {} is left behind", spec.name()))
+        remove_tree(target, folder)
+            .with_context(|| format!("{folder} in {} is left behind", spec.name()))
     };
     with_end(ran.map(|findings| (findings, statistics)), cleaned)
 }
@@ -308,7 +356,9 @@ fn with_end<T>(ran: anyhow::Result<T>, end: anyhow::Result<()>) -> anyhow::Resul
 /// The counters of the engine, in this process or below a directory.
 fn statistics_of(target: &dyn Target, spec: &TargetSpec, settings: &Settings) -> Option<Value> {
     match spec {
-        TargetSpec::Directory(path) => settings.mount_statistics.and_then(|of_mount| of_mount(path)),
+        TargetSpec::Directory(path) => {
+            settings.mount_statistics.and_then(|of_mount| of_mount(path))
+        }
         TargetSpec::Engine(_) => target.statistics(),
     }
 }

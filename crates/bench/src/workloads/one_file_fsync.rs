@@ -1,5 +1,5 @@
-//! All clients overwrite blocks of 4 KiB at random places of one file, with an fsync after each: a database with one table. The
-//! file is written and durable before.
+//! All clients overwrite blocks of 4 KiB at random places of one file, with an fsync after each: a
+//! database with one table. The file is written and durable before.
 use super::{Findings, Place, Settings};
 use crate::client;
 use crate::target::Open;

@@ -1,12 +1,14 @@
-//! Empty files on a volume that is always about full, though there is room for all: a file takes three quarters of it, then
-//! empty files fill all but a small part of the rest, which may be less than the worst cases of the clients together. From then on
-//! each client creates a file and removes its oldest, again and again: their number stays, and creations always compete
-//! for space that reclaim has to bring back.
+//! Empty files on a volume that is always about full, though there is room for all: a file takes
+//! three quarters of it, then empty files fill all but a small part of the rest, which may be less
+//! than the worst cases of the clients together. From then on each client creates a file and
+//! removes its oldest, again and again: their number stays, and creations always compete for space
+//! that reclaim has to bring back.
 //!
-//! The latency that such a volume is known for is the longest creation of each short interval, as fs_mark's
-//! "maximum latency of a creation" is one for each of its intervals. A creation counts in every interval that it spans, or a
-//! stall would leave the intervals in it empty and look better than it is; an interval without any creation has no longest one.
-//! Creations that end without space, though there is some, are among them, and among the latencies: their clients waited, too.
+//! The latency that such a volume is known for is the longest creation of each short interval, as
+//! fs_mark's "maximum latency of a creation" is one for each of its intervals. A creation counts in
+//! every interval that it spans, or a stall would leave the intervals in it empty and look better
+//! than it is; an interval without any creation has no longest one. Creations that end without
+//! space, though there is some, are among them, and among the latencies: their clients waited, too.
 use super::{Findings, Place, Settings, run_in_folder};
 use crate::client;
 use crate::intervals::{RATE_99, quantile, rate_figures};
@@ -37,7 +39,8 @@ pub const NOT_REMOVED: &str = "removals refused for lack of space";
 /// So short that a run of some seconds has enough of them for the 99th percentile.
 const INTERVAL: Duration = Duration::from_millis(50);
 const FILL_BYTES: usize = 1 << 20;
-/// The share of an empty volume's space that is left to the clients; the rest is filled with one file.
+/// The share of an empty volume's space that is left to the clients; the rest is filled with one
+/// file.
 const LEFT_TO_CLIENTS: u64 = 4;
 /// Files made between one look at the space that is left and the next.
 const FILES_AT_ONCE: usize = 64;
@@ -58,7 +61,8 @@ impl Notes {
         Self { longest_us, refused: AtomicU64::new(0), not_removed: AtomicU64::new(0) }
     }
 
-    /// A creation belongs to every interval that it spans; what is after the last one belongs to that.
+    /// A creation belongs to every interval that it spans; what is after the last one belongs to
+    /// that.
     fn tried(&self, began_after: Duration, latency: Duration) {
         let last = self.longest_us.len() - 1;
         let index = |time: Duration| ((time.as_nanos() / INTERVAL.as_nanos()) as usize).min(last);
@@ -72,14 +76,20 @@ impl Notes {
 
     fn figures(&self, rates: &[f64]) -> Vec<Figure> {
         let longest = self.longest_us.iter().map(|longest| longest.load(Ordering::Relaxed));
-        let mut longest: Vec<f64> = longest.filter(|longest| *longest > 0).map(|longest| longest as f64).collect();
+        let mut longest: Vec<f64> =
+            longest.filter(|longest| *longest > 0).map(|longest| longest as f64).collect();
         longest.sort_by(f64::total_cmp);
-        let quantiles = [(LONGEST_P50, 50), (LONGEST_P90, 90), (LONGEST_P99, 99), (LONGEST_MAX, 100)];
+        let quantiles =
+            [(LONGEST_P50, 50), (LONGEST_P90, 90), (LONGEST_P99, 99), (LONGEST_MAX, 100)];
         let mut figures = rate_figures(rates, "files/s");
-        figures.extend(quantiles.map(|(name, percent)| Figure::new(name, quantile(&longest, percent), "µs")));
+        figures.extend(
+            quantiles.map(|(name, percent)| Figure::new(name, quantile(&longest, percent), "µs")),
+        );
         figures.push(Figure::new(INTERVALS, longest.len() as f64, ""));
         let counts = [(REFUSED, &self.refused), (NOT_REMOVED, &self.not_removed)];
-        figures.extend(counts.map(|(name, count)| Figure::new(name, count.load(Ordering::Relaxed) as f64, "")));
+        figures.extend(
+            counts.map(|(name, count)| Figure::new(name, count.load(Ordering::Relaxed) as f64, "")),
+        );
         figures
     }
 }
@@ -90,7 +100,9 @@ impl Notes {
 /// Those of a load.
 pub fn run(spec: &TargetSpec, settings: &Settings, free_share: u64) -> anyhow::Result<Report> {
     settings.check()?;
-    run_in_folder(NAME, spec, settings, FlushMode::Real, |place| generate(place, settings, free_share))
+    run_in_folder(NAME, spec, settings, FlushMode::Real, |place| {
+        generate(place, settings, free_share)
+    })
 }
 
 /// A client's files, the oldest first.
@@ -112,31 +124,35 @@ fn generate(place: &Place, settings: &Settings, free_share: u64) -> anyhow::Resu
     let made = Arc::new(fill(place, settings, free_share)?);
     let notes = Arc::new(Notes::new(settings.duration));
     let (target, in_notes) = (place.target.clone(), notes.clone());
-    let measured = client::run(&settings.timed_plan("nearly full volume"), move |client, recorder| {
-        let mut made = std::mem::take(&mut *made[client.index].lock());
-        let files = made.files.len();
-        while client.goes_on() {
-            let path = made.next_path();
-            let start = clock::now_monotonic();
-            let opened = target.open(&path, Open::Create);
-            let latency = start.elapsed();
-            recorder.record("create", start);
-            in_notes.tried(start - client.begin, latency);
-            match opened {
-                Ok(_) => {
-                    made.files.push_back(path);
-                    client.completed();
+    let measured =
+        client::run(&settings.timed_plan("nearly full volume"), move |client, recorder| {
+            let mut made = std::mem::take(&mut *made[client.index].lock());
+            let files = made.files.len();
+            while client.goes_on() {
+                let path = made.next_path();
+                let start = clock::now_monotonic();
+                let opened = target.open(&path, Open::Create);
+                let latency = start.elapsed();
+                recorder.record("create", start);
+                in_notes.tried(start - client.begin, latency);
+                match opened {
+                    Ok(_) => {
+                        made.files.push_back(path);
+                        client.completed();
+                    }
+                    Err(error) if error.kind() == ErrorKind::StorageFull => {
+                        in_notes.refused.fetch_add(1, Ordering::Relaxed);
+                        clock::sleep(PAUSE);
+                    }
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) if error.kind() == ErrorKind::StorageFull => {
-                    in_notes.refused.fetch_add(1, Ordering::Relaxed);
-                    clock::sleep(PAUSE);
+                while made.files.len() > files
+                    && remove_oldest(&*target, &mut made.files, &in_notes, recorder)?
+                {
                 }
-                Err(error) => return Err(error.into()),
             }
-            while made.files.len() > files && remove_oldest(&*target, &mut made.files, &in_notes, recorder)? {}
-        }
-        Ok(())
-    })?;
+            Ok(())
+        })?;
     let figures = notes.figures(&measured.interval_rates);
     let mut findings = Findings::of_rate(measured, "files/s");
     findings.figures = figures;
@@ -180,7 +196,12 @@ fn space_after_sync(target: &dyn Target) -> io::Result<u64> {
 }
 
 /// Whether there was space to remove the oldest file.
-fn remove_oldest(target: &dyn Target, files: &mut VecDeque<String>, notes: &Notes, recorder: &mut Recorder) -> io::Result<bool> {
+fn remove_oldest(
+    target: &dyn Target,
+    files: &mut VecDeque<String>,
+    notes: &Notes,
+    recorder: &mut Recorder,
+) -> io::Result<bool> {
     let Some(path) = files.front() else { return Ok(false) };
     match recorder.time("unlink", || target.unlink(path)) {
         Ok(()) => drop(files.pop_front()),
@@ -206,10 +227,15 @@ mod tests {
             notes.tried(Duration::from_millis(began_ms), Duration::from_micros(latency_us));
         }
         let figures = notes.figures(&[3.0, 1.0, 2.0]);
-        let value = |name: &str| figures.iter().find(|figure| figure.name == name).map(|figure| figure.value);
+        let value = |name: &str| {
+            figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
+        };
         // The third and the fourth of the five intervals had none.
         assert_eq!(value(INTERVALS), Some(3.0));
-        assert_eq!((value(LONGEST_P50), value(LONGEST_MAX), value(SLOW_INTERVALS)), (Some(9.0), Some(50.0), Some(1.0)));
+        assert_eq!(
+            (value(LONGEST_P50), value(LONGEST_MAX), value(SLOW_INTERVALS)),
+            (Some(9.0), Some(50.0), Some(1.0))
+        );
     }
 
     #[test]
@@ -218,7 +244,8 @@ mod tests {
         notes.tried(Duration::from_millis(10), Duration::from_micros(5));
         notes.tried(Duration::from_millis(60), Duration::from_millis(340));
         notes.tried(Duration::from_millis(470), Duration::from_secs(3));
-        let longest: Vec<u64> = notes.longest_us.iter().map(|longest| longest.load(Ordering::Relaxed)).collect();
+        let longest: Vec<u64> =
+            notes.longest_us.iter().map(|longest| longest.load(Ordering::Relaxed)).collect();
         let stall = 340_000;
         assert_eq!(longest, [5, stall, stall, stall, stall, stall, stall, stall, stall, 3_000_000]);
     }
@@ -226,16 +253,27 @@ mod tests {
     #[test]
     fn files_come_and_go_on_a_full_volume() {
         let target = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 16 << 20 });
-        let settings = Settings { clients: 4, duration: Duration::from_millis(1500), ..Settings::default() };
+        let settings =
+            Settings { clients: 4, duration: Duration::from_millis(1500), ..Settings::default() };
         let report = run(&target, &settings, 64).unwrap();
         assert!(report.completed > 0, "{report}");
         assert_eq!(report.workload, NAME);
-        let value = |name: &str| report.figures.iter().find(|figure| figure.name == name).unwrap().value;
-        let tried = report.operations.iter().find(|operation| operation.name == "create").unwrap().count;
-        assert_eq!(tried as f64, report.completed as f64 + value(REFUSED), "those refused are among the creations: {report}");
+        let value =
+            |name: &str| report.figures.iter().find(|figure| figure.name == name).unwrap().value;
+        let tried =
+            report.operations.iter().find(|operation| operation.name == "create").unwrap().count;
+        assert_eq!(
+            tried as f64,
+            report.completed as f64 + value(REFUSED),
+            "those refused are among the creations: {report}"
+        );
         assert_eq!(value(NOT_REMOVED), 0.0, "{report}");
-        let waited = report.statistics.as_ref().and_then(|statistics| statistics["tickets_waited"].as_u64());
+        let waited =
+            report.statistics.as_ref().and_then(|statistics| statistics["tickets_waited"].as_u64());
         assert!(waited.is_some_and(|waited| waited > 0), "creations compete for space: {report}");
-        assert!(report.figures.iter().any(|figure| figure.name == LONGEST_P99 && figure.value > 0.0), "{report}");
+        assert!(
+            report.figures.iter().any(|figure| figure.name == LONGEST_P99 && figure.value > 0.0),
+            "{report}"
+        );
     }
 }

@@ -49,14 +49,22 @@ fn settings(folder: &Path) -> Settings {
 }
 
 fn count(report: &Report, name: &str) -> u64 {
-    report.operations.iter().find(|operation| operation.name == name).map_or(0, |operation| operation.count)
+    report
+        .operations
+        .iter()
+        .find(|operation| operation.name == name)
+        .map_or(0, |operation| operation.count)
 }
 
 fn targets(folder: &Path) -> Vec<TargetSpec> {
     let directory = folder.join("directory");
     fs::create_dir(&directory).unwrap();
     let image = DeviceSpec::Image { path: folder.join("image"), size_bytes: 128 << 20 };
-    let simulated = DeviceSpec::Simulated { size_bytes: 128 << 20, flush_time: Duration::from_micros(200), discard_time: Duration::ZERO };
+    let simulated = DeviceSpec::Simulated {
+        size_bytes: 128 << 20,
+        flush_time: Duration::from_micros(200),
+        discard_time: Duration::ZERO,
+    };
     vec![TargetSpec::Directory(directory), TargetSpec::Engine(image), TargetSpec::Engine(simulated)]
 }
 
@@ -70,11 +78,14 @@ fn every_load_runs_on_every_target_and_cleans_up() {
     drop(image);
     for spec in targets(folder.path()) {
         for workload in Workload::ALL {
-            let report = workload.run(&spec, &settings).unwrap_or_else(|error| panic!("{} on {}: {error:#}", workload.name(), spec.name()));
+            let report = workload.run(&spec, &settings).unwrap_or_else(|error| {
+                panic!("{} on {}: {error:#}", workload.name(), spec.name())
+            });
             assert_eq!(report.workload, workload.name());
             assert!(report.completed > 0 && report.throughput.value > 0.0, "{report}");
             assert!(
-                report.operations.iter().all(|operation| operation.count > 0 && operation.p50_us.unwrap() <= operation.max_us),
+                report.operations.iter().all(|operation| operation.count > 0
+                    && operation.p50_us.unwrap() <= operation.max_us),
                 "{report}"
             );
         }
@@ -92,7 +103,8 @@ fn every_load_runs_on_every_target_and_cleans_up() {
             assert_eq!(left, 0, "{}", spec.name());
         }
     }
-    let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["directory", "image", "load.txt"], "no scratch file is left");
 }
@@ -102,15 +114,21 @@ fn loads_count_what_they_do() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { duration: Duration::from_secs(60), ..settings(folder.path()) };
     let spec = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 128 << 20 });
-    for (method, fsyncs, syncs) in [(0, 0, 0), (1, 40, 0), (2, 0, 2), (3, 40, 0), (4, 40, 2), (5, 40, 0), (6, 40, 2)] {
+    for (method, fsyncs, syncs) in
+        [(0, 0, 0), (1, 40, 0), (2, 0, 2), (3, 40, 0), (4, 40, 2), (5, 40, 0), (6, 40, 2)]
+    {
         let sync_method = SyncMethod::from_number(method).unwrap();
-        let report = Workload::FsMark.run(&spec, &Settings { sync_method, ..settings.clone() }).unwrap();
+        let report =
+            Workload::FsMark.run(&spec, &Settings { sync_method, ..settings.clone() }).unwrap();
         let counts = ["create", "write", "close", "fsync", "sync"].map(|name| count(&report, name));
         assert_eq!(counts, [40, 80, 40, fsyncs, syncs], "method {method}");
         assert_eq!(report.completed, 40);
     }
     let report = Workload::CreateWalkUnlink.run(&spec, &settings).unwrap();
-    assert_eq!(["create", "status", "unlink", "list"].map(|name| count(&report, name)), [40, 40, 40, 2]);
+    assert_eq!(
+        ["create", "status", "unlink", "list"].map(|name| count(&report, name)),
+        [40, 40, 40, 2]
+    );
     assert_eq!(SyncMethod::from_number(7), None);
 }
 
@@ -120,13 +138,32 @@ fn a_replay_runs_each_line() {
     let settings = settings(folder.path());
     let directory = folder.path().join("directory");
     fs::create_dir(&directory).unwrap();
-    for spec in [TargetSpec::Directory(directory), TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 128 << 20 })] {
+    for spec in [
+        TargetSpec::Directory(directory),
+        TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 128 << 20 }),
+    ] {
         let report = Workload::Dbench.run(&spec, &settings).unwrap();
-        for name in ["NTCreateX", "Close", "Rename", "Unlink", "Flush", "Find", "Qpathinfo", "Sfileinfo", "LockX", "Rmdir", "Deltree"] {
+        for name in [
+            "NTCreateX",
+            "Close",
+            "Rename",
+            "Unlink",
+            "Flush",
+            "Find",
+            "Qpathinfo",
+            "Sfileinfo",
+            "LockX",
+            "Rmdir",
+            "Deltree",
+        ] {
             assert!(count(&report, name) > 0, "{name}: {report}");
         }
     }
-    fs::write(settings.loadfile.as_ref().unwrap(), "Deltree \"\\clients\" NT_STATUS_OK\nUnlink \"\\missing\" 0x6 NT_STATUS_OK\n").unwrap();
+    fs::write(
+        settings.loadfile.as_ref().unwrap(),
+        "Deltree \"\\clients\" NT_STATUS_OK\nUnlink \"\\missing\" 0x6 NT_STATUS_OK\n",
+    )
+    .unwrap();
     let spec = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 64 << 20 });
     let error = format!("{:#}", Workload::Dbench.run(&spec, &settings).unwrap_err());
     assert!(error.contains("Unlink, line 2"), "{error}");
@@ -151,7 +188,8 @@ fn a_failed_clean_up_is_told_beside_the_failed_load() {
     let folder = tempfile::tempdir().unwrap();
     let spec = TargetSpec::Directory(folder.path().into());
     let run = |load: &dyn Fn(&Place) -> anyhow::Result<Findings>| {
-        let report = run_in_folder("fsync-write", &spec, &Settings::default(), FlushMode::Real, load);
+        let report =
+            run_in_folder("fsync-write", &spec, &Settings::default(), FlushMode::Real, load);
         format!("{:#}", report.unwrap_err())
     };
     let error = run(&|place| {
@@ -160,7 +198,11 @@ fn a_failed_clean_up_is_told_beside_the_failed_load() {
         fs::write(folder.path().join(&place.folder), "")?;
         anyhow::bail!("the load failed")
     });
-    assert!(error.starts_with("the load failed; also, cairn-bench-") && error.contains("is left behind"), "{error}");
+    assert!(
+        error.starts_with("the load failed; also, cairn-bench-")
+            && error.contains("is left behind"),
+        "{error}"
+    );
     assert_eq!(run(&|_| anyhow::bail!("the load failed")), "the load failed");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "only the file");
 }
@@ -181,7 +223,9 @@ fn mistakes_get_clear_messages() {
     let small = "engine:memory:size=1M".parse().unwrap();
     let error = format!("{:#}", Workload::DeviceLimit.run(&small, &settings).unwrap_err());
     assert!(error.contains("1024 KiB are too small") && error.contains("size=64M"), "{error}");
-    assert!(run("engine:memory", &Settings { clients: 0, ..settings.clone() }).contains("0 clients"));
+    assert!(
+        run("engine:memory", &Settings { clients: 0, ..settings.clone() }).contains("0 clients")
+    );
     let tiny = format!("engine:{}:size=1M", path("tiny"));
     assert!(run(&tiny, &settings).contains("too small"));
     assert!(!folder.path().join("tiny").exists());

@@ -1,14 +1,17 @@
 //! Deciding, from the labels, which members may be read.
 //!
-//! The *authority* is the complete member with the highest event counter. It lists who was in sync with it when it was
-//! written. Before a member is left behind, the counter was raised on all others, durably, and they no longer list it:
-//! so a stale member is never taken for a current one, whatever was written to it, and after a crash at any point.
+//! The *authority* is the complete member with the highest event counter. It lists who was in sync
+//! with it when it was written. Before a member is left behind, the counter was raised on all
+//! others, durably, and they no longer list it: so a stale member is never taken for a current one,
+//! whatever was written to it, and after a crash at any point.
 //!
-//! Each raise is made in two steps of one, each durable on all members before the next begins, and nothing is written to
-//! the composed device in between. So a difference of one is a crash in the middle of a raise, and the member is
-//! current; a greater one is an old copy of a member that was put back.
+//! Each raise is made in two steps of one, each durable on all members before the next begins, and
+//! nothing is written to the composed device in between. So a difference of one is a crash in the
+//! middle of a raise, and the member is current; a greater one is an old copy of a member that was
+//! put back.
 //!
-//! Two complete members that don't list each other went on separately; neither may be taken without being asked.
+//! Two complete members that don't list each other went on separately; neither may be taken without
+//! being asked.
 
 use super::error::ComposedError;
 use super::label::{Kind, Label, Progress};
@@ -68,27 +71,51 @@ const EVENTS_GAP_MAX: u64 = 1;
 
 /// Puts the labels together.
 pub(super) fn judge(kind: Kind, found: &[Found]) -> Result<Verdict, ComposedError> {
-    let labelled: Vec<(&str, &Label)> = found.iter().filter_map(|found| Some((found.name.as_str(), found.label.as_ref()?))).collect();
+    let labelled: Vec<(&str, &Label)> = found
+        .iter()
+        .filter_map(|found| Some((found.name.as_str(), found.label.as_ref()?)))
+        .collect();
     let names = || found.iter().map(|found| found.name.as_str()).collect::<Vec<_>>().join(", ");
-    let Some(&(first_name, first)) = labelled.first() else { return Err(ComposedError::NoMember { members: names() }) };
+    let Some(&(first_name, first)) = labelled.first() else {
+        return Err(ComposedError::NoMember { members: names() });
+    };
     for &(name, label) in &labelled {
         if label.kind != kind {
-            return Err(ComposedError::Kind { member: name.to_owned(), found: label.kind, wanted: kind });
+            return Err(ComposedError::Kind {
+                member: name.to_owned(),
+                found: label.kind,
+                wanted: kind,
+            });
         }
         if label.pool != first.pool {
             let (first_pool, second_pool) = (first.pool.to_string(), label.pool.to_string());
-            return Err(ComposedError::Foreign { first: first_name.to_owned(), second: name.to_owned(), first_pool, second_pool });
+            return Err(ComposedError::Foreign {
+                first: first_name.to_owned(),
+                second: name.to_owned(),
+                first_pool,
+                second_pool,
+            });
         }
         if label.members.len() != found.len() {
-            return Err(ComposedError::MembersNamed { kind, wanted: label.members.len(), named: found.len() });
+            return Err(ComposedError::MembersNamed {
+                kind,
+                wanted: label.members.len(),
+                named: found.len(),
+            });
         }
     }
     check_pairs(kind, &labelled)?;
     let complete = labelled.iter().filter(|(_, label)| label.progress == Progress::Complete);
     // Of two with the same counter, either is right: they list each other.
-    let authority = complete.map(|(_, label)| *label).max_by_key(|label| (label.events, label.sequence)).cloned();
-    let Some(authority) = authority else { return Err(ComposedError::NoneComplete { members: names() }) };
-    let states: Vec<_> = found.iter().map(|found| state_of(&authority, found.label.as_ref())).collect();
+    let authority = complete
+        .map(|(_, label)| *label)
+        .max_by_key(|label| (label.events, label.sequence))
+        .cloned();
+    let Some(authority) = authority else {
+        return Err(ComposedError::NoneComplete { members: names() });
+    };
+    let states: Vec<_> =
+        found.iter().map(|found| state_of(&authority, found.label.as_ref())).collect();
     Ok(Verdict { index_of: indexes(found, &states), authority, states })
 }
 
@@ -99,7 +126,8 @@ fn check_pairs(kind: Kind, labelled: &[(&str, &Label)]) -> Result<(), ComposedEr
             if first.member == second.member {
                 return Err(ComposedError::Same { first: first_name, second: second_name });
             }
-            let complete = first.progress == Progress::Complete && second.progress == Progress::Complete;
+            let complete =
+                first.progress == Progress::Complete && second.progress == Progress::Complete;
             if kind == Kind::Mirror && complete && !first.lists(second) && !second.lists(first) {
                 return Err(ComposedError::Diverged { first: first_name, second: second_name });
             }
@@ -122,8 +150,8 @@ fn state_of(authority: &Label, label: Option<&Label>) -> MemberState {
     MemberState::InSync
 }
 
-/// Members stand at the index of their label, whatever order they are named in; what has no label, or the label of a place
-/// that is taken, gets a place that is left.
+/// Members stand at the index of their label, whatever order they are named in; what has no label,
+/// or the label of a place that is taken, gets a place that is left.
 fn indexes(found: &[Found], states: &[MemberState]) -> Vec<usize> {
     let mut index_of = vec![usize::MAX; found.len()];
     let mut taken = vec![false; found.len()];
@@ -136,7 +164,8 @@ fn indexes(found: &[Found], states: &[MemberState]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..found.len()).collect();
     order.sort_by_key(|&name| rank(name));
     for name in order {
-        let wanted = found[name].label.as_ref().map(|label| label.index).filter(|&index| !taken[index]);
+        let wanted =
+            found[name].label.as_ref().map(|label| label.index).filter(|&index| !taken[index]);
         let own = (!taken[name]).then_some(name);
         let index = wanted.or(own).or_else(|| taken.iter().position(|taken| !taken));
         if let Some(index) = index {

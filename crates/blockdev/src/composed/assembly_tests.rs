@@ -28,7 +28,10 @@ fn label(index: usize, count: usize, events: u64, in_sync: u32) -> Label {
 }
 
 fn found(labels: Vec<Option<Label>>) -> Vec<Found> {
-    (b'a'..).zip(labels).map(|(name, label)| Found { name: char::from(name).to_string(), label }).collect()
+    (b'a'..)
+        .zip(labels)
+        .map(|(name, label)| Found { name: char::from(name).to_string(), label })
+        .collect()
 }
 
 #[track_caller]
@@ -51,13 +54,22 @@ fn all_in_sync_in_any_order() {
 
 #[test]
 fn a_crash_in_a_raise_leaves_everybody_in_sync_and_an_old_copy_does_not() {
-    assert_eq!(verdict(vec![Some(label(0, 2, 6, 3)), Some(label(1, 2, 5, 3))]).states, [InSync, InSync]);
-    assert_eq!(verdict(vec![Some(label(0, 2, 7, 3)), Some(label(1, 2, 5, 3))]).states, [InSync, Stale]);
+    assert_eq!(
+        verdict(vec![Some(label(0, 2, 6, 3)), Some(label(1, 2, 5, 3))]).states,
+        [InSync, InSync]
+    );
+    assert_eq!(
+        verdict(vec![Some(label(0, 2, 7, 3)), Some(label(1, 2, 5, 3))]).states,
+        [InSync, Stale]
+    );
 }
 
 #[test]
 fn who_was_left_behind_is_stale_whatever_its_counter_says() {
-    assert_eq!(verdict(vec![Some(label(0, 2, 7, 1)), Some(label(1, 2, 6, 3))]).states, [InSync, Stale]);
+    assert_eq!(
+        verdict(vec![Some(label(0, 2, 7, 1)), Some(label(1, 2, 6, 3))]).states,
+        [InSync, Stale]
+    );
     // Three members, lost one after the other.
     let labels = vec![Some(label(0, 3, 9, 1)), Some(label(1, 3, 7, 3)), Some(label(2, 3, 5, 7))];
     assert_eq!(verdict(labels).states, [InSync, Stale, Stale]);
@@ -99,7 +111,10 @@ fn strangers_copies_and_wrong_numbers_are_told_apart() {
     let foreign = Label { pool: Identity([8; 16]), ..label(1, 2, 5, 3) };
     assert!(matches!(refusal(vec![good(), Some(foreign)]), ComposedError::Foreign { .. }));
     assert!(matches!(refusal(vec![good(), good()]), ComposedError::Same { .. }));
-    assert!(matches!(refusal(vec![good(), None, None]), ComposedError::MembersNamed { wanted: 2, named: 3, .. }));
+    assert!(matches!(
+        refusal(vec![good(), None, None]),
+        ComposedError::MembersNamed { wanted: 2, named: 3, .. }
+    ));
     let concat = Label { kind: Kind::Concat, ..label(0, 2, 5, 3) };
     assert!(matches!(refusal(vec![Some(concat), None]), ComposedError::Kind { .. }));
 }

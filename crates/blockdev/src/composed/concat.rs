@@ -1,7 +1,7 @@
 //! A concatenation: members one behind the other, in the order of their labels.
 //!
-//! Invariant: all members are there and in sync; there is no second copy of anything, so an error of one is an error of
-//! the whole.
+//! Invariant: all members are there and in sync; there is no second copy of anything, so an error
+//! of one is an error of the whole.
 //!
 //! Lock discipline: none of its own.
 
@@ -66,11 +66,19 @@ impl Concat {
         &self.members.name
     }
 
-    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+    fn checked(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), DeviceError> {
         let range = Range { operation, offset_bytes, length_bytes, device: &self.members.name };
         range.check(self.length_bytes())?;
         if operation != Operation::Read && self.members.access != Access::ReadWrite {
-            return Err(range.error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only")));
+            return Err(range.error(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "opened for reading only",
+            )));
         }
         Ok(())
     }
@@ -81,12 +89,19 @@ impl Concat {
         self.members.usable().filter_map(move |(index, device)| {
             let (start, end) = (self.starts_bytes[index], self.starts_bytes[index + 1]);
             let (from, to) = (offset_bytes.max(start), end_bytes.min(end));
-            (from < to).then(|| Part { index, device, offset_bytes: DATA_START_BYTES + from - start, length_bytes: to - from })
+            (from < to).then(|| Part {
+                index,
+                device,
+                offset_bytes: DATA_START_BYTES + from - start,
+                length_bytes: to - from,
+            })
         })
     }
 
     fn counted(&self, part: &Part<'_>, result: Result<(), DeviceError>) -> Result<(), DeviceError> {
-        result.inspect_err(|error| self.members.count_error(part.index, self.starts_bytes[part.index], error))
+        result.inspect_err(|error| {
+            self.members.count_error(part.index, self.starts_bytes[part.index], error)
+        })
     }
 }
 
@@ -127,7 +142,10 @@ impl BlockDevice for Concat {
         self.members.expect_open()?;
         let mut rest = buffers.to_vec();
         for part in self.parts(offset_bytes, length_bytes) {
-            self.counted(&part, part.device.write(part.offset_bytes, &take(&mut rest, part.length_bytes)))?;
+            self.counted(
+                &part,
+                part.device.write(part.offset_bytes, &take(&mut rest, part.length_bytes)),
+            )?;
         }
         Ok(())
     }
@@ -140,7 +158,8 @@ impl BlockDevice for Concat {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         self.members.expect_open()?;
-        self.parts(offset_bytes, length_bytes).try_for_each(|part| part.device.discard(part.offset_bytes, part.length_bytes))
+        self.parts(offset_bytes, length_bytes)
+            .try_for_each(|part| part.device.discard(part.offset_bytes, part.length_bytes))
     }
 
     fn length_bytes(&self) -> u64 {
@@ -167,7 +186,11 @@ impl BlockDevice for Concat {
     fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
         for part in self.parts(offset_bytes, length_bytes) {
             let at_bytes = self.starts_bytes[part.index] + part.offset_bytes - DATA_START_BYTES;
-            self.members.count_checksum_errors(part.index, at_bytes, part.length_bytes / BLOCK_BYTES as u64);
+            self.members.count_checksum_errors(
+                part.index,
+                at_bytes,
+                part.length_bytes / BLOCK_BYTES as u64,
+            );
         }
     }
 

@@ -11,19 +11,25 @@ pub enum ComposedError {
     Count { found: usize },
     #[error("{member} is too small: a member needs at least {needed_bytes} bytes")]
     TooSmall { member: String, needed_bytes: u64 },
-    #[error("{member} is no member of a composed device; `cairn device replace` makes it one, in place of a lost member")]
+    #[error(
+        "{member} is no member of a composed device; `cairn device replace` makes it one, in place of a lost member"
+    )]
     NotAMember { member: String },
     #[error("none of {members} is a member of a composed device; `cairn mkfs` makes a new one")]
     NoMember { members: String },
     #[error("{member} has a label of version {version}, which this program does not know")]
     NewerVersion { member: String, version: u16 },
-    #[error("{member} belongs to a {found}, not to a {wanted}; write {found}: in front of its members")]
+    #[error(
+        "{member} belongs to a {found}, not to a {wanted}; write {found}: in front of its members"
+    )]
     Kind { member: String, found: Kind, wanted: Kind },
     #[error("{first} and {second} belong to different devices ({first_pool} and {second_pool})")]
     Foreign { first: String, second: String, first_pool: String, second_pool: String },
     #[error("{first} and {second} are the same member; one is a copy of the other")]
     Same { first: String, second: String },
-    #[error("the {kind} has {wanted} members, but {named} are named; write \"missing\" for one that is lost")]
+    #[error(
+        "the {kind} has {wanted} members, but {named} are named; write \"missing\" for one that is lost"
+    )]
     MembersNamed { kind: Kind, wanted: usize, named: usize },
     #[error(
         "{first} and {second} each went on without the other, so they differ; choose the one to keep, and fill the other from it: \
@@ -43,7 +49,9 @@ pub enum ComposedError {
     Shorter { member: String, found_bytes: u64, wanted_bytes: u64 },
     #[error("{member} is in sync already; nothing has to be replaced")]
     InSync { member: String },
-    #[error("{member} went on without the other members; --force gives up what was written to it alone")]
+    #[error(
+        "{member} went on without the other members; --force gives up what was written to it alone"
+    )]
     WouldLose { member: String },
     #[error("a {kind} has no second copy to fill a new member from")]
     NoCopy { kind: Kind },

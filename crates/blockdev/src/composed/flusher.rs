@@ -1,11 +1,12 @@
 //! A thread that flushes one member, so that members flush at the same time.
 //!
-//! Requests that arrive while a flush runs share the next one. A flush covers the writes that completed before it was
-//! requested, since it begins after that. A failed flush fails every later request: what it should have covered may be
-//! lost, whatever the next one says.
+//! Requests that arrive while a flush runs share the next one. A flush covers the writes that
+//! completed before it was requested, since it begins after that. A failed flush fails every later
+//! request: what it should have covered may be lost, whatever the next one says.
 //!
-//! Handing a flush over costs two switches of threads: 20 µs on a busy machine, about 0.1 ms where the CPU must be woken
-//! first. So members whose flush is shorter than that flush one after the other ([`worthwhile`]).
+//! Handing a flush over costs two switches of threads: 20 µs on a busy machine, about 0.1 ms where
+//! the CPU must be woken first. So members whose flush is shorter than that flush one after the
+//! other ([`worthwhile`]).
 //!
 //! Lock discipline: `state` (rank `LEAF`) is never held during a flush.
 
@@ -19,7 +20,8 @@ use std::time::Duration;
 /// Members that flush faster than this are flushed by the caller.
 const HAND_OVER_FROM: Duration = Duration::from_micros(100);
 
-/// Whether handing a member's flush over saves time; a member that was never flushed is taken for a slow one.
+/// Whether handing a member's flush over saves time; a member that was never flushed is taken for a
+/// slow one.
 pub(super) fn worthwhile(flush_time: Duration) -> bool {
     flush_time.is_zero() || flush_time >= HAND_OVER_FROM
 }
@@ -52,7 +54,12 @@ pub(super) struct Ticket(u64);
 impl Flusher {
     pub(super) fn new(device: Arc<dyn BlockDevice>) -> Flusher {
         let state = Mutex::new(Rank::LEAF, State::default());
-        let shared = Arc::new(Shared { device, state, requested: Condvar::new(), completed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            device,
+            state,
+            requested: Condvar::new(),
+            completed: Condvar::new(),
+        });
         let worker = Arc::clone(&shared);
         Flusher { shared, thread: Some(thread::spawn("member-flush", move || worker.run())) }
     }

@@ -1,7 +1,9 @@
-//! The label of a member: which composed device it belongs to, and since when it is, or is not, like the others.
+//! The label of a member: which composed device it belongs to, and since when it is, or is not,
+//! like the others.
 //!
-//! Each member begins with a reserved area of 1 MiB, outside the composed address space. Two slots in it take turns, so
-//! that a torn write loses nothing; a label is one sector. `docs/format.md` has the table of its fields.
+//! Each member begins with a reserved area of 1 MiB, outside the composed address space. Two slots
+//! in it take turns, so that a torn write loses nothing; a label is one sector. `docs/format.md`
+//! has the table of its fields.
 
 use super::error::ComposedError;
 use crate::aligned::AlignedBuffer;
@@ -91,7 +93,8 @@ pub struct Label {
     pub pool: Identity,
     /// The member.
     pub member: Identity,
-    /// Raised on all members that are there before the first write after something changed among them.
+    /// Raised on all members that are there before the first write after something changed among
+    /// them.
     pub events: u64,
     /// Raised with each write of a label; says which slot is newer.
     pub sequence: u64,
@@ -138,7 +141,8 @@ const _: () = assert!(LABEL_BYTES == 512);
 impl Label {
     /// Whether this label says that `other` was in sync when it was written.
     pub(super) fn lists(&self, other: &Label) -> bool {
-        self.in_sync & (1 << other.index) != 0 && self.members.get(other.index) == Some(&other.member)
+        self.in_sync & (1 << other.index) != 0
+            && self.members.get(other.index) == Some(&other.member)
     }
 
     pub(super) fn encode(&self) -> [u8; LABEL_BYTES] {
@@ -199,7 +203,10 @@ impl Label {
         let (index, count) = (usize::from(raw.index.get()), usize::from(raw.count.get()));
         let unit = SIZE_UNIT_BYTES;
         let sizes = [raw.member_bytes.get(), raw.composed_bytes.get()];
-        if !(1..=MEMBERS_MAX).contains(&count) || index >= count || sizes.iter().any(|bytes| *bytes == 0 || !bytes.is_multiple_of(unit)) {
+        if !(1..=MEMBERS_MAX).contains(&count)
+            || index >= count
+            || sizes.iter().any(|bytes| *bytes == 0 || !bytes.is_multiple_of(unit))
+        {
             return Ok(None);
         }
         Ok(Some(Label {
@@ -237,7 +244,10 @@ impl Label {
                 continue;
             }
             read_slots += 1;
-            let found = Label::decode(&block).map_err(|version| ComposedError::NewerVersion { member: name.to_owned(), version })?;
+            let found = Label::decode(&block).map_err(|version| ComposedError::NewerVersion {
+                member: name.to_owned(),
+                version,
+            })?;
             if let Some(label) = found
                 && newest.as_ref().is_none_or(|newest| label.sequence > newest.sequence)
             {

@@ -1,6 +1,8 @@
 //! Labels: the bytes of `docs/format.md`, and what damage does.
 
-use super::label::{DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress, RawLabel};
+use super::label::{
+    DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress, RawLabel,
+};
 use crate::{BlockDevice, MemoryDevice};
 use std::mem::offset_of;
 
@@ -57,7 +59,10 @@ fn the_label_is_as_documented() {
     assert_eq!((end, size_of::<RawLabel>(), MEMBERS_MAX), (512, 512, 8));
     assert_eq!((LABEL_SLOTS_BYTES, DATA_START_BYTES), ([8 * 4096, 24 * 4096], 1 << 20));
     let bytes = label().encode();
-    assert_eq!((&bytes[..4], bytes[8], bytes[10], bytes[11], bytes[12], bytes[14]), (&b"CRNM"[..], 1, 1, 1, 1, 2));
+    assert_eq!(
+        (&bytes[..4], bytes[8], bytes[10], bytes[11], bytes[12], bytes[14]),
+        (&b"CRNM"[..], 1, 1, 1, 1, 2)
+    );
     assert_eq!((bytes[48], bytes[55], bytes[64], bytes[68]), (0x88, 0x11, 1, 3));
     let mut zeroed = bytes;
     zeroed[4..8].fill(0);

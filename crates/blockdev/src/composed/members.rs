@@ -2,17 +2,22 @@
 //!
 //! States of a member: in sync → failed, never back while the device is open.
 //!
-//! Each member is flushed through a fence of its own: whoever flushes it while somebody else's flush of it fails is told as
-//! well, and so returns only after the labels of the others say that it was left behind.
+//! Each member is flushed through a fence of its own: whoever flushes it while somebody else's
+//! flush of it fails is told as well, and so returns only after the labels of the others say that
+//! it was left behind.
 //!
-//! Lock discipline: `labels` (rank `MEMBERS`) is held while labels are written and flushed, so that one thread raises the
-//! counters; the states themselves are atomic, and change before the labels say so.
+//! Lock discipline: `labels` (rank `MEMBERS`) is held while labels are written and flushed, so that
+//! one thread raises the counters; the states themselves are atomic, and change before the labels
+//! say so.
 
 use super::assembly::{Found, MemberState, Verdict, judge};
 use super::error::ComposedError;
 use super::flusher::{Flusher, worthwhile};
 use super::health::{DeviceHealth, MemberHealth};
-use super::label::{DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress, SIZE_UNIT_BYTES};
+use super::label::{
+    DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress,
+    SIZE_UNIT_BYTES,
+};
 use crate::aligned::AlignedBuffer;
 use crate::device::{BLOCK_BYTES, BlockDevice};
 use crate::error::{DeviceError, Operation};
@@ -146,8 +151,9 @@ pub fn status(kind: Kind, candidates: &[Candidate]) -> Result<Vec<MemberStatus>,
     Ok(list)
 }
 
-/// Makes a new composed device of `devices`, whose content is lost, and returns its length. A mirror is as large as its
-/// smallest member. The reserved area of each is zeroed, so that nothing else is recognised in it.
+/// Makes a new composed device of `devices`, whose content is lost, and returns its length. A
+/// mirror is as large as its smallest member. The reserved area of each is zeroed, so that nothing
+/// else is recognised in it.
 ///
 /// 1. Zeros over the old labels of all, flushed. *A crash: no member is left, `make` again.*
 /// 2. The new labels. *A crash: some members are missing, which an open device would say.*
@@ -164,7 +170,10 @@ pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u6
     };
     let mut sizes: Vec<u64> = devices.iter().map(|(_, device)| usable(&**device)).collect();
     if let Some(small) = sizes.iter().position(|bytes| *bytes == 0) {
-        return Err(ComposedError::TooSmall { member: devices[small].0.clone(), needed_bytes: DATA_START_BYTES + SIZE_UNIT_BYTES });
+        return Err(ComposedError::TooSmall {
+            member: devices[small].0.clone(),
+            needed_bytes: DATA_START_BYTES + SIZE_UNIT_BYTES,
+        });
     }
     let smallest = sizes.iter().copied().min().unwrap_or(0);
     let composed_bytes = match kind {
@@ -208,12 +217,21 @@ pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u6
 impl Members {
     /// What is wrong with the members, in words, without opening anything; empty when nothing is.
     pub(super) fn look(kind: Kind, candidates: &[Candidate]) -> Result<String, ComposedError> {
-        let lost = status(kind, candidates)?.into_iter().filter(|member| member.state != MemberState::InSync);
-        Ok(lost.map(|member| format!("{} is {}", member.name, member.state.text())).collect::<Vec<_>>().join(", "))
+        let lost = status(kind, candidates)?
+            .into_iter()
+            .filter(|member| member.state != MemberState::InSync);
+        Ok(lost
+            .map(|member| format!("{} is {}", member.name, member.state.text()))
+            .collect::<Vec<_>>()
+            .join(", "))
     }
 
     /// Puts the members together; when they may be written to, the counters are raised, durably.
-    pub(super) fn open(kind: Kind, candidates: Vec<Candidate>, access: Access) -> Result<Members, ComposedError> {
+    pub(super) fn open(
+        kind: Kind,
+        candidates: Vec<Candidate>,
+        access: Access,
+    ) -> Result<Members, ComposedError> {
         let members = Members::assemble(kind, candidates, access)?;
         if access == Access::ReadWrite {
             let mut labels = members.labels.lock();
@@ -223,24 +241,43 @@ impl Members {
         Ok(members)
     }
 
-    fn assemble(kind: Kind, candidates: Vec<Candidate>, access: Access) -> Result<Members, ComposedError> {
+    fn assemble(
+        kind: Kind,
+        candidates: Vec<Candidate>,
+        access: Access,
+    ) -> Result<Members, ComposedError> {
         let found = find(&candidates)?;
         let Verdict { authority, index_of, states } = judge(kind, &found)?;
-        let name: Arc<str> = format!("{kind}:{}", found.iter().map(|found| found.name.as_str()).collect::<Vec<_>>().join(",")).into();
+        let name: Arc<str> = format!(
+            "{kind}:{}",
+            found.iter().map(|found| found.name.as_str()).collect::<Vec<_>>().join(",")
+        )
+        .into();
         let mut members: Vec<(usize, Member, Option<Label>)> = Vec::new();
         for (position, (candidate, found)) in candidates.into_iter().zip(found).enumerate() {
             let state = states[position];
             let label = found.label.filter(|_| state == MemberState::InSync);
             if let (Some(label), Some(device)) = (&label, &candidate.device) {
-                let (found_bytes, wanted_bytes) = (device.length_bytes(), DATA_START_BYTES + label.member_bytes);
+                let (found_bytes, wanted_bytes) =
+                    (device.length_bytes(), DATA_START_BYTES + label.member_bytes);
                 if found_bytes < wanted_bytes {
-                    return Err(ComposedError::Shorter { member: candidate.name, found_bytes, wanted_bytes });
+                    return Err(ComposedError::Shorter {
+                        member: candidate.name,
+                        found_bytes,
+                        wanted_bytes,
+                    });
                 }
             }
-            let in_use = access == Access::ReadWrite && state == MemberState::InSync && index_of[position] > 0;
-            // Requests, labels and the flusher flush the same member, and only one of them is told when that fails.
-            let device = candidate.device.map(|device| Arc::new(FlushFence::new(device)) as Arc<dyn BlockDevice>);
-            let flusher = device.as_ref().filter(|_| in_use).map(|device| Flusher::new(Arc::clone(device)));
+            let in_use = access == Access::ReadWrite
+                && state == MemberState::InSync
+                && index_of[position] > 0;
+            // Requests, labels and the flusher flush the same member, and only one of them is told
+            // when that fails.
+            let device = candidate
+                .device
+                .map(|device| Arc::new(FlushFence::new(device)) as Arc<dyn BlockDevice>);
+            let flusher =
+                device.as_ref().filter(|_| in_use).map(|device| Flusher::new(Arc::clone(device)));
             let member = Member {
                 name: candidate.name,
                 device,
@@ -284,11 +321,19 @@ impl Members {
     /// The members that can't be used, in words; empty when all can.
     pub(super) fn problems(&self) -> String {
         let lost = self.list.iter().filter(|member| member.state() != MemberState::InSync);
-        lost.map(|member| format!("{} is {}", member.name, member.state().text())).collect::<Vec<_>>().join(", ")
+        lost.map(|member| format!("{} is {}", member.name, member.state().text()))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     pub(super) fn none_left(&self, operation: Operation) -> DeviceError {
-        DeviceError::new(operation, 0, 0, &self.name, io::Error::other(format!("no member is left: {}", self.problems())))
+        DeviceError::new(
+            operation,
+            0,
+            0,
+            &self.name,
+            io::Error::other(format!("no member is left: {}", self.problems())),
+        )
     }
 
     /// Reports each event from now on to `observer`; the first one stays.
@@ -308,7 +353,13 @@ impl Members {
         let in_content = error.length_bytes > 0 && error.offset_bytes >= DATA_START_BYTES;
         let offset_bytes = in_content.then(|| start_bytes + error.offset_bytes - DATA_START_BYTES);
         let blocks = error.length_bytes / BLOCK_BYTES as u64;
-        if !self.tell(&DeviceEvent { kind, member: Some(&self.list[index].name), offset_bytes, blocks, error: Some(error) }) {
+        if !self.tell(&DeviceEvent {
+            kind,
+            member: Some(&self.list[index].name),
+            offset_bytes,
+            blocks,
+            error: Some(error),
+        }) {
             tracing::warn!("{error}");
         }
     }
@@ -318,7 +369,13 @@ impl Members {
     pub(super) fn count_checksum_errors(&self, index: usize, offset_bytes: u64, blocks: u64) {
         self.list[index].checksum_errors.fetch_add(blocks, Ordering::Relaxed);
         let (kind, member) = (DeviceEventKind::ChecksumError, Some(&*self.list[index].name));
-        self.tell(&DeviceEvent { kind, member, offset_bytes: Some(offset_bytes), blocks, error: None });
+        self.tell(&DeviceEvent {
+            kind,
+            member,
+            offset_bytes: Some(offset_bytes),
+            blocks,
+            error: None,
+        });
     }
 
     /// Counts blocks of a member that were written again from another copy; the offset is that of
@@ -326,7 +383,13 @@ impl Members {
     pub(super) fn count_repaired(&self, index: usize, offset_bytes: u64, blocks: u64) {
         self.list[index].rewritten_blocks.fetch_add(blocks, Ordering::Relaxed);
         let (kind, member) = (DeviceEventKind::Repaired, Some(&*self.list[index].name));
-        self.tell(&DeviceEvent { kind, member, offset_bytes: Some(offset_bytes), blocks, error: None });
+        self.tell(&DeviceEvent {
+            kind,
+            member,
+            offset_bytes: Some(offset_bytes),
+            blocks,
+            error: None,
+        });
     }
 
     /// Whether there is an observer.
@@ -342,9 +405,12 @@ impl Members {
         }
     }
 
-    /// Does the same on all members in sync. Those that fail while another succeeds are left behind; when all fail, the
-    /// error is the caller's and nobody is.
-    pub(super) fn on_each(&self, operation: impl Fn(&dyn BlockDevice) -> Result<(), DeviceError>) -> Outcome {
+    /// Does the same on all members in sync. Those that fail while another succeeds are left
+    /// behind; when all fail, the error is the caller's and nobody is.
+    pub(super) fn on_each(
+        &self,
+        operation: impl Fn(&dyn BlockDevice) -> Result<(), DeviceError>,
+    ) -> Outcome {
         let mut outcome = Outcome::default();
         for (index, device) in self.usable() {
             match operation(&**device) {
@@ -368,14 +434,19 @@ impl Members {
         if outcome.succeeded == 0 {
             // Old or new content on each, and a later flush proves nothing.
             self.may_differ.store(true, Ordering::Release);
-            return Err(outcome.failed.into_iter().next().map_or_else(|| self.none_left(operation), |(_, error)| error));
+            return Err(outcome
+                .failed
+                .into_iter()
+                .next()
+                .map_or_else(|| self.none_left(operation), |(_, error)| error));
         }
         self.publish()
     }
 
     /// Raises the counters if a member was left behind since they were raised.
     pub(super) fn publish(&self) -> Result<(), DeviceError> {
-        if self.access != Access::ReadWrite || self.published.load(Ordering::Acquire) == self.mask() {
+        if self.access != Access::ReadWrite || self.published.load(Ordering::Acquire) == self.mask()
+        {
             return Ok(());
         }
         let mut labels = self.labels.lock();
@@ -385,7 +456,8 @@ impl Members {
         self.raise(&mut labels)
     }
 
-    /// Raises the event counter on all members in sync, in two durable steps; a mirror goes on without those that fail.
+    /// Raises the event counter on all members in sync, in two durable steps; a mirror goes on
+    /// without those that fail.
     fn raise(&self, labels: &mut Labels) -> Result<(), DeviceError> {
         loop {
             let mask = self.mask();
@@ -415,7 +487,9 @@ impl Members {
         for events in labels.events..=labels.events + 2 {
             labels.events = events;
             for (index, device) in self.usable() {
-                if let Some(label) = labels.each[index].as_mut().filter(|label| label.events < events) {
+                if let Some(label) =
+                    labels.each[index].as_mut().filter(|label| label.events < events)
+                {
                     (label.events, label.in_sync, label.open) = (events, mask, labels.open);
                     label.write(&**device).map_err(|error| (index, error))?;
                     device.flush().map_err(|error| (index, error))?;
@@ -436,7 +510,10 @@ impl Members {
         for (index, device) in self.usable() {
             match &self.list[index].flusher {
                 // Somebody has to flush here.
-                Some(flusher) if worthwhile(device.flush_time()) && !(own.is_empty() && self.is_last(index)) => {
+                Some(flusher)
+                    if worthwhile(device.flush_time())
+                        && !(own.is_empty() && self.is_last(index)) =>
+                {
                     handed_over.push((index, flusher, flusher.request()));
                 }
                 _ => own.push((index, device)),
@@ -481,7 +558,9 @@ impl Members {
             checksum_errors: member.checksum_errors.load(Ordering::Relaxed),
             bad_blocks: member.bad_blocks.load(Ordering::Relaxed),
             rewritten_blocks: member.rewritten_blocks.load(Ordering::Relaxed),
-            flush_time_ns: member.usable().map_or(0, |device| device.flush_time().as_nanos() as u64),
+            flush_time_ns: member
+                .usable()
+                .map_or(0, |device| device.flush_time().as_nanos() as u64),
         });
         DeviceHealth {
             kind: match self.authority.kind {

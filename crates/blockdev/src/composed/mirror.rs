@@ -2,9 +2,9 @@
 //!
 //! States, invariants, and what holds for copies that differ: see the [module](super).
 //!
-//! Lock discipline: `writes` (rank `MIRROR`) is held shared while a write goes to the members, exclusively while a repair
-//! reads, compares and writes; nothing but the members' own locks is taken under it. Labels are raised after it is
-//! released.
+//! Lock discipline: `writes` (rank `MIRROR`) is held shared while a write goes to the members,
+//! exclusively while a repair reads, compares and writes; nothing but the members' own locks is
+//! taken under it. Labels are raised after it is released.
 
 use super::error::ComposedError;
 use super::health::DeviceHealth;
@@ -64,12 +64,17 @@ enum Difference {
 }
 
 impl Mirror {
-    /// Opens the mirror that `candidates` are all members of, in any order. A member that is lost or not in sync is
-    /// accepted only if `degraded`, and then the others' labels say first that it was left behind.
+    /// Opens the mirror that `candidates` are all members of, in any order. A member that is lost
+    /// or not in sync is accepted only if `degraded`, and then the others' labels say first that it
+    /// was left behind.
     ///
     /// # Errors
     /// When they are not the members of one mirror, one is lost, or none is complete.
-    pub fn open(candidates: Vec<Candidate>, access: Access, degraded: bool) -> Result<Mirror, ComposedError> {
+    pub fn open(
+        candidates: Vec<Candidate>,
+        access: Access,
+        degraded: bool,
+    ) -> Result<Mirror, ComposedError> {
         // Before any label changes.
         let problems = Members::look(Kind::Mirror, &candidates)?;
         if !problems.is_empty() && !degraded {
@@ -80,7 +85,12 @@ impl Mirror {
             tracing::warn!("{} is degraded: {problems}", members.name);
         }
         let (repaired_blocks, resynchronised_blocks) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Mirror { members, writes: RwLock::new(Rank::MIRROR, ()), repaired_blocks, resynchronised_blocks })
+        Ok(Mirror {
+            members,
+            writes: RwLock::new(Rank::MIRROR, ()),
+            repaired_blocks,
+            resynchronised_blocks,
+        })
     }
 
     /// "mirror:" and the names of the members.
@@ -88,18 +98,30 @@ impl Mirror {
         &self.members.name
     }
 
-    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
+    fn checked(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<Range<'_>, DeviceError> {
         let range = Range { operation, offset_bytes, length_bytes, device: &self.members.name };
         range.check(self.length_bytes())?;
         let writes = !matches!(operation, Operation::Read);
         if writes && self.members.access != Access::ReadWrite {
-            return Err(range.error(io::Error::new(io::ErrorKind::PermissionDenied, "opened for reading only")));
+            return Err(range.error(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "opened for reading only",
+            )));
         }
         Ok(range)
     }
 
     /// Reads from the first member that can; returns how many could not.
-    pub(super) fn read_any(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize, DeviceError> {
+    pub(super) fn read_any(
+        &self,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, DeviceError> {
         let mut failure = None;
         let mut failures = 0;
         for (index, device) in self.members.usable() {
@@ -115,8 +137,9 @@ impl Mirror {
         Err(failure.unwrap_or_else(|| self.members.none_left(Operation::Read)))
     }
 
-    /// Writes `good` over every copy that differs from it, and returns how many blocks did; nothing happens when no copy
-    /// equals it. For a reader they are only counted. The caller holds `writes` exclusively.
+    /// Writes `good` over every copy that differs from it, and returns how many blocks did; nothing
+    /// happens when no copy equals it. For a reader they are only counted. The caller holds
+    /// `writes` exclusively.
     fn equalise(&self, offset_bytes: u64, good: &[u8], why: Difference) -> u64 {
         let at_bytes = DATA_START_BYTES + offset_bytes;
         let mut copy = AlignedBuffer::zeroed(good.len());
@@ -126,7 +149,9 @@ impl Mirror {
             match device.read(at_bytes, &mut copy).is_ok().then(|| different_blocks(&copy, good)) {
                 Some(blocks) if blocks.is_empty() => equal += 1,
                 Some(blocks) => differing.push((index, device, blocks, why == Difference::Damage)),
-                None => differing.push((index, device, (0..good.len() / BLOCK_BYTES).collect(), false)),
+                None => {
+                    differing.push((index, device, (0..good.len() / BLOCK_BYTES).collect(), false))
+                }
             }
         }
         if equal == 0 {
@@ -145,7 +170,12 @@ impl Mirror {
             }
             let failed = blocks.iter().find_map(|block| {
                 let bytes = &good[block * BLOCK_BYTES..][..BLOCK_BYTES];
-                device.write(at_bytes + (block * BLOCK_BYTES) as u64, &[&AlignedBuffer::copy_of(bytes)]).err()
+                device
+                    .write(
+                        at_bytes + (block * BLOCK_BYTES) as u64,
+                        &[&AlignedBuffer::copy_of(bytes)],
+                    )
+                    .err()
             });
             match failed {
                 Some(error) => {
@@ -154,8 +184,14 @@ impl Mirror {
                 }
                 None => {
                     match why {
-                        Difference::Damage => self.members.count_repaired(index, first_bytes, count),
-                        Difference::Crash => drop(self.members.list[index].rewritten_blocks.fetch_add(count, Ordering::Relaxed)),
+                        Difference::Damage => {
+                            self.members.count_repaired(index, first_bytes, count)
+                        }
+                        Difference::Crash => drop(
+                            self.members.list[index]
+                                .rewritten_blocks
+                                .fetch_add(count, Ordering::Relaxed),
+                        ),
                     }
                     written += count;
                 }
@@ -201,7 +237,8 @@ impl BlockDevice for Mirror {
         self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         self.members.expect_open()?;
         let shared = self.writes.read();
-        let outcome = self.members.on_each(|device| device.write(DATA_START_BYTES + offset_bytes, buffers));
+        let outcome =
+            self.members.on_each(|device| device.write(DATA_START_BYTES + offset_bytes, buffers));
         drop(shared);
         self.members.settle(outcome, Operation::Write)
     }
@@ -216,8 +253,11 @@ impl BlockDevice for Mirror {
         self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         self.members.expect_open()?;
         let _shared = self.writes.read();
-        let results: Vec<_> =
-            self.members.usable().map(|(_, device)| device.discard(DATA_START_BYTES + offset_bytes, length_bytes)).collect();
+        let results: Vec<_> = self
+            .members
+            .usable()
+            .map(|(_, device)| device.discard(DATA_START_BYTES + offset_bytes, length_bytes))
+            .collect();
         results.into_iter().collect()
     }
 
@@ -234,12 +274,17 @@ impl BlockDevice for Mirror {
         self.members.usable().count().max(1)
     }
 
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+    fn read_copy(
+        &self,
+        copy: usize,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), DeviceError> {
         self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
         match self.members.usable().nth(copy) {
-            Some((index, device)) => {
-                device.read(DATA_START_BYTES + offset_bytes, buffer).inspect_err(|error| self.members.count_error(index, 0, error))
-            }
+            Some((index, device)) => device
+                .read(DATA_START_BYTES + offset_bytes, buffer)
+                .inspect_err(|error| self.members.count_error(index, 0, error)),
             None => Err(self.members.none_left(Operation::Read)),
         }
     }
@@ -257,7 +302,9 @@ impl BlockDevice for Mirror {
     }
 
     fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
-        if self.members.access != Access::ReadWrite || !self.members.may_differ.load(Ordering::Acquire) {
+        if self.members.access != Access::ReadWrite
+            || !self.members.may_differ.load(Ordering::Acquire)
+        {
             return Ok(());
         }
         for range in ranges {
@@ -266,7 +313,10 @@ impl BlockDevice for Mirror {
         }
         let written = self.resynchronised_blocks.load(Ordering::Relaxed);
         if written > 0 {
-            tracing::info!("{}: {written} blocks that a crash had left different are the same in all copies", self.members.name);
+            tracing::info!(
+                "{}: {written} blocks that a crash had left different are the same in all copies",
+                self.members.name
+            );
         }
         self.members.publish()?;
         self.flush()?;
@@ -292,7 +342,9 @@ impl BlockDevice for Mirror {
 
     fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
         let blocks = length_bytes / BLOCK_BYTES as u64;
-        self.members.usable().for_each(|(index, _)| self.members.count_checksum_errors(index, offset_bytes, blocks));
+        self.members
+            .usable()
+            .for_each(|(index, _)| self.members.count_checksum_errors(index, offset_bytes, blocks));
     }
 
     fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
@@ -300,7 +352,8 @@ impl BlockDevice for Mirror {
     }
 }
 
-/// A device whose copy number `copy` is read first: for whoever wants to check each copy of everything.
+/// A device whose copy number `copy` is read first: for whoever wants to check each copy of
+/// everything.
 pub struct CopyFirst<'a> {
     /// The device.
     pub device: &'a dyn BlockDevice,

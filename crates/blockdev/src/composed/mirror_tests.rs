@@ -22,12 +22,19 @@ pub(super) fn disks(count: usize) -> Vec<Disk> {
 
 pub(super) fn candidates(disks: &[Option<&Disk>]) -> Vec<Candidate> {
     let device = |disk: &Disk| -> Arc<dyn BlockDevice> { disk.clone() };
-    (b'a'..).zip(disks).map(|(name, disk)| Candidate { name: char::from(name).to_string(), device: disk.map(device) }).collect()
+    (b'a'..)
+        .zip(disks)
+        .map(|(name, disk)| Candidate {
+            name: char::from(name).to_string(),
+            device: disk.map(device),
+        })
+        .collect()
 }
 
 pub(super) fn new_mirror(count: usize) -> Vec<Disk> {
     let disks = disks(count);
-    let named: Vec<(String, Arc<dyn BlockDevice>)> = disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
+    let named: Vec<(String, Arc<dyn BlockDevice>)> =
+        disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
     assert_eq!(make(Kind::Mirror, &named).unwrap(), MEMBER_BYTES - DATA_START_BYTES);
     disks
 }
@@ -101,7 +108,10 @@ fn a_member_that_fails_a_write_is_left_behind_and_never_read_again() {
             mirror.flush().unwrap();
             assert_eq!((byte(&mirror, 1), byte(&mirror, 2), mirror.copies()), (2, 2, 1));
             let health = mirror.health().unwrap();
-            assert!(health.degraded && health.members[failing].state.contains("failed"), "{health:?}");
+            assert!(
+                health.degraded && health.members[failing].state.contains("failed"),
+                "{health:?}"
+            );
             drop(mirror);
             disks[failing].clear_failures();
             let both = [Some(&disks[0]), Some(&disks[1])];
@@ -126,13 +136,17 @@ fn an_error_of_all_members_is_the_callers_and_nobody_is_left_behind() {
     fill(&mirror, 0, 2);
     drop(mirror);
     let mirror = open(&both, false).unwrap();
-    assert!(mirror.health().unwrap().copies_may_differ, "a failed write may have reached one of them");
+    assert!(
+        mirror.health().unwrap().copies_may_differ,
+        "a failed write may have reached one of them"
+    );
 }
 
 #[test]
 fn going_on_without_a_member_is_asked_for_and_remembered() {
     let disks = new_mirror(2);
-    let (both, first, second) = ([Some(&disks[0]), Some(&disks[1])], [Some(&disks[0]), None], [None, Some(&disks[1])]);
+    let (both, first, second) =
+        ([Some(&disks[0]), Some(&disks[1])], [Some(&disks[0]), None], [None, Some(&disks[1])]);
     fill(&open(&both, false).unwrap(), 5, 1);
     assert!(matches!(open(&first, false), Err(ComposedError::Degraded { .. })));
     fill(&open(&first, true).unwrap(), 5, 2);
@@ -163,9 +177,12 @@ fn a_bad_copy_is_read_around_and_written_again() {
         mirror.flush().unwrap();
         disks[bad].corrupt(DATA_START_BYTES + 9 * 4096 + 100, 8, 0xff);
         let mut bytes = vec![0; 4096];
-        let verify = |bytes: &[u8]| if bytes.iter().all(|byte| *byte == 4) { Ok(()) } else { Err("damaged") };
+        let verify = |bytes: &[u8]| {
+            if bytes.iter().all(|byte| *byte == 4) { Ok(()) } else { Err("damaged") }
+        };
         assert_eq!(read_verified(&mirror, 9 * 4096, &mut bytes, verify).unwrap(), Ok(()));
-        // Who is read first was good when the other one was damaged: nothing was seen, nothing repaired.
+        // Who is read first was good when the other one was damaged: nothing was seen, nothing
+        // repaired.
         assert_eq!(mirror.health().unwrap().repaired_blocks, u64::from(bad == 0));
         mirror.repair(9 * 4096, &bytes).unwrap();
         assert_eq!(mirror.health().unwrap().repaired_blocks, 1);
@@ -183,7 +200,10 @@ fn a_copy_that_cannot_be_read_is_read_around_and_written_again() {
     disks[0].fail_range(Operation::Read, DATA_START_BYTES + 9 * 4096..DATA_START_BYTES + 10 * 4096);
     assert_eq!(byte(&mirror, 9), 4);
     let health = mirror.health().unwrap();
-    assert_eq!((health.repaired_blocks, health.members[0].rewritten_blocks, health.degraded), (1, 1, false));
+    assert_eq!(
+        (health.repaired_blocks, health.members[0].rewritten_blocks, health.degraded),
+        (1, 1, false)
+    );
 }
 
 #[test]
@@ -205,7 +225,8 @@ fn copies_that_differ_after_a_crash_are_made_the_same() {
         (0..8).for_each(|block| fill(&mirror, block, 1));
         mirror.flush().unwrap();
         (0..4).for_each(|block| mirror.write(block * 4096, &[&[2; 4096]]).unwrap());
-        let crashed: Vec<Disk> = disks.iter().map(|disk| Arc::new(disk.crash_state(&mut random))).collect();
+        let crashed: Vec<Disk> =
+            disks.iter().map(|disk| Arc::new(disk.crash_state(&mut random))).collect();
         let mirror = open(&[Some(&crashed[0]), Some(&crashed[1])], false).unwrap();
         assert!(mirror.health().unwrap().copies_may_differ);
         mirror.resynchronise(&[0..4096, 4096..8 * 4096]).unwrap();
@@ -226,8 +247,9 @@ fn copies_that_differ_after_a_crash_are_made_the_same() {
     assert!(differed > 0, "no crash made a difference");
 }
 
-/// What one member acknowledged while the other was lost is never forgotten, wherever the power fails: every state of
-/// both members, together with an old state of the lost one, opens to the newer content or not at all.
+/// What one member acknowledged while the other was lost is never forgotten, wherever the power
+/// fails: every state of both members, together with an old state of the lost one, opens to the
+/// newer content or not at all.
 #[test]
 fn no_crash_while_a_member_is_left_behind_brings_it_back() {
     let mut random = Seeded::new(5);
@@ -245,12 +267,18 @@ fn no_crash_while_a_member_is_left_behind_brings_it_back() {
     let mut explorer = disks[1].explorer();
     loop {
         for _ in 0..8 {
-            let (lost, survivor) = (Arc::new(disks[0].snapshot()), Arc::new(explorer.state(&mut random)));
+            let (lost, survivor) =
+                (Arc::new(disks[0].snapshot()), Arc::new(explorer.state(&mut random)));
             let mut found = vec![0; 4096];
             open(&[Some(&lost), Some(&survivor)], true).unwrap().read(0, &mut found).unwrap();
             // The write that was not flushed yet may be torn.
-            let allowed: &[u8] = if explorer.position() >= acknowledged { &[2, 3] } else { &[1, 2] };
-            assert!(found.iter().all(|byte| allowed.contains(byte)), "after {} events", explorer.position());
+            let allowed: &[u8] =
+                if explorer.position() >= acknowledged { &[2, 3] } else { &[1, 2] };
+            assert!(
+                found.iter().all(|byte| allowed.contains(byte)),
+                "after {} events",
+                explorer.position()
+            );
         }
         if !explorer.advance() {
             break;
@@ -262,7 +290,9 @@ fn no_crash_while_a_member_is_left_behind_brings_it_back() {
 fn a_reader_writes_nothing() {
     let disks = new_mirror(2);
     let writes = disks[0].counters().writes;
-    let mirror = Mirror::open(candidates(&[Some(&disks[0]), Some(&disks[1])]), Access::ReadOnly, false).unwrap();
+    let mirror =
+        Mirror::open(candidates(&[Some(&disks[0]), Some(&disks[1])]), Access::ReadOnly, false)
+            .unwrap();
     assert!(mirror.write(0, &[&[1; 4096]]).is_err() && mirror.flush().is_err());
     mirror.repair(0, &[0; 4096]).unwrap();
     drop(mirror);
@@ -272,7 +302,8 @@ fn a_reader_writes_nothing() {
 #[test]
 fn a_concatenation_goes_across_its_members() {
     let disks = disks(3);
-    let named: Vec<(String, Arc<dyn BlockDevice>)> = disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
+    let named: Vec<(String, Arc<dyn BlockDevice>)> =
+        disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
     assert_eq!(make(Kind::Concat, &named).unwrap(), 6 << 20);
     // In another order than they were made.
     let order = [Some(&disks[2]), Some(&disks[0]), Some(&disks[1])];
@@ -284,10 +315,16 @@ fn a_concatenation_goes_across_its_members() {
     let mut read = vec![0; 4 << 20];
     concat.read(1 << 20, &mut read).unwrap();
     assert!(read == bytes);
-    assert_eq!((byte(&*disks[0], 256 + 256), byte(&*disks[1], 256), byte(&*disks[2], 256)), (0, bytes[1 << 20], bytes[3 << 20]));
+    assert_eq!(
+        (byte(&*disks[0], 256 + 256), byte(&*disks[1], 256), byte(&*disks[2], 256)),
+        (0, bytes[1 << 20], bytes[3 << 20])
+    );
     assert_eq!((concat.length_bytes(), concat.copies()), (6 << 20, 1));
     disks[1].fail_next(Operation::Write, 1);
-    assert!(concat.write((2 << 20) - 4096, &[&[0; 8192]]).is_err(), "an error of one is an error of all");
+    assert!(
+        concat.write((2 << 20) - 4096, &[&[0; 8192]]).is_err(),
+        "an error of one is an error of all"
+    );
     disks[2].fail_next(Operation::Flush, 1);
     assert!(concat.flush().is_err());
     drop(concat);
@@ -333,8 +370,8 @@ fn a_closed_mirror_that_is_written_to_is_open_again() {
     assert!(!may_differ());
 }
 
-/// A member whose flush fails for the thread "failing", which hears of it late; that of another thread, which comes in between,
-/// succeeds.
+/// A member whose flush fails for the thread "failing", which hears of it late; that of another
+/// thread, which comes in between, succeeds.
 struct LateError {
     disk: Disk,
     failed: AtomicBool,
@@ -374,9 +411,16 @@ impl BlockDevice for LateError {
 #[test]
 fn a_flush_beside_one_that_fails_returns_after_the_labels_tell_who_was_left_behind() {
     let disks = new_mirror(2);
-    let late = Arc::new(LateError { disk: disks[0].clone(), failed: AtomicBool::new(false), other_done: AtomicBool::new(false) });
+    let late = Arc::new(LateError {
+        disk: disks[0].clone(),
+        failed: AtomicBool::new(false),
+        other_done: AtomicBool::new(false),
+    });
     let members: [Arc<dyn BlockDevice>; 2] = [late.clone(), disks[1].clone()];
-    let named = members.into_iter().map(|device| Candidate { name: "disk".into(), device: Some(device) }).collect();
+    let named = members
+        .into_iter()
+        .map(|device| Candidate { name: "disk".into(), device: Some(device) })
+        .collect();
     let mirror = Arc::new(Mirror::open(named, Access::ReadWrite, false).unwrap());
     fill(&*mirror, 3, 7);
     let shared = mirror.clone();
@@ -384,7 +428,9 @@ fn a_flush_beside_one_that_fails_returns_after_the_labels_tell_who_was_left_behi
     let (shared, members) = (mirror.clone(), disks.clone());
     let other = thread::spawn("other", move || {
         let flushed = shared.flush();
-        let lost = |disk: &Disk| Arc::new(disk.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]));
+        let lost = |disk: &Disk| {
+            Arc::new(disk.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]))
+        };
         let states: Vec<Disk> = members.iter().map(lost).collect();
         late.other_done.store(true, Ordering::SeqCst);
         (flushed, states)
@@ -393,5 +439,9 @@ fn a_flush_beside_one_that_fails_returns_after_the_labels_tell_who_was_left_behi
     failing.join().unwrap().unwrap();
     flushed.unwrap();
     let after_crash = open(&[Some(&states[0]), Some(&states[1])], true).unwrap();
-    assert_eq!(byte(&after_crash, 3), 7, "the flush was acknowledged, and a member that lost what it covered is read");
+    assert_eq!(
+        byte(&after_crash, 3),
+        7,
+        "the flush was acknowledged, and a member that lost what it covered is read"
+    );
 }

@@ -1,11 +1,11 @@
 //! Filling a new member of a mirror from the others, while nobody uses the mirror.
 //!
-//! States of the new member: *rebuilding*, from its first label on: nobody reads it, whatever happens; *complete*, once
-//! the others' labels list it and then its own label says so. Until then the member that it replaces stays what it was:
-//! a source of the copy, and a member to mount with.
+//! States of the new member: *rebuilding*, from its first label on: nobody reads it, whatever
+//! happens; *complete*, once the others' labels list it and then its own label says so. Until then
+//! the member that it replaces stays what it was: a source of the copy, and a member to mount with.
 //!
-//! A rebuild that was interrupted goes on where it was if the mirror was not written to meanwhile, which the event
-//! counter tells; otherwise it starts again.
+//! A rebuild that was interrupted goes on where it was if the mirror was not written to meanwhile,
+//! which the event counter tells; otherwise it starts again.
 //!
 //! Lock discipline: one thread; only the devices' own locks.
 
@@ -37,19 +37,33 @@ pub struct Rebuild {
 }
 
 impl Rebuild {
-    /// Begins, or goes on, to fill `target`, which takes the place of the candidate number `position`. That one has no
-    /// device if it is lost, or if it is the target itself. With `force`, what was written to the target alone is given
-    /// up.
+    /// Begins, or goes on, to fill `target`, which takes the place of the candidate number
+    /// `position`. That one has no device if it is lost, or if it is the target itself. With
+    /// `force`, what was written to the target alone is given up.
     ///
     /// # Errors
-    /// When the candidates are no mirror, the target is in sync already, or too small, or holds what no other member has.
-    pub fn start(candidates: Vec<Candidate>, position: usize, target: Candidate, force: bool) -> Result<Rebuild, ComposedError> {
+    /// When the candidates are no mirror, the target is in sync already, or too small, or holds
+    /// what no other member has.
+    pub fn start(
+        candidates: Vec<Candidate>,
+        position: usize,
+        target: Candidate,
+        force: bool,
+    ) -> Result<Rebuild, ComposedError> {
         let mut found = Vec::new();
         for candidate in &candidates {
-            let label = candidate.device.as_ref().map(|device| Label::read(&**device, &candidate.name)).transpose()?.flatten();
+            let label = candidate
+                .device
+                .as_ref()
+                .map(|device| Label::read(&**device, &candidate.name))
+                .transpose()?
+                .flatten();
             found.push(Found { name: candidate.name.clone(), label });
         }
-        if let Some(label) = found.iter().find_map(|found| found.label.as_ref().filter(|label| label.kind != Kind::Mirror)) {
+        if let Some(label) = found
+            .iter()
+            .find_map(|found| found.label.as_ref().filter(|label| label.kind != Kind::Mirror))
+        {
             return Err(ComposedError::NoCopy { kind: label.kind });
         }
         let verdict = judge(Kind::Mirror, &found)?;
@@ -61,8 +75,11 @@ impl Rebuild {
         if device.length_bytes() < needed_bytes {
             return Err(ComposedError::TooSmall { member: target_name, needed_bytes });
         }
-        let earlier = Label::read(&*device, &target_name)?.filter(|label| label.pool == authority.pool);
-        if let Some(label) = earlier.as_ref().filter(|label| label.progress == Progress::Complete && !force) {
+        let earlier =
+            Label::read(&*device, &target_name)?.filter(|label| label.pool == authority.pool);
+        if let Some(label) =
+            earlier.as_ref().filter(|label| label.progress == Progress::Complete && !force)
+        {
             if label.events > authority.events || !label.lists(&authority) {
                 return Err(ComposedError::WouldLose { member: target_name });
             }
@@ -76,7 +93,8 @@ impl Rebuild {
             device.write(0, &[&AlignedBuffer::zeroed(DATA_START_BYTES as usize)])?;
         }
         let label = target_label(&authority, index, earlier);
-        let mut rebuild = Rebuild { mirror, index, target: device, target_name, label, unreadable_blocks: 0 };
+        let mut rebuild =
+            Rebuild { mirror, index, target: device, target_name, label, unreadable_blocks: 0 };
         rebuild.label.write(&*rebuild.target)?;
         rebuild.target.flush()?;
         Ok(rebuild)
@@ -92,7 +110,8 @@ impl Rebuild {
         self.label.rebuilt_bytes
     }
 
-    /// Blocks that no source could read; zeros stand in their place, which checksums tell from what was there.
+    /// Blocks that no source could read; zeros stand in their place, which checksums tell from what
+    /// was there.
     pub fn unreadable_blocks(&self) -> u64 {
         self.unreadable_blocks
     }
@@ -128,16 +147,22 @@ impl Rebuild {
         }
         let target_bytes = DATA_START_BYTES + at_bytes;
         let mut copy = AlignedBuffer::zeroed(length_bytes);
-        // Holes of a new image file stay holes. Anything else is written, also when it is equal: what is read may be what a failed
-        // flush has lost, for which a member is left behind and filled again.
-        let is_hole = source.iter().all(|&byte| byte == 0) && self.target.read(target_bytes, &mut copy).is_ok() && *copy == *source;
+        // Holes of a new image file stay holes. Anything else is written, also when it is equal:
+        // what is read may be what a failed flush has lost, for which a member is left behind and
+        // filled again.
+        let is_hole = source.iter().all(|&byte| byte == 0)
+            && self.target.read(target_bytes, &mut copy).is_ok()
+            && *copy == *source;
         if is_hole {
             return Ok(());
         }
         self.target.write(target_bytes, &[&source])?;
         self.target.read(target_bytes, &mut copy)?;
         if *copy != *source {
-            return Err(ComposedError::WriteLost { member: self.target_name.clone(), offset_bytes: target_bytes });
+            return Err(ComposedError::WriteLost {
+                member: self.target_name.clone(),
+                offset_bytes: target_bytes,
+            });
         }
         Ok(())
     }
@@ -152,8 +177,8 @@ impl Rebuild {
         }
     }
 
-    /// The mirror as it will be, the new member read first: for whoever can verify what was copied. What doesn't verify
-    /// is repaired from the other copies.
+    /// The mirror as it will be, the new member read first: for whoever can verify what was copied.
+    /// What doesn't verify is repaired from the other copies.
     pub fn view(&self) -> RebuildView<'_> {
         RebuildView { rebuild: self }
     }
@@ -161,7 +186,8 @@ impl Rebuild {
     /// Makes the target a member, in place of the one that it replaces.
     ///
     /// 1. All that was copied or repaired is durable.
-    /// 2. The other members' labels list it, in two raises of the event counter. *A crash: it is still incomplete.*
+    /// 2. The other members' labels list it, in two raises of the event counter. *A crash: it is
+    ///    still incomplete.*
     /// 3. Its own label says that it is complete. *A crash in between: one of the two slots does.*
     ///
     /// # Errors
@@ -169,7 +195,8 @@ impl Rebuild {
     pub fn finish(mut self) -> Result<(), ComposedError> {
         self.target.flush()?;
         let members = &self.mirror.members;
-        let mut others: Vec<_> = members.labels().into_iter().filter(|(index, _)| *index != self.index).collect();
+        let mut others: Vec<_> =
+            members.labels().into_iter().filter(|(index, _)| *index != self.index).collect();
         let in_sync = others.iter().map(|(index, _)| 1 << index).sum::<u32>() | 1 << self.index;
         let base = members.authority.events;
         let mut identities = members.authority.members.clone();
@@ -188,7 +215,8 @@ impl Rebuild {
             }
         }
         self.label.open = members.may_differ.load(Ordering::Acquire);
-        (self.label.progress, self.label.in_sync, self.label.members) = (Progress::Complete, in_sync, identities);
+        (self.label.progress, self.label.in_sync, self.label.members) =
+            (Progress::Complete, in_sync, identities);
         self.label.rebuilt_bytes = 0;
         self.label.events = base + 2;
         for _ in 0..2 {
@@ -212,8 +240,16 @@ fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Labe
         ..authority.clone()
     };
     match earlier {
-        Some(label) if label.progress == Progress::Rebuilding && label.index == index && label.events == authority.events => {
-            Label { member: label.member, rebuilt_bytes: label.rebuilt_bytes.min(authority.member_bytes), ..fresh }
+        Some(label)
+            if label.progress == Progress::Rebuilding
+                && label.index == index
+                && label.events == authority.events =>
+        {
+            Label {
+                member: label.member,
+                rebuilt_bytes: label.rebuilt_bytes.min(authority.member_bytes),
+                ..fresh
+            }
         }
         _ => fresh,
     }
@@ -238,7 +274,12 @@ impl BlockDevice for RebuildView<'_> {
         1 + self.rebuild.mirror.copies()
     }
 
-    fn read_copy(&self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+    fn read_copy(
+        &self,
+        copy: usize,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), DeviceError> {
         match copy {
             0 => self.read(offset_bytes, buffer),
             copy => self.rebuild.mirror.read_copy(copy - 1, offset_bytes, buffer),

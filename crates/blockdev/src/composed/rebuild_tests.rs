@@ -61,7 +61,11 @@ fn a_member_that_still_works_is_replaced_and_does_not_come_back() {
     let new: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
     rebuild(&[Some(&disks[0]), Some(&disks[1])], 0, &new);
     expect_content(&open(&[Some(&new), Some(&disks[1])], false).unwrap());
-    let states: Vec<_> = status(Kind::Mirror, &candidates(&[Some(&disks[0]), Some(&disks[1])])).unwrap().iter().map(|m| m.state).collect();
+    let states: Vec<_> = status(Kind::Mirror, &candidates(&[Some(&disks[0]), Some(&disks[1])]))
+        .unwrap()
+        .iter()
+        .map(|m| m.state)
+        .collect();
     assert_eq!(states, [MemberState::Replaced, MemberState::InSync]);
 }
 
@@ -84,7 +88,8 @@ fn a_member_that_lost_a_flush_is_filled_with_what_it_lost() {
     mirror.flush().unwrap();
     drop(mirror);
     rebuild(&[Some(&disks[0]), None], 1, &disks[1]);
-    let state: Disk = Arc::new(disks[1].crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]));
+    let state: Disk =
+        Arc::new(disks[1].crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]));
     let mirror = open(&[None, Some(&state)], true).unwrap();
     assert_eq!((byte(&mirror, 0), byte(&mirror, 1)), (99, 1));
 }
@@ -95,14 +100,24 @@ fn what_would_lose_something_or_is_useless_is_refused() {
     let start = |disks: &[Option<&Disk>], position, new: &Disk, force| {
         Rebuild::start(candidates(disks), position, target(new), force).map(|_| ()).unwrap_err()
     };
-    assert!(matches!(start(&[Some(&disks[0]), None], 1, &disks[1], false), ComposedError::InSync { .. }));
+    assert!(matches!(
+        start(&[Some(&disks[0]), None], 1, &disks[1], false),
+        ComposedError::InSync { .. }
+    ));
     open(&[None, Some(&disks[1])], true).unwrap().write(0, &[&[99; 4096]]).unwrap();
-    assert!(matches!(start(&[Some(&disks[0]), None], 1, &disks[1], false), ComposedError::WouldLose { .. }));
+    assert!(matches!(
+        start(&[Some(&disks[0]), None], 1, &disks[1], false),
+        ComposedError::WouldLose { .. }
+    ));
     let small: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES - 4096));
-    assert!(matches!(start(&[Some(&disks[0]), None], 1, &small, false), ComposedError::TooSmall { .. }));
+    assert!(matches!(
+        start(&[Some(&disks[0]), None], 1, &small, false),
+        ComposedError::TooSmall { .. }
+    ));
     assert!(matches!(start(&[None, None], 1, &small, false), ComposedError::NoMember { .. }));
     // The user chose whose content stays.
-    let mut rebuild = Rebuild::start(candidates(&[Some(&disks[0]), None]), 1, target(&disks[1]), true).unwrap();
+    let mut rebuild =
+        Rebuild::start(candidates(&[Some(&disks[0]), None]), 1, target(&disks[1]), true).unwrap();
     rebuild.copy(&mut |_| {}).unwrap();
     rebuild.finish().unwrap();
     expect_content(&open(&[None, Some(&disks[1])], true).unwrap());
@@ -132,7 +147,8 @@ fn a_source_that_cannot_be_read_is_read_around_and_what_nobody_can_read_is_count
     assert_eq!(rebuild.unreadable_blocks(), 0);
     drop(rebuild);
     let other: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
-    let mut rebuild = Rebuild::start(candidates(&[Some(&disks[0]), None]), 1, target(&other), false).unwrap();
+    let mut rebuild =
+        Rebuild::start(candidates(&[Some(&disks[0]), None]), 1, target(&other), false).unwrap();
     rebuild.copy(&mut |_| {}).unwrap();
     assert_eq!(rebuild.unreadable_blocks(), 2);
 }
@@ -143,11 +159,17 @@ const ALL_SETS_UP_TO: usize = 10;
 const RANDOM_STATES: usize = 100;
 
 /// Calls `visit` with fates for the unflushed writes of both devices.
-fn fates_of_both(unflushed: [Vec<WriteInfo>; 2], random: &mut Seeded, visit: &mut dyn FnMut([Vec<Fate>; 2])) {
+fn fates_of_both(
+    unflushed: [Vec<WriteInfo>; 2],
+    random: &mut Seeded,
+    visit: &mut dyn FnMut([Vec<Fate>; 2]),
+) {
     let (first, count) = (unflushed[0].len(), unflushed[0].len() + unflushed[1].len());
     if count <= ALL_SETS_UP_TO {
         for set in 0..1_u32 << count {
-            let fates: Vec<Fate> = (0..count).map(|write| if set >> write & 1 == 1 { Fate::Written } else { Fate::Lost }).collect();
+            let fates: Vec<Fate> = (0..count)
+                .map(|write| if set >> write & 1 == 1 { Fate::Written } else { Fate::Lost })
+                .collect();
             visit([fates[..first].to_vec(), fates[first..].to_vec()]);
         }
     }
@@ -156,26 +178,30 @@ fn fates_of_both(unflushed: [Vec<WriteInfo>; 2], random: &mut Seeded, visit: &mu
     }
 }
 
-/// At every point of a rebuild the power fails on all devices; afterwards the new member is either incomplete, and the
-/// old ones work, or complete and right.
+/// At every point of a rebuild the power fails on all devices; afterwards the new member is either
+/// incomplete, and the old ones work, or complete and right.
 #[test]
 fn a_crash_inside_a_rebuild_leaves_a_member_that_is_known_as_incomplete() {
     let mut random = Seeded::new(3);
     let disks = filled(2);
     let new: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
     let source = disks[0].clone();
-    // One thread: while the target is at a point of its record, the source is where its own record was then.
+    // One thread: while the target is at a point of its record, the source is where its own record
+    // was then.
     for disk in [&source, &new] {
         disk.start_recording();
     }
-    let mut work = Rebuild::start(candidates(&[Some(&source), None]), 1, target(&new), false).unwrap();
+    let mut work =
+        Rebuild::start(candidates(&[Some(&source), None]), 1, target(&new), false).unwrap();
     work.copy(&mut |_| {}).unwrap();
     let (source_copied, new_copied) = (source.history_len(), new.history_len());
     assert_eq!(source_copied, 0, "a source is not written to before the end");
     work.finish().unwrap();
-    let read = |disks: &[Option<&Disk>]| Mirror::open(candidates(disks), Access::ReadOnly, true).unwrap();
+    let read =
+        |disks: &[Option<&Disk>]| Mirror::open(candidates(disks), Access::ReadOnly, true).unwrap();
     let (mut incomplete, mut complete) = (0, 0);
-    // First the target alone moves, then (in `finish`) it flushes, the source moves, and then the target again.
+    // First the target alone moves, then (in `finish`) it flushes, the source moves, and then the
+    // target again.
     let mut points: Vec<(usize, usize)> = (0..=new_copied + 1).map(|at| (0, at)).collect();
     points.extend((0..=source.history_len()).map(|at| (at, new_copied + 1)));
     points.extend((new_copied + 1..=new.history_len()).map(|at| (source.history_len(), at)));
@@ -186,11 +212,13 @@ fn a_crash_inside_a_rebuild_leaves_a_member_that_is_known_as_incomplete() {
         explorers[1].advance_to(new_at);
         let unflushed = [0, 1].map(|disk: usize| explorers[disk].unflushed());
         fates_of_both(unflushed, &mut random, &mut |fates| {
-            let [source, new] = [0, 1].map(|disk: usize| Arc::new(explorers[disk].state_with(|_| fates[disk].clone())));
+            let [source, new] = [0, 1]
+                .map(|disk: usize| Arc::new(explorers[disk].state_with(|_| fates[disk].clone())));
             if !seen.insert((explorers[0].fingerprint(&source), explorers[1].fingerprint(&new))) {
                 return;
             }
-            match status(Kind::Mirror, &candidates(&[Some(&source), Some(&new)])).unwrap()[1].state {
+            match status(Kind::Mirror, &candidates(&[Some(&source), Some(&new)])).unwrap()[1].state
+            {
                 MemberState::InSync => {
                     complete += 1;
                     expect_content(&read(&[None, Some(&new)]));

@@ -50,8 +50,9 @@ pub enum Fate {
     Torn(SectorSet),
 }
 
-/// Fates in which crashes have been seen to happen: nothing, everything, everything up to a point, everything but one
-/// write, or each write on its own, some of them torn at the front, at the back, in one sector or anywhere.
+/// Fates in which crashes have been seen to happen: nothing, everything, everything up to a point,
+/// everything but one write, or each write on its own, some of them torn at the front, at the back,
+/// in one sector or anywhere.
 pub fn random_fates(unflushed: &[WriteInfo], random: &mut Seeded) -> Vec<Fate> {
     if unflushed.is_empty() {
         return Vec::new();

@@ -32,7 +32,8 @@ fn a_write_is_torn_at_any_sectors() {
         assert_eq!((unflushed.len(), unflushed[0].sectors()), (1, 16));
         vec![Fate::Torn(torn.clone())]
     });
-    let expected: Vec<u8> = (0..16).map(|sector| if torn.contains(sector) { 2 } else { 1 }).collect();
+    let expected: Vec<u8> =
+        (0..16).map(|sector| if torn.contains(sector) { 2 } else { 1 }).collect();
     assert_eq!(sectors(&survivor, 0, 8192), expected);
 }
 
@@ -50,7 +51,8 @@ fn torn_discards_and_torn_writes_over_holes() {
     assert_eq!(sectors(&survivor, 4096, 4096), [0xdb, 0xdb, 0xdb, 0xdb, 0, 0, 0, 0]);
 }
 
-/// Every outcome that losing, reordering and tearing can have, and no other, appears among random states.
+/// Every outcome that losing, reordering and tearing can have, and no other, appears among random
+/// states.
 #[test]
 fn random_states_reach_every_outcome() {
     let device = SimulatedDevice::new(MIB);
@@ -62,15 +64,23 @@ fn random_states_reach_every_outcome() {
     for _ in 0..2_000 {
         let survivor = device.crash_state(&mut random);
         let found = sectors(&survivor, 0, 8192);
-        assert!(found[..8].iter().all(|byte| *byte <= 2) && found[8..].iter().all(|byte| [0, 3].contains(byte)));
-        if found[..8].iter().all(|byte| *byte == found[0]) && found[8..].iter().all(|byte| *byte == found[8]) {
+        assert!(
+            found[..8].iter().all(|byte| *byte <= 2)
+                && found[8..].iter().all(|byte| [0, 3].contains(byte))
+        );
+        if found[..8].iter().all(|byte| *byte == found[0])
+            && found[8..].iter().all(|byte| *byte == found[8])
+        {
             outcomes.insert((found[0], found[8]));
         } else {
             torn += 1;
         }
     }
     let all: HashSet<(u8, u8)> = [(0, 0), (1, 0), (2, 0), (0, 3), (1, 3), (2, 3)].into();
-    assert_eq!(outcomes, all, "the older of two overlapping writes may survive the newer, and a later write an earlier one");
+    assert_eq!(
+        outcomes, all,
+        "the older of two overlapping writes may survive the newer, and a later write an earlier one"
+    );
     assert!(torn > 200, "{torn}");
 }
 
@@ -103,7 +113,8 @@ fn recorded_run() -> SimulatedDevice {
     device
 }
 
-/// What this order of writes promises: a superblock, or any sector of it, never names a log block that is not whole.
+/// What this order of writes promises: a superblock, or any sector of it, never names a log block
+/// that is not whole.
 fn check_promise(survivor: &SimulatedDevice, explorer: &CrashExplorer) {
     let superblock = sectors(survivor, 0, 4096);
     let rounds_done = (explorer.position() / 4) as u8;
@@ -118,7 +129,11 @@ fn the_walk_reaches_every_point_of_the_run() {
     let device = recorded_run();
     assert_eq!(device.history_len(), 40);
     let mut explorer = device.explorer();
-    assert_eq!(explorer.unflushed().len(), 1, "what was unflushed when the recording began is so still");
+    assert_eq!(
+        explorer.unflushed().len(),
+        1,
+        "what was unflushed when the recording began is so still"
+    );
     let mut random = Seeded::new(17);
     let (mut positions, mut superblocks) = (0, HashSet::new());
     loop {
@@ -169,10 +184,15 @@ fn equal_states_have_equal_fingerprints() {
     explorer.advance_to(5);
     let fingerprint = |written: &[usize]| {
         let fate = |index| if written.contains(&index) { Fate::Written } else { Fate::Lost };
-        explorer.fingerprint(&explorer.state_with(|unflushed| (0..unflushed.len()).map(fate).collect()))
+        explorer
+            .fingerprint(&explorer.state_with(|unflushed| (0..unflushed.len()).map(fate).collect()))
     };
     assert_eq!(fingerprint(&[0]), fingerprint(&[2]), "the same bytes, written twice");
-    assert_eq!(fingerprint(&[]), fingerprint(&[3, 4]), "what was there already, and zeros over a hole");
+    assert_eq!(
+        fingerprint(&[]),
+        fingerprint(&[3, 4]),
+        "what was there already, and zeros over a hole"
+    );
     let all: HashSet<u64> = [&[][..], &[0], &[1], &[0, 1]].into_iter().map(fingerprint).collect();
     assert_eq!(all.len(), 4);
     let torn = explorer.state_with(|_| {
@@ -259,9 +279,14 @@ fn a_killed_process_leaves_what_can_be_read_and_is_not_durable() {
         device.read(block * 4096, &mut bytes).unwrap();
         bytes[0]
     };
-    let lost = |device: &SimulatedDevice| device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
+    let lost = |device: &SimulatedDevice| {
+        device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()])
+    };
     let next = explorer.killed();
-    assert_eq!((first_byte(&next, 0), first_byte(&next, 1), first_byte(&lost(&next), 0)), (2, 3, 1));
+    assert_eq!(
+        (first_byte(&next, 0), first_byte(&next, 1), first_byte(&lost(&next), 0)),
+        (2, 3, 1)
+    );
     next.write(4096, &[&[4; 4096]]).unwrap();
     next.flush().unwrap();
     assert_eq!((first_byte(&lost(&next), 0), first_byte(&lost(&next), 1)), (2, 4));

@@ -1,6 +1,7 @@
 //! The simulated device itself.
 //!
-//! Lock discipline: one lock of rank `DEVICE` around all state, held for moments; none while a request is delayed.
+//! Lock discipline: one lock of rank `DEVICE` around all state, held for moments; none while a
+//! request is delayed.
 
 use super::crash::{Fate, random_fates};
 use super::explorer::CrashExplorer;
@@ -103,14 +104,17 @@ pub struct SimulatedDevice {
 impl SimulatedDevice {
     /// A device of zeros; `length_bytes` is rounded down to whole blocks.
     pub fn new(length_bytes: u64) -> SimulatedDevice {
-        SimulatedDevice::from_image(SparseImage::new(length_bytes - length_bytes % BLOCK_BYTES as u64))
+        SimulatedDevice::from_image(SparseImage::new(
+            length_bytes - length_bytes % BLOCK_BYTES as u64,
+        ))
     }
 
     pub(super) fn from_image(image: SparseImage) -> SimulatedDevice {
         SimulatedDevice::from_media(Media::new(image), WriteId(0))
     }
 
-    /// A device that goes on where another one was; `next_write` is above the numbers of its writes.
+    /// A device that goes on where another one was; `next_write` is above the numbers of its
+    /// writes.
     pub(super) fn from_media(media: Media, next_write: WriteId) -> SimulatedDevice {
         let (current, completed) = media.completed();
         let length_bytes = current.length_bytes();
@@ -148,8 +152,9 @@ impl SimulatedDevice {
         self.state.lock().current.clone()
     }
 
-    /// Writes what reads see now to another device, and flushes that. Blocks of zeros that were never written are left
-    /// out. To look at a failing state with other tools, copy it to a new image file.
+    /// Writes what reads see now to another device, and flushes that. Blocks of zeros that were
+    /// never written are left out. To look at a failing state with other tools, copy it to a new
+    /// image file.
     ///
     /// # Errors
     /// Those of `target`.
@@ -171,11 +176,15 @@ impl SimulatedDevice {
         self.crash_state_with(|unflushed| random_fates(unflushed, random))
     }
 
-    /// The device after a power failure now, with fates that the caller decides, one for each unflushed write.
+    /// The device after a power failure now, with fates that the caller decides, one for each
+    /// unflushed write.
     ///
     /// # Panics
     /// When there are not as many fates as writes.
-    pub fn crash_state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
+    pub fn crash_state_with(
+        &self,
+        decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>,
+    ) -> SimulatedDevice {
         let media = self.state.lock().media.clone();
         SimulatedDevice::from_image(media.crash(&decide(&media.writes())))
     }
@@ -187,8 +196,8 @@ impl SimulatedDevice {
         state.history = Some(History { base, events: Vec::new() });
     }
 
-    /// How many events were recorded. What was acknowledged before this call must survive a crash at any position from
-    /// this number on.
+    /// How many events were recorded. What was acknowledged before this call must survive a crash
+    /// at any position from this number on.
     pub fn history_len(&self) -> usize {
         self.state.lock().history.as_ref().map_or(0, |history| history.events.len())
     }
@@ -203,8 +212,8 @@ impl SimulatedDevice {
         CrashExplorer::new(history.base.clone(), history.events.as_slice().into())
     }
 
-    /// The device after a power failure right after the first `events` recorded events. Walks there from the beginning:
-    /// for many states use [`SimulatedDevice::explorer`].
+    /// The device after a power failure right after the first `events` recorded events. Walks there
+    /// from the beginning: for many states use [`SimulatedDevice::explorer`].
     ///
     /// # Panics
     /// When not so many are recorded.
@@ -214,19 +223,23 @@ impl SimulatedDevice {
         explorer.state(random)
     }
 
-    /// Every later request fails and reaches nothing, as when the machine is dead for the threads that still run on it.
+    /// Every later request fails and reaches nothing, as when the machine is dead for the threads
+    /// that still run on it.
     pub fn cut_power(&self) {
         self.state.lock().powered = false;
     }
 
-    /// Fails, with EIO, every request for which `predicate` returns true, until [`SimulatedDevice::clear_failures`]. The
-    /// predicate must not use the device.
+    /// Fails, with EIO, every request for which `predicate` returns true, until
+    /// [`SimulatedDevice::clear_failures`]. The predicate must not use the device.
     pub fn fail_when(&self, predicate: impl FnMut(&Request) -> bool + Send + 'static) {
         self.state.lock().faults.add(Box::new(predicate), Errno::IO);
     }
 
     /// [`SimulatedDevice::fail_when`], with ENOSPC: a sparse image on a full file system.
-    pub fn fail_for_lack_of_space_when(&self, predicate: impl FnMut(&Request) -> bool + Send + 'static) {
+    pub fn fail_for_lack_of_space_when(
+        &self,
+        predicate: impl FnMut(&Request) -> bool + Send + 'static,
+    ) {
         self.state.lock().faults.add(Box::new(predicate), Errno::NOSPC);
     }
 
@@ -242,7 +255,9 @@ impl SimulatedDevice {
 
     /// Fails every request of this kind that touches a byte of the range.
     pub fn fail_range(&self, operation: Operation, range_bytes: std::ops::Range<u64>) {
-        self.fail_when(move |request| request.operation == operation && request.touches(&range_bytes));
+        self.fail_when(move |request| {
+            request.operation == operation && request.touches(&range_bytes)
+        });
     }
 
     /// Fails nothing any more.
@@ -250,20 +265,24 @@ impl SimulatedDevice {
         self.state.lock().faults.clear();
     }
 
-    /// Damages stored bytes: exclusive or with `pattern`, in what reads see and in what is durable. Not in unflushed
-    /// writes: flush first.
+    /// Damages stored bytes: exclusive or with `pattern`, in what reads see and in what is durable.
+    /// Not in unflushed writes: flush first.
     ///
     /// # Panics
     /// When the pattern is zero, which changes nothing, or the range reaches past the end.
     pub fn corrupt(&self, offset_bytes: u64, length_bytes: u64, pattern: u8) {
         assert!(pattern != 0, "this pattern damages nothing");
-        assert!(offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.length_bytes), "beyond the end");
+        assert!(
+            offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.length_bytes),
+            "beyond the end"
+        );
         let mut state = self.state.lock();
         damage(&mut state.current, offset_bytes, length_bytes, pattern);
         state.record(Event::Damaged { offset_bytes, length_bytes, pattern });
     }
 
-    /// How long each request of this kind takes. For flushes, see also [`SimulatedDevice::set_flush_time`].
+    /// How long each request of this kind takes. For flushes, see also
+    /// [`SimulatedDevice::set_flush_time`].
     ///
     /// # Panics
     /// When the operation is none of read, write, flush and discard.
@@ -290,20 +309,34 @@ impl SimulatedDevice {
         self.state.lock().discard_content = content;
     }
 
-    fn checked(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<Range<'_>, DeviceError> {
+    fn checked(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<Range<'_>, DeviceError> {
         let range = Range { operation, offset_bytes, length_bytes, device: &self.name };
         range.check(self.length_bytes)?;
         Ok(range)
     }
 
-    /// Issues, delays, and completes a write or discard; `content` is `None` when it changes nothing.
-    fn change(&self, range: Range<'_>, content: impl FnOnce(&State) -> Option<Content>) -> Result<(), DeviceError> {
+    /// Issues, delays, and completes a write or discard; `content` is `None` when it changes
+    /// nothing.
+    fn change(
+        &self,
+        range: Range<'_>,
+        content: impl FnOnce(&State) -> Option<Content>,
+    ) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         powered(&state, range)?;
         let failed = state.faults.fails(&request(range));
         let content = content(&state);
         let record = content.map(|content| state.issue(range.offset_bytes, content));
-        let delay = if range.operation == Operation::Write { state.delays.write } else { state.delays.discard };
+        let delay = if range.operation == Operation::Write {
+            state.delays.write
+        } else {
+            state.delays.discard
+        };
         drop(state);
         pass(delay);
         let mut state = self.state.lock();
@@ -318,7 +351,11 @@ impl SimulatedDevice {
 }
 
 fn request(range: Range<'_>) -> Request {
-    Request { operation: range.operation, offset_bytes: range.offset_bytes, length_bytes: range.length_bytes }
+    Request {
+        operation: range.operation,
+        offset_bytes: range.offset_bytes,
+        length_bytes: range.length_bytes,
+    }
 }
 
 fn powered(state: &State, range: Range<'_>) -> Result<(), DeviceError> {
@@ -363,14 +400,19 @@ impl BlockDevice for SimulatedDevice {
         Ok(())
     }
 
-    /// Issues the whole set in one step, then completes its members one by one, in an order of its own: whatever other
-    /// threads do meanwhile, a flush among it, may fall between any two of them.
+    /// Issues the whole set in one step, then completes its members one by one, in an order of its
+    /// own: whatever other threads do meanwhile, a flush among it, may fall between any two of
+    /// them.
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
         let mut results: Vec<Result<(), DeviceError>> = writes.iter().map(|_| Ok(())).collect();
         let mut issued = Vec::new();
         let mut state = self.state.lock();
         for (index, write) in writes.iter().enumerate() {
-            let range = match self.checked(Operation::Write, write.offset_bytes, gathered_bytes(&write.buffers)) {
+            let range = match self.checked(
+                Operation::Write,
+                write.offset_bytes,
+                gathered_bytes(&write.buffers),
+            ) {
                 Ok(range) if state.powered => range,
                 Ok(range) => {
                     results[index] = Err(range.error(input_output_error()));
@@ -382,7 +424,8 @@ impl BlockDevice for SimulatedDevice {
                 }
             };
             let failed = state.faults.fails(&request(range));
-            let record = state.issue(range.offset_bytes, Content::Blocks(blocks_of(&write.buffers)));
+            let record =
+                state.issue(range.offset_bytes, Content::Blocks(blocks_of(&write.buffers)));
             issued.push((index, range, record, failed));
         }
         let delay = state.delays.write;
@@ -390,7 +433,8 @@ impl BlockDevice for SimulatedDevice {
         drop(state);
         pass(delay);
         while !issued.is_empty() {
-            let (index, range, record, failed) = issued.swap_remove(order.below(issued.len() as u64) as usize);
+            let (index, range, record, failed) =
+                issued.swap_remove(order.below(issued.len() as u64) as usize);
             let mut state = self.state.lock();
             if let Err(error) = powered(&state, range) {
                 results[index] = Err(error);
@@ -405,7 +449,8 @@ impl BlockDevice for SimulatedDevice {
         results
     }
 
-    /// Covers what has completed *now*, before the delay; what completes during the delay stays unflushed.
+    /// Covers what has completed *now*, before the delay; what completes during the delay stays
+    /// unflushed.
     fn flush(&self) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Flush, 0, 0)?;
         let mut state = self.state.lock();
@@ -417,7 +462,11 @@ impl BlockDevice for SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        state.record(if failed.is_some() { Event::FlushFailed(Arc::clone(&covered)) } else { Event::Flushed(Arc::clone(&covered)) });
+        state.record(if failed.is_some() {
+            Event::FlushFailed(Arc::clone(&covered))
+        } else {
+            Event::Flushed(Arc::clone(&covered))
+        });
         let State { completed, media, .. } = &mut *state;
         if let Some(error) = failed {
             completed.retain(|id| !covered.contains(id));
@@ -434,7 +483,10 @@ impl BlockDevice for SimulatedDevice {
         self.change(range, |state| match state.discard_content {
             DiscardContent::Kept => None,
             DiscardContent::Zeros => Some(Content::Discarded { blocks, block: None }),
-            DiscardContent::Garbage => Some(Content::Discarded { blocks, block: Some(Arc::new([GARBAGE_BYTE; BLOCK_BYTES])) }),
+            DiscardContent::Garbage => Some(Content::Discarded {
+                blocks,
+                block: Some(Arc::new([GARBAGE_BYTE; BLOCK_BYTES])),
+            }),
         })?;
         self.counters.count_discard();
         Ok(())

@@ -35,7 +35,10 @@ fn it_reads_what_was_written_and_a_large_one_is_cheap() {
     let data: Vec<u8> = (0..3 * 4096_u32).map(|index| (index / 4096) as u8 + 1).collect();
     device.write(MIB - 4096, &[&data[..4096], &data[4096..]]).unwrap();
     device.write((4 << 30) - 4096, &[&[9; 4096]]).unwrap();
-    assert_eq!([0, 255, 256, 257, 258, (4 << 18) - 1].map(|block| byte(&device, block)), [0, 1, 2, 3, 0, 9]);
+    assert_eq!(
+        [0, 255, 256, 257, 258, (4 << 18) - 1].map(|block| byte(&device, block)),
+        [0, 1, 2, 3, 0, 9]
+    );
     assert_eq!(device.length_bytes(), 4 << 30);
     assert!(device.read(4 << 30, &mut [0; 4096]).is_err());
     let counters = device.counters();
@@ -88,7 +91,8 @@ fn a_flush_covers_only_what_completed_before_it_was_issued() {
     assert_eq!(byte(&after_losing_all(&device), 2), 3);
 }
 
-/// Many writers, many flushers: whatever a thread wrote before its own successful flush survives every crash.
+/// Many writers, many flushers: whatever a thread wrote before its own successful flush survives
+/// every crash.
 #[test]
 fn a_thread_that_flushed_loses_nothing() {
     let device = Arc::new(SimulatedDevice::new(MIB));
@@ -108,12 +112,16 @@ fn a_thread_that_flushed_loses_nothing() {
         .collect();
     let mut random = Seeded::new(11);
     for _ in 0..200 {
-        let promised: Vec<u8> = acknowledged.iter().map(|round| round.load(Ordering::SeqCst)).collect();
+        let promised: Vec<u8> =
+            acknowledged.iter().map(|round| round.load(Ordering::SeqCst)).collect();
         let survivor = device.crash_state(&mut random);
         for (block, promised) in (0..).zip(promised) {
             let mut content = [0; 4096];
             survivor.read(block * 4096, &mut content).unwrap();
-            assert!(content.iter().all(|round| *round >= promised), "block {block} lost round {promised}");
+            assert!(
+                content.iter().all(|round| *round >= promised),
+                "block {block} lost round {promised}"
+            );
         }
     }
     threads.into_iter().for_each(|client| client.join().unwrap());
@@ -137,7 +145,10 @@ fn requests_fail_on_demand() {
     let device = SimulatedDevice::new(MIB);
     device.fail_next(Operation::Write, 1);
     let error = device.write(8192, &[&[1; 4096]]).unwrap_err();
-    assert_eq!((error.operation, error.offset_bytes, error.length_bytes), (Operation::Write, 8192, 4096));
+    assert_eq!(
+        (error.operation, error.offset_bytes, error.length_bytes),
+        (Operation::Write, 8192, 4096)
+    );
     assert_eq!(error.system_error_number(), Some(5));
     assert_eq!(byte(&device, 2), 0);
     fill(&device, 3, 1);
@@ -152,7 +163,8 @@ fn requests_fail_on_demand() {
     assert_eq!(device.counters().writes, 1, "only what succeeded is counted");
 }
 
-/// A failed write may be durable or not, and no flush makes it certain; a newer write over it ends that.
+/// A failed write may be durable or not, and no flush makes it certain; a newer write over it ends
+/// that.
 #[test]
 fn a_failed_write_stays_uncertain_until_it_is_written_over() {
     let device = SimulatedDevice::new(MIB);
@@ -219,7 +231,9 @@ fn damage_changes_exactly_its_bytes() {
 #[test]
 fn discarded_blocks_hold_anything() {
     let device = SimulatedDevice::new(MIB);
-    for (content, expected) in [(DiscardContent::Zeros, 0), (DiscardContent::Garbage, 0xdb), (DiscardContent::Kept, 7)] {
+    for (content, expected) in
+        [(DiscardContent::Zeros, 0), (DiscardContent::Garbage, 0xdb), (DiscardContent::Kept, 7)]
+    {
         fill(&device, 5, 7);
         device.flush().unwrap();
         device.set_discard_content(content);
@@ -261,9 +275,16 @@ fn a_set_may_fail_in_part_and_completes_in_any_order() {
     let device = SimulatedDevice::new(1 << 20);
     let bytes = [7; 4096];
     device.fail_range(Operation::Write, 8192..12288);
-    let set: Vec<SetWrite<'_>> = (0..8).map(|index| SetWrite { offset_bytes: index * 4096, buffers: vec![&bytes] }).collect();
-    let failed: Vec<usize> =
-        device.write_set(&set).iter().enumerate().filter(|(_, result)| result.is_err()).map(|(index, _)| index).collect();
+    let set: Vec<SetWrite<'_>> = (0..8)
+        .map(|index| SetWrite { offset_bytes: index * 4096, buffers: vec![&bytes] })
+        .collect();
+    let failed: Vec<usize> = device
+        .write_set(&set)
+        .iter()
+        .enumerate()
+        .filter(|(_, result)| result.is_err())
+        .map(|(index, _)| index)
+        .collect();
     assert_eq!(failed, [2]);
     device.flush().expect("healthy");
     let left = device.unflushed();

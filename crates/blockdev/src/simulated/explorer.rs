@@ -36,8 +36,8 @@ pub enum EventInfo {
 
 /// A recorded run and a position in it: *after* the first `position()` events.
 ///
-/// The walk goes forward only and applies each event once. A state costs time proportional to the writes that are
-/// unflushed at the position, plus one pointer per MiB of the device.
+/// The walk goes forward only and applies each event once. A state costs time proportional to the
+/// writes that are unflushed at the position, plus one pointer per MiB of the device.
 ///
 /// ```
 /// use cairn_blockdev::{BlockDevice, SimulatedDevice};
@@ -95,7 +95,10 @@ impl CrashExplorer {
     /// # Panics
     /// When that lies behind, or beyond the end.
     pub fn advance_to(&mut self, position: usize) {
-        assert!(position >= self.position && position <= self.events.len(), "{position} is not ahead in the run");
+        assert!(
+            position >= self.position && position <= self.events.len(),
+            "{position} is not ahead in the run"
+        );
         while self.position < position {
             self.advance();
         }
@@ -106,11 +109,15 @@ impl CrashExplorer {
         self.events.get(index).map(describe)
     }
 
-    /// The positions just before and just after each flush, by ascending order: where most is at stake.
+    /// The positions just before and just after each flush, by ascending order: where most is at
+    /// stake.
     pub fn flush_positions(&self) -> Vec<usize> {
         let is_flush = |event: &Event| matches!(event, Event::Flushed(_) | Event::FlushFailed(_));
-        let mut positions: Vec<usize> =
-            (0..).zip(&*self.events).filter(|(_, event)| is_flush(event)).flat_map(|(index, _)| [index, index + 1]).collect();
+        let mut positions: Vec<usize> = (0..)
+            .zip(&*self.events)
+            .filter(|(_, event)| is_flush(event))
+            .flat_map(|(index, _)| [index, index + 1])
+            .collect();
         positions.dedup();
         positions
     }
@@ -125,7 +132,8 @@ impl CrashExplorer {
         self.state_with(|unflushed| random_fates(unflushed, random))
     }
 
-    /// The device after a power failure here, with fates that the caller decides, one for each unflushed write.
+    /// The device after a power failure here, with fates that the caller decides, one for each
+    /// unflushed write.
     ///
     /// # Panics
     /// When there are not as many fates as writes.
@@ -133,27 +141,34 @@ impl CrashExplorer {
         SimulatedDevice::from_image(self.media.crash(&decide(&self.media.writes())))
     }
 
-    /// The device itself here, as the next process finds it when the one that wrote was killed: everything issued is there to be
-    /// read, and what no flush has covered is not durable.
+    /// The device itself here, as the next process finds it when the one that wrote was killed:
+    /// everything issued is there to be read, and what no flush has covered is not durable.
     pub fn killed(&self) -> SimulatedDevice {
         let next = self.media.writes().last().map_or(0, |write| write.id.0 + 1);
         SimulatedDevice::from_media(self.media.clone(), WriteId(next))
     }
 
-    /// A number that is the same for states of this walk with the same content, and different for others, but for an accident
-    /// of one in 2^64. It costs time proportional to what was written since the recording began.
+    /// A number that is the same for states of this walk with the same content, and different for
+    /// others, but for an accident of one in 2^64. It costs time proportional to what was written
+    /// since the recording began.
     pub fn fingerprint(&self, state: &SimulatedDevice) -> u64 {
         let image = state.image();
-        // A sum, so that the order of blocks doesn't matter; blocks that hold what they held contribute nothing.
+        // A sum, so that the order of blocks doesn't matter; blocks that hold what they held
+        // contribute nothing.
         let held = |index| self.base.block(index).map_or(ZEROS_DIGEST, |block| digest(block));
         image.changed_since(&self.base).fold(0, |sum: u64, (index, block)| {
             let (now, before) = (block.map_or(ZEROS_DIGEST, |block| digest(block)), held(index));
-            if now == before { sum } else { sum.wrapping_add(mix(now ^ SEEDS[2], index ^ SEEDS[3])) }
+            if now == before {
+                sum
+            } else {
+                sum.wrapping_add(mix(now ^ SEEDS[2], index ^ SEEDS[3]))
+            }
         })
     }
 }
 
-const SEEDS: [u64; 4] = [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
+const SEEDS: [u64; 4] =
+    [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
 
 /// A product of 128 bits, folded; after wyhash.
 fn mix(left: u64, right: u64) -> u64 {
@@ -187,7 +202,9 @@ fn describe(event: &Event) -> EventInfo {
             let (offset_bytes, length_bytes) = (record.offset_bytes, record.length_bytes());
             match record.content {
                 super::media::Content::Blocks(_) => EventInfo::Write { offset_bytes, length_bytes },
-                super::media::Content::Discarded { .. } => EventInfo::Discard { offset_bytes, length_bytes },
+                super::media::Content::Discarded { .. } => {
+                    EventInfo::Discard { offset_bytes, length_bytes }
+                }
             }
         }
         Event::Failed(_) => EventInfo::WriteFailed,

@@ -1,7 +1,7 @@
 //! Errors on demand.
 //!
-//! Lock discipline: none of its own; it is part of the device's state, so a predicate runs under the device's lock and
-//! must not use the device.
+//! Lock discipline: none of its own; it is part of the device's state, so a predicate runs under
+//! the device's lock and must not use the device.
 
 use crate::error::Operation;
 use rustix::io::Errno;
@@ -21,7 +21,8 @@ pub struct Request {
 impl Request {
     /// Whether the request touches a byte of `range_bytes`.
     pub fn touches(&self, range_bytes: &Range<u64>) -> bool {
-        self.offset_bytes < range_bytes.end && range_bytes.start < self.offset_bytes + self.length_bytes
+        self.offset_bytes < range_bytes.end
+            && range_bytes.start < self.offset_bytes + self.length_bytes
     }
 }
 
@@ -43,6 +44,8 @@ impl Faults {
 
     /// The error with which the request fails.
     pub(super) fn fails(&mut self, request: &Request) -> Option<Errno> {
-        self.predicates.iter_mut().find_map(|(predicate, error)| predicate(request).then_some(*error))
+        self.predicates
+            .iter_mut()
+            .find_map(|(predicate, error)| predicate(request).then_some(*error))
     }
 }

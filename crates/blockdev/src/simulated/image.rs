@@ -1,5 +1,5 @@
-//! The content of a device as a sparse table of shared blocks: a copy costs one pointer per MiB, a change copies one
-//! block and one part of the table.
+//! The content of a device as a sparse table of shared blocks: a copy costs one pointer per MiB, a
+//! change copies one block and one part of the table.
 
 use crate::device::BLOCK_BYTES;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ impl SparseImage {
         if chunk.is_none() && block.is_none() {
             return;
         }
-        let chunk = chunk.get_or_insert_with(|| Arc::new(Chunk { blocks: [const { None }; CHUNK_BLOCKS] }));
+        let chunk =
+            chunk.get_or_insert_with(|| Arc::new(Chunk { blocks: [const { None }; CHUNK_BLOCKS] }));
         Arc::make_mut(chunk).blocks[index % CHUNK_BLOCKS] = block;
     }
 
@@ -62,16 +63,25 @@ impl SparseImage {
         }
     }
 
-    /// The blocks in which this image is not the very copy that `base` holds, by ascending index; equal bytes may be among them.
-    pub(super) fn changed_since<'a>(&'a self, base: &'a SparseImage) -> impl Iterator<Item = (u64, Option<&'a Arc<Block>>)> {
-        let same_chunk = |(ours, theirs): (&Option<Arc<Chunk>>, &Option<Arc<Chunk>>)| match (ours, theirs) {
-            (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
-            (None, None) => true,
-            _ => false,
-        };
-        let chunks = (0..self.chunks.len()).filter(move |&index| !same_chunk((&self.chunks[index], &base.chunks[index])));
-        chunks.flat_map(move |chunk| (0..CHUNK_BLOCKS as u64).map(move |block| (chunk * CHUNK_BLOCKS) as u64 + block)).filter_map(
-            move |index| {
+    /// The blocks in which this image is not the very copy that `base` holds, by ascending index;
+    /// equal bytes may be among them.
+    pub(super) fn changed_since<'a>(
+        &'a self,
+        base: &'a SparseImage,
+    ) -> impl Iterator<Item = (u64, Option<&'a Arc<Block>>)> {
+        let same_chunk =
+            |(ours, theirs): (&Option<Arc<Chunk>>, &Option<Arc<Chunk>>)| match (ours, theirs) {
+                (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+                (None, None) => true,
+                _ => false,
+            };
+        let chunks = (0..self.chunks.len())
+            .filter(move |&index| !same_chunk((&self.chunks[index], &base.chunks[index])));
+        chunks
+            .flat_map(move |chunk| {
+                (0..CHUNK_BLOCKS as u64).map(move |block| (chunk * CHUNK_BLOCKS) as u64 + block)
+            })
+            .filter_map(move |index| {
                 let (ours, theirs) = (self.block(index), base.block(index));
                 let same = match (ours, theirs) {
                     (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
@@ -79,16 +89,21 @@ impl SparseImage {
                     _ => false,
                 };
                 (!same).then_some((index, ours))
-            },
-        )
+            })
     }
 
     /// Every block that was written, by ascending index.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (u64, &Arc<Block>)> {
-        self.chunks.iter().enumerate().filter_map(|(index, chunk)| Some((index, chunk.as_ref()?))).flat_map(|(index, chunk)| {
-            let first = (index * CHUNK_BLOCKS) as u64;
-            (first..).zip(&chunk.blocks).filter_map(|(index, block)| Some((index, block.as_ref()?)))
-        })
+        self.chunks
+            .iter()
+            .enumerate()
+            .filter_map(|(index, chunk)| Some((index, chunk.as_ref()?)))
+            .flat_map(|(index, chunk)| {
+                let first = (index * CHUNK_BLOCKS) as u64;
+                (first..)
+                    .zip(&chunk.blocks)
+                    .filter_map(|(index, block)| Some((index, block.as_ref()?)))
+            })
     }
 }
 

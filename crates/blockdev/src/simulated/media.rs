@@ -1,8 +1,8 @@
 //! What of a device is durable and what is unflushed, and how that changes, event by event.
 //!
-//! Invariants: `durable` holds everything that was covered by a successful flush, in the order of completion. `unflushed`
-//! holds every other write since, by order of issue. The same code runs in the live device and in the replay of its
-//! history, so both agree.
+//! Invariants: `durable` holds everything that was covered by a successful flush, in the order of
+//! completion. `unflushed` holds every other write since, by order of issue. The same code runs in
+//! the live device and in the replay of its history, so both agree.
 
 use super::SECTOR_BYTES;
 use super::crash::Fate;
@@ -27,9 +27,11 @@ pub struct WriteInfo {
     pub offset_bytes: u64,
     /// How long it is.
     pub length_bytes: u64,
-    /// Whether it is a discard, whose new content is whatever the device gives for discarded blocks.
+    /// Whether it is a discard, whose new content is whatever the device gives for discarded
+    /// blocks.
     pub is_discard: bool,
-    /// Whether it, or the flush that should have covered it, returned an error: no later flush will cover it.
+    /// Whether it, or the flush that should have covered it, returned an error: no later flush will
+    /// cover it.
     pub is_abandoned: bool,
 }
 
@@ -84,14 +86,21 @@ impl WriteRecord {
         }
     }
 
-    /// Stores the sectors that `chosen` says, by number within the write, except in blocks of `superseded`.
-    fn apply_sectors(&self, image: &mut SparseImage, superseded: &[Range<u64>], chosen: impl Fn(u64) -> bool) {
+    /// Stores the sectors that `chosen` says, by number within the write, except in blocks of
+    /// `superseded`.
+    fn apply_sectors(
+        &self,
+        image: &mut SparseImage,
+        superseded: &[Range<u64>],
+        chosen: impl Fn(u64) -> bool,
+    ) {
         for (index, target) in (0..).zip(self.range()) {
             if superseded.iter().any(|range| range.contains(&target)) {
                 continue;
             }
             let first = index * SECTORS_PER_BLOCK;
-            let count = (first..first + SECTORS_PER_BLOCK).filter(|sector| chosen(*sector)).count() as u64;
+            let count =
+                (first..first + SECTORS_PER_BLOCK).filter(|sector| chosen(*sector)).count() as u64;
             if count == SECTORS_PER_BLOCK {
                 image.set_block(target, self.block(index).cloned());
             } else if count > 0 {
@@ -103,7 +112,8 @@ impl WriteRecord {
     fn mix(&self, index: u64, target: &mut Block, chosen: impl Fn(u64) -> bool) {
         for sector in 0..SECTORS_PER_BLOCK {
             if chosen(index * SECTORS_PER_BLOCK + sector) {
-                let bytes = (sector * SECTOR_BYTES) as usize..((sector + 1) * SECTOR_BYTES) as usize;
+                let bytes =
+                    (sector * SECTOR_BYTES) as usize..((sector + 1) * SECTOR_BYTES) as usize;
                 match self.block(index) {
                     Some(block) => target[bytes.clone()].copy_from_slice(&block[bytes]),
                     None => target[bytes].fill(0),
@@ -158,7 +168,11 @@ impl Media {
     pub(super) fn apply(&mut self, event: &Event) {
         match event {
             Event::Issued(record) => {
-                let unflushed = Unflushed { record: Arc::clone(record), abandoned: false, superseded: Vec::new() };
+                let unflushed = Unflushed {
+                    record: Arc::clone(record),
+                    abandoned: false,
+                    superseded: Vec::new(),
+                };
                 self.unflushed.insert(record.id, unflushed);
             }
             Event::Failed(id) => self.abandon(*id),
@@ -191,7 +205,11 @@ impl Media {
     fn supersede(&mut self, id: WriteId, range: &Range<u64>) {
         self.unflushed.retain(|older, write| {
             let target = write.record.range();
-            if !write.abandoned || *older > id || target.start >= range.end || range.start >= target.end {
+            if !write.abandoned
+                || *older > id
+                || target.start >= range.end
+                || range.start >= target.end
+            {
                 return true;
             }
             write.superseded.push(range.clone());
@@ -210,8 +228,8 @@ impl Media {
         self.unflushed.values().map(info).collect()
     }
 
-    /// What reads see when nobody was told of an error: every write that was issued. Those that no flush has covered come with
-    /// it, by order of issue.
+    /// What reads see when nobody was told of an error: every write that was issued. Those that no
+    /// flush has covered come with it, by order of issue.
     pub(super) fn completed(&self) -> (SparseImage, Vec<WriteId>) {
         let mut image = self.durable.clone();
         let good = self.unflushed.iter().filter(|(_, write)| !write.abandoned);
@@ -223,7 +241,8 @@ impl Media {
         (image, ids)
     }
 
-    /// What is there after a power failure, when the unflushed writes have these fates, one each, by order of issue.
+    /// What is there after a power failure, when the unflushed writes have these fates, one each,
+    /// by order of issue.
     pub(super) fn crash(&self, fates: &[Fate]) -> SparseImage {
         assert_eq!(fates.len(), self.unflushed.len(), "one fate for each unflushed write");
         let mut image = self.durable.clone();
@@ -231,8 +250,14 @@ impl Media {
             match fate {
                 Fate::Lost => {}
                 Fate::Written if write.superseded.is_empty() => write.record.apply(&mut image),
-                Fate::Written => write.record.apply_sectors(&mut image, &write.superseded, |_| true),
-                Fate::Torn(sectors) => write.record.apply_sectors(&mut image, &write.superseded, |sector| sectors.contains(sector)),
+                Fate::Written => {
+                    write.record.apply_sectors(&mut image, &write.superseded, |_| true)
+                }
+                Fate::Torn(sectors) => {
+                    write.record.apply_sectors(&mut image, &write.superseded, |sector| {
+                        sectors.contains(sector)
+                    })
+                }
             }
         }
         image
@@ -245,8 +270,11 @@ pub(super) fn damage(image: &mut SparseImage, offset_bytes: u64, length_bytes: u
     let mut position = offset_bytes;
     while position < end {
         let block_end = (position / block_bytes + 1) * block_bytes;
-        let part = (position % block_bytes) as usize..((end.min(block_end) - 1) % block_bytes) as usize + 1;
-        image.change_block(position / block_bytes, |block| block[part].iter_mut().for_each(|byte| *byte ^= pattern));
+        let part = (position % block_bytes) as usize
+            ..((end.min(block_end) - 1) % block_bytes) as usize + 1;
+        image.change_block(position / block_bytes, |block| {
+            block[part].iter_mut().for_each(|byte| *byte ^= pattern)
+        });
         position = block_end;
     }
 }

@@ -1,19 +1,23 @@
-//! `cairn bench`: measures a directory or the engine, compares file systems, switches a mechanism off and on.
+//! `cairn bench`: measures a directory or the engine, compares file systems, switches a mechanism
+//! off and on.
 //!
-//! Ctrl-C or SIGTERM ends the run in order, so that nothing is left behind. A second one ends the program at once, unless it
-//! has mounted something.
+//! Ctrl-C or SIGTERM ends the run in order, so that nothing is left behind. A second one ends the
+//! program at once, unless it has mounted something.
 use super::{bench_ab, bench_report, bench_transport};
 use crate::output;
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
-use cairn_bench::{DeviceSpec, Interrupt, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload};
+use cairn_bench::{
+    DeviceSpec, Interrupt, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload,
+};
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Measure: a load on a directory or on the engine, file systems beside each other, a mechanism off and on.
+/// Measure: a load on a directory or on the engine, file systems beside each other, a mechanism off
+/// and on.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -33,14 +37,17 @@ enum Command {
 
 /// Run one load against a directory or the engine.
 ///
-/// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench, fsync-happy,
-/// isolation, one-file-fsync, round-trip. Each works in a directory of its own inside the target, and removes it.
+/// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench,
+/// fsync-happy, isolation, one-file-fsync, round-trip. Each works in a directory of its own inside
+/// the target, and removes it.
 #[derive(Parser)]
 struct Run {
     /// Name of the load.
     workload: Workload,
-    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G], engine:simulated[:flush_ms=10,discard_ms=0.02,size=4G]
-    /// or engine:disk[:flush_ms=10,read_ms=0.5,size=4G]. An image that is missing is made, and removed again.
+    /// DIR, engine:IMAGE[:size=4G], engine:memory[:size=4G],
+    /// engine:simulated[:flush_ms=10,discard_ms=0.02,size=4G] or
+    /// engine:disk[:flush_ms=10,read_ms=0.5,size=4G]. An image that is missing is made, and removed
+    /// again.
     #[arg(long)]
     target: TargetSpec,
     #[command(flatten)]
@@ -54,10 +61,12 @@ struct Run {
     /// Directories for the files (fs_mark).
     #[arg(long, value_name = "N", default_value_t = 8)]
     directories: u64,
-    /// When files are made durable (fs_mark's -S: 0 never, 1 each, 2 sync, 3 fsync reversed, 4 both, 5 fsync, 6 both).
+    /// When files are made durable (fs_mark's -S: 0 never, 1 each, 2 sync, 3 fsync reversed, 4
+    /// both, 5 fsync, 6 both).
     #[arg(short = 'S', long, value_name = "0-6", default_value_t = 1)]
     sync_method: u8,
-    /// Also tell the longest latency without the time in which a thread was ready and had no CPU (dbench).
+    /// Also tell the longest latency without the time in which a thread was ready and had no CPU
+    /// (dbench).
     #[arg(long)]
     run_queue: bool,
 }
@@ -80,22 +89,25 @@ struct Load {
 
 /// Compare file systems on loop devices, in turns; needs root.
 ///
-/// The images are written beforehand, the file systems made with their default options (without discarding). CPU time and
-/// context switches are those of the whole machine, so nothing else should run.
+/// The images are written beforehand, the file systems made with their default options (without
+/// discarding). CPU time and context switches are those of the whole machine, so nothing else
+/// should run.
 ///
-/// Loads of every day, in seconds, of which less is better: untar, sync, grep, cp, find and rm (the sources of a program),
-/// git (a clone), cargo-build, npm-like (tiny files), sqlite-load. In a rate: sqlite (commits), seq-write, seq-read,
-/// rand-read, one-file-fdatasync, own-files-fdatasync. One whose program is not installed is left out, with a message.
+/// Loads of every day, in seconds, of which less is better: untar, sync, grep, cp, find and rm (the
+/// sources of a program), git (a clone), cargo-build, npm-like (tiny files), sqlite-load. In a
+/// rate: sqlite (commits), seq-write, seq-read, rand-read, one-file-fdatasync, own-files-fdatasync.
+/// One whose program is not installed is left out, with a message.
 #[derive(Parser)]
 struct Peers {
-    /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two. Cairn's may be mounted over a transport,
-    /// cairn-loop-dev or cairn-loop-uring, and with the kernel's writeback, cairn-loop-uring-writeback; cairn-uring is short
-    /// for cairn-loop-uring.
+    /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two. Cairn's may be mounted
+    /// over a transport, cairn-loop-dev or cairn-loop-uring, and with the kernel's writeback,
+    /// cairn-loop-uring-writeback; cairn-uring is short for cairn-loop-uring.
     #[arg(long, default_value = "ext4,xfs,btrfs,cairn", value_name = "LIST")]
     fs: String,
-    /// Loads of `cairn bench run`, the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync, tool:fio, tool:pgbench, loads
-    /// of every day such as untar, or everyday for all of those; a number of clients may follow, as in dbench@64 [default:
-    /// own loads and programs, as far as they are installed].
+    /// Loads of `cairn bench run`, the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync,
+    /// tool:fio, tool:pgbench, loads of every day such as untar, or everyday for all of those; a
+    /// number of clients may follow, as in dbench@64 [default: own loads and programs, as far as
+    /// they are installed].
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<NamedWorkloads>,
     /// Rounds; each figure is their median.
@@ -110,8 +122,8 @@ struct Peers {
     /// Whether loop devices bypass the host's page cache.
     #[arg(long, default_value = "true", value_name = "true|false|both")]
     direct_io: DirectIo,
-    /// Two rounds of 2 seconds on smaller images, for a first look: less than five minutes for the default file systems and
-    /// loads.
+    /// Two rounds of 2 seconds on smaller images, for a first look: less than five minutes for the
+    /// default file systems and loads.
     #[arg(long, conflicts_with_all = ["repeat", "seconds", "size"])]
     quick: bool,
     /// Print a table in Markdown.
@@ -129,7 +141,9 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
 /// The time of a measurement.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.filter(|duration| !duration.is_zero()).ok_or_else(|| "write a number of seconds above 0, for example 2.5".into())
+    seconds
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| "write a number of seconds above 0, for example 2.5".into())
 }
 
 /// Runs the command.
@@ -145,9 +159,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         if !matches!(arguments.command, Command::Peers(_) | Command::Transport(_)) {
             // Before the flag is set, so that the first signal finds it unset.
-            signal_hook::flag::register_conditional_shutdown(signal, 130, interrupt.flag()).context("cannot listen to signals")?;
+            signal_hook::flag::register_conditional_shutdown(signal, 130, interrupt.flag())
+                .context("cannot listen to signals")?;
         }
-        signal_hook::flag::register(signal, interrupt.flag()).context("cannot listen to signals")?;
+        signal_hook::flag::register(signal, interrupt.flag())
+            .context("cannot listen to signals")?;
     }
     match &arguments.command {
         Command::Run(run) => run_load(run, interrupt),
@@ -162,7 +178,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Load {
     fn settings(&self, interrupt: Interrupt) -> anyhow::Result<Settings> {
         let loadfile = self.loadfile.clone();
-        Ok(Settings { clients: self.clients, duration: self.seconds, loadfile, interrupt, ..Settings::default() })
+        Ok(Settings {
+            clients: self.clients,
+            duration: self.seconds,
+            loadfile,
+            interrupt,
+            ..Settings::default()
+        })
     }
 }
 
@@ -202,15 +224,19 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
     output::print(&Report { origin: Some(origin), ..report }, run.load.json)
 }
 
-/// What the server of the mount says that a directory lies in; `None` when it is no mount of Cairn's.
+/// What the server of the mount says that a directory lies in; `None` when it is no mount of
+/// Cairn's.
 fn mount_statistics(directory: &Path) -> Option<serde_json::Value> {
     let directory = directory.canonicalize().ok()?;
-    let mount = directory.ancestors().find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
+    let mount = directory
+        .ancestors()
+        .find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
     serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()
 }
 
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
-    let (mut repeat, mut duration, mut size_bytes) = (arguments.repeat, arguments.load.seconds, arguments.size.bytes);
+    let (mut repeat, mut duration, mut size_bytes) =
+        (arguments.repeat, arguments.load.seconds, arguments.size.bytes);
     if arguments.quick {
         ensure!(
             arguments.direct_io != DirectIo::Both,
@@ -219,7 +245,11 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }
     let named = || arguments.workload.iter().flat_map(|named| named.0.clone()).collect();
-    let workloads = if arguments.workload.is_empty() { PeerWorkload::defaults(arguments.quick) } else { named() };
+    let workloads = if arguments.workload.is_empty() {
+        PeerWorkload::defaults(arguments.quick)
+    } else {
+        named()
+    };
     let settings = PeersSettings {
         systems: System::parse_list(&arguments.fs).map_err(anyhow::Error::msg)?,
         workloads,
@@ -235,5 +265,9 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         interrupt,
     };
     let summary = peers::run(&settings)?;
-    if arguments.markdown { output::print_text(&summary.markdown()) } else { output::print(&summary, arguments.load.json) }
+    if arguments.markdown {
+        output::print_text(&summary.markdown())
+    } else {
+        output::print(&summary, arguments.load.json)
+    }
 }

@@ -14,15 +14,17 @@ const QUICK_TIME: Duration = Duration::from_millis(500);
 
 /// Measure one mechanism off and on, in turns, beside what was published about it.
 ///
-/// "Off" is what came before the mechanism. M3 can be measured with every build; the others need one with `cargo build
-/// --release -p cairn --features baselines`. Each mechanism has its own loads, on devices in memory unless --device names one.
+/// "Off" is what came before the mechanism. M3 can be measured with every build; the others need
+/// one with `cargo build --release -p cairn --features baselines`. Each mechanism has its own
+/// loads, on devices in memory unless --device names one.
 #[derive(Parser)]
 pub struct Arguments {
-    /// M1 (early wake-up), M2 (tree locks), M3 (coordination of flushes), M4 (tickets) or M5 (committed item list).
+    /// M1 (early wake-up), M2 (tree locks), M3 (coordination of flushes), M4 (tickets) or M5
+    /// (committed item list).
     mechanism: Mechanism,
-    /// memory[:size=4G], simulated[:flush_ms=10,discard_ms=0.02,size=4G], disk[:flush_ms=10,read_ms=0.5,size=4G] or
-    /// IMAGE[:size=4G], in place of the loads' own devices. An image must not exist: it is made anew for each run, and
-    /// removed.
+    /// memory[:size=4G], simulated[:flush_ms=10,discard_ms=0.02,size=4G],
+    /// disk[:flush_ms=10,read_ms=0.5,size=4G] or IMAGE[:size=4G], in place of the loads' own
+    /// devices. An image must not exist: it is made anew for each run, and removed.
     #[arg(long)]
     device: Option<String>,
     /// Runs on each side; each figure is their median.
@@ -50,7 +52,11 @@ pub struct Arguments {
 /// # Errors
 /// When the mechanism can't be turned off, a run fails, or the user interrupts it.
 pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
-    let (repeat, duration) = if arguments.quick { (QUICK_ROUNDS, QUICK_TIME) } else { (arguments.repeat, arguments.seconds) };
+    let (repeat, duration) = if arguments.quick {
+        (QUICK_ROUNDS, QUICK_TIME)
+    } else {
+        (arguments.repeat, arguments.seconds)
+    };
     let settings = AbSettings {
         mechanism: arguments.mechanism,
         device: arguments.device.as_deref().map(device).transpose()?,

@@ -6,7 +6,8 @@ use clap::Parser;
 use std::fs;
 use std::path::PathBuf;
 
-/// Make one page of charts and tables from results of `cairn bench run`, `peers` and `ab`, written with --json.
+/// Make one page of charts and tables from results of `cairn bench run`, `peers` and `ab`, written
+/// with --json.
 ///
 /// The page holds everything it needs, and asks no network for anything.
 #[derive(Parser)]
@@ -35,9 +36,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             page.display()
         );
     }
-    let results = arguments.results.iter().map(|path| Results::read(path)).collect::<anyhow::Result<Vec<Results>>>()?;
+    let results = arguments
+        .results
+        .iter()
+        .map(|path| Results::read(path))
+        .collect::<anyhow::Result<Vec<Results>>>()?;
     if let Some(path) = &arguments.output {
-        fs::write(path, report_page::page(&results)).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(path, report_page::page(&results))
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if arguments.markdown { output::print_text(&report_page::markdown(&results)) } else { Ok(()) }
 }

@@ -79,8 +79,13 @@ fn transport_of(text: &str) -> Result<Transport, String> {
 pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
     let loadfile = arguments.loadfile.clone();
     let named: Vec<_> = arguments.workload.iter().flat_map(|named| named.0.clone()).collect();
-    let workloads = if named.is_empty() { transport::default_loads(loadfile.as_deref()) } else { named };
-    let transports = if arguments.transport.is_empty() { transport::available() } else { arguments.transport.clone() };
+    let workloads =
+        if named.is_empty() { transport::default_loads(loadfile.as_deref()) } else { named };
+    let transports = if arguments.transport.is_empty() {
+        transport::available()
+    } else {
+        arguments.transport.clone()
+    };
     let size_bytes = arguments.size.bytes;
     let settings = PeersSettings {
         systems: transport::systems(&transports, arguments.writeback),
@@ -107,7 +112,13 @@ pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
 pub fn serve(server: &Server) -> anyhow::Result<()> {
     let settings = MountSettings::parse(&server.options).map_err(anyhow::Error::msg)?;
     let (writeback, transport, plain) = (settings.writeback, settings.transport, settings.plain);
-    let mut options = MountOptions { writeback, transport, plain, kernel: settings.kernel, ..MountOptions::default() };
+    let mut options = MountOptions {
+        writeback,
+        transport,
+        plain,
+        kernel: settings.kernel,
+        ..MountOptions::default()
+    };
     options.threads = settings.threads.unwrap_or(options.threads);
     serve_memory(&server.source, &server.dir, &options)
 }

@@ -1,11 +1,14 @@
-//! `cairn device`: how the members of a mirror or concatenation are, and a new member in place of another.
+//! `cairn device`: how the members of a mirror or concatenation are, and a new member in place of
+//! another.
 use crate::create::{self, Content};
 use crate::image::{self, Image};
 use crate::progress::ProgressBar;
 use crate::{EXIT_UNSOUND, output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
-use cairn_blockdev::composed::{Candidate, Kind, Label, MemberState, MemberStatus, Rebuild, status};
+use cairn_blockdev::composed::{
+    Candidate, Kind, Label, MemberState, MemberStatus, Rebuild, status,
+};
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_fsck::{CheckOptions, FsckError, Progress};
 use serde::Serialize;
@@ -33,15 +36,16 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Fill NEW from the other members of a mirror that is not mounted, and let it take the place of OLD. May be
-    /// interrupted at any time; the same command goes on.
+    /// Fill NEW from the other members of a mirror that is not mounted, and let it take the place
+    /// of OLD. May be interrupted at any time; the same command goes on.
     Replace {
         /// mirror:A,B, with OLD among its members.
         #[arg(value_parser = image::parser())]
         image: Image,
         /// The member that goes: as it is written in IMAGE.
         old: PathBuf,
-        /// The member that comes: a file, which is created if it doesn't exist, a block device, or OLD itself.
+        /// The member that comes: a file, which is created if it doesn't exist, a block device, or
+        /// OLD itself.
         new: PathBuf,
         /// Overwrite what NEW holds.
         #[arg(long)]
@@ -56,7 +60,9 @@ enum Command {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.command {
         Command::Status { image, json } => show(image, *json),
-        Command::Replace { image, old, new, force } => replace(image, old, new, *force).map(|()| ExitCode::SUCCESS),
+        Command::Replace { image, old, new, force } => {
+            replace(image, old, new, *force).map(|()| ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -100,7 +106,9 @@ impl fmt::Display for Status {
 fn composed(image: &Image) -> anyhow::Result<(Kind, &[PathBuf])> {
     match image {
         Image::Composed(kind, paths) => Ok((*kind, paths)),
-        Image::Single(path) => bail!("{} is a single image; write mirror:A,B or concat:A,B", path.display()),
+        Image::Single(path) => {
+            bail!("{} is a single image; write mirror:A,B or concat:A,B", path.display())
+        }
     }
 }
 
@@ -132,7 +140,9 @@ fn member(status: &MemberStatus) -> Member {
         name: status.name.clone(),
         state: status.state.text(),
         events: label.map(|label| label.events),
-        rebuilt_bytes: label.filter(|_| status.state == MemberState::Rebuilding).map(|label| label.rebuilt_bytes),
+        rebuilt_bytes: label
+            .filter(|_| status.state == MemberState::Rebuilding)
+            .map(|label| label.rebuilt_bytes),
     }
 }
 
@@ -142,15 +152,18 @@ fn newest_label(members: &[MemberStatus]) -> Option<&Label> {
     in_sync.filter_map(|member| member.label.as_ref()).max_by_key(|label| label.events)
 }
 
-/// 1. The members but OLD, and OLD if it works, are opened, each exclusively; NEW is made or opened.
-/// 2. NEW gets a label that calls it incomplete; everything is copied and read back. *A crash: incomplete; go on.*
+/// 1. The members but OLD, and OLD if it works, are opened, each exclusively; NEW is made or
+///    opened.
+/// 2. NEW gets a label that calls it incomplete; everything is copied and read back. *A crash:
+///    incomplete; go on.*
 /// 3. All checksums of the volume are verified on NEW; what is bad is taken from another copy.
 /// 4. NEW becomes a member, OLD no longer is. *A crash in between: NEW is incomplete, go on.*
 fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result<()> {
     let (kind, paths) = composed(image)?;
     ensure!(kind == Kind::Mirror, "a {kind} has no second copy to fill a new member from");
     let position = paths.iter().position(|path| path == old || image::same_file(path, old));
-    let position = position.with_context(|| format!("{} is not among the members of {image}", old.display()))?;
+    let position = position
+        .with_context(|| format!("{} is not among the members of {image}", old.display()))?;
     let in_place = new == old || image::same_file(new, &paths[position]);
     let mut others = paths.to_vec();
     others.remove(position);
@@ -162,19 +175,28 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
         (true, true) => Ok(Candidate { name: path.display().to_string(), device: None }),
         (is_old, _) => image::candidate(path, OpenMode::ReadWrite, is_old),
     };
-    let candidates: Vec<Candidate> = paths.iter().enumerate().map(open).collect::<anyhow::Result<_>>()?;
+    let candidates: Vec<Candidate> =
+        paths.iter().enumerate().map(open).collect::<anyhow::Result<_>>()?;
     let members = status(kind, &candidates)?;
-    let label = newest_label(&members).with_context(|| format!("{image}: no other member is complete"))?.clone();
+    let label = newest_label(&members)
+        .with_context(|| format!("{image}: no other member is complete"))?
+        .clone();
     let target = open_new(new, &label, force)?;
     let mut rebuild = Rebuild::start(candidates, position, target, force)?;
     if rebuild.done_bytes() > 0 {
-        output::tell(&format_args!("cairn: going on where the last attempt was, after {} bytes", rebuild.done_bytes()));
+        output::tell(&format_args!(
+            "cairn: going on where the last attempt was, after {} bytes",
+            rebuild.done_bytes()
+        ));
     }
     let bar = ProgressBar::bytes("copying", rebuild.total_bytes());
     rebuild.copy(&mut |done| bar.set(done))?;
     drop(bar);
     if rebuild.unreadable_blocks() > 0 {
-        output::tell(&format_args!("cairn: warning: {} blocks could not be read from any member", rebuild.unreadable_blocks()));
+        output::tell(&format_args!(
+            "cairn: warning: {} blocks could not be read from any member",
+            rebuild.unreadable_blocks()
+        ));
     }
     verify(&rebuild)?;
     rebuild.finish()?;
@@ -182,12 +204,18 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     if in_place {
         return output::print_text(&format_args!("{new} is in sync again"));
     }
-    output::print_text(&format_args!("{new} has taken the place of {old}; name it instead: {}", renamed(image, position, &new)))
+    output::print_text(&format_args!(
+        "{new} has taken the place of {old}; name it instead: {}",
+        renamed(image, position, &new)
+    ))
 }
 
 fn renamed(image: &Image, position: usize, new: &dyn fmt::Display) -> String {
     let names: Vec<_> = image.paths().iter().map(|path| path.display().to_string()).collect();
-    let names: Vec<_> = (0..).zip(names).map(|(at, name)| if at == position { new.to_string() } else { name }).collect();
+    let names: Vec<_> = (0..)
+        .zip(names)
+        .map(|(at, name)| if at == position { new.to_string() } else { name })
+        .collect();
     format!("mirror:{}", names.join(","))
 }
 
@@ -201,7 +229,8 @@ fn verify(rebuild: &Rebuild) -> anyhow::Result<()> {
         }
         bar.set(progress.done);
     };
-    let checked = cairn_fsck::check(&rebuild.view(), &CheckOptions { data: true, repair: false }, &mut show);
+    let checked =
+        cairn_fsck::check(&rebuild.view(), &CheckOptions { data: true, repair: false }, &mut show);
     drop(bar);
     match checked {
         Ok(report) if report.errors > 0 => {
@@ -211,9 +240,9 @@ fn verify(rebuild: &Rebuild) -> anyhow::Result<()> {
             ));
         }
         Ok(_) => {}
-        Err(FsckError::NoVolume { .. }) => {
-            output::tell(&format_args!("cairn: warning: the mirror holds no volume whose checksums could be verified"))
-        }
+        Err(FsckError::NoVolume { .. }) => output::tell(&format_args!(
+            "cairn: warning: the mirror holds no volume whose checksums could be verified"
+        )),
         Err(error) => return Err(error.into()),
     }
     Ok(())
@@ -227,12 +256,21 @@ fn open_new(new: &Path, label: &Label, force: bool) -> anyhow::Result<Candidate>
         Content::Missing => FileDevice::create(new, bytes)?,
         _ => {
             if fs::metadata(new)?.is_file() && fs::metadata(new)?.len() == 0 {
-                fs::OpenOptions::new().write(true).open(new)?.set_len(bytes).with_context(|| format!("{shown}: cannot set its size"))?;
+                fs::OpenOptions::new()
+                    .write(true)
+                    .open(new)?
+                    .set_len(bytes)
+                    .with_context(|| format!("{shown}: cannot set its size"))?;
             }
             FileDevice::open(new, OpenMode::ReadWrite)?
         }
     };
-    let is_ours = || Label::read(&device, &shown.to_string()).ok().flatten().is_some_and(|found| found.pool == label.pool);
+    let is_ours = || {
+        Label::read(&device, &shown.to_string())
+            .ok()
+            .flatten()
+            .is_some_and(|found| found.pool == label.pool)
+    };
     match content {
         Content::Missing | Content::Empty => {}
         Content::Known(signature::MEMBER) if is_ours() => {}

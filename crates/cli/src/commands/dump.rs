@@ -43,7 +43,10 @@ fn parse_tree(text: &str) -> Result<TreeId, String> {
     match text {
         "files" => Ok(TREE_FILES),
         "roots" => Ok(TREE_ROOTS),
-        number => number.parse().map(TreeId).map_err(|_| format!("\"{text}\" is not a tree; write files, roots or a number")),
+        number => number
+            .parse()
+            .map(TreeId)
+            .map_err(|_| format!("\"{text}\" is not a tree; write files, roots or a number")),
     }
 }
 
@@ -72,7 +75,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Structure::Super => output::print(&dump_super(device).with_context(in_image)?, json),
         Structure::Log => output::print(&dump_log(device).with_context(in_image)?, json),
         Structure::Space => output::print(&dump_space(device).with_context(in_image)?, json),
-        Structure::Tree => output::print(&dump_tree(device, arguments.tree, arguments.inodes.clone()).with_context(in_image)?, json),
+        Structure::Tree => output::print(
+            &dump_tree(device, arguments.tree, arguments.inodes.clone()).with_context(in_image)?,
+            json,
+        ),
     }
 }
 

@@ -28,7 +28,8 @@ pub struct Arguments {
     /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
     data: bool,
-    /// Repair what can be repaired; what lost its name moves to /lost+found, what could not be saved is called lost.
+    /// Repair what can be repaired; what lost its name moves to /lost+found, what could not be
+    /// saved is called lost.
     #[arg(long)]
     repair: bool,
     /// With --repair: the file for what is overwritten [default: IMAGE.before-repair].
@@ -73,7 +74,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::print_text(&format_args!("{}: {writes} writes taken back", arguments.image))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let backup = BackingUp::new(device.clone(), arguments.backup.clone().unwrap_or_else(|| backup_place(&arguments.image)));
+    let backup = BackingUp::new(
+        device.clone(),
+        arguments.backup.clone().unwrap_or_else(|| backup_place(&arguments.image)),
+    );
     let checked: &dyn BlockDevice = if arguments.repair { &backup } else { &*device };
     let data = arguments.data || !arguments.accept_loss.is_empty();
     let options = CheckOptions { data, repair: arguments.repair };
@@ -86,11 +90,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bar.set(progress.done);
     };
     let result = cairn_fsck::check_accepting(checked, &options, &arguments.accept_loss, &mut show);
-    // What the first copy has is good by now, or known to be bad; the others are read for their own sake.
+    // What the first copy has is good by now, or known to be bad; the others are read for their own
+    // sake.
     let comparable = !may_differ(&*device) && result.is_ok();
     let other_copies = if data && comparable { 1..device.copies() } else { 0..0 };
     for copy in other_copies {
-        let _same_report = cairn_fsck::check(&CopyFirst { device: &*device, copy }, &options, &mut show);
+        let _same_report =
+            cairn_fsck::check(&CopyFirst { device: &*device, copy }, &options, &mut show);
     }
     drop(bar);
     if let Some(file) = backup.file() {
@@ -118,10 +124,13 @@ fn advise(report: &Report, arguments: &Arguments) {
     let data = |finding: &&Finding| finding.structure == Structure::Data;
     for path in &arguments.accept_loss {
         if !report.findings.iter().filter(data).any(|finding| finding.path.as_ref() == Some(path)) {
-            output::tell(&format_args!("cairn: {path}: none of its data is damaged; nothing was given up there"));
+            output::tell(&format_args!(
+                "cairn: {path}: none of its data is damaged; nothing was given up there"
+            ));
         }
     }
-    let others = report.errors - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
+    let others = report.errors
+        - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
     if report.missing_bytes > 0 {
         output::tell(&format_args!(
             "cairn: {image} is {} bytes shorter than its volume: it was truncated, or is a copy that was not finished. Nothing can be \
@@ -129,7 +138,9 @@ fn advise(report: &Report, arguments: &Arguments) {
             report.missing_bytes
         ));
     } else if others > 0 && !arguments.repair {
-        output::tell(&format_args!("cairn: `cairn fsck {image} --repair` repairs what can be repaired, and says what is lost"));
+        output::tell(&format_args!(
+            "cairn: `cairn fsck {image} --repair` repairs what can be repaired, and says what is lost"
+        ));
     }
     // One advice for each file, in the order in which they were found.
     let mut files: Vec<(Option<u64>, Option<&str>)> = Vec::new();
@@ -155,14 +166,22 @@ fn advise(report: &Report, arguments: &Arguments) {
         }
     }
     if files.len() > ADVISED_MAX {
-        output::tell(&format_args!("cairn: and {} more files with damaged data, see above", files.len() - ADVISED_MAX));
+        output::tell(&format_args!(
+            "cairn: and {} more files with damaged data, see above",
+            files.len() - ADVISED_MAX
+        ));
     }
 }
 
 /// As a shell takes it for one word.
 fn quoted(text: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "/._-+:,@%=".contains(character);
-    if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    let plain =
+        |character: char| character.is_ascii_alphanumeric() || "/._-+:,@%=".contains(character);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// Beside an image file; of a block device in the current folder.
@@ -181,18 +200,23 @@ fn may_differ(device: &dyn BlockDevice) -> bool {
 fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
     let Some(health) = device.health() else { return 0 };
     if health.copies_may_differ {
-        output::tell(&format_args!("cairn: the mirror was not unmounted, so copies may differ; the next mount makes them the same"));
+        output::tell(&format_args!(
+            "cairn: the mirror was not unmounted, so copies may differ; the next mount makes them the same"
+        ));
         return 0;
     }
     let mut exit_code = 0;
     for member in health.members.iter().filter(|member| member.bad_blocks > 0) {
-        let (name, bad, left) = (&member.name, member.bad_blocks, member.bad_blocks - member.rewritten_blocks);
+        let (name, bad, left) =
+            (&member.name, member.bad_blocks, member.bad_blocks - member.rewritten_blocks);
         let what = match (repair, left) {
             (true, 0) => "written again".to_owned(),
             (true, left) => format!("{left} of them could not be written again"),
             (false, _) => "`cairn fsck --data --repair` writes them again".to_owned(),
         };
-        output::tell(&format_args!("cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}"));
+        output::tell(&format_args!(
+            "cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}"
+        ));
         exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_UNSOUND });
     }
     exit_code

@@ -54,7 +54,13 @@ impl fmt::Display for Info {
         writeln!(formatter, "image:  {}", self.image)?;
         writeln!(formatter, "uuid:   {}", self.uuid)?;
         writeln!(formatter, "label:  {}", self.label)?;
-        writeln!(formatter, "size:   {}, {} used, log {}", size(self.total_bytes), size(self.used_bytes), size(self.log_bytes))?;
+        writeln!(
+            formatter,
+            "size:   {}, {} used, log {}",
+            size(self.total_bytes),
+            size(self.used_bytes),
+            size(self.log_bytes)
+        )?;
         write!(formatter, "state:  {}", self.state)
     }
 }
@@ -89,7 +95,9 @@ fn info(image: &Image, superblock: &Superblock, mounted: bool) -> Info {
         state: match (mounted, superblock.clean) {
             (true, _) => "mounted",
             (false, true) => "unmounted",
-            (false, false) => "not unmounted: new, in use elsewhere, or its last mount was killed; the next one recovers",
+            (false, false) => {
+                "not unmounted: new, in use elsewhere, or its last mount was killed; the next one recovers"
+            }
         },
         generation: superblock.generation.0,
         created_ns: superblock.created_ns,
@@ -104,31 +112,43 @@ fn from_file(path: &Path) -> anyhow::Result<Superblock> {
         bail!("{shown}: not a usable volume: {what}");
     }
     let length_bytes = rustix::fs::seek(&file, SeekFrom::End(0))?;
-    newest(length_bytes, |block, bytes| file.read_exact_at(bytes, block.offset_bytes()).map_err(Into::into))
-        .with_context(|| shown.to_string())
+    newest(length_bytes, |block, bytes| {
+        file.read_exact_at(bytes, block.offset_bytes()).map_err(Into::into)
+    })
+    .with_context(|| shown.to_string())
 }
 
 fn from_device(image: &Image) -> anyhow::Result<Superblock> {
     let device = image.open(OpenMode::ReadOnly, true)?;
-    newest(device.length_bytes(), |block, bytes| Ok(device.read(block.offset_bytes(), bytes)?)).with_context(|| image.to_string())
+    newest(device.length_bytes(), |block, bytes| Ok(device.read(block.offset_bytes(), bytes)?))
+        .with_context(|| image.to_string())
 }
 
 /// The one that counts, of the superblocks that can be read.
-fn newest(length_bytes: u64, read: impl Fn(BlockNumber, &mut [u8]) -> anyhow::Result<()>) -> anyhow::Result<Superblock> {
+fn newest(
+    length_bytes: u64,
+    read: impl Fn(BlockNumber, &mut [u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<Superblock> {
     let end = BlockNumber((length_bytes / BLOCK_SIZE as u64).saturating_sub(1));
     let mut problem = None;
     let mut found: Option<Superblock> = None;
     for block in [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], end] {
         let mut bytes = cairn_blockdev::AlignedBuffer::zeroed(BLOCK_SIZE);
         match read(block, &mut bytes).and_then(|()| Ok(Superblock::decode(&bytes, block)?)) {
-            Ok(superblock) if found.as_ref().is_none_or(|found| superblock.generation > found.generation) => found = Some(superblock),
+            Ok(superblock)
+                if found.as_ref().is_none_or(|found| superblock.generation > found.generation) =>
+            {
+                found = Some(superblock)
+            }
             Ok(_) => {}
             Err(error) => drop(problem.get_or_insert(error)),
         }
     }
     match (found, problem) {
         (Some(found), _) => Ok(found),
-        (None, Some(problem)) => Err(problem.context("no superblock can be read; `cairn fsck` says more")),
+        (None, Some(problem)) => {
+            Err(problem.context("no superblock can be read; `cairn fsck` says more"))
+        }
         (None, None) => bail!("no superblock can be read"),
     }
 }

@@ -8,7 +8,8 @@ use crate::size::Size;
 /// Make an empty volume.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Image file, which is created if it doesn't exist, or block device; or several: mirror:A,B, concat:A,B.
+    /// Image file, which is created if it doesn't exist, or block device; or several: mirror:A,B,
+    /// concat:A,B.
     #[arg(value_parser = image::parser())]
     image: Image,
     /// Size of the volume in an image file, or in several: 512M, 4G, 1T, or plain bytes.

@@ -1,8 +1,9 @@
 //! `cairn mount`: serves a volume at a directory.
 //!
-//! States: the command checks what it can by itself, makes the volume if asked to, and starts the server (`daemon`); the
-//! server opens the volume, mounts it, announces the mount, serves requests until the mount ends, and closes the
-//! volume. SIGTERM and SIGINT end the mount, and with it the server (`mount_end`).
+//! States: the command checks what it can by itself, makes the volume if asked to, and starts the
+//! server (`daemon`); the server opens the volume, mounts it, announces the mount, serves requests
+//! until the mount ends, and closes the volume. SIGTERM and SIGINT end the mount, and with it the
+//! server (`mount_end`).
 use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::making::Making;
@@ -73,9 +74,12 @@ impl Arguments {
     /// # Errors
     /// The image does not exist, or the list of mounts can't be read.
     pub fn is_mounted(&self) -> anyhow::Result<bool> {
-        let Some(mount) = cairn_fuse::find_mount(&self.dir)?.filter(MountInfo::may_be_cairn) else { return Ok(false) };
+        let Some(mount) = cairn_fuse::find_mount(&self.dir)?.filter(MountInfo::may_be_cairn) else {
+            return Ok(false);
+        };
         let image = self.image.absolute()?;
-        let is_same = image::same_file(&mount.source, image.mount_source()) || mount.source.as_os_str() == image.argument();
+        let is_same = image::same_file(&mount.source, image.mount_source())
+            || mount.source.as_os_str() == image.argument();
         Ok(is_same && fs::metadata(&self.dir).is_ok())
     }
 }
@@ -83,7 +87,8 @@ impl Arguments {
 /// Runs the command.
 ///
 /// # Errors
-/// When the volume is not mounted, or, for a server, when the volume could not be closed as it should.
+/// When the volume is not mounted, or, for a server, when the volume could not be closed as it
+/// should.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut settings = MountSettings::parse(&arguments.options).map_err(anyhow::Error::msg)?;
     if arguments.serve || arguments.foreground {
@@ -96,28 +101,40 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let code = daemon::start(&server_arguments(arguments)?)?;
     if code == ExitCode::SUCCESS {
         // Waits until the server has answered.
-        fs::metadata(&arguments.dir).with_context(|| format!("{}: the mount does not answer", arguments.dir.display()))?;
+        fs::metadata(&arguments.dir)
+            .with_context(|| format!("{}: the mount does not answer", arguments.dir.display()))?;
     }
     Ok(code)
 }
 
 fn check_mountpoint(directory: &Path) -> anyhow::Result<()> {
     let metadata = match fs::metadata(directory) {
-        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => return Err(mount_error::server_has_ended(directory)),
+        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+            return Err(mount_error::server_has_ended(directory));
+        }
         other => other.with_context(|| format!("mount point {}", directory.display()))?,
     };
     ensure!(metadata.is_dir(), "mount point {} is not a directory", directory.display());
     Ok(())
 }
 
-/// An existing volume is left as it is: the same command line starts a volume's life, and continues it.
+/// An existing volume is left as it is: the same command line starts a volume's life, and continues
+/// it.
 fn create_if_missing(image: &Image, size: Size) -> anyhow::Result<()> {
     if create_composed::holds_volume(image)? {
         return Ok(());
     }
     let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
     let making = &Making::start()?;
-    create_composed::create(&Wanted { image, size, force: false, preallocate: false, label: "", log_size: None, making })?;
+    create_composed::create(&Wanted {
+        image,
+        size,
+        force: false,
+        preallocate: false,
+        label: "",
+        log_size: None,
+        making,
+    })?;
     Ok(())
 }
 
@@ -125,7 +142,8 @@ fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
 }
 
-/// The command line of the server: the same mount, with paths that don't depend on the current directory.
+/// The command line of the server: the same mount, with paths that don't depend on the current
+/// directory.
 fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
     let mut list: Vec<OsString> = vec!["mount".into(), "--serve".into()];
     for options in &arguments.options {
@@ -157,7 +175,12 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     let nowhere = daemon::Nowhere::open()?;
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
     let volume = open_volume(&image, settings)?;
-    let session = match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &mount_options(settings, &image)) {
+    let session = match cairn_fuse::mount(
+        volume.clone(),
+        image.mount_source(),
+        &arguments.dir,
+        &mount_options(settings, &image),
+    ) {
         Ok(session) => session,
         Err(error) => {
             // The error that counts is the one at hand; nothing has changed.
@@ -169,7 +192,8 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     let interrupted = EndOnSignal::start(signals, ender.clone(), arguments.dir.clone());
     if arguments.serve {
         // A mount that nobody serves must not stay behind.
-        daemon::detach(log, &arguments.log_socket, &nowhere).inspect_err(|_| drop(ender.unmount()))?;
+        daemon::detach(log, &arguments.log_socket, &nowhere)
+            .inspect_err(|_| drop(ender.unmount()))?;
     }
     // Not earlier: until now standard error is the user's.
     let transport = if session.is_over_ring() { "uring" } else { "dev" };
@@ -183,11 +207,16 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     Ok(interrupted.exit_code())
 }
 
-/// Where the disk that holds the image has no room for what a mount must write, the volume is opened for reading, and `settings` say so.
+/// Where the disk that holds the image has no room for what a mount must write, the volume is
+/// opened for reading, and `settings` say so.
 fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Volume> {
     let mode = if settings.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = image.open(mode, settings.degraded)?;
-    let mut options = VolumeOptions { read_only: settings.read_only, discard: settings.discard, ..VolumeOptions::default() };
+    let mut options = VolumeOptions {
+        read_only: settings.read_only,
+        discard: settings.discard,
+        ..VolumeOptions::default()
+    };
     if let Some(interval) = settings.commit_interval {
         options.commit_interval = interval;
     }
@@ -198,7 +227,11 @@ fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Vo
         Flush::Each => FlushPolicy::Each,
     };
     options.fsync_wait = settings.fsync_wait;
-    memory::share(&mut options, memory::available_bytes(), settings.data_cache.map(|size| size.bytes));
+    memory::share(
+        &mut options,
+        memory::available_bytes(),
+        settings.data_cache.map(|size| size.bytes),
+    );
     let volume = match open_with_progress(Arc::clone(&device), options.clone()) {
         Err(cairn_engine::Error::StorageFull(_)) if !settings.read_only => {
             output::tell(&format_args!(
@@ -217,7 +250,10 @@ fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Vo
 }
 
 /// Long recoveries show on a terminal how far they are, and elsewhere leave a message every second.
-fn open_with_progress(device: Arc<dyn BlockDevice>, options: VolumeOptions) -> Result<Volume, cairn_engine::Error> {
+fn open_with_progress(
+    device: Arc<dyn BlockDevice>,
+    options: VolumeOptions,
+) -> Result<Volume, cairn_engine::Error> {
     let mut bar: Option<ProgressBar> = None;
     let (mut shown, mut reported) = ("", clock::now_monotonic());
     Volume::open_reporting(device, options, &mut |progress| {

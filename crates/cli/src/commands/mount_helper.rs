@@ -58,7 +58,8 @@ pub fn is_called() -> bool {
 
 /// Mounts what the command line says.
 pub fn run() -> ExitCode {
-    let parsed = Arguments::try_parse().and_then(|arguments| Ok((Mount::try_parse_from(as_command(&arguments))?, arguments.fake)));
+    let parsed = Arguments::try_parse()
+        .and_then(|arguments| Ok((Mount::try_parse_from(as_command(&arguments))?, arguments.fake)));
     match parsed {
         Ok((_, true)) => ExitCode::SUCCESS,
         Ok((Mount { arguments }, false)) => report(mount_once(&arguments), EXIT_FAILURE),
@@ -80,7 +81,8 @@ fn mount_once(arguments: &mount::Arguments) -> anyhow::Result<ExitCode> {
 fn as_command(arguments: &Arguments) -> Vec<OsString> {
     let mut command: Vec<OsString> = vec!["mount.cairn".into()];
     for list in &arguments.options {
-        let list = if arguments.sloppy { MountSettings::without_unknown(list) } else { list.clone() };
+        let list =
+            if arguments.sloppy { MountSettings::without_unknown(list) } else { list.clone() };
         command.extend(["-o".into(), list.into()]);
     }
     command.extend(["--".into(), arguments.image.clone(), arguments.dir.clone().into()]);
@@ -93,7 +95,10 @@ mod tests {
 
     #[test]
     fn the_argument_order_of_mount_is_understood() {
-        let parse = |line: &str| Arguments::try_parse_from(line.split(' ')).map(|arguments| as_command(&arguments).join(" ".as_ref()));
+        let parse = |line: &str| {
+            Arguments::try_parse_from(line.split(' '))
+                .map(|arguments| as_command(&arguments).join(" ".as_ref()))
+        };
         let command = parse("mount.cairn /a /b -sfnv -o rw,barrier,nosuid -t fuse.cairn").unwrap();
         assert_eq!(command, "mount.cairn -o rw,nosuid -- /a /b");
         let command = parse("mount.cairn mirror:/a,/b /c -n -v -o ro,barrier").unwrap();

@@ -2,7 +2,8 @@
 use crate::mount_error;
 use std::path::PathBuf;
 
-/// Stop a mounted volume, for tests: from then on every call fails, until it is unmounted and mounted again.
+/// Stop a mounted volume, for tests: from then on every call fails, until it is unmounted and
+/// mounted again.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Directory that shows the volume.

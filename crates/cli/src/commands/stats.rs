@@ -17,7 +17,8 @@ const TOLD: [&str; 4] = ["failures", "failure", "fsync_stages", "recovery"];
 /// Show the statistics of a mounted volume, or the superblock of one that is not mounted.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Directory that shows the volume, or image file, or block device, or several: mirror:A,B, concat:A,B.
+    /// Directory that shows the volume, or image file, or block device, or several: mirror:A,B,
+    /// concat:A,B.
     #[arg(value_parser = image::parser())]
     target: Image,
     /// Print JSON.
@@ -37,12 +38,16 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Image::Single(target) = &arguments.target else { return show_superblocks(arguments) };
     let is_mount = cairn_fuse::find_mount(target)?.is_some();
-    let is_directory = std::fs::metadata(target).map(|metadata| metadata.is_dir()).with_context(|| target.display().to_string());
+    let is_directory = std::fs::metadata(target)
+        .map(|metadata| metadata.is_dir())
+        .with_context(|| target.display().to_string());
     // A mount whose server is dead can't even be asked what it is; let `statistics` say so.
     if is_mount || is_directory? {
         let text = cairn_fuse::statistics(target).map_err(mount_error::explain)?;
-        let value: Value = serde_json::from_str(&text).context("the server's answer is not JSON")?;
-        let statistics = Statistics::deserialize(&value).context("the server is of another version")?;
+        let value: Value =
+            serde_json::from_str(&text).context("the server's answer is not JSON")?;
+        let statistics =
+            Statistics::deserialize(&value).context("the server is of another version")?;
         match (arguments.json, arguments.check) {
             (true, _) => output::print_text(&text)?,
             (false, true) => output::print_text(&failure_lines(&statistics).join("\n"))?,
@@ -55,10 +60,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn show_superblocks(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    ensure!(!arguments.check, "{} is not mounted: nobody counts what fails; `cairn fsck` checks it", arguments.target);
+    ensure!(
+        !arguments.check,
+        "{} is not mounted: nobody counts what fails; `cairn fsck` checks it",
+        arguments.target
+    );
     let device = arguments.target.open(OpenMode::ReadOnly, true)?;
     image::warn_if_degraded(&*device);
-    let superblocks = cairn_fsck::dump::dump_super(&*device).with_context(|| arguments.target.to_string())?;
+    let superblocks =
+        cairn_fsck::dump::dump_super(&*device).with_context(|| arguments.target.to_string())?;
     output::print(&superblocks, arguments.json)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -67,7 +77,10 @@ fn show_superblocks(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn is_sound(statistics: &Statistics) -> bool {
     let failures = &statistics.failures;
     let degraded = statistics.device.as_ref().is_some_and(|device| device.degraded);
-    failures.count() == 0 && failures.repaired_blocks == 0 && statistics.failure.is_none() && !degraded
+    failures.count() == 0
+        && failures.repaired_blocks == 0
+        && statistics.failure.is_none()
+        && !degraded
 }
 
 /// What failed: whether the volume goes on, how often what failed, the first and the last time, and
@@ -77,14 +90,25 @@ fn failure_lines(statistics: &Statistics) -> Vec<String> {
         return vec!["no failures".to_owned()];
     }
     let mut lines = Vec::new();
-    lines.extend(statistics.failure.iter().map(|failure| format!("read-only since a failure: {failure}")));
+    lines.extend(
+        statistics.failure.iter().map(|failure| format!("read-only since a failure: {failure}")),
+    );
     let failures = &statistics.failures;
-    let counts = [failures.read_errors, failures.checksum_errors, failures.write_errors, failures.repaired_blocks];
+    let counts = [
+        failures.read_errors,
+        failures.checksum_errors,
+        failures.write_errors,
+        failures.repaired_blocks,
+    ];
     lines.push(format!("failures: {}", count_text(counts)));
     let told = [("first", &failures.first), ("last", &failures.last)];
-    lines.extend(told.into_iter().filter_map(|(which, failure)| Some(format!("{which} failure: {}", failure_text(failure.as_ref()?)))));
+    lines.extend(told.into_iter().filter_map(|(which, failure)| {
+        Some(format!("{which} failure: {}", failure_text(failure.as_ref()?)))
+    }));
     let members = statistics.device.iter().flat_map(|device| &device.members);
-    lines.extend(members.map(|member| format!("member {}: {}; {}", member.name, member.state, count_text(member_counts(member)))));
+    lines.extend(members.map(|member| {
+        format!("member {}: {}; {}", member.name, member.state, count_text(member_counts(member)))
+    }));
     lines
 }
 
@@ -93,7 +117,9 @@ fn member_counts(member: &DeviceMember) -> [u64; 4] {
 }
 
 fn count_text([reads, checksums, writes, repaired]: [u64; 4]) -> String {
-    format!("{reads} read errors, {checksums} checksum errors, {writes} write errors; {repaired} blocks repaired")
+    format!(
+        "{reads} read errors, {checksums} checksum errors, {writes} write errors; {repaired} blocks repaired"
+    )
 }
 
 fn failure_text(failure: &Failure) -> String {
@@ -110,7 +136,10 @@ fn failure_text(failure: &Failure) -> String {
     ];
     let place: Vec<String> = parts.into_iter().flatten().collect();
     let problem = problem.as_ref().map_or_else(String::new, |problem| format!(": {problem}"));
-    format!("{time}, {kind}, {}{problem}", if place.is_empty() { "the whole device".to_owned() } else { place.join(", ") })
+    format!(
+        "{time}, {kind}, {}{problem}",
+        if place.is_empty() { "the whole device".to_owned() } else { place.join(", ") }
+    )
 }
 
 /// What failed; which volume this is; the stages of the fsyncs; what follows from the counters, and
@@ -122,17 +151,23 @@ fn readable(value: &Value, statistics: &Statistics) -> String {
         TOLD.iter().for_each(|name| drop(fields.remove(*name)));
         for name in HEAD {
             match fields.remove(name) {
-                Some(Value::String(text)) if !text.is_empty() => head.push(format!("{name}: {text}")),
+                Some(Value::String(text)) if !text.is_empty() => {
+                    head.push(format!("{name}: {text}"))
+                }
                 _ => {}
             }
         }
     }
-    let mut lines: Vec<String> =
-        engine_figures::ratios(value).iter().map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value)).collect();
+    let mut lines: Vec<String> = engine_figures::ratios(value)
+        .iter()
+        .map(|figure| format!("{}: {:.2}", figure.name.replace(' ', "_"), figure.value))
+        .collect();
     flatten("", &counters, &mut lines);
     let recovery = recovery_lines(&statistics.recovery);
-    let sections = [failure_lines(statistics), head, recovery, stage_lines(&statistics.fsync_stages), lines];
-    let shown = sections.iter().filter(|section| !section.is_empty()).map(|section| section.join("\n"));
+    let sections =
+        [failure_lines(statistics), head, recovery, stage_lines(&statistics.fsync_stages), lines];
+    let shown =
+        sections.iter().filter(|section| !section.is_empty()).map(|section| section.join("\n"));
     shown.collect::<Vec<_>>().join("\n\n")
 }
 
@@ -140,7 +175,9 @@ fn recovery_lines(phases: &[RecoveryPhase]) -> Vec<String> {
     if phases.is_empty() {
         return Vec::new();
     }
-    let row = |phase: &RecoveryPhase| format!("{:<23}{:>9}{:>12.1}", phase.phase, phase.count, phase.time_ns as f64 / 1e6);
+    let row = |phase: &RecoveryPhase| {
+        format!("{:<23}{:>9}{:>12.1}", phase.phase, phase.count, phase.time_ns as f64 / 1e6)
+    };
     let headings = format!("{:<23}{:>9}{:>12}", "recovery, ms", "count", "time");
     [headings].into_iter().chain(phases.iter().map(row)).collect()
 }
@@ -153,7 +190,10 @@ fn stage_lines(stages: &[FsyncStage]) -> Vec<String> {
         let FsyncStage { stage, count, mean_us, p50_us, p99_us, max_us, .. } = stage;
         format!("{stage:<18}{count:>12}{mean_us:>12.1}{p50_us:>12.1}{p99_us:>12.1}{max_us:>12.1}")
     };
-    let headings = format!("{:<18}{:>12}{:>12}{:>12}{:>12}{:>12}", "fsync stage, µs", "count", "mean", "p50", "p99", "max");
+    let headings = format!(
+        "{:<18}{:>12}{:>12}{:>12}{:>12}{:>12}",
+        "fsync stage, µs", "count", "mean", "p50", "p99", "max"
+    );
     [headings].into_iter().chain(stages.iter().map(row)).collect()
 }
 
@@ -179,7 +219,11 @@ mod tests {
     #[test]
     fn nested_statistics_become_lines() {
         let mut lines = Vec::new();
-        flatten("", &serde_json::json!({"fsync": {"count": 3, "p99_ns": [1, 2]}, "state": "running"}), &mut lines);
+        flatten(
+            "",
+            &serde_json::json!({"fsync": {"count": 3, "p99_ns": [1, 2]}, "state": "running"}),
+            &mut lines,
+        );
         assert_eq!(lines, ["fsync.count: 3", "fsync.p99_ns: [1,2]", "state: running"]);
     }
 
@@ -203,15 +247,28 @@ mod tests {
             bytes_logged: 16_000,
             log_blocks_written: 12,
             fsync_stages: vec![stage],
-            recovery: vec![RecoveryPhase { phase: "apply log".into(), time_ns: 12_500_000, count: 322 }],
+            recovery: vec![RecoveryPhase {
+                phase: "apply log".into(),
+                time_ns: 12_500_000,
+                count: 322,
+            }],
             ..Statistics::default()
         };
         let text = readable(&serde_json::to_value(&statistics).unwrap(), &statistics);
         let sections: Vec<&str> = text.split("\n\n").collect();
-        let counts = "failures: 0 read errors, 0 checksum errors, 0 write errors; 0 blocks repaired";
-        assert_eq!(sections[0], format!("read-only since a failure: the log cannot be written\n{counts}"));
+        let counts =
+            "failures: 0 read errors, 0 checksum errors, 0 write errors; 0 blocks repaired";
+        assert_eq!(
+            sections[0],
+            format!("read-only since a failure: the log cannot be written\n{counts}")
+        );
         assert_eq!(sections[1], "volume: 1234");
-        for line in ["log_flushes: 10", "fsyncs_per_log_flush: 4.00", "bytes_per_checkpoint: 6144.00", "bytes_logged_per_fsync: 400.00"] {
+        for line in [
+            "log_flushes: 10",
+            "fsyncs_per_log_flush: 4.00",
+            "bytes_per_checkpoint: 6144.00",
+            "bytes_logged_per_fsync: 400.00",
+        ] {
             assert!(sections[4].lines().any(|shown| shown == line), "{line} is not in {text}");
         }
         assert_eq!(sections.len(), 5, "{text}");
@@ -228,14 +285,32 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_as_far_as_it_is_known() {
-        let failure = Failure { time: "2026-01-31T23:59:59Z".into(), kind: "checksum error".into(), ..Failure::default() };
-        assert_eq!(failure_text(&failure), "2026-01-31T23:59:59Z, checksum error, the whole device");
-        let known = Failure { block: Some(9), inode: Some(7), path: Some("/a".into()), member: Some("x".into()), ..failure };
-        assert_eq!(failure_text(&known), "2026-01-31T23:59:59Z, checksum error, /a (inode 7), block 9, member x");
+        let failure = Failure {
+            time: "2026-01-31T23:59:59Z".into(),
+            kind: "checksum error".into(),
+            ..Failure::default()
+        };
+        assert_eq!(
+            failure_text(&failure),
+            "2026-01-31T23:59:59Z, checksum error, the whole device"
+        );
+        let known = Failure {
+            block: Some(9),
+            inode: Some(7),
+            path: Some("/a".into()),
+            member: Some("x".into()),
+            ..failure
+        };
+        assert_eq!(
+            failure_text(&known),
+            "2026-01-31T23:59:59Z, checksum error, /a (inode 7), block 9, member x"
+        );
         let last = Some(Failure { problem: Some("no space".into()), file_block: Some(3), ..known });
         let failures = Failures { write_errors: 2, last, ..Failures::default() };
         let statistics = Statistics { failures, ..Statistics::default() };
         assert!(!is_sound(&statistics) && is_sound(&Statistics::default()));
-        assert!(failure_lines(&statistics)[1].ends_with("file block 3, block 9, member x: no space"));
+        assert!(
+            failure_lines(&statistics)[1].ends_with("file block 3, block 9, member x: no space")
+        );
     }
 }

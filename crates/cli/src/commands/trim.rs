@@ -3,7 +3,8 @@ use crate::size::Size;
 use crate::{mount_error, output};
 use std::path::PathBuf;
 
-/// Give the storage of free blocks back: an image file takes less room, a disk may forget them. `fstrim DIR` does the same.
+/// Give the storage of free blocks back: an image file takes less room, a disk may forget them.
+/// `fstrim DIR` does the same.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Directory that shows the volume.
@@ -17,5 +18,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     mount_error::refuse_shut_down(&arguments.dir)?;
     let bytes = cairn_fuse::trim(&arguments.dir).map_err(mount_error::explain)?;
-    output::print_text(&format_args!("{}: {} are free, and need no storage now", arguments.dir.display(), Size { bytes }))
+    output::print_text(&format_args!(
+        "{}: {} are free, and need no storage now",
+        arguments.dir.display(),
+        Size { bytes }
+    ))
 }

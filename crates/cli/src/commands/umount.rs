@@ -13,8 +13,8 @@ pub struct Arguments {
 }
 
 /// Ends the mount in this order:
-/// 1. Sync, while a failure can still be told. *Its error is kept, and the mount ended all the same.* A volume that was shut
-///    down has nothing to sync.
+/// 1. Sync, while a failure can still be told. *Its error is kept, and the mount ended all the
+///    same.* A volume that was shut down has nothing to sync.
 /// 2. Unmount, and wait until the server has closed the volume and ended.
 ///
 /// # Errors
@@ -23,16 +23,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let directory = &arguments.dir;
     let shown = directory.display();
     let source = cairn_fuse::find_mount(directory)?.map(|mount| mount.source);
-    let synced = if cairn_fuse::is_shut_down(directory) { Ok(()) } else { cairn_fuse::sync(directory) };
+    let synced =
+        if cairn_fuse::is_shut_down(directory) { Ok(()) } else { cairn_fuse::sync(directory) };
     cairn_fuse::unmount(directory)?;
     match synced {
         Err(MountError::NoAnswer { errno: Errno::NOTCONN, .. }) => {
             let clean = source.is_some_and(image::is_clean);
-            ensure!(clean, "{shown} is unmounted now; its server had ended before, and what was not durable then is lost");
+            ensure!(
+                clean,
+                "{shown} is unmounted now; its server had ended before, and what was not durable then is lost"
+            );
             Ok(())
         }
-        synced => synced
-            .map_err(mount_error::after_unmount)
-            .with_context(|| format!("{shown} is unmounted now, but some of what was not synced before may be lost")),
+        synced => synced.map_err(mount_error::after_unmount).with_context(|| {
+            format!("{shown} is unmounted now, but some of what was not synced before may be lost")
+        }),
     }
 }

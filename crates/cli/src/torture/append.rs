@@ -1,4 +1,5 @@
-//! The pattern of a database's log: append a record, fdatasync, go on; now and then begin a new file.
+//! The pattern of a database's log: append a record, fdatasync, go on; now and then begin a new
+//! file.
 use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
 use cairn_environment::random::Seeded;
@@ -29,7 +30,15 @@ pub struct Append {
 
 impl Append {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), file: 0, lengths: Vec::new(), acknowledged: 0, named: false, syncs: 0 }
+        Self {
+            seed,
+            random: Seeded::new(seed),
+            file: 0,
+            lengths: Vec::new(),
+            acknowledged: 0,
+            named: false,
+            syncs: 0,
+        }
     }
 
     fn path(&self, folder: &Path) -> PathBuf {
@@ -40,7 +49,8 @@ impl Append {
         pattern::content(pattern::identity(self.seed, self.file), index as u64, self.lengths[index])
     }
 
-    /// A new file, whose name is durable before anything in it is acknowledged; the old one goes away.
+    /// A new file, whose name is durable before anything in it is acknowledged; the old one goes
+    /// away.
     fn rotate(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<File> {
         let old = self.path(folder);
         self.file += 1;
@@ -60,7 +70,9 @@ impl Append {
 impl Worker for Append {
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
         let mut file = match OpenOptions::new().append(true).open(self.path(folder)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.rotate(folder, journal)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.rotate(folder, journal)?
+            }
             file => file?,
         };
         while !stop.load(Ordering::SeqCst) {
@@ -112,7 +124,10 @@ impl Worker for Append {
                     ));
                 }
                 // What was not acknowledged may be missing, but it is never somebody else's.
-                let foreign = found.iter().zip(&record).any(|(found, expected)| found != expected && *found != 0);
+                let foreign = found
+                    .iter()
+                    .zip(&record)
+                    .any(|(found, expected)| found != expected && *found != 0);
                 if foreign {
                     return fail(format!("foreign bytes in record {index}, at byte {end}"));
                 }
@@ -122,7 +137,10 @@ impl Worker for Append {
             end += record.len();
         }
         self.acknowledged = self.lengths.len();
-        let file = OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(end as u64).and_then(|()| file.sync_all()));
+        let file = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(end as u64).and_then(|()| file.sync_all()));
         file.or_else(|error| fail(error.to_string()))
     }
 }

@@ -1,4 +1,5 @@
-//! Several writes of one file under way at once, by libaio or io_uring, and one wait for all of them.
+//! Several writes of one file under way at once, by libaio or io_uring, and one wait for all of
+//! them.
 //!
 //! The memory is only lent to the kernel: a call returns when everything that the kernel took is
 //! completed, whatever happens. Writes of one call must not overlap.
@@ -46,7 +47,8 @@ pub enum Writer {
 }
 
 impl Interface {
-    pub const ALL: [Self; 5] = [Self::Calls, Self::Libaio, Self::Ring, Self::RingFixed, Self::RingWorkers];
+    pub const ALL: [Self; 5] =
+        [Self::Calls, Self::Libaio, Self::Ring, Self::RingFixed, Self::RingWorkers];
 }
 
 impl Writer {
@@ -63,17 +65,22 @@ impl Writer {
     /// Does all of `writes`, one at least, and waits for them.
     ///
     /// # Errors
-    /// The first one that failed or was cut short; the others may have been done. After an error of the interface itself
-    /// the writer uses pwrite(2).
+    /// The first one that failed or was cut short; the others may have been done. After an error of
+    /// the interface itself the writer uses pwrite(2).
     pub fn write(&mut self, file: &File, writes: &[Write<'_>]) -> io::Result<()> {
         assert!((1..=WRITES_MAX).contains(&writes.len()), "{} writes at once", writes.len());
         let counts = match self {
-            Self::Calls => return writes.iter().try_for_each(|(offset_bytes, bytes)| file.write_all_at(bytes, *offset_bytes)),
+            Self::Calls => {
+                return writes
+                    .iter()
+                    .try_for_each(|(offset_bytes, bytes)| file.write_all_at(bytes, *offset_bytes));
+            }
             Self::Libaio(libaio) => libaio.write(file, writes)?,
             Self::Ring { ring, interface } => match write_by_ring(ring, *interface, file, writes) {
                 Ok(counts) => counts,
                 Err(error) => {
-                    // The ring may hold requests that the kernel did not take, and that it must never take.
+                    // The ring may hold requests that the kernel did not take, and that it must
+                    // never take.
                     *self = Self::Calls;
                     return Err(error);
                 }
@@ -115,7 +122,9 @@ struct Event {
     second_result: i64,
 }
 
-const _: () = assert!(size_of::<ControlBlock>() == 64 && size_of::<Event>() == 32 && cfg!(target_endian = "little"));
+const _: () = assert!(
+    size_of::<ControlBlock>() == 64 && size_of::<Event>() == 32 && cfg!(target_endian = "little")
+);
 
 /// `IOCB_CMD_PWRITE`.
 const COMMAND_WRITE: u16 = 1;
@@ -152,9 +161,12 @@ impl Libaio {
         let (mut taken, mut failure) = (0, None);
         while taken < pointers.len() && failure.is_none() {
             let rest = &pointers[taken..];
-            // SAFETY: `rest` names blocks that live until the call returns; the kernel copies them. The descriptor and the
-            // memory to be written are borrowed until `wait` has seen the completion of every block that was taken.
-            match checked(unsafe { libc::syscall(libc::SYS_io_submit, self.context, rest.len(), rest.as_ptr()) }) {
+            // SAFETY: `rest` names blocks that live until the call returns; the kernel copies them.
+            // The descriptor and the memory to be written are borrowed until `wait` has seen the
+            // completion of every block that was taken.
+            match checked(unsafe {
+                libc::syscall(libc::SYS_io_submit, self.context, rest.len(), rest.as_ptr())
+            }) {
                 Ok(count) => taken += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => failure = Some(error),
@@ -172,11 +184,23 @@ impl Libaio {
             let mut events = [Event::default(); WRITES_MAX];
             let wanted = taken - completed;
             let no_limit = ptr::null::<libc::timespec>();
-            // SAFETY: `events` has room for as many as are wanted at most; the kernel writes nothing else.
-            let got = unsafe { libc::syscall(libc::SYS_io_getevents, self.context, wanted, wanted, events.as_mut_ptr(), no_limit) };
+            // SAFETY: `events` has room for as many as are wanted at most; the kernel writes
+            // nothing else.
+            let got = unsafe {
+                libc::syscall(
+                    libc::SYS_io_getevents,
+                    self.context,
+                    wanted,
+                    wanted,
+                    events.as_mut_ptr(),
+                    no_limit,
+                )
+            };
             match checked(got) {
                 Ok(got) => {
-                    events[..got].iter().for_each(|event| results[event.data as usize] = event.result);
+                    events[..got]
+                        .iter()
+                        .for_each(|event| results[event.data as usize] = event.result);
                     completed += got;
                 }
                 // The kernel still has the memory.
@@ -194,25 +218,40 @@ impl Drop for Libaio {
     }
 }
 
-fn write_by_ring(ring: &mut IoUring, interface: Interface, file: &File, writes: &[Write<'_>]) -> io::Result<Vec<i64>> {
+fn write_by_ring(
+    ring: &mut IoUring,
+    interface: Interface,
+    file: &File,
+    writes: &[Write<'_>],
+) -> io::Result<Vec<i64>> {
     let fixed = interface == Interface::RingFixed;
     if fixed {
-        let vector = |(_, bytes): &Write<'_>| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let vector = |(_, bytes): &Write<'_>| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
         let memory: Vec<libc::iovec> = writes.iter().map(vector).collect();
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        // SAFETY: the memory is borrowed until this function returns, and registered until then at most.
+        // SAFETY: the memory is borrowed until this function returns, and registered until then at
+        // most.
         unsafe { ring.submitter().register_buffers(&memory)? };
     }
     for (index, (offset_bytes, bytes)) in (0..).zip(writes) {
         let (start, length_bytes) = (bytes.as_ptr(), bytes.len() as u32);
         let entry = if fixed {
-            opcode::WriteFixed::new(types::Fixed(0), start, length_bytes, index as u16).offset(*offset_bytes).build()
+            opcode::WriteFixed::new(types::Fixed(0), start, length_bytes, index as u16)
+                .offset(*offset_bytes)
+                .build()
         } else {
-            opcode::Write::new(types::Fd(file.as_raw_fd()), start, length_bytes).offset(*offset_bytes).build()
+            opcode::Write::new(types::Fd(file.as_raw_fd()), start, length_bytes)
+                .offset(*offset_bytes)
+                .build()
         };
         let flags = if interface == Interface::RingWorkers { Flags::ASYNC } else { Flags::empty() };
-        // SAFETY: descriptor and memory are borrowed until `wait_for_ring` has seen the completion of all that was taken.
-        unsafe { ring.submission().push(&entry.flags(flags).user_data(index)) }.map_err(io::Error::other)?;
+        // SAFETY: descriptor and memory are borrowed until `wait_for_ring` has seen the completion
+        // of all that was taken.
+        unsafe { ring.submission().push(&entry.flags(flags).user_data(index)) }
+            .map_err(io::Error::other)?;
     }
     let results = wait_for_ring(ring, writes.len());
     if fixed {
@@ -222,7 +261,8 @@ fn write_by_ring(ring: &mut IoUring, interface: Interface, file: &File, writes: 
     results
 }
 
-/// Submits and waits for `count` completions. After an error no more is submitted, and what was taken is waited for.
+/// Submits and waits for `count` completions. After an error no more is submitted, and what was
+/// taken is waited for.
 fn wait_for_ring(ring: &mut IoUring, count: usize) -> io::Result<Vec<i64>> {
     let mut results = vec![0; count];
     let (mut completed, mut failure) = (0, None);
@@ -262,7 +302,8 @@ mod tests {
             };
             let file = tempfile::tempfile().unwrap();
             let parts: Vec<Vec<u8>> = (1..=WRITES_MAX as u8).map(|part| vec![part; 4096]).collect();
-            let writes: Vec<Write<'_>> = (0..).step_by(4096).zip(parts.iter().map(Vec::as_slice)).collect();
+            let writes: Vec<Write<'_>> =
+                (0..).step_by(4096).zip(parts.iter().map(Vec::as_slice)).collect();
             for _ in 0..2 {
                 writer.write(&file, &writes).unwrap();
             }

@@ -1,8 +1,9 @@
-//! The pattern of a database that has several writes past the page cache under way at once, while others read the same file
-//! through the page cache and a mapping: blocks overwritten by libaio or io_uring with O_DIRECT, then an fsync.
+//! The pattern of a database that has several writes past the page cache under way at once, while
+//! others read the same file through the page cache and a mapping: blocks overwritten by libaio or
+//! io_uring with O_DIRECT, then an fsync.
 //!
-//! After the writes, whatever looks at the blocks must see them; and a store of one byte into a cached page must leave the
-//! rest of its block as it is on the volume.
+//! After the writes, whatever looks at the blocks must see them; and a store of one byte into a
+//! cached page must leave the rest of its block as it is on the volume.
 use super::asynchronous::{Interface, Writer};
 use super::mapping::{Mapping, store_and_sync};
 use super::overwrite::{self, BLOCK_BYTES, Overwrite, TABLE_BYTES};
@@ -40,11 +41,23 @@ impl Direct {
     /// Some interface that this machine has.
     fn any_writer(&mut self) -> io::Result<Writer> {
         let interface = Interface::ALL[self.random.below(Interface::ALL.len() as u64) as usize];
-        Writer::new(interface).or_else(|_| Writer::new(Interface::Libaio)).or_else(|_| Writer::new(Interface::Calls))
+        Writer::new(interface)
+            .or_else(|_| Writer::new(Interface::Libaio))
+            .or_else(|_| Writer::new(Interface::Calls))
     }
 
-    fn work_beside_readers(&mut self, folder: &Path, file: &File, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
-        let direct = OpenOptions::new().read(true).write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(overwrite::path(folder))?;
+    fn work_beside_readers(
+        &mut self,
+        folder: &Path,
+        file: &File,
+        stop: &AtomicBool,
+        journal: &dyn Journal,
+    ) -> io::Result<()> {
+        let direct = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
+            .open(overwrite::path(folder))?;
         let mapping = Mapping::new(file, 0, TABLE_BYTES)?;
         let mut writer = self.any_writer()?;
         while !stop.load(Ordering::SeqCst) {
@@ -55,7 +68,8 @@ impl Direct {
                 (offset_bytes, AlignedBuffer::copy_of(&bytes))
             };
             let blocks: Blocks = begun.into_iter().map(content).collect();
-            let writes: Vec<_> = blocks.iter().map(|(offset_bytes, bytes)| (*offset_bytes, &**bytes)).collect();
+            let writes: Vec<_> =
+                blocks.iter().map(|(offset_bytes, bytes)| (*offset_bytes, &**bytes)).collect();
             writer.write(&direct, &writes)?;
             compare("the page cache", &blocks, |bytes| file.read_exact_at(bytes, 0))?;
             compare("a mapping", &blocks, |bytes| mapping.load(bytes))?;
@@ -63,7 +77,9 @@ impl Direct {
                 && let Some((offset_bytes, bytes)) = blocks.first_key_value()
             {
                 store_and_sync(file, *offset_bytes, &bytes[..1])?;
-                compare("a read past the page cache", &blocks, |bytes| direct.read_exact_at(bytes, 0))?;
+                compare("a read past the page cache", &blocks, |bytes| {
+                    direct.read_exact_at(bytes, 0)
+                })?;
             }
             file.sync_all()?;
             self.table.acknowledge();
@@ -74,19 +90,28 @@ impl Direct {
 }
 
 /// Whether `read`, which reads the whole table, finds `blocks`.
-fn compare(reader: &str, blocks: &Blocks, read: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<()> {
+fn compare(
+    reader: &str,
+    blocks: &Blocks,
+    read: impl FnOnce(&mut [u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let mut found = AlignedBuffer::zeroed(TABLE_BYTES);
     read(&mut found)?;
     for (offset_bytes, expected) in blocks {
         if found[*offset_bytes as usize..][..BLOCK_BYTES] != **expected {
-            return Err(io::Error::other(format!("the block at byte {offset_bytes} is written, and {reader} shows another one")));
+            return Err(io::Error::other(format!(
+                "the block at byte {offset_bytes} is written, and {reader} shows another one"
+            )));
         }
     }
     Ok(())
 }
 
 /// Reads the whole table again and again, until `done`. An error is the writer's to report.
-fn start_reader(done: &Arc<AtomicBool>, mut read: impl FnMut(&mut [u8]) -> io::Result<()> + Send + 'static) -> thread::JoinHandle<()> {
+fn start_reader(
+    done: &Arc<AtomicBool>,
+    mut read: impl FnMut(&mut [u8]) -> io::Result<()> + Send + 'static,
+) -> thread::JoinHandle<()> {
     let done = Arc::clone(done);
     thread::spawn("reader", move || {
         let mut bytes = vec![0; TABLE_BYTES];
@@ -100,8 +125,10 @@ impl Worker for Direct {
         journal.record(self)?;
         let (cached, mapping) = (file.try_clone()?, Mapping::new(&file, 0, TABLE_BYTES)?);
         let done = Arc::new(AtomicBool::new(false));
-        let readers =
-            [start_reader(&done, move |bytes| cached.read_exact_at(bytes, 0)), start_reader(&done, move |bytes| mapping.load(bytes))];
+        let readers = [
+            start_reader(&done, move |bytes| cached.read_exact_at(bytes, 0)),
+            start_reader(&done, move |bytes| mapping.load(bytes)),
+        ];
         let result = self.work_beside_readers(folder, &file, stop, journal);
         done.store(true, Ordering::SeqCst);
         let ended = readers.map(thread::JoinHandle::join).into_iter().all(|reader| reader.is_ok());

@@ -1,4 +1,5 @@
-//! `cairn torture faults`: arguments, progress, and the table of outcomes. [`cairn_torture::faults`] does it.
+//! `cairn torture faults`: arguments, progress, and the table of outcomes.
+//! [`cairn_torture::faults`] does it.
 use super::signals::Interrupt;
 use super::told::{Told, grouped, interrupted_after};
 use crate::progress::ProgressBar;
@@ -7,14 +8,17 @@ use clap::Parser;
 use std::fmt;
 use std::process::ExitCode;
 
-/// Every read, write and flush of many short runs fails in turn, once or from then on, with EIO or ENOSPC.
+/// Every read, write and flush of many short runs fails in turn, once or from then on, with EIO or
+/// ENOSPC.
 ///
-/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must be reported to whom they
-/// concern, and whatever was acknowledged must be there after a power failure at the end. Two tables tell the outcome: by kind
-/// of request and structure, and by operation.
+/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must
+/// be reported to whom they concern, and whatever was acknowledged must be there after a power
+/// failure at the end. Two tables tell the outcome: by kind of request and structure, and by
+/// operation.
 #[derive(Parser)]
 pub struct Faults {
-    /// Chooses which unflushed writes survive the power failure [default: a random one, which is printed].
+    /// Chooses which unflushed writes survive the power failure [default: a random one, which is
+    /// printed].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Print JSON.
@@ -45,12 +49,22 @@ impl Faults {
 /// Width of the first column.
 const NAME_COLUMNS: usize = 39;
 /// The columns of both tables, behind the first one.
-const COLUMNS: [&str; 7] = ["fault points", "mount refused", "reported", "reported, stopped", "absorbed", "wrong", "crash states"];
+const COLUMNS: [&str; 7] = [
+    "fault points",
+    "mount refused",
+    "reported",
+    "reported, stopped",
+    "absorbed",
+    "wrong",
+    "crash states",
+];
 
 fn row(formatter: &mut fmt::Formatter<'_>, name: &str, outcomes: &Outcomes) -> fmt::Result {
     let Outcomes { faults, refused, reported, stopped, absorbed, wrong, states } = *outcomes;
     write!(formatter, "  {name:<NAME_COLUMNS$}")?;
-    for (column, count) in COLUMNS.iter().zip([faults, refused, reported, stopped, absorbed, wrong, states]) {
+    for (column, count) in
+        COLUMNS.iter().zip([faults, refused, reported, stopped, absorbed, wrong, states])
+    {
         write!(formatter, "{:>width$}", grouped(count), width = column.len() + 3)?;
     }
     writeln!(formatter)
@@ -66,23 +80,43 @@ impl fmt::Display for Told<FaultReport> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FaultReport { workloads, workloads_total, rows, operations, findings } = &self.report;
         let points: u64 = rows.iter().map(|row| row.outcomes.faults).sum();
-        let interrupted = interrupted_after(self.interrupted, *workloads, Some(*workloads_total), "workloads");
-        writeln!(formatter, "cairn torture faults{interrupted}: {workloads} workloads, {} fault points", grouped(points))?;
+        let interrupted =
+            interrupted_after(self.interrupted, *workloads, Some(*workloads_total), "workloads");
+        writeln!(
+            formatter,
+            "cairn torture faults{interrupted}: {workloads} workloads, {} fault points",
+            grouped(points)
+        )?;
         heading(formatter, "fails")?;
         for fault in rows {
             let lasting = if fault.lasting { "from then on" } else { "once" };
-            let name = format!("{:<6} {:<11} {:<7} {lasting}", fault.request, fault.structure.name(), fault.error);
+            let name = format!(
+                "{:<6} {:<11} {:<7} {lasting}",
+                fault.request,
+                fault.structure.name(),
+                fault.error
+            );
             row(formatter, &name, &fault.outcomes)?;
         }
         heading(formatter, "during")?;
-        operations.iter().try_for_each(|operation| row(formatter, &operation.operation, &operation.outcomes))?;
+        operations
+            .iter()
+            .try_for_each(|operation| row(formatter, &operation.operation, &operation.outcomes))?;
         for finding in findings {
-            writeln!(formatter, "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}", self.seed)?;
+            writeln!(
+                formatter,
+                "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}",
+                self.seed
+            )?;
         }
         if points == 0 {
             writeln!(formatter, "\nNothing was tested. (seed {})", self.seed)?;
         } else if self.passed {
-            writeln!(formatter, "\nEvery error was reported or harmless; nothing acknowledged was lost. (seed {})", self.seed)?;
+            writeln!(
+                formatter,
+                "\nEvery error was reported or harmless; nothing acknowledged was lost. (seed {})",
+                self.seed
+            )?;
         }
         Ok(())
     }
@@ -95,25 +129,45 @@ mod tests {
 
     fn told(workloads: u64, interrupted: bool) -> String {
         let outcomes = Outcomes { faults: workloads, ..Outcomes::default() };
-        let row = |lasting| FaultRow { request: "write".into(), structure: Structure::Superblock, error: "ENOSPC", lasting, outcomes };
-        let operations = vec![OperationRow { operation: "write behind a hole in d/b".into(), outcomes }];
-        let report = FaultReport { workloads, workloads_total: 35, rows: vec![row(false), row(true)], operations, findings: Vec::new() };
+        let row = |lasting| FaultRow {
+            request: "write".into(),
+            structure: Structure::Superblock,
+            error: "ENOSPC",
+            lasting,
+            outcomes,
+        };
+        let operations =
+            vec![OperationRow { operation: "write behind a hole in d/b".into(), outcomes }];
+        let report = FaultReport {
+            workloads,
+            workloads_total: 35,
+            rows: vec![row(false), row(true)],
+            operations,
+            findings: Vec::new(),
+        };
         Told { command: "faults".into(), seed: 3, passed: true, interrupted, report }.to_string()
     }
 
     #[test]
     fn an_interrupted_run_says_how_far_it_got() {
         let text = told(12, true);
-        assert!(text.starts_with("cairn torture faults, interrupted after 12 of 35 workloads: "), "{text}");
+        assert!(
+            text.starts_with("cairn torture faults, interrupted after 12 of 35 workloads: "),
+            "{text}"
+        );
         assert!(!told(35, false).contains("interrupted"));
         let text = told(0, true);
-        assert!(text.contains("Nothing was tested.") && !text.contains("reported or harmless"), "{text}");
+        assert!(
+            text.contains("Nothing was tested.") && !text.contains("reported or harmless"),
+            "{text}"
+        );
     }
 
     #[test]
     fn columns_stand_below_each_other() {
         let text = told(12, false);
-        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("  ") && line.ends_with('0')).collect();
+        let rows: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("  ") && line.ends_with('0')).collect();
         assert_eq!(rows.len(), 3, "{text}");
         assert!(rows.iter().all(|row| row.find("12") == rows[0].find("12")), "{text}");
     }

@@ -1,13 +1,17 @@
-//! `cairn torture fuzz`: hostile volumes, in memory. [`cairn_torture::hostile`] makes and tries them.
+//! `cairn torture fuzz`: hostile volumes, in memory. [`cairn_torture::hostile`] makes and tries
+//! them.
 //!
-//! Memory is watched by the kernel's mark of the most that this process had resident, set back before each input. (The tests
-//! of `cairn-torture` count allocations instead, also of memory that is never touched.)
+//! Memory is watched by the kernel's mark of the most that this process had resident, set back
+//! before each input. (The tests of `cairn-torture` count allocations instead, also of memory that
+//! is never touched.)
 use super::signals::Interrupt;
 use super::told::{Told, interrupted_after, line};
 use crate::commands::torture::make_folder;
 use crate::progress::ProgressBar;
 use anyhow::{Context, ensure};
-use cairn_torture::hostile::{AllocationMeter, FuzzOptions, FuzzReport, INPUT_BYTES_MAX, corpus, from_hex, fuzz, to_hex};
+use cairn_torture::hostile::{
+    AllocationMeter, FuzzOptions, FuzzReport, INPUT_BYTES_MAX, corpus, from_hex, fuzz, to_hex,
+};
 use clap::Parser;
 use serde::Serialize;
 use std::fmt;
@@ -22,10 +26,11 @@ const MEMORY_BYTES_MAX: u64 = 256 << 20;
 /// Of the given inputs.
 const GIVEN_TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Volumes whose checksums hold but whose content no program of ours wrote: no crash, no hang, no wrong bytes.
+/// Volumes whose checksums hold but whose content no program of ours wrote: no crash, no hang, no
+/// wrong bytes.
 ///
-/// Each is checked, opened, read, changed and repaired. First come the inputs that are kept with the source, then new ones, made
-/// from those that showed something new.
+/// Each is checked, opened, read, changed and repaired. First come the inputs that are kept with
+/// the source, then new ones, made from those that showed something new.
 #[derive(Parser)]
 pub struct Fuzz {
     /// Time for new inputs; a fraction is possible.
@@ -37,7 +42,8 @@ pub struct Fuzz {
     /// Only this input, in the digits in which a finding is told.
     #[arg(long, value_name = "HEX", value_parser = input, conflicts_with_all = ["seconds", "save", "seed"])]
     input: Option<Input>,
-    /// Folder for inputs that showed something new, each in a file; those that are there are tried first. It is made if there is none.
+    /// Folder for inputs that showed something new, each in a file; those that are there are tried
+    /// first. It is made if there is none.
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
     /// Print JSON.
@@ -90,11 +96,24 @@ impl Fuzz {
         };
         let only_corpus = self.input.is_some();
         let (stop, allocations) = (interrupt.stop.clone(), meter());
-        let options = FuzzOptions { seed, corpus: given, only_corpus, allocations, stop, ..FuzzOptions::default() };
+        let options = FuzzOptions {
+            seed,
+            corpus: given,
+            only_corpus,
+            allocations,
+            stop,
+            ..FuzzOptions::default()
+        };
         let report = self.fuzz(options);
         self.save(&report)?;
-        let findings: Vec<Found> =
-            report.findings.iter().map(|finding| Found { input: to_hex(&finding.input), problem: finding.problem.clone() }).collect();
+        let findings: Vec<Found> = report
+            .findings
+            .iter()
+            .map(|finding| Found {
+                input: to_hex(&finding.input),
+                problem: finding.problem.clone(),
+            })
+            .collect();
         let tried = Tried {
             volumes: report.runs,
             kept: report.corpus.len() as u64,
@@ -117,9 +136,13 @@ impl Fuzz {
         if self.input.is_none() {
             bar.tell(&format!("seed {}", options.seed));
         }
-        let known_options = FuzzOptions { runs_max: given, time: GIVEN_TIME_MAX, ..options.clone() };
+        let known_options =
+            FuzzOptions { runs_max: given, time: GIVEN_TIME_MAX, ..options.clone() };
         let known = fuzz(&known_options, &mut |progress| bar.set(progress.runs));
-        if !known.findings.is_empty() || self.input.is_some() || options.stop.load(Ordering::Relaxed) {
+        if !known.findings.is_empty()
+            || self.input.is_some()
+            || options.stop.load(Ordering::Relaxed)
+        {
             return known;
         }
         bar.restart("seconds", self.seconds.as_secs().max(1));
@@ -136,7 +159,10 @@ impl Fuzz {
         let Some(folder) = &self.save else { return Ok(Vec::new()) };
         make_folder(folder)?;
         let told = || folder.display().to_string();
-        let files = fs::read_dir(folder).with_context(told)?.collect::<Result<Vec<_>, _>>().with_context(told)?;
+        let files = fs::read_dir(folder)
+            .with_context(told)?
+            .collect::<Result<Vec<_>, _>>()
+            .with_context(told)?;
         let read = |file: fs::DirEntry| {
             let told = || file.path().display().to_string();
             let input = fs::read(file.path()).with_context(told)?;
@@ -154,7 +180,9 @@ impl Fuzz {
 
 /// The name says what is in it, so that an input is there once.
 fn save_in(folder: &Path, input: &[u8]) -> anyhow::Result<()> {
-    let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     let file = folder.join(format!("{hash:016x}"));
     fs::write(&file, input).with_context(|| file.display().to_string())
 }
@@ -164,13 +192,21 @@ impl fmt::Display for Told<Tried, Option<u64>> {
         let Tried { volumes, kept, features, memory_bytes_max, seconds, findings } = &self.report;
         let interrupted = interrupted_after(self.interrupted, *volumes, None, "volumes");
         writeln!(formatter, "cairn torture {}{interrupted}", self.command)?;
-        line(formatter, "hostile volumes", *volumes, "each checked, opened, read, changed, repaired")?;
+        line(
+            formatter,
+            "hostile volumes",
+            *volumes,
+            "each checked, opened, read, changed, repaired",
+        )?;
         line(formatter, "inputs kept", *kept, "since they showed something new")?;
         line(formatter, "different things seen", *features, "")?;
         line(formatter, "MiB of memory", memory_bytes_max >> 20, "taken by one of them at most")?;
         writeln!(formatter, "  {seconds:.1} s")?;
         for Found { input, problem } in findings {
-            writeln!(formatter, "\nFOUND: {problem}\n  repeat: cairn torture fuzz --input {input}")?;
+            writeln!(
+                formatter,
+                "\nFOUND: {problem}\n  repeat: cairn torture fuzz --input {input}"
+            )?;
         }
         match self.seed {
             _ if !self.passed => Ok(()),
@@ -190,7 +226,9 @@ fn meter() -> Option<AllocationMeter> {
         let _ = fs::write("/proc/self/clear_refs", "5");
         RESIDENT_BYTES.store(status_bytes("VmRSS:").unwrap_or(0), Ordering::Relaxed);
     };
-    let peak_bytes = || status_bytes("VmHWM:").unwrap_or(0).saturating_sub(RESIDENT_BYTES.load(Ordering::Relaxed));
+    let peak_bytes = || {
+        status_bytes("VmHWM:").unwrap_or(0).saturating_sub(RESIDENT_BYTES.load(Ordering::Relaxed))
+    };
     let works = fs::write("/proc/self/clear_refs", "5").is_ok() && status_bytes("VmHWM:").is_some();
     works.then_some(AllocationMeter { reset, peak_bytes, bytes_max: MEMORY_BYTES_MAX })
 }

@@ -1,7 +1,9 @@
-//! Whether servers grow: what each takes after a cycle of load, compared with what it, or one before it, took.
+//! Whether servers grow: what each takes after a cycle of load, compared with what it, or one
+//! before it, took.
 //!
-//! States: the first server's life, in which it is compared with itself, from the cycle after [`WARM_UP_CYCLES`] on; then later
-//! servers, which live for a cycle each, and are compared with the first of them.
+//! States: the first server's life, in which it is compared with itself, from the cycle after
+//! [`WARM_UP_CYCLES`] on; then later servers, which live for a cycle each, and are compared with
+//! the first of them.
 use super::server::text;
 use super::workers::Problem;
 use std::fs;
@@ -29,7 +31,8 @@ impl Taken {
         let status = fs::read_to_string(process.join("status")).map_err(text)?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or(format!("no {name} in /proc"))
+            line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+                .ok_or(format!("no {name} in /proc"))
         };
         let descriptors = fs::read_dir(process.join("fd")).map_err(text)?.count() as u64;
         Ok(Self { memory_kib: field("VmRSS:")?, descriptors, threads: field("Threads:")? })
@@ -93,8 +96,12 @@ mod tests {
     #[test]
     fn growth_is_noticed() {
         WARM.check_growth_since(&WARM).unwrap();
-        Taken { memory_kib: 125_000 + MEMORY_KIB_MORE_MAX, ..WARM }.check_growth_since(&WARM).unwrap();
-        Taken { memory_kib: 125_001 + MEMORY_KIB_MORE_MAX, ..WARM }.check_growth_since(&WARM).unwrap_err();
+        Taken { memory_kib: 125_000 + MEMORY_KIB_MORE_MAX, ..WARM }
+            .check_growth_since(&WARM)
+            .unwrap();
+        Taken { memory_kib: 125_001 + MEMORY_KIB_MORE_MAX, ..WARM }
+            .check_growth_since(&WARM)
+            .unwrap_err();
         GROWN.check_growth_since(&WARM).unwrap_err();
         Taken { threads: 23, ..WARM }.check_growth_since(&WARM).unwrap_err();
         assert!(Taken::of(std::process::id()).unwrap().threads > 0);

@@ -54,7 +54,8 @@ fn say(text: &dyn Display) {
 
 fn work(arguments: &Guest) -> Result<(), Problem> {
     let mut workers = workers(0);
-    let memories: Vec<String> = serde_json::from_str(&read_memory(&arguments.memory)?).map_err(|error| error.to_string())?;
+    let memories: Vec<String> = serde_json::from_str(&read_memory(&arguments.memory)?)
+        .map_err(|error| error.to_string())?;
     for ((_, worker), memory) in workers.iter_mut().zip(&memories) {
         worker.recall(memory)?;
     }
@@ -63,7 +64,9 @@ fn work(arguments: &Guest) -> Result<(), Problem> {
     let _running = server.start(&[])?;
     journal.mark(Mark::Checking).map_err(|error| error.to_string())?;
     check_workers(&server, &mut workers)?;
-    File::open(server.mountpoint()).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(|error| error.to_string())?;
+    File::open(server.mountpoint())
+        .and_then(|root| Ok(rustix::fs::syncfs(root)?))
+        .map_err(|error| error.to_string())?;
     let mut running = Vec::new();
     let slots: Vec<_> = (0..workers.len()).map(|index| journal.slot(index)).collect();
     for ((_, worker), slot) in workers.iter().zip(&slots) {
@@ -90,7 +93,9 @@ fn read_memory(device: &Path) -> Result<String, Problem> {
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(|error| error.to_string())?;
     let mut text = String::new();
-    file.take(u64::from_le_bytes(length)).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    file.take(u64::from_le_bytes(length))
+        .read_to_string(&mut text)
+        .map_err(|error| error.to_string())?;
     Ok(text)
 }
 

@@ -1,11 +1,13 @@
 //! The journal of a guest: what its workers remember, written past the volume onto the same disk.
 //!
-//! The disk's write log has the journal's records among the volume's writes, in the order in which they were completed. A record
-//! that is there was written before everything that follows it, so each worker's last record before a power cut tells what it
-//! had begun and what had been acknowledged. Records need no flush for that, and so add none to what the volume does.
+//! The disk's write log has the journal's records among the volume's writes, in the order in which
+//! they were completed. A record that is there was written before everything that follows it, so
+//! each worker's last record before a power cut tells what it had begun and what had been
+//! acknowledged. Records need no flush for that, and so add none to what the volume does.
 //!
-//! A record: magic, number of the slot, length of the text (u32 each, little-endian, after the magic's 8 bytes), the text;
-//! padded to whole blocks. Each worker writes its slot again and again, one write each time. The last slot holds marks.
+//! A record: magic, number of the slot, length of the text (u32 each, little-endian, after the
+//! magic's 8 bytes), the text; padded to whole blocks. Each worker writes its slot again and again,
+//! one write each time. The last slot holds marks.
 use super::workers::{Journal, Problem, Worker};
 use cairn_blockdev::AlignedBuffer;
 use rustix::fs::OFlags;
@@ -52,7 +54,8 @@ pub struct Slot {
 
 impl Device {
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path)?;
+        let file =
+            OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path)?;
         Ok(Self(Arc::new(file)))
     }
 
@@ -73,7 +76,10 @@ impl Slot {
     fn write(&self, text: &str) -> io::Result<()> {
         let length_bytes = (HEADER_BYTES + text.len()).next_multiple_of(BLOCK_BYTES);
         if length_bytes as u64 > SLOT_BYTES {
-            return Err(io::Error::other(format!("a memory of {} bytes is too long for the journal", text.len())));
+            return Err(io::Error::other(format!(
+                "a memory of {} bytes is too long for the journal",
+                text.len()
+            )));
         }
         let mut buffer = AlignedBuffer::zeroed(length_bytes);
         buffer[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -92,12 +98,17 @@ impl Journal for Slot {
 
 /// The record that a write into the journal holds.
 pub fn parse(bytes: &[u8]) -> Result<Record, Problem> {
-    let word = |at: usize| bytes.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
-    let magic = bytes.get(..8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    let word = |at: usize| {
+        bytes.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
+    };
+    let magic =
+        bytes.get(..8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
     let (Some(MAGIC), Some(slot), Some(length_bytes)) = (magic, word(8), word(12)) else {
         return Err("something else than a record was written into the journal".into());
     };
-    let text = bytes.get(HEADER_BYTES..HEADER_BYTES + length_bytes as usize).ok_or("a record of the journal was written in parts")?;
+    let text = bytes
+        .get(HEADER_BYTES..HEADER_BYTES + length_bytes as usize)
+        .ok_or("a record of the journal was written in parts")?;
     let text = String::from_utf8_lossy(text).into_owned();
     Ok(match (slot, text.as_str()) {
         (MARKS, "checking") => Record::Mark(Mark::Checking),

@@ -1,5 +1,5 @@
-//! Extended attributes, set, replaced and removed, with an fsync of their file; symbolic links, made, replaced and removed, with an
-//! fsync of their directory.
+//! Extended attributes, set, replaced and removed, with an fsync of their file; symbolic links,
+//! made, replaced and removed, with an fsync of their directory.
 use super::possible::Possible;
 use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
@@ -49,13 +49,24 @@ fn file_path(folder: &Path, file: usize) -> PathBuf {
 
 /// A change of what is gone already.
 fn or_gone(result: io::Result<()>) -> io::Result<()> {
-    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    result
+        .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 impl Label {
     pub fn new(seed: u64) -> Self {
-        let (attributes, links) = (vec![Possible::only(None); FILES * ATTRIBUTES], vec![Possible::only(None); LINKS]);
-        Self { seed, value_bytes_max: VALUE_BYTES_MAX, random: Seeded::new(seed), exists: false, version: 0, attributes, links, syncs: 0 }
+        let (attributes, links) =
+            (vec![Possible::only(None); FILES * ATTRIBUTES], vec![Possible::only(None); LINKS]);
+        Self {
+            seed,
+            value_bytes_max: VALUE_BYTES_MAX,
+            random: Seeded::new(seed),
+            exists: false,
+            version: 0,
+            attributes,
+            links,
+            syncs: 0,
+        }
     }
 
     fn identity(&self, attribute: usize) -> u64 {
@@ -65,14 +76,17 @@ impl Label {
     /// Where a link points in that version.
     fn target(&self, link: usize, version: u64) -> PathBuf {
         let identity = pattern::identity(self.seed, (FILES * ATTRIBUTES + link) as u64);
-        let filling = "x".repeat((Seeded::new(identity ^ version).below(FILLING_BYTES_MAX)) as usize);
+        let filling =
+            "x".repeat((Seeded::new(identity ^ version).below(FILLING_BYTES_MAX)) as usize);
         format!("{version}/{identity:016x}/{filling}").into()
     }
 
     fn version_of_target(&self, link: usize, target: &Path) -> Result<u64, Problem> {
         let text = target.to_string_lossy();
         let version = text.split('/').next().and_then(|version| version.parse().ok());
-        version.filter(|version| self.target(link, *version) == target).ok_or_else(|| format!("points to {text}"))
+        version
+            .filter(|version| self.target(link, *version) == target)
+            .ok_or_else(|| format!("points to {text}"))
     }
 
     fn make_files(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
@@ -96,12 +110,18 @@ impl Label {
             if remove {
                 fremovexattr(&opened, attribute_name(index))?;
             } else {
-                let value = pattern::content(self.identity(index), self.version, 24 + self.random.below(self.value_bytes_max) as usize);
+                let value = pattern::content(
+                    self.identity(index),
+                    self.version,
+                    24 + self.random.below(self.value_bytes_max) as usize,
+                );
                 fsetxattr(&opened, attribute_name(index), &value, XattrFlags::empty())?;
             }
         }
         opened.sync_all()?;
-        self.attributes[file * ATTRIBUTES..][..ATTRIBUTES].iter_mut().for_each(Possible::acknowledge);
+        self.attributes[file * ATTRIBUTES..][..ATTRIBUTES]
+            .iter_mut()
+            .for_each(Possible::acknowledge);
         Ok(())
     }
 
@@ -140,7 +160,9 @@ impl Label {
             let mut value = vec![0; 24 + VALUE_BYTES_MAX as usize];
             let file = File::open(&path).map_err(|error| within(error.to_string()))?;
             let found = match fgetxattr(file, &name, &mut value[..]) {
-                Ok(length) => Some(pattern::version(self.identity(index), &value[..length]).map_err(within)?),
+                Ok(length) => {
+                    Some(pattern::version(self.identity(index), &value[..length]).map_err(within)?)
+                }
                 Err(Errno::NODATA) => None,
                 Err(error) => return Err(within(error.to_string())),
             };
@@ -159,14 +181,17 @@ impl Label {
                 Err(error) => return Err(within(error.to_string())),
             };
             self.links[link].settle(found).map_err(within)?;
-            or_gone(fs::remove_file(folder.join(format!("new-{link}")))).map_err(|error| error.to_string())?;
+            or_gone(fs::remove_file(folder.join(format!("new-{link}"))))
+                .map_err(|error| error.to_string())?;
         }
         Ok(())
     }
 
     /// What was found is the starting point of the next round, so it must be durable.
     fn sync(&self, folder: &Path) -> io::Result<()> {
-        (0..FILES).filter(|_| self.exists).try_for_each(|file| File::open(file_path(folder, file))?.sync_all())?;
+        (0..FILES)
+            .filter(|_| self.exists)
+            .try_for_each(|file| File::open(file_path(folder, file))?.sync_all())?;
         File::open(folder)?.sync_all()
     }
 }
@@ -205,7 +230,8 @@ impl Worker for Label {
 mod tests {
     use super::*;
 
-    /// A round of each kind in a folder of this machine; `None` where its file system has no attributes.
+    /// A round of each kind in a folder of this machine; `None` where its file system has no
+    /// attributes.
     fn worked() -> Option<(Label, tempfile::TempDir)> {
         struct NoJournal;
         impl Journal for NoJournal {
@@ -220,7 +246,10 @@ mod tests {
         for _ in 0..20 {
             match label.change_attributes(folder.path(), &NoJournal) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                    eprintln!("NOTE: no extended attributes in {}: not tested", folder.path().display());
+                    eprintln!(
+                        "NOTE: no extended attributes in {}: not tested",
+                        folder.path().display()
+                    );
                     return None;
                 }
                 changed => changed.unwrap(),
@@ -260,7 +289,8 @@ mod tests {
     fn a_link_that_was_acknowledged_and_is_missing_or_points_elsewhere_is_told() {
         let Some((mut label, folder)) = worked() else { return };
         let link = any(&label.links, true);
-        let (path, version) = (folder.path().join(format!("link-{link}")), label.links[link].newest().unwrap());
+        let (path, version) =
+            (folder.path().join(format!("link-{link}")), label.links[link].newest().unwrap());
         fs::remove_file(&path).unwrap();
         assert!(label.check(folder.path()).unwrap_err().contains("version None"));
         symlink(label.target(link, version + 1), &path).unwrap();

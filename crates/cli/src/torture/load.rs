@@ -1,11 +1,12 @@
-//! Stops a real mount under load, again and again, and checks that nothing acknowledged is lost: `cairn torture kill9`, with
-//! SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
+//! Stops a real mount under load, again and again, and checks that nothing acknowledged is lost:
+//! `cairn torture kill9`, with SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
 //!
-//! One round: mount; the workers change files and directories in their ways, each in its own folder, and remember what was
-//! acknowledged; at a random moment the server is killed or its volume is shut down. Then: the mount is taken away, `fsck` must
-//! accept the image with its log not yet replayed, the volume is mounted again (sometimes that server is killed too, during
-//! recovery), each worker compares what it finds with what it remembers, and after an orderly unmount `fsck --data` must find
-//! nothing.
+//! One round: mount; the workers change files and directories in their ways, each in its own
+//! folder, and remember what was acknowledged; at a random moment the server is killed or its
+//! volume is shut down. Then: the mount is taken away, `fsck` must accept the image with its log
+//! not yet replayed, the volume is mounted again (sometimes that server is killed too, during
+//! recovery), each worker compares what it finds with what it remembers, and after an orderly
+//! unmount `fsck --data` must find nothing.
 use super::server::{Running, Server};
 use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
 use super::told::times;
@@ -17,12 +18,14 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Kill the server of a real mount under load, again and again: nothing acknowledged may be missing.
+/// Kill the server of a real mount under load, again and again: nothing acknowledged may be
+/// missing.
 ///
-/// Twenty-one workers replace, append, overwrite, rename and remove files, write through mappings and past the page cache, truncate,
-/// allocate, punch holes, set attributes and make links, each with a memory of what was acknowledged. At a random moment the server
-/// is killed with SIGKILL, sometimes again during recovery. `fsck` must accept what is left, each worker must find what it remembers,
-/// and `fsck --data` must find nothing at the end of each round.
+/// Twenty-one workers replace, append, overwrite, rename and remove files, write through mappings
+/// and past the page cache, truncate, allocate, punch holes, set attributes and make links, each
+/// with a memory of what was acknowledged. At a random moment the server is killed with SIGKILL,
+/// sometimes again during recovery. `fsck` must accept what is left, each worker must find what it
+/// remembers, and `fsck --data` must find nothing at the end of each round.
 #[derive(Parser)]
 pub struct Kill9 {
     /// Rounds.
@@ -78,11 +81,19 @@ impl Kill9 {
 impl Shutdown {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        run("shutdown", self.rounds, &self.load, &self.common, |random| Stop::Shutdown { flush: random.chance(1, 2) })
+        run("shutdown", self.rounds, &self.load, &self.common, |random| Stop::Shutdown {
+            flush: random.chance(1, 2),
+        })
     }
 }
 
-fn run(name: &str, rounds: u64, load: &Load, common: &Common, choose: fn(&mut Seeded) -> Stop) -> anyhow::Result<ExitCode> {
+fn run(
+    name: &str,
+    rounds: u64,
+    load: &Load,
+    common: &Common,
+    choose: fn(&mut Seeded) -> Stop,
+) -> anyhow::Result<ExitCode> {
     let plan = Plan {
         command: format!("{name} --rounds {rounds}{}", load.mounts.shown()),
         length: Length::Rounds(rounds),
@@ -93,7 +104,12 @@ fn run(name: &str, rounds: u64, load: &Load, common: &Common, choose: fn(&mut Se
     session::run(&plan, common, |session| run_rounds(session, rounds, load, choose))
 }
 
-fn run_rounds(session: &mut Session, rounds: u64, load: &Load, choose: fn(&mut Seeded) -> Stop) -> Result<(), Halt> {
+fn run_rounds(
+    session: &mut Session,
+    rounds: u64,
+    load: &Load,
+    choose: fn(&mut Seeded) -> Stop,
+) -> Result<(), Halt> {
     let server = Server::new(session.folder(), &load.mounts);
     // A small log goes round many times, and is full now and then.
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "4M")?;
@@ -107,15 +123,22 @@ fn run_rounds(session: &mut Session, rounds: u64, load: &Load, choose: fn(&mut S
         let recovery_kills = if random.chance(1, 3) { 1 + random.below(3) } else { 0 };
         let begin = clock::now_monotonic();
         let within = |problem: Problem| Halt::Found(problem).within(&format!("round {round}"));
-        workers = load_and_stop(session, &server, workers, Duration::from_millis(load_ms), stop).map_err(within)?;
+        workers = load_and_stop(session, &server, workers, Duration::from_millis(load_ms), stop)
+            .map_err(within)?;
         recover_and_check(&server, &mut workers, recovery_kills, &mut random).map_err(within)?;
         kills_in_recovery += recovery_kills;
-        let acknowledgements: u64 = workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
+        let acknowledgements: u64 =
+            workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
         session.set("rounds", round, "of load, stop, recovery and check");
         session.set("kills_in_recovery", kills_in_recovery, "");
-        let what = if acknowledgements > 0 { "by fsync, and all of it was there" } else { "by fsync" };
+        let what =
+            if acknowledgements > 0 { "by fsync, and all of it was there" } else { "by fsync" };
         session.set("acknowledgements", acknowledgements, what);
-        let again = if recovery_kills > 0 { format!(", killed {} during recovery", times(recovery_kills)) } else { String::new() };
+        let again = if recovery_kills > 0 {
+            format!(", killed {} during recovery", times(recovery_kills))
+        } else {
+            String::new()
+        };
         let seconds = begin.elapsed().as_secs_f64();
         session.tell_round(
             round,
@@ -128,7 +151,13 @@ fn run_rounds(session: &mut Session, rounds: u64, load: &Load, choose: fn(&mut S
     Ok(())
 }
 
-fn load_and_stop(session: &Session, server: &Server, workers: Vec<Named>, load: Duration, how: Stop) -> Result<Vec<Named>, Problem> {
+fn load_and_stop(
+    session: &Session,
+    server: &Server,
+    workers: Vec<Named>,
+    load: Duration,
+    how: Stop,
+) -> Result<Vec<Named>, Problem> {
     let mut running = server.start(&[])?;
     let (stop, threads) = start_workers(server, workers);
     // A worker that has ended met an error.
@@ -170,7 +199,12 @@ impl Stop {
 }
 
 /// Recovers the volume, and has everything compared with what is remembered.
-pub fn recover_and_check(server: &Server, workers: &mut [Named], recovery_kills: u64, random: &mut Seeded) -> Result<(), Problem> {
+pub fn recover_and_check(
+    server: &Server,
+    workers: &mut [Named],
+    recovery_kills: u64,
+    random: &mut Seeded,
+) -> Result<(), Problem> {
     server.fsck(false)?;
     for _ in 0..recovery_kills {
         server.start_and_kill(Duration::from_millis(random.below(60)))?;

@@ -1,4 +1,5 @@
-//! The virtual machine: QEMU under software emulation, with the volume on a disk whose writes dm-log-writes records.
+//! The virtual machine: QEMU under software emulation, with the volume on a disk whose writes
+//! dm-log-writes records.
 use super::guest::{STARTED, TROUBLE};
 use super::server::text;
 use super::session::{Halt, Session};
@@ -83,15 +84,29 @@ impl Machine {
         ]);
         command.args(["-m", &MEMORY_MIB.to_string(), "-serial", "stdio"]);
         command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
-        command.args(["-append", &format!("console=ttyS0 quiet panic=-1 rdinit=/init random.seed={}", random::u64())]);
-        for (name, disk) in [("volume", disks.volume), ("log", disks.write_log), ("memory", disks.memory)] {
-            command.arg("-drive").arg(format!("if=none,id={name},format=raw,cache=unsafe,file={}", disk.display()));
-            command.arg("-device").arg(format!("virtio-blk-pci,drive={name},num-queues=1,queue-size={QUEUE_REQUESTS}"));
+        command.args([
+            "-append",
+            &format!("console=ttyS0 quiet panic=-1 rdinit=/init random.seed={}", random::u64()),
+        ]);
+        for (name, disk) in
+            [("volume", disks.volume), ("log", disks.write_log), ("memory", disks.memory)]
+        {
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id={name},format=raw,cache=unsafe,file={}", disk.display()));
+            command.arg("-device").arg(format!(
+                "virtio-blk-pci,drive={name},num-queues=1,queue-size={QUEUE_REQUESTS}"
+            ));
         }
         let errors = File::create(self.work.join("qemu.log")).map_err(text)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).process_group(0);
-        let mut machine = Powered(command.spawn().map_err(|error| Halt::Unable(format!("{}: {error}", self.qemu.display())))?);
-        let console = machine.0.stdout.take().ok_or_else(|| "the machine has no console".to_owned())?;
+        let mut machine = Powered(
+            command
+                .spawn()
+                .map_err(|error| Halt::Unable(format!("{}: {error}", self.qemu.display())))?,
+        );
+        let console =
+            machine.0.stdout.take().ok_or_else(|| "the machine has no console".to_owned())?;
         let (sender, lines) = mpsc::channel();
         let mut log = File::create(self.work.join("console.log")).map_err(text)?;
         thread::spawn("console", move || {
@@ -108,19 +123,31 @@ impl Machine {
     }
 
     /// Listens for `time`, or until the load runs if `for_start`.
-    fn wait(&self, session: &Session, lines: &mpsc::Receiver<String>, time: Duration, for_start: bool) -> Result<(), Halt> {
+    fn wait(
+        &self,
+        session: &Session,
+        lines: &mpsc::Receiver<String>,
+        time: Duration,
+        for_start: bool,
+    ) -> Result<(), Halt> {
         let begin = clock::now_monotonic();
         loop {
             let left = time.saturating_sub(begin.elapsed());
             match lines.recv_timeout(left.min(SLICE)) {
-                Ok(line) if line.contains(TROUBLE) => return Err(Halt::Found(format!("in the virtual machine: {line}"))),
+                Ok(line) if line.contains(TROUBLE) => {
+                    return Err(Halt::Found(format!("in the virtual machine: {line}")));
+                }
                 Ok(line) if for_start && line.contains(STARTED) => return Ok(()),
                 Ok(_) => {}
                 Err(_) if session.is_interrupted() => return Err(Halt::Interrupted),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) if !for_start => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => return Err(Halt::Found(self.silent("said nothing of its load"))),
-                Err(RecvTimeoutError::Disconnected) => return Err(Halt::Found(self.silent("ended by itself"))),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(Halt::Found(self.silent("said nothing of its load")));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Halt::Found(self.silent("ended by itself")));
+                }
             }
         }
     }

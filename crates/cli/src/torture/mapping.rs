@@ -1,8 +1,9 @@
 //! Loads and stores through a shared mapping of a file.
 //!
-//! When its server is killed, or the file becomes shorter, a page can't be had any more, and a program that touches it gets
-//! SIGBUS. So the system copies: a read from a pipe into the mapping is the same store at the same address, a write from it
-//! into a pipe the same load, and both end with EFAULT instead.
+//! When its server is killed, or the file becomes shorter, a page can't be had any more, and a
+//! program that touches it gets SIGBUS. So the system copies: a read from a pipe into the mapping
+//! is the same store at the same address, a write from it into a pipe the same load, and both end
+//! with EFAULT instead.
 //!
 //! Beside `asynchronous.rs` the only module of this program with `unsafe`.
 #![allow(unsafe_code)]
@@ -20,15 +21,24 @@ pub struct Mapping {
     length_bytes: usize,
 }
 
-// SAFETY: the mapping stays where it is, whichever thread uses it, and only the kernel touches its memory.
+// SAFETY: the mapping stays where it is, whichever thread uses it, and only the kernel touches its
+// memory.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// `offset_bytes` lies at the beginning of a page.
     pub fn new(file: &File, offset_bytes: u64, length_bytes: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), length_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, offset_bytes) };
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                length_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                offset_bytes,
+            )
+        };
         Ok(Self { start: start?, length_bytes })
     }
 
@@ -38,9 +48,11 @@ impl Mapping {
         let places = (at..).step_by(PIPE_BYTES);
         for (at, part) in places.zip(bytes.chunks(PIPE_BYTES)) {
             writer.write_all(part)?;
-            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Nobody else uses the file; only the
-            // kernel touches this memory.
-            let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>().add(at), part.len()) };
+            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Nobody
+            // else uses the file; only the kernel touches this memory.
+            let memory = unsafe {
+                std::slice::from_raw_parts_mut(self.start.cast::<u8>().add(at), part.len())
+            };
             reader.read_exact(memory)?;
         }
         Ok(())
@@ -52,8 +64,10 @@ impl Mapping {
         let (mut reader, mut writer) = io::pipe()?;
         let places = (0..).step_by(PIPE_BYTES);
         for (at, part) in places.zip(bytes.chunks_mut(PIPE_BYTES)) {
-            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Only the kernel touches this memory.
-            let memory = unsafe { std::slice::from_raw_parts(self.start.cast::<u8>().add(at), part.len()) };
+            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Only
+            // the kernel touches this memory.
+            let memory =
+                unsafe { std::slice::from_raw_parts(self.start.cast::<u8>().add(at), part.len()) };
             writer.write_all(memory)?;
             reader.read_exact(part)?;
         }
@@ -73,7 +87,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Stores `bytes` through a mapping of `file`, which is long enough, and has msync(2) make them durable.
+/// Stores `bytes` through a mapping of `file`, which is long enough, and has msync(2) make them
+/// durable.
 pub fn store_and_sync(file: &File, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
     let before = offset_bytes % rustix::param::page_size() as u64;
     let mut mapping = Mapping::new(file, offset_bytes - before, before as usize + bytes.len())?;
@@ -98,8 +113,14 @@ mod tests {
         let mut loaded = vec![0; 20_000];
         mapping.load(&mut loaded).unwrap();
         assert!(loaded == bytes);
-        assert_eq!(mapping.load(&mut [0; 40_000]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
+        assert_eq!(
+            mapping.load(&mut [0; 40_000]).unwrap_err().raw_os_error(),
+            Some(rustix::io::Errno::FAULT.raw_os_error())
+        );
         let behind = bytes.len().next_multiple_of(rustix::param::page_size()) as u64;
-        assert_eq!(store_and_sync(&file, behind, &[3; 100]).unwrap_err().raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
+        assert_eq!(
+            store_and_sync(&file, behind, &[3; 100]).unwrap_err().raw_os_error(),
+            Some(rustix::io::Errno::FAULT.raw_os_error())
+        );
     }
 }

@@ -1,12 +1,13 @@
-//! What a worker remembers, as text: it goes into a virtual machine and comes out through the journal.
+//! What a worker remembers, as text: it goes into a virtual machine and comes out through the
+//! journal.
 use super::workers::Problem;
 use cairn_environment::random::{self, Seeded};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::io;
 
-/// After a power cut the versions that were given since may be on the disk, but the memory from before the cut does not know
-/// them: so many are skipped.
+/// After a power cut the versions that were given since may be on the disk, but the memory from
+/// before the cut does not know them: so many are skipped.
 const LOST_VERSIONS_MAX: u64 = 1 << 24;
 
 /// A worker whose memory can be kept elsewhere.
@@ -23,7 +24,8 @@ impl<W: Serialize + DeserializeOwned> Memory for W {
     }
 
     fn recall(&mut self, text: &str) -> Result<(), Problem> {
-        *self = serde_json::from_str(text).map_err(|error| format!("not a worker's memory: {error}"))?;
+        *self = serde_json::from_str(text)
+            .map_err(|error| format!("not a worker's memory: {error}"))?;
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! The pattern of a database's tables: blocks overwritten in place, several per fsync, in random order.
+//! The pattern of a database's tables: blocks overwritten in place, several per fsync, in random
+//! order.
 use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
 use cairn_environment::random::Seeded;
@@ -44,7 +45,14 @@ pub struct Overwrite {
 
 impl Overwrite {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), exists: false, version: 0, blocks: vec![Block::default(); BLOCKS as usize], syncs: 0 }
+        Self {
+            seed,
+            random: Seeded::new(seed),
+            exists: false,
+            version: 0,
+            blocks: vec![Block::default(); BLOCKS as usize],
+            syncs: 0,
+        }
     }
 
     /// The version that `block` gets next.
@@ -56,7 +64,12 @@ impl Overwrite {
 
     /// The table, with its length and its name durable.
     pub fn open(&mut self, folder: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path(folder))?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(path(folder))?;
         if !self.exists {
             file.set_len(BLOCKS * BLOCK_BYTES as u64)?;
             file.sync_all()?;
@@ -72,7 +85,8 @@ impl Overwrite {
         (0..=self.random.below(BEGUN_MAX))
             .map(|step| {
                 let scattered = self.random.chance(1, 2);
-                let block = if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
+                let block =
+                    if scattered { self.random.below(BLOCKS) } else { (start + step) % BLOCKS };
                 self.begin(block)
             })
             .collect()
@@ -80,7 +94,10 @@ impl Overwrite {
 
     /// Where a block stands, and its bytes in that version.
     pub fn content(&self, block: u64, version: u64) -> (u64, Vec<u8>) {
-        (block * BLOCK_BYTES as u64, pattern::content(pattern::identity(self.seed, block), version, BLOCK_BYTES))
+        (
+            block * BLOCK_BYTES as u64,
+            pattern::content(pattern::identity(self.seed, block), version, BLOCK_BYTES),
+        )
     }
 
     /// Everything that was begun is durable.
@@ -92,9 +109,16 @@ impl Overwrite {
     fn check_block(&mut self, index: usize, bytes: &[u8]) -> Result<(), Problem> {
         let block = &mut self.blocks[index];
         let is_hole = bytes.iter().all(|byte| *byte == 0);
-        let version = if is_hole { 0 } else { pattern::version(pattern::identity(self.seed, index as u64), bytes)? };
+        let version = if is_hole {
+            0
+        } else {
+            pattern::version(pattern::identity(self.seed, index as u64), bytes)?
+        };
         if !(block.acknowledged..=block.written).contains(&version) {
-            return Err(format!("version {version}, but {} was acknowledged and {} written", block.acknowledged, block.written));
+            return Err(format!(
+                "version {version}, but {} was acknowledged and {} written",
+                block.acknowledged, block.written
+            ));
         }
         *block = Block { acknowledged: version, written: version };
         Ok(())
@@ -142,7 +166,8 @@ impl Worker for Overwrite {
             return Err(format!("{}: {} bytes long", path.display(), bytes.len()));
         }
         for (index, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
-            self.check_block(index, block).map_err(|problem| format!("{}, block {index}: {problem}", path.display()))?;
+            self.check_block(index, block)
+                .map_err(|problem| format!("{}, block {index}: {problem}", path.display()))?;
         }
         Ok(())
     }

@@ -25,7 +25,11 @@ pub fn content(identity: u64, version: u64, length: usize) -> Vec<u8> {
 
 /// The version of `bytes`, which must be the whole content of `identity` in some version.
 pub fn version(identity: u64, bytes: &[u8]) -> Result<u64, String> {
-    let word = |index: usize| bytes.get(index * 8..index * 8 + 8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    let word = |index: usize| {
+        bytes
+            .get(index * 8..index * 8 + 8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+    };
     let (Some(owner), Some(version), Some(length)) = (word(0), word(1), word(2)) else {
         return Err(format!("only {} bytes", bytes.len()));
     };

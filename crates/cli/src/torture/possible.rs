@@ -1,4 +1,5 @@
-//! What one thing on a volume may show after a crash: the state that was acknowledged last, or one that was begun since.
+//! What one thing on a volume may show after a crash: the state that was acknowledged last, or one
+//! that was begun since.
 use super::workers::Problem;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -37,7 +38,9 @@ impl<V: Copy + PartialEq + Debug> Possible<V> {
     pub fn settle(&mut self, found: V) -> Result<(), Problem> {
         let Self { acknowledged, begun } = self;
         if found != *acknowledged && !begun.contains(&found) {
-            return Err(format!("version {found:?}, but {acknowledged:?} was acknowledged, then {begun:?} begun"));
+            return Err(format!(
+                "version {found:?}, but {acknowledged:?} was acknowledged, then {begun:?} begun"
+            ));
         }
         *self = Self::only(found);
         Ok(())
@@ -54,7 +57,9 @@ mod tests {
         states.begin(2);
         states.begin(3);
         [1, 2, 3].into_iter().for_each(|found| states.clone().settle(found).unwrap());
-        assert!(states.clone().settle(4).unwrap_err().contains("1 was acknowledged, then [2, 3] begun"));
+        assert!(
+            states.clone().settle(4).unwrap_err().contains("1 was acknowledged, then [2, 3] begun")
+        );
         states.acknowledge();
         [1, 2].into_iter().for_each(|found| drop(states.clone().settle(found).unwrap_err()));
         states.settle(3).unwrap();

@@ -1,5 +1,5 @@
-//! The pattern of editors, mail servers and package managers: write a new file, fsync it, rename it over the old one,
-//! fsync the directory. And sometimes: unlink, fsync the directory.
+//! The pattern of editors, mail servers and package managers: write a new file, fsync it, rename it
+//! over the old one, fsync the directory. And sometimes: unlink, fsync the directory.
 use super::possible::Possible;
 use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
@@ -29,7 +29,13 @@ pub struct Replace {
 
 impl Replace {
     pub fn new(seed: u64) -> Self {
-        Self { seed, random: Seeded::new(seed), version: 0, names: vec![Possible::only(None); NAMES as usize], syncs: 0 }
+        Self {
+            seed,
+            random: Seeded::new(seed),
+            version: 0,
+            names: vec![Possible::only(None); NAMES as usize],
+            syncs: 0,
+        }
     }
 
     fn replace(&mut self, folder: &Path, index: u64, journal: &dyn Journal) -> io::Result<()> {
@@ -37,7 +43,11 @@ impl Replace {
         let temporary = folder.join(format!("new-{index}"));
         let length = 24 + self.random.below(LENGTH_BYTES_MAX) as usize;
         let mut file = File::create(&temporary)?;
-        file.write_all(&pattern::content(pattern::identity(self.seed, index), self.version, length))?;
+        file.write_all(&pattern::content(
+            pattern::identity(self.seed, index),
+            self.version,
+            length,
+        ))?;
         file.sync_all()?;
         self.names[index as usize].begin(Some(self.version));
         journal.record(self)?;
@@ -86,18 +96,23 @@ impl Worker for Replace {
             let path = folder.join(format!("name-{index}"));
             let found = match fs::read(&path) {
                 Ok(bytes) => Some(
-                    pattern::version(pattern::identity(self.seed, index as u64), &bytes).map_err(|p| format!("{}: {p}", path.display()))?,
+                    pattern::version(pattern::identity(self.seed, index as u64), &bytes)
+                        .map_err(|p| format!("{}: {p}", path.display()))?,
                 ),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(format!("{}: {error}", path.display())),
             };
             name.settle(found).map_err(|problem| format!("{}: {problem}", path.display()))?;
             match fs::remove_file(folder.join(format!("new-{index}"))) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.to_string()),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error.to_string());
+                }
                 _ => {}
             }
         }
         // What was found is the starting point of the next round, so it must be durable.
-        File::open(folder).and_then(|directory| directory.sync_all()).map_err(|error| error.to_string())
+        File::open(folder)
+            .and_then(|directory| directory.sync_all())
+            .map_err(|error| error.to_string())
     }
 }

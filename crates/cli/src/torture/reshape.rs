@@ -1,10 +1,11 @@
-//! One file that is changed in all ways in which data and size of a file can be changed: stores through a shared mapping, writes past
-//! the page cache and through it, truncation, allocation, holes, zeros; every few changes an fsync or fdatasync, and an msync for
-//! each mapping.
+//! One file that is changed in all ways in which data and size of a file can be changed: stores
+//! through a shared mapping, writes past the page cache and through it, truncation, allocation,
+//! holes, zeros; every few changes an fsync or fdatasync, and an msync for each mapping.
 //!
-//! After a crash each unit of 512 bytes holds what was acknowledged last, or something begun since, and so does the size. Units are
-//! smaller than blocks, so that changes end within blocks. Behind the end, a unit counts as zeros: that is what a longer file shows.
-//! What was allocated, and not given back since, takes room.
+//! After a crash each unit of 512 bytes holds what was acknowledged last, or something begun since,
+//! and so does the size. Units are smaller than blocks, so that changes end within blocks. Behind
+//! the end, a unit counts as zeros: that is what a longer file shows. What was allocated, and not
+//! given back since, takes room.
 use super::mapping::store_and_sync;
 use super::possible::Possible;
 use super::workers::{Journal, Problem, Worker};
@@ -62,8 +63,8 @@ pub struct Reshape {
     version: u64,
     /// The version of each unit; 0 are zeros.
     units: Vec<Possible<u64>>,
-    /// In units: the acknowledged size, then what was begun since. While a file grows by a write, it may have any size between the
-    /// two that are given.
+    /// In units: the acknowledged size, then what was begun since. While a file grows by a write,
+    /// it may have any size between the two that are given.
     sizes: Vec<(u64, u64)>,
     /// Blocks that must take room.
     allocated: Vec<bool>,
@@ -82,7 +83,17 @@ impl Reshape {
     pub fn new(seed: u64) -> Self {
         let (units, none) = (vec![Possible::only(0); UNITS as usize], vec![false; BLOCKS as usize]);
         let random = Seeded::new(seed);
-        Self { seed, random, exists: false, version: 0, units, sizes: vec![(0, 0)], allocated: none.clone(), allocating: none, syncs: 0 }
+        Self {
+            seed,
+            random,
+            exists: false,
+            version: 0,
+            units,
+            sizes: vec![(0, 0)],
+            allocated: none.clone(),
+            allocating: none,
+            syncs: 0,
+        }
     }
 
     /// In units.
@@ -110,7 +121,9 @@ impl Reshape {
             7 => Step::Write(self.any_units(UNITS)),
             _ => {
                 let blocks = blocks(&self.any_units(UNITS));
-                Step::WriteDirectly(blocks.start as u64 * BLOCK_UNITS..blocks.end as u64 * BLOCK_UNITS)
+                Step::WriteDirectly(
+                    blocks.start as u64 * BLOCK_UNITS..blocks.end as u64 * BLOCK_UNITS,
+                )
             }
         }
     }
@@ -165,29 +178,47 @@ impl Reshape {
 
     fn perform(&self, step: &Step, file: &File, direct: &File) -> io::Result<()> {
         let offset = |units: &Units| units.start * UNIT_BYTES;
-        let allocate = |units: &Units, flags| Ok(fallocate(file, flags, offset(units), (units.end - units.start) * UNIT_BYTES)?);
-        let keep = |keep_size: bool| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+        let allocate = |units: &Units, flags| {
+            Ok(fallocate(file, flags, offset(units), (units.end - units.start) * UNIT_BYTES)?)
+        };
+        let keep = |keep_size: bool| {
+            if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() }
+        };
         match step {
             Step::Store(units) => store_and_sync(file, offset(units), &self.content(units)),
-            Step::WriteDirectly(units) => direct.write_all_at(&AlignedBuffer::copy_of(&self.content(units)), offset(units)),
+            Step::WriteDirectly(units) => {
+                direct.write_all_at(&AlignedBuffer::copy_of(&self.content(units)), offset(units))
+            }
             Step::Write(units) => file.write_all_at(&self.content(units), offset(units)),
             Step::Truncate { units } => file.set_len(units * UNIT_BYTES),
             Step::Allocate { units, keep_size } => allocate(units, keep(*keep_size)),
-            Step::Punch(units) => allocate(units, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),
-            Step::Zero { units, keep_size } => allocate(units, FallocateFlags::ZERO_RANGE | keep(*keep_size)),
+            Step::Punch(units) => {
+                allocate(units, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE)
+            }
+            Step::Zero { units, keep_size } => {
+                allocate(units, FallocateFlags::ZERO_RANGE | keep(*keep_size))
+            }
         }
     }
 
     /// What the newest version puts there.
     fn content(&self, units: &Units) -> Vec<u8> {
-        units.clone().flat_map(|unit| pattern::content(self.identity(unit), self.version, UNIT_BYTES as usize)).collect()
+        units
+            .clone()
+            .flat_map(|unit| {
+                pattern::content(self.identity(unit), self.version, UNIT_BYTES as usize)
+            })
+            .collect()
     }
 
     /// An fsync or fdatasync has come back.
     fn acknowledge(&mut self) {
         self.units.iter_mut().for_each(Possible::acknowledge);
         self.sizes = vec![(self.size(), self.size())];
-        self.allocated.iter_mut().zip(&mut self.allocating).for_each(|(allocated, begun)| *allocated |= std::mem::take(begun));
+        self.allocated
+            .iter_mut()
+            .zip(&mut self.allocating)
+            .for_each(|(allocated, begun)| *allocated |= std::mem::take(begun));
         self.syncs += 1;
     }
 
@@ -199,20 +230,36 @@ impl Reshape {
         self.syncs += 1;
     }
 
-    fn check_shape(&mut self, size_bytes: u64, allocated_bytes: u64, bytes: &[u8]) -> Result<(), Problem> {
+    fn check_shape(
+        &mut self,
+        size_bytes: u64,
+        allocated_bytes: u64,
+        bytes: &[u8],
+    ) -> Result<(), Problem> {
         let size = size_bytes / UNIT_BYTES;
         let possible = self.sizes.iter().any(|(least, most)| (*least..=*most).contains(&size));
         if !possible || !size_bytes.is_multiple_of(UNIT_BYTES) {
-            return Err(format!("{size_bytes} bytes long, but possible are, in units of {UNIT_BYTES}, {:?}", self.sizes));
+            return Err(format!(
+                "{size_bytes} bytes long, but possible are, in units of {UNIT_BYTES}, {:?}",
+                self.sizes
+            ));
         }
-        let expected_bytes = self.allocated.iter().filter(|allocated| **allocated).count() as u64 * BLOCK_UNITS * UNIT_BYTES;
+        let expected_bytes = self.allocated.iter().filter(|allocated| **allocated).count() as u64
+            * BLOCK_UNITS
+            * UNIT_BYTES;
         if allocated_bytes < expected_bytes {
-            return Err(format!("takes {allocated_bytes} bytes, but {expected_bytes} were allocated"));
+            return Err(format!(
+                "takes {allocated_bytes} bytes, but {expected_bytes} were allocated"
+            ));
         }
         for (unit, bytes) in (0..).zip(bytes.chunks(UNIT_BYTES as usize)) {
             let within = |problem| format!("unit {unit}: {problem}");
             let is_zero = bytes.iter().all(|byte| *byte == 0);
-            let version = if is_zero { 0 } else { pattern::version(self.identity(unit), bytes).map_err(within)? };
+            let version = if is_zero {
+                0
+            } else {
+                pattern::version(self.identity(unit), bytes).map_err(within)?
+            };
             self.units[unit as usize].settle(version).map_err(within)?;
         }
         self.units[size as usize..].fill(Possible::only(0));
@@ -225,8 +272,12 @@ impl Reshape {
 impl Worker for Reshape {
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
         let path = folder.join(NAME);
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path)?;
-        let direct = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(&path)?;
+        let file =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path)?;
+        let direct = OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
+            .open(&path)?;
         if !self.exists {
             file.sync_all()?;
             File::open(folder)?.sync_all()?;
@@ -276,7 +327,8 @@ impl Worker for Reshape {
     }
 }
 
-/// Size, bytes allocated, and content, none of them from the page cache: when a volume is full, that holds what the volume refused.
+/// Size, bytes allocated, and content, none of them from the page cache: when a volume is full,
+/// that holds what the volume refused.
 fn read_from_server(file: &File, path: &Path) -> io::Result<(u64, u64, Vec<u8>)> {
     file.sync_all()?;
     fadvise(file, 0, None, Advice::DontNeed)?;

@@ -4,7 +4,12 @@ use super::*;
 /// A file of 100 units, written and acknowledged, with a hole of two blocks at unit 40.
 fn written() -> (Reshape, File, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let file = OpenOptions::new().create_new(true).read(true).write(true).open(folder.path().join(NAME)).unwrap();
+    let file = OpenOptions::new()
+        .create_new(true)
+        .read(true)
+        .write(true)
+        .open(folder.path().join(NAME))
+        .unwrap();
     let mut reshape = Reshape::new(7);
     reshape.exists = true;
     for step in [Step::Write(0..40), Step::Write(56..100)] {
@@ -50,12 +55,19 @@ fn a_step_that_was_begun_may_be_there_or_not() {
     for step in STEPS.iter().map(|step| step()) {
         let (mut reshape, _file, folder) = written();
         reshape.begin(&step);
-        reshape.check(folder.path()).unwrap_or_else(|problem| panic!("{step:?}, not there: {problem}"));
+        reshape
+            .check(folder.path())
+            .unwrap_or_else(|problem| panic!("{step:?}, not there: {problem}"));
         let (mut reshape, file, folder) = written();
         reshape.begin(&step);
         match reshape.perform(&step, &file, &file) {
             // Not every file system has this one.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported && matches!(step, Step::Zero { .. }) => continue,
+            Err(error)
+                if error.kind() == io::ErrorKind::Unsupported
+                    && matches!(step, Step::Zero { .. }) =>
+            {
+                continue;
+            }
             performed => performed.unwrap(),
         }
         reshape.check(folder.path()).unwrap_or_else(|problem| panic!("{step:?}, there: {problem}"));
@@ -73,7 +85,8 @@ fn an_msync_acknowledges_what_was_stored_and_no_more() {
     reshape.begin(&Step::Store(3..9));
     reshape.acknowledge_stored(&(3..9));
     assert!(reshape.check(folder.path()).unwrap_err().contains("unit 3: "));
-    // A file that has become longer keeps that, once something behind its old end was stored and acknowledged.
+    // A file that has become longer keeps that, once something behind its old end was stored and
+    // acknowledged.
     let (mut reshape, _file, folder) = written();
     reshape.begin(&Step::Truncate { units: 200 });
     reshape.begin(&Step::Store(150..151));
@@ -112,7 +125,12 @@ fn another_files_bytes_and_torn_units_are_told() {
 #[test]
 fn any_steps_leave_what_the_model_says() {
     let folder = tempfile::tempdir().unwrap();
-    let mut file = OpenOptions::new().create_new(true).read(true).write(true).open(folder.path().join(NAME)).unwrap();
+    let mut file = OpenOptions::new()
+        .create_new(true)
+        .read(true)
+        .write(true)
+        .open(folder.path().join(NAME))
+        .unwrap();
     let mut reshape = Reshape::new(11);
     reshape.exists = true;
     for _ in 0..400 {

@@ -1,4 +1,5 @@
-//! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the kill.
+//! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the
+//! kill.
 use super::session::{Mounts, detach};
 use super::signals::{output_of, was_for_the_run};
 use super::workers::Problem;
@@ -45,7 +46,9 @@ impl Running {
     /// SIGKILL, and wait until it is gone.
     pub fn kill(&mut self) -> Result<(), Problem> {
         match self.0.try_wait().map_err(text)? {
-            Some(status) if !was_for_the_run(status) => return Err(format!("the server had ended by itself: {status}")),
+            Some(status) if !was_for_the_run(status) => {
+                return Err(format!("the server had ended by itself: {status}"));
+            }
             _ => {}
         }
         self.0.kill().and_then(|()| self.0.wait()).map_err(text).map(|_| ())
@@ -88,7 +91,8 @@ impl Server {
     /// Starts a server, and returns when the mount answers.
     pub fn start(&self, options: &[&str]) -> Result<Running, Problem> {
         let mut running = self.spawn(options)?;
-        let outside = device_of(self.mountpoint.parent().unwrap_or(Path::new("/"))).ok_or("no working folder")?;
+        let outside = device_of(self.mountpoint.parent().unwrap_or(Path::new("/")))
+            .ok_or("no working folder")?;
         let begin = clock::now_monotonic();
         while device_of(&self.mountpoint).is_none_or(|device| device == outside) {
             if let Some(status) = running.0.try_wait().map_err(text)? {
@@ -125,7 +129,8 @@ impl Server {
             .args(self.mounts.arguments())
             .args(options)
             .stdout(Stdio::null());
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).map_err(text)?;
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.log()).map_err(text)?;
         Ok(Running(command.stderr(log).spawn().map_err(|error| format!("{PROGRAM}: {error}"))?))
     }
 
@@ -134,7 +139,8 @@ impl Server {
         self.image.with_extension("log")
     }
 
-    /// Takes away the mount whose server is dead, and waits until the kernel has let go of the image.
+    /// Takes away the mount whose server is dead, and waits until the kernel has let go of the
+    /// image.
     pub fn take_away_dead_mount(&self) -> Result<(), Problem> {
         let begin = clock::now_monotonic();
         while mounts::is_mounted_below(&self.mountpoint) {
@@ -144,11 +150,14 @@ impl Server {
             }
             clock::sleep(POLL_INTERVAL);
         }
-        // A mount that was taken away may live on for a moment, in somebody's sync(2), and holds its loop device so long; what a
-        // dead server had in an io_uring holds its files until the kernel has cleaned up.
+        // A mount that was taken away may live on for a moment, in somebody's sync(2), and holds
+        // its loop device so long; what a dead server had in an io_uring holds its files until the
+        // kernel has cleaned up.
         let image = fs::canonicalize(&self.image).map_err(text)?;
         let file = fs::File::open(&image).map_err(text)?;
-        while is_behind_a_loop_device(&image) || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        while is_behind_a_loop_device(&image)
+            || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+        {
             if begin.elapsed() > MOUNT_TIME_MAX {
                 return Err("the kernel does not let go of the image".into());
             }
@@ -157,13 +166,15 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the mount in order; the server must end well, too. Somebody else may look into the mount for a moment, an indexer or a
-    /// file manager: that is no finding.
+    /// Ends the mount in order; the server must end well, too. Somebody else may look into the
+    /// mount for a moment, an indexer or a file manager: that is no finding.
     pub fn unmount(&self, running: &mut Running) -> Result<(), Problem> {
         let begin = clock::now_monotonic();
         loop {
             match self.run(&["umount", &self.mountpoint.to_string_lossy()]) {
-                Err(problem) if problem.contains("is busy") && begin.elapsed() < BUSY_TIME_MAX => clock::sleep(POLL_INTERVAL),
+                Err(problem) if problem.contains("is busy") && begin.elapsed() < BUSY_TIME_MAX => {
+                    clock::sleep(POLL_INTERVAL)
+                }
                 other => break other?,
             }
         }
@@ -180,7 +191,11 @@ impl Server {
     /// `cairn shutdown`, which leaves the mount.
     pub fn shut_down(&self, flush: bool) -> Result<(), Problem> {
         let mountpoint = self.mountpoint.to_string_lossy();
-        if flush { self.run(&["shutdown", &mountpoint]) } else { self.run(&["shutdown", "--no-log-flush", &mountpoint]) }
+        if flush {
+            self.run(&["shutdown", &mountpoint])
+        } else {
+            self.run(&["shutdown", "--no-log-flush", &mountpoint])
+        }
     }
 
     pub fn sync(&self) -> Result<(), Problem> {
@@ -193,7 +208,12 @@ impl Server {
             return Ok(());
         }
         let told = [output.stdout, output.stderr].concat();
-        Err(format!("cairn {}: {}\n{}", arguments.join(" "), output.status, String::from_utf8_lossy(&told)))
+        Err(format!(
+            "cairn {}: {}\n{}",
+            arguments.join(" "),
+            output.status,
+            String::from_utf8_lossy(&told)
+        ))
     }
 }
 

@@ -1,7 +1,8 @@
 //! One run of an instrument on real mounts: its folder, its progress, Ctrl-C, and its report.
 //!
-//! The folder is made below the one that the user named. It goes away with everything mounted in it, however the run ends;
-//! after a finding what shows it stays. The first signal sets a flag, and the run ends in order; the second one ends it at once.
+//! The folder is made below the one that the user named. It goes away with everything mounted in
+//! it, however the run ends; after a finding what shows it stays. The first signal sets a flag, and
+//! the run ends in order; the second one ends it at once.
 use super::server::Server;
 use super::signals::{listen, output_of};
 use super::stall::stalled_elsewhere;
@@ -32,10 +33,12 @@ const ROOM_BYTES_MIN: u64 = 1 << 20;
 /// What all of these instruments take.
 #[derive(clap::Args)]
 pub struct Common {
-    /// Folder in which the images and the mount point are made, in a folder of their own [default: the one for temporary files].
+    /// Folder in which the images and the mount point are made, in a folder of their own [default:
+    /// the one for temporary files].
     #[arg(long, value_name = "DIR")]
     pub work: Option<PathBuf>,
-    /// Repeats the choices of an earlier run; the moments differ all the same [default: a random one, which is printed].
+    /// Repeats the choices of an earlier run; the moments differ all the same [default: a random
+    /// one, which is printed].
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
     /// Print JSON.
@@ -46,7 +49,8 @@ pub struct Common {
 /// How the volumes of an instrument are mounted.
 #[derive(Clone, Default, clap::Args)]
 pub struct Mounts {
-    /// Options for every mount, as of `cairn mount`: transport=dev, say. The instrument's own come after them.
+    /// Options for every mount, as of `cairn mount`: transport=dev, say. The instrument's own come
+    /// after them.
     #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
     options: Vec<String>,
 }
@@ -144,7 +148,8 @@ pub struct Session {
 struct Received {
     /// The first one: to end in order.
     interrupt: AtomicBool,
-    /// The second one: the mounts are being taken away, and what the run finds from now on means nothing.
+    /// The second one: the mounts are being taken away, and what the run finds from now on means
+    /// nothing.
     abandoned: AtomicBool,
 }
 
@@ -169,7 +174,8 @@ impl Session {
         };
         let seed = common.seed.unwrap_or_else(random::u64);
         let (figures, begin) = (Figures::default(), clock::now_monotonic());
-        let session = Self { folder, seed, figures, length: plan.length, begin, verdict: None, bar, signals };
+        let session =
+            Self { folder, seed, figures, length: plan.length, begin, verdict: None, bar, signals };
         session.tell(&format!("seed {seed}"));
         Ok(session)
     }
@@ -191,7 +197,10 @@ impl Session {
     /// Waits as long as `wanted`, at most for `time`; a signal ends the wait.
     pub fn sleep_while(&self, time: Duration, wanted: impl Fn() -> bool) {
         let begin = clock::now_monotonic();
-        while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero() && !self.is_interrupted() && wanted()) {
+        while let Some(left) = time
+            .checked_sub(begin.elapsed())
+            .filter(|left| !left.is_zero() && !self.is_interrupted() && wanted())
+        {
             clock::sleep(left.min(SLICE));
             self.show_time();
         }
@@ -235,13 +244,21 @@ impl Session {
 
     /// Makes a volume, and mounts it once: whether that works says nothing of crashes.
     pub fn make_volume(&self, server: &Server, size: &str, log_size: &str) -> Result<(), Halt> {
-        let made = server.make_volume(size, log_size).and_then(|()| server.unmount(&mut server.start(&[])?));
-        made.map_err(|problem| Halt::Unable(format!("a volume cannot be made and mounted here: {problem}")))
+        let made = server
+            .make_volume(size, log_size)
+            .and_then(|()| server.unmount(&mut server.start(&[])?));
+        made.map_err(|problem| {
+            Halt::Unable(format!("a volume cannot be made and mounted here: {problem}"))
+        })
     }
 }
 
 /// Runs `work`, and prints the report. Errors say that it could not be run.
-pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> Result<(), Halt>) -> anyhow::Result<ExitCode> {
+pub fn run(
+    plan: &Plan<'_>,
+    common: &Common,
+    work: impl FnOnce(&mut Session) -> Result<(), Halt>,
+) -> anyhow::Result<ExitCode> {
     let mut session = Session::new(plan, common)?;
     let ended = work(&mut session);
     while session.signals.abandoned.load(Ordering::SeqCst) {
@@ -251,11 +268,16 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
     let finding = match ended {
         Ok(()) | Err(Halt::Interrupted) => None,
         Err(Halt::Found(problem)) if is_full(session.folder(), &problem) => {
-            bail!("the work folder's file system ran full, so this says nothing of cairn: {problem}")
+            bail!(
+                "the work folder's file system ran full, so this says nothing of cairn: {problem}"
+            )
         }
         Err(Halt::Found(problem)) => {
             if let Some(mount) = stalled_elsewhere(&problem, session.folder()) {
-                bail!("{} does not end a sync, and holds up the machine, so this says nothing of cairn: {problem}", mount.display());
+                bail!(
+                    "{} does not end a sync, and holds up the machine, so this says nothing of cairn: {problem}",
+                    mount.display()
+                );
             }
             Some(problem)
         }
@@ -266,7 +288,11 @@ pub fn run(plan: &Plan<'_>, common: &Common, work: impl FnOnce(&mut Session) -> 
     drop(bar);
     let (mut server_log, mut kept) = (None, Vec::new());
     if finding.is_some() {
-        server_log = plan.evidence.iter().filter(|name| name.ends_with(".log")).find_map(|name| last_lines(&folder.0.join(name)));
+        server_log = plan
+            .evidence
+            .iter()
+            .filter(|name| name.ends_with(".log"))
+            .find_map(|name| last_lines(&folder.0.join(name)));
         kept = folder.keep(plan.evidence);
     } else {
         drop(folder);
@@ -295,20 +321,34 @@ struct Report {
 impl fmt::Display for Told<Report> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { seconds, figures, finding, server_log, kept, verdict } = &self.report;
-        writeln!(formatter, "cairn torture {}{}", self.command, if self.interrupted { ", interrupted" } else { "" })?;
+        writeln!(
+            formatter,
+            "cairn torture {}{}",
+            self.command,
+            if self.interrupted { ", interrupted" } else { "" }
+        )?;
         for (name, value, explanation) in &figures.0 {
             line(formatter, &name.replace('_', " "), *value, explanation)?;
         }
         writeln!(formatter, "  {seconds:.1} s")?;
         let Some(problem) = finding else {
             let tested = figures.0.iter().any(|(_, value, _)| *value > 0);
-            return writeln!(formatter, "{} (seed {})", if tested { verdict } else { "Nothing was tested." }, self.seed);
+            return writeln!(
+                formatter,
+                "{} (seed {})",
+                if tested { verdict } else { "Nothing was tested." },
+                self.seed
+            );
         };
         // What was found comes last: of a long output, the end is what is kept.
         if let Some(log) = server_log {
             writeln!(formatter, "\nthe server's last words:\n{log}")?;
         }
-        writeln!(formatter, "\nrepeat: cairn torture {} --seed {}; the moments will differ", self.command, self.seed)?;
+        writeln!(
+            formatter,
+            "\nrepeat: cairn torture {} --seed {}; the moments will differ",
+            self.command, self.seed
+        )?;
         kept.iter().try_for_each(|file| writeln!(formatter, "kept: {}", file.display()))?;
         writeln!(formatter, "FOUND: {problem}")
     }
@@ -320,16 +360,20 @@ fn last_lines(path: &Path) -> Option<String> {
     (!lines.is_empty()).then(|| lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"))
 }
 
-/// Whether the file system of `folder` has no room left; or `problem` is a lack of room, and there is not enough for all of the images,
-/// which give room back when it runs out. Some room is kept for root alone.
+/// Whether the file system of `folder` has no room left; or `problem` is a lack of room, and there
+/// is not enough for all of the images, which give room back when it runs out. Some room is kept
+/// for root alone.
 fn is_full(folder: &Path, problem: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let free = |space: &rustix::fs::StatVfs| if is_root { space.f_bfree } else { space.f_bavail };
     let Ok(space) = rustix::fs::statvfs(folder) else { return false };
     let free_bytes = free(&space).saturating_mul(space.f_frsize);
-    let holes_bytes = |file: fs::Metadata| if file.is_file() { file.len().saturating_sub(file.blocks() * 512) } else { 0 };
+    let holes_bytes = |file: fs::Metadata| {
+        if file.is_file() { file.len().saturating_sub(file.blocks() * 512) } else { 0 }
+    };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let missing_bytes: u64 = entries.filter_map(|entry| entry.metadata().ok()).map(holes_bytes).sum();
+    let missing_bytes: u64 =
+        entries.filter_map(|entry| entry.metadata().ok()).map(holes_bytes).sum();
     free_bytes < ROOM_BYTES_MIN || (problem.contains("No space left") && free_bytes < missing_bytes)
 }
 
@@ -362,7 +406,8 @@ impl Folder {
                 let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir(entry.path()));
             }
         }
-        let kept = names.iter().map(|name| self.0.join(name)).filter(|path| path.exists()).collect();
+        let kept =
+            names.iter().map(|name| self.0.join(name)).filter(|path| path.exists()).collect();
         std::mem::forget(self);
         kept
     }
@@ -415,7 +460,8 @@ mod tests {
 
     fn told(finding: Option<Problem>, figures: Figures, interrupted: bool) -> Told<Report> {
         let kept = if finding.is_some() { vec!["/work/image".into()] } else { Vec::new() };
-        let (server_log, verdict) = (finding.is_some().then(|| "a last word".into()), "All is well.".into());
+        let (server_log, verdict) =
+            (finding.is_some().then(|| "a last word".into()), "All is well.".into());
         let passed = finding.is_none();
         let report = Report { seconds: 1.0, figures, finding, server_log, kept, verdict };
         Told { command: "kill9 --rounds 9".into(), seed: 5, passed, interrupted, report }
@@ -430,7 +476,12 @@ mod tests {
         let text = told(None, rounds(3), false).to_string();
         assert!(text.contains("kill rounds") && text.contains("All is well. (seed 5)"), "{text}");
         let text = told(None, rounds(0), true).to_string();
-        assert!(text.contains("interrupted") && text.contains("Nothing was tested.") && !text.contains("All is well"), "{text}");
+        assert!(
+            text.contains("interrupted")
+                && text.contains("Nothing was tested.")
+                && !text.contains("All is well"),
+            "{text}"
+        );
         let json = serde_json::to_value(told(None, rounds(3), false)).unwrap();
         assert_eq!((json["kill_rounds"].as_u64(), json["finding"].is_null()), (Some(3), true));
     }
@@ -438,9 +489,12 @@ mod tests {
     #[test]
     fn a_finding_says_what_shows_it_and_how_to_repeat_it() {
         let text = told(Some("round 3: a record is gone".into()), rounds(2), false).to_string();
-        for part in
-            ["FOUND: round 3: a record is gone", "a last word", "kept: /work/image", "repeat: cairn torture kill9 --rounds 9 --seed 5"]
-        {
+        for part in [
+            "FOUND: round 3: a record is gone",
+            "a last word",
+            "kept: /work/image",
+            "repeat: cairn torture kill9 --rounds 9 --seed 5",
+        ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
         assert_eq!(text.lines().last(), Some("FOUND: round 3: a record is gone"));
@@ -461,7 +515,10 @@ mod tests {
         ["image", "disk"].into_iter().for_each(|name| fs::write(path.join(name), "x").unwrap());
         assert_eq!(folder.keep(&["image", "missing"]), [path.join("image")]);
         assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
-        let error = Folder::new(Some(parent.path()), u64::MAX).err().expect("there is less room").to_string();
+        let error = Folder::new(Some(parent.path()), u64::MAX)
+            .err()
+            .expect("there is less room")
+            .to_string();
         assert!(error.contains("--work"), "{error}");
     }
 }

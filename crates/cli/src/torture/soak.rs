@@ -1,13 +1,15 @@
 //! `cairn torture soak`: hours of mixed load on one mount, with an eye on what its server takes.
 //!
-//! A cycle: the workers; loads of `cairn bench`; filling the volume until nothing fits any more, and removing it all; then the
-//! workers check what they remember, and the server's memory, file descriptors and threads are counted while nothing runs. For
-//! the first half of the time one server lives on; then each cycle ends with a kill, a shutdown or an unmount, and a new server.
+//! A cycle: the workers; loads of `cairn bench`; filling the volume until nothing fits any more,
+//! and removing it all; then the workers check what they remember, and the server's memory, file
+//! descriptors and threads are counted while nothing runs. For the first half of the time one
+//! server lives on; then each cycle ends with a kill, a shutdown or an unmount, and a new server.
 //!
-//! Growth, with the allowances below: in the first half, each figure after a cycle against the same server's figure after
-//! its first ten. What a cache takes is reached by then; what grows for ever passes any allowance in time. In the second half,
-//! each server's figure after its only cycle against that of the first server that was started after a stop: what a stop leaves on
-//! the volume must not make the next server take more. A run in which nothing could be compared says so.
+//! Growth, with the allowances below: in the first half, each figure after a cycle against the same
+//! server's figure after its first ten. What a cache takes is reached by then; what grows for ever
+//! passes any allowance in time. In the second half, each server's figure after its only cycle
+//! against that of the first server that was started after a stop: what a stop leaves on the volume
+//! must not make the next server take more. A run in which nothing could be compared says so.
 use super::growth::{Growth, Taken};
 use super::load::{Stop, recover_and_check};
 use super::server::{Running, Server, cairn, text};
@@ -29,11 +31,13 @@ const SETTLE: Duration = Duration::from_secs(2);
 const FILL_FILE_BYTES: usize = 3 << 20;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may be missing.
+/// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may
+/// be missing.
 ///
-/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time kills, shutdowns and unmounts. The
-/// server's memory, file descriptors and threads are counted after each cycle, when nothing runs. The first ten cycles only warm it
-/// up: an hour is long enough to judge growth.
+/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time
+/// kills, shutdowns and unmounts. The server's memory, file descriptors and threads are counted
+/// after each cycle, when nothing runs. The first ten cycles only warm it up: an hour is long
+/// enough to judge growth.
 #[derive(Parser)]
 pub struct Soak {
     /// Hours; a fraction is possible.
@@ -51,7 +55,8 @@ pub struct Soak {
 fn hours(text: &str) -> Result<Duration, String> {
     let hours: Option<f64> = text.parse().ok();
     let time = hours.and_then(|hours| Duration::try_from_secs_f64(hours * SECONDS_PER_HOUR).ok());
-    time.filter(|time| !time.is_zero()).ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
+    time.filter(|time| !time.is_zero())
+        .ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
 }
 
 struct Cycles<'a> {
@@ -63,7 +68,8 @@ struct Cycles<'a> {
 }
 
 const VOLUME_BYTES: u64 = 1 << 30;
-const DID_NOT_GROW: &str = "The server did not grow, nothing acknowledged was lost, and fsck found nothing.";
+const DID_NOT_GROW: &str =
+    "The server did not grow, nothing acknowledged was lost, and fsck found nothing.";
 const TOO_SHORT: &str = "Nothing acknowledged was lost, and fsck found nothing. The run was too short to say whether the server grows: \
     that takes more than ten cycles in the first half of its time.";
 
@@ -71,7 +77,11 @@ impl Soak {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let plan = Plan {
-            command: format!("soak --hours {}{}", self.hours.as_secs_f64() / SECONDS_PER_HOUR, self.mounts.shown()),
+            command: format!(
+                "soak --hours {}{}",
+                self.hours.as_secs_f64() / SECONDS_PER_HOUR,
+                self.mounts.shown()
+            ),
             length: Length::Time(self.hours),
             needs_bytes: VOLUME_BYTES,
             verdict: TOO_SHORT,
@@ -86,15 +96,26 @@ fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     let mut workers = workers(session.seed);
     let random = Seeded::new(session.seed);
-    let mut cycles = Cycles { load: Duration::from_secs(arguments.load_seconds), session, server, random, growth: Growth::default() };
+    let mut cycles = Cycles {
+        load: Duration::from_secs(arguments.load_seconds),
+        session,
+        server,
+        random,
+        growth: Growth::default(),
+    };
     let mut stops = 0;
     let mut running = cycles.server.start(&[])?;
     for cycle in 1.. {
         let within = |problem: Problem| Halt::Found(problem).within(&format!("cycle {cycle}"));
         workers = cycles.run_cycle(workers, &running, cycle).map_err(within)?;
-        let acknowledgements: u64 = workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
+        let acknowledgements: u64 =
+            workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
         cycles.session.set("cycles", cycle, "of workers, loads and a full volume");
-        cycles.session.set("acknowledgements", acknowledgements, "by fsync, and all of it was there");
+        cycles.session.set(
+            "acknowledgements",
+            acknowledgements,
+            "by fsync, and all of it was there",
+        );
         let over = cycles.session.elapsed() >= arguments.hours || cycles.session.is_interrupted();
         cycles.tell_growth();
         if !over && cycles.session.elapsed() < arguments.hours / 2 {
@@ -102,7 +123,11 @@ fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
         }
         stops += 1;
         workers = cycles.stop_and_check(workers, running).map_err(within)?;
-        cycles.session.set("stops", stops, "kills and shutdowns under load, and unmounts after it, in the second half");
+        cycles.session.set(
+            "stops",
+            stops,
+            "kills and shutdowns under load, and unmounts after it, in the second half",
+        );
         if over {
             break;
         }
@@ -116,20 +141,37 @@ impl Cycles<'_> {
     fn tell_growth(&mut self) {
         // What the first server takes: that one lives longest.
         if let Some((first, last)) = self.growth.first_life() {
-            self.session.set("memory_kib_first", first.memory_kib, "of the server, after the first cycle");
+            self.session.set(
+                "memory_kib_first",
+                first.memory_kib,
+                "of the server, after the first cycle",
+            );
             self.session.set("memory_kib_last", last.memory_kib, "at the end of its life");
             self.session.set("descriptors_first", first.descriptors, "");
             self.session.set("descriptors_last", last.descriptors, "");
             self.session.set("threads_last", last.threads, "");
         }
-        self.session.set("growth_comparisons", self.growth.in_one_life, "of the first server with what it took after ten cycles");
-        self.session.set("restart_comparisons", self.growth.between_lives, "of later servers with the first one after a stop");
+        self.session.set(
+            "growth_comparisons",
+            self.growth.in_one_life,
+            "of the first server with what it took after ten cycles",
+        );
+        self.session.set(
+            "restart_comparisons",
+            self.growth.between_lives,
+            "of later servers with the first one after a stop",
+        );
         if self.growth.in_one_life > 0 {
             self.session.set_verdict(DID_NOT_GROW);
         }
     }
 
-    fn run_cycle(&mut self, workers: Vec<Named>, running: &Running, cycle: u64) -> Result<Vec<Named>, Problem> {
+    fn run_cycle(
+        &mut self,
+        workers: Vec<Named>,
+        running: &Running,
+        cycle: u64,
+    ) -> Result<Vec<Named>, Problem> {
         let begin = clock::now_monotonic();
         let (stop, threads) = start_workers(&self.server, workers);
         // Together with the workers, then without.
@@ -138,7 +180,13 @@ impl Cycles<'_> {
         stop.store(true, Ordering::SeqCst);
         let (mut workers, worked) = join_workers(threads)?;
         // On a full volume, workers may be refused, but for lack of space only.
-        worked.or_else(|problem| if cycle.is_multiple_of(3) && problem.contains("No space") { Ok(()) } else { Err(problem) })?;
+        worked.or_else(|problem| {
+            if cycle.is_multiple_of(3) && problem.contains("No space") {
+                Ok(())
+            } else {
+                Err(problem)
+            }
+        })?;
         filled?;
         self.take_refusal()?;
         for load in ["fsync-write", "small-durable-files", "create-walk-unlink"] {
@@ -151,7 +199,10 @@ impl Cycles<'_> {
         self.session.sleep(SETTLE);
         let taken = Taken::of(running.id())?;
         self.growth.add(taken)?;
-        self.session.tell(&format!("cycle {cycle}: {taken:?}; filled with {files} files; {:.1} s", begin.elapsed().as_secs_f64()));
+        self.session.tell(&format!(
+            "cycle {cycle}: {taken:?}; filled with {files} files; {:.1} s",
+            begin.elapsed().as_secs_f64()
+        ));
         Ok(workers)
     }
 
@@ -159,7 +210,8 @@ impl Cycles<'_> {
     fn bench(&self, load: &str, target: &str) -> Result<(), Problem> {
         let seconds = self.load.as_secs().to_string();
         let mut command = cairn(&["bench", "run", load, "--target", target, "--seconds", &seconds]);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(text)?;
+        let mut child =
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(text)?;
         let mut ended = None;
         while ended.is_none() {
             self.session.sleep(POLL_INTERVAL);
@@ -174,12 +226,19 @@ impl Cycles<'_> {
             return Ok(());
         }
         let mut told = String::new();
-        child.stderr.take().map(|mut errors| errors.read_to_string(&mut told)).transpose().map_err(text)?;
-        let space = rustix::fs::statvfs(self.server.mountpoint()).map(|space| (space.f_bavail, space.f_blocks));
+        child
+            .stderr
+            .take()
+            .map(|mut errors| errors.read_to_string(&mut told))
+            .transpose()
+            .map_err(text)?;
+        let space = rustix::fs::statvfs(self.server.mountpoint())
+            .map(|space| (space.f_bavail, space.f_blocks));
         Err(format!("{load}, available and all blocks {space:?}: {told}"))
     }
 
-    /// Writes files until nothing fits, then removes them; the volume must have room again. Returns how many there were.
+    /// Writes files until nothing fits, then removes them; the volume must have room again. Returns
+    /// how many there were.
     fn fill(&self) -> Result<u64, Problem> {
         let folder = self.server.mountpoint().join("fill");
         let content = vec![0x5a; FILL_FILE_BYTES];
@@ -196,17 +255,25 @@ impl Cycles<'_> {
         }
         self.take_refusal()?;
         fs::remove_dir_all(&folder).map_err(|error| format!("emptying a full volume: {error}"))?;
-        write_durably(&self.server.mountpoint().join("room"), &content).map_err(|error| format!("after emptying the volume: {error}"))?;
+        write_durably(&self.server.mountpoint().join("room"), &content)
+            .map_err(|error| format!("after emptying the volume: {error}"))?;
         Ok(files)
     }
 
-    /// The kernel keeps a refusal of data for lack of space for whoever syncs next, whose data it need not have been.
+    /// The kernel keeps a refusal of data for lack of space for whoever syncs next, whose data it
+    /// need not have been.
     fn take_refusal(&self) -> Result<(), Problem> {
-        self.server.sync().or_else(|problem| if problem.contains("No space") { Ok(()) } else { Err(problem) })
+        self.server
+            .sync()
+            .or_else(|problem| if problem.contains("No space") { Ok(()) } else { Err(problem) })
     }
 
     /// Ends a server's life in one of the ways: under load, or in order after it.
-    fn stop_and_check(&mut self, workers: Vec<Named>, mut running: Running) -> Result<Vec<Named>, Problem> {
+    fn stop_and_check(
+        &mut self,
+        workers: Vec<Named>,
+        mut running: Running,
+    ) -> Result<Vec<Named>, Problem> {
         let (stop, threads) = start_workers(&self.server, workers);
         let load_ms = self.random.below(3000);
         self.session.sleep(Duration::from_millis(load_ms));

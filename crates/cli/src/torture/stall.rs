@@ -1,8 +1,9 @@
 //! Whether something else than the program under test keeps a run waiting.
 //!
-//! sync(2) waits for every file system of the machine, one after the other, and holds on to each meanwhile: a FUSE server that
-//! is stopped, or a disk that does not answer, keeps mounts alive that were taken away, and images in use. What a run then
-//! waited for too long says nothing of cairn.
+//! sync(2) waits for every file system of the machine, one after the other, and holds on to each
+//! meanwhile: a FUSE server that is stopped, or a disk that does not answer, keeps mounts alive
+//! that were taken away, and images in use. What a run then waited for too long says nothing of
+//! cairn.
 use cairn_bench::mounts;
 use cairn_environment::clock;
 use std::path::{Path, PathBuf};
@@ -13,14 +14,25 @@ use std::time::Duration;
 const SYNC_TIME_MAX: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// What findings say that are about time.
-const WAITED: [&str; 5] = ["no mount after", "does not let go of", "cannot be taken away", "is busy", "has not ended after"];
+const WAITED: [&str; 5] = [
+    "no mount after",
+    "does not let go of",
+    "cannot be taken away",
+    "is busy",
+    "has not ended after",
+];
 
-/// Another file system than those below `folder` that does not end a sync, if `problem` is that something took too long.
+/// Another file system than those below `folder` that does not end a sync, if `problem` is that
+/// something took too long.
 pub fn stalled_elsewhere(problem: &str, folder: &Path) -> Option<PathBuf> {
     if !WAITED.iter().any(|words| problem.contains(words)) {
         return None;
     }
-    let others = mounts::all().into_iter().map(|mount| mount.point).filter(|point| !point.starts_with(folder)).collect();
+    let others = mounts::all()
+        .into_iter()
+        .map(|mount| mount.point)
+        .filter(|point| !point.starts_with(folder))
+        .collect();
     // By a program of its own: what waits for a server that is stopped can't even be killed.
     first_stalled(others, SYNC_TIME_MAX, |mount| {
         let mut command = Command::new("sync");
@@ -29,11 +41,19 @@ pub fn stalled_elsewhere(problem: &str, folder: &Path) -> Option<PathBuf> {
     })
 }
 
-/// The first of `mounts` for which the program that `probe` makes does not end in time. One that fails has ended.
-fn first_stalled(mounts: Vec<PathBuf>, time_max: Duration, probe: impl Fn(&Path) -> Command) -> Option<PathBuf> {
+/// The first of `mounts` for which the program that `probe` makes does not end in time. One that
+/// fails has ended.
+fn first_stalled(
+    mounts: Vec<PathBuf>,
+    time_max: Duration,
+    probe: impl Fn(&Path) -> Command,
+) -> Option<PathBuf> {
     let begin = clock::now_monotonic();
-    let start = |mount: &Path| probe(mount).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok();
-    let mut running: Vec<(PathBuf, Child)> = mounts.into_iter().filter_map(|mount| start(&mount).map(|child| (mount, child))).collect();
+    let start = |mount: &Path| {
+        probe(mount).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
+    };
+    let mut running: Vec<(PathBuf, Child)> =
+        mounts.into_iter().filter_map(|mount| start(&mount).map(|child| (mount, child))).collect();
     while !running.is_empty() && begin.elapsed() < time_max {
         running.retain_mut(|(_, child)| matches!(child.try_wait(), Ok(None)));
         clock::sleep(POLL_INTERVAL);
@@ -62,7 +82,10 @@ mod tests {
     fn a_sync_that_does_not_end_is_named() {
         let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
         let quick = Duration::from_millis(300);
-        assert_eq!(first_stalled(paths(&["/failing", "/missing", "/stopped"]), quick, programs), Some("/stopped".into()));
+        assert_eq!(
+            first_stalled(paths(&["/failing", "/missing", "/stopped"]), quick, programs),
+            Some("/stopped".into())
+        );
         assert_eq!(first_stalled(paths(&["/failing", "/missing"]), SYNC_TIME_MAX, programs), None);
     }
 

@@ -1,4 +1,5 @@
-//! `cairn torture sync` kills right after a sync came back: without a single fsync, everything must be there, attributes included.
+//! `cairn torture sync` kills right after a sync came back: without a single fsync, everything must
+//! be there, attributes included.
 use super::pattern;
 use super::server::Server;
 use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
@@ -35,10 +36,11 @@ impl Way {
     }
 }
 
-/// Write without any fsync, sync, kill the server at once: everything must be there, attributes included.
+/// Write without any fsync, sync, kill the server at once: everything must be there, attributes
+/// included.
 ///
-/// The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last one, since only root's mounts hear of
-/// the others.
+/// The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last one,
+/// since only root's mounts hear of the others.
 #[derive(Parser)]
 pub struct Sync {
     /// Rounds.
@@ -65,13 +67,22 @@ impl Sync {
 }
 
 fn run_rounds(session: &mut Session, rounds: u64, mounts: &Mounts) -> Result<(), Halt> {
-    let ways: &[Way] = if rustix::process::geteuid().is_root() { &[Way::System, Way::FileSystem, Way::Command] } else { &[Way::Command] };
+    let ways: &[Way] = if rustix::process::geteuid().is_root() {
+        &[Way::System, Way::FileSystem, Way::Command]
+    } else {
+        &[Way::Command]
+    };
     let server = Server::new(session.folder(), mounts);
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     for (round, way) in (1..=rounds).zip(ways.iter().cycle()) {
-        run_round(&server, *way, round, session.seed).map_err(|problem| format!("round {round}, {}: {problem}", way.name()))?;
+        run_round(&server, *way, round, session.seed)
+            .map_err(|problem| format!("round {round}, {}: {problem}", way.name()))?;
         session.set("rounds", round, "of writing, sync, kill, recovery and check");
-        session.set("files", round * (FILES + 1), "written without fsync, a quarter of them removed again");
+        session.set(
+            "files",
+            round * (FILES + 1),
+            "written without fsync, a quarter of them removed again",
+        );
         session.tell_round(round, &format!("{}, killed, everything there", way.name()));
         if session.is_interrupted() {
             return Err(Halt::Interrupted);
@@ -88,9 +99,9 @@ fn run_round(server: &Server, way: Way, round: u64, seed: u64) -> Result<(), Pro
     write(&folder, round_seed).map_err(|error| format!("writing: {error}"))?;
     match way {
         Way::System => rustix::fs::sync(),
-        Way::FileSystem => {
-            File::open(server.mountpoint()).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(|error| error.to_string())?
-        }
+        Way::FileSystem => File::open(server.mountpoint())
+            .and_then(|root| Ok(rustix::fs::syncfs(root)?))
+            .map_err(|error| error.to_string())?,
         Way::Command => server.sync()?,
     }
     running.kill()?;
@@ -123,7 +134,10 @@ fn write(folder: &Path, seed: u64) -> io::Result<()> {
         let path = folder.join(format!("file-{index}"));
         fs::write(&path, file_content(seed, index))?;
         fs::set_permissions(&path, Permissions::from_mode(mode_of(index)))?;
-        File::options().write(true).open(&path)?.set_times(FileTimes::new().set_modified(time_of(index)))?;
+        File::options()
+            .write(true)
+            .open(&path)?
+            .set_times(FileTimes::new().set_modified(time_of(index)))?;
         match index % 4 {
             0 => fs::rename(&path, folder.join(format!("renamed-{index}")))?,
             1 => fs::remove_file(&path)?,
@@ -145,7 +159,8 @@ fn check(folder: &Path, seed: u64) -> Result<(), Problem> {
         };
         for name in names {
             let path = folder.join(format!("{name}-{index}"));
-            check_file(&path, seed, index).map_err(|problem| format!("{}: {problem}", path.display()))?;
+            check_file(&path, seed, index)
+                .map_err(|problem| format!("{}: {problem}", path.display()))?;
             entries += 1;
         }
     }
@@ -168,5 +183,9 @@ fn check_file(path: &Path, seed: u64, index: u64) -> Result<(), Problem> {
         return Err(format!("mode {mode:o}, but {:o} was set", mode_of(index)));
     }
     let modified = metadata.modified().map_err(|error| error.to_string())?;
-    if modified != time_of(index) { Err(format!("modified at {modified:?}, but {:?} was set", time_of(index))) } else { Ok(()) }
+    if modified != time_of(index) {
+        Err(format!("modified at {modified:?}, but {:?} was set", time_of(index)))
+    } else {
+        Ok(())
+    }
 }

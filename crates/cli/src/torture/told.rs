@@ -35,7 +35,11 @@ where
 /// What the first line of a report says of a run that was interrupted.
 pub fn interrupted_after(interrupted: bool, done: u64, total: Option<u64>, things: &str) -> String {
     let total = total.map_or(String::new(), |total| format!(" of {}", grouped(total)));
-    if interrupted { format!(", interrupted after {}{total} {things}", grouped(done)) } else { String::new() }
+    if interrupted {
+        format!(", interrupted after {}{total} {things}", grouped(done))
+    } else {
+        String::new()
+    }
 }
 
 /// How often something was done.
@@ -61,7 +65,12 @@ pub fn grouped(number: u64) -> String {
 }
 
 /// One figure of a report in words.
-pub fn line(formatter: &mut fmt::Formatter<'_>, name: &str, value: u64, explanation: &str) -> fmt::Result {
+pub fn line(
+    formatter: &mut fmt::Formatter<'_>,
+    name: &str,
+    value: u64,
+    explanation: &str,
+) -> fmt::Result {
     writeln!(formatter, "  {name:<22} {:>12}  {explanation}", grouped(value))
 }
 
@@ -71,8 +80,14 @@ mod tests {
 
     #[test]
     fn an_interrupted_run_says_how_far_it_got() {
-        assert_eq!(interrupted_after(true, 12, Some(39_304), "workloads"), ", interrupted after 12 of 39,304 workloads");
-        assert_eq!(interrupted_after(true, 1200, None, "volumes"), ", interrupted after 1,200 volumes");
+        assert_eq!(
+            interrupted_after(true, 12, Some(39_304), "workloads"),
+            ", interrupted after 12 of 39,304 workloads"
+        );
+        assert_eq!(
+            interrupted_after(true, 1200, None, "volumes"),
+            ", interrupted after 1,200 volumes"
+        );
         assert_eq!(interrupted_after(false, 12, Some(35), "workloads"), "");
     }
 

@@ -1,7 +1,8 @@
-//! Directories and files made, linked, renamed and removed, in any order; now and then every directory is fsynced.
+//! Directories and files made, linked, renamed and removed, in any order; now and then every
+//! directory is fsynced.
 //!
-//! After a crash the names must be those after some prefix of the operations, and the prefix holds everything before the
-//! last complete round of fsyncs.
+//! After a crash the names must be those after some prefix of the operations, and the prefix holds
+//! everything before the last complete round of fsyncs.
 use super::workers::{Journal, Problem, Worker};
 use super::{memory, pattern};
 use cairn_environment::random::Seeded;
@@ -43,7 +44,13 @@ pub struct Tree {
 impl Tree {
     pub fn new(seed: u64) -> Self {
         let identity = pattern::identity(seed, 0);
-        Self { identity, random: Seeded::new(seed), version: 0, states: vec![State::new()], syncs: 0 }
+        Self {
+            identity,
+            random: Seeded::new(seed),
+            version: 0,
+            states: vec![State::new()],
+            syncs: 0,
+        }
     }
 
     fn now(&self) -> State {
@@ -57,19 +64,23 @@ impl Tree {
     }
 
     fn any(&mut self, state: &State, wanted: fn(&Entry) -> bool) -> Option<PathBuf> {
-        let found: Vec<&PathBuf> = state.iter().filter(|(_, entry)| wanted(entry)).map(|(path, _)| path).collect();
+        let found: Vec<&PathBuf> =
+            state.iter().filter(|(_, entry)| wanted(entry)).map(|(path, _)| path).collect();
         (!found.is_empty()).then(|| found[self.random.below(found.len() as u64) as usize].clone())
     }
 
     /// A path that is free, in a directory of `state`.
     fn new_path(&mut self, state: &State) -> PathBuf {
-        let parent = self.any(state, |entry| *entry == Entry::Directory).filter(|path| path.components().count() < DEPTH_MAX);
+        let parent = self
+            .any(state, |entry| *entry == Entry::Directory)
+            .filter(|path| path.components().count() < DEPTH_MAX);
         let parent = if self.random.chance(1, 3) { None } else { parent };
         self.version += 1;
         parent.unwrap_or_default().join(format!("entry-{}", self.version))
     }
 
-    /// The state is recorded before the system is asked: from then on the change may be on the volume.
+    /// The state is recorded before the system is asked: from then on the change may be on the
+    /// volume.
     fn step(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
         let mut state = self.now();
         match self.random.below(if state.len() < ENTRIES_MAX { 8 } else { 3 }) {
@@ -104,7 +115,8 @@ impl Tree {
         file.write_all(&pattern::content(self.identity, version, length))?;
         file.sync_all()?;
         state.insert(path, Entry::File(Some(version)));
-        // The fsync came back: the state with an unknown content is past, but its names may still be what is found.
+        // The fsync came back: the state with an unknown content is past, but its names may still
+        // be what is found.
         self.begin(state, journal)
     }
 
@@ -115,26 +127,41 @@ impl Tree {
         }
         let entry = state.remove(&path);
         self.begin(state, journal)?;
-        if entry == Some(Entry::Directory) { fs::remove_dir(folder.join(path)) } else { fs::remove_file(folder.join(path)) }
+        if entry == Some(Entry::Directory) {
+            fs::remove_dir(folder.join(path))
+        } else {
+            fs::remove_file(folder.join(path))
+        }
     }
 
     fn rename(&mut self, folder: &Path, state: State, journal: &dyn Journal) -> io::Result<()> {
         let Some(old) = self.any(&state, |_| true) else { return Ok(()) };
         let is_file = state[&old] != Entry::Directory;
         let onto_another = is_file && self.random.chance(1, 3);
-        let target = if onto_another { self.any(&state, |entry| matches!(entry, Entry::File(_))) } else { None };
+        let target = if onto_another {
+            self.any(&state, |entry| matches!(entry, Entry::File(_)))
+        } else {
+            None
+        };
         let new = target.unwrap_or_else(|| self.new_path(&state));
         if new.starts_with(&old) {
             return Ok(());
         }
-        let mut renamed: State =
-            state.iter().filter(|(path, _)| !path.starts_with(&old) && **path != new).map(|(p, e)| (p.clone(), *e)).collect();
+        let mut renamed: State = state
+            .iter()
+            .filter(|(path, _)| !path.starts_with(&old) && **path != new)
+            .map(|(p, e)| (p.clone(), *e))
+            .collect();
         for (path, entry) in state.iter().filter(|(path, _)| path.starts_with(&old)) {
             let below = path.strip_prefix(&old).expect("it starts with it");
-            renamed.insert(if below.as_os_str().is_empty() { new.clone() } else { new.join(below) }, *entry);
+            renamed.insert(
+                if below.as_os_str().is_empty() { new.clone() } else { new.join(below) },
+                *entry,
+            );
         }
         // Two names of one file: rename(2) does nothing, so both states may be found.
-        let same_file = fs::metadata(folder.join(&old)).and_then(|a| Ok(same(&a, &fs::symlink_metadata(folder.join(&new))?)));
+        let same_file = fs::metadata(folder.join(&old))
+            .and_then(|a| Ok(same(&a, &fs::symlink_metadata(folder.join(&new))?)));
         if same_file.unwrap_or(false) {
             return Ok(());
         }
@@ -152,17 +179,32 @@ impl Tree {
         Ok(())
     }
 
-    fn fits(&self, state: &State, found: &BTreeMap<PathBuf, Option<Vec<u8>>>) -> Result<(), Problem> {
+    fn fits(
+        &self,
+        state: &State,
+        found: &BTreeMap<PathBuf, Option<Vec<u8>>>,
+    ) -> Result<(), Problem> {
         for path in state.keys().chain(found.keys()) {
             let fits = match (state.get(path), found.get(path)) {
-                (Some(Entry::Directory), Some(None)) | (Some(Entry::File(None)), Some(Some(_))) => true,
-                (Some(Entry::File(Some(version))), Some(Some(bytes))) => pattern::version(self.identity, bytes)? == *version,
+                (Some(Entry::Directory), Some(None)) | (Some(Entry::File(None)), Some(Some(_))) => {
+                    true
+                }
+                (Some(Entry::File(Some(version))), Some(Some(bytes))) => {
+                    pattern::version(self.identity, bytes)? == *version
+                }
                 _ => false,
             };
             if !fits {
-                let found =
-                    found.get(path).map(|content| content.as_ref().map_or("a directory".into(), |bytes| format!("{} bytes", bytes.len())));
-                return Err(format!("{}: expected {:?}, found {found:?}", path.display(), state.get(path)));
+                let found = found.get(path).map(|content| {
+                    content
+                        .as_ref()
+                        .map_or("a directory".into(), |bytes| format!("{} bytes", bytes.len()))
+                });
+                return Err(format!(
+                    "{}: expected {:?}, found {found:?}",
+                    path.display(),
+                    state.get(path)
+                ));
             }
         }
         Ok(())
@@ -175,7 +217,11 @@ fn same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
 }
 
 /// Everything below `folder`: the bytes of files, `None` for directories.
-fn read_tree(folder: &Path, below: &Path, found: &mut BTreeMap<PathBuf, Option<Vec<u8>>>) -> io::Result<()> {
+fn read_tree(
+    folder: &Path,
+    below: &Path,
+    found: &mut BTreeMap<PathBuf, Option<Vec<u8>>>,
+) -> io::Result<()> {
     for entry in fs::read_dir(folder.join(below))? {
         let entry = entry?;
         let path = below.join(entry.file_name());
@@ -210,9 +256,14 @@ impl Worker for Tree {
         let mut found = BTreeMap::new();
         read_tree(folder, Path::new(""), &mut found).map_err(|error| error.to_string())?;
         // The newest state first: its mismatch tells the most.
-        let problems: Vec<Problem> = self.states.iter().rev().map_while(|state| self.fits(state, &found).err()).collect();
+        let problems: Vec<Problem> =
+            self.states.iter().rev().map_while(|state| self.fits(state, &found).err()).collect();
         if problems.len() == self.states.len() {
-            return Err(format!("none of {} states fits; newest first: {}", problems.len(), problems.join("; ")));
+            return Err(format!(
+                "none of {} states fits; newest first: {}",
+                problems.len(),
+                problems.join("; ")
+            ));
         }
         let mut state = State::new();
         for (path, content) in found {

@@ -1,10 +1,13 @@
-//! `cairn torture vm`: cuts the power of a virtual machine, and looks at the disks that the cuts may have left.
+//! `cairn torture vm`: cuts the power of a virtual machine, and looks at the disks that the cuts
+//! may have left.
 //!
-//! One boot: the guest mounts the volume as the last power cut left it, its workers check it and work; the host kills the machine
-//! at a random moment. The disk's write log then tells what was flushed when. From it the host builds disks for several power
-//! cuts: the one that happened, and others at random moments before it. Of what was not flushed at a cut, a random part is on
-//! the disk, some of it torn. Each disk must pass `fsck`, mount, hold everything that was acknowledged before the cut, and pass
-//! `fsck --data` afterwards. The next boot begins with one of them, as it was before its check.
+//! One boot: the guest mounts the volume as the last power cut left it, its workers check it and
+//! work; the host kills the machine at a random moment. The disk's write log then tells what was
+//! flushed when. From it the host builds disks for several power cuts: the one that happened, and
+//! others at random moments before it. Of what was not flushed at a cut, a random part is on the
+//! disk, some of it torn. Each disk must pass `fsck`, mount, hold everything that was acknowledged
+//! before the cut, and pass `fsck --data` afterwards. The next boot begins with one of them, as it
+//! was before its check.
 use super::guest;
 use super::journal::{self, JOURNAL_BYTES, Mark, Record};
 use super::load::recover_and_check;
@@ -31,14 +34,17 @@ const WRITE_LOG_BYTES: u64 = 8 << 30;
 /// What the sparse disks take of that, as measured.
 const NEEDS_BYTES: u64 = 3 << 30;
 
-/// Cut the power of a virtual machine under load: nothing acknowledged may be missing from any disk that this may leave.
+/// Cut the power of a virtual machine under load: nothing acknowledged may be missing from any disk
+/// that this may leave.
 ///
-/// In a machine under QEMU (no KVM is needed) the workers of kill9 use a volume on a disk whose writes and flushes are recorded.
-/// The machine loses its power at a random moment. Disks are built as that cut, and others before it, may have left them: of what
-/// was not flushed a part is lost, or torn at a sector. Each must pass fsck, mount, and hold what was acknowledged.
+/// In a machine under QEMU (no KVM is needed) the workers of kill9 use a volume on a disk whose
+/// writes and flushes are recorded. The machine loses its power at a random moment. Disks are built
+/// as that cut, and others before it, may have left them: of what was not flushed a part is lost,
+/// or torn at a sector. Each must pass fsck, mount, and hold what was acknowledged.
 ///
-/// The kernel needs virtio, FUSE and dm-log-writes; the initramfs must set up the disks and start `cairn torture guest`.
-/// `scripts/vm-cuts` of the source tree makes both, from a package of Debian's cloud kernel, and calls this.
+/// The kernel needs virtio, FUSE and dm-log-writes; the initramfs must set up the disks and start
+/// `cairn torture guest`. `scripts/vm-cuts` of the source tree makes both, from a package of
+/// Debian's cloud kernel, and calls this.
 #[derive(Parser)]
 pub struct Vm {
     /// Kernel to boot.
@@ -59,7 +65,8 @@ pub struct Vm {
     /// Longest time under load, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     load_ms_max: u64,
-    /// A test of this test: the disk also loses what the last flush before the cut covered. Must find something.
+    /// A test of this test: the disk also loses what the last flush before the cut covered. Must
+    /// find something.
     #[arg(long)]
     lying_disk: bool,
     #[command(flatten)]
@@ -91,17 +98,26 @@ impl Vm {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let qemu = find_program(&self.qemu);
-        let qemu = qemu.with_context(|| format!("{} is not installed; Debian's package is qemu-system-x86", self.qemu))?;
+        let qemu = qemu.with_context(|| {
+            format!("{} is not installed; Debian's package is qemu-system-x86", self.qemu)
+        })?;
         for file in [&self.kernel, &self.initramfs] {
             File::open(file).with_context(|| file.display().to_string())?;
         }
         // QEMU takes a comma for the end of a name.
         let work = self.common.work.clone().unwrap_or_default();
-        ensure!(!work.to_string_lossy().contains(','), "--work {}: QEMU cannot use a name with a comma", work.display());
+        ensure!(
+            !work.to_string_lossy().contains(','),
+            "--work {}: QEMU cannot use a name with a comma",
+            work.display()
+        );
         let lying = if self.lying_disk { " --lying-disk" } else { "" };
         let (kernel, initramfs) = (self.kernel.display(), self.initramfs.display());
         let plan = Plan {
-            command: format!("vm --boots {} --cuts {} --kernel {kernel} --initramfs {initramfs}{lying}", self.boots, self.cuts),
+            command: format!(
+                "vm --boots {} --cuts {} --kernel {kernel} --initramfs {initramfs}{lying}",
+                self.boots, self.cuts
+            ),
             length: Length::Rounds(self.boots),
             needs_bytes: NEEDS_BYTES,
             verdict: "Nothing acknowledged was lost.",
@@ -113,15 +129,39 @@ impl Vm {
 
 fn run_boots(arguments: &Vm, session: &mut Session, qemu: PathBuf) -> Result<(), Halt> {
     let work = session.folder().to_owned();
-    let machine = Machine { qemu, kernel: arguments.kernel.clone(), initramfs: arguments.initramfs.clone(), work: work.clone() };
+    let machine = Machine {
+        qemu,
+        kernel: arguments.kernel.clone(),
+        initramfs: arguments.initramfs.clone(),
+        work: work.clone(),
+    };
     let workers = workers(session.seed);
-    let memories = workers.iter().map(|(_, worker)| worker.memory()).collect::<Result<_, _>>().map_err(text)?;
+    let memories = workers
+        .iter()
+        .map(|(_, worker)| worker.memory())
+        .collect::<Result<_, _>>()
+        .map_err(text)?;
     let random = Seeded::new(session.seed);
     // A small log goes round many times, and is full now and then.
-    session.make_volume(&Server::with_image(&work, work.join("base")), &VOLUME_BYTES.to_string(), "4M")?;
+    session.make_volume(
+        &Server::with_image(&work, work.join("base")),
+        &VOLUME_BYTES.to_string(),
+        "4M",
+    )?;
     session.set("boots", 0, "each with a power cut under load");
-    let mut campaign = Campaign { arguments, session, machine, random, workers, memories, cuts: 0, lost_writes: 0 };
-    (1..=arguments.boots).try_for_each(|boot| campaign.run_boot(boot).map_err(|halt| halt.within(&format!("boot {boot}"))))
+    let mut campaign = Campaign {
+        arguments,
+        session,
+        machine,
+        random,
+        workers,
+        memories,
+        cuts: 0,
+        lost_writes: 0,
+    };
+    (1..=arguments.boots).try_for_each(|boot| {
+        campaign.run_boot(boot).map_err(|halt| halt.within(&format!("boot {boot}")))
+    })
 }
 
 impl Campaign<'_> {
@@ -151,9 +191,11 @@ impl Campaign<'_> {
         Ok(())
     }
 
-    /// Runs the machine on the volume that the last boot left. Returns how long the load took to begin.
+    /// Runs the machine on the volume that the last boot left. Returns how long the load took to
+    /// begin.
     fn boot_and_cut(&self, boot: u64, load: Duration) -> Result<Duration, Halt> {
-        let (disk, write_log, memory) = (self.path("disk"), self.path("write-log"), self.path("memory"));
+        let (disk, write_log, memory) =
+            (self.path("disk"), self.path("write-log"), self.path("memory"));
         copy(&self.path("base"), &disk)?;
         set_length(&disk, VOLUME_BYTES + JOURNAL_BYTES)?;
         let _ = fs::remove_file(&write_log);
@@ -161,7 +203,10 @@ impl Campaign<'_> {
         guest::write_memory(&memory, &self.memories)?;
         let disks = Disks { volume: &disk, write_log: &write_log, memory: &memory };
         // The first boot has a new volume: when it fails, so does the machine.
-        let booted = self.machine.boot(self.session, &disks).map_err(|halt| if boot == 1 { halt.unable() } else { halt })?;
+        let booted = self
+            .machine
+            .boot(self.session, &disks)
+            .map_err(|halt| if boot == 1 { halt.unable() } else { halt })?;
         let after = booted.after;
         booted.cut_after(self.session, load)?;
         Ok(after)
@@ -184,8 +229,16 @@ impl Campaign<'_> {
             }
             applied = applied.max(durable);
             self.check_cut(log, epoch, &known[epoch], index == next)?;
-            self.session.set("power_cuts", self.cuts, "looked at: the one that was, and others before it");
-            self.session.set("writes_lost", self.lost_writes, "or torn, of those that no flush covered");
+            self.session.set(
+                "power_cuts",
+                self.cuts,
+                "looked at: the one that was, and others before it",
+            );
+            self.session.set(
+                "writes_lost",
+                self.lost_writes,
+                "or torn, of those that no flush covered",
+            );
         }
         Ok(())
     }
@@ -198,7 +251,9 @@ impl Campaign<'_> {
             for write in epoch.iter().filter(|write| write.offset_bytes >= VOLUME_BYTES) {
                 match journal::parse(&log.data(write)?)? {
                     Record::Mark(mark) => now.mark = Some(mark),
-                    Record::Memory { worker, text } => *now.memories.get_mut(worker).ok_or("a record of no worker")? = text,
+                    Record::Memory { worker, text } => {
+                        *now.memories.get_mut(worker).ok_or("a record of no worker")? = text
+                    }
                 }
             }
             known.push(now.clone());
@@ -206,12 +261,15 @@ impl Campaign<'_> {
         Ok(known)
     }
 
-    /// Epochs in which the power is cut: the last one, where it was cut, and others. While the workers check what they found they
-    /// change it, and nobody's memory is true.
+    /// Epochs in which the power is cut: the last one, where it was cut, and others. While the
+    /// workers check what they found they change it, and nobody's memory is true.
     fn choose_cuts(&mut self, known: &[Known]) -> Vec<usize> {
-        let possible: Vec<usize> = (0..known.len()).filter(|epoch| known[*epoch].mark != Some(Mark::Checking)).collect();
+        let possible: Vec<usize> =
+            (0..known.len()).filter(|epoch| known[*epoch].mark != Some(Mark::Checking)).collect();
         let mut chosen: Vec<usize> = possible.last().copied().into_iter().collect();
-        while !possible.is_empty() && (chosen.len() as u64) < self.arguments.cuts.min(possible.len() as u64) {
+        while !possible.is_empty()
+            && (chosen.len() as u64) < self.arguments.cuts.min(possible.len() as u64)
+        {
             let epoch = possible[self.random.below(possible.len() as u64) as usize];
             if !chosen.contains(&epoch) {
                 chosen.push(epoch);
@@ -221,7 +279,13 @@ impl Campaign<'_> {
         chosen
     }
 
-    fn check_cut(&mut self, log: &WriteLog, epoch: usize, known: &Known, is_next: bool) -> Result<(), Problem> {
+    fn check_cut(
+        &mut self,
+        log: &WriteLog,
+        epoch: usize,
+        known: &Known,
+        is_next: bool,
+    ) -> Result<(), Problem> {
         let survivors = match self.random.below(6) {
             0 => Survivors::Nothing,
             1 => Survivors::Everything,
@@ -229,7 +293,8 @@ impl Campaign<'_> {
         };
         let image = self.path("cut");
         copy(&self.path("current"), &image)?;
-        self.lost_writes += log.apply_part(epoch, &open(&image)?, VOLUME_BYTES, survivors, &mut self.random)?;
+        self.lost_writes +=
+            log.apply_part(epoch, &open(&image)?, VOLUME_BYTES, survivors, &mut self.random)?;
         let kept = self.path("cut-kept");
         copy(&image, &kept)?;
         for ((_, worker), memory) in self.workers.iter_mut().zip(&known.memories) {
@@ -237,8 +302,14 @@ impl Campaign<'_> {
         }
         let server = Server::with_image(self.session.folder(), image);
         let recovery_kills = if self.random.chance(1, 4) { 1 } else { 0 };
-        recover_and_check(&server, &mut self.workers, recovery_kills, &mut self.random)
-            .map_err(|problem| format!("power cut in epoch {epoch} of {}, {survivors}: {problem}", log.epochs.len()))?;
+        recover_and_check(&server, &mut self.workers, recovery_kills, &mut self.random).map_err(
+            |problem| {
+                format!(
+                    "power cut in epoch {epoch} of {}, {survivors}: {problem}",
+                    log.epochs.len()
+                )
+            },
+        )?;
         self.cuts += 1;
         if is_next {
             fs::rename(&kept, self.path("base")).map_err(|error| error.to_string())?;
@@ -249,18 +320,28 @@ impl Campaign<'_> {
 }
 
 fn open(path: &Path) -> Result<File, Problem> {
-    OpenOptions::new().read(true).write(true).open(path).map_err(|error| format!("{}: {error}", path.display()))
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn set_length(path: &Path, length_bytes: u64) -> Result<(), Problem> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    file.and_then(|file| file.set_len(length_bytes)).map_err(|error| format!("{}: {error}", path.display()))
+    file.and_then(|file| file.set_len(length_bytes))
+        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Copies an image with its holes.
 fn copy(from: &Path, to: &Path) -> Result<(), Problem> {
     let mut command = Command::new("cp");
-    command.args(["--sparse=always", "--reflink=auto", "--"]).arg(from).arg(to).stdin(Stdio::null()).process_group(0);
+    command
+        .args(["--sparse=always", "--reflink=auto", "--"])
+        .arg(from)
+        .arg(to)
+        .stdin(Stdio::null())
+        .process_group(0);
     match output_of(&mut command) {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {

@@ -1,7 +1,9 @@
-//! Patterns of use, each with a memory of what was acknowledged, and the threads on which they work.
+//! Patterns of use, each with a memory of what was acknowledged, and the threads on which they
+//! work.
 //!
-//! A worker's folder is its own; nothing is shared between threads but the flag that says that errors are expected from now on.
-//! Memories live outside the volume; those of a virtual machine's guest, in its journal.
+//! A worker's folder is its own; nothing is shared between threads but the flag that says that
+//! errors are expected from now on. Memories live outside the volume; those of a virtual machine's
+//! guest, in its journal.
 use super::append::Append;
 use super::direct::Direct;
 use super::label::Label;
@@ -23,13 +25,13 @@ pub type Problem = String;
 
 /// A pattern of use, with its memory of what was acknowledged.
 pub trait Worker: Memory + Send {
-    /// Works below `folder` until an error comes, or `stop` is set. `journal` is told before each change that a crash may
-    /// leave, and after each acknowledgement.
+    /// Works below `folder` until an error comes, or `stop` is set. `journal` is told before each
+    /// change that a crash may leave, and after each acknowledgement.
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()>;
     /// How often something was acknowledged, in all rounds.
     fn acknowledgements(&self) -> u64;
-    /// Compares the folder with what is remembered, takes what it finds as the new state, and tidies up for the next
-    /// round.
+    /// Compares the folder with what is remembered, takes what it finds as the new state, and
+    /// tidies up for the next round.
     fn check(&mut self, folder: &Path) -> Result<(), Problem>;
 }
 
@@ -69,15 +71,21 @@ pub fn workers(seed: u64) -> Vec<Named> {
 /// A worker that has ended, and how.
 pub type Outcome = (Named, Result<(), Problem>);
 
-/// Lets each worker work on a thread of its own, until the flag is set or an error comes; an error before is a defect.
-pub fn start_workers(server: &Server, workers: Vec<Named>) -> (Arc<AtomicBool>, Vec<thread::JoinHandle<Outcome>>) {
+/// Lets each worker work on a thread of its own, until the flag is set or an error comes; an error
+/// before is a defect.
+pub fn start_workers(
+    server: &Server,
+    workers: Vec<Named>,
+) -> (Arc<AtomicBool>, Vec<thread::JoinHandle<Outcome>>) {
     let stop = Arc::new(AtomicBool::new(false));
     let start = |(name, mut worker): Named| {
         let (stop, folder) = (Arc::clone(&stop), server.mountpoint().join(&name));
         thread::spawn("worker", move || {
-            let result = std::fs::create_dir_all(&folder).and_then(|()| worker.work(&folder, &stop, &NoJournal));
+            let result = std::fs::create_dir_all(&folder)
+                .and_then(|()| worker.work(&folder, &stop, &NoJournal));
             let expected = stop.load(Ordering::SeqCst);
-            let result = result.or_else(|error| if expected { Ok(()) } else { Err(format!("{name}: {error}")) });
+            let result = result
+                .or_else(|error| if expected { Ok(()) } else { Err(format!("{name}: {error}")) });
             ((name, worker), result)
         })
     };
@@ -86,7 +94,9 @@ pub fn start_workers(server: &Server, workers: Vec<Named>) -> (Arc<AtomicBool>, 
 }
 
 /// Waits for them; the first error is the outcome.
-pub fn join_workers(threads: Vec<thread::JoinHandle<Outcome>>) -> Result<(Vec<Named>, Result<(), Problem>), Problem> {
+pub fn join_workers(
+    threads: Vec<thread::JoinHandle<Outcome>>,
+) -> Result<(Vec<Named>, Result<(), Problem>), Problem> {
     let mut result = Ok(());
     let mut workers = Vec::new();
     for thread in threads {

@@ -24,10 +24,23 @@ impl FileHandle {
     /// The handle of what `path` names.
     pub fn of(path: &Path) -> io::Result<Self> {
         let path = CString::new(path.as_os_str().as_bytes())?;
-        let mut handle = Self { length_bytes: HANDLE_BYTES_MAX as libc::c_uint, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
+        let mut handle = Self {
+            length_bytes: HANDLE_BYTES_MAX as libc::c_uint,
+            kind: 0,
+            bytes: [0; HANDLE_BYTES_MAX],
+        };
         let mut mount = 0;
-        // SAFETY: the handle has the layout of `struct file_handle` and the room that its length says.
-        let done = unsafe { libc::name_to_handle_at(libc::AT_FDCWD, path.as_ptr(), (&raw mut handle).cast(), &raw mut mount, 0) };
+        // SAFETY: the handle has the layout of `struct file_handle` and the room that its length
+        // says.
+        let done = unsafe {
+            libc::name_to_handle_at(
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                (&raw mut handle).cast(),
+                &raw mut mount,
+                0,
+            )
+        };
         if done == 0 { Ok(handle) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -35,7 +48,11 @@ impl FileHandle {
     pub fn open(mut self, mount: &File) -> io::Result<File> {
         // SAFETY: as above; the descriptor is new and nobody else's.
         unsafe {
-            let opened = libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut self).cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let opened = libc::open_by_handle_at(
+                mount.as_raw_fd(),
+                (&raw mut self).cast(),
+                libc::O_RDONLY | libc::O_CLOEXEC,
+            );
             if opened < 0 { Err(io::Error::last_os_error()) } else { Ok(File::from_raw_fd(opened)) }
         }
     }

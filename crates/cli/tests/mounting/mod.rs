@@ -1,13 +1,13 @@
 //! What tests on real mounts share.
 //!
-//! `CAIRN_MOUNT_TESTS=required` makes a missing `/dev/fuse` a failure, `off` leaves these tests out; without the variable they
-//! run where `/dev/fuse` can be opened.
+//! `CAIRN_MOUNT_TESTS=required` makes a missing `/dev/fuse` a failure, `off` leaves these tests
+//! out; without the variable they run where `/dev/fuse` can be opened.
 use cairn_environment::Rank;
 use cairn_environment::lock::{Mutex, MutexGuard};
 use std::fs;
 
-/// One test at a time: a command that one test starts holds, between fork and exec, the files that another test has open,
-/// and whoever unmounts in that moment finds the mount busy.
+/// One test at a time: a command that one test starts holds, between fork and exec, the files that
+/// another test has open, and whoever unmounts in that moment finds the mount busy.
 static ALONE: Mutex<()> = Mutex::new(Rank::LEAF, ());
 
 /// The right to mount; `None` where mounts are not possible.

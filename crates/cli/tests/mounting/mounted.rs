@@ -33,21 +33,28 @@ impl Mounted {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cairn"));
         command.args(arguments).current_dir(self.folder.path());
-        if let (Some(&"mount"), Ok(transport)) = (arguments.first(), std::env::var("CAIRN_TEST_TRANSPORT")) {
+        if let (Some(&"mount"), Ok(transport)) =
+            (arguments.first(), std::env::var("CAIRN_TEST_TRANSPORT"))
+        {
             command.args(["-o", &format!("transport={transport}")]);
         }
         command
     }
 
-    /// Runs a shell script in the folder, in a mount namespace of its own; `None` where there can be
-    /// none: in a chroot whose root is no mount point, the host would see the mounts.
+    /// Runs a shell script in the folder, in a mount namespace of its own; `None` where there can
+    /// be none: in a chroot whose root is no mount point, the host would see the mounts.
     pub fn in_own_namespace(&self, script: &str, variables: &[(&str, &str)]) -> Option<Output> {
         let unshare = || {
             let mut command = Command::new("unshare");
             command.args(["--mount", "--propagation", "private"]).current_dir(self.folder.path());
             command
         };
-        if !unshare().arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        if !unshare()
+            .arg("true")
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+        {
             eprintln!("left out: no mount namespace of its own");
             return None;
         }
@@ -57,7 +64,11 @@ impl Mounted {
     #[track_caller]
     pub fn exits_with(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let told = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert_eq!(output.status.code(), Some(code), "cairn {}: {told}", arguments.join(" "));
         told
     }
@@ -69,7 +80,10 @@ impl Mounted {
 
     /// A server in the foreground, whose mount stands; it logs to `log`.
     pub fn serve(&self, arguments: &[&str]) -> Child {
-        let mut server = self.command(&[&["mount", "--foreground", "--log", "log"], arguments].concat()).spawn().unwrap();
+        let mut server = self
+            .command(&[&["mount", "--foreground", "--log", "log"], arguments].concat())
+            .spawn()
+            .unwrap();
         while !self.is_mounted() {
             assert!(server.try_wait().unwrap().is_none(), "the server ended: {}", self.logged());
             cairn_environment::clock::sleep(std::time::Duration::from_millis(5));
@@ -89,7 +103,8 @@ impl Mounted {
     }
 
     pub fn is_mounted(&self) -> bool {
-        fs::metadata(self.path("dir")).unwrap().dev() != fs::metadata(self.folder.path()).unwrap().dev()
+        fs::metadata(self.path("dir")).unwrap().dev()
+            != fs::metadata(self.folder.path()).unwrap().dev()
     }
 }
 
@@ -99,7 +114,11 @@ impl Drop for Mounted {
         if self.is_listed() {
             let _ = self.run(&["umount", "dir"]);
             let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
-            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&directory).stderr(Stdio::null()).status();
+            let _ = Command::new("fusermount3")
+                .args(["-u", "-z"])
+                .arg(&directory)
+                .stderr(Stdio::null())
+                .status();
         }
     }
 }

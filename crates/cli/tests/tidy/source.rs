@@ -1,4 +1,5 @@
-//! The workspace as the rules see it: crates with their imports, and Rust files without comments and literals.
+//! The workspace as the rules see it: crates with their imports, and Rust files without comments
+//! and literals.
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,10 @@ pub struct Member {
 
 /// All crates of the workspace.
 pub fn crates() -> Vec<Member> {
-    let mut folders: Vec<PathBuf> = fs::read_dir(workspace().join("crates")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut folders: Vec<PathBuf> = fs::read_dir(workspace().join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     folders.sort();
     folders.retain(|folder| folder.join("Cargo.toml").exists());
     folders.iter().map(|folder| read_member(folder)).collect()
@@ -24,10 +28,14 @@ pub fn crates() -> Vec<Member> {
 
 fn read_member(folder: &Path) -> Member {
     let text = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
-    let manifest: toml::Table = text.parse().unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let manifest: toml::Table =
+        text.parse().unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let imports = |sections: &[&str]| {
         let tables = sections.iter().filter_map(|section| manifest.get(*section)?.as_table());
-        tables.flat_map(toml::Table::keys).filter_map(|name| name.strip_prefix("cairn-").map(str::to_owned)).collect()
+        tables
+            .flat_map(toml::Table::keys)
+            .filter_map(|name| name.strip_prefix("cairn-").map(str::to_owned))
+            .collect()
     };
     Member {
         name: folder.file_name().unwrap().to_string_lossy().into_owned(),
@@ -85,9 +93,14 @@ impl SourceFile {
     pub fn mentions(&self, call: &str) -> Option<usize> {
         self.at(call, |_, _| true).or_else(|| {
             let imports = self.imports();
-            let imported = |wanted: &str| imports.iter().find(|(_, path)| path.strip_suffix("::self").unwrap_or(path) == wanted);
+            let imported = |wanted: &str| {
+                imports
+                    .iter()
+                    .find(|(_, path)| path.strip_suffix("::self").unwrap_or(path) == wanted)
+            };
             let through_its_module = || {
-                let (parent, _) = call.rsplit_once("::").filter(|(parent, _)| imported(parent).is_some())?;
+                let (parent, _) =
+                    call.rsplit_once("::").filter(|(parent, _)| imported(parent).is_some())?;
                 let module_at = parent.rfind("::").map_or(0, |at| at + 2);
                 self.at(&call[module_at..], |_, _| true)
             };
@@ -104,7 +117,13 @@ impl SourceFile {
     pub fn ranks(&self) -> Vec<String> {
         let name = |rest: &str| rest.chars().take_while(|c| is_word(Some(*c))).collect::<String>();
         let names = self.code.split("Rank::").skip(1).map(name);
-        names.filter(|name| name.chars().all(|c| c.is_ascii_uppercase() || c == '_') && !name.is_empty() && name != "ALL").collect()
+        names
+            .filter(|name| {
+                name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+                    && !name.is_empty()
+                    && name != "ALL"
+            })
+            .collect()
     }
 
     fn at(&self, wanted: &str, fits: impl Fn(Option<char>, Option<char>) -> bool) -> Option<usize> {
@@ -161,7 +180,8 @@ fn without_comments_and_literals(text: &str) -> String {
     let mut code = bytes.to_vec();
     let mut at = 0;
     while at < bytes.len() {
-        let length = literal_or_comment_length(&bytes[at..], at.checked_sub(1).map(|before| bytes[before]));
+        let length =
+            literal_or_comment_length(&bytes[at..], at.checked_sub(1).map(|before| bytes[before]));
         let blank = &mut code[at..at + length.unwrap_or(0)];
         blank.iter_mut().filter(|byte| **byte != b'\n').for_each(|byte| *byte = b' ');
         at += length.unwrap_or(1);
@@ -180,14 +200,17 @@ fn literal_or_comment_length(rest: &[u8], before: Option<u8>) -> Option<usize> {
         [b'"', ..] => Some(quoted_length(rest, b'"')),
         [b'r', b'"' | b'#', ..] if !is_word(before.map(char::from)) || before == Some(b'b') => {
             let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
-            let end: Vec<u8> = std::iter::once(b'"').chain(std::iter::repeat_n(b'#', hashes)).collect();
+            let end: Vec<u8> =
+                std::iter::once(b'"').chain(std::iter::repeat_n(b'#', hashes)).collect();
             (rest.get(1 + hashes) == Some(&b'"')).then(|| until(&end, hashes + 2))
         }
         // A character, not a lifetime: it ends with a quote after one character or an escape.
         [b'\'', b'\\', ..] => Some(quoted_length(rest, b'\'')),
         [b'\'', ..] => {
-            let character = std::str::from_utf8(&rest[1..rest.len().min(5)])
-                .unwrap_or_else(|error| std::str::from_utf8(&rest[1..1 + error.valid_up_to()]).unwrap_or_default());
+            let character =
+                std::str::from_utf8(&rest[1..rest.len().min(5)]).unwrap_or_else(|error| {
+                    std::str::from_utf8(&rest[1..1 + error.valid_up_to()]).unwrap_or_default()
+                });
             let length = character.chars().next()?.len_utf8();
             (rest.get(1 + length) == Some(&b'\'')).then_some(length + 2)
         }

@@ -20,15 +20,23 @@ fn superblocks_are_shown_with_their_damage() {
 fn trees_are_shown_whole_or_in_part() {
     let volume = TestVolume::full();
     let whole = dump_tree(&volume.device, TREE_FILES, None).unwrap();
-    let leaf_items = |dump: &TreeDump| dump.nodes.iter().filter(|node| node.level == 0).map(|node| node.items.len()).sum::<usize>();
+    let leaf_items = |dump: &TreeDump| {
+        dump.nodes.iter().filter(|node| node.level == 0).map(|node| node.items.len()).sum::<usize>()
+    };
     assert_eq!(leaf_items(&whole), volume.items.len());
     assert!(whole.to_string().contains("\"message-7\" → inode 25 (Regular)"));
     let part = dump_tree(&volume.device, TREE_FILES, Some(20..=21)).unwrap();
-    assert_eq!(leaf_items(&part), volume.items.keys().filter(|key| (20..=21).contains(&key.inode)).count());
+    assert_eq!(
+        leaf_items(&part),
+        volume.items.keys().filter(|key| (20..=21).contains(&key.inode)).count()
+    );
     assert!(part.nodes.len() < whole.nodes.len() / 2);
     let roots = dump_tree(&volume.device, TREE_ROOTS, None).unwrap();
     assert!(roots.to_string().contains("(256 Root 0) root at block"));
-    assert!(matches!(dump_tree(&volume.device, TreeId(9), None), Err(FsckError::NoTree { tree: 9 })));
+    assert!(matches!(
+        dump_tree(&volume.device, TreeId(9), None),
+        Err(FsckError::NoTree { tree: 9 })
+    ));
 }
 
 #[test]
@@ -36,7 +44,8 @@ fn a_damaged_node_is_shown_as_such() {
     let volume = TestVolume::full();
     volume.flip(volume.nodes[1], 5000, 1);
     let dump = dump_tree(&volume.device, TREE_FILES, None).unwrap();
-    let damaged: Vec<_> = dump.nodes.iter().filter(|node| node.problem.is_some()).map(|node| node.block).collect();
+    let damaged: Vec<_> =
+        dump.nodes.iter().filter(|node| node.problem.is_some()).map(|node| node.block).collect();
     assert_eq!(damaged, [volume.nodes[1].0]);
 }
 

@@ -70,7 +70,11 @@ pub fn dump_log(device: &dyn BlockDevice) -> Result<LogDump, FsckError> {
             key: format!("{:?}", entry.key),
             removed: entry.flags.contains(EntryFlags::DELETE),
             new_data: entry.flags.contains(EntryFlags::NEW_DATA),
-            value: if entry.flags.contains(EntryFlags::DELETE) { String::new() } else { describe_value(&entry.key, entry.value) },
+            value: if entry.flags.contains(EntryFlags::DELETE) {
+                String::new()
+            } else {
+                describe_value(&entry.key, entry.value)
+            },
         };
         checkpoints.push(CheckpointDump {
             ring_block: link.ring_block,
@@ -97,7 +101,11 @@ pub fn dump_log(device: &dyn BlockDevice) -> Result<LogDump, FsckError> {
 
 impl fmt::Display for LogDump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "log of {} blocks, epoch {}, superblock of generation {}", self.ring_blocks, self.epoch, self.superblock_generation)?;
+        writeln!(
+            f,
+            "log of {} blocks, epoch {}, superblock of generation {}",
+            self.ring_blocks, self.epoch, self.superblock_generation
+        )?;
         for checkpoint in &self.checkpoints {
             writeln!(
                 f,
@@ -118,6 +126,10 @@ impl fmt::Display for LogDump {
                 writeln!(f, "  tree {} {} {change}{new_data}", entry.tree, entry.key)?;
             }
         }
-        writeln!(f, "end at ring block {}: checkpoint {} expected, {}", self.end_block, self.end_sequence, self.stopped)
+        writeln!(
+            f,
+            "end at ring block {}: checkpoint {} expected, {}",
+            self.end_block, self.end_sequence, self.stopped
+        )
     }
 }

@@ -50,7 +50,9 @@ pub fn dump_space(device: &dyn BlockDevice) -> Result<SpaceDump, FsckError> {
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
     let groups = reader.blocks_present().div_ceil(Geometry::GROUP_BLOCKS);
     let mut free_runs_by_order = vec![0; ORDERS];
-    let groups = (0..groups).map(|group| dump_group(&reader, &superblock, group, &mut free_runs_by_order)).collect();
+    let groups = (0..groups)
+        .map(|group| dump_group(&reader, &superblock, group, &mut free_runs_by_order))
+        .collect();
     Ok(SpaceDump {
         total_blocks: superblock.geometry.total_blocks,
         allocatable_blocks: superblock.geometry.allocatable().blocks,
@@ -60,15 +62,31 @@ pub fn dump_space(device: &dyn BlockDevice) -> Result<SpaceDump, FsckError> {
     })
 }
 
-fn dump_group(reader: &Reader<'_>, superblock: &Superblock, group: u64, free_runs_by_order: &mut [u64]) -> GroupDump {
+fn dump_group(
+    reader: &Reader<'_>,
+    superblock: &Superblock,
+    group: u64,
+    free_runs_by_order: &mut [u64],
+) -> GroupDump {
     let read = |slot: usize| {
         let address = reader.geometry.bitmap_block(group, slot);
         let block = read_blocks(reader.device, BlockRange::new(address, 1)).ok()?;
         let bitmap = Bitmap::decode_slot(&block, superblock, group, slot).ok()?;
         (bitmap.generation <= superblock.generation).then_some((slot, bitmap))
     };
-    let mut dump = GroupDump { group, slot: None, generation: 0, free_blocks: 0, free_clusters: 0, longest_run_blocks: 0 };
-    let Some((slot, bitmap)) = [read(0), read(1)].into_iter().flatten().max_by_key(|(_, bitmap)| bitmap.generation) else { return dump };
+    let mut dump = GroupDump {
+        group,
+        slot: None,
+        generation: 0,
+        free_blocks: 0,
+        free_clusters: 0,
+        longest_run_blocks: 0,
+    };
+    let Some((slot, bitmap)) =
+        [read(0), read(1)].into_iter().flatten().max_by_key(|(_, bitmap)| bitmap.generation)
+    else {
+        return dump;
+    };
     dump.slot = Some(slot);
     dump.generation = bitmap.generation.0;
     let is_free = |index: u64| bitmap.bits[(index / 8) as usize] & (1 << (index % 8)) == 0;
@@ -86,24 +104,35 @@ fn dump_group(reader: &Reader<'_>, superblock: &Superblock, group: u64, free_run
         run = 0;
     }
     let clusters = (0..Geometry::GROUP_BLOCKS).step_by(NODE_BLOCKS as usize);
-    dump.free_clusters = clusters.filter(|&first| (first..first + NODE_BLOCKS).all(is_free)).count() as u64;
+    dump.free_clusters =
+        clusters.filter(|&first| (first..first + NODE_BLOCKS).all(is_free)).count() as u64;
     dump
 }
 
 impl fmt::Display for SpaceDump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} blocks, {} allocatable, {} used", self.total_blocks, self.allocatable_blocks, self.used_blocks)?;
+        writeln!(
+            f,
+            "{} blocks, {} allocatable, {} used",
+            self.total_blocks, self.allocatable_blocks, self.used_blocks
+        )?;
         for group in &self.groups {
             match group.slot {
                 None => writeln!(f, "group {}: no valid bitmap", group.group)?,
                 Some(slot) => writeln!(
                     f,
                     "group {}: slot {slot}, generation {}, {} blocks free, {} clusters free, longest run {}",
-                    group.group, group.generation, group.free_blocks, group.free_clusters, group.longest_run_blocks
+                    group.group,
+                    group.generation,
+                    group.free_blocks,
+                    group.free_clusters,
+                    group.longest_run_blocks
                 )?,
             }
         }
-        for (order, &runs) in self.free_runs_by_order.iter().enumerate().filter(|(_, runs)| **runs > 0) {
+        for (order, &runs) in
+            self.free_runs_by_order.iter().enumerate().filter(|(_, runs)| **runs > 0)
+        {
             writeln!(f, "free runs of {} blocks and more: {runs}", 1u64 << order)?;
         }
         Ok(())

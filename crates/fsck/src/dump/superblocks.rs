@@ -87,19 +87,27 @@ impl SuperblockFields {
 /// None of them is valid.
 pub fn dump_super(device: &dyn BlockDevice) -> Result<SuperDump, FsckError> {
     let found = superblocks::read(device)?;
-    let dump = |(block, slot): &(cairn_format::BlockNumber, Result<Superblock, String>)| SuperblockDump {
-        block: block.0,
-        newest: slot.as_ref().is_ok_and(|superblock| superblock.generation == found.newest.generation),
-        problem: slot.as_ref().err().cloned(),
-        fields: slot.as_ref().ok().map(SuperblockFields::new),
-    };
+    let dump =
+        |(block, slot): &(cairn_format::BlockNumber, Result<Superblock, String>)| SuperblockDump {
+            block: block.0,
+            newest: slot
+                .as_ref()
+                .is_ok_and(|superblock| superblock.generation == found.newest.generation),
+            problem: slot.as_ref().err().cloned(),
+            fields: slot.as_ref().ok().map(SuperblockFields::new),
+        };
     Ok(SuperDump { superblocks: found.slots.iter().map(dump).collect() })
 }
 
 impl fmt::Display for SuperDump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for superblock in &self.superblocks {
-            writeln!(f, "superblock at block {}{}", superblock.block, if superblock.newest { " (newest)" } else { "" })?;
+            writeln!(
+                f,
+                "superblock at block {}{}",
+                superblock.block,
+                if superblock.newest { " (newest)" } else { "" }
+            )?;
             if let Some(problem) = &superblock.problem {
                 writeln!(f, "  damaged: {problem}")?;
             }
@@ -114,12 +122,33 @@ impl fmt::Display for SuperDump {
 impl fmt::Display for SuperblockFields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  volume       {} {:?}", self.volume, self.label)?;
-        writeln!(f, "  generation   {}{}", self.generation, if self.clean { ", unmounted" } else { ", not unmounted" })?;
-        writeln!(f, "  blocks       {} in {} groups, {} used", self.total_blocks, self.groups, self.used_blocks)?;
-        writeln!(f, "  log          {} blocks at block {}, epoch {}", self.log_blocks, self.log_start_block, self.log_epoch)?;
-        writeln!(f, "  log tail     ring block {}, checkpoint {}", self.log_tail_block, self.log_tail_sequence)?;
+        writeln!(
+            f,
+            "  generation   {}{}",
+            self.generation,
+            if self.clean { ", unmounted" } else { ", not unmounted" }
+        )?;
+        writeln!(
+            f,
+            "  blocks       {} in {} groups, {} used",
+            self.total_blocks, self.groups, self.used_blocks
+        )?;
+        writeln!(
+            f,
+            "  log          {} blocks at block {}, epoch {}",
+            self.log_blocks, self.log_start_block, self.log_epoch
+        )?;
+        writeln!(
+            f,
+            "  log tail     ring block {}, checkpoint {}",
+            self.log_tail_block, self.log_tail_sequence
+        )?;
         writeln!(f, "  data         from block {}", self.data_start_block)?;
-        writeln!(f, "  root tree    block {}, generation {}, level {}", self.root_block, self.root_generation, self.root_level)?;
+        writeln!(
+            f,
+            "  root tree    block {}, generation {}, level {}",
+            self.root_block, self.root_generation, self.root_level
+        )?;
         writeln!(f, "  next inode   {}", self.next_inode)?;
         writeln!(f, "  created      {} ns after 1970", self.created_ns)?;
         writeln!(

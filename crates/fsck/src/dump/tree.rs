@@ -3,8 +3,8 @@ use crate::reader::Reader;
 use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BlockNumber, BlockRange, DirectoryEntry, Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, RootItem, TREE_ROOTS, TreeId, XattrItem,
-    decode_orphan, node::LEVELS_MAX,
+    BlockNumber, BlockRange, DirectoryEntry, Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node,
+    RootItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 use serde::Serialize;
 use std::fmt;
@@ -49,7 +49,11 @@ pub struct ItemDump {
 ///
 /// # Errors
 /// There is no valid superblock, or no such tree.
-pub fn dump_tree(device: &dyn BlockDevice, tree: TreeId, inodes: Option<RangeInclusive<u64>>) -> Result<TreeDump, FsckError> {
+pub fn dump_tree(
+    device: &dyn BlockDevice,
+    tree: TreeId,
+    inodes: Option<RangeInclusive<u64>>,
+) -> Result<TreeDump, FsckError> {
     let superblock = superblocks::read(device)?.newest;
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
     let of_roots = if tree == TREE_ROOTS { inodes.clone() } else { Some(tree.0..=tree.0) };
@@ -58,7 +62,9 @@ pub fn dump_tree(device: &dyn BlockDevice, tree: TreeId, inodes: Option<RangeInc
     if tree == TREE_ROOTS {
         return Ok(TreeDump { tree: tree.0, nodes: walk.nodes });
     }
-    let Some(RootItem { root }) = walk.found else { return Err(FsckError::NoTree { tree: tree.0 }) };
+    let Some(RootItem { root }) = walk.found else {
+        return Err(FsckError::NoTree { tree: tree.0 });
+    };
     let mut walk = Walk { reader, inodes, nodes: Vec::new(), found: None };
     walk.visit(root.block, root.level);
     Ok(TreeDump { tree: tree.0, nodes: walk.nodes })
@@ -73,21 +79,41 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Dumps a node and what is below it. Levels go down by one, so the walk ends whatever the nodes hold.
+    /// Dumps a node and what is below it. Levels go down by one, so the walk ends whatever the
+    /// nodes hold.
     fn visit(&mut self, block: BlockNumber, level: u8) {
-        let readable = level < LEVELS_MAX && block.0.is_multiple_of(NODE_BLOCKS) && self.reader.contains(BlockRange::node(block));
-        let node = if readable { self.reader.node(block) } else { Err("a pointer leads outside the volume".into()) };
-        let node =
-            node.and_then(|node| if node.level() == level { Ok(node) } else { Err(format!("level {} instead of {level}", node.level())) });
+        let readable = level < LEVELS_MAX
+            && block.0.is_multiple_of(NODE_BLOCKS)
+            && self.reader.contains(BlockRange::node(block));
+        let node = if readable {
+            self.reader.node(block)
+        } else {
+            Err("a pointer leads outside the volume".into())
+        };
+        let node = node.and_then(|node| {
+            if node.level() == level {
+                Ok(node)
+            } else {
+                Err(format!("level {} instead of {level}", node.level()))
+            }
+        });
         let node = match node {
             Ok(node) => node,
             Err(problem) => {
-                let damaged = NodeDump { block: block.0, level, generation: 0, free_bytes: 0, problem: Some(problem), items: Vec::new() };
+                let damaged = NodeDump {
+                    block: block.0,
+                    level,
+                    generation: 0,
+                    free_bytes: 0,
+                    problem: Some(problem),
+                    items: Vec::new(),
+                };
                 self.nodes.push(damaged);
                 return;
             }
         };
-        let selected: Vec<usize> = (0..node.count()).filter(|&index| self.is_selected(&node, index)).collect();
+        let selected: Vec<usize> =
+            (0..node.count()).filter(|&index| self.is_selected(&node, index)).collect();
         self.nodes.push(NodeDump {
             block: block.0,
             level,
@@ -132,15 +158,24 @@ fn describe_item(node: &Node, index: usize) -> ItemDump {
 pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let described = match ItemKind::from_u8(key.kind) {
-        Some(ItemKind::Root) => RootItem::decode(value)
-            .map(|item| format!("root at block {}, generation {}, level {}", item.root.block, item.root.generation, item.root.level)),
+        Some(ItemKind::Root) => RootItem::decode(value).map(|item| {
+            format!(
+                "root at block {}, generation {}, level {}",
+                item.root.block, item.root.generation, item.root.level
+            )
+        }),
         Some(ItemKind::Inode) => InodeItem::decode(value).map(|item| describe_inode(&item)),
-        Some(ItemKind::DirectoryEntry) => {
-            DirectoryEntry::decode(value).map(|entry| format!("{:?} → inode {} ({:?})", text(&entry.name), entry.inode, entry.file_type))
-        }
-        Some(ItemKind::Xattr) => XattrItem::decode(value).map(|xattr| format!("{:?}, {} bytes", text(&xattr.name), xattr.value_bytes)),
-        Some(ItemKind::Extent) => Extent::decode(value)
-            .map(|extent| format!("{} blocks at {}, {:?}, generation {}", extent.blocks, extent.start, extent.kind, extent.generation)),
+        Some(ItemKind::DirectoryEntry) => DirectoryEntry::decode(value).map(|entry| {
+            format!("{:?} → inode {} ({:?})", text(&entry.name), entry.inode, entry.file_type)
+        }),
+        Some(ItemKind::Xattr) => XattrItem::decode(value)
+            .map(|xattr| format!("{:?}, {} bytes", text(&xattr.name), xattr.value_bytes)),
+        Some(ItemKind::Extent) => Extent::decode(value).map(|extent| {
+            format!(
+                "{} blocks at {}, {:?}, generation {}",
+                extent.blocks, extent.start, extent.kind, extent.generation
+            )
+        }),
         Some(ItemKind::Orphan) => decode_orphan(value).map(|orphan| format!("{orphan:?}")),
         Some(ItemKind::Symlink) => Ok(format!("→ {:?}", text(value))),
         Some(ItemKind::XattrPart) | None => Ok(format!("{} bytes", value.len())),
@@ -152,7 +187,15 @@ fn describe_inode(item: &InodeItem) -> String {
     let time = item.modified;
     let mut text = format!(
         "mode {:o}, links {}, owner {}:{}, size {}, blocks {}, generation {}, modified {}.{:09}",
-        item.mode, item.links, item.uid, item.gid, item.size, item.blocks, item.generation, time.seconds, time.nanoseconds
+        item.mode,
+        item.links,
+        item.uid,
+        item.gid,
+        item.size,
+        item.blocks,
+        item.generation,
+        time.seconds,
+        time.nanoseconds
     );
     if item.parent != 0 {
         text += &format!(", parent {}, entries {}", item.parent, item.entries);

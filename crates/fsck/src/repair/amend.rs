@@ -1,15 +1,16 @@
-//! Makes of what was gathered a tree of files without contradictions. Nothing that has a name or data is dropped if it can be
-//! kept: what lost its name moves to `lost+found`.
+//! Makes of what was gathered a tree of files without contradictions. Nothing that has a name or
+//! data is dropped if it can be kept: what lost its name moves to `lost+found`.
 //!
 //! 1. Attributes: an inode without its item gets one; impossible fields become possible ones.
 //! 2. Contents: extents (`extents`), extended attributes, targets of links.
-//! 3. Names: each leads to something, stands in a slot of its hash, and occurs once; a directory has one.
+//! 3. Names: each leads to something, stands in a slot of its hash, and occurs once; a directory
+//!    has one.
 //! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, Gathered, Inode, invented_item};
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT, InodeItem, InodeNumber, OrphanKind, Timestamp,
-    XattrItem, blocks_for_bytes, hash_name, name_slot_range,
+    DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT, InodeItem,
+    InodeNumber, OrphanKind, Timestamp, XattrItem, blocks_for_bytes, hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +31,10 @@ pub(super) fn amend(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64
     names(gathered, rules);
     let lost = unreachable(gathered);
     let count = lost.len() as u64;
-    *next_inode = gathered.inodes.last_key_value().map_or(*next_inode, |(&last, _)| (*next_inode).max(last + 1));
+    *next_inode = gathered
+        .inodes
+        .last_key_value()
+        .map_or(*next_inode, |(&last, _)| (*next_inode).max(last + 1));
     rescue(gathered, &lost, rules, next_inode);
     counts(gathered);
     orphans(gathered);
@@ -45,7 +49,9 @@ fn attributes(gathered: &mut Gathered, rules: &Rules) {
         }
         let Some(file_type) = inode.file_type() else { continue };
         let mut item = inode.item.unwrap_or_else(|| {
-            let end = inode.extents.last_key_value().map_or(0, |(block, extent)| (block + extent.blocks) * cairn_format::BLOCK_SIZE as u64);
+            let end = inode.extents.last_key_value().map_or(0, |(block, extent)| {
+                (block + extent.blocks) * cairn_format::BLOCK_SIZE as u64
+            });
             let permissions = if file_type == FileType::Directory { 0o700 } else { 0o600 };
             InodeItem { size: end, ..invented_item(file_type, permissions, rules.generation) }
         });
@@ -87,14 +93,18 @@ fn contents(inode: &mut Inode, rules: &Rules) {
         }
         None => inode.target.clear(),
     }
-    inode.extents.values_mut().for_each(|extent| extent.generation = extent.generation.clamp(Generation(1), rules.generation));
+    inode.extents.values_mut().for_each(|extent| {
+        extent.generation = extent.generation.clamp(Generation(1), rules.generation)
+    });
     xattrs(inode, rules);
 }
 
-/// Each attribute that is complete, once, in a slot of its name's hash: the one it has if that is one.
+/// Each attribute that is complete, once, in a slot of its name's hash: the one it has if that is
+/// one.
 fn xattrs(inode: &mut Inode, rules: &Rules) {
     let mut known = BTreeSet::new();
-    let slots_of = |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
+    let slots_of =
+        |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
     let mut misplaced = Vec::new();
     for (slot, mut attribute) in std::mem::take(&mut inode.xattrs) {
         let needed = XattrItem::parts(attribute.item.value_bytes as usize) as u64;
@@ -118,12 +128,25 @@ fn xattrs(inode: &mut Inode, rules: &Rules) {
 
 /// Step 3.
 fn names(gathered: &mut Gathered, rules: &Rules) {
-    let types: BTreeMap<u64, FileType> = gathered.inodes.iter().filter_map(|(&number, inode)| Some((number, inode.file_type()?))).collect();
-    let parents: BTreeMap<u64, u64> = gathered.inodes.iter().filter_map(|(&number, inode)| Some((number, inode.item?.parent))).collect();
+    let types: BTreeMap<u64, FileType> = gathered
+        .inodes
+        .iter()
+        .filter_map(|(&number, inode)| Some((number, inode.file_type()?)))
+        .collect();
+    let parents: BTreeMap<u64, u64> = gathered
+        .inodes
+        .iter()
+        .filter_map(|(&number, inode)| Some((number, inode.item?.parent)))
+        .collect();
     // A directory keeps the name in the directory that it takes for its parent, or else the first.
     let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
     for (&directory, inode) in &gathered.inodes {
-        for child in inode.entries.values().map(|entry| entry.inode.0).filter(|child| types.get(child) == Some(&FileType::Directory)) {
+        for child in inode
+            .entries
+            .values()
+            .map(|entry| entry.inode.0)
+            .filter(|child| types.get(child) == Some(&FileType::Directory))
+        {
             let believed = parents.get(&child) == Some(&directory);
             if believed || !homes.contains_key(&child) {
                 homes.insert(child, directory);
@@ -137,9 +160,14 @@ fn names(gathered: &mut Gathered, rules: &Rules) {
         for mut entry in entries.into_values() {
             let child = entry.inode.0;
             let Some(&file_type) = types.get(&child) else { continue };
-            let refused = child == INODE_ROOT.0 || entry.name == b"." || entry.name == b".." || known.contains(&entry.name);
+            let refused = child == INODE_ROOT.0
+                || entry.name == b"."
+                || entry.name == b".."
+                || known.contains(&entry.name);
             let is_directory = file_type == FileType::Directory;
-            if refused || (is_directory && (homes.get(&child) != Some(&directory) || !named.insert(child))) {
+            if refused
+                || (is_directory && (homes.get(&child) != Some(&directory) || !named.insert(child)))
+            {
                 continue;
             }
             entry.file_type = file_type;
@@ -151,33 +179,46 @@ fn names(gathered: &mut Gathered, rules: &Rules) {
 
 /// Puts a name into the first free slot of its hash; says whether there was one.
 fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &Rules) -> bool {
-    let slot = name_slot_range(hash_name(&rules.hash_seed, &entry.name)).find(|slot| !inode.entries.contains_key(slot));
+    let slot = name_slot_range(hash_name(&rules.hash_seed, &entry.name))
+        .find(|slot| !inode.entries.contains_key(slot));
     let Some(slot) = slot else { return false };
     inode.entries.insert(slot, entry);
     true
 }
 
-/// Step 4, first half: inodes that need a new name. A circle of directories is opened at its lowest number.
+/// Step 4, first half: inodes that need a new name. A circle of directories is opened at its lowest
+/// number.
 fn unreachable(gathered: &mut Gathered) -> Vec<u64> {
     let mut names: BTreeMap<u64, u64> = BTreeMap::new();
     for inode in gathered.inodes.values() {
         inode.entries.values().for_each(|entry| *names.entry(entry.inode.0).or_default() += 1);
     }
     let is_orphan = |number: &u64| gathered.orphans.get(number) == Some(&OrphanKind::Remove);
-    let unnamed = gathered.inodes.keys().filter(|number| **number != INODE_ROOT.0 && !names.contains_key(number));
+    let unnamed = gathered
+        .inodes
+        .keys()
+        .filter(|number| **number != INODE_ROOT.0 && !names.contains_key(number));
     let mut lost: Vec<u64> = unnamed.filter(|number| !is_orphan(number)).copied().collect();
-    let unnamed_orphans: Vec<u64> =
-        gathered.inodes.keys().filter(|number| !names.contains_key(number) && is_orphan(number)).copied().collect();
+    let unnamed_orphans: Vec<u64> = gathered
+        .inodes
+        .keys()
+        .filter(|number| !names.contains_key(number) && is_orphan(number))
+        .copied()
+        .collect();
     let mut reached = BTreeSet::new();
     for start in [INODE_ROOT.0].into_iter().chain(lost.iter().copied()).chain(unnamed_orphans) {
         reach(gathered, start, &mut reached);
     }
-    let circles: Vec<u64> = gathered.inodes.keys().filter(|number| !reached.contains(number)).copied().collect();
+    let circles: Vec<u64> =
+        gathered.inodes.keys().filter(|number| !reached.contains(number)).copied().collect();
     for number in circles {
         if reached.contains(&number) {
             continue;
         }
-        gathered.inodes.values_mut().for_each(|inode| inode.entries.retain(|_, entry| entry.inode.0 != number));
+        gathered
+            .inodes
+            .values_mut()
+            .for_each(|inode| inode.entries.retain(|_, entry| entry.inode.0 != number));
         lost.push(number);
         reach(gathered, number, &mut reached);
     }
@@ -203,13 +244,18 @@ fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &Rules, next_inode: &mut
     }
     let home = lost_and_found(gathered, rules, next_inode);
     for &number in lost {
-        let Some(file_type) = gathered.inodes.get(&number).and_then(Inode::file_type) else { continue };
+        let Some(file_type) = gathered.inodes.get(&number).and_then(Inode::file_type) else {
+            continue;
+        };
         gathered.orphans.remove(&number);
         let Some(directory) = gathered.inodes.get_mut(&home) else { continue };
-        let free = (0..).map(|attempt| if attempt == 0 { format!("#{number}") } else { format!("#{number}.{attempt}") });
+        let free = (0..).map(|attempt| {
+            if attempt == 0 { format!("#{number}") } else { format!("#{number}.{attempt}") }
+        });
         for name in free.take(1000) {
             let taken = directory.entries.values().any(|entry| entry.name == name.as_bytes());
-            let entry = DirectoryEntry { inode: InodeNumber(number), file_type, name: name.into_bytes() };
+            let entry =
+                DirectoryEntry { inode: InodeNumber(number), file_type, name: name.into_bytes() };
             if !taken && insert_entry(directory, entry, rules) {
                 break;
             }
@@ -229,15 +275,25 @@ fn lost_and_found(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) 
     }
     // When all numbers have been given out, one that nobody has.
     let number = match *next_inode {
-        INODE_NUMBER_END.. => (INODE_FIRST..).find(|number| !gathered.inodes.contains_key(number)).unwrap_or(INODE_FIRST),
+        INODE_NUMBER_END.. => (INODE_FIRST..)
+            .find(|number| !gathered.inodes.contains_key(number))
+            .unwrap_or(INODE_FIRST),
         next => next,
     };
     *next_inode = (*next_inode).max(number + 1);
-    let item = InodeItem { parent: INODE_ROOT.0, ..invented_item(FileType::Directory, 0o700, rules.generation) };
+    let item = InodeItem {
+        parent: INODE_ROOT.0,
+        ..invented_item(FileType::Directory, 0o700, rules.generation)
+    };
     gathered.inodes.insert(number, Inode { item: Some(item), ..Inode::default() });
     if let Some(root) = gathered.inodes.get_mut(&INODE_ROOT.0) {
-        let entry = DirectoryEntry { inode: InodeNumber(number), file_type: FileType::Directory, name: name.into_bytes() };
-        // 256 names with this hash in one directory: then they stay without a name, and the check after the repair says so.
+        let entry = DirectoryEntry {
+            inode: InodeNumber(number),
+            file_type: FileType::Directory,
+            name: name.into_bytes(),
+        };
+        // 256 names with this hash in one directory: then they stay without a name, and the check
+        // after the repair says so.
         insert_entry(root, entry, rules);
     }
     number
@@ -255,8 +311,11 @@ fn counts(gathered: &mut Gathered) {
         }
     }
     for (number, inode) in &mut gathered.inodes {
-        let (blocks, entries) = (inode.extents.values().map(|extent| extent.blocks).sum(), inode.entries.len() as u64);
-        let subdirectories = inode.entries.values().filter(|entry| entry.file_type == FileType::Directory).count() as u32;
+        let (blocks, entries) =
+            (inode.extents.values().map(|extent| extent.blocks).sum(), inode.entries.len() as u64);
+        let subdirectories =
+            inode.entries.values().filter(|entry| entry.file_type == FileType::Directory).count()
+                as u32;
         let names_bytes = inode.entries.values().map(|entry| entry.name.len() as u64).sum();
         let target_bytes = inode.target.values().map(|part| part.len() as u64).sum();
         let file_type = inode.file_type();
@@ -266,7 +325,8 @@ fn counts(gathered: &mut Gathered) {
         item.links = named;
         match file_type {
             Some(FileType::Directory) => {
-                item.links = if named > 0 || *number == INODE_ROOT.0 { 2 + subdirectories } else { 0 };
+                item.links =
+                    if named > 0 || *number == INODE_ROOT.0 { 2 + subdirectories } else { 0 };
                 (item.size, item.entries) = (names_bytes, entries);
                 item.parent = parents.get(number).copied().unwrap_or(item.parent);
             }
@@ -276,14 +336,18 @@ fn counts(gathered: &mut Gathered) {
     }
 }
 
-/// An orphan item for each inode without a name and each file with blocks behind its end, and no other.
+/// An orphan item for each inode without a name and each file with blocks behind its end, and no
+/// other.
 fn orphans(gathered: &mut Gathered) {
     let before = std::mem::take(&mut gathered.orphans);
     for (&number, inode) in &gathered.inodes {
         let Some(item) = &inode.item else { continue };
-        let data_end = inode.extents.iter().rfind(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data);
-        let behind_end = data_end.is_some_and(|(block, extent)| block + extent.blocks > blocks_for_bytes(item.size));
-        let was_cut = before.get(&number) == Some(&OrphanKind::Truncate) && inode.file_type() == Some(FileType::Regular);
+        let data_end =
+            inode.extents.iter().rfind(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data);
+        let behind_end = data_end
+            .is_some_and(|(block, extent)| block + extent.blocks > blocks_for_bytes(item.size));
+        let was_cut = before.get(&number) == Some(&OrphanKind::Truncate)
+            && inode.file_type() == Some(FileType::Regular);
         if item.links == 0 {
             gathered.orphans.insert(number, OrphanKind::Remove);
         } else if behind_end || was_cut {

@@ -1,8 +1,8 @@
-//! Which extents a repaired volume keeps: those within the volume that share no block with another. Of those that do share
-//! one, first the ones whose data matches their checksums.
+//! Which extents a repaired volume keeps: those within the volume that share no block with another.
+//! Of those that do share one, first the ones whose data matches their checksums.
 //!
-//! Where two of one file's extents hold data of the same file block, that block becomes the one's whose data matches its
-//! checksums, or else the newer one's; the other one keeps the rest.
+//! Where two of one file's extents hold data of the same file block, that block becomes the one's
+//! whose data matches its checksums, or else the newer one's; the other one keeps the rest.
 use super::gather::Gathered;
 use crate::block_set::BlockSet;
 use crate::reader::{Reader, read_data};
@@ -14,7 +14,9 @@ pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
     for inode in gathered.inodes.values_mut() {
         let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
-            let file_end = block.checked_add(extent.blocks).filter(|&end| end <= blocks_for_bytes(i64::MAX as u64));
+            let file_end = block
+                .checked_add(extent.blocks)
+                .filter(|&end| end <= blocks_for_bytes(i64::MAX as u64));
             let keep = file_end.is_some() && reader.contains(extent.range());
             if keep {
                 overlap |= block < end;
@@ -26,9 +28,14 @@ pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
             inode.extents = disentangle(std::mem::take(&mut inode.extents), reader);
         }
     }
-    let (mut once, mut twice) = (BlockSet::new(reader.blocks_present()), BlockSet::new(reader.blocks_present()));
+    let (mut once, mut twice) =
+        (BlockSet::new(reader.blocks_present()), BlockSet::new(reader.blocks_present()));
     for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
-        for block in extent.range().range().map(|block| cairn_format::BlockRange::new(cairn_format::BlockNumber(block), 1)) {
+        for block in extent
+            .range()
+            .range()
+            .map(|block| cairn_format::BlockRange::new(cairn_format::BlockNumber(block), 1))
+        {
             if once.insert(block).is_some() {
                 twice.insert(block);
             }
@@ -59,13 +66,18 @@ pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
 
 /// The extents of one file, each file block in one of them.
 fn disentangle(extents: BTreeMap<u64, Extent>, reader: &Reader<'_>) -> BTreeMap<u64, Extent> {
-    let mut claims: Vec<(bool, Generation, u64, Extent)> =
-        extents.into_iter().map(|(block, extent)| (verifies(reader, &extent), extent.generation, block, extent)).collect();
-    claims.sort_by_key(|(verifies, generation, block, _)| std::cmp::Reverse((*verifies, *generation, *block)));
+    let mut claims: Vec<(bool, Generation, u64, Extent)> = extents
+        .into_iter()
+        .map(|(block, extent)| (verifies(reader, &extent), extent.generation, block, extent))
+        .collect();
+    claims.sort_by_key(|(verifies, generation, block, _)| {
+        std::cmp::Reverse((*verifies, *generation, *block))
+    });
     let mut kept = BTreeMap::<u64, Extent>::new();
     for (.., block, extent) in claims {
         let end = block + extent.blocks;
-        let before = kept.range(..block).next_back().map_or(block, |(start, before)| start + before.blocks);
+        let before =
+            kept.range(..block).next_back().map_or(block, |(start, before)| start + before.blocks);
         let mut at = block.max(before);
         let mut parts = Vec::new();
         for (&start, other) in kept.range(block..end) {
@@ -73,7 +85,9 @@ fn disentangle(extents: BTreeMap<u64, Extent>, reader: &Reader<'_>) -> BTreeMap<
             at = start + other.blocks;
         }
         parts.extend((at < end).then_some((at, end)));
-        kept.extend(parts.into_iter().map(|(from, to)| (from, extent.slice(from - block, to - from))));
+        kept.extend(
+            parts.into_iter().map(|(from, to)| (from, extent.slice(from - block, to - from))),
+        );
     }
     kept
 }
@@ -88,7 +102,11 @@ enum Claim {
 
 /// Cuts the blocks that can't be read, or don't match their checksums, out of the files `given_up`;
 /// returns how many.
-pub(super) fn drop_damaged(gathered: &mut Gathered, reader: &Reader<'_>, given_up: &BTreeSet<u64>) -> u64 {
+pub(super) fn drop_damaged(
+    gathered: &mut Gathered,
+    reader: &Reader<'_>,
+    given_up: &BTreeSet<u64>,
+) -> u64 {
     let mut dropped = 0;
     for (_, inode) in gathered.inodes.iter_mut().filter(|(number, _)| given_up.contains(number)) {
         for (start, extent) in std::mem::take(&mut inode.extents) {
@@ -112,13 +130,20 @@ fn good_blocks(reader: &Reader<'_>, extent: &Extent) -> Vec<bool> {
         return vec![true; extent.blocks as usize];
     }
     match read_data(reader.device, extent.range(), &extent.checksums) {
-        Ok(data) => data.chunks_exact(BLOCK_SIZE).zip(&extent.checksums).map(|(bytes, sum)| checksum(bytes) == *sum).collect(),
-        Err(_) => (0..extent.blocks).map(|block| verifies(reader, &extent.slice(block, 1))).collect(),
+        Ok(data) => data
+            .chunks_exact(BLOCK_SIZE)
+            .zip(&extent.checksums)
+            .map(|(bytes, sum)| checksum(bytes) == *sum)
+            .collect(),
+        Err(_) => {
+            (0..extent.blocks).map(|block| verifies(reader, &extent.slice(block, 1))).collect()
+        }
     }
 }
 
 fn verifies(reader: &Reader<'_>, extent: &Extent) -> bool {
     extent.kind == ExtentKind::Data
-        && read_data(reader.device, extent.range(), &extent.checksums)
-            .is_ok_and(|data| data.chunks_exact(BLOCK_SIZE).map(checksum).eq(extent.checksums.iter().copied()))
+        && read_data(reader.device, extent.range(), &extent.checksums).is_ok_and(|data| {
+            data.chunks_exact(BLOCK_SIZE).map(checksum).eq(extent.checksums.iter().copied())
+        })
 }

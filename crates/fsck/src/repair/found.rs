@@ -3,17 +3,24 @@ use super::versions::Claim;
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use crate::reader::NODES_PER_READ;
-use cairn_format::{BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, TREE_FILES};
+use cairn_format::{
+    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, TREE_FILES,
+};
 use std::collections::BTreeMap;
 
 /// A node as others refer to it.
 pub(super) type Version = (BlockNumber, Generation);
 
-/// The children of an inner node: the smallest key of each, where the next one begins, and which node it is.
+/// The children of an inner node: the smallest key of each, where the next one begins, and which
+/// node it is.
 pub(super) fn children(node: &Node) -> impl Iterator<Item = (Key, Option<Key>, Version)> {
     (0..node.count()).map(|index| {
         let child = node.child(index);
-        (node.key(index), (index + 1 < node.count()).then(|| node.key(index + 1)), (child.block, child.generation))
+        (
+            node.key(index),
+            (index + 1 < node.count()).then(|| node.key(index + 1)),
+            (child.block, child.generation),
+        )
     })
 }
 
@@ -32,8 +39,17 @@ impl Leaf {
     fn of(node: &Node) -> Option<Self> {
         let (first, last) = (node.items().next()?.0, node.items().last()?.0);
         let extents = node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
-        let extent_blocks = extents.filter_map(|(_, value)| Extent::decode(value).ok()).map(|extent| extent.blocks).sum();
-        Some(Self { block: node.address(), generation: node.generation(), first, last, extent_blocks })
+        let extent_blocks = extents
+            .filter_map(|(_, value)| Extent::decode(value).ok())
+            .map(|extent| extent.blocks)
+            .sum();
+        Some(Self {
+            block: node.address(),
+            generation: node.generation(),
+            first,
+            last,
+            extent_blocks,
+        })
     }
 
     pub(super) fn version(&self) -> Version {
@@ -42,7 +58,12 @@ impl Leaf {
 
     /// That its keys were its own when it was written.
     pub(super) fn claim(&self) -> Claim {
-        Claim { generation: self.generation, lower: self.first, upper: self.last.successor(), leaf: self.version() }
+        Claim {
+            generation: self.generation,
+            lower: self.first,
+            upper: self.last.successor(),
+            leaf: self.version(),
+        }
     }
 }
 
@@ -53,17 +74,20 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// All nodes, but for those that the check has used, and those newer than the superblock. Where the bitmaps can be trusted,
-    /// only in blocks that they call used.
+    /// All nodes, but for those that the check has used, and those newer than the superblock. Where
+    /// the bitmaps can be trusted, only in blocks that they call used.
     pub(super) fn search(checker: &Checker<'_>, allocation: &Allocation) -> Self {
         let reader = &checker.reader;
         let allocatable = checker.superblock.geometry.allocatable().range();
-        let clusters = (allocatable.start..allocatable.end.min(reader.blocks_present())).step_by(NODE_BLOCKS as usize);
+        let clusters = (allocatable.start..allocatable.end.min(reader.blocks_present()))
+            .step_by(NODE_BLOCKS as usize);
         let possible = |start: &u64| {
             let range = BlockRange::node(BlockNumber(*start));
-            let used = !allocation.trusted || range.range().all(|block| allocation.used.contains(block));
+            let used =
+                !allocation.trusted || range.range().all(|block| allocation.used.contains(block));
             // A node that is damaged or an older version counts as referred to.
-            used && reader.contains(range) && (checker.doubtful_nodes.contains(start) || !checker.referenced.contains(*start))
+            used && reader.contains(range)
+                && (checker.doubtful_nodes.contains(start) || !checker.referenced.contains(*start))
         };
         let addresses: Vec<BlockNumber> = clusters.filter(possible).map(BlockNumber).collect();
         let mut found = Self { leaves: BTreeMap::new(), inner: BTreeMap::new() };

@@ -1,8 +1,9 @@
-//! Takes the items apart, inode by inode. What can't be decoded, or stands where nothing can stand, is left out: nobody could
-//! read it.
+//! Takes the items apart, inode by inode. What can't be decoded, or stands where nothing can stand,
+//! is left out: nobody could read it.
 use cairn_format::{
-    DirectoryEntry, Extent, FileType, Generation, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT, InodeItem, ItemKind, Key, OrphanKind,
-    SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan,
+    DirectoryEntry, Extent, FileType, Generation, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT,
+    InodeItem, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX,
+    XattrItem, decode_orphan,
 };
 use std::collections::BTreeMap;
 
@@ -19,7 +20,9 @@ impl Attribute {
         let count = XattrItem::parts(value_bytes);
         let right = |(&part, bytes): (&u64, &Vec<u8>)| {
             let before = part as usize * XATTR_INLINE_BYTES_MAX;
-            part >= 1 && part as usize <= count && bytes.len() == value_bytes.saturating_sub(before).min(XATTR_INLINE_BYTES_MAX)
+            part >= 1
+                && part as usize <= count
+                && bytes.len() == value_bytes.saturating_sub(before).min(XATTR_INLINE_BYTES_MAX)
         };
         self.parts.len() == count && self.parts.iter().all(right)
     }
@@ -69,7 +72,11 @@ impl Inode {
 }
 
 /// An inode's attributes when its item is lost: nobody but the owner of the volume may look.
-pub(super) fn invented_item(file_type: FileType, permissions: u32, generation: Generation) -> InodeItem {
+pub(super) fn invented_item(
+    file_type: FileType,
+    permissions: u32,
+    generation: Generation,
+) -> InodeItem {
     let epoch = Timestamp { seconds: 0, nanoseconds: 0 };
     InodeItem {
         mode: file_type.mode_bits() | permissions,
@@ -107,14 +114,17 @@ impl Gathered {
             }
             return;
         }
-        let possible = key.inode == INODE_ROOT.0 || (inode_first..INODE_NUMBER_END).contains(&key.inode);
+        let possible =
+            key.inode == INODE_ROOT.0 || (inode_first..INODE_NUMBER_END).contains(&key.inode);
         if !possible {
             return;
         }
         let inode = self.inodes.entry(key.inode).or_default();
         match kind {
             ItemKind::Inode if key.offset == 0 => inode.item = InodeItem::decode(value).ok(),
-            ItemKind::DirectoryEntry => inode.entries.extend(DirectoryEntry::decode(value).ok().map(|entry| (key.offset, entry))),
+            ItemKind::DirectoryEntry => inode
+                .entries
+                .extend(DirectoryEntry::decode(value).ok().map(|entry| (key.offset, entry))),
             ItemKind::Xattr => {
                 if let Ok(item) = XattrItem::decode(value) {
                     inode.xattrs.insert(key.offset, Attribute { item, parts: BTreeMap::new() });
@@ -125,8 +135,12 @@ impl Gathered {
                     attribute.parts.insert(key.offset % 256, value.to_vec());
                 }
             }
-            ItemKind::Symlink if key.offset < 2 => drop(inode.target.insert(key.offset, value.to_vec())),
-            ItemKind::Extent => inode.extents.extend(Extent::decode(value).ok().map(|extent| (key.offset, extent))),
+            ItemKind::Symlink if key.offset < 2 => {
+                drop(inode.target.insert(key.offset, value.to_vec()))
+            }
+            ItemKind::Extent => {
+                inode.extents.extend(Extent::decode(value).ok().map(|extent| (key.offset, extent)))
+            }
             _ => {}
         }
     }

@@ -1,4 +1,5 @@
-//! What a repair could not bring back, as far as what is left tells: names of inodes that are gone, and counters of what there was.
+//! What a repair could not bring back, as far as what is left tells: names of inodes that are gone,
+//! and counters of what there was.
 use super::gather::{Gathered, Inode};
 use super::salvage::Salvaged;
 use crate::checker::LostNode;
@@ -33,12 +34,17 @@ impl Gaps<'_> {
 }
 
 /// What is missing in `gathered`, of which nothing has been amended yet.
-pub(super) fn of(gathered: &Gathered, nodes: &[LostNode], salvaged: &Salvaged) -> (Vec<Finding>, Losses) {
+pub(super) fn of(
+    gathered: &Gathered,
+    nodes: &[LostNode],
+    salvaged: &Salvaged,
+) -> (Vec<Finding>, Losses) {
     let (mut findings, mut losses) = (Vec::new(), Losses::default());
     if salvaged.complete {
         return (findings, losses);
     }
-    let known: BTreeSet<u64> = nodes.iter().filter_map(|lost| Some(lost.pointer?.block.0)).collect();
+    let known: BTreeSet<u64> =
+        nodes.iter().filter_map(|lost| Some(lost.pointer?.block.0)).collect();
     for (block, keys) in &salvaged.lost_leaves {
         losses.leaves += 1;
         // Of the others the check has told.
@@ -49,7 +55,10 @@ pub(super) fn of(gathered: &Gathered, nodes: &[LostNode], salvaged: &Salvaged) -
     }
     losses.blocks = salvaged.missing_blocks;
     if salvaged.missing_blocks > 0 {
-        let problem = format!("{} blocks were in use, and nothing that was found refers to them", salvaged.missing_blocks);
+        let problem = format!(
+            "{} blocks were in use, and nothing that was found refers to them",
+            salvaged.missing_blocks
+        );
         findings.push(finding(PassId::Trees, Structure::Superblock, problem));
     }
     let gaps = Gaps(nodes);
@@ -58,47 +67,78 @@ pub(super) fn of(gathered: &Gathered, nodes: &[LostNode], salvaged: &Salvaged) -
         of_one(directory, inode, &gaps, &mut findings, &mut losses);
         for entry in inode.entries.values() {
             let child = entry.inode.0;
-            let is_gone = child != INODE_ROOT.0 && !gathered.inodes.get(&child).is_some_and(Inode::can_be_kept);
+            let is_gone = child != INODE_ROOT.0
+                && !gathered.inodes.get(&child).is_some_and(Inode::can_be_kept);
             if is_gone && gaps.of_inode(child) {
                 gone.insert(child);
-                let problem = format!("inode {child}, called {:?} in this directory", String::from_utf8_lossy(&entry.name));
-                findings.push(finding(PassId::Namespace, Structure::Directory, problem).of(directory));
+                let problem = format!(
+                    "inode {child}, called {:?} in this directory",
+                    String::from_utf8_lossy(&entry.name)
+                );
+                findings
+                    .push(finding(PassId::Namespace, Structure::Directory, problem).of(directory));
             }
         }
     }
-    if gathered.inodes.get(&INODE_ROOT.0).is_none_or(|inode| inode.item.is_none()) && gaps.of(INODE_ROOT.0, ItemKind::Inode) {
-        findings.push(finding(PassId::Items, Structure::Inode, "attributes of the root directory").of(INODE_ROOT.0));
+    if gathered.inodes.get(&INODE_ROOT.0).is_none_or(|inode| inode.item.is_none())
+        && gaps.of(INODE_ROOT.0, ItemKind::Inode)
+    {
+        findings.push(
+            finding(PassId::Items, Structure::Inode, "attributes of the root directory")
+                .of(INODE_ROOT.0),
+        );
     }
     losses.inodes = gone.len() as u64;
     (findings, losses)
 }
 
 /// What one inode's own counters tell. A damaged one may say any number.
-fn of_one(number: u64, inode: &Inode, gaps: &Gaps<'_>, findings: &mut Vec<Finding>, losses: &mut Losses) {
+fn of_one(
+    number: u64,
+    inode: &Inode,
+    gaps: &Gaps<'_>,
+    findings: &mut Vec<Finding>,
+    losses: &mut Losses,
+) {
     if !inode.can_be_kept() {
         return;
     }
     let Some(item) = &inode.item else {
         if number != INODE_ROOT.0 && gaps.of(number, ItemKind::Inode) {
-            findings.push(finding(PassId::Items, Structure::Inode, "attributes; its owner and its rights are made up").of(number));
+            findings.push(
+                finding(
+                    PassId::Items,
+                    Structure::Inode,
+                    "attributes; its owner and its rights are made up",
+                )
+                .of(number),
+            );
         }
         return;
     };
     let names = item.entries.saturating_sub(inode.entries.len() as u64);
-    if inode.file_type() == Some(FileType::Directory) && names > 0 && gaps.of(number, ItemKind::DirectoryEntry) {
+    if inode.file_type() == Some(FileType::Directory)
+        && names > 0
+        && gaps.of(number, ItemKind::DirectoryEntry)
+    {
         losses.names = losses.names.saturating_add(names);
         let problem = format!("{names} of {} names in this directory", item.entries);
         findings.push(finding(PassId::Namespace, Structure::Directory, problem).of(number));
     }
-    let blocks = item.blocks.saturating_sub(inode.extents.values().map(|extent| extent.blocks).sum());
-    if inode.file_type() == Some(FileType::Regular) && blocks > 0 && gaps.of(number, ItemKind::Extent) {
+    let blocks =
+        item.blocks.saturating_sub(inode.extents.values().map(|extent| extent.blocks).sum());
+    if inode.file_type() == Some(FileType::Regular)
+        && blocks > 0
+        && gaps.of(number, ItemKind::Extent)
+    {
         losses.data_blocks = losses.data_blocks.saturating_add(blocks);
         let problem = format!("{blocks} of {} blocks of this file", item.blocks);
         findings.push(finding(PassId::Items, Structure::Data, problem).of(number));
     }
     for attribute in inode.xattrs.values().filter(|attribute| !attribute.is_complete()) {
         if gaps.of(number, ItemKind::XattrPart) {
-            let problem = format!("extended attribute {:?}", String::from_utf8_lossy(&attribute.item.name));
+            let problem =
+                format!("extended attribute {:?}", String::from_utf8_lossy(&attribute.item.name));
             findings.push(finding(PassId::Items, Structure::Inode, problem).of(number));
         }
     }
@@ -107,8 +147,13 @@ fn of_one(number: u64, inode: &Inode, gaps: &Gaps<'_>, findings: &mut Vec<Findin
 /// The inodes to which these keys belong, in words.
 pub(super) fn inodes((lower, upper): (Key, Option<Key>)) -> String {
     let first = lower.inode.max(INODE_ROOT.0);
-    let end = upper
-        .map(|upper| if (upper.kind, upper.offset) <= (ItemKind::Inode as u8, 0) { upper.inode.saturating_sub(1) } else { upper.inode });
+    let end = upper.map(|upper| {
+        if (upper.kind, upper.offset) <= (ItemKind::Inode as u8, 0) {
+            upper.inode.saturating_sub(1)
+        } else {
+            upper.inode
+        }
+    });
     match end {
         None => format!("items of the inodes from {first} on"),
         Some(last) if last <= first => format!("items of inode {first}"),

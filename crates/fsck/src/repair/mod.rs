@@ -1,9 +1,10 @@
 //! The repair that makes the file tree anew: for damage that changing single blocks can't mend.
 //!
-//! Everything that can be read is taken together: the superblock's trees, on top of them the log as far as a mount would replay
-//! it, and leaves that only a damaged node led to (`salvage`). Of that, what can't be kept is dropped and what is missing
-//! is counted anew (`gather`, `extents`, `amend`); what lost its name moves to `lost+found`. Then all of it becomes durable at
-//! once (`write`): a crash leaves the volume as it was before.
+//! Everything that can be read is taken together: the superblock's trees, on top of them the log as
+//! far as a mount would replay it, and leaves that only a damaged node led to (`salvage`). Of that,
+//! what can't be kept is dropped and what is missing is counted anew (`gather`, `extents`,
+//! `amend`); what lost its name moves to `lost+found`. Then all of it becomes durable at once
+//! (`write`): a crash leaves the volume as it was before.
 //!
 //! It takes memory for all items of the volume.
 mod amend;
@@ -21,7 +22,9 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::report::{Finding, Losses};
-use cairn_format::{COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition};
+use cairn_format::{
+    COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition,
+};
 use gather::Gathered;
 use salvage::Salvaged;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,7 +67,10 @@ impl Visitor for Collector {
 
 /// Makes the volume anew from what `checker`, whose passes have run, could read. Damaged data of
 /// the inodes `given_up` is left out.
-pub(crate) fn rebuild(checker: &Checker<'_>, given_up: &BTreeSet<u64>) -> Result<Outcome, FsckError> {
+pub(crate) fn rebuild(
+    checker: &Checker<'_>,
+    given_up: &BTreeSet<u64>,
+) -> Result<Outcome, FsckError> {
     if let Some(obstacle) = obstacle(checker) {
         return Ok(Outcome::Impossible(obstacle));
     }
@@ -100,15 +106,34 @@ pub(crate) fn rebuild(checker: &Checker<'_>, given_up: &BTreeSet<u64>) -> Result
     for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
         kept.insert(extent.range());
     }
-    let log_tail = LogPosition { block: checker.superblock.log_tail.block, sequence: checker.superblock.log_tail.sequence.max(1) };
+    let log_tail = LogPosition {
+        block: checker.superblock.log_tail.block,
+        sequence: checker.superblock.log_tail.sequence.max(1),
+    };
     let commit = write::Commit { generation, next_inode, log_tail, superblock_index };
     let items = write::items(&gathered);
-    if !write::commit(checker, &items, [&kept, &salvaged.nodes], [&allocation.used, &salvaged.found], &commit)? {
-        return Ok(Outcome::Impossible("there is not enough free space for a second copy of the trees"));
+    if !write::commit(
+        checker,
+        &items,
+        [&kept, &salvaged.nodes],
+        [&allocation.used, &salvaged.found],
+        &commit,
+    )? {
+        return Ok(Outcome::Impossible(
+            "there is not enough free space for a second copy of the trees",
+        ));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
     let (given_up, surplus_blocks) = (given_up.clone(), salvaged.surplus_blocks);
-    Ok(Outcome::Done(Done { rescued, salvaged: salvaged.leaves, surplus_blocks, dropped_nodes, given_up, lost, losses }))
+    Ok(Outcome::Done(Done {
+        rescued,
+        salvaged: salvaged.leaves,
+        surplus_blocks,
+        dropped_nodes,
+        given_up,
+        lost,
+        losses,
+    }))
 }
 
 /// What came of the nodes that could not be used, where not all was found again.
@@ -118,7 +143,9 @@ fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, St
         let Some(block) = lost.block else { continue };
         let items = losses::inodes(lost.keys);
         let text = match salvaged.lost_leaves.contains_key(&block) {
-            true if salvaged.older_versions.contains(&block) => format!("an older version was taken; what was newer is lost: {items}"),
+            true if salvaged.older_versions.contains(&block) => {
+                format!("an older version was taken; what was newer is lost: {items}")
+            }
             true => format!("dropped; lost with it: {items}"),
             false if lost.leaf().is_none() && salvaged.missing_blocks > 0 => {
                 format!("dropped; not all that it led to was found: {items}")
@@ -135,7 +162,12 @@ const COUNTED_MAX: u64 = 2;
 
 fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     let superblock = &checker.superblock;
-    let counters = [superblock.generation.0, superblock.log_epoch, superblock.log_tail.sequence, checker.overlay.generation_max.0];
+    let counters = [
+        superblock.generation.0,
+        superblock.log_epoch,
+        superblock.log_tail.sequence,
+        checker.overlay.generation_max.0,
+    ];
     if superblock.features.read_only_compatible != 0 {
         Some("the volume uses features that this program can only read")
     } else if checker.reader.blocks_present() < superblock.geometry.total_blocks {
@@ -147,7 +179,8 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     }
 }
 
-/// Above everything there is, and of the parity of the slot that does not hold the superblock that counts.
+/// Above everything there is, and of the parity of the slot that does not hold the superblock that
+/// counts.
 fn next_generation(checker: &Checker<'_>, superblock_index: usize) -> Generation {
     let next = checker.superblock.generation.max(checker.overlay.generation_max).next();
     let wrong_slot = superblock_index < 2 && next.0 % 2 == superblock_index as u64;

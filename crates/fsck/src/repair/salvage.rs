@@ -1,11 +1,16 @@
-//! Finds leaves of the file tree that no inner node leads to any more, because one of those is damaged.
+//! Finds leaves of the file tree that no inner node leads to any more, because one of those is
+//! damaged.
 //!
-//! 1. All nodes of the file tree where the bitmaps say that one may be; if the bitmaps can't be trusted, everywhere (`found`).
-//! 2. Which of the leaves are in use (`versions`): if the root tree is damaged, those of a whole tree that accounts for every block
-//!    in use; otherwise, what the bitmaps call used, or if they can't be trusted, what no newer node contradicts. Some of these may
-//!    have held what was removed: to bring that back is better than to leave out what is in use.
-//! 3. Of these, the items whose keys belong where a node is missing, unless a newer leaf says what is there.
-//! 4. Whether that is all: what was found is compared with the number of blocks in use that the superblock gives.
+//! 1. All nodes of the file tree where the bitmaps say that one may be; if the bitmaps can't be
+//!    trusted, everywhere (`found`).
+//! 2. Which of the leaves are in use (`versions`): if the root tree is damaged, those of a whole
+//!    tree that accounts for every block in use; otherwise, what the bitmaps call used, or if they
+//!    can't be trusted, what no newer node contradicts. Some of these may have held what was
+//!    removed: to bring that back is better than to leave out what is in use.
+//! 3. Of these, the items whose keys belong where a node is missing, unless a newer leaf says what
+//!    is there.
+//! 4. Whether that is all: what was found is compared with the number of blocks in use that the
+//!    superblock gives.
 use super::found::{Found, Leaf, Version, children};
 use super::versions::{self, Claims};
 use crate::bitmaps::Allocation;
@@ -36,7 +41,11 @@ pub(super) struct Salvaged {
 }
 
 /// Adds to `items` what such leaves hold, unless it is there.
-pub(super) fn lost_leaves(checker: &Checker<'_>, allocation: &Allocation, items: &mut BTreeMap<Key, Vec<u8>>) -> Salvaged {
+pub(super) fn lost_leaves(
+    checker: &Checker<'_>,
+    allocation: &Allocation,
+    items: &mut BTreeMap<Key, Vec<u8>>,
+) -> Salvaged {
     let mut salvaged = Salvaged {
         leaves: 0,
         nodes: BlockSet::new(checker.reader.blocks_present()),
@@ -70,14 +79,24 @@ pub(super) fn lost_leaves(checker: &Checker<'_>, allocation: &Allocation, items:
 }
 
 /// Step 3. Returns the leaves that are in use where a node is missing.
-fn merge<'f>(checker: &Checker<'_>, leaves: &[&'f Leaf], items: &mut BTreeMap<Key, Vec<u8>>, salvaged: &mut Salvaged) -> Vec<&'f Leaf> {
-    // Of two leaves that overlap, the newer one says what there is between its first and its last key. A transaction writes no leaf
-    // twice: of two of the same generation neither is a version of the other, and one of them has a key that does not belong there.
+fn merge<'f>(
+    checker: &Checker<'_>,
+    leaves: &[&'f Leaf],
+    items: &mut BTreeMap<Key, Vec<u8>>,
+    salvaged: &mut Salvaged,
+) -> Vec<&'f Leaf> {
+    // Of two leaves that overlap, the newer one says what there is between its first and its last
+    // key. A transaction writes no leaf twice: of two of the same generation neither is a version
+    // of the other, and one of them has a key that does not belong there.
     let (mut newer, mut in_use) = (Claims::default(), Vec::new());
     for together in leaves.chunk_by(|one, other| one.generation == other.generation) {
         for &leaf in together {
             let Ok(node) = checker.reader.node(leaf.block) else { continue };
-            let lost: Vec<_> = checker.lost_nodes.iter().filter(|lost| lost.touches(&leaf.first, &leaf.last)).collect();
+            let lost: Vec<_> = checker
+                .lost_nodes
+                .iter()
+                .filter(|lost| lost.touches(&leaf.first, &leaf.last))
+                .collect();
             let (mut helped, mut counts) = (false, false);
             for (key, value) in node.items() {
                 let missing = lost.iter().any(|lost| lost.holds(&key));
@@ -121,7 +140,9 @@ impl<'f> ByKey<'f> {
 
     /// How many begin before `upper`.
     fn beginning_before(&self, upper: Option<Key>) -> usize {
-        upper.map_or(self.leaves.len(), |upper| self.leaves.partition_point(|leaf| leaf.first < upper))
+        upper.map_or(self.leaves.len(), |upper| {
+            self.leaves.partition_point(|leaf| leaf.first < upper)
+        })
     }
 
     /// Whether one has keys there.
@@ -160,17 +181,30 @@ fn account(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], salvaged: &mu
     salvaged.missing_blocks = needed.saturating_sub(present);
     salvaged.surplus_blocks = present.saturating_sub(needed);
     // What is too much may hide what is missing.
-    salvaged.complete = salvaged.lost_leaves.is_empty() && salvaged.missing_blocks == 0 && salvaged.surplus_blocks == 0;
+    salvaged.complete = salvaged.lost_leaves.is_empty()
+        && salvaged.missing_blocks == 0
+        && salvaged.surplus_blocks == 0;
 }
 
-/// How many inner nodes below the lost ones there must be, given the leaves in use: of several versions that lead to the same node
-/// the newest, and one that can't be read for nodes to which none leads. Leaves that the readable ones lead to and that can't be
-/// read are added to `lost`.
-fn inner_nodes(checker: &Checker<'_>, found: &Found, in_use: &ByKey<'_>, lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>) -> u64 {
-    let pointers: Vec<Option<NodePointer>> = checker.lost_nodes.iter().map(|lost| lost.pointer).collect();
+/// How many inner nodes below the lost ones there must be, given the leaves in use: of several
+/// versions that lead to the same node the newest, and one that can't be read for nodes to which
+/// none leads. Leaves that the readable ones lead to and that can't be read are added to `lost`.
+fn inner_nodes(
+    checker: &Checker<'_>,
+    found: &Found,
+    in_use: &ByKey<'_>,
+    lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>,
+) -> u64 {
+    let pointers: Vec<Option<NodePointer>> =
+        checker.lost_nodes.iter().map(|lost| lost.pointer).collect();
     let tree_is_lost = pointers.iter().any(Option::is_none);
-    let levels = if tree_is_lost { LEVELS_MAX } else { pointers.iter().flatten().map(|pointer| pointer.level).max().unwrap_or(0) };
-    let mut below: HashMap<Version, Key> = in_use.leaves.iter().map(|leaf| (leaf.version(), leaf.first)).collect();
+    let levels = if tree_is_lost {
+        LEVELS_MAX
+    } else {
+        pointers.iter().flatten().map(|pointer| pointer.level).max().unwrap_or(0)
+    };
+    let mut below: HashMap<Version, Key> =
+        in_use.leaves.iter().map(|leaf| (leaf.version(), leaf.first)).collect();
     let (mut unreadable, mut count) = (false, 0);
     for level in 1..levels {
         let has_root = tree_is_lost && below.len() + usize::from(unreadable) <= 1;
@@ -186,20 +220,29 @@ fn inner_nodes(checker: &Checker<'_>, found: &Found, in_use: &ByKey<'_>, lost: &
                 }
             }
         }
-        let nodes: BTreeMap<BlockNumber, &Node> = parents.values().map(|node| (node.address(), *node)).collect();
-        for (lower, upper, child) in nodes.values().filter(|_| level == 1).flat_map(|node| children(node)) {
+        let nodes: BTreeMap<BlockNumber, &Node> =
+            parents.values().map(|node| (node.address(), *node)).collect();
+        for (lower, upper, child) in
+            nodes.values().filter(|_| level == 1).flat_map(|node| children(node))
+        {
             let written_again = in_use.touches((lower, upper));
             if !below.contains_key(&child) && !written_again {
                 lost.insert(child.0, (lower, upper));
             }
         }
-        // Those below a lost node of this level have that for a parent, which counts as referred to.
-        let at_level = |lost: &&LostNode| lost.pointer.is_some_and(|pointer| pointer.level == level);
-        let has_known_parent = |key: &Key| checker.lost_nodes.iter().filter(at_level).any(|lost| lost.holds(key));
-        let without_parent = below.iter().any(|(child, key)| !parents.contains_key(child) && !has_known_parent(key));
+        // Those below a lost node of this level have that for a parent, which counts as referred
+        // to.
+        let at_level =
+            |lost: &&LostNode| lost.pointer.is_some_and(|pointer| pointer.level == level);
+        let has_known_parent =
+            |key: &Key| checker.lost_nodes.iter().filter(at_level).any(|lost| lost.holds(key));
+        let without_parent =
+            below.iter().any(|(child, key)| !parents.contains_key(child) && !has_known_parent(key));
         unreadable = without_parent || (unreadable && nodes.is_empty());
-        count += nodes.keys().filter(|block| !checker.referenced.contains(block.0)).count() as u64 + u64::from(unreadable);
-        below = nodes.values().map(|node| ((node.address(), node.generation()), node.key(0))).collect();
+        count += nodes.keys().filter(|block| !checker.referenced.contains(block.0)).count() as u64
+            + u64::from(unreadable);
+        below =
+            nodes.values().map(|node| ((node.address(), node.generation()), node.key(0))).collect();
     }
     count
 }

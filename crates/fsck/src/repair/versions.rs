@@ -1,27 +1,37 @@
 //! Which of several versions of the file tree's nodes are in use, when no bitmap says so.
 //!
-//! Nodes are never changed in place, so a node that is out of use never comes back into use. Whatever a node says about its time
-//! therefore speaks against older nodes for ever:
+//! Nodes are never changed in place, so a node that is out of use never comes back into use.
+//! Whatever a node says about its time therefore speaks against older nodes for ever:
 //! - of two leaves whose keys overlap, the older one is out of use;
 //! - a leaf is out of use if an inner node that is not older leads to another leaf for its keys.
 //!
-//! What a transaction wrote that was never finished can't be told from the rest if a later one has its number; then a node may seem
-//! out of use that is not. The account of blocks shows that something is missing.
+//! What a transaction wrote that was never finished can't be told from the rest if a later one has
+//! its number; then a node may seem out of use that is not. The account of blocks shows that
+//! something is missing.
 use super::found::{Found, Leaf, Version, children};
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The leaves of the tree that takes exactly the blocks that the superblock calls used and nothing else refers to, if a node of
-/// the newest transaction is its root: no other version can be the one in use.
+/// The leaves of the tree that takes exactly the blocks that the superblock calls used and nothing
+/// else refers to, if a node of the newest transaction is its root: no other version can be the one
+/// in use.
 pub(super) fn whole_tree(checker: &Checker<'_>, found: &Found) -> Option<HashSet<BlockNumber>> {
     let needed = checker.superblock.used_blocks.checked_sub(checker.referenced.count())?;
-    let generations = found.leaves.values().map(|leaf| leaf.generation).chain(found.inner.values().map(Node::generation));
+    let generations = found
+        .leaves
+        .values()
+        .map(|leaf| leaf.generation)
+        .chain(found.inner.values().map(Node::generation));
     let newest = generations.max()?;
-    let mut roots: Vec<&Node> = found.inner.values().filter(|node| node.generation() == newest).collect();
+    let mut roots: Vec<&Node> =
+        found.inner.values().filter(|node| node.generation() == newest).collect();
     roots.sort_by_key(|node| std::cmp::Reverse(node.level()));
-    let single = found.leaves.values().filter(|leaf| leaf.generation == newest && NODE_BLOCKS + leaf.extent_blocks == needed);
+    let single = found
+        .leaves
+        .values()
+        .filter(|leaf| leaf.generation == newest && NODE_BLOCKS + leaf.extent_blocks == needed);
     let single = single.map(|leaf| HashSet::from([leaf.block])).next();
     roots.into_iter().find_map(|root| tree_of(found, root, needed)).or(single)
 }
@@ -33,10 +43,13 @@ fn tree_of(found: &Found, root: &Node, needed: u64) -> Option<HashSet<BlockNumbe
         blocks += NODE_BLOCKS;
         for (.., (block, generation)) in children(node) {
             if node.level() > 1 {
-                let is_child = |inner: &&Node| inner.generation() == generation && inner.level() + 1 == node.level();
+                let is_child = |inner: &&Node| {
+                    inner.generation() == generation && inner.level() + 1 == node.level()
+                };
                 todo.push(found.inner.get(&block.0).filter(is_child)?);
             } else {
-                let leaf = found.leaves.get(&block.0).filter(|leaf| leaf.generation == generation)?;
+                let leaf =
+                    found.leaves.get(&block.0).filter(|leaf| leaf.generation == generation)?;
                 blocks += NODE_BLOCKS + leaf.extent_blocks;
                 leaves.insert(leaf.block);
             }
@@ -65,10 +78,17 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    pub(super) fn overlapping(&self, lower: Key, upper: Option<Key>) -> impl Iterator<Item = (Key, Option<Key>, Version)> {
+    pub(super) fn overlapping(
+        &self,
+        lower: Key,
+        upper: Option<Key>,
+    ) -> impl Iterator<Item = (Key, Option<Key>, Version)> {
         let before = self.segments.range(..lower).next_back();
         let reaches = before.filter(|(_, (end, _))| end.is_none_or(|end| lower < end));
-        let within = self.segments.range(lower..).take_while(move |(start, _)| upper.is_none_or(|upper| **start < upper));
+        let within = self
+            .segments
+            .range(lower..)
+            .take_while(move |(start, _)| upper.is_none_or(|upper| **start < upper));
         reaches.into_iter().chain(within).map(|(start, (end, leaf))| (*start, *end, *leaf))
     }
 
@@ -79,18 +99,29 @@ impl Claims {
             gaps.extend(at.filter(|at| *at < start).map(|at| (at, Some(start))));
             at = end;
         }
-        gaps.extend(at.filter(|at| claim.upper.is_none_or(|upper| *at < upper)).map(|at| (at, claim.upper)));
+        gaps.extend(
+            at.filter(|at| claim.upper.is_none_or(|upper| *at < upper)).map(|at| (at, claim.upper)),
+        );
         self.segments.extend(gaps.into_iter().map(|(from, to)| (from, (to, claim.leaf))));
     }
 }
 
 /// Leaves that may be in use, as far as bitmaps and other nodes tell.
-pub(super) fn current<'f>(checker: &Checker<'_>, allocation: &Allocation, found: &'f Found) -> Vec<&'f Leaf> {
+pub(super) fn current<'f>(
+    checker: &Checker<'_>,
+    allocation: &Allocation,
+    found: &'f Found,
+) -> Vec<&'f Leaf> {
     let mut claims = claims_of_inner_nodes(found);
     claims.extend(checker.lost_nodes.iter().filter_map(|lost| {
         let pointer = lost.leaf()?;
         let (lower, upper) = lost.keys;
-        Some(Claim { generation: lost.parent_generation, lower, upper, leaf: (pointer.block, pointer.generation) })
+        Some(Claim {
+            generation: lost.parent_generation,
+            lower,
+            upper,
+            leaf: (pointer.block, pointer.generation),
+        })
     }));
     claims.sort_by_key(|claim| claim.generation);
     let mut leaves: Vec<&Leaf> = found.leaves.values().collect();
@@ -101,16 +132,24 @@ pub(super) fn current<'f>(checker: &Checker<'_>, allocation: &Allocation, found:
             newest.add_older(&claim);
         }
         current.extend(together.iter().copied().filter(|leaf| {
-            let contradicted = newest.overlapping(leaf.first, leaf.last.successor()).any(|(.., claimed)| claimed != leaf.version());
-            let belongs = checker.lost_nodes.iter().any(|lost| lost.holds(&leaf.first) && lost.holds(&leaf.last));
-            !contradicted && belongs && allocation.may_hold(BlockRange::node(leaf.block), leaf.generation)
+            let contradicted = newest
+                .overlapping(leaf.first, leaf.last.successor())
+                .any(|(.., claimed)| claimed != leaf.version());
+            let belongs = checker
+                .lost_nodes
+                .iter()
+                .any(|lost| lost.holds(&leaf.first) && lost.holds(&leaf.last));
+            !contradicted
+                && belongs
+                && allocation.may_hold(BlockRange::node(leaf.block), leaf.generation)
         }));
         together.iter().for_each(|leaf| newest.add_older(&leaf.claim()));
     }
     current
 }
 
-/// What the inner nodes above the leaves say. Where the last child's keys end only a node above knows.
+/// What the inner nodes above the leaves say. Where the last child's keys end only a node above
+/// knows.
 fn claims_of_inner_nodes(found: &Found) -> Vec<Claim> {
     let mut nodes: Vec<&Node> = found.inner.values().collect();
     nodes.sort_by_key(|node| (std::cmp::Reverse(node.level()), node.generation()));
@@ -122,7 +161,8 @@ fn claims_of_inner_nodes(found: &Found) -> Vec<Claim> {
             let Some(upper) = next.map(Some).or(end) else { continue };
             if node.level() == 1 {
                 claims.push(Claim { generation: node.generation(), lower, upper, leaf: child });
-            } else if found.inner.get(&child.0.0).is_some_and(|inner| inner.generation() == child.1) {
+            } else if found.inner.get(&child.0.0).is_some_and(|inner| inner.generation() == child.1)
+            {
                 ends.insert(child.0, upper);
             }
         }

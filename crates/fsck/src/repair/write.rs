@@ -1,10 +1,13 @@
-//! Writes a repaired volume as a transaction of its own: the old state counts until the new superblock is durable.
+//! Writes a repaired volume as a transaction of its own: the old state counts until the new
+//! superblock is durable.
 //!
-//! 1. New trees into clusters that nothing refers to, neither before nor after the repair, and in which no salvaged node is.
-//!    *Crash: the old superblock, and all that the next repair needs; but for lack of other room, it may know less of what was removed.*
-//! 2. The bitmaps into the slots that don't count; flush. *Crash: the old superblock, whose bitmaps are untouched.*
-//! 3. The superblock into the slot that does not hold the one that counts; flush. It has a new log epoch, so nothing of the
-//!    log is replayed on top of it. *Crash, torn: the old superblock.*
+//! 1. New trees into clusters that nothing refers to, neither before nor after the repair, and in
+//!    which no salvaged node is. *Crash: the old superblock, and all that the next repair needs;
+//!    but for lack of other room, it may know less of what was removed.*
+//! 2. The bitmaps into the slots that don't count; flush. *Crash: the old superblock, whose bitmaps
+//!    are untouched.*
+//! 3. The superblock into the slot that does not hold the one that counts; flush. It has a new log
+//!    epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
 //! 4. The superblock's copy, then the other slot, each flushed.
 use super::gather::Gathered;
 use crate::FsckError;
@@ -13,8 +16,9 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::{Reader, write_block};
 use cairn_format::{
-    Bitmap, BlockNumber, BlockRange, ChildPointer, Generation, Geometry, INODE_ORPHANS, InodeNumber, ItemKind, Key, LogPosition,
-    NODE_BLOCKS, Node, NodePointer, RootItem, Superblock, TREE_FILES, TREE_ROOTS, TreeId, bitmap_generations_checksum, encode_orphan,
+    Bitmap, BlockNumber, BlockRange, ChildPointer, Generation, Geometry, INODE_ORPHANS,
+    InodeNumber, ItemKind, Key, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock,
+    TREE_FILES, TREE_ROOTS, TreeId, bitmap_generations_checksum, encode_orphan,
 };
 
 /// The items of the new file tree, in key order.
@@ -23,16 +27,42 @@ pub(super) fn items(gathered: &Gathered) -> Vec<(Key, Vec<u8>)> {
     for (&number, inode) in &gathered.inodes {
         let key = |kind, offset| Key::new(InodeNumber(number), kind, offset);
         items.extend(inode.item.map(|item| (key(ItemKind::Inode, 0), item.encode().to_vec())));
-        items.extend(inode.entries.iter().map(|(&slot, entry)| (key(ItemKind::DirectoryEntry, slot), entry.encode())));
-        items.extend(inode.xattrs.iter().map(|(&slot, xattr)| (key(ItemKind::Xattr, slot), xattr.item.encode())));
+        items.extend(
+            inode
+                .entries
+                .iter()
+                .map(|(&slot, entry)| (key(ItemKind::DirectoryEntry, slot), entry.encode())),
+        );
+        items.extend(
+            inode
+                .xattrs
+                .iter()
+                .map(|(&slot, xattr)| (key(ItemKind::Xattr, slot), xattr.item.encode())),
+        );
         for (slot, xattr) in &inode.xattrs {
-            items.extend(xattr.parts.iter().map(|(part, bytes)| (key(ItemKind::XattrPart, slot * 256 + part), bytes.clone())));
+            items.extend(
+                xattr.parts.iter().map(|(part, bytes)| {
+                    (key(ItemKind::XattrPart, slot * 256 + part), bytes.clone())
+                }),
+            );
         }
-        items.extend(inode.target.iter().map(|(&part, bytes)| (key(ItemKind::Symlink, part), bytes.clone())));
-        items.extend(inode.extents.iter().map(|(&block, extent)| (key(ItemKind::Extent, block), extent.encode())));
+        items.extend(
+            inode.target.iter().map(|(&part, bytes)| (key(ItemKind::Symlink, part), bytes.clone())),
+        );
+        items.extend(
+            inode
+                .extents
+                .iter()
+                .map(|(&block, extent)| (key(ItemKind::Extent, block), extent.encode())),
+        );
     }
     let orphan_key = |number| Key::new(INODE_ORPHANS, ItemKind::Orphan, number);
-    items.extend(gathered.orphans.iter().map(|(&number, &orphan)| (orphan_key(number), encode_orphan(orphan).to_vec())));
+    items.extend(
+        gathered
+            .orphans
+            .iter()
+            .map(|(&number, &orphan)| (orphan_key(number), encode_orphan(orphan).to_vec())),
+    );
     items.sort_by_key(|(key, _)| *key);
     items
 }
@@ -48,19 +78,33 @@ struct NodeWriter<'a> {
 
 impl NodeWriter<'_> {
     /// A tree with these items; `None` if there is no room.
-    fn tree(&mut self, tree: TreeId, items: &[(Key, Vec<u8>)]) -> Result<Option<NodePointer>, FsckError> {
+    fn tree(
+        &mut self,
+        tree: TreeId,
+        items: &[(Key, Vec<u8>)],
+    ) -> Result<Option<NodePointer>, FsckError> {
         let mut level = 0;
         let Some(mut pointers) = self.level(tree, level, items)? else { return Ok(None) };
         while pointers.len() > 1 {
             level += 1;
-            let items: Vec<_> = pointers.iter().map(|(key, child)| (*key, child.encode().to_vec())).collect();
+            let items: Vec<_> =
+                pointers.iter().map(|(key, child)| (*key, child.encode().to_vec())).collect();
             let Some(above) = self.level(tree, level, &items)? else { return Ok(None) };
             pointers = above;
         }
-        Ok(pointers.first().map(|(_, root)| NodePointer { block: root.block, generation: root.generation, level }))
+        Ok(pointers.first().map(|(_, root)| NodePointer {
+            block: root.block,
+            generation: root.generation,
+            level,
+        }))
     }
 
-    fn level(&mut self, tree: TreeId, level: u8, items: &[(Key, Vec<u8>)]) -> Result<Option<Vec<(Key, ChildPointer)>>, FsckError> {
+    fn level(
+        &mut self,
+        tree: TreeId,
+        level: u8,
+        items: &[(Key, Vec<u8>)],
+    ) -> Result<Option<Vec<(Key, ChildPointer)>>, FsckError> {
         let mut written = Vec::new();
         let mut rest = items;
         loop {
@@ -83,17 +127,29 @@ impl NodeWriter<'_> {
     }
 }
 
-/// Clusters in which no block is in one of `used`: neither what the volume refers to, nor what will be kept, nor the nodes that
-/// were salvaged, which the next repair needs if this one is cut short. Those that the bitmaps call free come last, and are used first;
-/// those with `found` nodes, by which the next repair would decide, come first.
-fn free_clusters(checker: &Checker<'_>, used: [&BlockSet; 3], [allocated, found]: [&BlockSet; 2]) -> Vec<BlockNumber> {
+/// Clusters in which no block is in one of `used`: neither what the volume refers to, nor what will
+/// be kept, nor the nodes that were salvaged, which the next repair needs if this one is cut short.
+/// Those that the bitmaps call free come last, and are used first; those with `found` nodes, by
+/// which the next repair would decide, come first.
+fn free_clusters(
+    checker: &Checker<'_>,
+    used: [&BlockSet; 3],
+    [allocated, found]: [&BlockSet; 2],
+) -> Vec<BlockNumber> {
     let allocatable = checker.superblock.geometry.allocatable().range();
     let last = allocatable.end.min(checker.reader.blocks_present());
-    let clusters = (allocatable.start..last).step_by(NODE_BLOCKS as usize).filter(|start| start + NODE_BLOCKS <= last);
-    let unused = |start: &u64| (*start..start + NODE_BLOCKS).all(|block| used.iter().all(|set| !set.contains(block)));
-    let has_any = |start: u64, set: &BlockSet| (start..start + NODE_BLOCKS).any(|block| set.contains(block));
+    let clusters = (allocatable.start..last)
+        .step_by(NODE_BLOCKS as usize)
+        .filter(|start| start + NODE_BLOCKS <= last);
+    let unused = |start: &u64| {
+        (*start..start + NODE_BLOCKS).all(|block| used.iter().all(|set| !set.contains(block)))
+    };
+    let has_any =
+        |start: u64, set: &BlockSet| (start..start + NODE_BLOCKS).any(|block| set.contains(block));
     let mut clusters: Vec<u64> = clusters.filter(unused).collect();
-    clusters.sort_by_key(|&start| std::cmp::Reverse((has_any(start, found), has_any(start, allocated), start)));
+    clusters.sort_by_key(|&start| {
+        std::cmp::Reverse((has_any(start, found), has_any(start, allocated), start))
+    });
     clusters.into_iter().map(BlockNumber).collect()
 }
 
@@ -106,8 +162,9 @@ pub(super) struct Commit {
     pub(super) superblock_index: usize,
 }
 
-/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the nodes that were salvaged, `allocated` what the
-/// bitmaps say, `found` all nodes that stand somewhere. Whether there was room.
+/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the nodes that were
+/// salvaged, `allocated` what the bitmaps say, `found` all nodes that stand somewhere. Whether
+/// there was room.
 pub(super) fn commit(
     checker: &Checker<'_>,
     items: &[(Key, Vec<u8>)],
@@ -117,7 +174,12 @@ pub(super) fn commit(
 ) -> Result<bool, FsckError> {
     let (device, geometry) = (checker.reader.device, checker.superblock.geometry);
     let free = free_clusters(checker, [&checker.referenced, extents, sources], [allocated, found]);
-    let mut writer = NodeWriter { reader: checker.reader, generation: commit.generation, free, used: Vec::new() };
+    let mut writer = NodeWriter {
+        reader: checker.reader,
+        generation: commit.generation,
+        free,
+        used: Vec::new(),
+    };
     let Some(files) = writer.tree(TREE_FILES, items)? else { return Ok(false) };
     let root_item = vec![(Key::root(TREE_FILES), RootItem { root: files }.encode().to_vec())];
     let Some(root) = writer.tree(TREE_ROOTS, &root_item)? else { return Ok(false) };
@@ -127,7 +189,11 @@ pub(super) fn commit(
     }
     for group in 0..geometry.groups() {
         let address = geometry.bitmap_block(group, 1 - slot_in_use(checker, group));
-        let bitmap = Bitmap { group, generation: commit.generation, bits: expected_bits(&referenced, &geometry, group) };
+        let bitmap = Bitmap {
+            group,
+            generation: commit.generation,
+            bits: expected_bits(&referenced, &geometry, group),
+        };
         write_block(device, address, &bitmap.encode(checker.reader.volume, address))?;
     }
     device.flush()?;
@@ -139,14 +205,21 @@ pub(super) fn commit(
         log_tail: commit.log_tail,
         used_blocks: referenced.count(),
         inodes: items.iter().filter(|(key, _)| key.kind == ItemKind::Inode as u8).count() as u64,
-        bitmaps_checksum: bitmap_generations_checksum((0..geometry.groups()).map(|_| commit.generation)),
+        bitmaps_checksum: bitmap_generations_checksum(
+            (0..geometry.groups()).map(|_| commit.generation),
+        ),
         clean: true,
         ..checker.superblock.clone()
     };
     let slots = Geometry::SUPERBLOCKS;
     let slot = slots[(commit.generation.0 % 2) as usize];
-    debug_assert!(commit.superblock_index > 1 || slots[commit.superblock_index] != slot, "the superblock that counts stays");
-    for address in [slot, geometry.superblock_copy(), slots[((commit.generation.0 + 1) % 2) as usize]] {
+    debug_assert!(
+        commit.superblock_index > 1 || slots[commit.superblock_index] != slot,
+        "the superblock that counts stays"
+    );
+    for address in
+        [slot, geometry.superblock_copy(), slots[((commit.generation.0 + 1) % 2) as usize]]
+    {
         write_block(device, address, &superblock.encode(address))?;
         device.flush()?;
     }

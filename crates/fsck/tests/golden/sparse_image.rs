@@ -52,7 +52,8 @@ pub fn load(sparse: &[u8]) -> MemoryDevice {
     while !rest.is_empty() {
         let (place, after) = rest.split_at(12);
         let offset = u64::from_le_bytes(place[..8].try_into().unwrap());
-        let (bytes, after) = after.split_at(u32::from_le_bytes(place[8..].try_into().unwrap()) as usize);
+        let (bytes, after) =
+            after.split_at(u32::from_le_bytes(place[8..].try_into().unwrap()) as usize);
         let within = offset as usize % BLOCK_BYTES;
         device.read(offset - within as u64, &mut block).unwrap();
         block[within..within + bytes.len()].copy_from_slice(bytes);

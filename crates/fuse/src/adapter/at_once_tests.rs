@@ -1,4 +1,5 @@
-//! Over io_uring, what takes nothing but memory is answered where it arrived, and the rest by a worker.
+//! Over io_uring, what takes nothing but memory is answered where it arrived, and the rest by a
+//! worker.
 use super::volume_tests::{Mounted, can_mount, pattern};
 use crate::tiny_file_system::options_of_tests;
 use crate::{MountOptions, Transport};
@@ -17,8 +18,13 @@ use std::time::Duration;
 
 /// Of the requests with a name that begins with `name`: all, and those that were answered at once.
 fn counts(mounted: &Mounted, name: &str) -> (u64, u64) {
-    let statistics: serde_json::Value = serde_json::from_str(&crate::statistics(&mounted.root()).unwrap()).unwrap();
-    let requests = statistics["requests"].as_object().unwrap().iter().filter(|(other, _)| other.starts_with(name));
+    let statistics: serde_json::Value =
+        serde_json::from_str(&crate::statistics(&mounted.root()).unwrap()).unwrap();
+    let requests = statistics["requests"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(other, _)| other.starts_with(name));
     requests.fold((0, 0), |sum, (_, counter)| {
         let count = |what: &str| counter[what].as_u64().unwrap_or(0);
         (sum.0 + count("count"), sum.1 + count("at_once"))
@@ -34,10 +40,12 @@ fn read_again(file: &File, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Background work may have a file at any moment: then a request does not wait for it where it arrived.
+/// Background work may have a file at any moment: then a request does not wait for it where it
+/// arrived.
 const TRIES: usize = 50;
 
-/// Whether one of several times `call` costs requests `name` of which `at_once` are answered at once, all or none.
+/// Whether one of several times `call` costs requests `name` of which `at_once` are answered at
+/// once, all or none.
 fn comes_to(mounted: &Mounted, name: &str, at_once: bool, mut call: impl FnMut()) -> bool {
     (0..TRIES).any(|_| {
         let before = counts(mounted, name);
@@ -53,7 +61,9 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
     if !can_mount() {
         return;
     }
-    if fs::read_to_string("/sys/module/fuse/parameters/enable_uring").map_or(true, |switch| switch.trim() != "Y") {
+    if fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
+        .map_or(true, |switch| switch.trim() != "Y")
+    {
         eprintln!("skipped: needs FUSE over io_uring");
         return;
     }
@@ -62,7 +72,9 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
     let content = pattern(30_000);
     fs::write(mounted.path("small"), &content).unwrap();
     let file = File::options().read(true).write(true).open(mounted.path("small")).unwrap();
-    assert!(comes_to(&mounted, "READ", true, || assert!(read_again(&file, content.len()) == content)));
+    assert!(comes_to(&mounted, "READ", true, || assert!(
+        read_again(&file, content.len()) == content
+    )));
     // Synced again, with nothing to write.
     assert!(comes_to(&mounted, "FSYNC", true, || file.sync_all().unwrap()));
     let changed_and_synced = |bytes: &[u8]| {
@@ -78,16 +90,29 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
     }));
     // The copy is the source as it is now.
     let copy = File::create_new(mounted.path("copy")).unwrap();
-    let copy_all = || assert_eq!(rustix::fs::copy_file_range(&file, Some(&mut 0), &copy, Some(&mut 0), 1 << 30), Ok(content.len()));
+    let copy_all = || {
+        assert_eq!(
+            rustix::fs::copy_file_range(&file, Some(&mut 0), &copy, Some(&mut 0), 1 << 30),
+            Ok(content.len())
+        )
+    };
     assert!(comes_to(&mounted, "COPY_FILE_RANGE", true, copy_all));
     let copied = fs::read(mounted.path("copy")).unwrap();
-    assert!(copied[10..17] == *b"changed" && copied[17..] == content[17..] && copied.len() == content.len());
+    assert!(
+        copied[10..17] == *b"changed"
+            && copied[17..] == content[17..]
+            && copied.len() == content.len()
+    );
     assert_eq!(rustix::fs::copy_file_range(&file, Some(&mut 40_000), &copy, None, 100), Ok(0));
     let closed = File::open(mounted.path("copy")).unwrap();
-    assert_eq!(rustix::fs::copy_file_range(&file, Some(&mut 0), &closed, None, 100), Err(Errno::BADF));
+    assert_eq!(
+        rustix::fs::copy_file_range(&file, Some(&mut 0), &closed, None, 100),
+        Err(Errno::BADF)
+    );
     drop((file, much, copy, closed));
 
-    // After another mount nothing is in memory: the queue's thread has the device read, also much at a time.
+    // After another mount nothing is in memory: the queue's thread has the device read, also much
+    // at a time.
     fs::write(mounted.path("large"), pattern(1 << 20)).unwrap();
     let mounted = mounted.remount(&options);
     let read_cold = |name: &str, length_bytes: usize| {
@@ -122,7 +147,8 @@ struct Versions {
     done: AtomicU64,
 }
 
-/// Reads of one file by several readers, beside one who changes it: each sees a version that a block had meanwhile.
+/// Reads of one file by several readers, beside one who changes it: each sees a version that a
+/// block had meanwhile.
 #[test]
 fn reads_beside_changes_see_what_was_there() {
     if !can_mount() {
@@ -137,7 +163,9 @@ fn reads_beside_changes_see_what_was_there() {
         .map(|number| {
             let (versions, is_done) = (Arc::clone(&versions), Arc::clone(&is_done));
             // Past the kernel's cache.
-            let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).map(File::from).unwrap();
+            let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty())
+                .map(File::from)
+                .unwrap();
             thread::spawn("reader", move || read_versions(number, &file, &versions, &is_done))
         })
         .collect();
@@ -158,12 +186,19 @@ fn reads_beside_changes_see_what_was_there() {
         };
         match random.below(8) {
             0..4 => change(blocks.clone(), true, &|version| {
-                let data: Vec<u8> = blocks.clone().flat_map(|block| block_of(block, version)).collect();
+                let data: Vec<u8> =
+                    blocks.clone().flat_map(|block| block_of(block, version)).collect();
                 file.write_all_at(&data, (first * BLOCK) as u64).unwrap();
             }),
             4 => change(blocks.clone(), false, &|_| {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                rustix::fs::fallocate(&file, flags, (first * BLOCK) as u64, (blocks.len() * BLOCK) as u64).unwrap();
+                rustix::fs::fallocate(
+                    &file,
+                    flags,
+                    (first * BLOCK) as u64,
+                    (blocks.len() * BLOCK) as u64,
+                )
+                .unwrap();
             }),
             5 if random.chance(1, 8) => change(KEPT_BLOCKS..BLOCKS, false, &|_| {
                 file.set_len((KEPT_BLOCKS * BLOCK) as u64).unwrap();
@@ -187,18 +222,27 @@ fn read_versions(number: u64, file: &File, versions: &[Versions], is_done: &Atom
         // Long ones are not kept in memory.
         let count = [1, 4, 32, 32][random.below(4) as usize];
         let first = random.below((BLOCKS - count) as u64) as usize;
-        let before: Vec<u64> = (first..first + count).map(|block| versions[block].done.load(Ordering::SeqCst)).collect();
-        let length_bytes = file.read_at(&mut buffer[..count * BLOCK], (first * BLOCK) as u64).unwrap();
+        let before: Vec<u64> = (first..first + count)
+            .map(|block| versions[block].done.load(Ordering::SeqCst))
+            .collect();
+        let length_bytes =
+            file.read_at(&mut buffer[..count * BLOCK], (first * BLOCK) as u64).unwrap();
         for (index, content) in buffer[..length_bytes].chunks_exact(BLOCK).enumerate() {
             let block = first + index;
             let possible = before[index]..=versions[block].begun.load(Ordering::SeqCst);
             if content.iter().all(|byte| *byte == 0) {
                 // A hole, or one between two versions that were told.
-                assert!(possible.clone().any(|version| version % 2 == 0), "block {block} is empty, but was version {possible:?}");
+                assert!(
+                    possible.clone().any(|version| version % 2 == 0),
+                    "block {block} is empty, but was version {possible:?}"
+                );
             } else {
                 let version = u64::from_ne_bytes(content[8..16].try_into().unwrap());
                 assert!(content == block_of(block, version), "block {block} is torn");
-                assert!(possible.contains(&version), "block {block} was version {possible:?}, not {version}");
+                assert!(
+                    possible.contains(&version),
+                    "block {block} was version {possible:?}, not {version}"
+                );
             }
         }
         reads += 1;
@@ -206,7 +250,8 @@ fn read_versions(number: u64, file: &File, versions: &[Versions], is_done: &Atom
     reads
 }
 
-/// The mount ends while the device is read for requests: nobody waits for ever, and the server ends.
+/// The mount ends while the device is read for requests: nobody waits for ever, and the server
+/// ends.
 #[test]
 fn a_connection_may_be_cut_while_the_device_is_read() {
     if !can_mount() {
@@ -220,11 +265,16 @@ fn a_connection_may_be_cut_while_the_device_is_read() {
     let readers: Vec<_> = (0..8)
         .map(|number| {
             let reads = Arc::clone(&reads);
-            let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).map(File::from).unwrap();
+            let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty())
+                .map(File::from)
+                .unwrap();
             thread::spawn("reader", move || {
                 let mut random = Seeded::new(number);
                 let mut buffer = AlignedBuffer::zeroed(32 * BLOCK);
-                while file.read_at(&mut buffer, random.below((BLOCKS - 32) as u64) * BLOCK as u64).is_ok() {
+                while file
+                    .read_at(&mut buffer, random.below((BLOCKS - 32) as u64) * BLOCK as u64)
+                    .is_ok()
+                {
                     reads.fetch_add(1, Ordering::SeqCst);
                 }
             })

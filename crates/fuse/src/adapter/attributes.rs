@@ -1,11 +1,14 @@
 //! GETATTR, STATX, SETATTR, and attributes in every answer that has them.
 use super::set_id::is_in_group;
 use super::{Answer, VolumeHandler};
-use crate::protocol::wire::{Attr, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr_flag as flag};
+use crate::protocol::wire::{
+    Attr, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr_flag as flag,
+};
 use crate::protocol::{ROOT_NODE, RequestHeader};
 use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
 
-/// Seconds for which names and attributes are valid: for ever, whether the kernel takes them as signed or not.
+/// Seconds for which names and attributes are valid: for ever, whether the kernel takes them as
+/// signed or not.
 const VALID_SECONDS: u64 = i64::MAX as u64;
 const BLOCK_BYTES: u32 = 4096;
 /// `STATX_BASIC_STATS | STATX_BTIME`.
@@ -33,18 +36,25 @@ pub fn attr(attributes: &Attributes) -> Attr {
 }
 
 pub fn attr_out(attributes: &Attributes) -> AttrOut {
-    AttrOut { attr_valid_seconds: VALID_SECONDS, attr_valid_ns: 0, padding: 0, attr: attr(attributes) }
+    AttrOut {
+        attr_valid_seconds: VALID_SECONDS,
+        attr_valid_ns: 0,
+        padding: 0,
+        attr: attr(attributes),
+    }
 }
 
-/// What a file handle holds beside the number of the inode; the kernel takes 32 bits of it. The same
-/// for as long as the inode exists. Numbers are used twice only after a crash, for files that were
-/// never durable: those were made at another time. The kernel's own root has 0.
+/// What a file handle holds beside the number of the inode; the kernel takes 32 bits of it. The
+/// same for as long as the inode exists. Numbers are used twice only after a crash, for files that
+/// were never durable: those were made at another time. The kernel's own root has 0.
 fn handle_generation(attributes: &Attributes) -> u64 {
     if attributes.inode.0 == ROOT_NODE {
         return 0;
     }
     let created = attributes.created;
-    let mixed = (created.seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(created.nanoseconds));
+    let mixed = (created.seconds as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(u64::from(created.nanoseconds));
     (mixed ^ mixed >> 32 ^ attributes.generation.0) & u64::from(u32::MAX)
 }
 
@@ -70,7 +80,8 @@ fn statx_time(time: Timestamp) -> StatxTime {
 }
 
 fn statx(attributes: &Attributes) -> Statx {
-    let (major, minor) = (rustix::fs::major(attributes.device), rustix::fs::minor(attributes.device));
+    let (major, minor) =
+        (rustix::fs::major(attributes.device), rustix::fs::minor(attributes.device));
     Statx {
         mask: STATX_MASK,
         block_size: BLOCK_BYTES,
@@ -91,15 +102,25 @@ fn statx(attributes: &Attributes) -> Statx {
     }
 }
 
-fn time_change(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Option<TimeChange> {
+fn time_change(
+    valid: u32,
+    set: u32,
+    now: u32,
+    seconds: u64,
+    nanoseconds: u32,
+) -> Option<TimeChange> {
     match valid {
         valid if valid & now != 0 => Some(TimeChange::Now),
-        valid if valid & set != 0 => Some(TimeChange::At(Timestamp { seconds: seconds as i64, nanoseconds: nanoseconds.min(999_999_999) })),
+        valid if valid & set != 0 => Some(TimeChange::At(Timestamp {
+            seconds: seconds as i64,
+            nanoseconds: nanoseconds.min(999_999_999),
+        })),
         _ => None,
     }
 }
 
-/// Clearing set-id bits is left to us: a change of owner clears those of everything but directories.
+/// Clearing set-id bits is left to us: a change of owner clears those of everything but
+/// directories.
 fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> AttributeChange {
     let valid = set.valid;
     let given = |bit: u32, value: u32| (valid & bit != 0).then_some(value);
@@ -124,19 +145,31 @@ impl VolumeHandler {
 
     pub(super) fn statx(&self, node: InodeNumber) -> Answer<StatxOut> {
         let attributes = self.volume.attributes(node)?;
-        Ok(StatxOut { attr_valid_seconds: VALID_SECONDS, stat: statx(&attributes), ..StatxOut::default() })
+        Ok(StatxOut {
+            attr_valid_seconds: VALID_SECONDS,
+            stat: statx(&attributes),
+            ..StatxOut::default()
+        })
     }
 
-    pub(super) fn set_attributes(&self, header: &RequestHeader, set: &SetattrIn) -> Answer<AttrOut> {
+    pub(super) fn set_attributes(
+        &self,
+        header: &RequestHeader,
+        set: &SetattrIn,
+    ) -> Answer<AttrOut> {
         let node = InodeNumber(header.node);
         let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0;
         let (is_directory, in_group) = if concerns_set_id {
             let before = self.volume.attributes(node)?;
-            (before.file_type == FileType::Directory, header.uid == 0 || is_in_group(header, &before))
+            (
+                before.file_type == FileType::Directory,
+                header.uid == 0 || is_in_group(header, &before),
+            )
         } else {
             (false, true)
         };
-        let attributes = self.volume.set_attributes(node, &attribute_change(set, is_directory, in_group))?;
+        let attributes =
+            self.volume.set_attributes(node, &attribute_change(set, is_directory, in_group))?;
         self.settle_change(node)?;
         if set.valid & flag::SIZE != 0 {
             self.overdrawn.forgive(node.0);
@@ -161,9 +194,18 @@ mod tests {
         };
         let change = attribute_change(&set, false, true);
         assert_eq!(change.accessed, Some(TimeChange::Now));
-        assert_eq!(change.modified, Some(TimeChange::At(Timestamp { seconds: -7, nanoseconds: 8 })));
-        assert_eq!(change.changed, Some(TimeChange::At(Timestamp { seconds: 0, nanoseconds: 999_999_999 })));
-        assert_eq!((change.mode, change.uid, change.size, change.clear_set_id), (None, None, None, false));
+        assert_eq!(
+            change.modified,
+            Some(TimeChange::At(Timestamp { seconds: -7, nanoseconds: 8 }))
+        );
+        assert_eq!(
+            change.changed,
+            Some(TimeChange::At(Timestamp { seconds: 0, nanoseconds: 999_999_999 }))
+        );
+        assert_eq!(
+            (change.mode, change.uid, change.size, change.clear_set_id),
+            (None, None, None, false)
+        );
     }
 
     #[test]
@@ -172,10 +214,12 @@ mod tests {
         assert!(attribute_change(&chown, false, true).clear_set_id);
         assert!(!attribute_change(&chown, true, true).clear_set_id);
         assert!(attribute_change(&chown, false, false).not_in_group);
-        let both = SetattrIn { valid: flag::UID | flag::MODE, mode: 0o104_755, ..SetattrIn::default() };
+        let both =
+            SetattrIn { valid: flag::UID | flag::MODE, mode: 0o104_755, ..SetattrIn::default() };
         assert!(!attribute_change(&both, false, true).clear_set_id);
         assert_eq!(attribute_change(&both, false, true).mode, Some(0o4755));
-        let truncate = SetattrIn { valid: flag::SIZE | flag::KILL_SUIDGID, size: 9, ..SetattrIn::default() };
+        let truncate =
+            SetattrIn { valid: flag::SIZE | flag::KILL_SUIDGID, size: 9, ..SetattrIn::default() };
         let change = attribute_change(&truncate, false, true);
         assert_eq!((change.size, change.clear_set_id), (Some(9), true));
     }

@@ -24,15 +24,22 @@ fn fsync_kind(data_only: bool) -> FsyncKind {
     if data_only { FsyncKind::DataOnly } else { FsyncKind::Full }
 }
 
-/// Longest READ that is answered where it arrived. Others of the same CPU wait meanwhile, but a worker would take as much of
-/// that CPU's time, and a hand-over besides.
+/// Longest READ that is answered where it arrived. Others of the same CPU wait meanwhile, but a
+/// worker would take as much of that CPU's time, and a hand-over besides.
 const AT_ONCE_BYTES_MAX: usize = TRANSFER_BYTES_MAX;
 
 impl VolumeHandler {
-    pub(super) fn handle_data(&self, header: &RequestHeader, operation: Operation<'_>, reply: Reply) {
+    pub(super) fn handle_data(
+        &self,
+        header: &RequestHeader,
+        operation: Operation<'_>,
+        reply: Reply,
+    ) {
         let (node, by_root) = (InodeNumber(header.node), header.uid == 0);
         match operation {
-            Operation::Read { offset_bytes, length_bytes } => self.read(node, offset_bytes, length_bytes, reply),
+            Operation::Read { offset_bytes, length_bytes } => {
+                self.read(node, offset_bytes, length_bytes, reply)
+            }
             Operation::Write { offset_bytes, data, flags } => {
                 let written = self.write(header, offset_bytes, data, flags, &reply);
                 if let Err(failure) = &written {
@@ -47,29 +54,61 @@ impl VolumeHandler {
                 });
                 answer_status(reply, done);
             }
-            Operation::Seek { offset_bytes, whence } => self.seek(node, offset_bytes, whence, reply),
-            Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags, wide } => {
+            Operation::Seek { offset_bytes, whence } => {
+                self.seek(node, offset_bytes, whence, reply)
+            }
+            Operation::CopyFileRange {
+                from_offset_bytes,
+                to_node,
+                to_offset_bytes,
+                length_bytes,
+                flags,
+                wide,
+            } => {
                 let to = InodeNumber(to_node);
-                let length_bytes = if wide { length_bytes } else { length_bytes.min(u64::from(u32::MAX) & !0xfff) };
+                let length_bytes = if wide {
+                    length_bytes
+                } else {
+                    length_bytes.min(u64::from(u32::MAX) & !0xfff)
+                };
                 match flags {
                     0 => {
-                        let copied = self.volume.copy_range(node, from_offset_bytes, to, to_offset_bytes, length_bytes);
+                        let copied = self.volume.copy_range(
+                            node,
+                            from_offset_bytes,
+                            to,
+                            to_offset_bytes,
+                            length_bytes,
+                        );
                         self.answer_copy(header, to, copied, wide, reply);
                     }
                     _ => reply.error(Errno::INVAL),
                 }
             }
-            Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only } => self.fsync(node, data_only, reply),
+            Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only } => {
+                self.fsync(node, data_only, reply)
+            }
             _ => reply.error(Errno::NOSYS),
         }
     }
 
     /// Answers what takes nothing but memory, or says what of the device it takes besides.
-    pub(super) fn handle_from_memory(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) -> AtOnce {
+    pub(super) fn handle_from_memory(
+        &self,
+        header: &RequestHeader,
+        operation: &Operation<'_>,
+        reply: Reply,
+    ) -> AtOnce {
         let node = InodeNumber(header.node);
         match *operation {
-            Operation::Read { offset_bytes, length_bytes } if length_bytes as usize <= AT_ONCE_BYTES_MAX => {
-                let read = |buffer: &mut [u8]| match self.volume.read_at_once(node, offset_bytes, buffer) {
+            Operation::Read { offset_bytes, length_bytes }
+                if length_bytes as usize <= AT_ONCE_BYTES_MAX =>
+            {
+                let read = |buffer: &mut [u8]| match self.volume.read_at_once(
+                    node,
+                    offset_bytes,
+                    buffer,
+                ) {
                     Some(ReadAtOnce::Done(length_bytes)) => Ok(length_bytes),
                     Some(ReadAtOnce::Planned(planned)) => Err(Some(planned)),
                     None => Err(None),
@@ -78,14 +117,34 @@ impl VolumeHandler {
                     Ok(_) => AtOnce::Answered,
                     Err((reply, None)) => AtOnce::Left(reply),
                     Err((reply, Some(planned))) => {
-                        let (file, offset_bytes, room) = (planned.file().clone(), planned.device_offset_bytes(), planned.bytes());
-                        AtOnce::Read(reply, DeviceRead { file, offset_bytes, room, plan: Box::new(planned) })
+                        let (file, offset_bytes, room) = (
+                            planned.file().clone(),
+                            planned.device_offset_bytes(),
+                            planned.bytes(),
+                        );
+                        AtOnce::Read(
+                            reply,
+                            DeviceRead { file, offset_bytes, room, plan: Box::new(planned) },
+                        )
                     }
                 }
             }
-            Operation::CopyFileRange { from_offset_bytes, to_node, to_offset_bytes, length_bytes, flags: 0, wide } => {
+            Operation::CopyFileRange {
+                from_offset_bytes,
+                to_node,
+                to_offset_bytes,
+                length_bytes,
+                flags: 0,
+                wide,
+            } => {
                 let to = InodeNumber(to_node);
-                match self.volume.copy_cached(node, from_offset_bytes, to, to_offset_bytes, length_bytes) {
+                match self.volume.copy_cached(
+                    node,
+                    from_offset_bytes,
+                    to,
+                    to_offset_bytes,
+                    length_bytes,
+                ) {
                     None => return AtOnce::Left(reply),
                     Some(copied) => self.answer_copy(header, to, copied, wide, reply),
                 }
@@ -113,7 +172,14 @@ impl VolumeHandler {
         self.volume.finish_read(plan.downcast_ref()?, payload)
     }
 
-    fn answer_copy(&self, header: &RequestHeader, to: InodeNumber, copied: Result<u64, Error>, wide: bool, reply: Reply) {
+    fn answer_copy(
+        &self,
+        header: &RequestHeader,
+        to: InodeNumber,
+        copied: Result<u64, Error>,
+        wide: bool,
+        reply: Reply,
+    ) {
         let copied = copied.map_err(Failure::from).and_then(|copied| {
             if copied > 0 && header.uid != 0 {
                 self.clear_set_id(header, to, &reply)?;
@@ -122,23 +188,38 @@ impl VolumeHandler {
         });
         match wide {
             true => answer(reply, copied.map(|bytes_copied| CopyFileRangeOut { bytes_copied })),
-            false => answer(reply, copied.map(|copied| WriteOut { size: copied as u32, padding: 0 })),
+            false => {
+                answer(reply, copied.map(|copied| WriteOut { size: copied as u32, padding: 0 }))
+            }
         }
     }
 
     fn read(&self, node: InodeNumber, offset_bytes: u64, length_bytes: u32, reply: Reply) {
         let length_bytes = (length_bytes as usize).min(TRANSFER_BYTES_MAX);
-        if let Err((reply, error)) = reply.filled(length_bytes, |buffer| self.volume.read_into(node, offset_bytes, buffer)) {
+        if let Err((reply, error)) =
+            reply.filled(length_bytes, |buffer| self.volume.read_into(node, offset_bytes, buffer))
+        {
             fail(reply, &error.into());
         }
     }
 
-    fn write(&self, header: &RequestHeader, offset_bytes: u64, data: WriteData<'_>, flags: u32, reply: &Reply) -> Answer<WriteOut> {
+    fn write(
+        &self,
+        header: &RequestHeader,
+        offset_bytes: u64,
+        data: WriteData<'_>,
+        flags: u32,
+        reply: &Reply,
+    ) -> Answer<WriteOut> {
         let node = InodeNumber(header.node);
         let _in_work = self.writes.begin();
         let written_bytes = match data {
-            WriteData::Bytes(bytes) => self.volume.write(node, offset_bytes, bytes).map(|()| bytes.len())?,
-            WriteData::Shared { parts, length_bytes } => self.write_parts(node, offset_bytes, parts, length_bytes, flags)?,
+            WriteData::Bytes(bytes) => {
+                self.volume.write(node, offset_bytes, bytes).map(|()| bytes.len())?
+            }
+            WriteData::Shared { parts, length_bytes } => {
+                self.write_parts(node, offset_bytes, parts, length_bytes, flags)?
+            }
         };
         if flags & WRITE_KILL_SUIDGID != 0 {
             self.clear_set_id(header, node, reply)?;
@@ -147,14 +228,28 @@ impl VolumeHandler {
     }
 
     /// Returns how much was written: as much as there is room for, if somebody hears of it.
-    fn write_parts(&self, node: InodeNumber, offset_bytes: u64, parts: &[SharedBlocks], length_bytes: usize, flags: u32) -> Answer<usize> {
+    fn write_parts(
+        &self,
+        node: InodeNumber,
+        offset_bytes: u64,
+        parts: &[SharedBlocks],
+        length_bytes: usize,
+        flags: u32,
+    ) -> Answer<usize> {
         let mut written_bytes = 0;
         for part in parts {
             let here_bytes = part.len().min(length_bytes - written_bytes);
-            match self.volume.write_shared(node, offset_bytes + written_bytes as u64, part, 0..here_bytes) {
+            match self.volume.write_shared(
+                node,
+                offset_bytes + written_bytes as u64,
+                part,
+                0..here_bytes,
+            ) {
                 Ok(()) => written_bytes += here_bytes,
                 // The kernel forgets what of its own pages was not taken.
-                Err(error) if written_bytes == 0 || flags & WRITE_CACHE != 0 => return Err(error.into()),
+                Err(error) if written_bytes == 0 || flags & WRITE_CACHE != 0 => {
+                    return Err(error.into());
+                }
                 Err(_) => break,
             }
         }
@@ -163,7 +258,11 @@ impl VolumeHandler {
 
     /// The answer goes out from wherever the data became durable.
     fn fsync(&self, node: InodeNumber, data_only: bool, reply: Reply) {
-        self.volume.fsync(node, fsync_kind(data_only), Box::new(move |result| answer_status(reply, result)));
+        self.volume.fsync(
+            node,
+            fsync_kind(data_only),
+            Box::new(move |result| answer_status(reply, result)),
+        );
     }
 }
 
@@ -175,12 +274,21 @@ mod tests {
     fn fallocate_modes_are_told_apart() {
         let mode = |flags: FallocateFlags| allocate_mode(flags.bits()).ok();
         let keep = FallocateFlags::KEEP_SIZE;
-        assert_eq!(mode(FallocateFlags::empty()), Some(AllocateMode::Allocate { keep_size: false }));
+        assert_eq!(
+            mode(FallocateFlags::empty()),
+            Some(AllocateMode::Allocate { keep_size: false })
+        );
         assert_eq!(mode(keep), Some(AllocateMode::Allocate { keep_size: true }));
         assert_eq!(mode(FallocateFlags::PUNCH_HOLE | keep), Some(AllocateMode::PunchHole));
         assert_eq!(mode(FallocateFlags::PUNCH_HOLE), None);
-        assert_eq!(mode(FallocateFlags::ZERO_RANGE), Some(AllocateMode::ZeroRange { keep_size: false }));
-        assert_eq!(mode(FallocateFlags::ZERO_RANGE | keep), Some(AllocateMode::ZeroRange { keep_size: true }));
+        assert_eq!(
+            mode(FallocateFlags::ZERO_RANGE),
+            Some(AllocateMode::ZeroRange { keep_size: false })
+        );
+        assert_eq!(
+            mode(FallocateFlags::ZERO_RANGE | keep),
+            Some(AllocateMode::ZeroRange { keep_size: true })
+        );
         assert_eq!(mode(FallocateFlags::COLLAPSE_RANGE), None);
         assert_eq!(allocate_mode(1 << 30).unwrap_err().errno(), Errno::OPNOTSUPP);
     }

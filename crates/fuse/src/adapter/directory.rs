@@ -1,4 +1,5 @@
-//! READDIR and READDIRPLUS. Cookies 1 and 2 stand for what comes after "." and ".."; the volume's begin at 3.
+//! READDIR and READDIRPLUS. Cookies 1 and 2 stand for what comes after "." and ".."; the volume's
+//! begin at 3.
 use super::attributes::entry_out;
 use super::{Answer, VolumeHandler, fail};
 use crate::protocol::directory_list::ListedName;
@@ -11,32 +12,63 @@ const COOKIE_AFTER_DOT: u64 = 1;
 const COOKIE_AFTER_DOT_DOT: u64 = 2;
 
 fn listed<'a>(item: &DirectoryItem<'a>) -> ListedName<'a> {
-    ListedName { name: item.name, inode: item.inode.0, file_type: item.file_type as u8, cookie: item.cookie }
+    ListedName {
+        name: item.name,
+        inode: item.inode.0,
+        file_type: item.file_type as u8,
+        cookie: item.cookie,
+    }
 }
 
 impl VolumeHandler {
-    /// Calls `push` for "." and "..", as far as they come after `cookie`. False when `push` had no room.
-    fn list_dots(&self, node: InodeNumber, cookie: u64, push: &mut dyn FnMut(&ListedName<'_>) -> bool) -> Answer<bool> {
+    /// Calls `push` for "." and "..", as far as they come after `cookie`. False when `push` had no
+    /// room.
+    fn list_dots(
+        &self,
+        node: InodeNumber,
+        cookie: u64,
+        push: &mut dyn FnMut(&ListedName<'_>) -> bool,
+    ) -> Answer<bool> {
         let file_type = FileType::Directory as u8;
-        if cookie < COOKIE_AFTER_DOT && !push(&ListedName { name: b".", inode: node.0, file_type, cookie: COOKIE_AFTER_DOT }) {
+        if cookie < COOKIE_AFTER_DOT
+            && !push(&ListedName { name: b".", inode: node.0, file_type, cookie: COOKIE_AFTER_DOT })
+        {
             return Ok(false);
         }
         if cookie >= COOKIE_AFTER_DOT_DOT {
             return Ok(true);
         }
         let parent = self.volume.parent(node)?;
-        Ok(push(&ListedName { name: b"..", inode: parent.0, file_type, cookie: COOKIE_AFTER_DOT_DOT }))
+        Ok(push(&ListedName {
+            name: b"..",
+            inode: parent.0,
+            file_type,
+            cookie: COOKIE_AFTER_DOT_DOT,
+        }))
     }
 
-    pub(super) fn read_directory(&self, node: InodeNumber, cookie: u64, length_bytes: u32) -> Answer<Vec<u8>> {
+    pub(super) fn read_directory(
+        &self,
+        node: InodeNumber,
+        cookie: u64,
+        length_bytes: u32,
+    ) -> Answer<Vec<u8>> {
         let mut list = DirectoryList::new(length_bytes);
         if self.list_dots(node, cookie, &mut |name| list.push(name))? {
-            self.volume.read_directory(node, volume_cookie(cookie), &mut |item| list.push(&listed(&item)))?;
+            self.volume.read_directory(node, volume_cookie(cookie), &mut |item| {
+                list.push(&listed(&item))
+            })?;
         }
         Ok(list.into_bytes())
     }
 
-    pub(super) fn read_directory_plus(&self, node: InodeNumber, cookie: u64, length_bytes: u32, reply: Reply) {
+    pub(super) fn read_directory_plus(
+        &self,
+        node: InodeNumber,
+        cookie: u64,
+        length_bytes: u32,
+        reply: Reply,
+    ) {
         let mut list = DirectoryPlusList::new(length_bytes);
         let listed = self.list_directory_plus(node, cookie, &mut list);
         let lost = match listed {
@@ -51,12 +83,19 @@ impl VolumeHandler {
         }
     }
 
-    fn list_directory_plus(&self, node: InodeNumber, cookie: u64, list: &mut DirectoryPlusList) -> Answer<()> {
+    fn list_directory_plus(
+        &self,
+        node: InodeNumber,
+        cookie: u64,
+        list: &mut DirectoryPlusList,
+    ) -> Answer<()> {
         // "." and ".." get no node, so the kernel counts no reference for them.
         if self.list_dots(node, cookie, &mut |name| list.push(name, &EntryOut::default()))? {
-            self.volume.read_directory_plus(node, volume_cookie(cookie), &mut |item, attributes| {
-                list.push(&listed(&item), &entry_out(attributes))
-            })?;
+            self.volume.read_directory_plus(
+                node,
+                volume_cookie(cookie),
+                &mut |item, attributes| list.push(&listed(&item), &entry_out(attributes)),
+            )?;
         }
         Ok(())
     }

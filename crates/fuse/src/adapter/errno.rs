@@ -24,7 +24,9 @@ pub fn errno_of(error: &Error) -> Errno {
         Error::XattrTooLarge => Errno::TOOBIG,
         // "Structure needs cleaning": what ext4, XFS and btrfs say of damaged metadata.
         Error::Damaged(_) | Error::NotAVolume(_) => Errno::UCLEAN,
-        Error::Device(_) | Error::DataChecksum { .. } | Error::Aborted(_) | Error::Closed => Errno::IO,
+        Error::Device(_) | Error::DataChecksum { .. } | Error::Aborted(_) | Error::Closed => {
+            Errno::IO
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Extended attributes, and those that the root directory makes up: [`XATTR_STATISTICS`], [`XATTR_SERVER`] and
-//! [`XATTR_SHUTDOWN`].
+//! Extended attributes, and those that the root directory makes up: [`XATTR_STATISTICS`],
+//! [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
 use crate::control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS};
 use crate::protocol::wire::GetxattrOut;
@@ -9,16 +9,22 @@ use cairn_engine::{InodeNumber, XattrMode};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-/// Namespaces that the volume stores. `system.` holds access control lists, which would have to be obeyed.
+/// Namespaces that the volume stores. `system.` holds access control lists, which would have to be
+/// obeyed.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 const ROOT_USER: u32 = 0;
 
 fn check_namespace(name: &[u8]) -> Result<(), Errno> {
-    if NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+    if NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) {
+        Ok(())
+    } else {
+        Err(Errno::OPNOTSUPP)
+    }
 }
 
 pub(super) fn is_made_up(node: u64, name: &[u8]) -> bool {
-    node == ROOT_NODE && [XATTR_STATISTICS, XATTR_SERVER, XATTR_SHUTDOWN].iter().any(|own| own.as_bytes() == name)
+    node == ROOT_NODE
+        && [XATTR_STATISTICS, XATTR_SERVER, XATTR_SHUTDOWN].iter().any(|own| own.as_bytes() == name)
 }
 
 fn set_mode(flags: u32) -> Answer<XattrMode> {
@@ -33,23 +39,41 @@ fn set_mode(flags: u32) -> Answer<XattrMode> {
 /// Sends `value`, or its length if the caller asks for 0 bytes.
 fn answer_sized(reply: Reply, result: Answer<Vec<u8>>, length_bytes: u32) {
     match result {
-        Ok(value) if length_bytes == 0 => answer(reply, Ok(GetxattrOut { size: value.len() as u32, padding: 0 })),
+        Ok(value) if length_bytes == 0 => {
+            answer(reply, Ok(GetxattrOut { size: value.len() as u32, padding: 0 }))
+        }
         Ok(value) if value.len() > length_bytes as usize => fail(reply, &Errno::RANGE.into()),
         result => answer_bytes(reply, result),
     }
 }
 
 impl VolumeHandler {
-    pub(super) fn handle_xattr(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) {
+    pub(super) fn handle_xattr(
+        &self,
+        header: &RequestHeader,
+        operation: &Operation<'_>,
+        reply: Reply,
+    ) {
         let node = InodeNumber(header.node);
         match *operation {
-            Operation::GetXattr { name, length_bytes } => answer_sized(reply, self.get_xattr(node, name), length_bytes),
-            Operation::ListXattrs { length_bytes } => answer_sized(reply, self.list_xattrs(header), length_bytes),
+            Operation::GetXattr { name, length_bytes } => {
+                answer_sized(reply, self.get_xattr(node, name), length_bytes)
+            }
+            Operation::ListXattrs { length_bytes } => {
+                answer_sized(reply, self.list_xattrs(header), length_bytes)
+            }
             Operation::SetXattr { name, value, flags } => {
-                answer_status(reply, self.set_xattr(node, name, value, flags).and_then(|()| self.settle_change(node)));
+                answer_status(
+                    reply,
+                    self.set_xattr(node, name, value, flags)
+                        .and_then(|()| self.settle_change(node)),
+                );
             }
             Operation::RemoveXattr { name } => {
-                answer_status(reply, self.remove_xattr(node, name).and_then(|()| self.settle_change(node)));
+                answer_status(
+                    reply,
+                    self.remove_xattr(node, name).and_then(|()| self.settle_change(node)),
+                );
             }
             _ => reply.error(Errno::NOSYS),
         }
@@ -68,7 +92,11 @@ impl VolumeHandler {
             return Ok(std::process::id().to_string().into_bytes());
         }
         if name == XATTR_SHUTDOWN.as_bytes() {
-            return if self.shutdown.has_begun() { Ok(b"1".to_vec()) } else { Err(Errno::NODATA.into()) };
+            return if self.shutdown.has_begun() {
+                Ok(b"1".to_vec())
+            } else {
+                Err(Errno::NODATA.into())
+            };
         }
         // As text, since a `Value` would not keep the order: what failed comes first.
         let statistics = serde_json::to_string(&self.volume.statistics()).map_err(|_| Errno::IO)?;
@@ -79,7 +107,8 @@ impl VolumeHandler {
     fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {
         let names = self.volume.list_xattrs(InodeNumber(header.node))?;
         // As in other file systems, the names of trusted attributes are root's to see.
-        let shown = names.iter().filter(|name| header.uid == ROOT_USER || !name.starts_with(b"trusted."));
+        let shown =
+            names.iter().filter(|name| header.uid == ROOT_USER || !name.starts_with(b"trusted."));
         Ok(shown.flat_map(|name| [name.as_slice(), b"\0"]).flatten().copied().collect())
     }
 
@@ -112,8 +141,13 @@ mod tests {
         for name in [&b"system.posix_acl_access"[..], b"", b"user", b"other.x"] {
             assert_eq!(check_namespace(name), Err(Errno::OPNOTSUPP));
         }
-        assert!(is_made_up(ROOT_NODE, b"user.cairn.statistics") && is_made_up(ROOT_NODE, b"user.cairn.server"));
-        assert!(!is_made_up(2, b"user.cairn.statistics") && !is_made_up(ROOT_NODE, b"user.cairn.other"));
+        assert!(
+            is_made_up(ROOT_NODE, b"user.cairn.statistics")
+                && is_made_up(ROOT_NODE, b"user.cairn.server")
+        );
+        assert!(
+            !is_made_up(2, b"user.cairn.statistics") && !is_made_up(ROOT_NODE, b"user.cairn.other")
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A device that can't write some blocks: whoever asks for them to be durable is told, whichever way the request takes.
+//! A device that can't write some blocks: whoever asks for them to be durable is told, whichever
+//! way the request takes.
 use super::volume_tests::{Mounted, can_mount};
 use crate::tiny_file_system::options_of_tests;
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, Operation, forward_to_device};
@@ -21,9 +22,17 @@ struct Refusing {
 impl BlockDevice for Refusing {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let is_bad = |block: &[u8]| block.iter().all(|byte| *byte == BAD);
-        if self.refuses.load(Ordering::SeqCst) && buffers.iter().flat_map(|buffer| buffer.chunks(BLOCK)).any(is_bad) {
+        if self.refuses.load(Ordering::SeqCst)
+            && buffers.iter().flat_map(|buffer| buffer.chunks(BLOCK)).any(is_bad)
+        {
             let name = Arc::from("refusing device");
-            return Err(DeviceError::new(Operation::Write, offset_bytes, 1, &name, std::io::ErrorKind::Other.into()));
+            return Err(DeviceError::new(
+                Operation::Write,
+                offset_bytes,
+                1,
+                &name,
+                std::io::ErrorKind::Other.into(),
+            ));
         }
         self.device.write(offset_bytes, buffers)
     }
@@ -63,7 +72,10 @@ fn an_fsync_whose_data_cannot_be_written_says_so() {
     }
     let mounted = mounted.remount(&options_of_tests());
     for (number, blocks) in [(0, 1), (0, 16), (0, 200), (1, 1), (1, 16), (1, 200)] {
-        assert!(fs::read(mounted.path(&format!("{number} {blocks}"))).unwrap() == vec![BAD; blocks * BLOCK]);
+        assert!(
+            fs::read(mounted.path(&format!("{number} {blocks}"))).unwrap()
+                == vec![BAD; blocks * BLOCK]
+        );
     }
     mounted.unmount();
 }

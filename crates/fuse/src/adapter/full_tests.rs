@@ -1,5 +1,5 @@
-//! Real mounts that get full: what was accepted without the kernel's writeback cache is stored, and what the kernel accepted
-//! on its own and could not be stored is reported.
+//! Real mounts that get full: what was accepted without the kernel's writeback cache is stored, and
+//! what the kernel accepted on its own and could not be stored is reported.
 use super::volume_tests::{Mounted, can_mount, pattern};
 use crate::MountOptions;
 use crate::tiny_file_system::options_of_tests;
@@ -79,15 +79,24 @@ fn without_writeback_what_was_accepted_on_a_nearly_full_volume_is_stored() {
     let mounted = mounted.remount(&options);
     for (number, content) in contents.iter().enumerate() {
         let stored = fs::read(mounted.path(&format!("file {number}"))).unwrap();
-        assert!(stored.starts_with(content) && stored[content.len()..].iter().all(|byte| *byte == 0), "file {number}");
+        assert!(
+            stored.starts_with(content) && stored[content.len()..].iter().all(|byte| *byte == 0),
+            "file {number}"
+        );
     }
     assert!(rest_bytes == 0 || fs::metadata(mounted.path("rest")).unwrap().len() == rest_bytes);
     mounted.unmount();
 }
 
-/// Writes more than there is room for; what the kernel did not refuse at once, it must tell in one of the ways below.
+/// Writes more than there is room for; what the kernel did not refuse at once, it must tell in one
+/// of the ways below.
 fn write_too_much(mounted: &Mounted, name: &str) -> (File, bool) {
-    let file = OpenOptions::new().create(true).truncate(true).write(true).open(mounted.path(name)).unwrap();
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .open(mounted.path(name))
+        .unwrap();
     let chunk = vec![7; 1 << 20];
     for number in 0..BYTES_TOO_MANY >> 20 {
         match file.write_at(&chunk, number << 20) {
@@ -111,7 +120,8 @@ fn with_writeback_writing_ends_with_an_error_and_the_file_shows_what_was_stored(
     nearly_fill(&mounted);
     let file = File::create(mounted.path("endless")).unwrap();
     let chunk = vec![7; 1 << 20];
-    let refused = (0..WRITES_MAX).find_map(|number| file.write_at(&chunk, number << 20).err().map(|error| (number, error)));
+    let refused = (0..WRITES_MAX)
+        .find_map(|number| file.write_at(&chunk, number << 20).err().map(|error| (number, error)));
     let (accepted, error) = refused.expect("write(2) never fails");
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(is_no_space(rustix::fs::fsync(&file)), "fsync was silent");
@@ -134,7 +144,10 @@ fn with_writeback_writing_ends_with_an_error_and_the_file_shows_what_was_stored(
     // Pages that were sent later may have found room again, and leave a hole before them.
     assert!(metadata.blocks() * 512 <= STORED_BYTES_MAX, "{metadata:?}");
     assert!(stored <= accepted << 20, "{stored} bytes are stored of {accepted} MiB");
-    assert!(!forgets || shown_before == stored, "{shown_before} bytes were shown, {stored} are stored");
+    assert!(
+        !forgets || shown_before == stored,
+        "{shown_before} bytes were shown, {stored} are stored"
+    );
     assert!(fs::read(mounted.path("endless")).unwrap().iter().all(|byte| [0, 7].contains(byte)));
     let file = OpenOptions::new().write(true).open(mounted.path("endless")).unwrap();
     file.write_at(&chunk, stored).expect("there is room");
@@ -172,9 +185,13 @@ fn with_writeback_the_loss_is_reported_by_fsync_close_and_syncfs() {
     fs::remove_file(mounted.path("fsync")).unwrap();
     // dd says what write or close told it.
     let target = format!("of={}", mounted.path("close").display());
-    let dd = Command::new("dd").args(["if=/dev/zero", &target, "bs=1M", "count=24"]).output().unwrap();
+    let dd =
+        Command::new("dd").args(["if=/dev/zero", &target, "bs=1M", "count=24"]).output().unwrap();
     let said = String::from_utf8_lossy(&dd.stderr);
-    assert!(!dd.status.success() && (said.contains("No space") || said.contains("Input/output")), "close was silent: {said}");
+    assert!(
+        !dd.status.success() && (said.contains("No space") || said.contains("Input/output")),
+        "close was silent: {said}"
+    );
     fs::remove_file(mounted.path("close")).unwrap();
     let (file, told) = write_too_much(&mounted, "syncfs");
     assert!(told | is_no_space(rustix::fs::syncfs(&root)), "syncfs was silent");

@@ -1,12 +1,13 @@
 //! LSEEK: where a file has data and where it has none.
 //!
-//! What a program has written through a mapping, the kernel keeps until it is synced, unmapped or old, and it doesn't send it
-//! before it asks. The volume would call it a hole, and a program that copies a file would leave it out. So before an
-//! answer claims a hole, the kernel is told to forget what it has cached of it; what it has not sent yet, it then sends.
-//! That happens on a thread of its own, since this data needs request threads.
+//! What a program has written through a mapping, the kernel keeps until it is synced, unmapped or
+//! old, and it doesn't send it before it asks. The volume would call it a hole, and a program that
+//! copies a file would leave it out. So before an answer claims a hole, the kernel is told to
+//! forget what it has cached of it; what it has not sent yet, it then sends. That happens on a
+//! thread of its own, since this data needs request threads.
 //!
-//! With the writeback cache the same holds for whatever was written, so the request is refused once, and the kernel calls the
-//! whole file data.
+//! With the writeback cache the same holds for whatever was written, so the request is refused
+//! once, and the kernel calls the whole file data.
 use super::{Answer, VolumeHandler, answer, fail};
 use crate::protocol::wire::LseekOut;
 use crate::transport::Reply;
@@ -17,7 +18,8 @@ use std::ops::Range;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
-/// Programs may go on writing through their mappings; after as many attempts everything counts as data.
+/// Programs may go on writing through their mappings; after as many attempts everything counts as
+/// data.
 const ATTEMPTS_MAX: usize = 8;
 
 /// A question of lseek(2).
@@ -66,7 +68,9 @@ impl Question {
         let hole = match (self.target, &found) {
             (SeekTarget::Data, Ok(data)) => self.offset_bytes..*data,
             (SeekTarget::Data, Err(_)) => self.offset_bytes..size,
-            (SeekTarget::Hole, Ok(hole)) => *hole..volume.seek(self.node, *hole, SeekTarget::Data).unwrap_or(size),
+            (SeekTarget::Hole, Ok(hole)) => {
+                *hole..volume.seek(self.node, *hole, SeekTarget::Data).unwrap_or(size)
+            }
             (SeekTarget::Hole, Err(_)) => size..size,
         };
         Ok((found, (!hole.is_empty()).then_some(hole)))

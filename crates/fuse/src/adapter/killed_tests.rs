@@ -1,8 +1,11 @@
-//! A program that is killed while it waits for space on a real mount: it ends at once, and nothing is left behind.
+//! A program that is killed while it waits for space on a real mount: it ends at once, and nothing
+//! is left behind.
 use crate::mount;
 use crate::tiny_file_system::options_of_tests;
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, forward_to_device};
-use cairn_engine::{AllocateMode, Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
+};
 use cairn_environment::Rank;
 use cairn_environment::clock;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -14,7 +17,8 @@ use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// A device whose flushes wait while it is shut: no commit ends, so who waits for space goes on waiting.
+/// A device whose flushes wait while it is shut: no commit ends, so who waits for space goes on
+/// waiting.
 struct Gated {
     device: MemoryDevice,
     shut: Mutex<bool>,
@@ -44,7 +48,14 @@ impl BlockDevice for Gated {
 }
 
 fn create(volume: &Volume, name: &[u8]) -> InodeNumber {
-    let new = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+    let new = NewInode {
+        file_type: FileType::Regular,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: None,
+    };
     let inode = volume.create(volume.root(), name, &new).unwrap().inode;
     volume.forget(inode, 1);
     inode
@@ -72,9 +83,14 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     // The kernel wants something to mount; what it holds is in memory.
     drop(FileDevice::create(&image, VOLUME_BYTES).unwrap());
     std::fs::create_dir(&mountpoint).unwrap();
-    let device = Arc::new(Gated { device: MemoryDevice::new(VOLUME_BYTES), shut: Mutex::new(Rank::LEAF, false), opened: Condvar::new() });
+    let device = Arc::new(Gated {
+        device: MemoryDevice::new(VOLUME_BYTES),
+        shut: Mutex::new(Rank::LEAF, false),
+        opened: Condvar::new(),
+    });
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-    let options = VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
+    let options =
+        VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };
     let volume = Volume::open(device.clone(), options).unwrap();
     let mounted = mount(volume.clone(), &image, &mountpoint, &options_of_tests()).unwrap();
     let unmounter = mounted.unmounter();
@@ -88,7 +104,10 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     // Something to commit, or the wait would be over in a moment.
     volume.unlink(volume.root(), b"extra").unwrap();
     let target = format!("of={}", mountpoint.join("written").display());
-    let mut child = Command::new("dd").args(["if=/dev/zero", &target, "bs=1M", "count=1", "conv=notrunc"]).spawn().unwrap();
+    let mut child = Command::new("dd")
+        .args(["if=/dev/zero", &target, "bs=1M", "count=1", "conv=notrunc"])
+        .spawn()
+        .unwrap();
     while volume.statistics().tickets_waiting == 0 {
         clock::sleep(Duration::from_millis(1));
     }
@@ -104,8 +123,12 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     assert_eq!(std::fs::metadata(mountpoint.join("written")).unwrap().len(), 0);
     volume.sync().unwrap();
     volume.commit().unwrap();
-    // The kernel forgets the removed file when it likes; what this frees and takes is then on its way.
-    let settled = || volume.space().free_blocks + 64 >= before.free_blocks && volume.statistics().reserved_bytes == 0;
+    // The kernel forgets the removed file when it likes; what this frees and takes is then on its
+    // way.
+    let settled = || {
+        volume.space().free_blocks + 64 >= before.free_blocks
+            && volume.statistics().reserved_bytes == 0
+    };
     // Once is enough: what runs in the background reserves something now and then.
     let has_settled = (0..30_000).any(|_| {
         let settled = settled();

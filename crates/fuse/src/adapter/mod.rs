@@ -1,19 +1,23 @@
 //! Answers the kernel's requests with a [`Volume`].
 //!
-//! A node id is an inode number. The kernel owns names, attributes and pages that it has been given: they are valid
-//! for ever, because nobody else changes the volume. So OPEN, OPENDIR, FLUSH, ACCESS and CREATE are refused once with
-//! ENOSYS and never come again, and a missing name is answered with an entry that is cached, too.
+//! A node id is an inode number. The kernel owns names, attributes and pages that it has been
+//! given: they are valid for ever, because nobody else changes the volume. So OPEN, OPENDIR, FLUSH,
+//! ACCESS and CREATE are refused once with ENOSYS and never come again, and a missing name is
+//! answered with an entry that is cached, too.
 //!
 //! Invariants:
-//! - every entry delivered in an answer (LOOKUP, MKNOD, READDIRPLUS, …) takes one reference on its inode, and one whose
-//!   answer was lost gives it back; FORGET gives back the others;
-//! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it sets is stored as it is;
+//! - every entry delivered in an answer (LOOKUP, MKNOD, READDIRPLUS, …) takes one reference on its
+//!   inode, and one whose answer was lost gives it back; FORGET gives back the others;
+//! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it
+//!   sets is stored as it is;
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
-//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation; the ioctls that sync or shut
-//! down and the search for holes have threads of their own; the rest may block its thread while it waits for the device.
+//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation; the
+//! ioctls that sync or shut down and the search for holes have threads of their own; the rest may
+//! block its thread while it waits for the device.
 //!
-//! The volume's end: DESTROY and the end of the session both close it; one of them does, and the other waits for the outcome.
+//! The volume's end: DESTROY and the end of the session both close it; one of them does, and the
+//! other waits for the outcome.
 
 #[cfg(test)]
 mod at_once_tests;
@@ -110,7 +114,8 @@ pub struct VolumeHandler {
 }
 
 impl VolumeHandler {
-    /// Answers with `volume` and closes it when the mount ends. `writeback`: the kernel may keep written data for a while.
+    /// Answers with `volume` and closes it when the mount ends. `writeback`: the kernel may keep
+    /// written data for a while.
     pub fn new(volume: Volume, writeback: bool) -> Self {
         Self {
             volume,
@@ -136,7 +141,11 @@ impl VolumeHandler {
     /// A change of `node`, or of the names in it, is about to be answered. Its fsync covers
     /// whatever was logged before.
     fn settle_change(&self, node: InodeNumber) -> Answer<()> {
-        if self.synchronous { Ok(self.volume.fsync_blocking(node, FsyncKind::Full)?) } else { Ok(()) }
+        if self.synchronous {
+            Ok(self.volume.fsync_blocking(node, FsyncKind::Full)?)
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes everything durable that was received.
@@ -155,12 +164,16 @@ impl VolumeHandler {
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
         let end = || {
-            // After an unmount the kernel uses nothing any more, and has dropped the FORGETs that were not read before.
+            // After an unmount the kernel uses nothing any more, and has dropped the FORGETs that
+            // were not read before.
             if !self.shutdown.has_begun() {
                 self.volume.forget_all();
             }
-            // After a shutdown there is nothing that could still become durable, and the one that asked for it has been told.
-            self.volume.close().or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) })
+            // After a shutdown there is nothing that could still become durable, and the one that
+            // asked for it has been told.
+            self.volume
+                .close()
+                .or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) })
         };
         self.closed.get_or_init(end).clone()
     }
@@ -187,7 +200,8 @@ impl VolumeHandler {
         }
     }
 
-    /// Sends an answer that gives the kernel a reference on `node`; takes the reference back if it gets lost.
+    /// Sends an answer that gives the kernel a reference on `node`; takes the reference back if it
+    /// gets lost.
     fn deliver_reference<T: IntoBytes + Immutable>(&self, reply: Reply, node: u64, value: &T) {
         if reply.structure(value) == Delivery::Lost {
             self.forget(node, 1);
@@ -241,8 +255,14 @@ impl Handler for VolumeHandler {
         if changes && in_work.is_none() {
             return reply.error(Errno::IO);
         }
-        let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
-        self.requests.count(request.header.opcode, || on_behalf_of(caller, || self.dispatch(request, reply)));
+        let caller = Caller {
+            request: request.header.unique,
+            thread: request.header.pid,
+            is_gone: dying::is_dying,
+        };
+        self.requests.count(request.header.opcode, || {
+            on_behalf_of(caller, || self.dispatch(request, reply))
+        });
         // Afterwards: a sync that runs meanwhile may miss the change.
         if changes {
             self.changed.store(true, Ordering::Release);
@@ -255,16 +275,31 @@ impl Handler for VolumeHandler {
         if self.shutdown.has_begun() || (changes && in_work.is_none()) {
             return AtOnce::Left(reply);
         }
-        let caller = Caller { request: request.header.unique, thread: request.header.pid, is_gone: dying::is_dying };
-        let serve = || on_behalf_of(caller, || self.handle_from_memory(&request.header, &request.operation, reply));
-        let done = self.requests.count_at_once(request.header.opcode, serve, |done| matches!(done, AtOnce::Answered));
+        let caller = Caller {
+            request: request.header.unique,
+            thread: request.header.pid,
+            is_gone: dying::is_dying,
+        };
+        let serve = || {
+            on_behalf_of(caller, || {
+                self.handle_from_memory(&request.header, &request.operation, reply)
+            })
+        };
+        let done = self
+            .requests
+            .count_at_once(request.header.opcode, serve, |done| matches!(done, AtOnce::Answered));
         if changes && matches!(done, AtOnce::Answered) {
             self.changed.store(true, Ordering::Release);
         }
         done
     }
 
-    fn handle_read(&self, request: &Request<'_>, plan: Box<dyn Any + Send>, payload: &mut [u8]) -> Option<usize> {
+    fn handle_read(
+        &self,
+        request: &Request<'_>,
+        plan: Box<dyn Any + Send>,
+        payload: &mut [u8],
+    ) -> Option<usize> {
         if self.shutdown.has_begun() {
             return None;
         }
@@ -287,16 +322,22 @@ impl VolumeHandler {
         let Request { header, operation } = request;
         let node = InodeNumber(header.node);
         match operation {
-            // Refused once; the kernel then does without. For CREATE it sends MKNOD, and since it opens nothing, it has no
-            // RELEASE to send when the file is closed.
-            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access | Op::Create { .. } => reply.error(Errno::NOSYS),
+            // Refused once; the kernel then does without. For CREATE it sends MKNOD, and since it
+            // opens nothing, it has no RELEASE to send when the file is closed.
+            Op::Open | Op::OpenDirectory | Op::Flush | Op::Access | Op::Create { .. } => {
+                reply.error(Errno::NOSYS)
+            }
             Op::Release | Op::ReleaseDirectory => reply.status(Ok(())),
             Op::Forget { count } => self.forget(header.node, count),
             Op::BatchForget(list) => list.iter().for_each(|(node, count)| self.forget(node, count)),
             // What else a request waits for doesn't take long.
             Op::Interrupt { unique } => drop(self.volume.call_off(unique)),
             Op::NotifyReply => {}
-            Op::GetAttributes { of_open_file: true } if self.overdrawn.refuses(node, &self.volume) => reply.error(Errno::NOSPC),
+            Op::GetAttributes { of_open_file: true }
+                if self.overdrawn.refuses(node, &self.volume) =>
+            {
+                reply.error(Errno::NOSPC)
+            }
             Op::GetAttributes { .. } => answer(reply, self.get_attributes(node)),
             Op::Statx { .. } => answer(reply, self.statx(node)),
             Op::SetAttributes(change) => answer(reply, self.set_attributes(&header, &change)),
@@ -311,9 +352,16 @@ impl VolumeHandler {
             | Op::CopyFileRange { .. }
             | Op::Fsync { .. }
             | Op::FsyncDirectory { .. } => self.handle_data(&header, operation, reply),
-            Op::ReadDirectory { cookie, length_bytes } => answer_bytes(reply, self.read_directory(node, cookie, length_bytes)),
-            Op::ReadDirectoryPlus { cookie, length_bytes } => self.read_directory_plus(node, cookie, length_bytes, reply),
-            Op::SetXattr { .. } | Op::GetXattr { .. } | Op::ListXattrs { .. } | Op::RemoveXattr { .. } => {
+            Op::ReadDirectory { cookie, length_bytes } => {
+                answer_bytes(reply, self.read_directory(node, cookie, length_bytes))
+            }
+            Op::ReadDirectoryPlus { cookie, length_bytes } => {
+                self.read_directory_plus(node, cookie, length_bytes, reply)
+            }
+            Op::SetXattr { .. }
+            | Op::GetXattr { .. }
+            | Op::ListXattrs { .. }
+            | Op::RemoveXattr { .. } => {
                 self.handle_xattr(&header, &operation, reply);
             }
             _ => self.handle_names(&header, &operation, reply),

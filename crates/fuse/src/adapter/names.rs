@@ -12,7 +12,14 @@ use rustix::io::Errno;
 const PERMISSION_BITS: u32 = 0o7777;
 
 fn new_inode<'a>(header: &RequestHeader, file_type: FileType, mode: u32) -> NewInode<'a> {
-    NewInode { file_type, mode: mode & PERMISSION_BITS, uid: header.uid, gid: header.gid, device: 0, target: None }
+    NewInode {
+        file_type,
+        mode: mode & PERMISSION_BITS,
+        uid: header.uid,
+        gid: header.gid,
+        device: 0,
+        target: None,
+    }
 }
 
 /// How to rename, and whether a whiteout is to stand at the old name afterwards.
@@ -28,41 +35,73 @@ fn rename_mode(flags: u32) -> Answer<(RenameMode, bool)> {
 }
 
 impl VolumeHandler {
-    pub(super) fn handle_names(&self, header: &RequestHeader, operation: &Operation<'_>, reply: Reply) {
+    pub(super) fn handle_names(
+        &self,
+        header: &RequestHeader,
+        operation: &Operation<'_>,
+        reply: Reply,
+    ) {
         let parent = InodeNumber(header.node);
         match *operation {
             Operation::Lookup { name } => self.lookup(parent, name, reply),
-            Operation::ReadLink => answer_bytes(reply, self.volume.read_link(parent).map_err(Into::into)),
+            Operation::ReadLink => {
+                answer_bytes(reply, self.volume.read_link(parent).map_err(Into::into))
+            }
             Operation::Symlink { name, target } => {
-                let link = NewInode { target: Some(target), ..new_inode(header, FileType::Symlink, 0o777) };
-                self.answer_made(reply, parent, self.volume.create(parent, name, &link).map_err(Into::into));
+                let link = NewInode {
+                    target: Some(target),
+                    ..new_inode(header, FileType::Symlink, 0o777)
+                };
+                self.answer_made(
+                    reply,
+                    parent,
+                    self.volume.create(parent, name, &link).map_err(Into::into),
+                );
             }
             Operation::MakeNode { name, mode, device } => {
                 self.answer_made(reply, parent, self.make_node(header, name, mode, device));
             }
             Operation::MakeDirectory { name, mode } => {
-                let created = self.volume.create(parent, name, &new_inode(header, FileType::Directory, mode));
+                let created =
+                    self.volume.create(parent, name, &new_inode(header, FileType::Directory, mode));
                 self.answer_made(reply, parent, created.map_err(Into::into));
             }
             Operation::Link { node, new_name } => {
-                self.answer_made(reply, parent, self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into));
+                self.answer_made(
+                    reply,
+                    parent,
+                    self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into),
+                );
             }
             Operation::TemporaryFile { mode } => {
-                let created = self.volume.create_unnamed(parent, &new_inode(header, FileType::Regular, mode));
+                let created =
+                    self.volume.create_unnamed(parent, &new_inode(header, FileType::Regular, mode));
                 self.answer_opened(reply, created.map_err(Into::into));
             }
-            Operation::Unlink { name } => self.answer_changed(reply, parent, self.volume.unlink(parent, name).map_err(Into::into)),
+            Operation::Unlink { name } => self.answer_changed(
+                reply,
+                parent,
+                self.volume.unlink(parent, name).map_err(Into::into),
+            ),
             Operation::RemoveDirectory { name } => {
-                self.answer_changed(reply, parent, self.volume.remove_directory(parent, name).map_err(Into::into));
+                self.answer_changed(
+                    reply,
+                    parent,
+                    self.volume.remove_directory(parent, name).map_err(Into::into),
+                );
             }
             Operation::Rename { old_name, new_parent, new_name, flags } => {
                 let new_parent = InodeNumber(new_parent);
                 let renamed = rename_mode(flags).and_then(|(mode, whiteout)| match whiteout {
-                    false => Ok(self.volume.rename(parent, old_name, new_parent, new_name, mode)?),
+                    false => {
+                        Ok(self.volume.rename(parent, old_name, new_parent, new_name, mode)?)
+                    }
                     true => {
                         // Device 0/0 with no permissions, as all file systems make it.
                         let left = new_inode(header, FileType::CharacterDevice, 0);
-                        Ok(self.volume.rename_leaving(parent, old_name, new_parent, new_name, mode, &left)?)
+                        Ok(self
+                            .volume
+                            .rename_leaving(parent, old_name, new_parent, new_name, mode, &left)?)
                     }
                 });
                 self.answer_changed(reply, parent, renamed);
@@ -71,8 +110,8 @@ impl VolumeHandler {
         }
     }
 
-    /// `.` and `..` stand in no directory: the kernel asks for them when a file handle names an inode that it does not know. What
-    /// does not exist is a stale handle then.
+    /// `.` and `..` stand in no directory: the kernel asks for them when a file handle names an
+    /// inode that it does not know. What does not exist is a stale handle then.
     fn lookup(&self, parent: InodeNumber, name: &[u8], reply: Reply) {
         let found = match name {
             b"." => self.volume.lookup_inode(parent),
@@ -85,9 +124,19 @@ impl VolumeHandler {
         }
     }
 
-    fn make_node(&self, header: &RequestHeader, name: &[u8], mode: u32, device: u32) -> Answer<Attributes> {
-        let file_type = FileType::from_mode(mode).filter(|&file_type| !matches!(file_type, FileType::Directory | FileType::Symlink));
-        let node = NewInode { device: u64::from(device), ..new_inode(header, file_type.ok_or(Errno::INVAL)?, mode) };
+    fn make_node(
+        &self,
+        header: &RequestHeader,
+        name: &[u8],
+        mode: u32,
+        device: u32,
+    ) -> Answer<Attributes> {
+        let file_type = FileType::from_mode(mode)
+            .filter(|&file_type| !matches!(file_type, FileType::Directory | FileType::Symlink));
+        let node = NewInode {
+            device: u64::from(device),
+            ..new_inode(header, file_type.ok_or(Errno::INVAL)?, mode)
+        };
         Ok(self.volume.create(InodeNumber(header.node), name, &node)?)
     }
 
@@ -110,7 +159,9 @@ impl VolumeHandler {
 
     fn answer_entry(&self, reply: Reply, result: Answer<Attributes>) {
         match result {
-            Ok(attributes) => self.deliver_reference(reply, attributes.inode.0, &entry_out(&attributes)),
+            Ok(attributes) => {
+                self.deliver_reference(reply, attributes.inode.0, &entry_out(&attributes))
+            }
             Err(failure) => fail(reply, &failure),
         }
     }
@@ -119,7 +170,11 @@ impl VolumeHandler {
         match result {
             Ok(attributes) => {
                 let open = OpenOut { handle: 0, open_flags: OPEN_KEEP_CACHE, backing_id: 0 };
-                self.deliver_reference(reply, attributes.inode.0, &CreateOut { entry: entry_out(&attributes), open });
+                self.deliver_reference(
+                    reply,
+                    attributes.inode.0,
+                    &CreateOut { entry: entry_out(&attributes), open },
+                );
             }
             Err(failure) => fail(reply, &failure),
         }

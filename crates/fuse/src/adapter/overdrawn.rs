@@ -1,16 +1,19 @@
-//! Files whose data the kernel accepted on its own, with its writeback cache, and the volume has no room for.
+//! Files whose data the kernel accepted on its own, with its writeback cache, and the volume has no
+//! room for.
 //!
-//! The kernel drops such data, tells fsync or close, and would accept more for ever, since it asks nobody before. But it asks for the
-//! attributes of an open file before each write(2) (and before a read at its end), if it has none that are valid. So a file becomes
-//! *overdrawn* with its first WRITE from the cache that finds no room: its attributes are invalidated, and from then on that
-//! question is answered with ENOSPC, which write(2) returns. What the kernel had accepted until then is what it has at most: its limit
-//! for dirty pages of a FUSE mount.
+//! The kernel drops such data, tells fsync or close, and would accept more for ever, since it asks
+//! nobody before. But it asks for the attributes of an open file before each write(2) (and before a
+//! read at its end), if it has none that are valid. So a file becomes *overdrawn* with its first
+//! WRITE from the cache that finds no room: its attributes are invalidated, and from then on that
+//! question is answered with ENOSPC, which write(2) returns. What the kernel had accepted until
+//! then is what it has at most: its limit for dirty pages of a FUSE mount.
 //!
-//! With this cache the kernel also owns the file's length, and goes on showing the one that did not come about. Therefore it is told to
-//! forget the file as soon as nobody has it open (Linux 6.18; before, it shows it until it forgets by itself); the length is then what
-//! was stored.
+//! With this cache the kernel also owns the file's length, and goes on showing the one that did not
+//! come about. Therefore it is told to forget the file as soon as nobody has it open (Linux 6.18;
+//! before, it shows it until it forgets by itself); the length is then what was stored.
 //!
-//! States: *as others* → *overdrawn* → *as others*, when there is room again, the length is set, or the kernel has forgotten it.
+//! States: *as others* → *overdrawn* → *as others*, when there is room again, the length is set, or
+//! the kernel has forgotten it.
 //!
 //! Lock: rank `LEAF`, for moments.
 use crate::protocol::wire::WRITE_CACHE;

@@ -1,5 +1,5 @@
-//! Commits every second, for a mount whose server is told neither of sync(2) nor of umount(2). A failure to write data may pass,
-//! so it goes on after one, until the volume has stopped.
+//! Commits every second, for a mount whose server is told neither of sync(2) nor of umount(2). A
+//! failure to write data may pass, so it goes on after one, until the volume has stopped.
 //!
 //! Locks: `stopped` is held for checking and waiting only, never while the volume commits.
 use super::VolumeHandler;
@@ -30,7 +30,8 @@ impl PeriodicCommit {
     }
 
     fn start_every(handler: Arc<VolumeHandler>, interval: Duration) -> Self {
-        let stop = Arc::new(Stop { stopped: Mutex::new(Rank::LEAF, false), change: Condvar::new() });
+        let stop =
+            Arc::new(Stop { stopped: Mutex::new(Rank::LEAF, false), change: Condvar::new() });
         let seen = Arc::clone(&stop);
         let thread = thread::spawn("cairn-periodic", move || {
             let mut failed_before = false;
@@ -86,12 +87,23 @@ mod tests {
     use cairn_environment::clock;
     use std::sync::atomic::Ordering;
 
-    const FILE: NewInode<'static> = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+    const FILE: NewInode<'static> = NewInode {
+        file_type: FileType::Regular,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: None,
+    };
 
     /// What a power failure would leave of the file.
     fn durable(device: &SimulatedDevice) -> Vec<u8> {
-        let state = Arc::new(device.crash_state_with(|unflushed| vec![cairn_blockdev::simulated::Fate::Lost; unflushed.len()]));
-        let volume = Volume::open(state, VolumeOptions { read_only: true, ..VolumeOptions::default() }).unwrap();
+        let state = Arc::new(device.crash_state_with(|unflushed| {
+            vec![cairn_blockdev::simulated::Fate::Lost; unflushed.len()]
+        }));
+        let volume =
+            Volume::open(state, VolumeOptions { read_only: true, ..VolumeOptions::default() })
+                .unwrap();
         let Ok(found) = volume.lookup(volume.root(), b"file") else { return Vec::new() };
         let mut content = Vec::new();
         volume.read(found.inode, 0, 100, &mut content).unwrap();
@@ -102,7 +114,11 @@ mod tests {
     fn a_failure_that_passes_does_not_end_the_commits() {
         let device = Arc::new(SimulatedDevice::new(32 << 20));
         mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
-        let volume = Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() }).unwrap();
+        let volume = Volume::open(
+            device.clone(),
+            VolumeOptions { background: false, ..VolumeOptions::default() },
+        )
+        .unwrap();
         let handler = Arc::new(VolumeHandler::new(volume.clone(), false));
         let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
         volume.write(file, 0, b"content").unwrap();
@@ -110,7 +126,8 @@ mod tests {
         let bytes = data.start.offset_bytes()..data.end().offset_bytes();
         let mut left = 2;
         device.fail_when(move |request| {
-            let fails = left > 0 && request.operation == Operation::Write && request.touches(&bytes);
+            let fails =
+                left > 0 && request.operation == Operation::Write && request.touches(&bytes);
             left -= u32::from(fails);
             fails
         });

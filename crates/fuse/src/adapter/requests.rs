@@ -1,6 +1,7 @@
 //! How many requests of each kind have come, and how long they kept the threads that served them.
 //!
-//! The time of an fsync is that until its data is written: the answer goes out later and from elsewhere.
+//! The time of an fsync is that until its data is written: the answer goes out later and from
+//! elsewhere.
 use crate::protocol::wire::opcode;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::clock;
@@ -13,7 +14,8 @@ const OPCODE_END: usize = 64;
 #[derive(Default)]
 struct Counter {
     count: AtomicU64,
-    /// Those of them that were answered where they arrived, although such requests may have to wait.
+    /// Those of them that were answered where they arrived, although such requests may have to
+    /// wait.
     at_once: AtomicU64,
     time_ns: AtomicU64,
 }
@@ -35,8 +37,14 @@ impl RequestCounters {
         self.add(number, begin.elapsed());
     }
 
-    /// As [`RequestCounters::count`]; counts the request if what `serve` returns `says` that it is served.
-    pub fn count_at_once<R>(&self, number: u32, serve: impl FnOnce() -> R, says: impl FnOnce(&R) -> bool) -> R {
+    /// As [`RequestCounters::count`]; counts the request if what `serve` returns `says` that it is
+    /// served.
+    pub fn count_at_once<R>(
+        &self,
+        number: u32,
+        serve: impl FnOnce() -> R,
+        says: impl FnOnce(&R) -> bool,
+    ) -> R {
         let begin = clock::now_monotonic();
         let done = serve();
         if says(&done) {
@@ -55,16 +63,23 @@ impl RequestCounters {
         }
     }
 
-    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came; `at_once` if there were any.
+    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came; `at_once` if
+    /// there were any.
     pub fn to_json(&self) -> Value {
         let counters = self.0.iter().enumerate().filter_map(|(number, counter)| {
             let count = counter.count.load(Ordering::Relaxed);
             let at_once = counter.at_once.load(Ordering::Relaxed);
-            let mut value = json!({ "count": count, "time_ns": counter.time_ns.load(Ordering::Relaxed) });
+            let mut value =
+                json!({ "count": count, "time_ns": counter.time_ns.load(Ordering::Relaxed) });
             if at_once > 0 {
                 value["at_once"] = json!(at_once);
             }
-            (count > 0).then(|| (opcode::name(number as u32).map_or_else(|| number.to_string(), str::to_owned), value))
+            (count > 0).then(|| {
+                (
+                    opcode::name(number as u32).map_or_else(|| number.to_string(), str::to_owned),
+                    value,
+                )
+            })
         });
         Value::Object(counters.collect::<Map<_, _>>())
     }
@@ -85,7 +100,10 @@ mod tests {
         assert_eq!(counters.count_at_once(opcode::READ, || "done", |_| true), "done");
         let json = counters.to_json();
         assert_eq!((&json["LOOKUP"]["count"], &json["7"]["count"]), (&json!(2), &json!(1)));
-        assert_eq!((&json["LOOKUP"]["at_once"], &json["READ"]["at_once"]), (&json!(null), &json!(1)));
+        assert_eq!(
+            (&json["LOOKUP"]["at_once"], &json["READ"]["at_once"]),
+            (&json!(null), &json!(1))
+        );
         assert_eq!(json.as_object().map(Map::len), Some(3));
     }
 }

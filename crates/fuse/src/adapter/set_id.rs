@@ -22,7 +22,9 @@ pub fn is_in_group(header: &RequestHeader, file: &Attributes) -> bool {
 /// Whether the thread has `group` among its further groups. 0 is a caller that can't be seen from
 /// here: it has none.
 fn has_group(thread: u32, group: u32) -> bool {
-    thread != 0 && fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| lists_group(&status, group))
+    thread != 0
+        && fs::read_to_string(format!("/proc/{thread}/status"))
+            .is_ok_and(|status| lists_group(&status, group))
 }
 
 fn lists_group(status: &str, group: u32) -> bool {
@@ -33,11 +35,19 @@ fn lists_group(status: &str, group: u32) -> bool {
 impl VolumeHandler {
     /// The caller, who has no right to the set-id bits of `node`, changed its content. The kernel
     /// keeps attributes for ever, so it is told before it hears that the change is done.
-    pub(super) fn clear_set_id(&self, header: &RequestHeader, node: InodeNumber, reply: &Reply) -> Answer<()> {
+    pub(super) fn clear_set_id(
+        &self,
+        header: &RequestHeader,
+        node: InodeNumber,
+        reply: &Reply,
+    ) -> Answer<()> {
         let file = self.volume.attributes(node)?;
         if file.mode & SET_ID_BITS != 0 {
             let not_in_group = !is_in_group(header, &file);
-            self.volume.set_attributes(node, &AttributeChange { clear_set_id: true, not_in_group, ..AttributeChange::default() })?;
+            self.volume.set_attributes(
+                node,
+                &AttributeChange { clear_set_id: true, not_in_group, ..AttributeChange::default() },
+            )?;
             reply.invalidate_attributes(node.0);
         }
         Ok(())
@@ -52,7 +62,9 @@ mod tests {
     fn further_groups_are_read() {
         let status = "Name:\tx\nGid:\t7\t7\t7\t7\nGroups:\t4 24 1000 \nNStgid:\t1\n";
         assert!(lists_group(status, 4) && lists_group(status, 1000));
-        assert!(!lists_group(status, 7) && !lists_group(status, 2) && !lists_group("Groups:\t\n", 0));
+        assert!(
+            !lists_group(status, 7) && !lists_group(status, 2) && !lists_group("Groups:\t\n", 0)
+        );
         assert!(!has_group(0, 0) && !has_group(u32::MAX, 0));
     }
 }

@@ -1,11 +1,12 @@
 //! Waiting until all data has arrived that the kernel had begun to send.
 //!
-//! syncfs(2) on a plain `fuse` mount writes back everything dirty. Linux 6.18 waits until that is done (measured with slow
-//! WRITEs); before 6.16 it only began, since a page counted as written as soon as it was copied into a request, and a
-//! request to sync that followed could overtake the data. The kernel keeps at most a fixed number of such WRITEs with the
-//! server and sends the next when one is answered. So once no request waits on the device and no WRITE is in work, all
-//! have been answered. Between the moment a thread has read a request and the one it counts it, neither shows; therefore
-//! the quiet must last for a while.
+//! syncfs(2) on a plain `fuse` mount writes back everything dirty. Linux 6.18 waits until that is
+//! done (measured with slow WRITEs); before 6.16 it only began, since a page counted as written as
+//! soon as it was copied into a request, and a request to sync that followed could overtake the
+//! data. The kernel keeps at most a fixed number of such WRITEs with the server and sends the next
+//! when one is answered. So once no request waits on the device and no WRITE is in work, all have
+//! been answered. Between the moment a thread has read a request and the one it counts it, neither
+//! shows; therefore the quiet must last for a while.
 use crate::transport::Reply;
 use cairn_environment::atomic::{AtomicUsize, Ordering};
 use cairn_environment::clock;
@@ -32,7 +33,8 @@ impl WritesInWork {
         WriteInWork(&self.0)
     }
 
-    /// Waits for the quiet; `reply` tells which connection to look at. Not on a request thread: it could be the only one.
+    /// Waits for the quiet; `reply` tells which connection to look at. Not on a request thread: it
+    /// could be the only one.
     pub fn wait_for_quiet(&self, reply: &Reply) {
         let mut quiet_steps = 0;
         for _ in 0..STEPS_MAX {

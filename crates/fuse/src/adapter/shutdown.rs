@@ -1,12 +1,14 @@
-//! The volume's end while it is mounted: by IOCTL, or because the server has to end. IOCTL also makes everything durable, and discards
-//! what is free.
+//! The volume's end while it is mounted: by IOCTL, or because the server has to end. IOCTL also
+//! makes everything durable, and discards what is free.
 //!
-//! States: *running* → *begun*. Once a shutdown has begun, every request is refused with EIO but those that end the mount.
-//! One atomic number holds the state and counts the changing requests in work, so each of them either ends before the
-//! volume's end is waited for, or is refused: none is answered with success and then forgotten.
+//! States: *running* → *begun*. Once a shutdown has begun, every request is refused with EIO but
+//! those that end the mount. One atomic number holds the state and counts the changing requests in
+//! work, so each of them either ends before the volume's end is waited for, or is refused: none is
+//! answered with success and then forgotten.
 //!
-//! The ioctl that other file systems have comes without its flags. Whoever sends it gets the shutdown that loses nothing, which
-//! no flag forbids; the one that drops what isn't durable has a number of its own.
+//! The ioctl that other file systems have comes without its flags. Whoever sends it gets the
+//! shutdown that loses nothing, which no flag forbids; the one that drops what isn't durable has a
+//! number of its own.
 use super::extended::is_made_up;
 use super::{VolumeHandler, answer};
 use crate::kernel;
@@ -26,7 +28,8 @@ const BEGUN: usize = 1 << 63;
 /// In the state: somebody asked for it, and is told how it went. The bits below count.
 const ASKED_FOR: usize = 1 << 62;
 const STEP: Duration = Duration::from_millis(2);
-/// Requests that wait longer than this for a device are left alone: they get an error when the volume has stopped.
+/// Requests that wait longer than this for a device are left alone: they get an error when the
+/// volume has stopped.
 const STEPS_MAX: u32 = 500;
 
 /// Whether a shutdown has begun, and how many changing requests are in work.
@@ -75,7 +78,8 @@ impl Drop for ChangeInWork<'_> {
     }
 }
 
-/// Whether `request` is answered after a shutdown: it ends the mount, or it is what somebody who unmounts has to know.
+/// Whether `request` is answered after a shutdown: it ends the mount, or it is what somebody who
+/// unmounts has to know.
 pub fn is_still_answered(request: &Request<'_>) -> bool {
     let node = request.header.node;
     match &request.operation {
@@ -92,8 +96,8 @@ fn is_privileged(header: &RequestHeader) -> bool {
 }
 
 impl VolumeHandler {
-    /// Stops the volume with everything durable that was answered with success; all later requests fail. Not on a request
-    /// thread.
+    /// Stops the volume with everything durable that was answered with success; all later requests
+    /// fail. Not on a request thread.
     ///
     /// # Errors
     /// When something could not be written; the volume is stopped all the same.
@@ -116,8 +120,12 @@ impl VolumeHandler {
         let Ok(range) = TrimRange::read_from_bytes(input) else { return reply.error(Errno::INVAL) };
         let volume = self.volume.clone();
         thread::spawn("cairn-trim", move || {
-            let trimmed = volume.trim(range.start..range.start.saturating_add(range.length), range.least_bytes);
-            let out = |length| TrimOut { header: IoctlOut::default(), range: TrimRange { length, ..range } };
+            let trimmed = volume
+                .trim(range.start..range.start.saturating_add(range.length), range.least_bytes);
+            let out = |length| TrimOut {
+                header: IoctlOut::default(),
+                range: TrimRange { length, ..range },
+            };
             answer(reply, trimmed.map(out).map_err(Into::into));
         });
     }
@@ -135,7 +143,8 @@ impl VolumeHandler {
         if shutdown.is_some() && !is_privileged(header) {
             return reply.error(Errno::PERM);
         }
-        let (volume, writes, state) = (self.volume.clone(), self.writes.clone(), self.shutdown.clone());
+        let (volume, writes, state) =
+            (self.volume.clone(), self.writes.clone(), self.shutdown.clone());
         thread::spawn("cairn-sync", move || {
             if shutdown != Some(ShutdownLog::Drop) {
                 writes.wait_for_quiet(&reply);

@@ -6,7 +6,9 @@ use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{Volume, VolumeOptions, mkfs};
 use cairn_environment::clock;
 use cairn_environment::thread::{self, JoinHandle};
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, XattrFlags,
+};
 use rustix::io::Errno;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -28,12 +30,17 @@ pub fn can_mount() -> bool {
 
 fn open_volume(image: &Path, read_only: bool) -> Volume {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    Volume::open(Arc::new(FileDevice::open(image, mode).unwrap()), volume_options(read_only)).unwrap()
+    Volume::open(Arc::new(FileDevice::open(image, mode).unwrap()), volume_options(read_only))
+        .unwrap()
 }
 
 /// Only what the mount asks for becomes durable.
 fn volume_options(read_only: bool) -> VolumeOptions {
-    VolumeOptions { read_only, commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() }
+    VolumeOptions {
+        read_only,
+        commit_interval: Duration::from_secs(1000),
+        ..VolumeOptions::default()
+    }
 }
 
 pub struct Mounted {
@@ -57,9 +64,14 @@ impl Mounted {
         Self::mount_volume(directory, volume, options)
     }
     /// The same image again, through the device that `wrap` makes of its own.
-    pub fn remount_through(self, wrap: impl FnOnce(FileDevice) -> Arc<dyn BlockDevice>, options: &MountOptions) -> Self {
+    pub fn remount_through(
+        self,
+        wrap: impl FnOnce(FileDevice) -> Arc<dyn BlockDevice>,
+        options: &MountOptions,
+    ) -> Self {
         let directory = self.unmount();
-        let device = wrap(FileDevice::open(&directory.path().join("image"), OpenMode::ReadWrite).unwrap());
+        let device =
+            wrap(FileDevice::open(&directory.path().join("image"), OpenMode::ReadWrite).unwrap());
         Self::mount_volume(directory, Volume::open(device, volume_options(false)).unwrap(), options)
     }
     fn mount_volume(directory: TempDir, volume: Volume, options: &MountOptions) -> Self {
@@ -137,7 +149,10 @@ fn files_and_names_survive_a_remount() {
         fs::write(mounted.path("gone"), "x").unwrap();
         fs::remove_file(mounted.path("gone")).unwrap();
         fs::remove_dir(mounted.path("a/b")).unwrap();
-        assert_eq!(fs::metadata(mounted.path("gone")).unwrap_err().raw_os_error(), Some(Errno::NOENT.raw_os_error()));
+        assert_eq!(
+            fs::metadata(mounted.path("gone")).unwrap_err().raw_os_error(),
+            Some(Errno::NOENT.raw_os_error())
+        );
 
         let mounted = mounted.remount(&options);
         assert!(fs::read(mounted.path("symbolic")).unwrap() == big);
@@ -221,11 +236,13 @@ fn syncs_of_the_whole_volume_reach_it() {
     }
 
     // Nobody asks for anything here.
-    let through = Mounted::new(&MountOptions { plain: true, writeback: false, ..options_of_tests() });
+    let through =
+        Mounted::new(&MountOptions { plain: true, writeback: false, ..options_of_tests() });
     fs::write(through.path("three"), "3").unwrap();
     // It comes by itself, on a busy machine later than after a second.
     let turns = (0..600).take_while(|_| through.after_crash("three").as_deref() != Some(&b"3"[..]));
-    let waited = turns.inspect(|_| cairn_environment::clock::sleep(Duration::from_millis(100))).count();
+    let waited =
+        turns.inspect(|_| cairn_environment::clock::sleep(Duration::from_millis(100))).count();
     assert!(waited < 600, "it is never committed");
     fs::write(through.path("four"), "4").unwrap();
     // Finds the server in its own process and does not wait for its end.
@@ -259,27 +276,51 @@ fn attributes_are_kept_and_set_id_bits_cleared() {
     fs::set_permissions(&path, Permissions::from_mode(0o6755)).unwrap();
     assert_eq!(mode(), 0o6755);
     std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
-    assert_eq!((mode(), fs::metadata(&path).unwrap().uid(), fs::metadata(&path).unwrap().gid()), (0o755, 12, 34));
+    assert_eq!(
+        (mode(), fs::metadata(&path).unwrap().uid(), fs::metadata(&path).unwrap().gid()),
+        (0o755, 12, 34)
+    );
     let time = std::time::SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
     file.set_modified(time).unwrap();
     let metadata = fs::metadata(&path).unwrap();
     assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (-2, 500_000_000));
-    let born = rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::BTIME | StatxFlags::BASIC_STATS).unwrap();
+    let born = rustix::fs::statx(
+        CWD,
+        &path,
+        AtFlags::empty(),
+        StatxFlags::BTIME | StatxFlags::BASIC_STATS,
+    )
+    .unwrap();
     assert_ne!(born.stx_mask & StatxFlags::BTIME.bits(), 0);
     assert!(born.stx_btime.tv_sec > 1_700_000_000, "{:?}", born.stx_btime);
     drop(file);
     let device = rustix::fs::makedev(1, 3);
-    rustix::fs::mknodat(CWD, mounted.path("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), device).unwrap();
-    rustix::fs::mknodat(CWD, mounted.path("pipe"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    rustix::fs::mknodat(
+        CWD,
+        mounted.path("null"),
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o600),
+        device,
+    )
+    .unwrap();
+    rustix::fs::mknodat(CWD, mounted.path("pipe"), FileType::Fifo, Mode::from_raw_mode(0o640), 0)
+        .unwrap();
 
     let mounted = mounted.remount(&options_of_tests());
     let metadata = fs::metadata(mounted.path("file")).unwrap();
-    assert_eq!((metadata.mtime(), metadata.mtime_nsec(), metadata.uid(), metadata.gid()), (-2, 500_000_000, 12, 34));
+    assert_eq!(
+        (metadata.mtime(), metadata.mtime_nsec(), metadata.uid(), metadata.gid()),
+        (-2, 500_000_000, 12, 34)
+    );
     assert_eq!(fs::metadata(mounted.path("null")).unwrap().rdev(), device);
     assert_eq!(fs::read(mounted.path("null")).unwrap(), b"");
     assert_eq!(fs::metadata(mounted.path("pipe")).unwrap().mode(), 0o010_640);
-    let again = rustix::fs::statx(CWD, mounted.path("file"), AtFlags::empty(), StatxFlags::BTIME).unwrap();
-    assert_eq!((again.stx_btime.tv_sec, again.stx_btime.tv_nsec), (born.stx_btime.tv_sec, born.stx_btime.tv_nsec));
+    let again =
+        rustix::fs::statx(CWD, mounted.path("file"), AtFlags::empty(), StatxFlags::BTIME).unwrap();
+    assert_eq!(
+        (again.stx_btime.tv_sec, again.stx_btime.tv_nsec),
+        (born.stx_btime.tv_sec, born.stx_btime.tv_nsec)
+    );
     mounted.unmount();
 }
 
@@ -289,7 +330,8 @@ fn large_directories_are_listed_once_each() {
         return;
     }
     let mounted = Mounted::new(&options_of_tests());
-    let names: std::collections::BTreeSet<String> = (0..2500).map(|i| format!("{i:0width$}", width = 1 + i % 200)).collect();
+    let names: std::collections::BTreeSet<String> =
+        (0..2500).map(|i| format!("{i:0width$}", width = 1 + i % 200)).collect();
     names.iter().for_each(|name| drop(File::create(mounted.path(name)).unwrap()));
     let mounted = mounted.remount(&options_of_tests());
     let mut seen = 0;
@@ -318,14 +360,25 @@ fn ranges_are_allocated_freed_and_copied() {
     let content = pattern(1 << 20);
     fs::write(mounted.path("file"), &content).unwrap();
     let file = File::options().read(true).write(true).open(mounted.path("file")).unwrap();
-    rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 8192, 100_000).unwrap();
+    rustix::fs::fallocate(
+        &file,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        8192,
+        100_000,
+    )
+    .unwrap();
     rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 1 << 20, 1 << 20).unwrap();
     let mut expected = content.clone();
     expected[8192..108_192].fill(0);
     assert!(fs::read(mounted.path("file")).unwrap() == expected);
-    assert_eq!(rustix::fs::fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
+    assert_eq!(
+        rustix::fs::fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096),
+        Err(Errno::OPNOTSUPP)
+    );
     let target = File::create(mounted.path("copy")).unwrap();
-    let copied = rustix::fs::copy_file_range(&file, Some(&mut 4000), &target, Some(&mut 100), 500_000).unwrap();
+    let copied =
+        rustix::fs::copy_file_range(&file, Some(&mut 4000), &target, Some(&mut 100), 500_000)
+            .unwrap();
     assert_eq!(copied, 500_000);
     let copy = fs::read(mounted.path("copy")).unwrap();
     assert!(copy[100..] == expected[4000..504_000] && copy[..100] == [0; 100]);
@@ -371,7 +424,12 @@ fn what_is_written_through_a_mapping_is_seen_by_all_and_made_durable() {
     }
     for (writeback, plain) in [(true, false), (false, false), (false, true)] {
         let mounted = Mounted::new(&MountOptions { writeback, plain, ..options_of_tests() });
-        let file = File::options().read(true).write(true).create_new(true).open(mounted.path("mapped")).unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(mounted.path("mapped"))
+            .unwrap();
         file.set_len(1 << 20).unwrap();
         let mapping = Mapping::new(&file, 1 << 20);
         mapping.write(5, b"first");
@@ -389,11 +447,21 @@ fn what_is_written_through_a_mapping_is_seen_by_all_and_made_durable() {
         assert!(expected.iter().all(|(at, bytes)| durable[*at..].starts_with(bytes)), "msync");
         mapping.write(900_000, b"fourth");
         file.sync_data().unwrap();
-        assert!(mounted.after_crash("mapped").unwrap()[900_000..].starts_with(b"fourth"), "fdatasync");
+        assert!(
+            mounted.after_crash("mapped").unwrap()[900_000..].starts_with(b"fourth"),
+            "fdatasync"
+        );
         // The kernel copies what it has not sent yet.
         mapping.write(100_000, b"fifth");
-        let copy = File::options().read(true).write(true).create_new(true).open(mounted.path("copy")).unwrap();
-        let copied = rustix::fs::copy_file_range(&file, Some(&mut 98_304), &copy, Some(&mut 98_304), 8192).unwrap();
+        let copy = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(mounted.path("copy"))
+            .unwrap();
+        let copied =
+            rustix::fs::copy_file_range(&file, Some(&mut 98_304), &copy, Some(&mut 98_304), 8192)
+                .unwrap();
         assert_eq!(copied, 8192);
         assert!(fs::read(mounted.path("copy")).unwrap()[100_000..].starts_with(b"fifth"));
         drop((mapping, file, copy));
@@ -410,7 +478,8 @@ fn appended_parts_follow_each_other_whatever_their_length() {
         let options = MountOptions { writeback, ..options_of_tests() };
         let mounted = Mounted::new(&options);
         let all = pattern(3_000_000);
-        let mut file = File::options().append(true).create_new(true).open(mounted.path("appended")).unwrap();
+        let mut file =
+            File::options().append(true).create_new(true).open(mounted.path("appended")).unwrap();
         let (mut at, mut length) = (0, 1);
         while at < all.len() {
             let end = all.len().min(at + length);
@@ -442,8 +511,14 @@ fn extended_attributes_and_those_of_the_mount() {
     };
     rustix::fs::setxattr(&path, "user.long", &value, XattrFlags::empty()).unwrap();
     rustix::fs::setxattr(&path, "trusted.short", b"s", XattrFlags::CREATE).unwrap();
-    assert_eq!(rustix::fs::setxattr(&path, "user.long", b"", XattrFlags::CREATE), Err(Errno::EXIST));
-    assert_eq!(rustix::fs::setxattr(&path, "user.other", b"", XattrFlags::REPLACE), Err(Errno::NODATA));
+    assert_eq!(
+        rustix::fs::setxattr(&path, "user.long", b"", XattrFlags::CREATE),
+        Err(Errno::EXIST)
+    );
+    assert_eq!(
+        rustix::fs::setxattr(&path, "user.other", b"", XattrFlags::REPLACE),
+        Err(Errno::NODATA)
+    );
     assert_eq!(get("user.long").unwrap(), value);
     assert_eq!(rustix::fs::getxattr(&path, "user.long", &mut [0; 10][..]), Err(Errno::RANGE));
     assert_eq!(get("user.none"), Err(Errno::NODATA));
@@ -460,7 +535,10 @@ fn extended_attributes_and_those_of_the_mount() {
     assert_eq!(statistics["failure"], serde_json::Value::Null);
     assert!(statistics["total_bytes"].as_u64().unwrap() > IMAGE_BYTES / 2);
     assert_eq!(rustix::fs::listxattr(mounted.root(), &mut [0_u8; 100][..]), Ok(0));
-    assert_eq!(rustix::fs::setxattr(mounted.root(), XATTR_STATISTICS, b"", XattrFlags::empty()), Err(Errno::PERM));
+    assert_eq!(
+        rustix::fs::setxattr(mounted.root(), XATTR_STATISTICS, b"", XattrFlags::empty()),
+        Err(Errno::PERM)
+    );
     mounted.unmount();
 }
 
@@ -470,7 +548,12 @@ fn files_without_names_live_until_they_are_closed() {
         return;
     }
     let mounted = Mounted::new(&options_of_tests());
-    let mut file = File::options().read(true).write(true).create_new(true).open(mounted.path("unlinked")).unwrap();
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(mounted.path("unlinked"))
+        .unwrap();
     file.write_all(b"still here").unwrap();
     fs::remove_file(mounted.path("unlinked")).unwrap();
     file.sync_all().unwrap();
@@ -480,10 +563,16 @@ fn files_without_names_live_until_they_are_closed() {
     assert_eq!((text.as_str(), file.metadata().unwrap().nlink()), ("still here", 0));
     drop(file);
 
-    let unnamed = rustix::fs::open(mounted.root(), OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o600)).unwrap();
+    let unnamed = rustix::fs::open(
+        mounted.root(),
+        OFlags::TMPFILE | OFlags::RDWR,
+        Mode::from_raw_mode(0o600),
+    )
+    .unwrap();
     rustix::io::write(&unnamed, b"named later").unwrap();
     let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
-    rustix::fs::linkat(CWD, descriptor, CWD, mounted.path("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    rustix::fs::linkat(CWD, descriptor, CWD, mounted.path("named"), AtFlags::SYMLINK_FOLLOW)
+        .unwrap();
     drop(unnamed);
     let mounted = mounted.remount(&options_of_tests());
     assert_eq!(fs::read(mounted.path("named")).unwrap(), b"named later");
@@ -520,7 +609,8 @@ fn a_rename_leaves_a_whiteout() {
     let mounted = Mounted::new(&options_of_tests());
     let (a, b) = (mounted.path("a"), mounted.path("b"));
     fs::write(&a, "a").unwrap();
-    let rename = |from: &Path, to: &Path, flags| rustix::fs::renameat_with(CWD, from, CWD, to, flags);
+    let rename =
+        |from: &Path, to: &Path, flags| rustix::fs::renameat_with(CWD, from, CWD, to, flags);
     rename(&a, &b, RenameFlags::WHITEOUT).unwrap();
     assert_eq!(rename(&a, &b, RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(Errno::EXIST));
     let check = |mounted: &Mounted| {
@@ -547,7 +637,10 @@ fn a_read_only_mount_reads_and_nothing_else() {
     fs::write(mounted.path("file"), "text").unwrap();
     let mounted = mounted.remount(&MountOptions { read_only: true, ..options_of_tests() });
     assert_eq!(fs::read(mounted.path("file")).unwrap(), b"text");
-    assert_eq!(fs::write(mounted.path("file"), "x").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(
+        fs::write(mounted.path("file"), "x").unwrap_err().raw_os_error(),
+        Some(Errno::ROFS.raw_os_error())
+    );
     assert!(find_mount(&mounted.root()).unwrap().unwrap().read_only);
     mounted.unmount();
 }
@@ -560,12 +653,16 @@ fn a_full_volume_says_so_and_files_can_be_removed() {
     let mounted = Mounted::new(&MountOptions { writeback: false, ..options_of_tests() });
     let block = vec![1; 1 << 20];
     let mut file = File::create(mounted.path("filler")).unwrap();
-    let failure = (0..512).find_map(|_| file.write_all(&block).err()).expect("the volume is smaller than what was written");
+    let failure = (0..512)
+        .find_map(|_| file.write_all(&block).err())
+        .expect("the volume is smaller than what was written");
     assert_eq!(failure.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     drop(file);
     fs::remove_file(mounted.path("filler")).unwrap();
     // The kernel forgets the removed file when it likes; over io_uring a write may overtake that.
-    let available_bytes = || rustix::fs::statvfs(mounted.root()).map(|space| space.f_bavail * space.f_frsize).unwrap();
+    let available_bytes = || {
+        rustix::fs::statvfs(mounted.root()).map(|space| space.f_bavail * space.f_frsize).unwrap()
+    };
     while available_bytes() < IMAGE_BYTES * 3 / 4 {
         clock::sleep(Duration::from_millis(1));
     }

@@ -1,10 +1,12 @@
-//! `fusermount3`: the set-uid program through which users other than root mount. It opens `/dev/fuse`, mounts, and sends
-//! the descriptor over the socket that it finds in `_FUSE_COMMFD`.
+//! `fusermount3`: the set-uid program through which users other than root mount. It opens
+//! `/dev/fuse`, mounts, and sends the descriptor over the socket that it finds in `_FUSE_COMMFD`.
 use super::{MountOptions, find_mount};
 use crate::error::MountError;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::FdFlags;
-use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
 use std::io::{ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -13,9 +15,16 @@ use std::process::{Command, Output, Stdio};
 const PROGRAM: &str = "fusermount3";
 
 /// Mounts `source` as `fuse.cairn`. Returns the descriptor of the connection.
-pub fn mount(source: &Path, mountpoint: &Path, wanted: &MountOptions) -> Result<OwnedFd, MountError> {
+pub fn mount(
+    source: &Path,
+    mountpoint: &Path,
+    wanted: &MountOptions,
+) -> Result<OwnedFd, MountError> {
     let shown = source.to_string_lossy().replace('\\', r"\\").replace(',', r"\,");
-    let mut options = format!("fsname={shown},subtype=cairn,default_permissions,max_read={}", crate::transport::TRANSFER_BYTES_MAX);
+    let mut options = format!(
+        "fsname={shown},subtype=cairn,default_permissions,max_read={}",
+        crate::transport::TRANSFER_BYTES_MAX
+    );
     if wanted.allow_other {
         options.push_str(",allow_other");
     }
@@ -24,10 +33,21 @@ pub fn mount(source: &Path, mountpoint: &Path, wanted: &MountOptions) -> Result<
     }
     options.push_str(&wanted.kernel.helper_options());
     let failed = |errno: rustix::io::Errno| MountError::HelperFailed(errno.to_string());
-    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
     let mut command = Command::new(PROGRAM);
-    command.arg("-o").arg(options).arg("--").arg(mountpoint).env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());
+    command
+        .arg("-o")
+        .arg(options)
+        .arg("--")
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());
     run(command)?;
     drop(theirs);
     receive_descriptor(&ours)
@@ -38,7 +58,9 @@ pub fn unmount(mountpoint: &Path, detach: bool) -> Result<(), MountError> {
     let mut command = Command::new(PROGRAM);
     command.args(if detach { &["-u", "-z", "--"][..] } else { &["-u", "--"] }).arg(mountpoint);
     run(command).map_err(|error| match error {
-        MountError::HelperFailed(message) if message.contains("busy") => MountError::MountBusy(mountpoint.to_owned()),
+        MountError::HelperFailed(message) if message.contains("busy") => {
+            MountError::MountBusy(mountpoint.to_owned())
+        }
         other => of_other_user(mountpoint).unwrap_or(other),
     })
 }
@@ -56,15 +78,20 @@ fn of_other_user(mountpoint: &Path) -> Option<MountError> {
 }
 
 fn run(mut command: Command) -> Result<(), MountError> {
-    let Output { status, stderr, .. } =
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output().map_err(|error| match error.kind() {
+    let Output { status, stderr, .. } = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| match error.kind() {
             ErrorKind::NotFound => MountError::HelperMissing,
             _ => MountError::HelperFailed(error.to_string()),
         })?;
     if status.success() {
         return Ok(());
     }
-    let message = String::from_utf8_lossy(&stderr).trim().trim_start_matches("fusermount3: ").to_owned();
+    let message =
+        String::from_utf8_lossy(&stderr).trim().trim_start_matches("fusermount3: ").to_owned();
     Err(MountError::HelperFailed(if message.is_empty() { status.to_string() } else { message }))
 }
 
@@ -72,8 +99,13 @@ fn receive_descriptor(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
-        .map_err(|errno| MountError::HelperFailed(format!("no descriptor arrived: {errno}")))?;
+    rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )
+    .map_err(|errno| MountError::HelperFailed(format!("no descriptor arrived: {errno}")))?;
     control
         .drain()
         .find_map(|message| match message {

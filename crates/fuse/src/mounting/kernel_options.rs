@@ -40,7 +40,8 @@ const fn access_times(name: &'static str, flag: MountFlags) -> FlagOption {
     FlagOption { name, clears: ACCESS_TIMES, sets: flag }
 }
 
-const ACCESS_TIMES: MountFlags = MountFlags::NOATIME.union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
+const ACCESS_TIMES: MountFlags =
+    MountFlags::NOATIME.union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
 
 const FLAGS: &[FlagOption] = &[
     on("nosuid", MountFlags::NOSUID),
@@ -73,8 +74,11 @@ const ROOT_ONLY: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// What `fusermount3` does not know in all its versions, and what changes nothing on a mount of
 /// FUSE: the server keeps the times.
-const NOT_FOR_HELPER: MountFlags =
-    MountFlags::SILENT.union(MountFlags::LAZYTIME).union(MountFlags::NODIRATIME).union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
+const NOT_FOR_HELPER: MountFlags = MountFlags::SILENT
+    .union(MountFlags::LAZYTIME)
+    .union(MountFlags::NODIRATIME)
+    .union(MountFlags::RELATIME)
+    .union(MountFlags::STRICTATIME);
 
 impl KernelOptions {
     /// Takes the option `name` of mount(8) into account; false when it is none of the kernel's.
@@ -129,7 +133,8 @@ impl KernelOptions {
     /// For `fusermount3`; begins with a comma.
     pub(super) fn helper_options(&self) -> String {
         let flags = self.flags.difference(ROOT_ONLY | NOT_FOR_HELPER);
-        let names = FLAGS.iter().filter(|option| !option.sets.is_empty() && flags.contains(option.sets));
+        let names =
+            FLAGS.iter().filter(|option| !option.sets.is_empty() && flags.contains(option.sets));
         names.fold(String::new(), |mut list, option| {
             let _ = write!(list, ",{}", option.name);
             list
@@ -151,17 +156,27 @@ mod tests {
 
     #[test]
     fn the_later_one_wins() {
-        assert_eq!(parse("nosuid,nodev,noexec,suid,dev,exec,noatime,atime,sync,async"), KernelOptions::default());
+        assert_eq!(
+            parse("nosuid,nodev,noexec,suid,dev,exec,noatime,atime,sync,async"),
+            KernelOptions::default()
+        );
         assert_eq!(parse("noatime,strictatime,relatime").flags(), MountFlags::RELATIME);
         assert_eq!(parse("strictatime,noatime").flags(), MountFlags::NOATIME);
         assert_eq!(parse("noatime,norelatime").flags(), MountFlags::NOATIME);
-        assert!(parse("dirsync").synchronous() && parse("sync").synchronous() && !parse("async").synchronous());
+        assert!(
+            parse("dirsync").synchronous()
+                && parse("sync").synchronous()
+                && !parse("async").synchronous()
+        );
         assert!(!KernelOptions::default().apply("user"));
     }
 
     #[test]
     fn the_helper_gets_what_it_knows() {
-        assert_eq!(parse("nosuid,nodev,noexec,noatime,lazytime,dirsync,nodiratime").helper_options(), ",noexec,dirsync,noatime");
+        assert_eq!(
+            parse("nosuid,nodev,noexec,noatime,lazytime,dirsync,nodiratime").helper_options(),
+            ",noexec,dirsync,noatime"
+        );
         assert_eq!(KernelOptions::default().helper_options(), "");
     }
 

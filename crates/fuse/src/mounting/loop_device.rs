@@ -1,4 +1,5 @@
-//! A block device over an image file, so that it can be mounted as `fuseblk`. No data goes through it.
+//! A block device over an image file, so that it can be mounted as `fuseblk`. No data goes through
+//! it.
 use crate::kernel;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -27,13 +28,19 @@ impl LoopDevice {
             true => (OFlags::RDONLY, kernel::LOOP_AUTOCLEAR | kernel::LOOP_READ_ONLY),
             false => (OFlags::RDWR, kernel::LOOP_AUTOCLEAR),
         };
-        let open = |path: &Path, access| rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty());
+        let open =
+            |path: &Path, access| rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty());
         let backing = open(image, access)?;
         let control = open(Path::new("/dev/loop-control"), OFlags::RDWR)?;
         for _ in 0..ATTEMPTS_MAX {
             let path = PathBuf::from(format!("/dev/loop{}", kernel::free_loop_device(&control)?));
             let device = open(&path, access)?;
-            match kernel::configure_loop_device(&device, &backing, flags, image.as_os_str().as_bytes()) {
+            match kernel::configure_loop_device(
+                &device,
+                &backing,
+                flags,
+                image.as_os_str().as_bytes(),
+            ) {
                 Ok(()) => return Ok(Self { path, _open: device }),
                 Err(Errno::BUSY) => continue,
                 Err(error) => return Err(error),

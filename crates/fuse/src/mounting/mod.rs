@@ -4,8 +4,8 @@
 //! (a loop device for an image file): only then do sync(2), syncfs(2) and umount(2) reach the
 //! server. Other users mount with `fusermount3`.
 //!
-//! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind: the loop device clears
-//! itself when the last who has it open closes it.
+//! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind: the
+//! loop device clears itself when the last who has it open closes it.
 
 pub(crate) mod helper;
 mod kernel_options;
@@ -43,7 +43,8 @@ pub enum Transport {
 pub struct MountOptions {
     /// Threads that read requests; over io_uring, those for requests that may wait for the device.
     pub threads: usize,
-    /// Whether the kernel keeps written data for a while. Without it, each write(2) is a request, and reports a lack of space.
+    /// Whether the kernel keeps written data for a while. Without it, each write(2) is a request,
+    /// and reports a lack of space.
     pub writeback: bool,
     /// Whether other users may enter, subject to permissions. Root's mounts always allow it.
     pub allow_other: bool,
@@ -51,7 +52,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// How requests travel.
     pub transport: Transport,
-    /// Mount as plain `fuse` also where a block device could be had; sync(2) and umount(2) do not reach the server then.
+    /// Mount as plain `fuse` also where a block device could be had; sync(2) and umount(2) do not
+    /// reach the server then.
     pub plain: bool,
     /// What the kernel does for any file system: `nosuid`, `noexec` and the like.
     pub kernel: KernelOptions,
@@ -74,14 +76,15 @@ impl Default for MountOptions {
     }
 }
 
-/// Takes the mount at `mountpoint` away; it must not be in use, unless `detach`: then it vanishes from the tree now and
-/// ends with its last user.
+/// Takes the mount at `mountpoint` away; it must not be in use, unless `detach`: then it vanishes
+/// from the tree now and ends with its last user.
 pub(crate) fn take_away(mountpoint: &Path, detach: bool) -> Result<(), MountError> {
     let path = || PathBuf::from(mountpoint);
     if !rustix::process::geteuid().is_root() {
         return helper::unmount(mountpoint, detach);
     }
-    let flags = UnmountFlags::NOFOLLOW | if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let flags =
+        UnmountFlags::NOFOLLOW | if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     rustix::mount::unmount(mountpoint, flags).map_err(|errno| match errno {
         Errno::BUSY => MountError::MountBusy(path()),
         Errno::INVAL => MountError::NotMounted(path()),

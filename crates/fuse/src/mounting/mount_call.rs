@@ -29,7 +29,11 @@ pub struct MadeMount {
 ///
 /// # Errors
 /// See [`MountError`]; nothing is mounted then.
-pub fn make_mount(source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<MadeMount, MountError> {
+pub fn make_mount(
+    source: &Path,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<MadeMount, MountError> {
     let mountpoint = check_mount_point(mountpoint)?;
     let source = source.canonicalize().map_err(|error| MountError::SourceUnusable {
         path: source.to_owned(),
@@ -60,10 +64,15 @@ fn shown<'a>(source: &'a Path, options: &'a MountOptions) -> &'a Path {
 fn check_mount_point(mountpoint: &Path) -> Result<PathBuf, MountError> {
     let path = mountpoint.to_owned();
     if let Some(mount) = find_mount(mountpoint)? {
-        return Err(MountError::AlreadyMounted { path, source_shown: mount.source.display().to_string() });
+        return Err(MountError::AlreadyMounted {
+            path,
+            source_shown: mount.source.display().to_string(),
+        });
     }
     match rustix::fs::stat(mountpoint) {
-        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(real_path(mountpoint)),
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+            Ok(real_path(mountpoint))
+        }
         Ok(_) => Err(MountError::MountPointNotDirectory(path)),
         Err(Errno::NOENT) => Err(MountError::MountPointMissing(path)),
         Err(Errno::NOTDIR) => Err(MountError::MountPointNotDirectory(path)),
@@ -72,15 +81,22 @@ fn check_mount_point(mountpoint: &Path) -> Result<PathBuf, MountError> {
 }
 
 fn open_device() -> Result<OwnedFd, MountError> {
-    rustix::fs::open(DEVICE_PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::FuseMissing,
-        errno => MountError::FuseUnusable(errno),
+    rustix::fs::open(DEVICE_PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+        match errno {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::FuseMissing,
+            errno => MountError::FuseUnusable(errno),
+        }
     })
 }
 
 /// Mounts as `fuseblk`; false when there is no block device to be had for `source`.
-fn mount_as_block_device(made: &mut MadeMount, source: &Path, options: &MountOptions) -> Result<bool, MountError> {
-    let stat = rustix::fs::stat(source).map_err(|errno| MountError::SourceUnusable { path: source.to_owned(), errno })?;
+fn mount_as_block_device(
+    made: &mut MadeMount,
+    source: &Path,
+    options: &MountOptions,
+) -> Result<bool, MountError> {
+    let stat = rustix::fs::stat(source)
+        .map_err(|errno| MountError::SourceUnusable { path: source.to_owned(), errno })?;
     let is_block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     // Kept open until the mount has opened it too; otherwise it would clear itself.
     let loop_device = match is_block_device {
@@ -88,7 +104,10 @@ fn mount_as_block_device(made: &mut MadeMount, source: &Path, options: &MountOpt
         false => match LoopDevice::attach(source, options.read_only) {
             Ok(loop_device) => Some(loop_device),
             Err(error) => {
-                tracing::warn!("no loop device for {}: {error}; sync(2) and umount(2) will not reach the volume", source.display());
+                tracing::warn!(
+                    "no loop device for {}: {error}; sync(2) and umount(2) will not reach the volume",
+                    source.display()
+                );
                 return Ok(false);
             }
         },
@@ -109,7 +128,9 @@ fn mount_as_block_device(made: &mut MadeMount, source: &Path, options: &MountOpt
             Ok(true)
         }
         Err(Errno::NODEV) => {
-            tracing::warn!("the kernel has no fuseblk; sync(2) and umount(2) will not reach the volume");
+            tracing::warn!(
+                "the kernel has no fuseblk; sync(2) and umount(2) will not reach the volume"
+            );
             Ok(false)
         }
         Err(Errno::BUSY) => Err(MountError::SourceBusy(source.to_owned())),
@@ -117,18 +138,33 @@ fn mount_as_block_device(made: &mut MadeMount, source: &Path, options: &MountOpt
     }
 }
 
-fn mount_plain(device: &OwnedFd, source: &Path, mountpoint: &Path, options: &MountOptions) -> Result<(), MountError> {
+fn mount_plain(
+    device: &OwnedFd,
+    source: &Path,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<(), MountError> {
     mount_call(source, mountpoint, "fuse.cairn", &mount_data(device), options)
         .map_err(|errno| MountError::MountFailed { path: mountpoint.to_owned(), errno })
 }
 
 fn mount_data(device: &OwnedFd) -> String {
     let descriptor = device.as_raw_fd();
-    format!("fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES_MAX}")
+    format!(
+        "fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES_MAX}"
+    )
 }
 
-fn mount_call(source: &Path, mountpoint: &Path, file_system_type: &str, data: &str, options: &MountOptions) -> rustix::io::Result<()> {
-    let flags = options.kernel.flags() | if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
-    let data = CString::new(format!("{data}{}", options.kernel.data())).map_err(|_| Errno::INVAL)?;
+fn mount_call(
+    source: &Path,
+    mountpoint: &Path,
+    file_system_type: &str,
+    data: &str,
+    options: &MountOptions,
+) -> rustix::io::Result<()> {
+    let flags = options.kernel.flags()
+        | if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let data =
+        CString::new(format!("{data}{}", options.kernel.data())).map_err(|_| Errno::INVAL)?;
     rustix::mount::mount(source, mountpoint, file_system_type, flags, data.as_c_str())
 }

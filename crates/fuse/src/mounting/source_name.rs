@@ -46,7 +46,11 @@ impl SourceLink {
     ///
     /// # Errors
     /// Those of `mount`.
-    pub fn mount_by<E>(name: &str, block_device: &Path, mount: impl FnOnce(&Path) -> Result<(), E>) -> Result<Option<Self>, E> {
+    pub fn mount_by<E>(
+        name: &str,
+        block_device: &Path,
+        mount: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<Option<Self>, E> {
         let made = lock().and_then(|lock| Ok((make(name, block_device)?, lock)));
         match made {
             // Under the lock: nobody replaces the link before the kernel has followed it.
@@ -88,14 +92,22 @@ pub fn remove_stale(path: &Path) {
 fn lock() -> io::Result<OwnedFd> {
     fs::create_dir_all(DIRECTORY)?;
     let path = Path::new(DIRECTORY).join(LOCK);
-    let lock = rustix::fs::open(path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+    let lock = rustix::fs::open(
+        path,
+        OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC,
+        Mode::RUSR | Mode::WUSR,
+    )?;
     rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
     Ok(lock)
 }
 
 fn make(name: &str, block_device: &Path) -> io::Result<PathBuf> {
     for count in 1..=SAME_NAMES_MAX {
-        let path = Path::new(DIRECTORY).join(if count == 1 { name.to_owned() } else { format!("{name}-{count}") });
+        let path = Path::new(DIRECTORY).join(if count == 1 {
+            name.to_owned()
+        } else {
+            format!("{name}-{count}")
+        });
         match fs::read_link(&path) {
             // The device has been set up by this process alone, so nobody else's mount shows this.
             Ok(target) if target == block_device => return Ok(path),
@@ -116,8 +128,10 @@ fn make(name: &str, block_device: &Path) -> io::Result<PathBuf> {
 fn is_stale(path: &Path, target: &Path) -> bool {
     let is_loop = target.to_str().is_some_and(|target| target.starts_with("/dev/loop"));
     if is_loop {
-        return rustix::fs::stat(target)
-            .map_or(true, |stat| backing_file_of(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)).is_none());
+        return rustix::fs::stat(target).map_or(true, |stat| {
+            backing_file_of(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+                .is_none()
+        });
     }
     super::table::sources().is_ok_and(|sources| !sources.iter().any(|source| source == path))
 }

@@ -40,7 +40,8 @@ impl MountInfo {
     }
 }
 
-/// The mount whose root is `mountpoint`; the topmost, if several are. Also finds mounts whose server is dead.
+/// The mount whose root is `mountpoint`; the topmost, if several are. Also finds mounts whose
+/// server is dead.
 ///
 /// ```
 /// let root = cairn_fuse::find_mount(std::path::Path::new("/proc"))?.expect("proc is mounted");
@@ -58,7 +59,9 @@ pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {
 /// Whether a mount that this process sees shows the volume in `image`, a file or a block device.
 pub fn is_mounted(image: &Path) -> bool {
     let Some(wanted) = identity(image) else { return false };
-    let shows = |mount: &MountInfo| members(&mount.source).iter().any(|member| identity(member) == Some(wanted));
+    let shows = |mount: &MountInfo| {
+        members(&mount.source).iter().any(|member| identity(member) == Some(wanted))
+    };
     mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.may_be_cairn() && shows(mount)))
 }
 
@@ -66,7 +69,10 @@ pub fn is_mounted(image: &Path) -> bool {
 fn identity(path: &Path) -> Option<(bool, u64, u64)> {
     let mut stat = rustix::fs::stat(path).ok()?;
     let mut is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-    if is_device && let Some(backing) = backing_file_of(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) {
+    if is_device
+        && let Some(backing) =
+            backing_file_of(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+    {
         stat = rustix::fs::stat(&backing).ok()?;
         is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     }
@@ -77,7 +83,10 @@ fn identity(path: &Path) -> Option<(bool, u64, u64)> {
 fn members(source: &Path) -> Vec<PathBuf> {
     let bytes = source.as_os_str().as_bytes();
     match bytes.strip_prefix(b"mirror:").or_else(|| bytes.strip_prefix(b"concat:")) {
-        Some(list) => list.split(|&byte| byte == b',').map(|name| PathBuf::from(OsStr::from_bytes(name))).collect(),
+        Some(list) => list
+            .split(|&byte| byte == b',')
+            .map(|name| PathBuf::from(OsStr::from_bytes(name)))
+            .collect(),
         None => vec![source.to_owned()],
     }
 }
@@ -89,7 +98,8 @@ pub fn find_mount_of_device(device_number: (u32, u32)) -> Option<MountInfo> {
 
 /// All mounts that this process sees.
 fn mounts() -> Result<Vec<MountInfo>, MountError> {
-    let table = std::fs::read("/proc/self/mountinfo").map_err(|error| MountError::MountTable(error.to_string()))?;
+    let table = std::fs::read("/proc/self/mountinfo")
+        .map_err(|error| MountError::MountTable(error.to_string()))?;
     let with_backing = |mount: MountInfo| {
         let (major, minor) = mount.device_number;
         MountInfo { source: backing_file_of(major, minor).unwrap_or(mount.source), ..mount }
@@ -107,7 +117,8 @@ pub(super) fn real_path(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => {
-            let in_real_parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name);
+            let in_real_parent =
+                parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name);
             match std::fs::read_link(&in_real_parent) {
                 Ok(_) => in_real_parent.canonicalize().unwrap_or(in_real_parent),
                 Err(_) => in_real_parent,
@@ -118,7 +129,8 @@ pub(super) fn real_path(path: &Path) -> PathBuf {
     }
 }
 
-/// One line of mountinfo: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`.
+/// One line of mountinfo: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root
+/// rw,errors=continue`.
 fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
     let device_number = std::str::from_utf8(fields.nth(2)?).ok()?;
@@ -158,7 +170,8 @@ fn unescape(field: &[u8]) -> OsString {
     let mut rest = field;
     while let Some((&byte, tail)) = rest.split_first() {
         let octal = if byte == b'\\' { tail.get(..3) } else { None };
-        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
+        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok())
+        {
             Some(value) => {
                 bytes.push(value);
                 rest = &tail[3..];
@@ -191,19 +204,31 @@ mod tests {
         let mount = parse_line(br"36 35 7:3 / /a\040b/c rw,noatime shared:1 master:2 - fuseblk /dev/loop3 rw,user_id=0").unwrap();
         assert_eq!(mount.mountpoint, Path::new("/a b/c"));
         assert_eq!(mount.device, Path::new("/dev/loop3"));
-        assert_eq!((mount.file_system_type.as_str(), mount.device_number, mount.read_only), ("fuseblk", (7, 3), false));
+        assert_eq!(
+            (mount.file_system_type.as_str(), mount.device_number, mount.read_only),
+            ("fuseblk", (7, 3), false)
+        );
         assert_eq!(mount.user, Some(0));
         assert!(mount.forwards_sync() && mount.may_be_cairn() && mount.only_for.is_none());
         let typed = parse_line(br"36 35 7:3 / /b rw - fuseblk.cairn /run/cairn/a rw").unwrap();
         assert!(typed.forwards_sync() && typed.may_be_cairn());
         let plain = parse_line(br"40 1 0:44 / /m ro - fuse.cairn /x/back\134slash ro").unwrap();
         assert_eq!(plain.source, Path::new(r"/x/back\slash"));
-        assert!(plain.user.is_none() && plain.read_only && !plain.forwards_sync() && plain.may_be_cairn());
+        assert!(
+            plain.user.is_none()
+                && plain.read_only
+                && !plain.forwards_sync()
+                && plain.may_be_cairn()
+        );
     }
 
     #[test]
     fn a_mount_of_one_user_is_told_from_one_for_all() {
-        let of = |options: &str| parse_line(format!("40 1 0:44 / /m rw - fuse.cairn /x {options}").as_bytes()).unwrap().only_for;
+        let of = |options: &str| {
+            parse_line(format!("40 1 0:44 / /m rw - fuse.cairn /x {options}").as_bytes())
+                .unwrap()
+                .only_for
+        };
         assert_eq!(of("rw,user_id=1000,group_id=100,max_read=4096"), Some((1000, 100)));
         assert_eq!(of("rw,user_id=1000,group_id=100,allow_other"), None);
         assert_eq!(of("rw,user_id=0,group_id=0"), None);
@@ -227,6 +252,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("/proc", &link).unwrap();
-        assert_eq!(find_mount(&link).unwrap().map(|mount| mount.mountpoint), Some(PathBuf::from("/proc")));
+        assert_eq!(
+            find_mount(&link).unwrap().map(|mount| mount.mountpoint),
+            Some(PathBuf::from("/proc"))
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! Read-ahead: the kernel's default for a FUSE mount is 128 KiB, an eighth of what one READ may carry.
+//! Read-ahead: the kernel's default for a FUSE mount is 128 KiB, an eighth of what one READ may
+//! carry.
 //!
-//! Measured on Linux 6.18: the first read of a large file is up to half faster with the longer one. (Raising the share of
-//! dirty pages, `max_ratio`, made no difference.)
+//! Measured on Linux 6.18: the first read of a large file is up to half faster with the longer one.
+//! (Raising the share of dirty pages, `max_ratio`, made no difference.)
 use super::MountInfo;
 use crate::transport::TRANSFER_BYTES_MAX;
 

@@ -1,5 +1,5 @@
-//! The payload of READDIR and READDIRPLUS: entries one after the other, each padded to 8 bytes, up to the length that
-//! the kernel asked for.
+//! The payload of READDIR and READDIRPLUS: entries one after the other, each padded to 8 bytes, up
+//! to the length that the kernel asked for.
 use super::wire::{Dirent, EntryOut};
 use zerocopy::IntoBytes;
 
@@ -21,8 +21,12 @@ pub struct ListedName<'a> {
 }
 
 fn append(bytes: &mut Vec<u8>, entry: &ListedName<'_>) {
-    let head =
-        Dirent { inode: entry.inode, offset: entry.cookie, name_length: entry.name.len() as u32, file_type: u32::from(entry.file_type) };
+    let head = Dirent {
+        inode: entry.inode,
+        offset: entry.cookie,
+        name_length: entry.name.len() as u32,
+        file_type: u32::from(entry.file_type),
+    };
     bytes.extend_from_slice(head.as_bytes());
     bytes.extend_from_slice(entry.name);
     bytes.resize(padded(bytes.len()), 0);
@@ -43,7 +47,8 @@ impl DirectoryList {
     }
     /// Adds an entry; false, and nothing added, when there is no room for it.
     pub fn push(&mut self, entry: &ListedName<'_>) -> bool {
-        let fits = self.bytes.len() + padded(size_of::<Dirent>() + entry.name.len()) <= self.length_bytes_max;
+        let fits = self.bytes.len() + padded(size_of::<Dirent>() + entry.name.len())
+            <= self.length_bytes_max;
         if fits {
             append(&mut self.bytes, entry);
         }
@@ -67,8 +72,8 @@ impl DirectoryPlusList {
     pub fn new(length_bytes_max: u32) -> Self {
         Self { list: DirectoryList::new(length_bytes_max), nodes: Vec::new() }
     }
-    /// Adds an entry; false, and nothing added, when there is no room for it. An `entry` of node id 0 gives the kernel a
-    /// name only.
+    /// Adds an entry; false, and nothing added, when there is no room for it. An `entry` of node id
+    /// 0 gives the kernel a name only.
     pub fn push(&mut self, name: &ListedName<'_>, entry: &EntryOut) -> bool {
         let length_bytes = size_of::<EntryOut>() + padded(size_of::<Dirent>() + name.name.len());
         if self.list.bytes.len() + length_bytes > self.list.length_bytes_max {

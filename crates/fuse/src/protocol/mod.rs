@@ -1,4 +1,5 @@
-//! The FUSE wire protocol, version 7.40: structures, parsing of requests, building of replies. No I/O happens here.
+//! The FUSE wire protocol, version 7.40: structures, parsing of requests, building of replies. No
+//! I/O happens here.
 //!
 //! Invariants:
 //! - a request parser never panics, whatever the bytes are; it returns a [`MalformedRequest`];
@@ -20,7 +21,8 @@ pub use request::{ForgetList, Operation, Request, RequestHeader, WriteData};
 pub const MAJOR_VERSION: u32 = 7;
 /// Newest minor version whose structures this crate has.
 pub const MINOR_VERSION: u32 = 40;
-/// Oldest minor version that is served: it is the first that knows zero-message opens and cached symbolic links.
+/// Oldest minor version that is served: it is the first that knows zero-message opens and cached
+/// symbolic links.
 pub const MINOR_VERSION_MIN: u32 = 29;
 /// Node id of the root directory.
 pub const ROOT_NODE: u64 = 1;

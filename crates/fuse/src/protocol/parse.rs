@@ -31,7 +31,8 @@ pub struct MalformedRequest {
 /// Bytes that are no request.
 pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
     let malformed = |unique, opcode, what| MalformedRequest { unique, opcode, what };
-    let (header, body) = InHeader::read_from_prefix(bytes).map_err(|_| malformed(0, 0, "shorter than its header"))?;
+    let (header, body) = InHeader::read_from_prefix(bytes)
+        .map_err(|_| malformed(0, 0, "shorter than its header"))?;
     check_length(&header, bytes.len())?;
     parse_parts(&header, body, &[])
 }
@@ -43,20 +44,30 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
 pub(crate) fn check_length(header: &InHeader, length_bytes: usize) -> Result<(), MalformedRequest> {
     let &InHeader { unique, opcode, .. } = header;
     let what = "length in the header is not the length read";
-    if header.length as usize == length_bytes { Ok(()) } else { Err(MalformedRequest { unique, opcode, what }) }
+    if header.length as usize == length_bytes {
+        Ok(())
+    } else {
+        Err(MalformedRequest { unique, opcode, what })
+    }
 }
 
-/// Parses a request that arrived in parts: its header, the structure of its opcode (which some have not), and the rest.
+/// Parses a request that arrived in parts: its header, the structure of its opcode (which some have
+/// not), and the rest.
 ///
 /// # Errors
 /// Bytes that are no request.
-pub fn parse_parts<'a>(header: &InHeader, structure: &'a [u8], rest: &'a [u8]) -> Result<Request<'a>, MalformedRequest> {
+pub fn parse_parts<'a>(
+    header: &InHeader,
+    structure: &'a [u8],
+    rest: &'a [u8],
+) -> Result<Request<'a>, MalformedRequest> {
     let mut body = Body { now: structure, then: rest };
     // Extensions (supplementary groups, security contexts) stand at the end; none is negotiated.
     let last = if body.then.is_empty() { &mut body.now } else { &mut body.then };
     *last = &last[..last.len().saturating_sub(usize::from(header.extension_words) * 8)];
     let &InHeader { unique, opcode, .. } = header;
-    let operation = parse_operation(opcode, body).map_err(|what| MalformedRequest { unique, opcode, what })?;
+    let operation =
+        parse_operation(opcode, body).map_err(|what| MalformedRequest { unique, opcode, what })?;
     Ok(Request { header: request_header(header), operation })
 }
 
@@ -64,7 +75,11 @@ pub fn parse_parts<'a>(header: &InHeader, structure: &'a [u8], rest: &'a [u8]) -
 ///
 /// # Errors
 /// Bytes that are no such request.
-pub(crate) fn parse_write<'a>(header: &InHeader, structure: &'a [u8], data: WriteData<'a>) -> Result<Request<'a>, MalformedRequest> {
+pub(crate) fn parse_write<'a>(
+    header: &InHeader,
+    structure: &'a [u8],
+    data: WriteData<'a>,
+) -> Result<Request<'a>, MalformedRequest> {
     let &InHeader { unique, opcode, .. } = header;
     let write: Parsed<wire::WriteIn> = Body { now: structure, then: &[] }.structure();
     let write = write.map_err(|what| MalformedRequest { unique, opcode, what })?;
@@ -111,13 +126,17 @@ impl<'a> Body<'a> {
 
     fn bytes(&mut self, length_bytes: u32) -> Parsed<&'a [u8]> {
         let part = self.part();
-        let (bytes, rest) = part.split_at_checked(length_bytes as usize).ok_or("shorter than its data")?;
+        let (bytes, rest) =
+            part.split_at_checked(length_bytes as usize).ok_or("shorter than its data")?;
         *part = rest;
         Ok(bytes)
     }
 
     /// A structure that older kernels send shorter; what is missing is zero.
-    fn structure_padded<T: FromBytes + IntoBytes + Immutable + KnownLayout + Default>(&mut self, length_bytes_min: usize) -> Parsed<T> {
+    fn structure_padded<T: FromBytes + IntoBytes + Immutable + KnownLayout + Default>(
+        &mut self,
+        length_bytes_min: usize,
+    ) -> Parsed<T> {
         let part = self.part();
         if part.len() < length_bytes_min {
             return Err("shorter than its structure");
@@ -137,7 +156,9 @@ fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
         opcode::FORGET => Operation::Forget { count: body.structure::<wire::ForgetIn>()?.count },
         opcode::BATCH_FORGET => {
             let count = body.structure::<wire::BatchForgetIn>()?.count;
-            let length_bytes = count.checked_mul(size_of::<wire::ForgetOne>() as u32).ok_or("a count that overflows")?;
+            let length_bytes = count
+                .checked_mul(size_of::<wire::ForgetOne>() as u32)
+                .ok_or("a count that overflows")?;
             Operation::BatchForget(ForgetList(body.bytes(length_bytes)?))
         }
         opcode::GETATTR => {
@@ -156,14 +177,18 @@ fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
         opcode::SYNCFS => Operation::SyncFs,
         opcode::FSYNC => Operation::Fsync { data_only: parse_data_only(&mut body)? },
         opcode::FSYNCDIR => Operation::FsyncDirectory { data_only: parse_data_only(&mut body)? },
-        opcode::INTERRUPT => Operation::Interrupt { unique: body.structure::<wire::InterruptIn>()?.unique },
+        opcode::INTERRUPT => {
+            Operation::Interrupt { unique: body.structure::<wire::InterruptIn>()?.unique }
+        }
         opcode::NOTIFY_REPLY => Operation::NotifyReply,
         opcode::IOCTL => {
             let ioctl: wire::IoctlIn = body.structure()?;
             let input = body.bytes(ioctl.in_size)?;
             Operation::Ioctl { command: ioctl.command, input, out_length_bytes: ioctl.out_size }
         }
-        opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR | opcode::REMOVEXATTR => parse_xattr(number, body)?,
+        opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR | opcode::REMOVEXATTR => {
+            parse_xattr(number, body)?
+        }
         opcode::READ
         | opcode::WRITE
         | opcode::READDIR
@@ -197,11 +222,21 @@ fn parse_names(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
         opcode::RMDIR => Operation::RemoveDirectory { name: body.name()? },
         opcode::RENAME => {
             let rename: wire::RenameIn = body.structure()?;
-            Operation::Rename { old_name: body.name()?, new_parent: rename.new_parent, new_name: body.name()?, flags: 0 }
+            Operation::Rename {
+                old_name: body.name()?,
+                new_parent: rename.new_parent,
+                new_name: body.name()?,
+                flags: 0,
+            }
         }
         opcode::RENAME2 => {
             let rename: wire::Rename2In = body.structure()?;
-            Operation::Rename { old_name: body.name()?, new_parent: rename.new_parent, new_name: body.name()?, flags: rename.flags }
+            Operation::Rename {
+                old_name: body.name()?,
+                new_parent: rename.new_parent,
+                new_name: body.name()?,
+                flags: rename.flags,
+            }
         }
         opcode::LINK => {
             let link: wire::LinkIn = body.structure()?;
@@ -211,7 +246,9 @@ fn parse_names(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
             let create: wire::CreateIn = body.structure()?;
             Operation::Create { name: body.name()?, mode: create.mode }
         }
-        opcode::TMPFILE => Operation::TemporaryFile { mode: body.structure::<wire::CreateIn>()?.mode },
+        opcode::TMPFILE => {
+            Operation::TemporaryFile { mode: body.structure::<wire::CreateIn>()?.mode }
+        }
         opcode => Operation::Unknown { opcode },
     })
 }
@@ -220,13 +257,19 @@ fn parse_xattr(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
     Ok(match number {
         opcode::SETXATTR => {
             let set: wire::SetxattrIn = body.structure()?;
-            Operation::SetXattr { name: body.name()?, value: body.bytes(set.size)?, flags: set.flags }
+            Operation::SetXattr {
+                name: body.name()?,
+                value: body.bytes(set.size)?,
+                flags: set.flags,
+            }
         }
         opcode::GETXATTR => {
             let get: wire::GetxattrIn = body.structure()?;
             Operation::GetXattr { name: body.name()?, length_bytes: get.size }
         }
-        opcode::LISTXATTR => Operation::ListXattrs { length_bytes: body.structure::<wire::GetxattrIn>()?.size },
+        opcode::LISTXATTR => {
+            Operation::ListXattrs { length_bytes: body.structure::<wire::GetxattrIn>()?.size }
+        }
         _ => Operation::RemoveXattr { name: body.name()? },
     })
 }
@@ -243,7 +286,11 @@ fn parse_data(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
         }
         opcode::WRITE => {
             let write: wire::WriteIn = body.structure()?;
-            Operation::Write { offset_bytes: write.offset, data: WriteData::Bytes(body.bytes(write.size)?), flags: write.write_flags }
+            Operation::Write {
+                offset_bytes: write.offset,
+                data: WriteData::Bytes(body.bytes(write.size)?),
+                flags: write.write_flags,
+            }
         }
         opcode::FALLOCATE => {
             let wire::FallocateIn { offset, length, mode, .. } = body.structure()?;

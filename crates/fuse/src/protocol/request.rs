@@ -1,4 +1,5 @@
-//! A request of the kernel, parsed. Names and data borrow the buffer that the request was read into.
+//! A request of the kernel, parsed. Names and data borrow the buffer that the request was read
+//! into.
 use super::wire::{ForgetOne, InitIn, SetattrIn};
 use cairn_blockdev::SharedBlocks;
 use zerocopy::FromBytes;
@@ -170,7 +171,10 @@ pub enum Operation<'a> {
 impl Operation<'_> {
     /// Whether the kernel waits for a reply.
     pub fn expects_reply(&self) -> bool {
-        !matches!(self, Self::Forget { .. } | Self::BatchForget(_) | Self::Interrupt { .. } | Self::NotifyReply)
+        !matches!(
+            self,
+            Self::Forget { .. } | Self::BatchForget(_) | Self::Interrupt { .. } | Self::NotifyReply
+        )
     }
 
     /// Of how many nodes the kernel gives references back.
@@ -235,6 +239,9 @@ pub struct ForgetList<'a>(pub(super) &'a [u8]);
 impl ForgetList<'_> {
     /// Node ids with the number of references that the kernel gives back.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.0.chunks_exact(size_of::<ForgetOne>()).filter_map(|one| ForgetOne::read_from_bytes(one).ok()).map(|one| (one.node, one.count))
+        self.0
+            .chunks_exact(size_of::<ForgetOne>())
+            .filter_map(|one| ForgetOne::read_from_bytes(one).ok())
+            .map(|one| (one.node, one.count))
     }
 }

@@ -1,4 +1,5 @@
-//! Structures and numbers of `linux/fuse.h`. Names and layouts are the kernel's; the test `layout` checks the sizes.
+//! Structures and numbers of `linux/fuse.h`. Names and layouts are the kernel's; the test `layout`
+//! checks the sizes.
 #![allow(missing_docs)]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -69,7 +70,8 @@ wire! {
     }
     InterruptIn { unique: u64 }
     IoctlIn { handle: u64, flags: u32, command: u32, argument: u64, in_size: u32, out_size: u32 }
-    /// `struct fstrim_range`: what FITRIM reads, and writes with `length` as the number of bytes that were discarded.
+    /// `struct fstrim_range`: what FITRIM reads, and writes with `length` as the number of bytes
+    /// that were discarded.
     TrimRange { start: u64, length: u64, least_bytes: u64 }
     /// The answer to FITRIM.
     TrimOut { header: IoctlOut, range: TrimRange }

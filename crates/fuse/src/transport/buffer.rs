@@ -1,9 +1,11 @@
 //! Where requests are read to.
 //!
-//! The kernel fills a list of pieces: the head, which ends where the data of a WRITE begins, and buffers of whole blocks for what
-//! follows. So the data of a WRITE lies in aligned memory of the volume's pool. When there is much of it, it is handed on by
-//! reference, and other buffers from the pool take the place of those that are used; little data is copied by whoever wants
-//! it, since it would keep a large buffer alive. Any other request is short, and joined together to be parsed.
+//! The kernel fills a list of pieces: the head, which ends where the data of a WRITE begins, and
+//! buffers of whole blocks for what follows. So the data of a WRITE lies in aligned memory of the
+//! volume's pool. When there is much of it, it is handed on by reference, and other buffers from
+//! the pool take the place of those that are used; little data is copied by whoever wants it, since
+//! it would keep a large buffer alive. Any other request is short, and joined together to be
+//! parsed.
 use super::TRANSFER_BYTES_MAX;
 use crate::protocol::wire::{InHeader, WriteIn, opcode};
 use crate::protocol::{self, MalformedRequest, Request, WriteData};
@@ -14,12 +16,16 @@ use zerocopy::FromBytes;
 
 /// What stands before the data of a WRITE.
 const HEAD_BYTES: usize = size_of::<InHeader>() + size_of::<WriteIn>();
-/// Lengths of the buffers. The first holds what most requests have; together they hold [`TRANSFER_BYTES_MAX`], and the last
-/// what a later kernel may append.
+/// Lengths of the buffers. The first holds what most requests have; together they hold
+/// [`TRANSFER_BYTES_MAX`], and the last what a later kernel may append.
 const BODY_BYTES: [usize; 6] = [64 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 4 << 10];
-/// From this length on the data of a WRITE is handed on by reference: at most as much again stays in memory with it.
+/// From this length on the data of a WRITE is handed on by reference: at most as much again stays
+/// in memory with it.
 const SHARED_BYTES_MIN: usize = BODY_BYTES[0] / 2;
-const _: () = assert!(BODY_BYTES[0] + BODY_BYTES[1] + BODY_BYTES[2] + BODY_BYTES[3] + BODY_BYTES[4] == TRANSFER_BYTES_MAX);
+const _: () = assert!(
+    BODY_BYTES[0] + BODY_BYTES[1] + BODY_BYTES[2] + BODY_BYTES[3] + BODY_BYTES[4]
+        == TRANSFER_BYTES_MAX
+);
 
 /// Memory for one request after the other.
 pub struct RequestBuffer {
@@ -36,7 +42,13 @@ impl RequestBuffer {
     /// Memory for the longest request, out of `pool`.
     pub fn new(pool: &BlockPool) -> Self {
         let body = BODY_BYTES.map(|length_bytes| pool.take(length_bytes));
-        Self { head: [0; HEAD_BYTES], body, shared: Vec::with_capacity(BODY_BYTES.len()), joined: Vec::new(), pool: pool.clone() }
+        Self {
+            head: [0; HEAD_BYTES],
+            body,
+            shared: Vec::with_capacity(BODY_BYTES.len()),
+            joined: Vec::new(),
+            pool: pool.clone(),
+        }
     }
 
     /// The whole room for a request, in pieces that follow each other.
@@ -59,7 +71,9 @@ impl RequestBuffer {
             return protocol::parse(&self.head[..length_bytes]);
         }
         match InHeader::read_from_prefix(&self.head) {
-            Ok((header, _)) if header.opcode == opcode::WRITE => self.parse_write(&header, length_bytes),
+            Ok((header, _)) if header.opcode == opcode::WRITE => {
+                self.parse_write(&header, length_bytes)
+            }
             _ => {
                 self.join(length_bytes);
                 protocol::parse(&self.joined)
@@ -67,7 +81,11 @@ impl RequestBuffer {
         }
     }
 
-    fn parse_write(&mut self, header: &InHeader, length_bytes: usize) -> Result<Request<'_>, MalformedRequest> {
+    fn parse_write(
+        &mut self,
+        header: &InHeader,
+        length_bytes: usize,
+    ) -> Result<Request<'_>, MalformedRequest> {
         let body_bytes = length_bytes - HEAD_BYTES;
         let structure = &self.head[size_of::<InHeader>()..];
         let data_bytes = WriteIn::read_from_bytes(structure).map_or(0, |write| write.size as usize);
@@ -85,7 +103,11 @@ impl RequestBuffer {
             }
             at += length_bytes;
         }
-        protocol::parse_write(header, structure, WriteData::Shared { parts: &self.shared, length_bytes: data_bytes })
+        protocol::parse_write(
+            header,
+            structure,
+            WriteData::Shared { parts: &self.shared, length_bytes: data_bytes },
+        )
     }
 
     fn join(&mut self, length_bytes: usize) {
@@ -138,14 +160,30 @@ mod tests {
         let pool = BlockPool::new(4 << 20);
         let mut buffer = RequestBuffer::new(&pool);
         let mut kept: Vec<(Vec<SharedBlocks>, Vec<u8>)> = Vec::new();
-        for (fill_byte, length_bytes) in
-            [1, 4096, SHARED_BYTES_MIN - 1, SHARED_BYTES_MIN, 64 << 10, (64 << 10) + 1, 300_000, TRANSFER_BYTES_MAX].into_iter().enumerate()
+        for (fill_byte, length_bytes) in [
+            1,
+            4096,
+            SHARED_BYTES_MIN - 1,
+            SHARED_BYTES_MIN,
+            64 << 10,
+            (64 << 10) + 1,
+            300_000,
+            TRANSFER_BYTES_MAX,
+        ]
+        .into_iter()
+        .enumerate()
         {
             let data: Vec<u8> = (0..length_bytes).map(|at| (at / 999 + fill_byte) as u8).collect();
             let length = fill(&mut buffer, &write(&data));
-            let Operation::Write { offset_bytes: 4096, data: arrived, .. } = buffer.parse(length).unwrap().operation else { panic!() };
+            let Operation::Write { offset_bytes: 4096, data: arrived, .. } =
+                buffer.parse(length).unwrap().operation
+            else {
+                panic!()
+            };
             match arrived {
-                WriteData::Bytes(bytes) => assert!(length_bytes < SHARED_BYTES_MIN && bytes == data),
+                WriteData::Bytes(bytes) => {
+                    assert!(length_bytes < SHARED_BYTES_MIN && bytes == data)
+                }
                 WriteData::Shared { parts, length_bytes: told } => {
                     assert!(length_bytes >= SHARED_BYTES_MIN && told == length_bytes);
                     kept.push((parts.to_vec(), data));
@@ -164,8 +202,14 @@ mod tests {
         let mut buffer = RequestBuffer::new(&pool);
         for length in [1, 39, 40, 200] {
             let name = [b'n'; 200];
-            let length_bytes = fill(&mut buffer, &request(opcode::LOOKUP, &[], &[&name[..length], b"\0"].concat()));
-            let Operation::Lookup { name: found } = buffer.parse(length_bytes).unwrap().operation else { panic!() };
+            let length_bytes = fill(
+                &mut buffer,
+                &request(opcode::LOOKUP, &[], &[&name[..length], b"\0"].concat()),
+            );
+            let Operation::Lookup { name: found } = buffer.parse(length_bytes).unwrap().operation
+            else {
+                panic!()
+            };
             assert_eq!(found, &name[..length]);
         }
     }
@@ -176,7 +220,8 @@ mod tests {
         let mut buffer = RequestBuffer::new(&pool);
         for size in [0, 101, u32::MAX] {
             let structure = WriteIn { size, ..WriteIn::default() };
-            let length = fill(&mut buffer, &request(opcode::WRITE, structure.as_bytes(), &[1; 100]));
+            let length =
+                fill(&mut buffer, &request(opcode::WRITE, structure.as_bytes(), &[1; 100]));
             assert_eq!(buffer.parse(length).is_ok(), size == 0);
         }
         let mut long = write(&[1; 50_000]);

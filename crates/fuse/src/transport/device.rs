@@ -1,8 +1,9 @@
 //! `/dev/fuse`: request threads that read, and replies written from whichever thread has them.
 //!
-//! Beside rings nothing comes this way but FORGETs, for which nobody waits, and the rare INTERRUPT. While many FORGETs come, as
-//! when a tree is removed, the thread pauses before it reads on ([`Forgetting`]): one read then brings many, and the kernel
-//! wakes nobody for each of them, which would cost the program that removes more than the FORGET itself.
+//! Beside rings nothing comes this way but FORGETs, for which nobody waits, and the rare INTERRUPT.
+//! While many FORGETs come, as when a tree is removed, the thread pauses before it reads on
+//! ([`Forgetting`]): one read then brings many, and the kernel wakes nobody for each of them, which
+//! would cost the program that removes more than the FORGET itself.
 use super::turns::Turns;
 use super::{Handler, Reply, RequestBuffer};
 use crate::kernel;
@@ -42,7 +43,8 @@ impl Channel {
         Self { device }
     }
 
-    /// Another descriptor of the same connection, with its own list of requests in work, so that threads do not contend.
+    /// Another descriptor of the same connection, with its own list of requests in work, so that
+    /// threads do not contend.
     ///
     /// # Errors
     /// The device cannot be opened or cloned.
@@ -75,7 +77,8 @@ impl Channel {
 
     pub(super) fn is_readable(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+        rustix::event::poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&now))
+            .is_ok_and(|ready| ready > 0)
     }
 
     pub(super) fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
@@ -110,14 +113,24 @@ impl Forgetting {
     }
 }
 
-/// Hands the request of `length_bytes` in `buffer` to `handler`. Returns of how many nodes it gave references back.
-fn serve_one(channel: &Arc<Channel>, buffer: &mut RequestBuffer, length_bytes: usize, handler: &dyn Handler) -> usize {
+/// Hands the request of `length_bytes` in `buffer` to `handler`. Returns of how many nodes it gave
+/// references back.
+fn serve_one(
+    channel: &Arc<Channel>,
+    buffer: &mut RequestBuffer,
+    length_bytes: usize,
+    handler: &dyn Handler,
+) -> usize {
     let mut forgotten_nodes = 0;
     match buffer.parse(length_bytes) {
         Ok(request) => {
             forgotten_nodes = request.operation.forgotten_nodes();
             let unique = request.header.unique;
-            let reply = if request.operation.expects_reply() { Reply::new(Arc::clone(channel), unique) } else { Reply::silent(unique) };
+            let reply = if request.operation.expects_reply() {
+                Reply::new(Arc::clone(channel), unique)
+            } else {
+                Reply::silent(unique)
+            };
             handler.handle(request, reply);
         }
         Err(malformed) => {
@@ -145,7 +158,9 @@ impl RequestThreads {
 
     /// Starts the thread for what does not come over rings.
     pub fn start_beside_rings(channel: &Arc<Channel>, handler: &Arc<dyn Handler>) -> Self {
-        Self::start_each(channel, 1, handler, |channel, handler, _| serve_beside_rings(channel, handler))
+        Self::start_each(channel, 1, handler, |channel, handler, _| {
+            serve_beside_rings(channel, handler)
+        })
     }
 
     fn start_each(
@@ -160,7 +175,9 @@ impl RequestThreads {
                 let turns = turns.clone();
                 let own = if index == 0 { Arc::clone(channel) } else { clone_or_share(channel) };
                 let handler = Arc::clone(handler);
-                thread::spawn(&format!("cairn-fuse-{index}"), move || serve(&own, handler.as_ref(), turns))
+                thread::spawn(&format!("cairn-fuse-{index}"), move || {
+                    serve(&own, handler.as_ref(), turns)
+                })
             })
             .collect();
         Self { threads }
@@ -168,7 +185,11 @@ impl RequestThreads {
 
     /// Waits until all have ended. Returns why the first one did.
     pub fn join(self) -> End {
-        let ends: Vec<End> = self.threads.into_iter().map(|thread| thread.join().unwrap_or(End::Failed(Errno::IO))).collect();
+        let ends: Vec<End> = self
+            .threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or(End::Failed(Errno::IO)))
+            .collect();
         ends.iter().copied().find(|end| *end != End::Unmounted).unwrap_or(End::Unmounted)
     }
 }
@@ -191,7 +212,9 @@ fn serve(channel: &Arc<Channel>, handler: &dyn Handler, turns: Option<Turns>) ->
             Some(turn) => turn.wait(|| channel.receive(&mut buffer)),
             None => channel.receive(&mut buffer),
         };
-        if let Err(end) = received.map(|length_bytes| serve_one(channel, &mut buffer, length_bytes, handler)) {
+        if let Err(end) =
+            received.map(|length_bytes| serve_one(channel, &mut buffer, length_bytes, handler))
+        {
             return end;
         }
     }
@@ -220,9 +243,15 @@ mod tests {
         let begin = clock::now_monotonic();
         let at = |ms| begin + Duration::from_millis(ms);
         let mut forgetting = Forgetting { begun: begin, count: 0 };
-        assert!((1..FORGETS_MANY as u64 * 3).all(|second| !forgetting.are_many(1, at(second))), "one in a millisecond");
+        assert!(
+            (1..FORGETS_MANY as u64 * 3).all(|second| !forgetting.are_many(1, at(second))),
+            "one in a millisecond"
+        );
         let mut forgetting = Forgetting { begun: begin, count: 0 };
-        assert!((1..FORGETS_MANY).all(|_| !forgetting.are_many(1, at(1))) && forgetting.are_many(1, at(2)));
+        assert!(
+            (1..FORGETS_MANY).all(|_| !forgetting.are_many(1, at(1)))
+                && forgetting.are_many(1, at(2))
+        );
         assert!(!forgetting.are_many(1, at(9)) && forgetting.are_many(FORGETS_MANY, at(9)));
     }
 }

@@ -1,14 +1,15 @@
 //! How requests come from the kernel and replies go back.
 //!
-//! There are two ways: `/dev/fuse` (`device.rs`), with one cloned descriptor per request thread, and FUSE over io_uring
-//! (`ring`), with one queue per CPU. [`Reply`] hides the difference.
+//! There are two ways: `/dev/fuse` (`device.rs`), with one cloned descriptor per request thread,
+//! and FUSE over io_uring (`ring`), with one queue per CPU. [`Reply`] hides the difference.
 //!
 //! Invariants:
-//! - every request that expects a reply gets exactly one, also when its handler drops the [`Reply`] or panics;
+//! - every request that expects a reply gets exactly one, also when its handler drops the [`Reply`]
+//!   or panics;
 //! - a reply goes the way its request came: the kernel looks for it nowhere else.
 //!
-//! Locks: `FUSE` for the outbox of a queue and the list of jobs, for a moment each. A handler may answer from any thread,
-//! with locks of lower ranks held: a reply never sleeps.
+//! Locks: `FUSE` for the outbox of a queue and the list of jobs, for a moment each. A handler may
+//! answer from any thread, with locks of lower ranks held: a reply never sleeps.
 
 mod buffer;
 mod device;
@@ -39,7 +40,8 @@ pub enum AtOnce {
     Answered,
     /// Its answer takes more.
     Left(Reply),
-    /// Its answer takes a read of the device, which the caller lets the kernel do, and nothing else but memory.
+    /// Its answer takes a read of the device, which the caller lets the kernel do, and nothing else
+    /// but memory.
     Read(Reply, DeviceRead),
 }
 
@@ -50,7 +52,8 @@ pub struct DeviceRead {
     pub file: RawFile,
     /// Where it is read from.
     pub offset_bytes: u64,
-    /// Where in the reply's payload it is put: whole blocks, which no longer hold anything of the request.
+    /// Where in the reply's payload it is put: whole blocks, which no longer hold anything of the
+    /// request.
     pub room: Range<usize>,
     /// What [`Handler::handle_read`] wants back.
     pub plan: Box<dyn Any + Send>,
@@ -61,16 +64,22 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers `request` through `reply`, now or later, on this thread or another.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
-    /// As [`Handler::handle`], if what is done here takes nothing but memory: it waits neither for the device nor for long, unless
-    /// [`Reply::has_time`]. The answer may come later, from elsewhere. Otherwise says what to do, and nothing has happened.
+    /// As [`Handler::handle`], if what is done here takes nothing but memory: it waits neither for
+    /// the device nor for long, unless [`Reply::has_time`]. The answer may come later, from
+    /// elsewhere. Otherwise says what to do, and nothing has happened.
     fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> AtOnce {
         AtOnce::Left(reply)
     }
 
-    /// Goes on with a request for which [`AtOnce::Read`] was returned: `payload` is the memory of its reply, into which the
-    /// device has read. Waits neither for the device nor for long. Returns how long the answer in `payload` is; `None` if
-    /// [`Handler::handle`] must answer.
-    fn handle_read(&self, _request: &Request<'_>, _plan: Box<dyn Any + Send>, _payload: &mut [u8]) -> Option<usize> {
+    /// Goes on with a request for which [`AtOnce::Read`] was returned: `payload` is the memory of
+    /// its reply, into which the device has read. Waits neither for the device nor for long.
+    /// Returns how long the answer in `payload` is; `None` if [`Handler::handle`] must answer.
+    fn handle_read(
+        &self,
+        _request: &Request<'_>,
+        _plan: Box<dyn Any + Send>,
+        _payload: &mut [u8],
+    ) -> Option<usize> {
         None
     }
 

@@ -1,7 +1,9 @@
 //! The duty to answer one request.
 use super::device::Channel;
 use super::ring::RingReply;
-use crate::protocol::wire::{InvalidateInode, NOTIFY_INVALIDATE_INODE, NOTIFY_PRUNE, OutHeader, PruneOut};
+use crate::protocol::wire::{
+    InvalidateInode, NOTIFY_INVALIDATE_INODE, NOTIFY_PRUNE, OutHeader, PruneOut,
+};
 use cairn_blockdev::{AlignedBuffer, BLOCK_BYTES};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -11,7 +13,8 @@ use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
 
 thread_local! {
-    /// Where this thread reads file data to, again and again: new memory for each read would be cleared by the kernel.
+    /// Where this thread reads file data to, again and again: new memory for each read would be
+    /// cleared by the kernel.
     static READ_DATA: RefCell<AlignedBuffer> = RefCell::new(AlignedBuffer::default());
 }
 
@@ -20,7 +23,8 @@ thread_local! {
 pub enum Delivery {
     /// The kernel has it.
     Delivered,
-    /// The caller is gone (interrupted, or the mount is): references that the reply would have given do not count.
+    /// The caller is gone (interrupted, or the mount is): references that the reply would have
+    /// given do not count.
     Lost,
 }
 
@@ -29,8 +33,8 @@ pub enum Delivery {
 pub struct Notifier(Arc<Channel>);
 
 impl Notifier {
-    /// Has the kernel drop `nodes` from its cache, those that nobody has open: what it knew of them is gone. Never on a request
-    /// thread.
+    /// Has the kernel drop `nodes` from its cache, those that nobody has open: what it knew of them
+    /// is gone. Never on a request thread.
     ///
     /// # Errors
     /// The mount is gone, or the kernel is older than Linux 6.18.
@@ -38,11 +42,16 @@ impl Notifier {
         let prune = PruneOut { count: nodes.len() as u32, ..PruneOut::default() };
         let length = (size_of::<OutHeader>() + size_of::<PruneOut>() + size_of_val(nodes)) as u32;
         let header = OutHeader { length, error: NOTIFY_PRUNE, unique: 0 };
-        self.0.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(prune.as_bytes()), IoSlice::new(nodes.as_bytes())])
+        self.0.write(&[
+            IoSlice::new(header.as_bytes()),
+            IoSlice::new(prune.as_bytes()),
+            IoSlice::new(nodes.as_bytes()),
+        ])
     }
 }
 
-/// Answers one request, exactly once. May be moved to another thread. Dropped without an answer it sends EIO.
+/// Answers one request, exactly once. May be moved to another thread. Dropped without an answer it
+/// sends EIO.
 #[derive(Debug)]
 pub struct Reply {
     /// `None` once answered, or when the request expects no reply.
@@ -96,17 +105,19 @@ impl Reply {
             Some(Route::Ring(ring)) => ring.queue.requests_wait(),
         }
     }
-    /// Whether the thread that the request came to may take as long as a flush for it: requests come there one by one.
+    /// Whether the thread that the request came to may take as long as a flush for it: requests
+    /// come there one by one.
     pub fn has_time(&self) -> bool {
         matches!(&self.route, Some(Route::Ring(ring)) if ring.has_time())
     }
-    /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the answer.
+    /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the
+    /// answer.
     pub fn invalidate_attributes(&self, node: u64) {
         // A negative offset means: no data.
         self.invalidate(InvalidateInode { node, offset_bytes: -1, length_bytes: 0 });
     }
-    /// Tells the kernel to forget what it has cached of `bytes` of `node`. Returns when the kernel has sent what of it was
-    /// written through mappings: never call it on a request thread.
+    /// Tells the kernel to forget what it has cached of `bytes` of `node`. Returns when the kernel
+    /// has sent what of it was written through mappings: never call it on a request thread.
     pub fn invalidate_data(&self, node: u64, bytes: &Range<u64>) {
         let length_bytes = (bytes.end - bytes.start) as i64;
         self.invalidate(InvalidateInode { node, offset_bytes: bytes.start as i64, length_bytes });
@@ -123,10 +134,15 @@ impl Reply {
         let Some(route) = &self.route else { return };
         let length = (size_of::<OutHeader>() + size_of::<InvalidateInode>()) as u32;
         let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
-        match route.channel().write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]) {
+        match route
+            .channel()
+            .write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())])
+        {
             // ENOENT: the kernel does not know the inode any more.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(failure) => tracing::warn!(what.node, "the kernel refused to forget an inode: {failure}"),
+            Err(failure) => {
+                tracing::warn!(what.node, "the kernel refused to forget an inode: {failure}")
+            }
         }
     }
     /// The request failed.
@@ -142,9 +158,14 @@ impl Reply {
     pub fn bytes(mut self, bytes: &[u8]) -> Delivery {
         self.send(0, bytes)
     }
-    /// Result as bytes, up to `length_bytes`, that `read` puts into memory in which anything may stand before; it says how many.
-    /// Where the way back has room for them, they are put there at once.
-    pub fn filled<E>(mut self, length_bytes: usize, read: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<Delivery, (Self, E)> {
+    /// Result as bytes, up to `length_bytes`, that `read` puts into memory in which anything may
+    /// stand before; it says how many. Where the way back has room for them, they are put there at
+    /// once.
+    pub fn filled<E>(
+        mut self,
+        length_bytes: usize,
+        read: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<Delivery, (Self, E)> {
         if let Some(Route::Ring(ring)) = &mut self.route
             && let Some(room) = ring.room(length_bytes)
         {
@@ -185,7 +206,8 @@ impl Reply {
             Route::Device(channel) => channel,
             Route::Ring(ring) => {
                 ring.send(header, payload);
-                // A caller waits for the reply to a request that has left the kernel's queue, even when it is killed.
+                // A caller waits for the reply to a request that has left the kernel's queue, even
+                // when it is killed.
                 return Delivery::Delivered;
             }
         };
@@ -195,7 +217,12 @@ impl Reply {
             // ENOENT: the caller was killed. ENODEV: the mount is gone.
             Err(Errno::NOENT | Errno::NODEV) => Delivery::Lost,
             Err(failure) => {
-                tracing::warn!(unique = self.unique, error, length, "the kernel refused a reply: {failure}");
+                tracing::warn!(
+                    unique = self.unique,
+                    error,
+                    length,
+                    "the kernel refused a reply: {failure}"
+                );
                 Delivery::Lost
             }
         }

@@ -1,21 +1,25 @@
 //! How many threads wait for requests, or serve them, at a time.
 //!
-//! The kernel wakes another thread for each request as long as one waits, always the one that has waited longest, although
-//! one that is about to be free would come as soon, with warm caches, and without a switch of threads. So there are only as
-//! many turns as CPUs. A thread needs a turn to read a request and keeps it while it serves; when it is about to wait for the
-//! device or for others ([`cairn_environment::thread::will_block`]), it lets its turn go, and takes one again before it reads
-//! the next request.
+//! The kernel wakes another thread for each request as long as one waits, always the one that has
+//! waited longest, although one that is about to be free would come as soon, with warm caches, and
+//! without a switch of threads. So there are only as many turns as CPUs. A thread needs a turn to
+//! read a request and keeps it while it serves; when it is about to wait for the device or for
+//! others ([`cairn_environment::thread::will_block`]), it lets its turn go, and takes one again
+//! before it reads the next request.
 //!
-//! A turn that was let go is *kept* as long as another thread waits for requests: often its owner is back before it is missed.
-//! When nobody waits for requests any more, it is *handed on* to a thread that waits for a turn.
+//! A turn that was let go is *kept* as long as another thread waits for requests: often its owner
+//! is back before it is missed. When nobody waits for requests any more, it is *handed on* to a
+//! thread that waits for a turn.
 //!
 //! Invariants:
-//! - a turn is with one thread, kept, or in the pipe; a thread gives it back when it blocks or ends, also by a panic;
+//! - a turn is with one thread, kept, or in the pipe; a thread gives it back when it blocks or
+//!   ends, also by a panic;
 //! - when a turn is kept, a thread waits for requests, or is about to look whether one is kept;
-//! - no thread waits for a condition or for the device with a turn. (It may wait for a lock: whoever has that goes on without.)
+//! - no thread waits for a condition or for the device with a turn. (It may wait for a lock:
+//!   whoever has that goes on without.)
 //!
-//! Locks: none, so that a turn can be let go with any locks held. Threads wait for a turn by reading a byte from a pipe,
-//! whose writers wake one reader.
+//! Locks: none, so that a turn can be let go with any locks held. Threads wait for a turn by
+//! reading a byte from a pipe, whose writers wake one reader.
 use cairn_environment::atomic::{AtomicUsize, Ordering};
 use cairn_environment::thread;
 use rustix::fd::OwnedFd;
@@ -63,17 +67,20 @@ pub struct Membership {
 impl Turns {
     /// Turns for `thread_count` threads; none where all of them may read at once.
     pub fn new(thread_count: usize) -> Option<Self> {
-        let turns = std::thread::available_parallelism().map_or(TURNS_MIN, usize::from).max(TURNS_MIN);
+        let turns =
+            std::thread::available_parallelism().map_or(TURNS_MIN, usize::from).max(TURNS_MIN);
         if turns >= thread_count {
             return None;
         }
         let made = Self::with_count(turns);
-        made.inspect_err(|errno| tracing::debug!("all threads wait for requests at once: {errno}")).ok()
+        made.inspect_err(|errno| tracing::debug!("all threads wait for requests at once: {errno}"))
+            .ok()
     }
 
     fn with_count(turns: usize) -> io::Result<Self> {
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        let shared = Shared { waiting: AtomicUsize::new(0), kept: AtomicUsize::new(0), reader, writer };
+        let shared =
+            Shared { waiting: AtomicUsize::new(0), kept: AtomicUsize::new(0), reader, writer };
         (0..turns).for_each(|_| shared.hand_on());
         Ok(Self(Arc::new(shared)))
     }
@@ -132,7 +139,10 @@ impl Membership {
         let shared = &*self.turns.0;
         shared.waiting.fetch_add(1, Ordering::SeqCst);
         let arrived = wait();
-        if shared.waiting.fetch_sub(1, Ordering::SeqCst) == 1 && shared.kept.load(Ordering::SeqCst) > 0 && shared.take_kept() {
+        if shared.waiting.fetch_sub(1, Ordering::SeqCst) == 1
+            && shared.kept.load(Ordering::SeqCst) > 0
+            && shared.take_kept()
+        {
             shared.hand_on();
         }
         arrived
@@ -167,7 +177,8 @@ mod tests {
     /// Whether a thread that waits for a turn gets one.
     fn is_free(turns: &Turns) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut [PollFd::new(&turns.0.reader, PollFlags::IN)], Some(&now)).unwrap() > 0
+        rustix::event::poll(&mut [PollFd::new(&turns.0.reader, PollFlags::IN)], Some(&now)).unwrap()
+            > 0
     }
 
     #[test]
@@ -242,7 +253,10 @@ mod tests {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let shared = &turns.0;
-        assert_eq!((shared.waiting.load(Ordering::SeqCst), shared.kept.load(Ordering::SeqCst)), (0, 0));
+        assert_eq!(
+            (shared.waiting.load(Ordering::SeqCst), shared.kept.load(Ordering::SeqCst)),
+            (0, 0)
+        );
         assert!(shared.take() && shared.take() && !is_free(&turns), "two, as in the beginning");
     }
 

@@ -5,9 +5,10 @@
 //! 3. It is opened for writing; names and files are changed, and it is closed.
 //! 4. A copy is repaired.
 //!
-//! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can be mounted, read completely
-//! and changed, and is whole afterwards. After a repair that says that no errors are left there are none; what could be mounted
-//! before can be mounted after it, and what could be read of files can still be read, unless two claimed the same blocks, or two
+//! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can
+//! be mounted, read completely and changed, and is whole afterwards. After a repair that says that
+//! no errors are left there are none; what could be mounted before can be mounted after it, and
+//! what could be read of files can still be read, unless two claimed the same blocks, or two
 //! extents of the file the same part of it: then what reading gives depends on where it begins.
 use super::loss::loss;
 use super::overlay::OverlayDevice;
@@ -20,7 +21,8 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// What was seen of a volume: short descriptions without numbers and what holds digits, hashed. Inputs that show something new are worth keeping.
+/// What was seen of a volume: short descriptions without numbers and what holds digits, hashed.
+/// Inputs that show something new are worth keeping.
 #[derive(Default)]
 pub struct Seen {
     /// The hashes.
@@ -29,8 +31,12 @@ pub struct Seen {
 
 impl Seen {
     fn text(&mut self, stage: &str, text: &str) {
-        let words = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '-' && character != '_');
-        let is_plain = |word: &&str| !word.is_empty() && !word.contains(|character: char| character.is_ascii_digit());
+        let words = text.split(|character: char| {
+            !character.is_ascii_alphanumeric() && character != '-' && character != '_'
+        });
+        let is_plain = |word: &&str| {
+            !word.is_empty() && !word.contains(|character: char| character.is_ascii_digit())
+        };
         (stage, words.filter(is_plain).collect::<Vec<_>>()).hash_into(&mut self.features);
     }
 
@@ -105,7 +111,8 @@ fn describe(seen: &mut Seen, stage: &str, report: &Result<Report, FsckError>) {
 }
 
 fn dumps(device: &OverlayDevice) {
-    let trees = [TREE_FILES, TREE_ROOTS].map(|tree| dump::dump_tree(device, tree, None).map(|tree| tree.to_string()));
+    let trees = [TREE_FILES, TREE_ROOTS]
+        .map(|tree| dump::dump_tree(device, tree, None).map(|tree| tree.to_string()));
     let others = (dump::dump_super(device), dump::dump_log(device), dump::dump_space(device));
     // What they say of a damaged volume is theirs to choose.
     drop((trees, others));
@@ -143,7 +150,9 @@ fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, S
     };
     let errors = change(&volume);
     let closed = volume.close();
-    for error in errors.iter().map(ToString::to_string).chain(closed.as_ref().err().map(ToString::to_string)) {
+    for error in
+        errors.iter().map(ToString::to_string).chain(closed.as_ref().err().map(ToString::to_string))
+    {
         seen.text("change", &error);
         if whole {
             return Err(format!("fsck calls the volume whole, but changing it fails: {error}"));
@@ -153,15 +162,18 @@ fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, S
     let report = fsck(&device, false);
     describe(seen, "check of the changed volume", &report);
     match report {
-        Ok(report) if whole && report.errors > 0 => Err(format!("whole before, but not after changes: {report}")),
+        Ok(report) if whole && report.errors > 0 => {
+            Err(format!("whole before, but not after changes: {report}"))
+        }
         Err(error) if whole => Err(format!("whole before, but not after changes: {error}")),
         _ => Ok(true),
     }
 }
 
 fn errors_of_structures(report: &Report) -> usize {
-    let is_error =
-        |finding: &&cairn_fsck::Finding| finding.severity == Severity::Error && finding.pass != PassId::Data && !finding.repaired;
+    let is_error = |finding: &&cairn_fsck::Finding| {
+        finding.severity == Severity::Error && finding.pass != PassId::Data && !finding.repaired
+    };
     report.findings.iter().filter(is_error).count()
 }
 
@@ -170,31 +182,52 @@ fn only_readable(error: &Error) -> bool {
     error.to_string().contains("can only read")
 }
 
-fn repair(device: &OverlayDevice, before: &Report, read_before: Option<Found>, mountable: bool, seen: &mut Seen) -> Result<(), String> {
+fn repair(
+    device: &OverlayDevice,
+    before: &Report,
+    read_before: Option<Found>,
+    mountable: bool,
+    seen: &mut Seen,
+) -> Result<(), String> {
     let device = Arc::new(device.copy());
     let repaired = fsck(&device, true);
     describe(seen, "repair", &repaired);
-    let repaired = repaired.map_err(|error| format!("the check works, the repair does not: {error}"))?;
+    let repaired =
+        repaired.map_err(|error| format!("the check works, the repair does not: {error}"))?;
     let again = fsck(&device, false);
-    let again = again.map_err(|error| format!("the repair works, a check after it does not: {error}"))?;
+    let again =
+        again.map_err(|error| format!("the repair works, a check after it does not: {error}"))?;
     if repaired.errors == 0 && again.errors > 0 {
-        return Err(format!("no errors left after the repair, but then:\n{again}\nthe repair said:\n{repaired}"));
+        return Err(format!(
+            "no errors left after the repair, but then:\n{again}\nthe repair said:\n{repaired}"
+        ));
     }
     // Damaged data of files that only the repair has found again is no new error.
     if errors_of_structures(&again) > errors_of_structures(before) {
-        return Err(format!("{} errors before the repair, {} after it:\n{again}\nbefore:\n{before}", before.errors, again.errors));
+        return Err(format!(
+            "{} errors before the repair, {} after it:\n{again}\nbefore:\n{before}",
+            before.errors, again.errors
+        ));
     }
     let lost_blocks = again.findings.iter().any(|finding| finding.severity == Severity::Error);
     match open(&device, false) {
         Ok(volume) => drop(volume),
-        Err(error) if mountable => return Err(format!("the volume could be mounted before the repair, but not after it: {error}")),
-        Err(error) if !lost_blocks && !only_readable(&error) => return Err(format!("the repaired volume can't be mounted: {error}")),
+        Err(error) if mountable => {
+            return Err(format!(
+                "the volume could be mounted before the repair, but not after it: {error}"
+            ));
+        }
+        Err(error) if !lost_blocks && !only_readable(&error) => {
+            return Err(format!("the repaired volume can't be mounted: {error}"));
+        }
         Err(_) => {}
     }
     // Of two extents with the same block only one can stay, whatever both held.
-    let shared = before.findings.iter().any(|finding| finding.problem.contains("is referred to twice"));
+    let shared =
+        before.findings.iter().any(|finding| finding.problem.contains("is referred to twice"));
     let Some(read_before) = read_before.filter(|_| !shared) else { return Ok(()) };
-    let volume = open(&device, true).map_err(|error| format!("readable before the repair, not after it: {error}"))?;
+    let volume = open(&device, true)
+        .map_err(|error| format!("readable before the repair, not after it: {error}"))?;
     let read_after = walk(&volume);
     if !read_before.complete || !read_after.complete {
         return Ok(());
@@ -214,7 +247,12 @@ mod tests {
     fn extents_that_overlap_are_an_error_to_read() {
         // A checkpoint's extent moved into the one before it.
         let input = from_hex("88d02ed7fe5f0a599a0431cc760436e7802f4bb7b3").expect("hexadecimal");
-        let found = read(&Arc::new(program::run(&BaseImage::all(), &input)), &mut Seen::default()).expect("it can be opened");
-        assert!(found.errors.iter().any(|error| error.contains("begins inside the one before it")), "{:?}", found.errors);
+        let found = read(&Arc::new(program::run(&BaseImage::all(), &input)), &mut Seen::default())
+            .expect("it can be opened");
+        assert!(
+            found.errors.iter().any(|error| error.contains("begins inside the one before it")),
+            "{:?}",
+            found.errors
+        );
     }
 }

@@ -1,10 +1,13 @@
-//! The fuzzer that needs nothing but this crate: it makes inputs from inputs, and keeps those that showed something new.
+//! The fuzzer that needs nothing but this crate: it makes inputs from inputs, and keeps those that
+//! showed something new.
 //!
-//! New is what no input before it made the programs say: a message, numbers left out, or another order of magnitude of what
-//! they counted. (`fuzz/` at the root counts edges of the code instead, with libFuzzer.)
+//! New is what no input before it made the programs say: a message, numbers left out, or another
+//! order of magnitude of what they counted. (`fuzz/` at the root counts edges of the code instead,
+//! with libFuzzer.)
 //!
-//! Inputs run on a thread of their own. One that does not end in time is a finding, and its thread is left behind. A panic on
-//! any thread is one, too. Process-wide state: while it runs, panics are collected instead of printed; one run at a time.
+//! Inputs run on a thread of their own. One that does not end in time is a finding, and its thread
+//! is left behind. A panic on any thread is one, too. Process-wide state: while it runs, panics are
+//! collected instead of printed; one run at a time.
 use super::images::BaseImage;
 use super::input::{mutate, shrink};
 use super::{to_hex, try_input};
@@ -191,8 +194,8 @@ impl Worker {
 const WAIT: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// What became of the input. A machine that stands still for a while, or gives its time to others, costs one piece of the time,
-    /// so an input isn't blamed for it.
+    /// What became of the input. A machine that stands still for a while, or gives its time to
+    /// others, costs one piece of the time, so an input isn't blamed for it.
     fn outcome_within(&self, time_max: Duration) -> Result<Outcome, RecvTimeoutError> {
         let mut left = time_max;
         loop {
@@ -259,12 +262,15 @@ impl Fuzzer<'_> {
         let mut random = Seeded::new(self.options.seed);
         for turn in 0.. {
             let interrupted = self.options.stop.load(Ordering::Relaxed);
-            let done = interrupted || self.runs >= self.options.runs_max || self.start.elapsed() >= self.options.time;
+            let done = interrupted
+                || self.runs >= self.options.runs_max
+                || self.start.elapsed() >= self.options.time;
             let over = self.options.only_corpus && turn >= given.len();
             if done || over || self.findings.len() >= self.options.findings_max {
                 return;
             }
-            let input = given.get(turn).cloned().unwrap_or_else(|| mutate(&self.corpus, &mut random));
+            let input =
+                given.get(turn).cloned().unwrap_or_else(|| mutate(&self.corpus, &mut random));
             let before = self.findings.len();
             self.one(input);
             progress(FuzzProgress {
@@ -293,8 +299,11 @@ impl Fuzzer<'_> {
                 }
                 let kind = kind_of(&problem);
                 if self.known.insert(kind.clone()) {
-                    let small =
-                        shrink(&input, 60, |bytes| matches!(self.attempt(bytes), Outcome::Failed(other) if kind_of(&other) == kind));
+                    let small = shrink(
+                        &input,
+                        60,
+                        |bytes| matches!(self.attempt(bytes), Outcome::Failed(other) if kind_of(&other) == kind),
+                    );
                     self.findings.push(Finding { input: small, problem });
                 }
             }
@@ -312,7 +321,11 @@ impl Fuzzer<'_> {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.worker = Worker::start(self.bases.clone());
-                let what = if error == RecvTimeoutError::Timeout { "goes on for more than" } else { "ended its thread within" };
+                let what = if error == RecvTimeoutError::Timeout {
+                    "goes on for more than"
+                } else {
+                    "ended its thread within"
+                };
                 Outcome::Failed(format!("{what} {} s", self.options.time_per_input_max.as_secs()))
             }
         };
@@ -320,7 +333,9 @@ impl Fuzzer<'_> {
         let peak_bytes = (meter.peak_bytes)();
         self.allocated_bytes_max = self.allocated_bytes_max.max(peak_bytes);
         match outcome {
-            Outcome::Fine(_) if peak_bytes > meter.bytes_max => Outcome::Failed(format!("allocates {peak_bytes} bytes")),
+            Outcome::Fine(_) if peak_bytes > meter.bytes_max => {
+                Outcome::Failed(format!("allocates {peak_bytes} bytes"))
+            }
             outcome => outcome,
         }
     }

@@ -1,12 +1,14 @@
-//! The volumes that are mutated: small ones with something of everything, kept in the tree so that an input means the same
-//! for ever. `cargo run -p cairn-torture --example make_hostile_images DIR` makes them anew.
+//! The volumes that are mutated: small ones with something of everything, kept in the tree so that
+//! an input means the same for ever. `cargo run -p cairn-torture --example make_hostile_images DIR`
+//! makes them anew.
 #[path = "../../../fsck/tests/golden/sparse_image.rs"]
 pub mod sparse_image;
 
 use super::overlay::{Image, OverlayDevice};
 use cairn_blockdev::{BLOCK_BYTES, BlockDevice};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Checkpoint, Extent, Geometry, ItemKind, NODE_BLOCKS, NODE_SIZE, Node, RootItem, Superblock, TREE_ROOTS,
+    BLOCK_SIZE, BlockNumber, Checkpoint, Extent, Geometry, ItemKind, NODE_BLOCKS, NODE_SIZE, Node,
+    RootItem, Superblock, TREE_ROOTS,
 };
 use std::sync::Arc;
 
@@ -82,7 +84,8 @@ impl BaseImage {
     fn find_nodes(&mut self, device: &OverlayDevice) {
         let mut todo = vec![self.superblock.root.block];
         while let Some(address) = todo.pop() {
-            let node = read_node(device, &self.superblock, address).expect("the corpus holds whole volumes");
+            let node = read_node(device, &self.superblock, address)
+                .expect("the corpus holds whole volumes");
             self.nodes.push(address);
             for (index, (key, value)) in node.items().enumerate() {
                 if node.level() > 0 {
@@ -102,8 +105,13 @@ impl BaseImage {
         loop {
             let first = device.block(log.start.0 + at.block);
             let Some(blocks) = Checkpoint::blocks_announced(&first) else { return };
-            let Some(checkpoint) = read_checkpoint(device, &self.superblock, at.block, blocks) else { return };
-            if (checkpoint.header.sequence, checkpoint.header.log_epoch) != (at.sequence, self.superblock.log_epoch) {
+            let Some(checkpoint) = read_checkpoint(device, &self.superblock, at.block, blocks)
+            else {
+                return;
+            };
+            if (checkpoint.header.sequence, checkpoint.header.log_epoch)
+                != (at.sequence, self.superblock.log_epoch)
+            {
                 return;
             }
             self.checkpoints.push((at.block, blocks));
@@ -114,17 +122,34 @@ impl BaseImage {
 }
 
 /// The node at `address`, if it is valid.
-pub fn read_node(device: &OverlayDevice, superblock: &Superblock, address: BlockNumber) -> Option<Node> {
+pub fn read_node(
+    device: &OverlayDevice,
+    superblock: &Superblock,
+    address: BlockNumber,
+) -> Option<Node> {
     let mut page = Box::new([0; NODE_SIZE]);
-    for (block, bytes) in (address.0..address.0 + NODE_BLOCKS).zip(page.chunks_exact_mut(BLOCK_SIZE)) {
+    for (block, bytes) in
+        (address.0..address.0 + NODE_BLOCKS).zip(page.chunks_exact_mut(BLOCK_SIZE))
+    {
         bytes.copy_from_slice(&device.block(block));
     }
     Node::decode(page, superblock.volume, address).ok()
 }
 
 /// The checkpoint of `blocks` blocks at `ring_block`, if it is valid.
-pub fn read_checkpoint(device: &OverlayDevice, superblock: &Superblock, ring_block: u64, blocks: u64) -> Option<Checkpoint> {
+pub fn read_checkpoint(
+    device: &OverlayDevice,
+    superblock: &Superblock,
+    ring_block: u64,
+    blocks: u64,
+) -> Option<Checkpoint> {
     let log = superblock.geometry.log();
-    let places = (ring_block..ring_block + blocks.min(log.blocks)).map(|block| log.start.0 + block % log.blocks);
-    Checkpoint::decode(places.flat_map(|block| device.block(block)).collect(), superblock.volume, ring_block).ok()
+    let places = (ring_block..ring_block + blocks.min(log.blocks))
+        .map(|block| log.start.0 + block % log.blocks);
+    Checkpoint::decode(
+        places.flat_map(|block| device.block(block)).collect(),
+        superblock.volume,
+        ring_block,
+    )
+    .ok()
 }

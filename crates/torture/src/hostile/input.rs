@@ -30,7 +30,9 @@ fn change(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Seeded) {
     match random.below(8) {
         0 | 1 if at < bytes.len() => bytes[at] = random.next_u64() as u8,
         2 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-        3 if at < bytes.len() => bytes[at] = bytes[at].wrapping_add(random.below(5) as u8).wrapping_sub(2),
+        3 if at < bytes.len() => {
+            bytes[at] = bytes[at].wrapping_add(random.below(5) as u8).wrapping_sub(2)
+        }
         4 => drop(bytes.drain(at..(at + random.below(6) as usize).min(bytes.len()))),
         5 => {
             let new: Vec<u8> = (0..4 + random.below(12)).map(|_| random.next_u64() as u8).collect();
@@ -46,7 +48,8 @@ fn change(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Seeded) {
     }
 }
 
-/// A shorter input for which `fails` still holds: parts are left out as long as that works, at most `tries` times.
+/// A shorter input for which `fails` still holds: parts are left out as long as that works, at most
+/// `tries` times.
 pub fn shrink(bytes: &[u8], tries: usize, mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     let mut best = bytes.to_vec();
     let mut left = tries;

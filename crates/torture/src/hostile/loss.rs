@@ -1,13 +1,15 @@
-//! What a repair has made worse: compares all that could be read of a volume before it and after it.
+//! What a repair has made worse: compares all that could be read of a volume before it and after
+//! it.
 //!
-//! Every inode keeps its content, times, links and space, and every name leads to the same inode, unless the check before the repair
-//! had found something about it.
+//! Every inode keeps its content, times, links and space, and every name leads to the same inode,
+//! unless the check before the repair had found something about it.
 use super::walk::Found;
 use cairn_format::INODE_ROOT;
 use cairn_fsck::{Finding, Report};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What could be read before the repair, and can't, or is different, after it, although the check had nothing to say of it.
+/// What could be read before the repair, and can't, or is different, after it, although the check
+/// had nothing to say of it.
 pub fn loss(report: &Report, before: &Found, after: &Found) -> Option<String> {
     lost_content(report, before, after)
         .or_else(|| lost_names(report, before, after))
@@ -20,15 +22,25 @@ fn findings(report: &Report, inode: u64) -> impl Iterator<Item = &Finding> {
 
 fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
     // Of overlapping extents, what reading gave depended on where it began.
-    let overlap = |inode| findings(report, inode).any(|finding| finding.problem.contains("inside the extent before it"));
-    let (inode, old, new) = before
-        .inodes
-        .iter()
-        .map(|(inode, old)| (*inode, old, after.inodes.get(inode)))
-        .find(|(inode, old, new)| new.is_none_or(|new| new.content != old.content) && !overlap(*inode))?;
+    let overlap = |inode| {
+        findings(report, inode)
+            .any(|finding| finding.problem.contains("inside the extent before it"))
+    };
+    let (inode, old, new) =
+        before.inodes.iter().map(|(inode, old)| (*inode, old, after.inodes.get(inode))).find(
+            |(inode, old, new)| {
+                new.is_none_or(|new| new.content != old.content) && !overlap(*inode)
+            },
+        )?;
     Some(match new {
-        None => format!("{:?}, inode {inode}, could be read before the repair, but not after it", old.path),
-        Some(_) => format!("{:?}, inode {inode}, has not the content that it had before the repair", old.path),
+        None => format!(
+            "{:?}, inode {inode}, could be read before the repair, but not after it",
+            old.path
+        ),
+        Some(_) => format!(
+            "{:?}, inode {inode}, has not the content that it had before the repair",
+            old.path
+        ),
     })
 }
 
@@ -40,16 +52,22 @@ fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> 
             lost.entry(name.0).or_default().push(String::from_utf8_lossy(&name.1).into_owned());
         }
     }
-    let (directory, names) = lost.into_iter().find(|(directory, names)| names.len() > findings(report, *directory).count())?;
+    let (directory, names) = lost
+        .into_iter()
+        .find(|(directory, names)| names.len() > findings(report, *directory).count())?;
     Some(format!("after the repair, directory {directory} hasn't the names {names:?} any more"))
 }
 
 fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Option<String> {
     let (names_before, names_after) = (names_of_each(before), names_of_each(after));
-    // The root's change when it gets lost+found, and counts when a name comes or goes; nobody has compared these if passes were left out.
+    // The root's change when it gets lost+found, and counts when a name comes or goes; nobody has
+    // compared these if passes were left out.
     let gets_name = |inode: u64| inode == INODE_ROOT.0 && after.names.len() > before.names.len();
     let left_out = report.findings.iter().any(|finding| finding.problem.contains("was left out"));
-    let both = before.inodes.iter().filter_map(|(inode, old)| Some((*inode, old, after.inodes.get(inode)?)));
+    let both = before
+        .inodes
+        .iter()
+        .filter_map(|(inode, old)| Some((*inode, old, after.inodes.get(inode)?)));
     let mut different = both.filter_map(|(inode, old, new)| {
         let counted = !left_out && names_before.get(&inode) == names_after.get(&inode);
         let what = match (new.times == old.times, new.counts == old.counts) {
@@ -57,7 +75,8 @@ fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Op
             (true, false) if counted => "links and space",
             _ => return None,
         };
-        (!gets_name(inode) && findings(report, inode).next().is_none()).then_some((inode, old, what))
+        (!gets_name(inode) && findings(report, inode).next().is_none())
+            .then_some((inode, old, what))
     });
     let (inode, old, what) = different.next()?;
     Some(format!("{:?}, inode {inode}, has not the {what} that it had before the repair", old.path))
@@ -87,15 +106,24 @@ mod tests {
     #[test]
     fn a_repair_that_loses_something_is_found_out() {
         let bases = BaseImage::all();
-        let deep = bases.iter().find(|base| base.name == "deep").expect("a volume with files that are alike");
-        let lookup = |volume: &Volume, name: &[u8]| volume.lookup(volume.root(), name).map(|attributes| attributes.inode);
+        let deep = bases
+            .iter()
+            .find(|base| base.name == "deep")
+            .expect("a volume with files that are alike");
+        let lookup = |volume: &Volume, name: &[u8]| {
+            volume.lookup(volume.root(), name).map(|attributes| attributes.inode)
+        };
         let seconds = |seconds| Some(TimeChange::At(Timestamp { seconds, nanoseconds: 0 }));
         let changes: [(&str, Change); 6] = [
             ("nothing", &|_| Ok(())),
             ("could be read before", &|volume| volume.unlink(volume.root(), b"77")),
-            ("hasn't the names", &|volume| volume.rename(volume.root(), b"77", volume.root(), b"78", RenameMode::Exchange)),
+            ("hasn't the names", &|volume| {
+                volume.rename(volume.root(), b"77", volume.root(), b"78", RenameMode::Exchange)
+            }),
             ("has not the content", &|volume| volume.write(lookup(volume, b"77")?, 0, b"a byte")),
-            ("has not the content", &|volume| volume.remove_xattr(lookup(volume, b"77")?, b"user.x")),
+            ("has not the content", &|volume| {
+                volume.remove_xattr(lookup(volume, b"77")?, b"user.x")
+            }),
             ("has not the times", &|volume| {
                 let change = AttributeChange { modified: seconds(1), ..AttributeChange::default() };
                 volume.set_attributes(lookup(volume, b"77")?, &change).map(drop)

@@ -55,13 +55,31 @@ impl OverlayDevice {
         self.changed.write().insert(block, bytes.into());
     }
 
-    fn check(&self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
-        assert!(offset_bytes.is_multiple_of(BLOCK_BYTES as u64) && length_bytes.is_multiple_of(BLOCK_BYTES as u64), "not in whole blocks");
+    fn check(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), DeviceError> {
+        assert!(
+            offset_bytes.is_multiple_of(BLOCK_BYTES as u64)
+                && length_bytes.is_multiple_of(BLOCK_BYTES as u64),
+            "not in whole blocks"
+        );
         match offset_bytes.checked_add(length_bytes) {
             Some(end) if end <= self.length_bytes => Ok(()),
             _ => {
-                let source = io::Error::new(io::ErrorKind::UnexpectedEof, "the range reaches past the device's end");
-                Err(DeviceError::new(operation, offset_bytes, length_bytes, &Arc::from("image"), source))
+                let source = io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the range reaches past the device's end",
+                );
+                Err(DeviceError::new(
+                    operation,
+                    offset_bytes,
+                    length_bytes,
+                    &Arc::from("image"),
+                    source,
+                ))
             }
         }
     }
@@ -71,7 +89,9 @@ impl BlockDevice for OverlayDevice {
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
         self.check(Operation::Read, offset_bytes, buffer.len() as u64)?;
         let changed = self.changed.read();
-        for (block, bytes) in (offset_bytes / BLOCK_BYTES as u64..).zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+        for (block, bytes) in
+            (offset_bytes / BLOCK_BYTES as u64..).zip(buffer.chunks_exact_mut(BLOCK_BYTES))
+        {
             match changed.get(&block).or_else(|| self.base.get(&block)) {
                 Some(content) => bytes.copy_from_slice(content),
                 None => bytes.fill(0),

@@ -1,13 +1,15 @@
-//! What an input means: a list of changes to a volume, nearly all of them followed by a correct checksum, so that what lies
-//! behind the checksums is reached.
+//! What an input means: a list of changes to a volume, nearly all of them followed by a correct
+//! checksum, so that what lies behind the checksums is reached.
 //!
-//! An input is bytes: the number of the volume, then operations, each a byte that says what and bytes that say where and
-//! with which value. Every sequence of bytes is a valid program; numbers are taken modulo what there is.
+//! An input is bytes: the number of the volume, then operations, each a byte that says what and
+//! bytes that say where and with which value. Every sequence of bytes is a valid program; numbers
+//! are taken modulo what there is.
 use super::images::{BaseImage, read_checkpoint, read_node};
 use super::overlay::OverlayDevice;
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointBuilder, CheckpointEntry,
-    ENTRY_HEADER_BYTES, EntryFlags, Geometry, HEADER_BYTES, Header, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES, node::VALUE_BYTES_MAX,
+    BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, COUNTER_WRITABLE_MAX,
+    Checkpoint, CheckpointBuilder, CheckpointEntry, ENTRY_HEADER_BYTES, EntryFlags, Geometry,
+    HEADER_BYTES, Header, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES, node::VALUE_BYTES_MAX,
 };
 
 /// Operations beyond this number are not looked at.
@@ -44,7 +46,8 @@ const SUPERBLOCK_FIELDS: [(usize, usize); 22] = [
 const NODE_FIELDS: [(usize, usize); 5] = [(48, 8), (56, 2), (58, 2), (60, 2), (62, 1)];
 const SLOTS_AT: usize = 64;
 const SLOT_FIELDS: [(usize, usize); 5] = [(0, 8), (8, 8), (16, 2), (18, 2), (20, 1)];
-const CHECKPOINT_FIELDS: [(usize, usize); 6] = [(48, 8), (56, 8), (64, 8), (72, 8), (80, 8), (88, 4)];
+const CHECKPOINT_FIELDS: [(usize, usize); 6] =
+    [(48, 8), (56, 8), (64, 8), (72, 8), (80, 8), (88, 4)];
 const ENTRY_FIELDS: [(usize, usize); 5] = [(0, 8), (8, 8), (16, 8), (24, 2), (26, 2)];
 /// Where fields begin within the values of items, of any kind.
 const VALUE_FIELDS: [(usize, usize); 24] = [
@@ -147,7 +150,9 @@ impl Draft<'_> {
         let choice = self.input.byte();
         match choice % 16 {
             // Where counters may end.
-            4 if choice >= 128 => (COUNTER_WRITABLE_MAX << (choice / 16 % 2)).wrapping_add(self.input.word(1) % 8).wrapping_sub(4),
+            4 if choice >= 128 => (COUNTER_WRITABLE_MAX << (choice / 16 % 2))
+                .wrapping_add(self.input.word(1) % 8)
+                .wrapping_sub(4),
             0 => self.input.word(1),
             1 => self.input.word(2),
             2 => self.input.word(4),
@@ -157,8 +162,12 @@ impl Draft<'_> {
             6 => (1u64 << (self.input.byte() % 64)).wrapping_sub(1),
             7 => self.input.one_of(&self.base.nodes).map_or(0, |block| block.0),
             8 => superblock.generation.0.wrapping_add(self.input.word(1)).wrapping_sub(8),
-            9 => superblock.geometry.total_blocks.wrapping_add(self.input.word(1)).wrapping_sub(128),
-            10 => superblock.geometry.data_start().0.wrapping_add(self.input.word(1)).wrapping_sub(8),
+            9 => {
+                superblock.geometry.total_blocks.wrapping_add(self.input.word(1)).wrapping_sub(128)
+            }
+            10 => {
+                superblock.geometry.data_start().0.wrapping_add(self.input.word(1)).wrapping_sub(8)
+            }
             11 => superblock.next_inode.wrapping_add(self.input.word(1)).wrapping_sub(128),
             12 => self.input.one_of(&self.base.extents).map_or(0, |block| block.0),
             13 => i64::MAX as u64 - self.input.word(1) % 8192,
@@ -197,12 +206,15 @@ impl Draft<'_> {
     /// The same field with the same value in one superblock or in all three.
     fn superblock_field(&mut self) {
         let geometry = self.base.superblock.geometry;
-        let places = [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], geometry.superblock_copy()];
+        let places =
+            [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], geometry.superblock_copy()];
         let chosen = self.input.below(4);
         let fields = [&HEADER_FIELDS[..], &SUPERBLOCK_FIELDS[..], &SUPERBLOCK_FIELDS[..]].concat();
         let field = self.input.one_of(&fields).unwrap_or((48, 8));
         let start = self.input.at;
-        for (_, address) in places.into_iter().enumerate().filter(|&(index, _)| chosen == 3 || chosen == index) {
+        for (_, address) in
+            places.into_iter().enumerate().filter(|&(index, _)| chosen == 3 || chosen == index)
+        {
             self.input.at = start;
             let mut bytes = self.read(address.0, 1);
             self.set_field(&mut bytes, field);
@@ -237,7 +249,8 @@ impl Draft<'_> {
 
     /// Where one of the slots that are in use begins.
     fn slot(&mut self, page: &[u8]) -> usize {
-        let count = usize::from(u16::from_le_bytes([page[56], page[57]])).clamp(1, (NODE_SIZE - SLOTS_AT) / 24);
+        let count = usize::from(u16::from_le_bytes([page[56], page[57]]))
+            .clamp(1, (NODE_SIZE - SLOTS_AT) / 24);
         SLOTS_AT + 24 * self.input.below(count)
     }
 
@@ -259,16 +272,24 @@ impl Draft<'_> {
         if self.input.byte().is_multiple_of(8) {
             return (self.input.below(length.max(1)), 1);
         }
-        let fitting: Vec<_> = fields.iter().copied().filter(|(offset, width)| offset + width <= length).collect();
+        let fitting: Vec<_> =
+            fields.iter().copied().filter(|(offset, width)| offset + width <= length).collect();
         self.input.one_of(&fitting).unwrap_or((0, 1))
     }
 
-    /// Removes an item, or puts one there: with the value of another, longer or shorter, under another key.
+    /// Removes an item, or puts one there: with the value of another, longer or shorter, under
+    /// another key.
     fn item(&mut self) {
-        let (Some(address), Some(source)) = (self.input.one_of(&self.base.nodes), self.input.one_of(&self.base.nodes)) else { return };
-        let superblock = &self.base.superblock;
-        let (Some(mut node), Some(source)) = (read_node(&self.device, superblock, address), read_node(&self.device, superblock, source))
+        let (Some(address), Some(source)) =
+            (self.input.one_of(&self.base.nodes), self.input.one_of(&self.base.nodes))
         else {
+            return;
+        };
+        let superblock = &self.base.superblock;
+        let (Some(mut node), Some(source)) = (
+            read_node(&self.device, superblock, address),
+            read_node(&self.device, superblock, source),
+        ) else {
             return;
         };
         let how = self.input.byte();
@@ -295,7 +316,10 @@ impl Draft<'_> {
         let mut value = value.to_vec();
         match self.input.byte() % 4 {
             0 => value.truncate(self.input.below(value.len().max(1))),
-            1 => value.resize((value.len() + self.input.below(300)).min(VALUE_BYTES_MAX), self.input.byte()),
+            1 => value.resize(
+                (value.len() + self.input.below(300)).min(VALUE_BYTES_MAX),
+                self.input.byte(),
+            ),
             2 => {
                 let field = self.field_of(value.len(), &VALUE_FIELDS);
                 self.set_field(&mut value, field);
@@ -307,7 +331,8 @@ impl Draft<'_> {
 
     fn bitmap(&mut self) {
         let geometry = self.base.superblock.geometry;
-        let address = geometry.bitmap_block(self.input.below(geometry.groups() as usize) as u64, self.input.below(2));
+        let address = geometry
+            .bitmap_block(self.input.below(geometry.groups() as usize) as u64, self.input.below(2));
         let mut bytes = self.read(address.0, 1);
         match self.input.byte() % 4 {
             0 => {
@@ -328,8 +353,11 @@ impl Draft<'_> {
     fn change_checkpoint(&mut self, change: impl FnOnce(&mut Self, &mut [u8])) {
         let Some((ring_block, blocks)) = self.input.one_of(&self.base.checkpoints) else { return };
         let log = self.base.superblock.geometry.log();
-        let places: Vec<u64> = (ring_block..ring_block + blocks).map(|block| log.start.0 + block % log.blocks).collect();
-        let mut bytes: Vec<u8> = places.iter().flat_map(|&block| self.device.block(block)).collect();
+        let places: Vec<u64> = (ring_block..ring_block + blocks)
+            .map(|block| log.start.0 + block % log.blocks)
+            .collect();
+        let mut bytes: Vec<u8> =
+            places.iter().flat_map(|&block| self.device.block(block)).collect();
         change(self, &mut bytes);
         Self::seal(&mut bytes);
         for (&block, bytes) in places.iter().zip(bytes.chunks_exact(BLOCK_SIZE)) {
@@ -351,7 +379,9 @@ impl Draft<'_> {
             let mut at = CHECKPOINT_HEADER_BYTES;
             for _ in 0..entries {
                 let Some(length) = bytes.get(at + 24..at + 26) else { return };
-                let next = at + ENTRY_HEADER_BYTES + usize::from(u16::from_le_bytes([length[0], length[1]]));
+                let next = at
+                    + ENTRY_HEADER_BYTES
+                    + usize::from(u16::from_le_bytes([length[0], length[1]]));
                 if next + ENTRY_HEADER_BYTES > bytes.len() {
                     break;
                 }
@@ -367,15 +397,20 @@ impl Draft<'_> {
         });
     }
 
-    /// One more checkpoint behind the last, with items of the trees or of other checkpoints, changed.
+    /// One more checkpoint behind the last, with items of the trees or of other checkpoints,
+    /// changed.
     fn append_checkpoint(&mut self) {
         let superblock = &self.base.superblock;
         let log = superblock.geometry.log();
         let (mut block, mut sequence) = (superblock.log_tail.block, superblock.log_tail.sequence);
         let mut last: Option<Checkpoint> = None;
-        while let Some(blocks) = Checkpoint::blocks_announced(&self.device.block(log.start.0 + block)) {
+        while let Some(blocks) =
+            Checkpoint::blocks_announced(&self.device.block(log.start.0 + block))
+        {
             match read_checkpoint(&self.device, superblock, block, blocks) {
-                Some(checkpoint) if checkpoint.header.sequence == sequence && blocks < log.blocks => {
+                Some(checkpoint)
+                    if checkpoint.header.sequence == sequence && blocks < log.blocks =>
+                {
                     block = (block + blocks) % log.blocks;
                     sequence += 1;
                     last = Some(checkpoint);
@@ -389,19 +424,32 @@ impl Draft<'_> {
             let Some((key, value)) = self.any_item() else { continue };
             let flags = EntryFlags(self.input.byte() % 4);
             let value = if flags.contains(EntryFlags::DELETE) { Vec::new() } else { value };
-            let tree = if self.input.byte() == 255 { cairn_format::TreeId(self.number(256)) } else { TREE_FILES };
+            let tree = if self.input.byte() == 255 {
+                cairn_format::TreeId(self.number(256))
+            } else {
+                TREE_FILES
+            };
             builder.push(CheckpointEntry { tree, key, flags, value: &value });
         }
         let choice = self.input.byte();
         // Now and then it relies on a superblock that is not there.
-        let superblock_relied_on = if choice % 16 == 15 { superblock.generation.next() } else { superblock.generation };
-        let generation = superblock_relied_on.next().max(last.as_ref().map_or_else(Default::default, |last| last.header.generation));
+        let superblock_relied_on =
+            if choice % 16 == 15 { superblock.generation.next() } else { superblock.generation };
+        let generation = superblock_relied_on
+            .next()
+            .max(last.as_ref().map_or_else(Default::default, |last| last.header.generation));
         let header = cairn_format::CheckpointHeader {
             sequence,
             log_epoch: superblock.log_epoch,
             generation,
-            flushed_sequence: if choice.is_multiple_of(2) { sequence - 1 } else { self.number(sequence) },
-            last_operation: cairn_format::LogSeq(last.as_ref().map_or(1, |last| last.header.last_operation.0.saturating_add(1))),
+            flushed_sequence: if choice.is_multiple_of(2) {
+                sequence - 1
+            } else {
+                self.number(sequence)
+            },
+            last_operation: cairn_format::LogSeq(
+                last.as_ref().map_or(1, |last| last.header.last_operation.0.saturating_add(1)),
+            ),
             next_inode: superblock.next_inode.saturating_add(64),
             superblock: superblock_relied_on,
         };
@@ -413,7 +461,8 @@ impl Draft<'_> {
 
     fn any_item(&mut self) -> Option<(Key, Vec<u8>)> {
         let address = self.input.one_of(&self.base.nodes)?;
-        let node = read_node(&self.device, &self.base.superblock, address).filter(|node| node.level() == 0 && node.count() > 0)?;
+        let node = read_node(&self.device, &self.base.superblock, address)
+            .filter(|node| node.level() == 0 && node.count() > 0)?;
         let index = self.input.below(node.count());
         Some(self.changed_item(node.key(index), node.value(index)))
     }

@@ -1,7 +1,8 @@
-//! Listing, reading and changing all of a volume that may contain anything: sizes of 2^63 - 1, directories within
-//! themselves, names without end. Everything has a bound.
+//! Listing, reading and changing all of a volume that may contain anything: sizes of 2^63 - 1,
+//! directories within themselves, names without end. Everything has a bound.
 use cairn_engine::{
-    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, SeekTarget, Volume, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode,
+    RenameMode, SeekTarget, Volume, XattrMode,
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,7 +32,8 @@ pub struct Found {
 pub struct Readable {
     /// A path.
     pub path: String,
-    /// Digest of what its owner has put into it: type, mode, owner, device number, extended attributes, size and data.
+    /// Digest of what its owner has put into it: type, mode, owner, device number, extended
+    /// attributes, size and data.
     pub content: u64,
     /// Digest of its times and its generation.
     pub times: u64,
@@ -71,10 +73,19 @@ pub fn walk(volume: &Volume) -> Found {
     found
 }
 
-fn note_inode(found: &mut Found, volume: &Volume, path: &str, attributes: Result<Attributes, Error>) {
+fn note_inode(
+    found: &mut Found,
+    volume: &Volume,
+    path: &str,
+    attributes: Result<Attributes, Error>,
+) {
     let readable = attributes.and_then(|attributes| {
-        let (content, counts) = (content(volume, &attributes)?, (attributes.links, attributes.blocks_512));
-        Ok((attributes.inode.0, Readable { path: path.to_owned(), content, times: times(&attributes), counts }))
+        let (content, counts) =
+            (content(volume, &attributes)?, (attributes.links, attributes.blocks_512));
+        Ok((
+            attributes.inode.0,
+            Readable { path: path.to_owned(), content, times: times(&attributes), counts },
+        ))
     });
     match readable {
         Ok((inode, readable)) => drop(found.inodes.insert(inode, readable)),
@@ -94,7 +105,13 @@ fn entries(volume: &Volume, found: &mut Found) -> Vec<Entry> {
                 cookie = item.cookie;
                 taken += 1;
                 let path = format!("{path}/{}", String::from_utf8_lossy(item.name));
-                entries.push(Entry { path, parent: directory, name: item.name.to_vec(), inode: item.inode, file_type: item.file_type });
+                entries.push(Entry {
+                    path,
+                    parent: directory,
+                    name: item.name.to_vec(),
+                    inode: item.inode,
+                    file_type: item.file_type,
+                });
                 taken < 64
             });
             if let Err(error) = listed {
@@ -153,7 +170,12 @@ fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
 }
 
 /// Reads the beginning, the end, and all data between holes, as far as the bound allows.
-fn data(volume: &Volume, inode: InodeNumber, size_bytes: u64, hasher: &mut DefaultHasher) -> Result<(), Error> {
+fn data(
+    volume: &Volume,
+    inode: InodeNumber,
+    size_bytes: u64,
+    hasher: &mut DefaultHasher,
+) -> Result<(), Error> {
     let mut bytes = Vec::new();
     for offset in [0, size_bytes.saturating_sub(READ_BYTES_MAX as u64)] {
         bytes.clear();
@@ -231,7 +253,14 @@ pub fn change(volume: &Volume) -> Vec<Error> {
 }
 
 fn create(volume: &Volume) -> Result<(), Error> {
-    let file = NewInode { file_type: FileType::Regular, mode: 0o600, uid: 1, gid: 1, device: 0, target: None };
+    let file = NewInode {
+        file_type: FileType::Regular,
+        mode: 0o600,
+        uid: 1,
+        gid: 1,
+        device: 0,
+        target: None,
+    };
     let directory = NewInode { file_type: FileType::Directory, ..file };
     let new = volume.create(volume.root(), b"hostile-directory", &directory)?.inode;
     for index in 0..8u8 {
@@ -246,7 +275,13 @@ fn create(volume: &Volume) -> Result<(), Error> {
     Ok(())
 }
 
-fn change_one(volume: &Volume, entry: &Entry, attributes: &Attributes, index: usize, note: &mut impl FnMut(Result<(), Error>)) {
+fn change_one(
+    volume: &Volume,
+    entry: &Entry,
+    attributes: &Attributes,
+    index: usize,
+    note: &mut impl FnMut(Result<(), Error>),
+) {
     let inode = attributes.inode;
     note(volume.set_xattr(inode, b"user.hostile", &[7; 4000], XattrMode::Any));
     if attributes.file_type == FileType::Regular {
@@ -257,7 +292,14 @@ fn change_one(volume: &Volume, entry: &Entry, attributes: &Attributes, index: us
             note(volume.fsync_blocking(inode, FsyncKind::Full));
         }
         let size = if index.is_multiple_of(3) { 0 } else { attributes.size_bytes / 3 };
-        note(volume.set_attributes(inode, &AttributeChange { size: Some(size), ..AttributeChange::default() }).map(drop));
+        note(
+            volume
+                .set_attributes(
+                    inode,
+                    &AttributeChange { size: Some(size), ..AttributeChange::default() },
+                )
+                .map(drop),
+        );
     }
     let new_name = format!("renamed {index}").into_bytes();
     match index % 4 {
@@ -265,7 +307,13 @@ fn change_one(volume: &Volume, entry: &Entry, attributes: &Attributes, index: us
             note(volume.unlink(entry.parent, &entry.name));
             note(volume.remove_directory(entry.parent, &entry.name));
         }
-        1 => note(volume.rename(entry.parent, &entry.name, volume.root(), &new_name, RenameMode::Replace)),
+        1 => note(volume.rename(
+            entry.parent,
+            &entry.name,
+            volume.root(),
+            &new_name,
+            RenameMode::Replace,
+        )),
         2 => {
             let linked = volume.link(inode, entry.parent, &new_name);
             if linked.is_ok() {

@@ -1,4 +1,5 @@
-//! One client of a simulated run: does its script, compares what it sees with the model, and keeps its history.
+//! One client of a simulated run: does its script, compares what it sees with the model, and keeps
+//! its history.
 use crate::history::{Acknowledgement, ClientHistory, Span};
 use crate::model::{Failure, Layout, Model, Outcome};
 use crate::operation::Operation;
@@ -21,7 +22,8 @@ pub(super) struct Stage {
     pub(super) order: AtomicU64,
     /// The longest pause before an operation.
     pub(super) pause_us: u64,
-    /// The power is off, or a request has failed: from now on operations may fail. Not a point of the scheduler.
+    /// The power is off, or a request has failed: from now on operations may fail. Not a point of
+    /// the scheduler.
     pub(super) broken: Arc<AtomicBool>,
 }
 
@@ -69,7 +71,9 @@ impl Client {
             if stage.pause_us > 0 {
                 clock::sleep(Duration::from_micros(random::u64() % stage.pause_us));
             }
-            let goes_on = self.step(&mut runner, stage, operation).map_err(|error| format!("client {}: {error}", self.history.client))?;
+            let goes_on = self
+                .step(&mut runner, stage, operation)
+                .map_err(|error| format!("client {}: {error}", self.history.client))?;
             simulation::note_progress();
             if !goes_on {
                 break;
@@ -83,7 +87,12 @@ impl Client {
     }
 
     /// Does one operation; returns whether it makes sense to go on.
-    fn step(&mut self, runner: &mut Runner, stage: &Stage, operation: &Operation) -> Result<bool, String> {
+    fn step(
+        &mut self,
+        runner: &mut Runner,
+        stage: &Stage,
+        operation: &Operation,
+    ) -> Result<bool, String> {
         let index = self.history.operations.len();
         let history_begin = stage.device.history_len();
         let begin = stage.order.fetch_add(1, Ordering::SeqCst);
@@ -96,7 +105,12 @@ impl Client {
             compare_outcome(index, operation, &found, &expected)?;
         }
         let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
-        self.history.push(operation.clone(), Span { history_begin, begin, end }, &effects, &self.model);
+        self.history.push(
+            operation.clone(),
+            Span { history_begin, begin, end },
+            &effects,
+            &self.model,
+        );
         if waited && found.is_ok() {
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
@@ -109,7 +123,12 @@ impl Client {
             match result {
                 Ok(()) => self.history.acknowledge(acknowledgement),
                 Err(_) if stage.is_broken() => {}
-                Err(error) => return Err(format!("client {}: fsync {} failed: {error}", self.history.client, acknowledgement.operation)),
+                Err(error) => {
+                    return Err(format!(
+                        "client {}: fsync {} failed: {error}",
+                        self.history.client, acknowledgement.operation
+                    ));
+                }
             }
         }
         Ok(())

@@ -1,15 +1,17 @@
-//! The whole engine under one seed: many clients, its background threads, the clock and the device, in one thread of the
-//! system, with a crash at many points of the run.
+//! The whole engine under one seed: many clients, its background threads, the clock and the device,
+//! in one thread of the system, with a crash at many points of the run.
 //!
-//! One *run* is a small volume (its [`Scene`]), on which 8 to 32 clients work at the same time until they are done, the power
-//! goes, or the device fails. Who runs when, how long requests take, and when timeouts end follows from the seed, so that a
-//! failure can be repeated exactly. Then the device's record is crashed at many points, each time with another choice of what
-//! the unflushed writes left, and every state must recover to what the clients' histories permit.
+//! One *run* is a small volume (its [`Scene`]), on which 8 to 32 clients work at the same time
+//! until they are done, the power goes, or the device fails. Who runs when, how long requests take,
+//! and when timeouts end follows from the seed, so that a failure can be repeated exactly. Then the
+//! device's record is crashed at many points, each time with another choice of what the unflushed
+//! writes left, and every state must recover to what the clients' histories permit.
 //!
-//! A failure is *shrunk*: operations are taken away as long as some schedule still fails. What is left is named by a
-//! [`Case`], which prints as one line and repeats the failure.
+//! A failure is *shrunk*: operations are taken away as long as some schedule still fails. What is
+//! left is named by a [`Case`], which prints as one line and repeats the failure.
 //!
-//! Exists only with the feature `shuttle`: then nothing of the program works outside of a simulation.
+//! Exists only with the feature `shuttle`: then nothing of the program works outside of a
+//! simulation.
 
 mod client;
 mod run;
@@ -47,7 +49,15 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, seconds: 10, runs_max: u64::MAX, threads: 1, states_per_run: 20, only: None, shrink_runs: 300 }
+        Self {
+            seed: 1,
+            seconds: 10,
+            runs_max: u64::MAX,
+            threads: 1,
+            states_per_run: 20,
+            only: None,
+            shrink_runs: 300,
+        }
     }
 }
 
@@ -170,7 +180,10 @@ impl fmt::Display for Failed {
 fn seed_of(seed: u64, number: u64) -> u64 {
     match number {
         0 => seed,
-        _ => cairn_environment::random::Seeded::new(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next_u64(),
+        _ => cairn_environment::random::Seeded::new(
+            seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        )
+        .next_u64(),
     }
 }
 
@@ -178,7 +191,8 @@ fn shrunk(case: Case, error: String, options: &Options) -> Failed {
     shrink::shrink(case, error, options, &|case| run::run(case, options.states_per_run).result)
 }
 
-/// The runs of all threads so far, for progress. The locks of this program work only within a simulation.
+/// The runs of all threads so far, for progress. The locks of this program work only within a
+/// simulation.
 #[derive(Default)]
 struct SoFar {
     runs: AtomicU64,
@@ -211,7 +225,11 @@ pub struct Progress {
 }
 
 /// Runs on one thread of the system: numbers `first`, `first + step`, and so on.
-fn worker(options: &Options, first: u64, progress: &(dyn Fn(&Outcome) + Sync)) -> Result<Report, Box<Failed>> {
+fn worker(
+    options: &Options,
+    first: u64,
+    progress: &(dyn Fn(&Outcome) + Sync),
+) -> Result<Report, Box<Failed>> {
     let (begin, processor_begin) = (real_time(), processor_time());
     let mut report = Report::default();
     let mut number = first;
@@ -233,7 +251,10 @@ fn worker(options: &Options, first: u64, progress: &(dyn Fn(&Outcome) + Sync)) -
 ///
 /// # Errors
 /// The first run that went wrong, shrunk.
-pub fn simulate(options: &Options, progress: &(dyn Fn(&Progress) + Sync)) -> Result<Report, Box<Failed>> {
+pub fn simulate(
+    options: &Options,
+    progress: &(dyn Fn(&Progress) + Sync),
+) -> Result<Report, Box<Failed>> {
     if let Some(case) = &options.only {
         let begin = processor_time();
         let outcome = run::run(case, options.states_per_run);

@@ -62,8 +62,13 @@ pub(super) fn run(case: &Case, states: u64) -> Outcome {
 }
 
 /// Does one run on what `wrap` makes of the device.
-pub(super) fn run_on(case: &Case, states: u64, wrap: impl Fn(Arc<SimulatedDevice>) -> Arc<dyn BlockDevice> + Send + 'static) -> Outcome {
-    let settings = simulation::Settings { seed: case.schedule, steps_max: STEPS_MAX, quiet_max: QUIET_MAX };
+pub(super) fn run_on(
+    case: &Case,
+    states: u64,
+    wrap: impl Fn(Arc<SimulatedDevice>) -> Arc<dyn BlockDevice> + Send + 'static,
+) -> Outcome {
+    let settings =
+        simulation::Settings { seed: case.schedule, steps_max: STEPS_MAX, quiet_max: QUIET_MAX };
     let (scene, seed) = (case.scene(), case.schedule);
     let power_cut = matches!(scene.ending, Ending::PowerCut { .. });
     let simulated = simulation::run(&settings, move || {
@@ -98,8 +103,10 @@ fn perform(
     let device = Arc::new(SimulatedDevice::new(scene.volume_bytes));
     let options = MkfsOptions { log_bytes: Some(scene.log_bytes), ..MkfsOptions::default() };
     mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
-    let quiet = Volume::open(device.clone() as Arc<dyn BlockDevice>, quiet_options()).map_err(|error| format!("open: {error}"))?;
-    make_bases(&quiet, scene.scripts.len() as u8).map_err(|error| format!("making the bases: {error}"))?;
+    let quiet = Volume::open(device.clone() as Arc<dyn BlockDevice>, quiet_options())
+        .map_err(|error| format!("open: {error}"))?;
+    make_bases(&quiet, scene.scripts.len() as u8)
+        .map_err(|error| format!("making the bases: {error}"))?;
     quiet.close().map_err(|error| format!("closing the empty volume: {error}"))?;
     device.start_recording();
     device.set_delay(Deed::Read, Duration::from_micros(scene.read_us));
@@ -112,13 +119,19 @@ fn perform(
 
 /// Options for opening a state: nothing happens but what is asked for.
 fn quiet_options() -> VolumeOptions {
-    VolumeOptions { background: false, node_cache_bytes: 1 << 20, data_cache_bytes: 0, ..VolumeOptions::default() }
+    VolumeOptions {
+        background: false,
+        node_cache_bytes: 1 << 20,
+        data_cache_bytes: 0,
+        ..VolumeOptions::default()
+    }
 }
 
 /// Has requests fail as the scene says; whether one did is told by `broken`.
 fn plan_faults(scene: &Scene, device: &SimulatedDevice, broken: &Arc<AtomicBool>) {
     let Ending::Fault { request, lasting, flush } = scene.ending else { return };
-    let geometry = Geometry { total_blocks: scene.volume_bytes / 4096, log_blocks: scene.log_bytes / 4096 };
+    let geometry =
+        Geometry { total_blocks: scene.volume_bytes / 4096, log_blocks: scene.log_bytes / 4096 };
     let metadata_end = geometry.allocatable().start.offset_bytes();
     let (mut seen, broken) = (0, Arc::clone(broken));
     device.fail_when(move |asked: &Request| {
@@ -150,13 +163,30 @@ fn work(
     // Data is written more often than anything is flushed.
     let (write_us_max, flush_us_max) = (scene.uneven_us / 10, scene.uneven_us);
     let wrapped = wrap(device.clone());
-    let uneven = Uneven::with_spikes(wrapped.clone(), random::u64(), write_us_max, flush_us_max, scene.spike_ms_max);
+    let uneven = Uneven::with_spikes(
+        wrapped.clone(),
+        random::u64(),
+        write_us_max,
+        flush_us_max,
+        scene.spike_ms_max,
+    );
     let used = if flush_us_max == 0 && scene.spike_ms_max == 0 { wrapped } else { uneven.clone() };
-    let volume = Volume::open(used, scene.options.clone()).map_err(|error| format!("open: {error}"))?;
+    let volume =
+        Volume::open(used, scene.options.clone()).map_err(|error| format!("open: {error}"))?;
     plan_faults(scene, device, &broken);
-    let stage =
-        Arc::new(Stage { volume, device: device.clone(), order: AtomicU64::new(0), pause_us: scene.pause_us, broken: broken.clone() });
-    let threads: Vec<_> = scene.scripts.iter().enumerate().map(|(number, script)| start(number as u8, script.clone(), &stage)).collect();
+    let stage = Arc::new(Stage {
+        volume,
+        device: device.clone(),
+        order: AtomicU64::new(0),
+        pause_us: scene.pause_us,
+        broken: broken.clone(),
+    });
+    let threads: Vec<_> = scene
+        .scripts
+        .iter()
+        .enumerate()
+        .map(|(number, script)| start(number as u8, script.clone(), &stage))
+        .collect();
     let power = match scene.ending {
         Ending::PowerCut { after_us } => Some(cut_power(Duration::from_micros(after_us), &stage)),
         _ => None,
@@ -179,7 +209,9 @@ fn work(
         return Err(format!("closing the volume: {error}"));
     }
     if closed.is_ok() && was_broken && !matches!(scene.ending, Ending::PowerCut { .. }) {
-        return Err("closing the volume succeeds although a write of metadata or a flush had failed".into());
+        return Err(
+            "closing the volume succeeds although a write of metadata or a flush had failed".into(),
+        );
     }
     let at = device.history_len();
     for client in &mut clients {
@@ -196,7 +228,11 @@ fn work(
 
 type Worked = (Client, Result<(), String>);
 
-fn start(number: u8, script: Vec<crate::operation::Operation>, stage: &Arc<Stage>) -> thread::JoinHandle<Worked> {
+fn start(
+    number: u8,
+    script: Vec<crate::operation::Operation>,
+    stage: &Arc<Stage>,
+) -> thread::JoinHandle<Worked> {
     let stage = Arc::clone(stage);
     thread::spawn("client", move || {
         let mut client = Client::new(number);
@@ -226,14 +262,17 @@ fn crash(
     let (flushes, length) = (explorer.flush_positions(), explorer.history_len());
     for index in 0..length {
         let event = format!("{:?}", explorer.event(index));
-        counted.fingerprint =
-            (counted.fingerprint.rotate_left(7) ^ u64::from(digest(event.as_bytes()))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        counted.fingerprint = (counted.fingerprint.rotate_left(7)
+            ^ u64::from(digest(event.as_bytes())))
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
     // After a failure the run soon ends: what was acknowledged falsely was so at its end.
     let at_end = if counted.fault { 4 } else { 1 };
     let position = |random: &mut Seeded| match random.below(8) {
         chosen if chosen < at_end => length,
-        chosen if chosen < at_end + 3 && !flushes.is_empty() => flushes[random.below(flushes.len() as u64) as usize],
+        chosen if chosen < at_end + 3 && !flushes.is_empty() => {
+            flushes[random.below(flushes.len() as u64) as usize]
+        }
         _ => random.below(length as u64 + 1) as usize,
     };
     let mut positions: Vec<usize> = (0..states).map(|_| position(random)).collect();
@@ -241,7 +280,8 @@ fn crash(
     for position in positions {
         explorer.advance_to(position);
         let state = Arc::new(explorer.state(random));
-        let judged = read(&state, histories, position).and_then(|()| recover(&state, histories, position));
+        let judged =
+            read(&state, histories, position).and_then(|()| recover(&state, histories, position));
         judged.map_err(|error| format!("crash after {position} of {length} events: {error}"))?;
         counted.states += 1;
         simulation::note_progress();
@@ -250,22 +290,33 @@ fn crash(
 }
 
 fn digest(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(!0, |sum: u32, byte| (sum.rotate_left(5) ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+    bytes.iter().fold(!0, |sum: u32, byte| {
+        (sum.rotate_left(5) ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 fn open(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
     let options = VolumeOptions { read_only, ..quiet_options() };
-    Volume::open(state.clone() as Arc<dyn BlockDevice>, options).map_err(|error| format!("the state does not mount: {error}"))
+    Volume::open(state.clone() as Arc<dyn BlockDevice>, options)
+        .map_err(|error| format!("the state does not mount: {error}"))
 }
 
 /// Judges a state as the crash left it, by fsck and a mount that changes nothing.
-fn read(state: &Arc<SimulatedDevice>, histories: &[ClientHistory], position: usize) -> Result<(), String> {
+fn read(
+    state: &Arc<SimulatedDevice>,
+    histories: &[ClientHistory],
+    position: usize,
+) -> Result<(), String> {
     expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
     judge(&open(state, true)?, histories, position).map_err(|error| format!("read-only: {error}"))
 }
 
 /// Recovers a state, judges it, and closes it.
-fn recover(state: &Arc<SimulatedDevice>, histories: &[ClientHistory], position: usize) -> Result<(), String> {
+fn recover(
+    state: &Arc<SimulatedDevice>,
+    histories: &[ClientHistory],
+    position: usize,
+) -> Result<(), String> {
     let volume = open(state, false)?;
     judge(&volume, histories, position)?;
     volume.close().map_err(|error| format!("closing after recovery: {error}"))?;

@@ -46,7 +46,8 @@ pub struct Scene {
     pub write_us: u64,
     /// How long a flush takes.
     pub flush_us: u64,
-    /// How much longer writes and flushes may take, before they do what they do and after: see [`crate::uneven`].
+    /// How much longer writes and flushes may take, before they do what they do and after: see
+    /// [`crate::uneven`].
     pub uneven_us: u64,
     /// How long a request may take now and then, reads as well; 0 for a device without such spikes.
     pub spike_ms_max: u64,
@@ -86,7 +87,11 @@ fn options(random: &mut Seeded, full_log: bool) -> VolumeOptions {
 fn ending(random: &mut Seeded, expected_us: u64) -> Ending {
     match random.below(5) {
         0 => Ending::PowerCut { after_us: random.below(expected_us + 1) },
-        1..3 => Ending::Fault { request: random.below(40), lasting: random.chance(1, 2), flush: random.chance(2, 3) },
+        1..3 => Ending::Fault {
+            request: random.below(40),
+            lasting: random.chance(1, 2),
+            flush: random.chance(2, 3),
+        },
         _ => Ending::Orderly,
     }
 }
@@ -113,11 +118,17 @@ impl Scene {
         let flush_us = one_of(random, &[0, 100, 500, 2500, 15_000]);
         let write_us = one_of(random, &[0, 30, 200]);
         let pause_us = one_of(random, &[0, 0, 3_000, 20_000_000]);
-        let scripts = (0..clients as u8).map(|client| script(client, random.next_u64(), profile, operations_each)).collect();
-        let ending = ending(random, operations_each * (flush_us + 2 * write_us + pause_us / 2 + 50));
+        let scripts = (0..clients as u8)
+            .map(|client| script(client, random.next_u64(), profile, operations_each))
+            .collect();
+        let ending =
+            ending(random, operations_each * (flush_us + 2 * write_us + pause_us / 2 + 50));
         let mut options = options(random, full_log);
         let mut uneven_us = one_of(random, &[0, 100, 1000, 5000]);
-        if matches!(ending, Ending::Fault { flush: true, .. }) && pause_us < 1_000_000 && random.chance(3, 4) {
+        if matches!(ending, Ending::Fault { flush: true, .. })
+            && pause_us < 1_000_000
+            && random.chance(3, 4)
+        {
             // Log and commits flush at the same time, and whose flush fails hears of it late.
             options.commit_interval = Duration::from_millis(2);
             uneven_us = one_of(random, &[1000, 5000]);
@@ -210,7 +221,9 @@ impl fmt::Display for Case {
         write!(formatter, "{}/{}", self.seed, self.schedule)?;
         let Some(kept) = &self.kept else { return Ok(()) };
         let clients = kept.iter().enumerate().filter(|(_, operations)| !operations.is_empty());
-        let parts: Vec<String> = clients.map(|(client, operations)| format!("{client}:{}", show_numbers(operations))).collect();
+        let parts: Vec<String> = clients
+            .map(|(client, operations)| format!("{client}:{}", show_numbers(operations)))
+            .collect();
         write!(formatter, "/{}", parts.join(";"))
     }
 }
@@ -219,7 +232,11 @@ impl FromStr for Case {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Case, String> {
-        let wrong = || format!("\"{text}\" is no case: write SEED, or SEED/SCHEDULE/CLIENT:OPERATIONS;… as it was printed");
+        let wrong = || {
+            format!(
+                "\"{text}\" is no case: write SEED, or SEED/SCHEDULE/CLIENT:OPERATIONS;… as it was printed"
+            )
+        };
         let mut parts = text.split('/');
         let seed = parts.next().and_then(|seed| seed.parse().ok()).ok_or_else(wrong)?;
         let mut case = Case::of_seed(seed);
@@ -233,7 +250,10 @@ impl FromStr for Case {
                 let number: u8 = number.parse().map_err(|_| wrong())?;
                 kept[usize::from(number)] = parse_numbers(operations).ok_or_else(wrong)?;
             }
-            let used = kept.iter().rposition(|operations| !operations.is_empty()).map_or(0, |last| last + 1);
+            let used = kept
+                .iter()
+                .rposition(|operations| !operations.is_empty())
+                .map_or(0, |last| last + 1);
             kept.truncate(used);
             case.kept = Some(kept);
         }

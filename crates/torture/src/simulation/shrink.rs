@@ -1,7 +1,8 @@
 //! Takes operations away from a failing case as long as it still fails.
 //!
-//! Without an operation the others meet in another way, so a smaller case is tried with several schedules. First whole
-//! clients go, then ever smaller parts of what is left (delta debugging: Zeller, Hildebrandt, 2002).
+//! Without an operation the others meet in another way, so a smaller case is tried with several
+//! schedules. First whole clients go, then ever smaller parts of what is left (delta debugging:
+//! Zeller, Hildebrandt, 2002).
 use super::scene::{Case, Scene};
 use super::{Failed, Options};
 use cairn_environment::random::Seeded;
@@ -29,7 +30,8 @@ fn kept(places: &[Place]) -> Vec<Vec<usize>> {
 }
 
 impl Shrinker<'_> {
-    /// Whether the run fails with these operations alone, with any schedule; if so, it is the best so far.
+    /// Whether the run fails with these operations alone, with any schedule; if so, it is the best
+    /// so far.
     fn fails(&mut self, places: &[Place]) -> bool {
         let mut random = Seeded::new(self.best.schedule);
         for attempt in 0..SCHEDULES {
@@ -48,7 +50,8 @@ impl Shrinker<'_> {
         false
     }
 
-    /// Takes parts away, half of all at first, single ones at last. `part_of` says which belong together.
+    /// Takes parts away, half of all at first, single ones at last. `part_of` says which belong
+    /// together.
     fn reduce(&mut self, mut places: Vec<Place>, part_of: impl Fn(&Place) -> Place) -> Vec<Place> {
         let mut parts = 2;
         loop {
@@ -57,7 +60,11 @@ impl Shrinker<'_> {
             let size = groups.len().div_ceil(parts).max(1);
             let mut smaller = None;
             for gone in groups.chunks(size) {
-                let left: Vec<Place> = places.iter().copied().filter(|place| !gone.contains(&part_of(place))).collect();
+                let left: Vec<Place> = places
+                    .iter()
+                    .copied()
+                    .filter(|place| !gone.contains(&part_of(place)))
+                    .collect();
                 if left.len() < places.len() && self.fails(&left) {
                     smaller = Some(left);
                     break;
@@ -77,7 +84,10 @@ impl Shrinker<'_> {
 
 fn listing(case: &Case) -> String {
     let scene = case.scene();
-    let mut lines = vec![format!("ending {:?}, commits every {:?}", scene.ending, scene.options.commit_interval)];
+    let mut lines = vec![format!(
+        "ending {:?}, commits every {:?}",
+        scene.ending, scene.options.commit_interval
+    )];
     for (client, script) in scene.scripts.iter().enumerate() {
         lines.extend(script.iter().map(|operation| format!("client {client}: {operation:?}")));
     }
@@ -85,15 +95,29 @@ fn listing(case: &Case) -> String {
 }
 
 /// The smallest case that can be found, within the runs that the options allow.
-pub(super) fn shrink(found: Case, error: String, options: &Options, run: &dyn Fn(&Case) -> Result<(), String>) -> Failed {
+pub(super) fn shrink(
+    found: Case,
+    error: String,
+    options: &Options,
+    run: &dyn Fn(&Case) -> Result<(), String>,
+) -> Failed {
     let all: Vec<Place> = match &found.kept {
-        Some(kept) => kept.iter().enumerate().flat_map(|(client, indices)| indices.iter().map(move |index| (client, *index))).collect(),
+        Some(kept) => kept
+            .iter()
+            .enumerate()
+            .flat_map(|(client, indices)| indices.iter().map(move |index| (client, *index)))
+            .collect(),
         None => {
             let scripts = Scene::of_seed(found.seed).scripts;
-            scripts.iter().enumerate().flat_map(|(client, script)| (0..script.len()).map(move |index| (client, index))).collect()
+            scripts
+                .iter()
+                .enumerate()
+                .flat_map(|(client, script)| (0..script.len()).map(move |index| (client, index)))
+                .collect()
         }
     };
-    let mut shrinker = Shrinker { runs_left: options.shrink_runs, run, best: found.clone(), error: error.clone() };
+    let mut shrinker =
+        Shrinker { runs_left: options.shrink_runs, run, best: found.clone(), error: error.clone() };
     let left = shrinker.reduce(all, |(client, _)| (*client, 0));
     shrinker.reduce(left, |place| *place);
     let Shrinker { best, error: shrunk_error, .. } = shrinker;

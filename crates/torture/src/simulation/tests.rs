@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 #[test]
 fn a_case_prints_as_it_is_read() {
-    let case = Case { seed: 7, schedule: 12, kept: Some(vec![vec![], vec![0, 1, 2, 5], vec![], vec![9]]) };
+    let case =
+        Case { seed: 7, schedule: 12, kept: Some(vec![vec![], vec![0, 1, 2, 5], vec![], vec![9]]) };
     assert_eq!(case.to_string(), "7/12/1:0-2,5;3:9");
     assert_eq!(case.to_string().parse(), Ok(case));
     assert_eq!(Case::of_seed(99).to_string(), "99");
@@ -23,7 +24,9 @@ fn a_seed_repeats_a_run_exactly() {
     for seed in 0..4 {
         let (first, second) = (run(&Case::of_seed(seed), 2), run(&Case::of_seed(seed), 2));
         assert_eq!(first.result, Ok(()));
-        let key = |outcome: &super::Outcome| (outcome.steps, outcome.simulated, outcome.fingerprint, outcome.operations);
+        let key = |outcome: &super::Outcome| {
+            (outcome.steps, outcome.simulated, outcome.fingerprint, outcome.operations)
+        };
         assert_eq!(key(&first), key(&second), "seed {seed}");
     }
 }
@@ -31,7 +34,8 @@ fn a_seed_repeats_a_run_exactly() {
 #[test]
 fn runs_of_many_seeds_are_right() {
     let seconds = crate::number_from_environment("CAIRN_SIMULATION_SECONDS").unwrap_or(20);
-    let seed = crate::number_from_environment("CAIRN_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish());
+    let seed = crate::number_from_environment("CAIRN_SEED")
+        .unwrap_or_else(|| RandomState::new().build_hasher().finish());
     eprintln!("CAIRN_SEED={seed}");
     let options = Options { seed, seconds, ..Options::default() };
     match simulate(&options, &|_| {}) {
@@ -66,7 +70,9 @@ impl BlockDevice for Forgetful {
 
 #[test]
 fn a_device_that_forgets_to_flush_is_found_and_the_case_is_small() {
-    let forgetful = |case: &Case| run_on(case, 6, |device| Arc::new(Forgetful(device)) as Arc<dyn BlockDevice>).result;
+    let forgetful = |case: &Case| {
+        run_on(case, 6, |device| Arc::new(Forgetful(device)) as Arc<dyn BlockDevice>).result
+    };
     let (case, error) = (0..20)
         .map(Case::of_seed)
         .find_map(|case| forgetful(&case).err().map(|error| (case, error)))
@@ -75,7 +81,11 @@ fn a_device_that_forgets_to_flush_is_found_and_the_case_is_small() {
     let failed = shrink(case, error, &options, &forgetful);
     let operations = |case: &Case| case.scene().scripts.iter().map(Vec::len).sum::<usize>();
     assert!(operations(&failed.shrunk) * 5 <= operations(&failed.found), "{failed}");
-    assert_eq!(forgetful(&failed.shrunk), Err(failed.shrunk_error.clone()), "it repeats as it was printed");
+    assert_eq!(
+        forgetful(&failed.shrunk),
+        Err(failed.shrunk_error.clone()),
+        "it repeats as it was printed"
+    );
     let printed = failed.shrunk.to_string().parse::<Case>().expect("it prints as it is read");
     assert_eq!(forgetful(&printed), Err(failed.shrunk_error), "also from what was printed");
 }

@@ -27,8 +27,9 @@ pub const NEEDLE: &str = "needle_in_a_haystack";
 const FILES_PER_NEEDLE: usize = 500;
 
 const WORDS: [&str; 24] = [
-    "static", "int", "return", "struct", "buffer", "offset", "length", "if", "else", "for", "index", "const", "void", "page", "inode",
-    "lock", "unlock", "error", "NULL", "sizeof", "flags", "device", "next", "list",
+    "static", "int", "return", "struct", "buffer", "offset", "length", "if", "else", "for",
+    "index", "const", "void", "page", "inode", "lock", "unlock", "error", "NULL", "sizeof",
+    "flags", "device", "next", "list",
 ];
 
 /// The shape of a tree.
@@ -61,7 +62,8 @@ const SOURCE_SIZES: [(u64, u64); 10] = [
     (1_000, 1_200_000),
 ];
 /// As among the packages that a program of JavaScript is made of.
-const PACKAGE_SIZES: [(u64, u64); 6] = [(0, 30), (250, 180), (500, 420), (750, 1_100), (950, 4_000), (1_000, 30_000)];
+const PACKAGE_SIZES: [(u64, u64); 6] =
+    [(0, 30), (250, 180), (500, 420), (750, 1_100), (950, 4_000), (1_000, 30_000)];
 
 impl Tree {
     /// Sources of a program: about 9,500 files and 134 MB, times `scale`.
@@ -93,7 +95,12 @@ impl Tree {
     fn size_bytes(&self, rank: usize) -> u64 {
         // In parts per million, in the middle of the file's share.
         let at = (rank as u64 * 2 + 1) * 500_000 / self.files as u64;
-        let above = self.sizes.iter().position(|(mille, _)| mille * 1_000 > at).unwrap_or(self.sizes.len() - 1).max(1);
+        let above = self
+            .sizes
+            .iter()
+            .position(|(mille, _)| mille * 1_000 > at)
+            .unwrap_or(self.sizes.len() - 1)
+            .max(1);
         let ((low, least), (high, most)) = (self.sizes[above - 1], self.sizes[above]);
         least + (most - least) * (at - low * 1_000) / ((high - low) * 1_000)
     }
@@ -110,7 +117,11 @@ impl Tree {
             // One of the newest third, so that it goes down.
             let newest = (folders.len() / 3).max(1);
             let (above, depth) = &folders[folders.len() - 1 - random.below(newest as u64) as usize];
-            let (above, depth) = if *depth < self.depth_max { (above.clone(), *depth) } else { (self.root.to_owned(), 1) };
+            let (above, depth) = if *depth < self.depth_max {
+                (above.clone(), *depth)
+            } else {
+                (self.root.to_owned(), 1)
+            };
             folders.push((format!("{above}/part-{}", folders.len()), depth + 1));
         }
         folders
@@ -139,8 +150,13 @@ impl Tree {
             let extension = self.extensions[index % self.extensions.len()];
             let size_bytes = self.size_bytes(rank) as usize;
             let start = random.below((TEXT_BYTES - size_bytes) as u64) as usize;
-            let mut content = format!("/* file {index}{} */\n", if index % FILES_PER_NEEDLE == 0 { NEEDLE } else { "" }).into_bytes();
-            content.extend_from_slice(&text[start..start + size_bytes.saturating_sub(content.len())]);
+            let mut content = format!(
+                "/* file {index}{} */\n",
+                if index % FILES_PER_NEEDLE == 0 { NEEDLE } else { "" }
+            )
+            .into_bytes();
+            content
+                .extend_from_slice(&text[start..start + size_bytes.saturating_sub(content.len())]);
             archive.add(&format!("{folder}/file-{index}.{extension}"), Some(&content))?;
         }
         archive.end()
@@ -197,7 +213,8 @@ impl<W: Write> Archive<W> {
 
 /// POSIX.1-1988, "ustar": fields of fixed width, numbers in octal digits.
 fn header(name: &str, size_bytes: Option<usize>) -> anyhow::Result<[u8; RECORD_BYTES]> {
-    let (prefix, rest) = split_name(name).with_context(|| format!("{name} is too long for an archive"))?;
+    let (prefix, rest) =
+        split_name(name).with_context(|| format!("{name} is too long for an archive"))?;
     ensure!(name.is_ascii(), "{name} is no name for an archive");
     let (mode, kind) = if size_bytes.is_some() { (0o644, b'0') } else { (0o755, b'5') };
     let mut header = [0; RECORD_BYTES];
@@ -222,7 +239,8 @@ fn split_name(name: &str) -> Option<(&str, &str)> {
     if name.len() <= NAME_BYTES {
         return Some(("", name));
     }
-    let fits = |at: usize| at <= PREFIX_BYTES && name.len() - at - 1 <= NAME_BYTES && at + 1 < name.len();
+    let fits =
+        |at: usize| at <= PREFIX_BYTES && name.len() - at - 1 <= NAME_BYTES && at + 1 < name.len();
     let at = name.match_indices('/').map(|(at, _)| at).find(|at| fits(*at))?;
     Some((&name[..at], &name[at + 1..]))
 }
@@ -239,7 +257,8 @@ mod tests {
         assert!((132_000_000..136_000_000).contains(&tree.bytes()), "{}", tree.bytes());
         let median = tree.size_bytes(tree.files / 2);
         assert!((4_000..5_000).contains(&median), "{median}");
-        let largest_tenth: u64 = (tree.files * 9 / 10..tree.files).map(|rank| tree.size_bytes(rank)).sum();
+        let largest_tenth: u64 =
+            (tree.files * 9 / 10..tree.files).map(|rank| tree.size_bytes(rank)).sum();
         assert!(largest_tenth > tree.bytes() / 2, "{largest_tenth}");
         assert!(Tree::packages(1.0).bytes() / 20_000 < 2_000);
         let small = Tree::sources(0.01);
@@ -251,7 +270,8 @@ mod tests {
     fn tar_unpacks_what_was_packed() {
         let folder = tempfile::tempdir().unwrap();
         for (tree, name) in [(Tree::sources(0.01), "a"), (Tree::packages(0.02), "b")] {
-            let [one, other] = ["one", "other"].map(|copy| folder.path().join(format!("{name}-{copy}.tar")));
+            let [one, other] =
+                ["one", "other"].map(|copy| folder.path().join(format!("{name}-{copy}.tar")));
             tree.pack(&one, &Interrupt::default()).unwrap();
             tree.pack(&other, &Interrupt::default()).unwrap();
             let archive = std::fs::read(&one).unwrap();
@@ -259,17 +279,30 @@ mod tests {
             assert_eq!(archive.len() % PIECE_BYTES, 0);
             let unpacked = folder.path().join(name);
             std::fs::create_dir(&unpacked).unwrap();
-            let tar = Command::new("tar").arg("-xf").arg(&one).arg("-C").arg(&unpacked).output().unwrap();
+            let tar =
+                Command::new("tar").arg("-xf").arg(&one).arg("-C").arg(&unpacked).output().unwrap();
             assert!(tar.status.success() && tar.stderr.is_empty(), "{tar:?}");
-            let listed = Command::new("find").arg(&unpacked).args(["-type", "f", "-printf", "%s %d\n"]).output().unwrap();
+            let listed = Command::new("find")
+                .arg(&unpacked)
+                .args(["-type", "f", "-printf", "%s %d\n"])
+                .output()
+                .unwrap();
             let lines = String::from_utf8(listed.stdout).unwrap();
-            let numbers = |index: usize| lines.lines().map(move |line| line.split(' ').nth(index).unwrap().parse::<u64>().unwrap());
+            let numbers = |index: usize| {
+                lines
+                    .lines()
+                    .map(move |line| line.split(' ').nth(index).unwrap().parse::<u64>().unwrap())
+            };
             assert_eq!(lines.lines().count(), tree.files);
             // The first line of a tiny file is as long as it is.
             assert!(numbers(0).sum::<u64>().abs_diff(tree.bytes()) < 40 * tree.files as u64);
             assert!(numbers(1).max().unwrap() >= 4, "{lines}");
         }
-        let found = Command::new("grep").args(["-rl", NEEDLE]).arg(folder.path().join("a")).output().unwrap();
+        let found = Command::new("grep")
+            .args(["-rl", NEEDLE])
+            .arg(folder.path().join("a"))
+            .output()
+            .unwrap();
         assert_eq!(String::from_utf8_lossy(&found.stdout).lines().count(), 1);
     }
 

@@ -42,7 +42,8 @@ pub struct Materials {
 impl Materials {
     /// For file systems of `size_bytes`; nothing is written yet.
     pub fn new(folder: &Path, size_bytes: u64, duration: Duration) -> Self {
-        let single_rows = (duration.as_secs_f64() * COMMITS_PER_SECOND).clamp(COMMITS_MIN, COMMITS_MAX) as usize;
+        let single_rows =
+            (duration.as_secs_f64() * COMMITS_PER_SECOND).clamp(COMMITS_MIN, COMMITS_MAX) as usize;
         let scale = (size_bytes as f64 / FULL_SIZE_BYTES as f64).min(1.0);
         Self { folder: folder.join("materials"), scale, size_bytes, single_rows }
     }
@@ -131,7 +132,8 @@ impl Materials {
         let mut make = command("git", &["init", "--quiet", "--bare", "--initial-branch=main"]);
         make.arg(&repository);
         run_to_end(without_settings(make), &self.folder, interrupt)?;
-        let mut import = command("sh", &["-c", "exec git -C \"$1\" fast-import --quiet <\"$2\"", "sh"]);
+        let mut import =
+            command("sh", &["-c", "exec git -C \"$1\" fast-import --quiet <\"$2\"", "sh"]);
         import.arg(&repository).arg(&stream);
         run_to_end(without_settings(import), &self.folder, interrupt)?;
         Ok(fs::remove_file(stream)?)
@@ -140,7 +142,9 @@ impl Materials {
 
 /// What a file of the repository holds after a commit that changed it.
 fn repository_file(file: usize, commit: usize) -> String {
-    let line = |line: usize| format!("line {line} of file {file}: {}\n", (line * 7_919 + file * 31 + commit) % 1_000_003);
+    let line = |line: usize| {
+        format!("line {line} of file {file}: {}\n", (line * 7_919 + file * 31 + commit) % 1_000_003)
+    };
     (0..40 + file % 160).map(line).collect()
 }
 
@@ -151,10 +155,15 @@ fn commits() -> String {
         let (message, seconds) = (format!("Change number {commit}\n"), 1_700_000_000 + commit * 60);
         let length = message.len();
         stream.push_str(&format!("commit refs/heads/main\ncommitter A <a@example.org> {seconds} +0000\ndata {length}\n{message}"));
-        let changed = |index: usize| if commit == 0 { index } else { (commit * 37 + index * 211) % REPOSITORY_FILES };
+        let changed = |index: usize| {
+            if commit == 0 { index } else { (commit * 37 + index * 211) % REPOSITORY_FILES }
+        };
         for file in (0..if commit == 0 { REPOSITORY_FILES } else { 3 }).map(changed) {
             let (text, folder) = (repository_file(file, commit), file % 40);
-            stream.push_str(&format!("M 100644 inline folder-{folder}/file-{file}.txt\ndata {}\n{text}\n", text.len()));
+            stream.push_str(&format!(
+                "M 100644 inline folder-{folder}/file-{file}.txt\ndata {}\n{text}\n",
+                text.len()
+            ));
         }
     }
     stream.push_str("done\n");
@@ -165,15 +174,27 @@ fn commits() -> String {
 /// elsewhere.
 fn write_crate(folder: &Path) -> anyhow::Result<()> {
     let libraries: Vec<String> = (0..LIBRARIES).map(|index| format!("part{index}")).collect();
-    let dependencies: String = libraries.iter().map(|name| format!("{name} = {{ path = \"{name}\" }}\n")).collect();
-    let package = |name: &str| format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2021\"\n");
+    let dependencies: String =
+        libraries.iter().map(|name| format!("{name} = {{ path = \"{name}\" }}\n")).collect();
+    let package = |name: &str| {
+        format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2021\"\n")
+    };
     fs::create_dir_all(folder.join("src"))?;
     fs::write(
         folder.join("Cargo.toml"),
-        format!("{}\n[workspace]\nmembers = [\"part*\"]\n\n[dependencies]\n{dependencies}", package("whole")),
+        format!(
+            "{}\n[workspace]\nmembers = [\"part*\"]\n\n[dependencies]\n{dependencies}",
+            package("whole")
+        ),
     )?;
-    let calls: String = libraries.iter().map(|name| format!("    sum = sum.wrapping_add({name}::all(sum));\n")).collect();
-    fs::write(folder.join("src/main.rs"), format!("fn main() {{\n    let mut sum = 1u64;\n{calls}    println!(\"{{sum}}\");\n}}\n"))?;
+    let calls: String = libraries
+        .iter()
+        .map(|name| format!("    sum = sum.wrapping_add({name}::all(sum));\n"))
+        .collect();
+    fs::write(
+        folder.join("src/main.rs"),
+        format!("fn main() {{\n    let mut sum = 1u64;\n{calls}    println!(\"{{sum}}\");\n}}\n"),
+    )?;
     for name in &libraries {
         fs::create_dir_all(folder.join(name).join("src"))?;
         fs::write(folder.join(name).join("Cargo.toml"), package(name))?;
@@ -192,9 +213,13 @@ fn library() -> String {
             n = index + 3
         )
     };
-    let calls: String = (0..FUNCTIONS).map(|index| format!("    sum = sum.wrapping_add(function{index}(sum));\n")).collect();
+    let calls: String = (0..FUNCTIONS)
+        .map(|index| format!("    sum = sum.wrapping_add(function{index}(sum));\n"))
+        .collect();
     let functions: String = (0..FUNCTIONS).map(function).collect();
-    format!("{functions}pub fn all(seed: u64) -> u64 {{\n    let mut sum = seed;\n{calls}    sum\n}}\n")
+    format!(
+        "{functions}pub fn all(seed: u64) -> u64 {{\n    let mut sum = seed;\n{calls}    sum\n}}\n"
+    )
 }
 
 /// What stands in a table before a load.
@@ -203,7 +228,14 @@ pub const TABLES: &str = "CREATE TABLE single(id INTEGER PRIMARY KEY, name TEXT,
 
 /// Each row is a transaction of its own.
 fn single_rows(rows: usize) -> String {
-    (0..rows).map(|row| format!("INSERT INTO single VALUES({row}, 'the name of row {row}', {});\n", row * 7919 % 10_007)).collect()
+    (0..rows)
+        .map(|row| {
+            format!(
+                "INSERT INTO single VALUES({row}, 'the name of row {row}', {});\n",
+                row * 7919 % 10_007
+            )
+        })
+        .collect()
 }
 
 fn bulk_load(rows: usize) -> String {
@@ -219,21 +251,42 @@ mod tests {
 
     #[test]
     fn small_file_systems_get_less() {
-        let of = |size_bytes: u64| Materials::new(Path::new("/x"), size_bytes, Duration::from_secs(2));
+        let of =
+            |size_bytes: u64| Materials::new(Path::new("/x"), size_bytes, Duration::from_secs(2));
         let (full, small) = (of(3 << 30), of(64 << 20));
-        assert_eq!((full.sources().files, full.large_file_mib(), full.synced_file_mib(1), full.synced_file_mib(32)), (9_500, 512, 64, 2));
-        assert_eq!((small.large_file_mib(), small.synced_file_mib(1), small.synced_file_mib(32)), (16, 16, 1));
+        assert_eq!(
+            (
+                full.sources().files,
+                full.large_file_mib(),
+                full.synced_file_mib(1),
+                full.synced_file_mib(32)
+            ),
+            (9_500, 512, 64, 2)
+        );
+        assert_eq!(
+            (small.large_file_mib(), small.synced_file_mib(1), small.synced_file_mib(32)),
+            (16, 16, 1)
+        );
         // A tree and its copy take less than a third.
         assert!(small.sources().bytes() * 6 < 64 << 20, "{}", small.sources().bytes());
         assert_eq!((full.single_rows, full.bulk_rows()), (400, 300_000));
-        assert_eq!(Materials::new(Path::new("/x"), 1, Duration::from_secs(9_999)).single_rows, 5_000);
+        assert_eq!(
+            Materials::new(Path::new("/x"), 1, Duration::from_secs(9_999)).single_rows,
+            5_000
+        );
     }
 
     #[test]
     fn the_repository_has_its_commits() {
         let stream = commits();
-        assert_eq!(stream.lines().filter(|line| *line == "commit refs/heads/main").count(), COMMITS);
-        assert_eq!(stream.lines().filter(|line| line.starts_with("M 100644")).count(), REPOSITORY_FILES + 3 * (COMMITS - 1));
+        assert_eq!(
+            stream.lines().filter(|line| *line == "commit refs/heads/main").count(),
+            COMMITS
+        );
+        assert_eq!(
+            stream.lines().filter(|line| line.starts_with("M 100644")).count(),
+            REPOSITORY_FILES + 3 * (COMMITS - 1)
+        );
         assert_eq!(stream, commits());
     }
 

@@ -10,7 +10,12 @@ use std::process::Command;
 use std::time::Duration;
 
 /// What is on the file system before the load begins: the commands that put it there.
-pub fn preparations(load: Everyday, clients: usize, path: &Path, materials: &Materials) -> Vec<Command> {
+pub fn preparations(
+    load: Everyday,
+    clients: usize,
+    path: &Path,
+    materials: &Materials,
+) -> Vec<Command> {
     match load {
         Everyday::Untar | Everyday::NpmLike | Everyday::Git | Everyday::SeqWrite => Vec::new(),
         Everyday::Sync | Everyday::Grep | Everyday::Copy | Everyday::Find | Everyday::Remove => {
@@ -43,7 +48,13 @@ pub fn is_cold(load: Everyday) -> bool {
 }
 
 /// The load itself.
-pub fn invocation(load: Everyday, clients: usize, seconds: f64, path: &Path, materials: &Materials) -> Command {
+pub fn invocation(
+    load: Everyday,
+    clients: usize,
+    seconds: f64,
+    path: &Path,
+    materials: &Materials,
+) -> Command {
     let tree = path.join(materials.sources().root);
     match load {
         Everyday::Untar => unpack(&materials.archive_of_sources(), path),
@@ -59,7 +70,11 @@ pub fn invocation(load: Everyday, clients: usize, seconds: f64, path: &Path, mat
         Everyday::Remove => with_paths("rm", &["-r"], &[&tree]),
         Everyday::Git => {
             // As from another machine: what is sent is a pack, and not files that could be linked.
-            let clone = with_paths("git", &["clone", "--quiet", "--no-local"], &[&materials.repository(), &path.join("clone")]);
+            let clone = with_paths(
+                "git",
+                &["clone", "--quiet", "--no-local"],
+                &[&materials.repository(), &path.join("clone")],
+            );
             without_settings(clone)
         }
         Everyday::CargoBuild => {
@@ -73,12 +88,14 @@ pub fn invocation(load: Everyday, clients: usize, seconds: f64, path: &Path, mat
         Everyday::SeqRead => {
             let part_mib = (materials.large_file_mib() / clients as u64).max(1);
             let mut fio = fio(&["--rw=read", "--bs=1M"], clients, part_mib);
-            fio.arg(format!("--filename={}", path.join("large").display())).arg(format!("--offset_increment={part_mib}M"));
+            fio.arg(format!("--filename={}", path.join("large").display()))
+                .arg(format!("--offset_increment={part_mib}M"));
             fio
         }
         Everyday::RandRead => {
             let mut fio = fio(&["--rw=randread", "--bs=4k"], clients, materials.large_file_mib());
-            fio.arg(format!("--filename={}", path.join("large").display())).arg(format!("--runtime={seconds}"));
+            fio.arg(format!("--filename={}", path.join("large").display()))
+                .arg(format!("--runtime={seconds}"));
             fio
         }
         Everyday::OneFileFdatasync => fdatasyncs(clients, 1, seconds, path, materials),
@@ -87,11 +104,20 @@ pub fn invocation(load: Everyday, clients: usize, seconds: f64, path: &Path, mat
 }
 
 /// The figures of a load that took `elapsed` and printed `output`.
-pub fn understand(load: Everyday, output: &str, elapsed: Duration, materials: &Materials) -> Option<Understood> {
+pub fn understand(
+    load: Everyday,
+    output: &str,
+    elapsed: Duration,
+    materials: &Materials,
+) -> Option<Understood> {
     let took = |operations: usize| Some(Understood::time(elapsed, operations as u64));
     match load {
-        Everyday::Untar | Everyday::Sync | Everyday::Copy | Everyday::Remove => took(materials.sources().files),
-        Everyday::Grep | Everyday::Find => took(materials.sources().files).filter(|_| !output.trim().is_empty()),
+        Everyday::Untar | Everyday::Sync | Everyday::Copy | Everyday::Remove => {
+            took(materials.sources().files)
+        }
+        Everyday::Grep | Everyday::Find => {
+            took(materials.sources().files).filter(|_| !output.trim().is_empty())
+        }
         Everyday::NpmLike => took(materials.packages().files),
         Everyday::Git => took(COMMITS),
         Everyday::CargoBuild => took(LIBRARIES + 1),
@@ -103,7 +129,9 @@ pub fn understand(load: Everyday, output: &str, elapsed: Duration, materials: &M
         Everyday::SeqWrite => outputs::of_fio_bytes(output, "write"),
         Everyday::SeqRead => outputs::of_fio_bytes(output, "read"),
         Everyday::RandRead => outputs::of_fio_reads(output),
-        Everyday::OneFileFdatasync | Everyday::OwnFilesFdatasync => outputs::of_fio_syncs(output, "fdatasync"),
+        Everyday::OneFileFdatasync | Everyday::OwnFilesFdatasync => {
+            outputs::of_fio_syncs(output, "fdatasync")
+        }
     }
 }
 
@@ -126,7 +154,16 @@ fn sqlite(path: &Path, script: &Path) -> Command {
 }
 
 fn fio(arguments: &[&str], jobs: usize, size_mib: u64) -> Command {
-    let mut fio = command("fio", &["--name=load", "--ioengine=psync", "--fallocate=none", "--group_reporting", "--output-format=json"]);
+    let mut fio = command(
+        "fio",
+        &[
+            "--name=load",
+            "--ioengine=psync",
+            "--fallocate=none",
+            "--group_reporting",
+            "--output-format=json",
+        ],
+    );
     fio.args(arguments).arg(format!("--numjobs={jobs}")).arg(format!("--size={size_mib}M"));
     fio
 }
@@ -142,18 +179,31 @@ fn write_large_file(path: &Path, materials: &Materials) -> Command {
 fn in_small_files(mut fio: Command, files: usize, path: &Path) -> Command {
     match files {
         1 => fio.arg(format!("--filename={}", path.join("synced.0").display())),
-        _ => fio.arg(format!("--directory={}", path.display())).arg("--filename_format=synced.$jobnum"),
+        _ => fio
+            .arg(format!("--directory={}", path.display()))
+            .arg("--filename_format=synced.$jobnum"),
     };
     fio
 }
 
 fn write_small_files(files: usize, path: &Path, materials: &Materials) -> Command {
-    in_small_files(fio(&["--rw=write", "--bs=1M", "--end_fsync=1"], files, materials.synced_file_mib(files)), files, path)
+    in_small_files(
+        fio(&["--rw=write", "--bs=1M", "--end_fsync=1"], files, materials.synced_file_mib(files)),
+        files,
+        path,
+    )
 }
 
-fn fdatasyncs(jobs: usize, files: usize, seconds: f64, path: &Path, materials: &Materials) -> Command {
+fn fdatasyncs(
+    jobs: usize,
+    files: usize,
+    seconds: f64,
+    path: &Path,
+    materials: &Materials,
+) -> Command {
     let arguments = ["--rw=randwrite", "--bs=4k", "--fdatasync=1", "--time_based"];
-    let mut fio = in_small_files(fio(&arguments, jobs, materials.synced_file_mib(files)), files, path);
+    let mut fio =
+        in_small_files(fio(&arguments, jobs, materials.synced_file_mib(files)), files, path);
     fio.arg(format!("--runtime={seconds}"));
     fio
 }
@@ -171,14 +221,20 @@ mod tests {
         let fio = r#"{"jobs": [{"read": {"iops": 7, "bw_bytes": 3000000, "total_ios": 9}, "write": {"iops": 5, "bw_bytes": 2000000, "total_ios": 8}}]}"#;
         for load in Everyday::ALL {
             let output = if load.commands().contains(&("fio", "fio")) { fio } else { "/a file\n" };
-            let understood = understand(load, output, Duration::from_millis(1_500), &materials()).unwrap();
+            let understood =
+                understand(load, output, Duration::from_millis(1_500), &materials()).unwrap();
             assert_eq!(understood.less_is_better, understood.unit == "s", "{}", load.name());
             assert!(understood.value > 0.0 && understood.completed > 0, "{}", load.name());
         }
-        let took = understand(Everyday::Untar, "", Duration::from_millis(1_500), &materials()).unwrap();
+        let took =
+            understand(Everyday::Untar, "", Duration::from_millis(1_500), &materials()).unwrap();
         assert_eq!((took.value, took.completed), (1.5, materials().sources().files as u64));
-        assert!(understand(Everyday::Grep, "", Duration::from_secs(1), &materials()).is_none(), "nothing was found");
-        let commits = understand(Everyday::Sqlite, "", Duration::from_secs(4), &materials()).unwrap();
+        assert!(
+            understand(Everyday::Grep, "", Duration::from_secs(1), &materials()).is_none(),
+            "nothing was found"
+        );
+        let commits =
+            understand(Everyday::Sqlite, "", Duration::from_secs(4), &materials()).unwrap();
         assert_eq!((commits.value, commits.unit.as_str()), (50.0, "commits/s"));
     }
 
@@ -187,10 +243,20 @@ mod tests {
         for load in Everyday::ALL {
             let needed: Vec<&str> = load.commands().iter().map(|(program, _)| *program).collect();
             let path = Path::new("/mnt");
-            let all = preparations(load, 2, path, &materials()).into_iter().chain([invocation(load, 2, 1.0, path, &materials())]);
+            let all = preparations(load, 2, path, &materials()).into_iter().chain([invocation(
+                load,
+                2,
+                1.0,
+                path,
+                &materials(),
+            )]);
             for command in all {
                 let program = command.get_program().to_string_lossy().into_owned();
-                assert!(needed.contains(&program.as_str()) || program == "cp", "{} runs {program}", load.name());
+                assert!(
+                    needed.contains(&program.as_str()) || program == "cp",
+                    "{} runs {program}",
+                    load.name()
+                );
             }
         }
     }
@@ -201,9 +267,17 @@ mod tests {
             let command = invocation(load, 8, 2.0, Path::new("/mnt"), &materials());
             command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect()
         };
-        let (one, own) = (arguments(Everyday::OneFileFdatasync), arguments(Everyday::OwnFilesFdatasync));
-        assert!(one.contains(&"--filename=/mnt/synced.0".into()) && one.contains(&"--numjobs=8".into()), "{one:?}");
-        assert!(own.contains(&"--filename_format=synced.$jobnum".into()) && own.contains(&"--size=2M".into()), "{own:?}");
+        let (one, own) =
+            (arguments(Everyday::OneFileFdatasync), arguments(Everyday::OwnFilesFdatasync));
+        assert!(
+            one.contains(&"--filename=/mnt/synced.0".into()) && one.contains(&"--numjobs=8".into()),
+            "{one:?}"
+        );
+        assert!(
+            own.contains(&"--filename_format=synced.$jobnum".into())
+                && own.contains(&"--size=2M".into()),
+            "{own:?}"
+        );
         assert!([one, own].iter().all(|arguments| arguments.contains(&"--fdatasync=1".into())));
     }
 }

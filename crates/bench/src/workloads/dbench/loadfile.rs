@@ -1,18 +1,21 @@
-//! The load file: one operation per line, with its arguments and the status that the recorded server gave.
+//! The load file: one operation per line, with its arguments and the status that the recorded
+//! server gave.
 //!
-//! `NTCreateX "\clients\client1\~dmtmp\A.DOC" 0x40 0x2 9937 NT_STATUS_OK`: names in quotes with backslashes, numbers
-//! decimal or hexadecimal, the status last. A line may begin with the time in seconds, from the start of the pass, before which
-//! it is not run. Operations of newer versions that this file format has no rule for are an error, with the line.
+//! `NTCreateX "\clients\client1\~dmtmp\A.DOC" 0x40 0x2 9937 NT_STATUS_OK`: names in quotes with
+//! backslashes, numbers decimal or hexadecimal, the status last. A line may begin with the time in
+//! seconds, from the start of the pass, before which it is not run. Operations of newer versions
+//! that this file format has no rule for are an error, with the line.
 //!
-//! A load is checked once and kept as text: whoever replays it interprets each line again, as dbench does, whose figures
-//! hold that work.
+//! A load is checked once and kept as text: whoever replays it interprets each line again, as
+//! dbench does, whose figures hold that work.
 use anyhow::{Context, bail};
 use std::time::Duration;
 
 /// An open file's number in the load file.
 pub type Handle = u64;
 
-/// One operation. Paths are as in the file, with backslashes and with `client1` for the client's own folder.
+/// One operation. Paths are as in the file, with backslashes and with `client1` for the client's
+/// own folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Command<'a> {
@@ -104,7 +107,8 @@ impl LoadFile {
     pub fn parse(text: String) -> anyhow::Result<Self> {
         let mut operations = 0_u64;
         for (index, line) in text.lines().enumerate() {
-            let understood = interpret(line).with_context(|| format!("line {}: {line}", index + 1))?;
+            let understood =
+                interpret(line).with_context(|| format!("line {}: {line}", index + 1))?;
             operations += u64::from(understood.is_some());
         }
         if operations == 0 {
@@ -128,7 +132,9 @@ pub fn interpret(line: &str) -> anyhow::Result<Option<Operation<'_>>> {
     let mut words = words_of(line, &mut all);
     let mut not_before = None;
     let begins_with_digit = line.as_bytes().first().is_some_and(u8::is_ascii_digit);
-    if let Some(seconds) = words.first().filter(|_| begins_with_digit).and_then(|word| word.parse::<f64>().ok()) {
+    if let Some(seconds) =
+        words.first().filter(|_| begins_with_digit).and_then(|word| word.parse::<f64>().ok())
+    {
         not_before = Some(Duration::try_from_secs_f64(seconds).context("the time makes no sense")?);
         words = &words[1..];
     }
@@ -210,7 +216,11 @@ impl<'a> Arguments<'a, '_> {
                 length_bytes: self.length(3)?,
                 expected_bytes: self.length(4)?,
             },
-            "WriteX" => Command::WriteX { handle: handle(1)?, offset_bytes: self.number(2)?, length_bytes: self.length(3)? },
+            "WriteX" => Command::WriteX {
+                handle: handle(1)?,
+                offset_bytes: self.number(2)?,
+                length_bytes: self.length(3)?,
+            },
             "Rename" => Command::Rename { from: self.path(1)?, to: self.path(2)? },
             "Unlink" => Command::Unlink { path: self.path(1)? },
             "Deltree" => Command::Deltree { path: self.path(1)? },
@@ -244,8 +254,10 @@ mod tests {
             Unlink \"\\clients\\client1\\A B.DOC\" 0x6 NT_STATUS_OBJECT_NAME_NOT_FOUND\n\
             FIND_FIRST \"\\clients\\client1\\*\" 260 1366 0 NT_STATUS_NO_SUCH_FILE\n";
         let load = LoadFile::parse(text.into()).unwrap();
-        let operations: Vec<(usize, Operation)> =
-            load.lines().filter_map(|(number, line)| Some((number, interpret(line).unwrap()?))).collect();
+        let operations: Vec<(usize, Operation)> = load
+            .lines()
+            .filter_map(|(number, line)| Some((number, interpret(line).unwrap()?)))
+            .collect();
         let document = "\\clients\\client1\\A B.DOC";
         let expected = [
             Command::CreateX { path: document, options: 0x40, disposition: 2, handle: 9937 },
@@ -255,10 +267,17 @@ mod tests {
             Command::Unlink { path: document },
             Command::Find { path: "\\clients\\client1\\*", entries_max: 1366 },
         ];
-        assert_eq!(operations.iter().map(|(_, operation)| operation.command).collect::<Vec<_>>(), expected);
-        let outcomes: Vec<bool> = operations.iter().map(|(_, operation)| operation.succeeds).collect();
+        assert_eq!(
+            operations.iter().map(|(_, operation)| operation.command).collect::<Vec<_>>(),
+            expected
+        );
+        let outcomes: Vec<bool> =
+            operations.iter().map(|(_, operation)| operation.succeeds).collect();
         assert_eq!(outcomes, [true, true, true, true, false, false]);
-        assert_eq!((operations[1].0, operations[1].1.not_before), (3, Some(Duration::from_millis(125))));
+        assert_eq!(
+            (operations[1].0, operations[1].1.not_before),
+            (3, Some(Duration::from_millis(125)))
+        );
         assert_eq!(operations[0].1.not_before, None);
     }
 

@@ -1,11 +1,13 @@
-//! One client's replay of a load, with what dbench 4 does on a file system for each operation of the recorded protocol,
-//! and what it does between two of them: it interprets the next line and asks whether its parent lives. That is a system
-//! call and about a microsecond for each operation, which belongs to the figures that dbench gives.
+//! One client's replay of a load, with what dbench 4 does on a file system for each operation of
+//! the recorded protocol, and what it does between two of them: it interprets the next line and
+//! asks whether its parent lives. That is a system call and about a microsecond for each operation,
+//! which belongs to the figures that dbench gives.
 //!
-//! A name is first resolved as a server for clients that ignore case does: a status, and when there is no such file, a
-//! search of the whole directory for the name in other letters.
+//! A name is first resolved as a server for clients that ignore case does: a status, and when there
+//! is no such file, a search of the whole directory for the name in other letters.
 //!
-//! Invariant: operations whose outcome differs from the recorded one end the run; dbench does the same, except for opens.
+//! Invariant: operations whose outcome differs from the recorded one end the run; dbench does the
+//! same, except for opens.
 use super::loadfile::{self, Command, Handle, LoadFile, Operation};
 use crate::client::Client;
 use crate::recorder::Recorder;
@@ -50,10 +52,20 @@ impl<'a> Replay<'a> {
     /// The client with this number, below `folder`.
     pub fn new(target: &'a dyn Target, folder: &'a str, load: &'a LoadFile, client: usize) -> Self {
         let client_name = format!("client{client}");
-        Self { target, load, folder, client_name, parent: getppid(), open: HashMap::new(), read_buffer: Vec::new(), run_queue: None }
+        Self {
+            target,
+            load,
+            folder,
+            client_name,
+            parent: getppid(),
+            open: HashMap::new(),
+            read_buffer: Vec::new(),
+            run_queue: None,
+        }
     }
 
-    /// Also records how long metadata operations take without the time in which the thread has no CPU.
+    /// Also records how long metadata operations take without the time in which the thread has no
+    /// CPU.
     pub fn with_run_queue(self, wanted: bool) -> Self {
         Self { run_queue: if wanted { RunQueue::of_this_thread() } else { None }, ..self }
     }
@@ -81,10 +93,16 @@ impl<'a> Replay<'a> {
             let queued = self.run_queue.as_ref().map(RunQueue::waited);
             let start = clock::now_monotonic();
             let (name, is_metadata) = (operation.command.name(), operation.command.is_metadata());
-            let bytes = self.perform(operation, client).with_context(|| format!("{name}, line {number}"))?;
+            let bytes = self
+                .perform(operation, client)
+                .with_context(|| format!("{name}, line {number}"))?;
             if let (Some(queue), Some(before), true) = (&self.run_queue, queued, is_metadata) {
                 let latency = start.elapsed();
-                recorder.record_running(name, start, latency.saturating_sub(queue.waited().saturating_sub(before)));
+                recorder.record_running(
+                    name,
+                    start,
+                    latency.saturating_sub(queue.waited().saturating_sub(before)),
+                );
             }
             recorder.record(name, start);
             recorder.add_bytes(bytes);
@@ -95,7 +113,8 @@ impl<'a> Replay<'a> {
 
     /// The client's spelling of a path.
     fn own(&self, path: &str) -> String {
-        let mut own = String::with_capacity(self.folder.len() + path.len() + self.client_name.len());
+        let mut own =
+            String::with_capacity(self.folder.len() + path.len() + self.client_name.len());
         own.push_str(self.folder);
         for part in path.split(['\\', '/']).filter(|part| !part.is_empty()) {
             own.push('/');
@@ -108,8 +127,14 @@ impl<'a> Replay<'a> {
     fn perform(&mut self, operation: Operation<'_>, client: &Client) -> anyhow::Result<u64> {
         let succeeds = operation.succeeds;
         match operation.command {
-            Command::CreateX { path, options, disposition, handle } => self.create(path, options, disposition, handle, succeeds)?,
-            Command::Close { handle } => drop(self.open.remove(&handle).with_context(|| format!("handle {handle} is not open"))?),
+            Command::CreateX { path, options, disposition, handle } => {
+                self.create(path, options, disposition, handle, succeeds)?
+            }
+            Command::Close { handle } => drop(
+                self.open
+                    .remove(&handle)
+                    .with_context(|| format!("handle {handle} is not open"))?,
+            ),
             Command::ReadX { handle, offset_bytes, length_bytes, expected_bytes } => {
                 self.read(handle, offset_bytes, length_bytes, expected_bytes)?;
                 return Ok(length_bytes as u64);
@@ -169,10 +194,19 @@ impl<'a> Replay<'a> {
         }
         let Some((directory, name)) = path.rsplit_once('/') else { return };
         // A directory that is missing has no such name either.
-        let _ = self.target.list(directory, &mut |entry| !entry.name.eq_ignore_ascii_case(name.as_bytes()));
+        let _ = self
+            .target
+            .list(directory, &mut |entry| !entry.name.eq_ignore_ascii_case(name.as_bytes()));
     }
 
-    fn create(&mut self, path: &str, options: u64, disposition: u64, handle: Handle, succeeds: bool) -> anyhow::Result<()> {
+    fn create(
+        &mut self,
+        path: &str,
+        options: u64,
+        disposition: u64,
+        handle: Handle,
+        succeeds: bool,
+    ) -> anyhow::Result<()> {
         let name = self.resolved(path);
         let is_directory = options & OPTION_DIRECTORY != 0;
         if is_directory {
@@ -186,7 +220,9 @@ impl<'a> Replay<'a> {
             _ => Open::Existing,
         };
         let opened = match self.target.open(&name, how) {
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => self.target.open(&name, Open::Directory),
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                self.target.open(&name, Open::Directory)
+            }
             opened => opened,
         };
         match (opened, succeeds) {
@@ -201,7 +237,13 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn read(&mut self, handle: Handle, offset_bytes: u64, length_bytes: usize, expected_bytes: usize) -> anyhow::Result<()> {
+    fn read(
+        &mut self,
+        handle: Handle,
+        offset_bytes: u64,
+        length_bytes: usize,
+        expected_bytes: usize,
+    ) -> anyhow::Result<()> {
         let mut buffer = std::mem::take(&mut self.read_buffer);
         buffer.resize(buffer.len().max(length_bytes), 0);
         let read = self.file(handle)?.file.read_at(&mut buffer[..length_bytes], offset_bytes);
@@ -216,7 +258,10 @@ impl<'a> Replay<'a> {
     fn set_file(&self, handle: Handle) -> anyhow::Result<()> {
         let open = self.file(handle)?;
         let status = open.file.status()?;
-        let (accessed, modified) = (status.accessed_seconds - ACCESSED_BACK_SECONDS, status.modified_seconds - MODIFIED_BACK_SECONDS);
+        let (accessed, modified) = (
+            status.accessed_seconds - ACCESSED_BACK_SECONDS,
+            status.modified_seconds - MODIFIED_BACK_SECONDS,
+        );
         match self.target.set_times(&open.path, accessed, modified) {
             // Renamed or removed meanwhile; dbench doesn't look at the result.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -226,7 +271,11 @@ impl<'a> Replay<'a> {
 
     fn find(&self, path: &str, entries_max: u64) {
         let path = self.resolved(path);
-        let Some((directory, _)) = path.rsplit_once('/').filter(|_| path.contains(['<', '>', '*', '?', '"'])) else { return };
+        let Some((directory, _)) =
+            path.rsplit_once('/').filter(|_| path.contains(['<', '>', '*', '?', '"']))
+        else {
+            return;
+        };
         let mut left = entries_max;
         // A directory that is missing has no entries.
         let _ = self.target.list(directory, &mut |_| {
@@ -246,7 +295,11 @@ fn delete_files(target: &dyn Target, path: &str) -> io::Result<()> {
     });
     for name in names {
         let below = format!("{path}/{name}");
-        if target.status(&below)?.is_directory { delete_files(target, &below)? } else { target.unlink(&below)? }
+        if target.status(&below)?.is_directory {
+            delete_files(target, &below)?
+        } else {
+            target.unlink(&below)?
+        }
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A replay does for each line what dbench does, as many calls of the same kind, and each line once per pass.
+//! A replay does for each line what dbench does, as many calls of the same kind, and each line once
+//! per pass.
 use super::*;
 use crate::client::{self, Limit, Measured, Plan};
 use crate::interrupt::Interrupt;
@@ -18,7 +19,10 @@ struct Witness {
 
 impl Witness {
     fn new(directory: &Path) -> Self {
-        Self { calls: Arc::new(Mutex::new(Rank::LEAF, Vec::new())), directory: PosixTarget::new(directory).unwrap() }
+        Self {
+            calls: Arc::new(Mutex::new(Rank::LEAF, Vec::new())),
+            directory: PosixTarget::new(directory).unwrap(),
+        }
     }
 
     fn heard(&self, call: &'static str) -> &PosixTarget {
@@ -53,7 +57,12 @@ impl Target for Witness {
     fn ask(&self, _path: &str) -> io::Result<()> {
         unreachable!("dbench asks for no attributes")
     }
-    fn set_times(&self, path: &str, accessed_seconds: i64, modified_seconds: i64) -> io::Result<()> {
+    fn set_times(
+        &self,
+        path: &str,
+        accessed_seconds: i64,
+        modified_seconds: i64,
+    ) -> io::Result<()> {
         self.heard("utime").set_times(path, accessed_seconds, modified_seconds)
     }
     fn list(&self, path: &str, take: &mut dyn FnMut(Entry<'_>) -> bool) -> io::Result<()> {
@@ -113,8 +122,16 @@ impl Drop for WitnessFile {
 fn replay_once(target: Arc<dyn Target>, text: String) -> anyhow::Result<Measured> {
     let load = Arc::new(LoadFile::parse(text)?);
     let limit = Limit::Operations(load.lines().count() as u64);
-    let plan = Plan { task: "test".into(), clients: 1, warmup: Duration::ZERO, limit, interrupt: Interrupt::default() };
-    client::run(&plan, move |client, recorder| Replay::new(&*target, ".", &load, client.index).run_once(client, recorder))
+    let plan = Plan {
+        task: "test".into(),
+        clients: 1,
+        warmup: Duration::ZERO,
+        limit,
+        interrupt: Interrupt::default(),
+    };
+    client::run(&plan, move |client, recorder| {
+        Replay::new(&*target, ".", &load, client.index).run_once(client, recorder)
+    })
 }
 
 #[test]
@@ -122,10 +139,19 @@ fn each_operation_makes_the_calls_that_dbench_makes() {
     let lines: &[(&str, &[&str])] = &[
         (r#"Deltree "\clients\client1" NT_STATUS_OK"#, &["readdir"]),
         (r#"Mkdir "\clients" NT_STATUS_OK"#, &["stat", "readdir", "mkdir"]),
-        (r#"NTCreateX "\clients\client1" 0x1 0x2 1 NT_STATUS_OK"#, &["stat", "readdir", "mkdir", "open", "fstat"]),
+        (
+            r#"NTCreateX "\clients\client1" 0x1 0x2 1 NT_STATUS_OK"#,
+            &["stat", "readdir", "mkdir", "open", "fstat"],
+        ),
         (r#"Close 1 NT_STATUS_OK"#, &["close"]),
-        (r#"NTCreateX "\clients\client1\A" 0x40 0x1 2 NT_STATUS_OBJECT_NAME_NOT_FOUND"#, &["stat", "readdir", "open"]),
-        (r#"NTCreateX "\clients\client1\A" 0x40 0x2 2 NT_STATUS_OK"#, &["stat", "readdir", "open", "fstat"]),
+        (
+            r#"NTCreateX "\clients\client1\A" 0x40 0x1 2 NT_STATUS_OBJECT_NAME_NOT_FOUND"#,
+            &["stat", "readdir", "open"],
+        ),
+        (
+            r#"NTCreateX "\clients\client1\A" 0x40 0x2 2 NT_STATUS_OK"#,
+            &["stat", "readdir", "open", "fstat"],
+        ),
         (r#"WriteX 2 0 100 100 NT_STATUS_OK"#, &["pwrite"]),
         (r#"ReadX 2 0 100 100 NT_STATUS_OK"#, &["pread"]),
         (r#"Flush 2 NT_STATUS_OK"#, &["fsync"]),
@@ -135,13 +161,25 @@ fn each_operation_makes_the_calls_that_dbench_makes() {
         (r#"SET_FILE_INFORMATION 2 1004 NT_STATUS_OK"#, &["fstat", "utime"]),
         (r#"QUERY_FS_INFORMATION 1 NT_STATUS_OK"#, &["statvfs"]),
         (r#"QUERY_PATH_INFORMATION "\clients\client1\A" 1004 NT_STATUS_OK"#, &["stat"]),
-        (r#"QUERY_PATH_INFORMATION "\clients\client1\B" 1004 NT_STATUS_OBJECT_NAME_NOT_FOUND"#, &["stat", "readdir"]),
+        (
+            r#"QUERY_PATH_INFORMATION "\clients\client1\B" 1004 NT_STATUS_OBJECT_NAME_NOT_FOUND"#,
+            &["stat", "readdir"],
+        ),
         (r#"FIND_FIRST "\clients\client1\A" 260 1366 1 NT_STATUS_OK"#, &["stat"]),
-        (r#"FIND_FIRST "\clients\client1\*" 260 1366 1 NT_STATUS_OK"#, &["stat", "readdir", "readdir"]),
+        (
+            r#"FIND_FIRST "\clients\client1\*" 260 1366 1 NT_STATUS_OK"#,
+            &["stat", "readdir", "readdir"],
+        ),
         (r#"Close 2 NT_STATUS_OK"#, &["close"]),
-        (r#"Rename "\clients\client1\A" "\clients\client1\B" NT_STATUS_OK"#, &["stat", "stat", "readdir", "rename"]),
+        (
+            r#"Rename "\clients\client1\A" "\clients\client1\B" NT_STATUS_OK"#,
+            &["stat", "stat", "readdir", "rename"],
+        ),
         (r#"Unlink "\clients\client1\B" 0x6 NT_STATUS_OK"#, &["stat", "unlink"]),
-        (r#"NTCreateX "\clients\client1\C" 0x40 0x5 3 0x00000000"#, &["stat", "readdir", "open", "fstat"]),
+        (
+            r#"NTCreateX "\clients\client1\C" 0x40 0x5 3 0x00000000"#,
+            &["stat", "readdir", "open", "fstat"],
+        ),
         (r#"Close 3 NT_STATUS_OK"#, &["close"]),
         (r#"Deltree "\clients\client1" NT_STATUS_OK"#, &["readdir", "stat", "unlink"]),
         (r#"Rmdir "\clients\client1" NT_STATUS_OK"#, &["stat", "rmdir"]),
@@ -177,13 +215,18 @@ fn a_pass_has_the_mix_of_its_load_file() {
     for text in loads {
         let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
         for word in text.lines().filter_map(|line| line.split(' ').next()) {
-            let name = TABLE_NAMES.iter().find(|(recorded, _)| *recorded == word).map_or(word, |(_, shown)| shown);
+            let name = TABLE_NAMES
+                .iter()
+                .find(|(recorded, _)| *recorded == word)
+                .map_or(word, |(_, shown)| shown);
             *expected.entry(name).or_default() += 1;
         }
         let folder = tempfile::tempdir().unwrap();
-        let measured = replay_once(Arc::new(PosixTarget::new(folder.path()).unwrap()), text.clone()).unwrap();
+        let measured =
+            replay_once(Arc::new(PosixTarget::new(folder.path()).unwrap()), text.clone()).unwrap();
         let summaries = measured.recorder.summaries();
-        let counted: BTreeMap<&str, u64> = summaries.iter().map(|operation| (operation.name.as_str(), operation.count)).collect();
+        let counted: BTreeMap<&str, u64> =
+            summaries.iter().map(|operation| (operation.name.as_str(), operation.count)).collect();
         assert_eq!(counted, expected);
         assert_eq!(measured.completed, expected.values().sum::<u64>());
     }

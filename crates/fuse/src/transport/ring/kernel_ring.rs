@@ -1,16 +1,19 @@
 //! One io_uring over which the kernel hands over requests, and the memory that it copies them to.
 //!
-//! States of an entry: *with the kernel* (registered or committed; the kernel may write to its memory at any time) → *in
-//! work* (its request has arrived, and whoever has its [`EntryMemory`] owns it) → *with the kernel* again by
-//! [`KernelRing::commit`], or *retired* when the kernel gave it back without a request: the connection has ended. From *in work*
-//! it may go to *reading* and back: the kernel fills a part of its memory from the device ([`KernelRing::read`]).
+//! States of an entry: *with the kernel* (registered or committed; the kernel may write to its
+//! memory at any time) → *in work* (its request has arrived, and whoever has its [`EntryMemory`]
+//! owns it) → *with the kernel* again by [`KernelRing::commit`], or *retired* when the kernel gave
+//! it back without a request: the connection has ended. From *in work* it may go to *reading* and
+//! back: the kernel fills a part of its memory from the device ([`KernelRing::read`]).
 //!
 //! Invariants:
-//! - the memory of an entry is with the kernel or with its one owner, never with both: it moves out of the ring with the
-//!   request and back in with the commit;
-//! - the same holds for memory that the device is read into: it comes back when that is over, whatever became of it;
+//! - the memory of an entry is with the kernel or with its one owner, never with both: it moves out
+//!   of the ring with the request and back in with the commit;
+//! - the same holds for memory that the device is read into: it comes back when that is over,
+//!   whatever became of it;
 //! - memory that is still with the kernel when a ring is dropped is never unmapped;
-//! - an entry that reads is live: the ring is served until the read is over, also when the connection has ended meanwhile.
+//! - an entry that reads is live: the ring is served until the read is over, also when the
+//!   connection has ended meanwhile.
 //!
 //! Beside `kernel.rs` the only module of the crate with `unsafe`.
 #![allow(unsafe_code)]
@@ -33,7 +36,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const PAGE_BYTES: usize = 4096;
 /// A page for the headers, and the payload, which begins at a page boundary.
 const ENTRY_BYTES: usize = PAGE_BYTES + TRANSFER_BYTES_MAX;
-/// Room for the header of a request, which the header of the reply overwrites (`fuse_uring_req_header`).
+/// Room for the header of a request, which the header of the reply overwrites
+/// (`fuse_uring_req_header`).
 const HEADER_ROOM_BYTES: usize = 128;
 /// Room for the structure of the request's opcode.
 const STRUCTURE_ROOM_BYTES: usize = 128;
@@ -64,23 +68,34 @@ unsafe impl Sync for EntryMemory {}
 impl EntryMemory {
     fn map() -> io::Result<Self> {
         let flags = MapFlags::PRIVATE;
-        // SAFETY: a new anonymous mapping, at an address of the kernel's choice, touches no memory that is in use.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), ENTRY_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        // SAFETY: a new anonymous mapping, at an address of the kernel's choice, touches no memory
+        // that is in use.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                ENTRY_BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )?
+        };
         NonNull::new(start.cast()).map(|start| Self { start }).ok_or(Errno::NOMEM)
     }
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has ENTRY_BYTES initialised bytes, lives as long as `self`, and nobody writes to it meanwhile:
-        // the kernel does so only while the ring has the value, and the ring then reads nothing of it.
+        // SAFETY: the mapping has ENTRY_BYTES initialised bytes, lives as long as `self`, and
+        // nobody writes to it meanwhile: the kernel does so only while the ring has the value, and
+        // the ring then reads nothing of it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), ENTRY_BYTES) }
     }
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), ENTRY_BYTES) }
     }
-    /// The headers of a request that has arrived: its own, the structure of its opcode with zeros behind it, and the ring's.
+    /// The headers of a request that has arrived: its own, the structure of its opcode with zeros
+    /// behind it, and the ring's.
     pub fn headers(&self) -> (InHeader, [u8; STRUCTURE_ROOM_BYTES], RingEntry) {
         let bytes = &self.bytes()[..HEADERS_BYTES];
-        let header = InHeader::read_from_prefix(bytes).map_or_else(|_| InHeader::default(), |(header, _)| header);
+        let header = InHeader::read_from_prefix(bytes)
+            .map_or_else(|_| InHeader::default(), |(header, _)| header);
         let mut structure = [0; STRUCTURE_ROOM_BYTES];
         structure.copy_from_slice(&bytes[HEADER_ROOM_BYTES..ENTRY_OFFSET_BYTES]);
         let entry = RingEntry::read_from_bytes(&bytes[ENTRY_OFFSET_BYTES..]).unwrap_or_default();
@@ -103,8 +118,8 @@ impl EntryMemory {
 
 impl Drop for EntryMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length, and no reference to it outlives the value. The kernel
-        // doesn't have it: `KernelRing` forgets the value otherwise.
+        // SAFETY: the mapping was made by `map` with this length, and no reference to it outlives
+        // the value. The kernel doesn't have it: `KernelRing` forgets the value otherwise.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), ENTRY_BYTES) } {
             tracing::warn!("memory of a request cannot be given back: {errno}");
         }
@@ -141,8 +156,8 @@ pub enum Arrival {
     Retired(Errno),
 }
 
-/// A ring with its entries, for the requests of one CPU. One thread at a time uses it, from [`KernelRing::register`] on
-/// always the same.
+/// A ring with its entries, for the requests of one CPU. One thread at a time uses it, from
+/// [`KernelRing::register`] on always the same.
 pub struct KernelRing {
     ring: IoUring<Entry128, cqueue::Entry>,
     entries: Vec<Entry>,
@@ -161,11 +176,26 @@ impl KernelRing {
     pub fn new(queue: u16, entry_count: usize) -> std::io::Result<Self> {
         let submissions = (entry_count + 1).next_power_of_two() as u32;
         // Work is done when the thread asks for it and does not interrupt it.
-        let ring =
-            IoUring::builder().setup_submit_all().setup_r_disabled().setup_single_issuer().setup_defer_taskrun().build(submissions)?;
-        let entries = (0..entry_count).map(|_| EntryMemory::map().map(Entry::WithKernel)).collect::<io::Result<_>>()?;
-        let waker = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { ring, entries, arrived: VecDeque::new(), waker, waker_is_polled: false, queue, channel: None })
+        let ring = IoUring::builder()
+            .setup_submit_all()
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(submissions)?;
+        let entries = (0..entry_count)
+            .map(|_| EntryMemory::map().map(Entry::WithKernel))
+            .collect::<io::Result<_>>()?;
+        let waker =
+            Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self {
+            ring,
+            entries,
+            arrived: VecDeque::new(),
+            waker,
+            waker_is_polled: false,
+            queue,
+            channel: None,
+        })
     }
 
     /// An eventfd: whoever adds to it lets [`KernelRing::wait`] return.
@@ -185,7 +215,8 @@ impl KernelRing {
         self.entries.iter().any(|entry| !matches!(entry, Entry::Retired))
     }
 
-    /// Gives all entries to the connection of `channel`. From now on the calling thread is the ring's.
+    /// Gives all entries to the connection of `channel`. From now on the calling thread is the
+    /// ring's.
     ///
     /// # Errors
     /// The kernel took none of them.
@@ -198,16 +229,20 @@ impl KernelRing {
             .iter()
             .enumerate()
             .map(|(index, parts)| {
-                let mut submission =
-                    command(channel, COMMAND_REGISTER, &RingCommand { queue: self.queue, ..RingCommand::default() }, index)
-                        .build_with_address(parts.as_ptr().addr() as u64);
+                let mut submission = command(
+                    channel,
+                    COMMAND_REGISTER,
+                    &RingCommand { queue: self.queue, ..RingCommand::default() },
+                    index,
+                )
+                .build_with_address(parts.as_ptr().addr() as u64);
                 set_length(&mut submission, parts.len() as u32);
                 submission
             })
             .collect();
         for submission in &submissions {
-            // SAFETY: a registered entry's memory stays mapped: it is `WithKernel`, and then never dropped. The parts that the
-            // submission points to exist until it was submitted.
+            // SAFETY: a registered entry's memory stays mapped: it is `WithKernel`, and then never
+            // dropped. The parts that the submission points to exist until it was submitted.
             unsafe { self.ring.submission().push(submission).map_err(|_| Errno::AGAIN)? };
         }
         let submitted = self.ring.submit();
@@ -217,34 +252,67 @@ impl KernelRing {
         }
         submitted?;
         self.collect();
-        match self.arrived.iter().find_map(|arrival| if let Arrival::Retired(errno) = arrival { Some(*errno) } else { None }) {
+        match self.arrived.iter().find_map(|arrival| {
+            if let Arrival::Retired(errno) = arrival { Some(*errno) } else { None }
+        }) {
             Some(errno) if !self.is_live() => Err(errno.into()),
             _ => Ok(()),
         }
     }
 
-    /// Hands the reply in `memory` over, and lets the entry wait for its next request; both at the next [`KernelRing::wait`].
-    pub fn commit(&mut self, index: usize, mut memory: EntryMemory, header: &OutHeader, payload_length_bytes: usize) {
-        let (Some(channel), Some(&Entry::InWork { commit_id })) = (self.channel.clone(), self.entries.get(index)) else {
+    /// Hands the reply in `memory` over, and lets the entry wait for its next request; both at the
+    /// next [`KernelRing::wait`].
+    pub fn commit(
+        &mut self,
+        index: usize,
+        mut memory: EntryMemory,
+        header: &OutHeader,
+        payload_length_bytes: usize,
+    ) {
+        let (Some(channel), Some(&Entry::InWork { commit_id })) =
+            (self.channel.clone(), self.entries.get(index))
+        else {
             debug_assert!(false, "entry {index} is not in work");
             return;
         };
-        memory.set_reply(header, &RingEntry { commit_id, payload_length: payload_length_bytes as u32, ..RingEntry::default() });
+        memory.set_reply(
+            header,
+            &RingEntry {
+                commit_id,
+                payload_length: payload_length_bytes as u32,
+                ..RingEntry::default()
+            },
+        );
         let request = RingCommand { commit_id, queue: self.queue, ..RingCommand::default() };
-        let submission = command(&channel, COMMAND_COMMIT_AND_FETCH, &request, index).build_with_address(0);
+        let submission =
+            command(&channel, COMMAND_COMMIT_AND_FETCH, &request, index).build_with_address(0);
         self.entries[index] = Entry::WithKernel(memory);
         self.push(&submission);
     }
 
-    /// Lets the kernel fill `room` of the payload of an entry in work from `file`, whose descriptor is open until that is over. It
-    /// begins with the next [`KernelRing::wait`], and ends with an [`Arrival::Read`].
-    pub fn read(&mut self, index: usize, mut memory: EntryMemory, file: BorrowedFd<'_>, offset_bytes: u64, room: &Range<usize>) {
-        let (Some(&Entry::InWork { commit_id }), Some(payload)) = (self.entries.get(index), memory.payload_mut().get_mut(room.clone()))
+    /// Lets the kernel fill `room` of the payload of an entry in work from `file`, whose descriptor
+    /// is open until that is over. It begins with the next [`KernelRing::wait`], and ends with an
+    /// [`Arrival::Read`].
+    pub fn read(
+        &mut self,
+        index: usize,
+        mut memory: EntryMemory,
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        room: &Range<usize>,
+    ) {
+        let (Some(&Entry::InWork { commit_id }), Some(payload)) =
+            (self.entries.get(index), memory.payload_mut().get_mut(room.clone()))
         else {
             debug_assert!(false, "entry {index} is not in work, or has no {room:?}");
             return self.arrived.push_back(Arrival::Read { index, memory, complete: false });
         };
-        let read = opcode::Read::new(types::Fd(file.as_raw_fd()), payload.as_mut_ptr(), payload.len() as u32).offset(offset_bytes);
+        let read = opcode::Read::new(
+            types::Fd(file.as_raw_fd()),
+            payload.as_mut_ptr(),
+            payload.len() as u32,
+        )
+        .offset(offset_bytes);
         let submission = Entry128::from(read.build().user_data(index as u64 | USER_DATA_READ));
         self.entries[index] = Entry::Reading { commit_id, memory, room: room.clone() };
         self.push(&submission);
@@ -252,8 +320,9 @@ impl KernelRing {
 
     fn push(&mut self, submission: &Entry128) {
         loop {
-            // SAFETY: the submission points to a descriptor that the ring keeps open (the channel, the waker), or its caller does (the
-            // device), and to the memory of an entry that is `WithKernel` or `Reading`: so it stays mapped, and nobody uses it.
+            // SAFETY: the submission points to a descriptor that the ring keeps open (the channel,
+            // the waker), or its caller does (the device), and to the memory of an entry that is
+            // `WithKernel` or `Reading`: so it stays mapped, and nobody uses it.
             if unsafe { self.ring.submission().push(submission) }.is_ok() {
                 return;
             }
@@ -265,21 +334,29 @@ impl KernelRing {
         }
     }
 
-    /// Hands over what was committed, and waits until something has arrived or the waker was used. Both in one call, so that
-    /// requests arrive however many replies there are: without waiting, the kernel brings none.
+    /// Hands over what was committed, and waits until something has arrived or the waker was used.
+    /// Both in one call, so that requests arrive however many replies there are: without waiting,
+    /// the kernel brings none.
     ///
     /// # Errors
     /// The ring does not work any more.
     pub fn wait(&mut self) -> std::io::Result<()> {
         if !self.waker_is_polled {
-            let poll = opcode::PollAdd::new(types::Fd(self.waker.as_raw_fd()), POLL_IN).multi(true).build().user_data(USER_DATA_WAKER);
+            let poll = opcode::PollAdd::new(types::Fd(self.waker.as_raw_fd()), POLL_IN)
+                .multi(true)
+                .build()
+                .user_data(USER_DATA_WAKER);
             self.push(&Entry128::from(poll));
             self.waker_is_polled = true;
         }
         let wanted = usize::from(self.arrived.is_empty());
         match self.ring.submit_and_wait(wanted) {
             Ok(_) => {}
-            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}
+            Err(error)
+                if matches!(
+                    Errno::from_io_error(&error),
+                    Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
+                ) => {}
             Err(error) => return Err(error),
         }
         self.collect();
@@ -297,8 +374,11 @@ impl KernelRing {
     }
 
     fn collect(&mut self) {
-        let completions: Vec<(u64, i32, bool)> =
-            self.ring.completion().map(|done| (done.user_data(), done.result(), cqueue::more(done.flags()))).collect();
+        let completions: Vec<(u64, i32, bool)> = self
+            .ring
+            .completion()
+            .map(|done| (done.user_data(), done.result(), cqueue::more(done.flags())))
+            .collect();
         for (user_data, result, more) in completions {
             if user_data == USER_DATA_WAKER {
                 self.waker_is_polled = more;
@@ -310,7 +390,9 @@ impl KernelRing {
             }
             let index = user_data as usize;
             let Some(entry) = self.entries.get_mut(index) else { continue };
-            let Entry::WithKernel(memory) = std::mem::replace(entry, Entry::Retired) else { continue };
+            let Entry::WithKernel(memory) = std::mem::replace(entry, Entry::Retired) else {
+                continue;
+            };
             if result < 0 {
                 self.arrived.push_back(Arrival::Retired(Errno::from_raw_os_error(-result)));
                 continue;
@@ -352,7 +434,10 @@ struct Command {
 fn command(channel: &Channel, number: u32, request: &RingCommand, index: usize) -> Command {
     let mut bytes = [0; COMMAND_BYTES];
     bytes[..size_of::<RingCommand>()].copy_from_slice(request.as_bytes());
-    Command { inner: opcode::UringCmd80::new(types::Fd(channel.raw_descriptor()), number).cmd(bytes), index }
+    Command {
+        inner: opcode::UringCmd80::new(types::Fd(channel.raw_descriptor()), number).cmd(bytes),
+        index,
+    }
 }
 
 impl Command {
@@ -365,8 +450,15 @@ impl Command {
 fn set_length(submission: &mut Entry128, length: u32) {
     const LENGTH_OFFSET_BYTES: usize = 24;
     const { assert!(size_of::<Entry128>() == 128 && align_of::<Entry128>() >= align_of::<u32>()) };
-    // SAFETY: an `Entry128` is a `struct io_uring_sqe` of 128 bytes, whose `len` is the u32 at byte 24.
-    unsafe { std::ptr::from_mut(submission).cast::<u8>().add(LENGTH_OFFSET_BYTES).cast::<u32>().write(length) };
+    // SAFETY: an `Entry128` is a `struct io_uring_sqe` of 128 bytes, whose `len` is the u32 at byte
+    // 24.
+    unsafe {
+        std::ptr::from_mut(submission)
+            .cast::<u8>()
+            .add(LENGTH_OFFSET_BYTES)
+            .cast::<u32>()
+            .write(length)
+    };
 }
 
 impl Drop for KernelRing {
@@ -375,7 +467,8 @@ impl Drop for KernelRing {
             if self.channel.is_some()
                 && let Entry::WithKernel(memory) | Entry::Reading { memory, .. } = entry
             {
-                // The kernel may write to it until the descriptor of the ring is closed and forgotten.
+                // The kernel may write to it until the descriptor of the ring is closed and
+                // forgotten.
                 std::mem::forget(memory);
             }
         }

@@ -1,12 +1,14 @@
-//! FUSE over io_uring: one queue per CPU, each with a ring, a thread and entries that wait for requests in the kernel.
+//! FUSE over io_uring: one queue per CPU, each with a ring, a thread and entries that wait for
+//! requests in the kernel.
 //!
-//! A request goes to the queue of the CPU on which it was issued; there is no stealing. FORGET and notifications stay on
-//! `/dev/fuse`, so one thread reads that as well.
+//! A request goes to the queue of the CPU on which it was issued; there is no stealing. FORGET and
+//! notifications stay on `/dev/fuse`, so one thread reads that as well.
 //!
-//! States: *prepared* (rings and memory exist; nothing is promised to the kernel) → INIT is answered with the promise to use
-//! rings, and requests wait → *registered* (each queue has entries: the kernel switches over) → *served* → *ended* (the
-//! kernel has given all entries back). When the kernel refuses the entries of a queue, it takes the promise as withdrawn,
-//! and `/dev/fuse` serves as if there had been none.
+//! States: *prepared* (rings and memory exist; nothing is promised to the kernel) → INIT is
+//! answered with the promise to use rings, and requests wait → *registered* (each queue has
+//! entries: the kernel switches over) → *served* → *ended* (the kernel has given all entries back).
+//! When the kernel refuses the entries of a queue, it takes the promise as withdrawn, and
+//! `/dev/fuse` serves as if there had been none.
 //!
 //! Locks: those of `queue.rs` and `workers.rs`, none of them together with another.
 
@@ -35,7 +37,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 const SWITCH_PATH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The kernel wants a queue for each of these.
 const POSSIBLE_CPUS_PATH: &str = "/sys/devices/system/cpu/possible";
-/// Entries of all queues together, as far as each has its least. An fsync holds one until it is durable.
+/// Entries of all queues together, as far as each has its least. An fsync holds one until it is
+/// durable.
 const ENTRIES_ALL: usize = 192;
 const ENTRIES_MIN: usize = 4;
 const ENTRIES_MAX: usize = 128;
@@ -44,7 +47,9 @@ const ENTRIES_MAX: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum RingFailure {
-    #[error("it is switched off, or this kernel (older than 6.14) does not have it; root can switch it on: echo Y > {SWITCH_PATH}")]
+    #[error(
+        "it is switched off, or this kernel (older than 6.14) does not have it; root can switch it on: echo Y > {SWITCH_PATH}"
+    )]
     Off,
     #[error("{POSSIBLE_CPUS_PATH} is not understood: {0:?}")]
     Cpus(String),
@@ -71,7 +76,9 @@ impl Rings {
             return Ok(());
         }
         fs::write(SWITCH_PATH, "Y").map_err(|_| RingFailure::Off)?;
-        tracing::warn!("FUSE over io_uring is switched on now, for all FUSE mounts of this machine that ask for it ({SWITCH_PATH})");
+        tracing::warn!(
+            "FUSE over io_uring is switched on now, for all FUSE mounts of this machine that ask for it ({SWITCH_PATH})"
+        );
         Ok(())
     }
 
@@ -87,7 +94,11 @@ impl Rings {
         let queue_count = cpu_count(&cpus).ok_or(RingFailure::Cpus(cpus))?;
         let entry_count = (ENTRIES_ALL / usize::from(queue_count)).clamp(ENTRIES_MIN, ENTRIES_MAX);
         let rings = (0..queue_count).map(|queue| KernelRing::new(queue, entry_count));
-        Ok(Self(rings.collect::<std::io::Result<_>>().map_err(|error| RingFailure::Setup(error.to_string()))?))
+        Ok(Self(
+            rings
+                .collect::<std::io::Result<_>>()
+                .map_err(|error| RingFailure::Setup(error.to_string()))?,
+        ))
     }
 }
 
@@ -111,9 +122,15 @@ pub struct RingThreads {
 }
 
 impl RingThreads {
-    /// Registers `rings` with the connection of `channel`, after INIT, and lets `handler` answer; requests that may wait
-    /// are served by `worker_count` threads more. When this returns, the kernel uses the rings, unless there is a failure.
-    pub fn start(rings: Rings, channel: &Arc<Channel>, worker_count: usize, handler: &Arc<dyn Handler>) -> Self {
+    /// Registers `rings` with the connection of `channel`, after INIT, and lets `handler` answer;
+    /// requests that may wait are served by `worker_count` threads more. When this returns, the
+    /// kernel uses the rings, unless there is a failure.
+    pub fn start(
+        rings: Rings,
+        channel: &Arc<Channel>,
+        worker_count: usize,
+        handler: &Arc<dyn Handler>,
+    ) -> Self {
         let (registered, registrations) = mpsc::channel();
         let workers = Arc::new(Workers::start(worker_count, handler));
         let watcher = Watcher::start(rings.0.len());
@@ -145,10 +162,15 @@ impl RingThreads {
     }
 }
 
-/// Waits until each of `queue_count` threads has told how its registration went, or has ended, and returns what failed first.
-fn first_failure(registrations: &Receiver<Result<(), String>>, queue_count: usize) -> Option<String> {
+/// Waits until each of `queue_count` threads has told how its registration went, or has ended, and
+/// returns what failed first.
+fn first_failure(
+    registrations: &Receiver<Result<(), String>>,
+    queue_count: usize,
+) -> Option<String> {
     let told: Vec<_> = registrations.iter().collect();
-    let silent = (told.len() < queue_count).then(|| "the thread of a queue has panicked".to_owned());
+    let silent =
+        (told.len() < queue_count).then(|| "the thread of a queue has panicked".to_owned());
     told.into_iter().find_map(Result::err).or(silent)
 }
 
@@ -200,7 +222,10 @@ mod tests {
             first_failure(&registrations, 3)
         };
         assert_eq!(outcome(&[Ok(()), Ok(()), Ok(())]), None);
-        assert_eq!(outcome(&[Ok(()), Err("refused".to_owned()), Ok(())]).as_deref(), Some("refused"));
+        assert_eq!(
+            outcome(&[Ok(()), Err("refused".to_owned()), Ok(())]).as_deref(),
+            Some("refused")
+        );
         assert!(outcome(&[Ok(()), Ok(())]).is_some_and(|failure| failure.contains("panicked")));
     }
 }

@@ -1,7 +1,7 @@
 //! What has come back for the thread of a queue, and whether that thread must be woken for it.
 //!
-//! No item is left lying while the thread sleeps: it says that it sleeps before it looks for the last time, and whoever puts
-//! an item in looks afterwards whether it sleeps.
+//! No item is left lying while the thread sleeps: it says that it sleeps before it looks for the
+//! last time, and whoever puts an item in looks afterwards whether it sleeps.
 //!
 //! Lock: taken alone and for a moment.
 use cairn_environment::Rank;
@@ -26,7 +26,8 @@ impl<T> Outbox<T> {
         self.sleeping.swap(false, Ordering::SeqCst)
     }
 
-    /// The thread takes all items into `taken`, which is empty, and sleeps from then on, unless it was to be woken meanwhile.
+    /// The thread takes all items into `taken`, which is empty, and sleeps from then on, unless it
+    /// was to be woken meanwhile.
     pub fn take_and_sleep(&self, taken: &mut Vec<T>) {
         self.sleeping.store(true, Ordering::SeqCst);
         std::mem::swap(taken, &mut *self.items.lock());
@@ -52,7 +53,11 @@ mod tests {
         let mut looks = 0_u32;
         while !condition() {
             looks += 1;
-            if looks.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if looks.is_multiple_of(256) {
+                std::thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
         }
     }
 
@@ -60,7 +65,8 @@ mod tests {
         (0..random.below(64)).for_each(|_| std::hint::spin_loop());
     }
 
-    /// Each item is put in at some moment while the thread goes to sleep: it finds the item, or is woken.
+    /// Each item is put in at some moment while the thread goes to sleep: it finds the item, or is
+    /// woken.
     #[test]
     fn no_item_is_left_lying_while_the_thread_sleeps() {
         const ROUNDS: u64 = 500_000;
@@ -70,7 +76,8 @@ mod tests {
         let outbox = Arc::new(Outbox::new());
         // The last round that has begun, whose item is in, and whose item woke the thread.
         let [begun, put, woke] = std::array::from_fn(|_| Arc::new(AtomicU64::new(0)));
-        let putting = (Arc::clone(&outbox), Arc::clone(&begun), Arc::clone(&put), Arc::clone(&woke));
+        let putting =
+            (Arc::clone(&outbox), Arc::clone(&begun), Arc::clone(&put), Arc::clone(&woke));
         let putter = thread::spawn("putter", move || {
             let (outbox, begun, put, woke) = putting;
             let mut random = Seeded::new(1);
@@ -95,7 +102,11 @@ mod tests {
             wait_until(|| put.load(Ordering::SeqCst) == round);
             if taken.is_empty() {
                 slept += 1;
-                assert_eq!(woke.load(Ordering::SeqCst), round, "the thread sleeps, and its item is there");
+                assert_eq!(
+                    woke.load(Ordering::SeqCst),
+                    round,
+                    "the thread sleeps, and its item is there"
+                );
                 outbox.take_and_sleep(&mut taken);
             }
             assert_eq!(std::mem::take(&mut taken), [round]);

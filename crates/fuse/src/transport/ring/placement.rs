@@ -1,28 +1,34 @@
 //! Keeping a caller and the thread of its queue on one CPU.
 //!
-//! A program that asks for one thing after the other never runs while the thread of the queue serves it: one CPU is enough for
-//! both. But the thread still runs when it hands a reply over, so the kernel wakes the caller on another CPU, one that is idle. An idle
-//! CPU takes long to wake, on a virtual machine longer than the whole request. A CPU on which only SCHED_IDLE threads run counts as
-//! idle, though. So while requests come one by one and close together, and each is answered at once, the thread *yields*: it has
-//! that policy, and the caller goes on where it was.
+//! A program that asks for one thing after the other never runs while the thread of the queue
+//! serves it: one CPU is enough for both. But the thread still runs when it hands a reply over, so
+//! the kernel wakes the caller on another CPU, one that is idle. An idle CPU takes long to wake, on
+//! a virtual machine longer than the whole request. A CPU on which only SCHED_IDLE threads run
+//! counts as idle, though. So while requests come one by one and close together, and each is
+//! answered at once, the thread *yields*: it has that policy, and the caller goes on where it was.
 //!
-//! A thread that yields gets next to nothing of a CPU on which others compute. So a *watcher* looks every [`TICK`] at the threads that
-//! yield, and ends that for a thread that has had a request and done nothing with it since the last time. Such a thread does not
-//! yield again for a while, longer each time. A thread that is about to wait for others or for the device stops yielding by itself.
+//! A thread that yields gets next to nothing of a CPU on which others compute. So a *watcher* looks
+//! every [`TICK`] at the threads that yield, and ends that for a thread that has had a request and
+//! done nothing with it since the last time. Such a thread does not yield again for a while, longer
+//! each time. A thread that is about to wait for others or for the device stops yielding by itself.
 //! When no requests come, the watcher ends the yielding as well, and then sleeps.
 //!
 //! States of a queue, in one word with a number that counts how often it began to yield:
-//! - *normal*: the thread's policy is SCHED_OTHER, or about to be so, by a call that someone with that policy is in;
+//! - *normal*: the thread's policy is SCHED_OTHER, or about to be so, by a call that someone with
+//!   that policy is in;
 //! - *yielding*: the thread's policy is SCHED_IDLE, or about to be so;
-//! - *rescued*: the watcher has set SCHED_OTHER while the thread was not waiting for requests. It may just have been about to set
-//!   SCHED_IDLE, so the watcher does so again until the thread says that it is normal, or waits for requests.
+//! - *rescued*: the watcher has set SCHED_OTHER while the thread was not waiting for requests. It
+//!   may just have been about to set SCHED_IDLE, so the watcher does so again until the thread says
+//!   that it is normal, or waits for requests.
 //!
 //! Invariants:
 //! - only the queue's thread makes its queue yield: first the word, then it wakes the watcher, then
 //!   the policy;
 //! - when the queue's thread sets its queue to normal, then first the policy and then the word;
-//! - the watcher sets a queue to normal only when its thread was waiting for requests, so not about to set the policy;
-//! - the watcher sleeps only when it found all queues normal after it had said that it goes to sleep.
+//! - the watcher sets a queue to normal only when its thread was waiting for requests, so not about
+//!   to set the policy;
+//! - the watcher sleeps only when it found all queues normal after it had said that it goes to
+//!   sleep.
 //!
 //! Locks: the watcher's mutex (`FUSE`) is taken alone, to begin or end its sleep. The hook of
 //! [`cairn_environment::thread::on_block`] takes none.
@@ -103,7 +109,11 @@ impl Placement {
     /// By the watcher, which has found `word`.
     fn rescue(&self, word: u64) {
         let after = if self.waiting.load(Ordering::SeqCst) { NORMAL } else { RESCUED };
-        if self.word.compare_exchange(word, (word & !KIND_MASK) + after, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        if self
+            .word
+            .compare_exchange(word, (word & !KIND_MASK) + after, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+        {
             self.set_policy(false);
         }
     }
@@ -120,7 +130,8 @@ impl Placement {
 pub enum Round {
     /// Answered the one request that there was.
     Alone,
-    /// Begun a read of the device for the one request that there is. Its caller and this thread take turns all the same.
+    /// Begun a read of the device for the one request that there is. Its caller and this thread
+    /// take turns all the same.
     Reading,
     /// Something else.
     Others,
@@ -144,9 +155,19 @@ impl Manner {
     fn new(own: Arc<Placement>, watcher: Option<Arc<Shared>>) -> Self {
         own.thread_id.store(kernel::thread_id(), Ordering::Relaxed);
         OWN.set(Some(Arc::clone(&own)));
-        thread::on_block(Some(|| OWN.with_borrow(|own| own.iter().for_each(|own| own.be_normal()))));
+        thread::on_block(Some(|| {
+            OWN.with_borrow(|own| own.iter().for_each(|own| own.be_normal()))
+        }));
         let now = clock::now_monotonic();
-        Self { own, watcher, yields: false, score: 0, begun: now, normal_until: now, penalty: PENALTY_MIN }
+        Self {
+            own,
+            watcher,
+            yields: false,
+            score: 0,
+            begun: now,
+            normal_until: now,
+            penalty: PENALTY_MIN,
+        }
     }
 
     /// Waits by `wait` for requests.
@@ -227,7 +248,8 @@ enum Activity {
 
 /// As /proc tells.
 fn activity(thread_id: i32) -> Activity {
-    let status = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/stat")).unwrap_or_default();
+    let status =
+        std::fs::read_to_string(format!("/proc/self/task/{thread_id}/stat")).unwrap_or_default();
     // The name before it, in parentheses, may have any characters.
     match status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
         Some('R') => Activity::Runnable,
@@ -288,7 +310,8 @@ struct Seen {
 impl Seen {
     /// Looks at `queue` again, and ends its yielding if it must. Whether it was not normal.
     fn look(&mut self, queue: &Placement, activity: impl Fn(i32) -> Activity) -> bool {
-        let (word, rounds) = (queue.word.load(Ordering::SeqCst), queue.rounds.load(Ordering::Relaxed));
+        let (word, rounds) =
+            (queue.word.load(Ordering::SeqCst), queue.rounds.load(Ordering::Relaxed));
         if word & KIND_MASK == NORMAL {
             return false;
         }
@@ -354,12 +377,15 @@ impl Drop for Watcher {
     }
 }
 
-/// Whether a thread of this process may take SCHED_IDLE and give it back: that needs CAP_SYS_NICE, or a limit for nice values.
-/// Tried by a thread that ends.
+/// Whether a thread of this process may take SCHED_IDLE and give it back: that needs CAP_SYS_NICE,
+/// or a limit for nice values. Tried by a thread that ends.
 fn may_yield() -> bool {
     let tried = thread::spawn("cairn-try", || {
         let own = kernel::thread_id();
-        kernel::has_normal_policy(own) && kernel::set_idle_policy(own, true).and_then(|()| kernel::set_idle_policy(own, false)).is_ok()
+        kernel::has_normal_policy(own)
+            && kernel::set_idle_policy(own, true)
+                .and_then(|()| kernel::set_idle_policy(own, false))
+                .is_ok()
     });
     let may = tried.join().unwrap_or(false);
     tracing::debug!(may, "threads of queues may yield");

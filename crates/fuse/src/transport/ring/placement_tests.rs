@@ -33,11 +33,15 @@ fn a_thread_that_has_work_and_does_not_run_is_rescued() {
     assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "it has done something");
     queue.waiting.store(false, Ordering::SeqCst);
     assert!(seen.look(&queue, |_| Activity::Runnable));
-    assert!(!is_idle(&queue) && queue.kind() == RESCUED && queue.starved.load(Ordering::Relaxed) == 1);
+    assert!(
+        !is_idle(&queue) && queue.kind() == RESCUED && queue.starved.load(Ordering::Relaxed) == 1
+    );
     // It had just been about to set the policy.
     queue.set_policy(true);
     assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "the word is new");
-    assert!(seen.look(&queue, |_| Activity::Runnable) && !is_idle(&queue) && queue.kind() == RESCUED);
+    assert!(
+        seen.look(&queue, |_| Activity::Runnable) && !is_idle(&queue) && queue.kind() == RESCUED
+    );
     queue.waiting.store(true, Ordering::SeqCst);
     assert!(seen.look(&queue, |_| Activity::Sleeping) && queue.kind() == RESCUED);
     assert!(seen.look(&queue, |_| Activity::Other) && queue.kind() == NORMAL);
@@ -57,7 +61,9 @@ fn a_queue_without_requests_becomes_normal() {
         assert!(seen.look(&queue, |_| Activity::Sleeping) && is_idle(&queue));
     }
     assert!(seen.look(&queue, |_| Activity::Sleeping));
-    assert!(!is_idle(&queue) && queue.kind() == NORMAL && queue.starved.load(Ordering::Relaxed) == 0);
+    assert!(
+        !is_idle(&queue) && queue.kind() == NORMAL && queue.starved.load(Ordering::Relaxed) == 0
+    );
     drop(end);
     thread.join().unwrap();
 }
@@ -73,7 +79,9 @@ fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
         let _manner = Manner::new(Arc::clone(&own), None);
         own.begin_to_yield(|| ());
         assert!(is_idle(&own));
-        let is_normal = thread::spawn("work", || kernel::has_normal_policy(kernel::thread_id())).join().unwrap();
+        let is_normal = thread::spawn("work", || kernel::has_normal_policy(kernel::thread_id()))
+            .join()
+            .unwrap();
         assert!(is_normal && !is_idle(&own) && own.kind() == NORMAL);
     });
     queue.join().unwrap();
@@ -87,8 +95,12 @@ fn a_queue_yields_while_requests_come_one_by_one_and_are_answered_at_once() {
     }
     let served = thread::spawn("queue", || {
         let own = Arc::new(Placement::default());
-        let nobody =
-            Shared { queues: Vec::new(), awake: AtomicBool::new(false), ended: Mutex::new(Rank::FUSE, false), change: Condvar::new() };
+        let nobody = Shared {
+            queues: Vec::new(),
+            awake: AtomicBool::new(false),
+            ended: Mutex::new(Rank::FUSE, false),
+            change: Condvar::new(),
+        };
         let mut manner = Manner::new(Arc::clone(&own), Some(Arc::new(nobody)));
         until_it_yields(&mut manner);
         assert!(is_idle(&own));
@@ -196,39 +208,77 @@ impl Model {
             ThreadStep::Free => {
                 next.push(Self { waiting: true, ..self });
                 if self.kind == NORMAL && self.epoch < 3 {
-                    next.push(Self { kind: YIELDING, epoch: self.epoch + 1, thread: ThreadStep::SetIdle, ..self });
+                    next.push(Self {
+                        kind: YIELDING,
+                        epoch: self.epoch + 1,
+                        thread: ThreadStep::SetIdle,
+                        ..self
+                    });
                 }
                 if self.kind != NORMAL {
                     next.push(Self { thread: ThreadStep::SetNormal(self.epoch), ..self });
                 }
             }
             ThreadStep::SetIdle => next.push(Self { idle: true, thread: ThreadStep::Free, ..self }),
-            ThreadStep::SetNormal(epoch) => next.push(Self { idle: false, thread: ThreadStep::StoreNormal(epoch), ..self }),
-            ThreadStep::StoreNormal(epoch) => next.push(Self { kind: NORMAL, epoch, thread: ThreadStep::Free, ..self }),
+            ThreadStep::SetNormal(epoch) => {
+                next.push(Self { idle: false, thread: ThreadStep::StoreNormal(epoch), ..self })
+            }
+            ThreadStep::StoreNormal(epoch) => {
+                next.push(Self { kind: NORMAL, epoch, thread: ThreadStep::Free, ..self })
+            }
         }
         match self.watcher {
-            WatcherStep::Free if self.kind != NORMAL => next.push(Self { watcher: WatcherStep::Read(self.kind, self.epoch), ..self }),
+            WatcherStep::Free if self.kind != NORMAL => {
+                next.push(Self { watcher: WatcherStep::Read(self.kind, self.epoch), ..self })
+            }
             WatcherStep::Free => {}
-            WatcherStep::Read(kind, epoch) => next.push(Self { watcher: WatcherStep::Decided(kind, epoch, self.waiting), ..self }),
-            WatcherStep::Decided(kind, epoch, waiting) => next.push(if (kind, epoch) == (self.kind, self.epoch) {
-                Self { kind: if waiting { NORMAL } else { RESCUED }, watcher: WatcherStep::SetNormal, ..self }
-            } else {
-                Self { watcher: WatcherStep::Free, ..self }
-            }),
-            WatcherStep::SetNormal => next.push(Self { idle: false, watcher: WatcherStep::Free, ..self }),
+            WatcherStep::Read(kind, epoch) => {
+                next.push(Self { watcher: WatcherStep::Decided(kind, epoch, self.waiting), ..self })
+            }
+            WatcherStep::Decided(kind, epoch, waiting) => {
+                next.push(if (kind, epoch) == (self.kind, self.epoch) {
+                    Self {
+                        kind: if waiting { NORMAL } else { RESCUED },
+                        watcher: WatcherStep::SetNormal,
+                        ..self
+                    }
+                } else {
+                    Self { watcher: WatcherStep::Free, ..self }
+                })
+            }
+            WatcherStep::SetNormal => {
+                next.push(Self { idle: false, watcher: WatcherStep::Free, ..self })
+            }
         }
         next
     }
 }
 
-/// In every interleaving: a thread with SCHED_IDLE is one that the watcher looks at, or is just setting free.
+/// In every interleaving: a thread with SCHED_IDLE is one that the watcher looks at, or is just
+/// setting free.
 #[test]
 fn no_thread_is_left_with_the_idle_policy() {
-    let first = Model { kind: NORMAL, epoch: 0, idle: false, waiting: false, thread: ThreadStep::Free, watcher: WatcherStep::Free };
+    let first = Model {
+        kind: NORMAL,
+        epoch: 0,
+        idle: false,
+        waiting: false,
+        thread: ThreadStep::Free,
+        watcher: WatcherStep::Free,
+    };
     let (mut seen, mut open) = (HashSet::from([first]), vec![first]);
     while let Some(model) = open.pop() {
-        assert!(!model.idle || model.kind != NORMAL || model.watcher == WatcherStep::SetNormal, "{model:?}");
+        assert!(
+            !model.idle || model.kind != NORMAL || model.watcher == WatcherStep::SetNormal,
+            "{model:?}"
+        );
         open.extend(model.steps().into_iter().filter(|next| seen.insert(*next)));
     }
-    assert!(seen.len() > 100 && seen.iter().any(|model| model.idle) && seen.iter().any(|model| model.kind == RESCUED), "{}", seen.len());
+    assert!(
+        seen.len() > 100
+            && seen.iter().any(|model| model.idle)
+            && seen.iter().any(|model| model.kind == RESCUED),
+        "{}",
+        seen.len()
+    );
 }
