@@ -1,15 +1,21 @@
 //! Each switch of [`Baselines`] replaces its mechanism, and no other.
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::options::{Baselines, VolumeOptions};
-use crate::volume::{Volume, VolumeInner};
+use crate::store::Store;
+use crate::volume::Volume;
 use crate::{FileType, NewInode};
 use cairn_blockdev::MemoryDevice;
 use cairn_environment::lock::waking_held;
-use cairn_format::{Key, TREE_FILES};
+use cairn_format::{INODE_ROOT, ItemKind, Key};
 use std::sync::Arc;
 
 const FILE: NewInode<'static> =
     NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+
+/// An item that every volume has.
+fn root_key() -> Key {
+    Key::new(INODE_ROOT, ItemKind::Inode, 0)
+}
 
 /// Which mechanisms are found to be replaced.
 fn replaced(baselines: Baselines) -> Baselines {
@@ -17,28 +23,28 @@ fn replaced(baselines: Baselines) -> Baselines {
     mkfs(&*device, &MkfsOptions::default()).unwrap();
     let options = VolumeOptions { background: false, baselines, ..VolumeOptions::default() };
     let volume = Volume::open(device, options).unwrap();
-    let inner = &*volume.shared.inner;
+    let store = volume.store();
     let created = volume.create(volume.root(), b"file", &FILE).unwrap();
     let found = Baselines {
-        waking_locks: leaf_lock_wakes(inner),
-        locked_descents: !descends_by_routes(inner),
-        shared_flusher: inner.space.has_shared_flusher(),
-        two_pass_insertion: inner.log.two_pass_items() > 0,
+        waking_locks: leaf_lock_wakes(store),
+        locked_descents: !descends_by_routes(store),
+        shared_flusher: store.space.has_shared_flusher(),
+        two_pass_insertion: store.log.two_pass_items() > 0,
     };
     volume.forget(created.inode, 1);
     volume.close().unwrap();
     found
 }
 
-fn leaf_lock_wakes(inner: &VolumeInner) -> bool {
+fn leaf_lock_wakes(store: &Store) -> bool {
     assert_eq!(waking_held(), 0);
-    inner.roots.get_with(&Key::root(TREE_FILES), |_| waking_held() > 0).unwrap().unwrap()
+    store.file_tree.get_with(&root_key(), |_| waking_held() > 0).unwrap().unwrap()
 }
 
-fn descends_by_routes(inner: &VolumeInner) -> bool {
-    let before = inner.cache.statistics().quick_descents;
-    inner.roots.get(&Key::root(TREE_FILES)).unwrap().unwrap();
-    inner.cache.statistics().quick_descents > before
+fn descends_by_routes(store: &Store) -> bool {
+    let before = store.cache.statistics().quick_descents;
+    store.file_tree.get(&root_key()).unwrap().unwrap();
+    store.cache.statistics().quick_descents > before
 }
 
 #[test]

@@ -1,66 +1,45 @@
 //! The engine: a mounted volume as a library.
 //!
-//! Layers, imports pointing down: the operations on files and directories (`directory`, `entries`,
-//! `rename`, `file`, `extents`, `writeback`, `throttle`, `truncate`, `preallocate`, `xattr`,
-//! `orphans`), over inodes and file data in memory (`inode`, `pages`), over operations joined to a
-//! transaction (`operation`, `transaction`), over the crates for trees, log and space.
+//! Layers, imports pointing down:
+//! - [`Volume`], with `statistics` and `shutdown`: what users hold, and the background threads;
+//! - `names`: directories, entries, renames, paths;
+//! - `file`: inodes, their attributes and data in memory, and how these are written;
+//! - `store`: transactions, trees, log, free space, recovery; knows nothing of inodes;
+//! - the crates for trees, log, space and devices.
 //!
 //! Start at [`Volume`]. `ARCHITECTURE.md` has the order of locks and the steps of commit, fsync and
 //! recovery.
 #![forbid(unsafe_code)]
 
-mod commit;
-mod data_cache;
-mod directory;
-mod discard;
-mod entries;
 mod error;
-mod extents;
-mod failure_report;
-mod failures;
 mod file;
 mod fsync_stage;
-mod inode;
-mod inode_count;
+mod layers;
 pub mod mkfs;
-mod operation;
+mod names;
 mod options;
-mod orphans;
-mod pages;
-mod planned_read;
-mod preallocate;
-mod recovery;
-mod recovery_meter;
-mod removal_queue;
-mod rename;
 mod shutdown;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 mod statistics;
-mod storage_room;
-mod sync;
-mod throttle;
-mod transaction;
-mod truncate;
+mod store;
 mod types;
 mod volume;
-mod writeback;
-mod xattr;
 
 pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
 pub use cairn_log::FlushPolicy;
 pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
-pub use failures::{Failure, Failures};
+pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
 #[cfg(feature = "baselines")]
 pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
-pub use planned_read::{PlannedRead, ReadAtOnce};
-pub use recovery_meter::{RecoveryPhase, RecoveryProgress};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
-pub use storage_room::STORAGE_ROOM_BYTES;
+pub use store::failures::{Failure, Failures};
+pub use store::recovery::meter::{RecoveryPhase, RecoveryProgress};
+pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode,
     RenameMode, SeekTarget, SpaceInfo, TimeChange, XattrMode,

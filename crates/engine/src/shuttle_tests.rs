@@ -1,17 +1,17 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many
 //! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads
 //! and the data cache have a file each.
-use crate::removal_queue::{Orphan, RemovalQueue, Taken};
-use crate::transaction::Transactions;
+use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
+use crate::store::transaction::Transactions;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use cairn_environment::simulation::schedules;
 use cairn_environment::thread::{self, JoinHandle};
 use cairn_format::{Generation, InodeNumber};
 use std::sync::Arc;
 
-#[path = "data_cache_shuttle_tests.rs"]
+#[path = "file/data_cache_shuttle_tests.rs"]
 mod data_cache;
-#[path = "planned_read_shuttle_tests.rs"]
+#[path = "file/planned_read_shuttle_tests.rs"]
 mod planned_read;
 
 fn schedules_each() -> usize {

@@ -1,33 +1,13 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
-use crate::failures::Failures;
 use crate::fsync_stage::FsyncStage;
-use crate::recovery_meter::RecoveryPhase;
-use crate::volume::VolumeInner;
+use crate::layers::Layers;
+use crate::store::failures::Failures;
+use crate::store::recovery::meter::RecoveryPhase;
 use cairn_blockdev::DeviceHealth;
 use cairn_blockdev::composed::MemberHealth;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{BLOCK_SIZE, NODE_BLOCKS};
 use serde::{Deserialize, Serialize};
-
-/// Counters that no other part keeps.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) commits: AtomicU64,
-    pub(crate) nodes_written: AtomicU64,
-    pub(crate) replayed_checkpoints: AtomicU64,
-    pub(crate) replayed_items: AtomicU64,
-    worst_case_used_percent: AtomicU64,
-}
-
-impl Counters {
-    /// An operation used so many percent of the nodes that it had reserved.
-    pub(crate) fn note_worst_case(&self, percent: u64) {
-        // Nearly always less than the greatest so far: then nothing is written that others read.
-        if percent > self.worst_case_used_percent.load(Ordering::Relaxed) {
-            self.worst_case_used_percent.fetch_max(percent, Ordering::Relaxed);
-        }
-    }
-}
 
 /// Counters since the volume was opened, and sizes now. Times in nanoseconds where the name says
 /// so.
@@ -174,27 +154,28 @@ impl From<DeviceHealth> for ComposedDevice {
     }
 }
 
-impl VolumeInner {
+impl Layers {
     /// Reads all counters; they belong to about the same moment.
     pub(crate) fn statistics(&self) -> Statistics {
+        let Self { store, files, names, recovery } = self;
         let (log, cache, space) =
-            (self.log.statistics(), self.cache.statistics(), self.space.report());
-        let data_cache = self.data_cache.statistics();
+            (store.log.statistics(), store.cache.statistics(), store.space.report());
+        let data_cache = files.data_cache.statistics();
         let block = BLOCK_SIZE as u64;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Statistics {
-            failures: self.known_failures(),
-            failure: self.failure(),
-            volume: self.superblock.volume.to_string(),
-            label: self.superblock.label.clone(),
-            storage_full: self.storage_room.is_tight(),
-            generation: self.transactions.generation().0,
+            failures: names.known_failures(),
+            failure: store.failure(),
+            volume: store.superblock.volume.to_string(),
+            label: store.superblock.label.clone(),
+            storage_full: store.storage_room.is_tight(),
+            generation: store.transactions.generation().0,
             total_bytes: space.total_blocks * block,
             available_bytes: self.space_info().available_blocks * block,
             used_bytes: space.used * block,
             pinned_bytes: space.pinned * block,
-            dirty_data_bytes: count(&self.dirty_pages) * block,
-            inodes_in_memory: self.inodes.len() as u64,
+            dirty_data_bytes: count(&store.delayed_blocks) * block,
+            inodes_in_memory: files.inodes.len() as u64,
             nodes_in_memory: cache.nodes,
             nodes_dirty: cache.dirty,
             node_cache_hits: cache.hits,
@@ -234,15 +215,15 @@ impl VolumeInner {
             reclaim_writes: space.reclaim_writes,
             reclaim_commits: space.reclaim_commits,
             reclaim_preemptive_runs: space.preemptive_runs,
-            worst_case_used_percent: count(&self.counters.worst_case_used_percent),
-            commits: count(&self.counters.commits),
-            nodes_written: count(&self.counters.nodes_written),
-            replayed_checkpoints: count(&self.counters.replayed_checkpoints),
-            replayed_items: count(&self.counters.replayed_items),
-            recovery: self.recovery.get().cloned().unwrap_or_default(),
-            device_flush_time_ns: self.device.flush_time().as_nanos() as u64,
-            fsync_stages: self.log.stage_times().into_iter().map(FsyncStage::from).collect(),
-            device: self.device.health().map(ComposedDevice::from),
+            worst_case_used_percent: count(&store.counters.worst_case_used_percent),
+            commits: count(&store.counters.commits),
+            nodes_written: count(&store.counters.nodes_written),
+            replayed_checkpoints: count(&store.counters.replayed_checkpoints),
+            replayed_items: count(&store.counters.replayed_items),
+            recovery: recovery.get().cloned().unwrap_or_default(),
+            device_flush_time_ns: store.device.flush_time().as_nanos() as u64,
+            fsync_stages: store.log.stage_times().into_iter().map(FsyncStage::from).collect(),
+            device: store.device.health().map(ComposedDevice::from),
         }
     }
 }

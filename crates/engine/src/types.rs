@@ -1,8 +1,15 @@
 //! Arguments and results of the volume's operations.
 use crate::Result;
+use cairn_environment::clock;
 use cairn_format::{FileType, Generation, InodeItem, InodeNumber, Timestamp};
 
-/// What `stat` tells about an inode.
+/// The present, as stored in inodes.
+pub(crate) fn now() -> Timestamp {
+    let (seconds, nanoseconds) = clock::now_wall();
+    Timestamp { seconds, nanoseconds }
+}
+
+/// What `stat` returns of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Its number.

@@ -1,0 +1,330 @@
+//! The extent items of a file: finding, dropping and inserting them.
+//!
+//! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and
+//! its state lock held exclusively, in a joined operation; `item.blocks` equals the sum of their
+//! lengths.
+use crate::file::Files;
+use crate::file::data_cache::read_worth_keeping;
+use crate::file::inode::InodeState;
+use crate::store::failures::in_file;
+use crate::store::operation::Operation;
+use crate::{Error, Result};
+use cairn_blockdev::read_verified;
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FormatError, InodeNumber, ItemKind,
+    Key, Structure, checksum,
+};
+use std::ops::Range;
+
+/// Appends within one transaction grow an extent up to this many blocks; a longer item would make
+/// each append log too many checksums again.
+const MERGE_BLOCKS_MAX: u64 = 64;
+
+/// Stretches of data in memory for which `stat` looks up what is allocated below them.
+const STRETCHES_MAX: usize = 256;
+
+/// Where a reader takes data from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// Memory, and the device for what is not there.
+    Anywhere,
+    /// Memory alone: the reader must not wait for the device.
+    Memory,
+}
+
+impl Files {
+    /// Blocks of data in memory that come on top of those that `item.blocks` counts: what will
+    /// replace allocated blocks, or is written into preallocated ones, does not. Looks at a limited
+    /// number of stretches; those behind count as new.
+    pub(crate) fn delayed_blocks(&self, number: InodeNumber, state: &InodeState) -> u64 {
+        let delayed = state.pages.blocks() - state.pages.logged();
+        if delayed == 0 || state.item.blocks == 0 {
+            return delayed;
+        }
+        let allocated = |stretch: Range<u64>| {
+            // What can't be read counts as new: whoever reads the data gets the error.
+            let extents =
+                self.extents_in(number, stretch.start, stretch.end, usize::MAX).unwrap_or_default();
+            let missing: u64 =
+                gaps(stretch.start, stretch.end, &extents).iter().map(|(from, to)| to - from).sum();
+            stretch.end - stretch.start - missing
+        };
+        delayed - state.pages.delayed_stretches().take(STRETCHES_MAX).map(allocated).sum::<u64>()
+    }
+
+    /// The extents that overlap the file blocks `from..to`, whole, in order; at most `limit`.
+    pub(crate) fn extents_in(
+        &self,
+        inode: InodeNumber,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Extent)>> {
+        let key = |block| Key::new(inode, ItemKind::Extent, block);
+        let mut found = Vec::new();
+        if from >= to {
+            return Ok(found);
+        }
+        if let Some((first, value)) = self.store.file_tree.last(key(0)..=key(from))? {
+            let extent = Extent::decode(&value)?;
+            if first.offset + extent.blocks > from {
+                found.push((first.offset, extent));
+            }
+        }
+        if from + 1 < to {
+            for item in self.store.file_tree.range(key(from + 1)..=key(to - 1)) {
+                if found.len() >= limit {
+                    break;
+                }
+                let (key, value) = item?;
+                found.push((key.offset, Extent::decode(&value)?));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes the file blocks `from..to` from the file. `overlapping` are the extents there, from
+    /// [`Files::extents_in`]. Changes at most their number + 1 items.
+    pub(crate) fn drop_extents(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        state: &mut InodeState,
+        (from, to): (u64, u64),
+        overlapping: &[(u64, Extent)],
+    ) -> Result<()> {
+        for (_, extent) in overlapping {
+            self.expect_referenced(extent)?;
+        }
+        for (start, extent) in overlapping {
+            let end = start + extent.blocks;
+            let (cut_from, cut_to) = (from.max(*start), to.min(end));
+            if cut_from >= cut_to {
+                continue;
+            }
+            if *start < cut_from {
+                operation.put_extent(inode, *start, &extent.slice(0, cut_from - start))?;
+            } else {
+                operation.delete(Key::new(inode, ItemKind::Extent, *start))?;
+            }
+            if cut_to < end {
+                operation.put_extent(inode, cut_to, &extent.slice(cut_to - start, end - cut_to))?;
+            }
+            let gone = extent.slice(cut_from - start, cut_to - cut_from).range();
+            operation.free(gone)?;
+            state.item.blocks = state.item.blocks.saturating_sub(gone.blocks);
+        }
+        Ok(())
+    }
+
+    /// Inserts an extent whose blocks were just allocated; joins it with its predecessor where that
+    /// is cheap. The place is empty. Changes one item.
+    pub(crate) fn insert_extent(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        state: &mut InodeState,
+        file_block: u64,
+        extent: Extent,
+    ) -> Result<()> {
+        let (start, merged) = self.merge(inode, file_block, &extent)?;
+        operation.reference(extent.range());
+        state.item.blocks += extent.blocks;
+        operation.put_extent(inode, start, &merged)
+    }
+
+    /// An extent whose blocks the allocator knows as free is damage; found before anything is
+    /// changed, it is no more than that operation's failure.
+    pub(crate) fn expect_referenced(&self, extent: &Extent) -> Result<()> {
+        if self.store.space.is_referenced(extent.range()) {
+            return Ok(());
+        }
+        let problem =
+            format!("{} blocks belong to an extent but are not marked in use", extent.blocks);
+        Err(FormatError::new(Structure::Bitmap, extent.start, problem).into())
+    }
+
+    /// Makes data of unwritten blocks that an extent held already. The place is empty; the blocks
+    /// stay the file's.
+    pub(crate) fn put_merged(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: Extent,
+    ) -> Result<()> {
+        let (start, merged) = self.merge(inode, file_block, &extent)?;
+        operation.put_extent(inode, start, &merged)
+    }
+
+    /// Where the extent's item goes and what it holds: joined with its predecessor where that is
+    /// cheap.
+    fn merge(&self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<(u64, Extent)> {
+        if file_block > 0
+            && let Some((start, mut before)) =
+                self.extents_in(inode, file_block - 1, file_block, 1)?.pop()
+            && before.kind == ExtentKind::Data
+            && extent.kind == ExtentKind::Data
+            && before.generation == extent.generation
+            && before.range().end() == extent.start
+            && start + before.blocks == file_block
+            && before.blocks + extent.blocks <= MERGE_BLOCKS_MAX
+        {
+            before.blocks += extent.blocks;
+            before.checksums.extend_from_slice(&extent.checksums);
+            return Ok((start, before));
+        }
+        Ok((file_block, extent.clone()))
+    }
+
+    /// Fills `buffer` (whole blocks) with file blocks from the device or the data cache, verifying
+    /// checksums; holes and unwritten extents read as zeros. Extents that overlap are damage:
+    /// nobody can say whose data is meant. Returns false, with anything in the buffer, if something
+    /// is not where `source` allows to take it from.
+    pub(crate) fn read_mapped(
+        &self,
+        inode: InodeNumber,
+        first_block: u64,
+        buffer: &mut [u8],
+        source: Source,
+    ) -> Result<bool> {
+        let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
+        let bytes = |from: u64, to: u64| {
+            (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE
+        };
+        if source == Source::Memory && !self.extents_in_memory(inode, first_block, end_block) {
+            return Ok(false);
+        }
+        let keep = read_worth_keeping(buffer.len());
+        let mut at = first_block;
+        let mut behind = 0;
+        for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
+            if start < behind {
+                let problem = format!(
+                    "inode {inode}: the extent at file block {start} begins inside the one before it"
+                );
+                return Err(FormatError::new(Structure::Item, extent.start, problem).into());
+            }
+            behind = start + extent.blocks;
+            let (from, to) = (start.max(at), end_block.min(behind));
+            if extent.kind != ExtentKind::Data || from >= to {
+                continue;
+            }
+            buffer[bytes(at, from)].fill(0);
+            let extent = extent.slice(from - start, to - from);
+            let here = &mut buffer[bytes(from, to)];
+            let missing = self.data_cache.read(extent.start.0, &extent.checksums, here);
+            if !missing.is_empty() {
+                if source == Source::Memory {
+                    return Ok(false);
+                }
+                let extent = extent.slice(missing.start as u64, missing.len() as u64);
+                let here = &mut here[missing.start * BLOCK_SIZE..missing.end * BLOCK_SIZE];
+                self.read_verified(inode, from + missing.start as u64, &extent, here)?;
+                self.data_cache.missed(extent.start.0, missing.len());
+                if keep {
+                    self.data_cache.keep(extent.start.0, &extent.checksums, here, false);
+                }
+            }
+            at = to;
+        }
+        buffer[bytes(at, end_block)].fill(0);
+        Ok(true)
+    }
+
+    /// Whether the leaves that tell of the file blocks `from..to`, which are not many, are in
+    /// memory. One that leaves it right afterwards is read again.
+    pub(crate) fn extents_in_memory(&self, inode: InodeNumber, from: u64, to: u64) -> bool {
+        let known =
+            |block| self.store.file_tree.is_in_memory(&Key::new(inode, ItemKind::Extent, block));
+        known(from) && (to <= from + 1 || known(to - 1))
+    }
+
+    fn read_verified(
+        &self,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: &Extent,
+        buffer: &mut [u8],
+    ) -> Result<()> {
+        in_file(inode, Some((extent.start.0, file_block)), || {
+            self.read_extent(inode, file_block, extent, buffer)
+        })
+    }
+
+    fn read_extent(
+        &self,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: &Extent,
+        buffer: &mut [u8],
+    ) -> Result<()> {
+        if !self.store.superblock.geometry.contains(extent.range()) {
+            return Err(Error::DataChecksum { inode, file_block, block: extent.start.0 });
+        }
+        let read = self.store.device.read(extent.start.offset_bytes(), buffer);
+        if read.is_err() && self.store.device.copies() == 1 {
+            return Ok(read?);
+        }
+        for (index, (bytes, expected)) in
+            (0..).zip(buffer.chunks_exact_mut(BLOCK_SIZE).zip(&extent.checksums))
+        {
+            if read.is_ok() && checksum(bytes) == *expected {
+                continue;
+            }
+            let block = BlockNumber(extent.start.0 + index);
+            let verify = |bytes: &[u8]| if checksum(bytes) == *expected { Ok(()) } else { Err(()) };
+            read_verified(&*self.store.device, block.offset_bytes(), bytes, verify)?.map_err(
+                |()| {
+                    self.store.device.note_damage(block.offset_bytes(), BLOCK_SIZE as u64);
+                    Error::DataChecksum { inode, file_block: file_block + index, block: block.0 }
+                },
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of `from..to` that none of `extents` (in order) covers.
+pub(crate) fn gaps(from: u64, to: u64, extents: &[(u64, Extent)]) -> Vec<(u64, u64)> {
+    let mut gaps = Vec::new();
+    let mut at = from;
+    for (start, extent) in extents {
+        if *start > at {
+            gaps.push((at, (*start).min(to)));
+        }
+        at = at.max(start + extent.blocks);
+    }
+    if at < to {
+        gaps.push((at, to));
+    }
+    gaps
+}
+
+/// Preallocated blocks of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct UnwrittenRun {
+    pub(crate) range: BlockRange,
+    /// Unwritten blocks of the same extent before them.
+    pub(crate) skipped_blocks: u64,
+}
+
+/// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one
+/// unwritten extent covers its beginning; shorter when that extent ends before.
+pub(crate) fn unwritten_run(
+    extents: &[(u64, Extent)],
+    file_block: u64,
+    blocks: u64,
+) -> Option<UnwrittenRun> {
+    extents
+        .iter()
+        .find(|(start, extent)| {
+            extent.kind == ExtentKind::Unwritten
+                && (*start..start + extent.blocks).contains(&file_block)
+        })
+        .map(|(start, extent)| {
+            let skip = file_block - start;
+            let range = extent.slice(skip, blocks.min(extent.blocks - skip)).range();
+            UnwrittenRun { range, skipped_blocks: skip }
+        })
+}

@@ -1,0 +1,150 @@
+//! Removing inodes that lost their last name, once nobody uses them; finishing what a crash
+//! interrupted.
+//!
+//! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back
+//! queues it. The queue is worked off by a thread of its own when the volume has background
+//! threads, otherwise at once.
+use crate::file::Files;
+use crate::file::inode::Inode;
+use crate::file::removal_queue::{Orphan, Taken};
+use crate::store::operation::Effort;
+use crate::store::recovery::meter::RecoveryMeter;
+use crate::{Error, Result};
+use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
+use std::sync::Arc;
+
+/// Key of an inode's orphan item.
+pub(crate) fn orphan_key(inode: InodeNumber) -> Key {
+    Key::new(INODE_ORPHANS, ItemKind::Orphan, inode.0)
+}
+
+impl Files {
+    /// Called after an inode lost its last name.
+    pub(crate) fn reap_if_unused(&self, number: InodeNumber) {
+        self.orphans.unlinked.lock().insert(number);
+        // Look after inserting: a reference given back before would not have seen it.
+        if !self.inodes.is_referenced(number) {
+            self.queue_orphan(number);
+        }
+    }
+
+    /// An unnamed inode was created or opened: when its reference goes, so does it.
+    pub(crate) fn note_unlinked(&self, number: InodeNumber) {
+        self.orphans.unlinked.lock().insert(number);
+    }
+
+    /// It has a name again.
+    pub(crate) fn note_linked(&self, number: InodeNumber) {
+        self.orphans.unlinked.lock().remove(&number);
+    }
+
+    /// Gives back references.
+    pub(crate) fn forget(&self, number: InodeNumber, count: u64) {
+        if self.inodes.release(number, count) && self.orphans.unlinked.lock().contains(&number) {
+            self.queue_orphan(number);
+        }
+    }
+
+    /// Gives back all references.
+    pub(crate) fn forget_all(&self) {
+        self.inodes.release_all();
+        let unlinked: Vec<_> = self.orphans.unlinked.lock().iter().copied().collect();
+        unlinked.into_iter().for_each(|number| self.queue_orphan(number));
+    }
+
+    fn queue_orphan(&self, number: InodeNumber) {
+        if !self.orphans.unlinked.lock().remove(&number) || self.store.options.read_only {
+            return;
+        }
+        if !self.store.options.background {
+            return self.reap(Orphan { number, blocks: 0 });
+        }
+        let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
+        self.store.space.announce(blocks);
+        self.orphans.queue.push(Orphan { number, blocks });
+    }
+
+    /// Up to `freed` of the blocks that are `counted` for an inode are free now.
+    pub(crate) fn note_freed(&self, counted: &mut u64, freed: u64) {
+        let freed = freed.min(*counted);
+        *counted -= freed;
+        self.store.space.retract(freed);
+    }
+
+    fn reap(&self, orphan: Orphan) {
+        let inode = self.inodes.get(orphan.number);
+        let _extents = inode.extents.lock();
+        self.reap_locked(&inode, orphan, Effort::Removal);
+    }
+
+    /// The extents mutex is held.
+    fn reap_locked(&self, inode: &Arc<Inode>, orphan: Orphan, effort: Effort) {
+        let Orphan { number, blocks: mut counted } = orphan;
+        let result = self.remove_inode(inode, effort, &mut counted);
+        if matches!(result, Err(Error::NoSpace)) {
+            self.orphans.queue.postpone(Orphan { number, blocks: counted });
+            return;
+        }
+        self.note_freed(&mut counted, u64::MAX);
+        match result {
+            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
+            // It stays an orphan on the volume; the next mount tries again.
+            Err(error) => tracing::warn!("inode {number} could not be removed: {error}"),
+        }
+    }
+
+    /// Body of the thread that removes orphans.
+    pub(crate) fn run_reaper(&self) {
+        while let Some(taken) = self.orphans.queue.wait_and_take() {
+            self.reap(taken.orphan);
+        }
+    }
+
+    /// Waits until everything queued is removed, or lacks the space to be.
+    pub(crate) fn drain_orphans(&self) {
+        self.orphans.queue.wait_until_idle();
+    }
+
+    /// Removes queued inodes on this thread, without waiting for space or for another thread; used
+    /// by reclaim.
+    pub(crate) fn reap_queued(&self) {
+        // Those that lacked space may find it now.
+        let postponed = self.orphans.queue.take_postponed();
+        let mut busy = Vec::new();
+        for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.orphans.queue.take())) {
+            let inode = self.inodes.get(taken.orphan.number);
+            // Whoever holds the mutex may wait for this very thread.
+            if let Some(_extents) = inode.extents.try_lock() {
+                self.reap_locked(&inode, taken.orphan, Effort::Reclaim);
+            } else {
+                busy.push(taken);
+            }
+        }
+        busy.into_iter().for_each(Taken::give_back);
+    }
+
+    /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays
+    /// for the next mount.
+    pub(crate) fn finish_orphans(&self, meter: &mut RecoveryMeter<'_>) {
+        for (done, item) in
+            (1..).zip(self.store.file_tree.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)))
+        {
+            meter.at("unfinished removals", done, 0);
+            let done = item
+                .map_err(Error::from)
+                .and_then(|(key, value)| self.finish_orphan(InodeNumber(key.offset), &value));
+            if let Err(error) = done {
+                tracing::warn!("an unfinished removal has to wait: {error}");
+            }
+        }
+    }
+
+    fn finish_orphan(&self, number: InodeNumber, value: &[u8]) -> Result<()> {
+        let inode = self.inodes.get(number);
+        let _extents = inode.extents.lock();
+        match decode_orphan(value)? {
+            OrphanKind::Remove => self.remove_inode(&inode, Effort::Removal, &mut 0),
+            OrphanKind::Truncate => self.finish_truncation(&inode),
+        }
+    }
+}

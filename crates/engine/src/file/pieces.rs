@@ -1,0 +1,87 @@
+//! Runs of dirty pages that get consecutive device blocks, and how their data is cut to these.
+use super::pages::Segment;
+use cairn_blockdev::SharedBlocks;
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, Generation, checksum};
+use cairn_log::{DataTicket, DataWrite};
+use std::sync::Arc;
+
+/// A run of file blocks and the device blocks that they get.
+pub(super) struct Piece {
+    pub(super) file_block: u64,
+    pub(super) range: BlockRange,
+    /// The blocks belong to the file already, as unwritten ones.
+    pub(super) in_place: bool,
+    pub(super) checksums: Vec<u32>,
+}
+
+impl Piece {
+    /// The file block behind it.
+    pub(super) fn end(&self) -> u64 {
+        self.file_block + self.range.blocks
+    }
+}
+
+/// Blocks of the device and what they are to hold.
+pub(super) type Part = (BlockRange, SharedBlocks);
+
+/// Takes the blocks of `pieces` from the beginning of `segments`, and their checksums.
+pub(super) fn parts_of(segments: &[Segment], pieces: &mut [Piece]) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(pieces.len().max(segments.len()));
+    let mut segments = segments.iter();
+    let mut rest: Option<SharedBlocks> = None;
+    for piece in pieces {
+        let mut range = piece.range;
+        while range.blocks > 0 {
+            let data = rest
+                .take()
+                .or_else(|| segments.next().map(|segment| segment.data.clone()))
+                .expect("pieces are made of segments");
+            let count = data.blocks().min(range.blocks as usize);
+            let part = data.slice(0..count);
+            rest = (count < data.blocks()).then(|| data.slice(count..data.blocks()));
+            piece.checksums.extend(part.chunks_exact(BLOCK_SIZE).map(checksum));
+            parts.push((BlockRange::new(range.start, count as u64), part));
+            range = BlockRange::new(
+                BlockNumber(range.start.0 + count as u64),
+                range.blocks - count as u64,
+            );
+        }
+    }
+    parts
+}
+
+/// Takes `blocks` blocks off the beginning.
+pub(super) fn drop_front(segments: &mut Vec<Segment>, mut blocks: u64) {
+    let mut gone = 0;
+    for segment in segments.iter_mut() {
+        let length = segment.end() - segment.block;
+        if length > blocks {
+            segment.data = segment.data.slice(blocks as usize..segment.data.blocks());
+            segment.block += blocks;
+            break;
+        }
+        blocks -= length;
+        gone += 1;
+    }
+    segments.drain(..gone);
+}
+
+/// What the log is to write, with the ticket that has the outcome.
+pub(super) fn data_writes(
+    parts: Vec<Part>,
+    generation: Generation,
+) -> (Arc<DataTicket>, Vec<DataWrite>) {
+    let ticket = DataTicket::new(parts.len());
+    let write = |(range, data)| DataWrite { range, data, generation, ticket: Arc::clone(&ticket) };
+    let writes = parts.into_iter().map(write).collect();
+    (ticket, writes)
+}
+
+/// The items of `existing` that share file blocks with `piece`.
+pub(super) fn overlapping<'a>(
+    existing: &'a [(u64, Extent)],
+    piece: &Piece,
+) -> impl Iterator<Item = &'a (u64, Extent)> {
+    let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
+    existing.iter().filter(move |(start, extent)| *start < to && start + extent.blocks > from)
+}

@@ -1,0 +1,170 @@
+//! The queue of inodes to remove: who works it off, and who waits until that is done.
+//!
+//! An inode *waits*, then somebody *removes* it, and then it is gone or, for lack of space,
+//! *postponed* until the next commit. Those who remove are the reaper, which sleeps while nothing
+//! waits, and reclaim, which takes what there is. Each kind of sleeper has a condition of its own,
+//! so that a wake-up meant for one never ends with another:
+//! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it
+//!   finds gone, and sleeps on.
+//! - `idle`: nothing waits, and nobody removes. Whoever takes the last one out, and ends with it,
+//!   tells.
+use crate::store::Observer;
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
+use cairn_format::InodeNumber;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+/// An inode to remove.
+#[derive(Clone, Copy)]
+pub(crate) struct Orphan {
+    pub(crate) number: InodeNumber,
+    /// Its blocks that were announced to the allocator.
+    pub(crate) blocks: u64,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Orphan>,
+    /// Could not be removed for lack of space; tried again after the next commit, and by reclaim
+    /// before one.
+    postponed: Vec<Orphan>,
+    /// Taken, and not done with.
+    taken: usize,
+    stopped: bool,
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.taken == 0
+    }
+}
+
+pub(crate) struct RemovalQueue {
+    state: Mutex<State>,
+    work: Condvar,
+    idle: Condvar,
+}
+
+impl RemovalQueue {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(Rank::LEAF, State::default()),
+            work: Condvar::new(),
+            idle: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn push(&self, orphan: Orphan) {
+        self.state.lock().waiting.push_back(orphan);
+        self.work.notify_one();
+    }
+
+    /// What waits longest, if anything does and the queue has not stopped.
+    pub(crate) fn take(&self) -> Option<Taken<'_>> {
+        self.take_from(self.state.lock())
+    }
+
+    fn take_from(&self, mut state: MutexGuard<'_, State>) -> Option<Taken<'_>> {
+        let orphan = if state.stopped { None } else { state.waiting.pop_front() }?;
+        state.taken += 1;
+        drop(state);
+        Some(Taken { queue: self, orphan })
+    }
+
+    /// What waits longest, as soon as something does; nothing once the queue has stopped.
+    pub(crate) fn wait_and_take(&self) -> Option<Taken<'_>> {
+        let mut state = self.state.lock();
+        while state.waiting.is_empty() && !state.stopped {
+            self.work.wait(&mut state);
+        }
+        self.take_from(state)
+    }
+
+    /// It has to wait for space.
+    pub(crate) fn postpone(&self, orphan: Orphan) {
+        self.state.lock().postponed.push(orphan);
+    }
+
+    /// What was postponed, to try it at once.
+    pub(crate) fn take_postponed(&self) -> Vec<Taken<'_>> {
+        let mut state = self.state.lock();
+        let postponed = std::mem::take(&mut state.postponed);
+        state.taken += postponed.len();
+        drop(state);
+        postponed.into_iter().map(|orphan| Taken { queue: self, orphan }).collect()
+    }
+
+    /// After a commit there may be space for what had to be postponed.
+    pub(crate) fn retry_postponed(&self) {
+        let mut state = self.state.lock();
+        if !state.postponed.is_empty() {
+            let postponed = std::mem::take(&mut state.postponed);
+            state.waiting.extend(postponed);
+            self.work.notify_one();
+        }
+    }
+
+    /// Returns when everything queued is gone or postponed, or when the queue has stopped.
+    pub(crate) fn wait_until_idle(&self) {
+        let mut state = self.state.lock();
+        while !state.is_idle() && !state.stopped {
+            self.idle.wait(&mut state);
+        }
+    }
+
+    /// Ends all waiting; what is queued stays an orphan on the volume.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.work.notify_all();
+        self.idle.notify_all();
+    }
+}
+
+/// An inode that its holder removes. Dropping it says that this has ended, however it did.
+pub(crate) struct Taken<'a> {
+    queue: &'a RemovalQueue,
+    pub(crate) orphan: Orphan,
+}
+
+impl Taken<'_> {
+    /// Somebody else uses the inode just now; the reaper, which can wait for that, removes it.
+    pub(crate) fn give_back(self) {
+        self.queue.push(self.orphan);
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut state = self.queue.state.lock();
+        state.taken -= 1;
+        if state.is_idle() {
+            self.queue.idle.notify_all();
+        }
+    }
+}
+
+impl Observer for RemovalQueue {
+    /// There may be space for what had to be postponed.
+    fn committed(&self) {
+        self.retry_postponed();
+    }
+
+    /// Ends the thread; what is queued stays an orphan on the volume.
+    fn stopped(&self) {
+        self.stop();
+    }
+}
+
+/// Inodes to remove.
+pub(crate) struct Orphans {
+    pub(super) queue: Arc<RemovalQueue>,
+    /// Without a name, but referenced.
+    pub(super) unlinked: Mutex<HashSet<InodeNumber>>,
+}
+
+impl Orphans {
+    pub(crate) fn new(queue: Arc<RemovalQueue>) -> Self {
+        Self { queue, unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
+    }
+}

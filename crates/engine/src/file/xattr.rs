@@ -1,0 +1,170 @@
+//! Extended attributes. A value of up to 3 KiB stands in one item, a larger one goes on in further
+//! parts; replacing a value is one operation whatever its size.
+use crate::file::Files;
+use crate::file::inode::InodeState;
+use crate::store::operation::{Effort, Operation};
+use crate::types::XattrMode;
+use crate::types::now;
+use crate::{Error, Result};
+use cairn_format::{
+    BlockNumber, FormatError, InodeNumber, ItemKind, Key, Structure, XATTR_INLINE_BYTES_MAX,
+    XattrItem, hash_name, name_slot_range,
+};
+
+const NAME_BYTES_MAX: usize = 255;
+
+/// Slot and first item of an attribute.
+type FoundXattr = (u64, XattrItem);
+
+fn part_key(inode: InodeNumber, slot: u64, part: usize) -> Key {
+    Key::new(inode, ItemKind::XattrPart, slot * 256 + part as u64)
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        Err(Error::NameLength(name.len()))
+    } else {
+        Ok(())
+    }
+}
+
+impl Files {
+    /// The attribute's slot and first item, and the first free slot for its name. The inode is
+    /// locked.
+    fn find_xattr(
+        &self,
+        inode: InodeNumber,
+        name: &[u8],
+    ) -> Result<(Option<FoundXattr>, Option<u64>)> {
+        let slots = name_slot_range(hash_name(&self.store.superblock.hash_seed, name));
+        let mut free = Some(*slots.start());
+        for item in self.store.file_tree.range(
+            Key::new(inode, ItemKind::Xattr, *slots.start())
+                ..=Key::new(inode, ItemKind::Xattr, *slots.end()),
+        ) {
+            let (key, value) = item?;
+            let found = XattrItem::decode(&value)?;
+            if found.name == name {
+                return Ok((Some((key.offset, found)), free));
+            }
+            if free == Some(key.offset) {
+                free = (key.offset < *slots.end()).then_some(key.offset + 1);
+            }
+        }
+        Ok((None, free))
+    }
+
+    /// Value of an attribute.
+    pub(crate) fn get_xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        let inode = self.inodes.get(number);
+        let _state = self.read_inode_in_use(&inode)?;
+        let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
+        let mut value = item.inline;
+        for part in 1..=XattrItem::parts(item.value_bytes as usize) {
+            value.extend(
+                self.store.file_tree.get(&part_key(number, slot, part))?.unwrap_or_default(),
+            );
+        }
+        if value.len() == item.value_bytes as usize {
+            return Ok(value);
+        }
+        let problem = format!(
+            "inode {number}: an extended attribute has {} of its {} bytes",
+            value.len(),
+            item.value_bytes
+        );
+        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
+    }
+
+    /// Names of all attributes.
+    pub(crate) fn list_xattrs(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
+        let inode = self.inodes.get(number);
+        let _state = self.read_inode_in_use(&inode)?;
+        self.store
+            .file_tree
+            .range(Key::all(number, ItemKind::Xattr))
+            .map(|item| Ok(XattrItem::decode(&item?.1)?.name))
+            .collect()
+    }
+
+    /// Creates or replaces an attribute.
+    pub(crate) fn set_xattr(
+        &self,
+        number: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        check_xattr_name(name)?;
+        if value.len() > XattrItem::VALUE_BYTES_MAX {
+            return Err(Error::XattrTooLarge);
+        }
+        let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
+        let inode = self.inodes.get(number);
+        // The old value's parts are removed in the same operation; most values have none, so look
+        // before reserving.
+        let old_parts = match self.find_xattr(number, name)?.0 {
+            Some((_, item)) if XattrItem::parts(item.value_bytes as usize) > 0 => parts_max,
+            _ => 0,
+        };
+        let new_parts = XattrItem::parts(value.len()) as u64;
+        let effort = if new_parts == 0 { Effort::Name } else { Effort::Ordinary };
+        let mut operation = self.store.begin(2 + old_parts + new_parts, 0, effort)?;
+        let mut state = self.write_inode_in_use(&inode)?;
+        let (found, free) = self.find_xattr(number, name)?;
+        let slot = match (&found, mode) {
+            (Some(_), XattrMode::Create) => return Err(Error::Exists),
+            (None, XattrMode::Replace) => return Err(Error::NoAttribute),
+            (Some((slot, _)), _) => *slot,
+            (None, _) => free.ok_or(Error::HashCollisions)?,
+        };
+        let found_parts = found.map_or(0, |(_, item)| XattrItem::parts(item.value_bytes as usize));
+        if found_parts as u64 > old_parts {
+            // Somebody set a large value between the look and the lock.
+            drop(state);
+            drop(operation);
+            return self.set_xattr(number, name, value, mode);
+        }
+        let (inline, rest) = value.split_at(XattrItem::inline_bytes(value.len()));
+        let item = XattrItem {
+            name: name.to_vec(),
+            value_bytes: value.len() as u32,
+            inline: inline.to_vec(),
+        };
+        operation.put(Key::new(number, ItemKind::Xattr, slot), &item.encode())?;
+        for (index, part) in rest.chunks(XATTR_INLINE_BYTES_MAX).enumerate() {
+            operation.put(part_key(number, slot, index + 1), part)?;
+        }
+        for part in new_parts as usize + 1..=found_parts {
+            operation.delete(part_key(number, slot, part))?;
+        }
+        self.finish_xattr(&mut operation, number, &mut state)
+    }
+
+    /// Removes an attribute.
+    pub(crate) fn remove_xattr(&self, number: InodeNumber, name: &[u8]) -> Result<()> {
+        let inode = self.inodes.get(number);
+        let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
+        let mut operation = self.store.begin(2 + parts_max, 0, Effort::Removal)?;
+        let mut state = self.write_inode_in_use(&inode)?;
+        let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
+        operation.delete(Key::new(number, ItemKind::Xattr, slot))?;
+        for part in 1..=XattrItem::parts(item.value_bytes as usize) {
+            operation.delete(part_key(number, slot, part))?;
+        }
+        self.finish_xattr(&mut operation, number, &mut state)
+    }
+
+    fn finish_xattr(
+        &self,
+        operation: &mut Operation<'_>,
+        number: InodeNumber,
+        state: &mut InodeState,
+    ) -> Result<()> {
+        state.item.changed = now();
+        operation.put_inode(number, &state.loggable())?;
+        let sequence = operation.log();
+        state.logged(sequence);
+        Ok(())
+    }
+}

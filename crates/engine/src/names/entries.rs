@@ -1,0 +1,282 @@
+//! Names in directories: where a name's entry stands, and listing.
+//!
+//! An entry's key offset is its slot: the name's hash picks a range of 256 slots, the first free
+//! one is taken. Slots serve as cookies of a listing: they never move while the entry exists.
+use crate::file::inode::InodeState;
+use crate::names::Names;
+use crate::types::{Attributes, DirectoryItem};
+use crate::{Error, Result};
+use cairn_format::{
+    DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name,
+    name_slot_range,
+};
+use std::ops::{Range, RangeInclusive};
+
+/// An entry and where it stands.
+#[derive(Clone, Copy)]
+pub(crate) struct FoundEntry {
+    pub(crate) slot: u64,
+    pub(crate) inode: InodeNumber,
+    pub(crate) file_type: FileType,
+}
+
+impl FoundEntry {
+    /// The entry in `slot`, whose item has this value, if its name is `name`.
+    fn if_named(
+        name: &[u8],
+        slot: u64,
+        value: &[u8],
+    ) -> std::result::Result<Option<Self>, FormatError> {
+        if DirectoryEntry::name_of(value)? != name {
+            return Ok(None);
+        }
+        let (inode, file_type) = DirectoryEntry::target_of(value)?;
+        Ok(Some(Self { slot, inode, file_type }))
+    }
+}
+
+/// Entries of a directory that are listed at a time.
+const LISTED_ENTRIES: usize = 64;
+
+struct ListedEntry {
+    /// In the part's names.
+    name: Range<usize>,
+    inode: InodeNumber,
+    file_type: FileType,
+    cookie: u64,
+}
+
+/// A part of a listing.
+#[derive(Default)]
+struct ListingPart {
+    names: Vec<u8>,
+    entries: Vec<ListedEntry>,
+}
+
+impl ListingPart {
+    fn push(&mut self, item: &DirectoryItem<'_>) {
+        let start = self.names.len();
+        self.names.extend_from_slice(item.name);
+        let DirectoryItem { inode, file_type, cookie, .. } = *item;
+        self.entries.push(ListedEntry { name: start..self.names.len(), inode, file_type, cookie });
+    }
+
+    fn items(&self) -> impl Iterator<Item = DirectoryItem<'_>> {
+        self.entries.iter().map(|entry| {
+            let ListedEntry { ref name, inode, file_type, cookie } = *entry;
+            DirectoryItem { name: &self.names[name.clone()], inode, file_type, cookie }
+        })
+    }
+}
+
+/// Keys of the entries after `cookie`. Cookies are slot + 3: 0 to 2 belong to the start, `.` and
+/// `..`.
+fn listing_keys(directory: InodeNumber, cookie: u64) -> RangeInclusive<Key> {
+    let key = |slot| Key::new(directory, ItemKind::DirectoryEntry, slot);
+    key(cookie.saturating_sub(2))..=key(u64::MAX)
+}
+
+/// Fails for a name that no entry can have.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > DirectoryEntry::NAME_BYTES_MAX {
+        return Err(Error::NameLength(name.len()));
+    }
+    if name.contains(&b'/') || name.contains(&0) || name == b"." || name == b".." {
+        return Err(Error::InvalidArgument("name"));
+    }
+    Ok(())
+}
+
+impl Names {
+    /// Looks a name up; the second value is the first free slot for it. The directory's state lock
+    /// is held.
+    pub(crate) fn find_entry(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<(Option<FoundEntry>, Option<u64>)> {
+        let slots = name_slot_range(hash_name(&self.store.superblock.hash_seed, name));
+        let keys = Key::new(directory, ItemKind::DirectoryEntry, *slots.start())
+            ..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
+        let mut free = Some(*slots.start());
+        let mut found = Ok(None);
+        self.store.file_tree.scan(keys, |key, value| {
+            found = FoundEntry::if_named(name, key.offset, value);
+            if free == Some(key.offset) && matches!(found, Ok(None)) {
+                free = (key.offset < *slots.end()).then_some(key.offset + 1);
+            }
+            matches!(found, Ok(None))
+        })?;
+        Ok((found?, free))
+    }
+
+    /// The entry with this name, or `NotFound`.
+    pub(crate) fn expect_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<FoundEntry> {
+        self.find_entry(directory, name)?.0.ok_or(Error::NotFound)
+    }
+
+    /// A glance at an entry without keeping the directory locked: it may have changed when the
+    /// caller locks it.
+    pub(crate) fn peek_entry(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<Option<FoundEntry>> {
+        check_name(name)?;
+        let inode = self.files.inodes.get(directory);
+        let state = self.files.read_inode(&inode)?;
+        state.expect_directory()?;
+        Ok(self.find_entry(directory, name)?.0)
+    }
+
+    /// Finds `name` in `directory` and takes a reference on what it names.
+    pub(crate) fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        if name.len() > DirectoryEntry::NAME_BYTES_MAX {
+            return Err(Error::NameLength(name.len()));
+        }
+        let found = {
+            let inode = self.files.inodes.get(directory);
+            let state = self.files.read_inode(&inode)?;
+            state.expect_directory()?;
+            let found = self.expect_entry(directory, name)?;
+            self.files.inodes.retain(found.inode);
+            found
+        };
+        self.files.attributes_in(directory, found.inode).inspect_err(|_| {
+            self.files.forget(found.inode, 1);
+        })
+    }
+
+    /// Calls `take` for the entries after `cookie` until it returns false. The directory stays
+    /// locked for a part of the listing at a time, so entries may come and go meanwhile; those that
+    /// stay are seen exactly once.
+    pub(crate) fn read_directory(
+        &self,
+        directory: InodeNumber,
+        cookie: u64,
+        take: &mut dyn FnMut(DirectoryItem<'_>) -> bool,
+    ) -> Result<()> {
+        let inode = self.files.inodes.get(directory);
+        let state = self.files.read_inode(&inode)?;
+        if state.file_type() != FileType::Directory {
+            return Err(Error::NotDirectory);
+        }
+        for item in self.store.file_tree.range(listing_keys(directory, cookie)) {
+            let (key, value) = item?;
+            if !take(self.listed_item(&key, &value)?) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a listing says of the entry with this key and item value.
+    fn listed_item<'v>(&self, key: &Key, value: &'v [u8]) -> Result<DirectoryItem<'v>> {
+        let (inode, file_type) = DirectoryEntry::target_of(value)?;
+        // No hash has a slot so high; the file tree's root stands for the place.
+        let cookie = key.offset.checked_add(3).ok_or_else(|| {
+            let problem =
+                format!("inode {}: a name in the impossible slot {}", key.inode, key.offset);
+            FormatError::new(Structure::Item, self.store.file_tree.root().block, problem)
+        })?;
+        Ok(DirectoryItem { name: DirectoryEntry::name_of(value)?, inode, file_type, cookie })
+    }
+
+    /// Fills `part` with the entries after `cookie`, and takes a reference for each.
+    fn list_part(&self, directory: InodeNumber, cookie: u64, part: &mut ListingPart) -> Result<()> {
+        part.names.clear();
+        part.entries.clear();
+        let inode = self.files.inodes.get(directory);
+        let state = self.files.read_inode(&inode)?;
+        if state.file_type() != FileType::Directory {
+            return Err(Error::NotDirectory);
+        }
+        let mut damage = None;
+        let scanned = self.store.file_tree.scan(listing_keys(directory, cookie), |key, value| {
+            match self.listed_item(&key, value) {
+                Ok(item) => {
+                    self.files.inodes.retain(item.inode);
+                    part.push(&item);
+                }
+                Err(error) => damage = Some(error),
+            }
+            damage.is_none() && part.entries.len() < LISTED_ENTRIES
+        });
+        match damage.or(scanned.err().map(Error::from)) {
+            // What comes before it is a listing.
+            Some(error) if part.entries.is_empty() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`Names::read_directory`], with attributes; each entry that `take` accepts gets a
+    /// reference.
+    pub(crate) fn read_directory_plus(
+        &self,
+        directory: InodeNumber,
+        cookie: u64,
+        take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool,
+    ) -> Result<()> {
+        let (mut cookie, mut part) = (cookie, ListingPart::default());
+        loop {
+            // A part of the entries under the directory's lock, each with a reference; their
+            // attributes afterwards, since an inode is never locked inside a directory out of
+            // order.
+            self.list_part(directory, cookie, &mut part)?;
+            let Some(last) = part.entries.last().map(|entry| entry.cookie) else { return Ok(()) };
+            let (mut taking, mut taken_before) = (true, false);
+            let mut failure = None;
+            for item in part.items() {
+                let inode = item.inode;
+                let taken = taking
+                    && match self.files.attributes_in(directory, inode) {
+                        Ok(attributes) => take(item, &attributes),
+                        Err(error) => {
+                            // What was taken before is a listing; the next one begins here and
+                            // reports it.
+                            failure = failure.or((!taken_before).then_some(error));
+                            false
+                        }
+                    };
+                taking &= taken;
+                taken_before |= taken;
+                if !taken {
+                    self.files.forget(inode, 1);
+                }
+            }
+            match failure {
+                Some(error) => return Err(error),
+                None if !taking => return Ok(()),
+                None => cookie = last,
+            }
+        }
+    }
+
+    /// Adds an entry for `inode`; accounts for it in `directory`'s attributes. Both are locked.
+    pub(crate) fn account_new_entry(
+        &self,
+        directory: &mut InodeState,
+        name: &[u8],
+        file_type: FileType,
+    ) {
+        let item = &mut directory.item;
+        item.entries += 1;
+        item.size += name.len() as u64;
+        item.links += u32::from(file_type == FileType::Directory);
+        self.files.touch(directory);
+    }
+
+    /// Accounts for an entry that is gone.
+    pub(crate) fn account_removed_entry(
+        &self,
+        directory: &mut InodeState,
+        name: &[u8],
+        file_type: FileType,
+    ) {
+        let item = &mut directory.item;
+        item.entries = item.entries.saturating_sub(1);
+        item.size = item.size.saturating_sub(name.len() as u64);
+        item.links = item.links.saturating_sub(u32::from(file_type == FileType::Directory));
+        self.files.touch(directory);
+    }
+}

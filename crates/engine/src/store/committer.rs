@@ -1,0 +1,47 @@
+//! The threads that commit and that unpin.
+//!
+//! `cairn-commit` commits every `commit_interval` and on request; `cairn-unpin` frees the blocks of
+//! committed transactions.
+use super::Store;
+use crate::{Error, Result};
+
+impl Store {
+    /// Body of the commit thread.
+    pub(crate) fn run_committer(&self) {
+        let interval = self.options.background.then_some(self.options.commit_interval);
+        while self.signal.wait(interval).is_some() {
+            if self.signal.has_log_failed() {
+                self.fail(&Error::Aborted(
+                    self.failure().unwrap_or_else(|| "the log failed".into()),
+                ));
+            }
+            if self.has_failed() {
+                continue;
+            }
+            match self.commit() {
+                // The thread that stopped the volume has reported why.
+                Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
+                Err(error) => tracing::error!("commit failed: {error}"),
+            }
+        }
+    }
+
+    /// Body of the thread that unpins.
+    pub(crate) fn run_unpinner(&self) {
+        while let Some(generation) = self.unpinner.wait_and_take() {
+            self.unpin(generation);
+        }
+    }
+
+    /// Ends both threads, after the store has stopped.
+    pub(crate) fn stop_threads(&self) {
+        self.signal.stop();
+        self.unpinner.stop();
+    }
+
+    /// Commits, and waits until the blocks that were freed before are free.
+    pub(crate) fn commit_and_unpin(&self) -> Result<()> {
+        self.commit()?;
+        self.transactions.wait_completed(self.transactions.super_committed())
+    }
+}

@@ -1,0 +1,111 @@
+//! The transactional store: everything that makes a change of items atomic and durable.
+//!
+//! It has the device, the free space, the trees with their cache, the log, and the transactions.
+//! Items are keys and values here: what an inode, a name, or a page is, only the layers above know.
+//! [`Operation`](operation::Operation) is their way to change items; [`Store::commit`] makes a
+//! transaction durable; [`Store::recover`] opens a volume.
+//!
+//! States: *open* → *stopped*, after a failure or on request ([`Store::halt`]). Then every waiter
+//! and every later change gets an error, reads go on, and what was durable stays so.
+//!
+//! The layers above are told of commits and of the end by an [`Observer`], which does no more than
+//! wake somebody.
+//!
+//! Fields that only this folder changes are visible only here. The others are handles that check
+//! their own invariants.
+mod commit;
+mod committer;
+pub(crate) mod counters;
+mod discard;
+mod discards;
+pub(crate) mod failures;
+pub(crate) mod inode_count;
+pub(crate) mod operation;
+pub(crate) mod recovery;
+mod requests;
+mod spare;
+mod stop;
+pub(crate) mod storage_room;
+pub(crate) mod transaction;
+
+use crate::{Error, Result, VolumeOptions};
+use cairn_blockdev::BlockDevice;
+use cairn_btree::{NodeCache, Tree};
+use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::lock::Mutex;
+use cairn_format::{Generation, INODE_NUMBER_END, InodeNumber, Superblock};
+use cairn_log::Log;
+use cairn_space::Space;
+
+use counters::Counters;
+use discards::Discards;
+use failures::FailureLedger;
+use inode_count::InodeCount;
+use requests::{CommitSignal, Unpinner};
+use std::sync::Arc;
+use storage_room::StorageRoom;
+use transaction::Transactions;
+
+/// A layer above the store. It takes no lock that is held around a commit, and does not wait.
+pub(crate) trait Observer: Send + Sync {
+    /// A transaction is durable: there may be space for what lacked it.
+    fn committed(&self);
+
+    /// The store has stopped: every wait ends.
+    fn stopped(&self);
+}
+
+/// The slot of a group's bitmap that counts.
+#[derive(Clone, Copy)]
+pub(crate) struct BitmapSlot {
+    slot: u8,
+    generation: Generation,
+}
+
+/// The transactional store of an open volume.
+pub(crate) struct Store {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    /// What failed there.
+    pub(crate) failures: Arc<FailureLedger>,
+    /// As read when opening; only what never changes is used later.
+    pub(crate) superblock: Superblock,
+    pub(crate) options: VolumeOptions,
+    pub(crate) space: Arc<Space>,
+    pub(crate) file_tree: Tree,
+    pub(crate) log: Arc<Log>,
+    /// Blocks of file data in memory that are to be written.
+    pub(crate) delayed_blocks: AtomicU64,
+    pub(crate) counters: Counters,
+    pub(crate) storage_room: Arc<StorageRoom>,
+    /// How many inodes there are.
+    pub(crate) inode_count: InodeCount,
+    pub(crate) cache: Arc<NodeCache>,
+    pub(crate) transactions: Transactions,
+    /// The tree of tree roots.
+    root_tree: Tree,
+    /// `log_epoch` of this mount.
+    log_epoch: u64,
+    next_inode: Arc<AtomicU64>,
+    /// Which slot of each group's bitmap the newest superblock refers to.
+    bitmap_slots: Mutex<Vec<BitmapSlot>>,
+    discards: Discards,
+    signal: Arc<CommitSignal>,
+    unpinner: Unpinner,
+    failed: AtomicBool,
+    observer: Arc<dyn Observer>,
+}
+
+impl Store {
+    /// A number that no inode has had.
+    pub(crate) fn take_inode_number(&self) -> Result<InodeNumber> {
+        // The threads that come here at once go a little beyond the end: far from what makes a
+        // superblock impossible.
+        if self.next_inode.load(Ordering::Relaxed) >= INODE_NUMBER_END {
+            return Err(Error::NoSpace);
+        }
+        match self.next_inode.fetch_add(1, Ordering::Relaxed) {
+            number if number < INODE_NUMBER_END => Ok(InodeNumber(number)),
+            _ => Err(Error::NoSpace),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! An operation: joined to a transaction, it changes items in the tree and logs them together.
+//!
+//! 1. [`Store::begin`]: reserve (may sleep), then join. No inode lock is held.
+//! 2. Lock inodes; [`Operation::put`], [`Operation::delete`] change the tree and collect the items.
+//! 3. [`Operation::log`] with the inode locks still held: the items enter the CIL in one step.
+//! 4. Unlock the inodes, drop the operation: it leaves and gives back what it did not use.
+//!
+//! An operation that changed the tree and is dropped before it logged (an error halfway) has left
+//! the tree between two states that no log describes; the volume stops, and the durable state
+//! remains what it was.
+use crate::store::Store;
+use crate::store::transaction::Handle;
+use crate::{Error, Result};
+use cairn_btree::Change;
+use cairn_format::{
+    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileType, Generation, InodeItem,
+    InodeNumber, ItemKind, Key, LogSeq, TREE_FILES,
+};
+use cairn_log::{Batch, DataWrite};
+use cairn_space::{Request, Reservation, Urgency};
+
+/// Items that an operation on many of them changes at a time.
+pub(crate) const BATCH_ITEMS: usize = 32;
+
+/// What an operation may wait for and what space it may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effort {
+    /// Waits for everything; leaves the global reserve alone.
+    Ordinary,
+    /// A name or a small attribute: as `Ordinary`, and when nothing is left may use a quarter of
+    /// the global reserve.
+    Name,
+    /// Writes data that was accepted: waits for commits, may use half of the global reserve.
+    Writeback,
+    /// Gives more back than it takes: waits for commits, may use the global reserve but for the
+    /// commit's part.
+    Removal,
+    /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for
+    /// nothing.
+    Reclaim,
+}
+
+/// A joined operation.
+pub(crate) struct Operation<'v> {
+    store: &'v Store,
+    batch: Batch,
+    changed: bool,
+    reservation: Reservation,
+    /// Nodes that were reserved.
+    worst_case_nodes: u64,
+    handle: Handle<'v>,
+}
+
+impl Store {
+    /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of
+    /// data itself.
+    pub(crate) fn begin(
+        &self,
+        items: u64,
+        data_blocks: u64,
+        effort: Effort,
+    ) -> Result<Operation<'_>> {
+        self.check_writable()?;
+        if effort != Effort::Reclaim {
+            self.throttle_dirty_nodes()?;
+            self.log.throttle()?;
+        }
+        loop {
+            let nodes = self.file_tree.worst_case_joined(items);
+            let reservation = self.reserve(Request { data_blocks, nodes }, effort)?;
+            let handle = self.transactions.join()?;
+            if self.file_tree.worst_case_joined(items) <= nodes {
+                return Ok(Operation {
+                    store: self,
+                    batch: Batch::new(),
+                    changed: false,
+                    reservation,
+                    worst_case_nodes: nodes,
+                    handle,
+                });
+            }
+            // The tree grew by a level meanwhile, which is rare: reserving for it each time would
+            // cost more than this.
+        }
+    }
+
+    /// Begins an operation that changes `fixed_items` items and up to some number of others, which
+    /// is returned: on a full volume it may be only one.
+    pub(crate) fn begin_batch(
+        &self,
+        fixed_items: u64,
+        data_blocks: u64,
+        effort: Effort,
+    ) -> Result<(Operation<'_>, usize)> {
+        let mut batch = self.batch_now(fixed_items);
+        loop {
+            match self.begin(fixed_items + batch as u64, data_blocks, effort) {
+                Err(Error::NoSpace) if batch > 1 => batch = (batch / 4).max(1),
+                Err(error) => return Err(error),
+                Ok(operation) => return Ok((operation, batch)),
+            }
+        }
+    }
+
+    /// How many items beside `fixed_items` an operation may ask for at once. When space is short,
+    /// few: the worst case of many would keep most of the reserve from everybody else for as long
+    /// as the operation lasts.
+    fn batch_now(&self, fixed_items: u64) -> usize {
+        let worst = |batch: usize| self.file_tree.worst_case_joined(fixed_items + batch as u64);
+        let space = self.space.report();
+        let spare =
+            space.free_clusters.saturating_sub(space.reserved_nodes + space.global_reserve_nodes);
+        if spare >= 2 * worst(BATCH_ITEMS) && space.available_blocks > 0 {
+            return BATCH_ITEMS;
+        }
+        let share = space.global_reserve_nodes / 8;
+        [BATCH_ITEMS, 8, 2].into_iter().find(|batch| worst(*batch) <= share).unwrap_or(1)
+    }
+
+    /// Reserves space with the patience of `effort`.
+    pub(crate) fn reserve(&self, request: Request, effort: Effort) -> Result<Reservation> {
+        if matches!(effort, Effort::Ordinary | Effort::Name) {
+            self.check_storage_room()?;
+        }
+        Ok(match effort {
+            Effort::Ordinary => self.space.reserve(request, Urgency::Normal)?,
+            Effort::Name => self.space.reserve(request, Urgency::Name)?,
+            Effort::Writeback => self.space.reserve(request, Urgency::Priority)?,
+            Effort::Removal => self.space.reserve(request, Urgency::Removal)?,
+            Effort::Reclaim => self.space.try_reserve(request, Urgency::Removal)?,
+        })
+    }
+
+    /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not
+    /// enough does one.
+    fn throttle_dirty_nodes(&self) -> Result<()> {
+        let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
+        if dirty > 2 * limit || self.must_write_nodes(dirty) {
+            return self.commit();
+        }
+        if dirty > limit {
+            self.signal.request();
+        }
+        Ok(())
+    }
+}
+
+impl Operation<'_> {
+    /// The transaction that was joined.
+    pub(crate) fn generation(&self) -> Generation {
+        self.handle.generation()
+    }
+
+    /// What the operation may still allocate.
+    pub(crate) fn reservation(&self) -> &Reservation {
+        &self.reservation
+    }
+
+    /// Changes the tree, and logs the item unless the tree had it as it is: then an earlier
+    /// operation has logged it, or a superblock covers it. What the tree did not have need not be
+    /// logged at all if it is removed soon. Returns whether the tree had the item already.
+    fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<bool> {
+        self.changed = true;
+        let change =
+            Change { generation: self.handle.generation(), reservation: &self.reservation };
+        let was_the_same =
+            self.store.file_tree.insert_with(&change, key, value, |old| old == value)?;
+        match was_the_same {
+            None => {
+                self.store.inode_count.note_new(&key);
+                self.batch.put_new(TREE_FILES, key, value, flags);
+            }
+            Some(false) => self.batch.put(TREE_FILES, key, value, flags),
+            Some(true) => {}
+        }
+        Ok(was_the_same.is_some())
+    }
+
+    /// Inserts or replaces an item.
+    pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<()> {
+        self.insert(key, value, EntryFlags::default()).map(drop)
+    }
+
+    /// Inserts an item that did not exist.
+    pub(crate) fn put_new(&mut self, key: Key, value: &[u8]) -> Result<()> {
+        let existed = self.insert(key, value, EntryFlags::default())?;
+        debug_assert!(!existed, "{key:?} existed");
+        Ok(())
+    }
+
+    /// Inserts or replaces an inode's attributes.
+    pub(crate) fn put_inode(&mut self, inode: InodeNumber, item: &InodeItem) -> Result<()> {
+        self.put(Key::new(inode, ItemKind::Inode, 0), &item.encode())
+    }
+
+    /// Inserts or replaces the entry in `slot` of a directory: `name` stands for `inode`.
+    pub(crate) fn put_entry(
+        &mut self,
+        directory: InodeNumber,
+        slot: u64,
+        (inode, file_type): (InodeNumber, FileType),
+        name: &[u8],
+    ) -> Result<()> {
+        let mut buffer = [0; DirectoryEntry::BYTES_MAX];
+        let value = DirectoryEntry::encode_in(&mut buffer, inode, file_type, name);
+        self.put(Key::new(directory, ItemKind::DirectoryEntry, slot), value)
+    }
+
+    /// Inserts or replaces an extent item. Says nothing to the allocator.
+    pub(crate) fn put_extent(
+        &mut self,
+        inode: InodeNumber,
+        file_block: u64,
+        extent: &Extent,
+    ) -> Result<()> {
+        let key = Key::new(inode, ItemKind::Extent, file_block);
+        let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
+        let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
+        self.insert(key, &extent.encode(), flags).map(drop)
+    }
+
+    /// Removes an item, if it exists.
+    pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
+        self.changed = true;
+        let change =
+            Change { generation: self.handle.generation(), reservation: &self.reservation };
+        if self.store.file_tree.remove_with(&change, &key, |_| ())?.is_some() {
+            self.store.inode_count.note_gone(&key);
+            self.batch.delete(TREE_FILES, key);
+        }
+        Ok(())
+    }
+
+    /// Allocated blocks that an item of this operation refers to.
+    pub(crate) fn reference(&mut self, range: BlockRange) {
+        self.changed = true;
+        self.store.space.reference(range);
+    }
+
+    /// Blocks of the file that no item refers to any more.
+    pub(crate) fn free(&mut self, range: BlockRange) -> Result<()> {
+        self.changed = true;
+        Ok(self.store.space.free(range, self.handle.generation())?)
+    }
+
+    /// Puts the collected items into the CIL. The locks of all inodes concerned are held.
+    pub(crate) fn log(&mut self) -> LogSeq {
+        self.changed = false;
+        if self.batch.is_empty() {
+            self.store.log.last()
+        } else {
+            self.store.log.insert(&mut self.batch)
+        }
+    }
+
+    /// As [`Operation::log`]; the items refer to `data`, which the log writes.
+    pub(crate) fn log_with_data(&mut self, data: Vec<DataWrite>) -> LogSeq {
+        self.changed = false;
+        self.store.log.insert_with_data(&mut self.batch, data)
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        let used_nodes = self.worst_case_nodes.saturating_sub(self.reservation.nodes());
+        self.store.counters.note_worst_case(used_nodes * 100 / self.worst_case_nodes.max(1));
+        if self.changed && self.store.transactions.failure().is_none() {
+            self.store.fail(&Error::Aborted("an operation failed halfway".into()));
+        }
+    }
+}

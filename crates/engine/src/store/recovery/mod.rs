@@ -1,0 +1,179 @@
+//! Opening a volume: superblock, bitmaps, trees, log.
+//!
+//! 1. Take the valid superblock with the highest generation out of three.
+//! 2. Per group take the newest valid bitmap that is not newer than the superblock. A newer one was
+//!    written by a commit that a crash cut short; such a group is written again by the first
+//!    commit, or the stale slot could be taken for that commit's. Their sum must be the
+//!    superblock's, or an older one stands in for one that is damaged.
+//! 3. Mark the blocks that the log's extents use, before any node is allocated.
+//! 4. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
+//! 5. Settle the superblocks: which one was found must not depend on what isn't durable. *A crash:
+//!    again.*
+//! 6. On a mirror that was not closed, make the copies of what is overwritten in place the same
+//!    (`cairn_blockdev::composed` says why that is right). *A crash: again.*
+//! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all
+//!    of this again.*
+mod bitmaps;
+pub(crate) mod meter;
+mod replay;
+pub(crate) mod superblock;
+
+use super::counters::Counters;
+use super::discards::Discards;
+use super::failures::{FailureLedger, Watched};
+use super::inode_count::InodeCount;
+use super::requests::{CommitSignal, Unpinner};
+use super::transaction::Transactions;
+use super::{Observer, Store};
+use crate::{Result, VolumeOptions};
+use bitmaps::read_bitmaps;
+use cairn_blockdev::{BlockDevice, FlushFence};
+use cairn_btree::{NodeCache, Tree};
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, AtomicU64};
+use cairn_environment::lock::Mutex;
+use cairn_format::{
+    BlockRange, FormatError, Geometry, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
+};
+use cairn_log::{CommitReason, CommitRequest, Log, LogOptions};
+use cairn_space::Space;
+use meter::RecoveryMeter;
+use replay::Replayer;
+use std::sync::Arc;
+use superblock::read_superblock;
+
+fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
+    let damaged = |problem: &str| FormatError::new(Structure::Item, roots.root().block, problem);
+    let value = roots
+        .get(&Key::root(TREE_FILES))?
+        .ok_or_else(|| damaged("the root tree has no file tree"))?;
+    let item = RootItem::decode(&value)?;
+    if !geometry.contains(BlockRange::node(item.root.block)) {
+        return Err(damaged("the file tree's root lies outside the volume").into());
+    }
+    Ok(item)
+}
+
+impl Store {
+    /// Steps 1 to 6; the volume is not running yet.
+    pub(crate) fn recover(
+        device: Arc<dyn BlockDevice>,
+        options: VolumeOptions,
+        observer: Arc<dyn Observer>,
+        meter: &mut RecoveryMeter<'_>,
+    ) -> Result<Self> {
+        let failures = FailureLedger::new();
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(FlushFence::new(Arc::new(Watched::new(device, &failures))));
+        meter.at("superblock and bitmaps", 0, 0);
+        let superblock = read_superblock(&*device, options.read_only)?;
+        let bitmaps = read_bitmaps(&*device, &superblock, options.read_only)?;
+        let space = Space::new(superblock.geometry, bitmaps.bits);
+        for group in bitmaps.stale {
+            space.mark_changed(group);
+        }
+        let Trees { cache, roots: root_tree, files: file_tree } =
+            open_trees(&device, &superblock, &space, &options)?;
+        let counters = Counters::default();
+        let inode_count = InodeCount::new(superblock.inodes);
+        let replayer = Replayer {
+            space: &space,
+            files: &file_tree,
+            superblock: &superblock,
+            counters: &counters,
+            inode_count: &inode_count,
+        };
+        let (start, next_inode) = replayer.replay(&*device, options.read_only, meter)?;
+        let next_inode = Arc::new(AtomicU64::new(next_inode));
+        let signal = CommitSignal::new();
+        let request = log_requests(signal.clone());
+        let log_options = log_options(&options, &superblock.geometry);
+        let log = Log::new(
+            device.clone(),
+            superblock.volume,
+            superblock.geometry,
+            start,
+            next_inode.clone(),
+            request,
+            log_options,
+        );
+        Ok(Self {
+            device,
+            failures,
+            superblock,
+            options,
+            space,
+            file_tree,
+            log,
+            delayed_blocks: AtomicU64::new(0),
+            counters,
+            storage_room: Arc::default(),
+            inode_count,
+            cache,
+            transactions: Transactions::new(start.generation),
+            root_tree,
+            log_epoch: start.epoch,
+            next_inode,
+            bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
+            discards: Discards::new(),
+            signal,
+            unpinner: Unpinner::new(),
+            failed: AtomicBool::new(false),
+            observer,
+        })
+    }
+}
+
+struct Trees {
+    cache: Arc<NodeCache>,
+    roots: Tree,
+    files: Tree,
+}
+
+fn open_trees(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &Superblock,
+    space: &Arc<Space>,
+    options: &VolumeOptions,
+) -> Result<Trees> {
+    let cache = NodeCache::new(
+        device.clone(),
+        superblock.volume,
+        superblock.geometry,
+        options.node_cache_bytes,
+    );
+    #[cfg(feature = "baselines")]
+    let cache = cache
+        .with_waking_locks(options.baselines.waking_locks)
+        .with_locked_descents(options.baselines.locked_descents);
+    let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
+    let files = Tree::open(
+        cache.clone(),
+        space.clone(),
+        TREE_FILES,
+        file_tree_root(&roots, superblock.geometry)?.root,
+    );
+    Ok(Trees { cache, roots, files })
+}
+
+/// What the log does when it needs a commit, or has failed.
+fn log_requests(signal: Arc<CommitSignal>) -> CommitRequest {
+    Box::new(move |reason| {
+        if reason == CommitReason::LogFailed {
+            signal.note_log_failure();
+        }
+        signal.request();
+    })
+}
+
+fn log_options(options: &VolumeOptions, geometry: &Geometry) -> LogOptions {
+    LogOptions {
+        flush: options.flush,
+        read_only: options.read_only,
+        #[cfg(feature = "baselines")]
+        two_pass_insertion: options.baselines.two_pass_insertion,
+        #[cfg(feature = "baselines")]
+        commits_only: options.commits_only,
+        ..LogOptions::for_geometry(geometry)
+    }
+}

@@ -1,0 +1,241 @@
+//! Applying the log's checkpoints to the trees, in memory.
+use super::meter::RecoveryMeter;
+use super::superblock::{overwritten_in_place, settle_superblocks};
+use crate::store::counters::Counters;
+use crate::store::inode_count::InodeCount;
+use crate::{Error, Result};
+use cairn_blockdev::BlockDevice;
+use cairn_btree::{Change, Tree};
+use cairn_environment::atomic::Ordering;
+use cairn_format::{
+    BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
+    FormatError, Generation, Geometry, INODE_FIRST, ItemKind, Key, Structure, Superblock,
+    TREE_FILES,
+};
+use cairn_log::{LogStart, ReplayPhase};
+use cairn_space::{Request, Space, Urgency};
+use std::sync::Arc;
+
+/// A number given out a second time would give one file another's items.
+fn check_next_inode(files: &Tree, next_inode: u64, superblock: &Superblock) -> Result<()> {
+    let last = files.last(Key::MIN..=Key::MAX)?.map_or(0, |(key, _)| key.inode);
+    if next_inode > last.max(INODE_FIRST - 1) {
+        return Ok(());
+    }
+    let problem = format!(
+        "the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` mends that"
+    );
+    let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
+    Err(FormatError::new(Structure::Superblock, block, problem).into())
+}
+
+/// Counters of a mount must not reach what the next one takes for damage.
+fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Result<()> {
+    let counters = [
+        superblock.generation.0,
+        replay.last_generation.0,
+        superblock.log_epoch,
+        replay.end.sequence,
+    ];
+    match counters.into_iter().find(|&counter| counter > COUNTER_WRITABLE_MAX) {
+        Some(counter) => {
+            let problem = format!(
+                "it has counted to {counter}, and this version can only read such a volume; mount it read-only"
+            );
+            Err(Error::NotAVolume(problem))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The generation of the transaction that recovery runs: new, and of the other parity than the
+/// superblock's, since it decides the slot. The first commit must not write over the superblock
+/// that it may still have to fall back to.
+fn first_generation(superblock: &Superblock, last_generation: Generation) -> Generation {
+    let next = last_generation.max(superblock.generation).next();
+    if next.0 % 2 == superblock.generation.0 % 2 { next.next() } else { next }
+}
+
+/// Applies checkpoints.
+pub(super) struct Replayer<'a> {
+    pub(super) space: &'a Arc<Space>,
+    pub(super) files: &'a Tree,
+    pub(super) superblock: &'a Superblock,
+    pub(super) counters: &'a Counters,
+    pub(super) inode_count: &'a InodeCount,
+}
+
+impl Replayer<'_> {
+    /// Steps 3 to 6: where the log goes on, and the next inode number.
+    pub(super) fn replay(
+        &self,
+        device: &dyn BlockDevice,
+        read_only: bool,
+        meter: &mut RecoveryMeter<'_>,
+    ) -> Result<(LogStart, u64)> {
+        let superblock = self.superblock;
+        let replay = cairn_log::replay(device, superblock, &mut |phase, done, total| {
+            meter.at(name_of(phase), done, total)
+        })?;
+        if let Some(lost) = &replay.lost {
+            tracing::error!("{lost}");
+            if !read_only {
+                let advice = "mount it read-only to save what is there";
+                return Err(FormatError::new(
+                    Structure::Checkpoint,
+                    BlockNumber(replay.end.block),
+                    format!("{lost}; {advice}"),
+                )
+                .into());
+            }
+        }
+        if !read_only {
+            check_counters(superblock, &replay)?;
+        }
+        let generation = first_generation(superblock, replay.last_generation);
+        self.apply_all(&replay, generation, meter)?;
+        meter.at("settle copies", 0, 0);
+        let next_inode = replay.next_inode.max(superblock.next_inode);
+        if !read_only {
+            check_next_inode(self.files, next_inode, superblock)?;
+            settle_superblocks(device, superblock)?;
+            // What verifies is the same in all copies by now; what remains is what no flush
+            // covered.
+            device.resynchronise(&overwritten_in_place(superblock.geometry))?;
+        }
+        Ok((
+            LogStart { epoch: superblock.log_epoch + 1, position: replay.end, generation },
+            next_inode,
+        ))
+    }
+
+    /// In the transaction `generation`.
+    fn apply_all(
+        &self,
+        replay: &cairn_log::Replay<'_>,
+        generation: Generation,
+        meter: &mut RecoveryMeter<'_>,
+    ) -> Result<()> {
+        let total = replay.chain.len() as u64;
+        // Step 3: these blocks are free in the bitmaps but hold the data of logged extents.
+        for (done, checkpoint) in (1..).zip(replay.checkpoints()) {
+            for entry in checkpoint?.entries() {
+                if let Some(range) = extent_of(&entry)? {
+                    self.space.reference_missing(range)?;
+                }
+            }
+            meter.at("mark blocks", done, total);
+        }
+        for (done, checkpoint) in (1..).zip(replay.checkpoints()) {
+            self.apply(&checkpoint?, generation)?;
+            self.counters.replayed_checkpoints.fetch_add(1, Ordering::Relaxed);
+            meter.at("apply log", done, total);
+        }
+        Ok(())
+    }
+
+    /// Applies one checkpoint. A block leaves its file only if no item of the same checkpoint holds
+    /// it: extents are cut and joined, and then old and new item share blocks.
+    fn apply(&self, checkpoint: &Checkpoint, generation: Generation) -> Result<()> {
+        let (mut removed, mut added) = (Vec::new(), Vec::new());
+        for entry in checkpoint.entries() {
+            if entry.tree != TREE_FILES {
+                let problem = format!("a logged item of unknown tree {}", entry.tree);
+                return Err(FormatError::new(Structure::Checkpoint, BlockNumber(0), problem).into());
+            }
+            let reservation = self.space.reserve(
+                Request { data_blocks: 0, nodes: self.files.worst_case(1) },
+                Urgency::Commit,
+            )?;
+            let change = Change { generation, reservation: &reservation };
+            let old = if entry.flags.contains(EntryFlags::DELETE) {
+                self.files.remove(&change, &entry.key)?
+            } else {
+                self.files.insert(&change, entry.key, entry.value)?
+            };
+            match (&old, entry.flags.contains(EntryFlags::DELETE)) {
+                (Some(_), true) => self.inode_count.note_gone(&entry.key),
+                (None, false) => self.inode_count.note_new(&entry.key),
+                _ => {}
+            }
+            if entry.key.kind == ItemKind::Extent as u8
+                && let Some(old) = old
+            {
+                removed.push(Extent::decode(&old)?.range());
+            }
+            added.extend(extent_of(&entry)?);
+            self.counters.replayed_items.fetch_add(1, Ordering::Relaxed);
+        }
+        for range in subtract(removed, added) {
+            self.space.free(range, generation)?;
+        }
+        Ok(())
+    }
+}
+
+fn name_of(phase: ReplayPhase) -> &'static str {
+    match phase {
+        ReplayPhase::Walk => "read log",
+        ReplayPhase::Search => "search log",
+        ReplayPhase::Verify => "verify data",
+    }
+}
+
+/// The blocks of an inserted extent.
+fn extent_of(entry: &CheckpointEntry<'_>) -> Result<Option<BlockRange>> {
+    if entry.key.kind != ItemKind::Extent as u8 || entry.flags.contains(EntryFlags::DELETE) {
+        return Ok(None);
+    }
+    Ok(Some(Extent::decode(entry.value)?.range()))
+}
+
+/// The blocks of `from` that are not in `without`.
+fn subtract(mut from: Vec<BlockRange>, mut without: Vec<BlockRange>) -> Vec<BlockRange> {
+    from.sort();
+    without.sort();
+    let mut result = Vec::new();
+    let mut next = 0;
+    for range in from {
+        let mut at = range.start.0;
+        let end = range.end().0;
+        while next > 0 && without[next - 1].end().0 > at {
+            next -= 1;
+        }
+        while at < end {
+            while next < without.len() && without[next].end().0 <= at {
+                next += 1;
+            }
+            let Some(cut) = without.get(next).filter(|cut| cut.start.0 < end) else {
+                result.push(BlockRange::new(BlockNumber(at), end - at));
+                break;
+            };
+            if cut.start.0 > at {
+                result.push(BlockRange::new(BlockNumber(at), cut.start.0 - at));
+            }
+            at = cut.end().0;
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subtraction_of_ranges() {
+        let range = |start, end| BlockRange::new(BlockNumber(start), end - start);
+        let case =
+            |from: &[BlockRange], without: &[BlockRange]| subtract(from.to_vec(), without.to_vec());
+        assert_eq!(
+            case(&[range(10, 20)], &[range(12, 14), range(18, 30)]),
+            vec![range(10, 12), range(14, 18)]
+        );
+        assert_eq!(
+            case(&[range(30, 40), range(10, 20)], &[range(0, 12), range(15, 35)]),
+            vec![range(12, 15), range(35, 40)]
+        );
+        assert_eq!(case(&[range(10, 20)], &[range(10, 20)]), vec![]);
+        assert_eq!(case(&[range(10, 20)], &[]), vec![range(10, 20)]);
+    }
+}

@@ -1,0 +1,61 @@
+//! Stopping the store, after a failure or on request.
+//!
+//! States: *running* → *stopped*; a stopped store is only closed. It is not marked clean, so that
+//! the next mount recovers.
+//!
+//! Requests that the device has already got end as they would, which no crash rules out either; a
+//! commit or a push under way stops at its next step, since transactions and log have failed by
+//! then.
+use super::Store;
+use crate::{Error, Result};
+use cairn_environment::atomic::Ordering;
+use cairn_log::LogError;
+
+impl Store {
+    /// Fails if nothing can be changed.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.check_alive()
+    }
+
+    /// Fails if the volume has failed; a read-only one has nothing to make durable.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.has_failed() || self.signal.has_log_failed() {
+            return Err(Error::after(self.failure().unwrap_or_default()));
+        }
+        Ok(())
+    }
+
+    /// Whether the store has stopped.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Why the volume was stopped.
+    pub(crate) fn failure(&self) -> Option<String> {
+        // The log knows first; the commit thread tells the transactions a moment later.
+        self.transactions
+            .failure()
+            .or_else(|| self.log.error().map(|error| Error::from(error).into_failure()))
+    }
+
+    /// Stops all changes after a failure; every waiter gets an error.
+    pub(crate) fn fail(&self, error: &Error) {
+        let failure = error.clone().into_failure();
+        if self.halt(&failure, LogError::Aborted(failure.as_str().into())) {
+            tracing::error!("the volume is read-only from now on: {failure}");
+        }
+    }
+
+    /// Ends every wait and every later change with an error; whether this was the first reason to.
+    pub(crate) fn halt(&self, failure: &str, reason: LogError) -> bool {
+        let first = self.transactions.fail(failure);
+        self.failed.store(true, Ordering::Release);
+        self.log.abort(reason);
+        self.space.shut_down();
+        self.observer.stopped();
+        first
+    }
+}

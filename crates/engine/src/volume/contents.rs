@@ -1,0 +1,278 @@
+//! Operations on inodes: attributes, data, extended attributes, durability.
+use super::Volume;
+use crate::Result;
+use crate::file::planned_read::{PlannedRead, ReadAtOnce};
+use crate::types::{
+    AllocateMode, AttributeChange, Attributes, Completion, FsyncKind, SeekTarget, XattrMode,
+};
+use cairn_blockdev::SharedBlocks;
+use cairn_format::InodeNumber;
+use cairn_log::CallerLeads;
+use std::ops::Range;
+use std::time::Duration;
+
+/// A thread that others wait for may wait for a flush that takes no longer than this.
+const SHORT_FLUSH_TIME: Duration = Duration::from_millis(1);
+
+/// Inodes and their contents.
+impl Volume {
+    /// Finds an inode by its number alone, as in a file handle, if it has a name; takes a reference
+    /// on it, to be given back by [`Volume::forget`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] also for an inode without a name.
+    pub fn lookup_inode(&self, inode: InodeNumber) -> Result<Attributes> {
+        self.files().lookup_inode(inode)
+    }
+
+    /// Attributes of an inode.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn attributes(&self, inode: InodeNumber) -> Result<Attributes> {
+        self.files().attributes(inode)
+    }
+
+    /// Changes attributes, the length among them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; for a length also [`Error::IsDirectory`], [`Error::FileTooLarge`] and
+    /// [`Error::NoSpace`].
+    pub fn set_attributes(
+        &self,
+        inode: InodeNumber,
+        change: &AttributeChange,
+    ) -> Result<Attributes> {
+        self.files().set_attributes(inode, change)
+    }
+
+    /// Appends up to `length_bytes` bytes from `offset_bytes` to `out`, fewer at the end of the
+    /// file.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::IsDirectory`], [`Error::DataChecksum`] for damaged data,
+    /// [`Error::Device`].
+    pub fn read(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        length_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.files().read(inode, offset_bytes, length_bytes, out)
+    }
+
+    /// Writes into memory; [`Volume::fsync`] makes it durable.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::IsDirectory`], [`Error::NoSpace`], [`Error::FileTooLarge`].
+    pub fn write(&self, inode: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()> {
+        self.files().write(inode, offset_bytes, data)
+    }
+
+    /// Reads into `buffer` from `offset_bytes`; returns how many bytes, fewer at the end of the
+    /// file. Whole blocks in aligned memory come from the device without a copy.
+    ///
+    /// # Errors
+    /// Those of [`Volume::read`].
+    pub fn read_into(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        self.files().read_into(inode, offset_bytes, buffer)
+    }
+
+    /// As [`Volume::write`] with the bytes `range` of `data`. Whole blocks of the file that are
+    /// whole blocks of the buffer are not copied: the buffer stays in memory until they are
+    /// written, or replaced.
+    ///
+    /// # Errors
+    /// Those of [`Volume::write`].
+    pub fn write_shared(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        data: &SharedBlocks,
+        range: Range<usize>,
+    ) -> Result<()> {
+        self.files().write_shared(inode, offset_bytes, data, range)
+    }
+
+    /// Allocates or frees a range of a file.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::InvalidArgument`], [`Error::NoSpace`], [`Error::FileTooLarge`].
+    pub fn allocate(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        length_bytes: u64,
+        mode: AllocateMode,
+    ) -> Result<()> {
+        self.files().allocate(inode, offset_bytes, length_bytes, mode)
+    }
+
+    /// The next data or hole at or after an offset.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when there is none, and past the end.
+    pub fn seek(&self, inode: InodeNumber, offset_bytes: u64, target: SeekTarget) -> Result<u64> {
+        self.files().seek(inode, offset_bytes, target)
+    }
+
+    /// Copies bytes between files; returns how many.
+    ///
+    /// # Errors
+    /// Those of [`Volume::read`] and of [`Volume::write`].
+    pub fn copy_range(
+        &self,
+        from: InodeNumber,
+        from_offset: u64,
+        to: InodeNumber,
+        to_offset: u64,
+        length_bytes: u64,
+    ) -> Result<u64> {
+        self.files().copy_range(from, from_offset, to, to_offset, length_bytes)
+    }
+
+    /// Makes an inode durable, waiting for it.
+    ///
+    /// # Errors
+    /// What kept the data from being written: [`Error::Device`], [`Error::StorageFull`],
+    /// [`Error::NoSpace`]; [`Error::Aborted`] when the volume has stopped.
+    pub fn fsync_blocking(&self, inode: InodeNumber, kind: FsyncKind) -> Result<()> {
+        self.files().fsync_blocking(inode, kind)
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`], [`Error::NotFound`].
+    pub fn get_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        self.files().get_xattr(inode, name)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] and [`Error::NoAttribute`] as `mode` says, [`Error::XattrTooLarge`],
+    /// [`Error::NameLength`], [`Error::NoSpace`].
+    pub fn set_xattr(
+        &self,
+        inode: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.files().set_xattr(inode, name, value, mode)
+    }
+
+    /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn list_xattrs(&self, inode: InodeNumber) -> Result<Vec<Vec<u8>>> {
+        self.files().list_xattrs(inode)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`], [`Error::NotFound`].
+    pub fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()> {
+        self.files().remove_xattr(inode, name)
+    }
+
+    /// As [`Volume::read_into`], but only if everything is in memory and nobody changes the file at
+    /// this moment: it does not wait for the device, nor for others. `None` if not, or if there
+    /// would be an error.
+    pub fn read_cached_into(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        self.files().read_cached_into(inode, offset_bytes, buffer)
+    }
+
+    /// As [`Volume::read_cached_into`]; or says what of the device is to be read into aligned
+    /// memory first, if it lies in one piece. [`Volume::finish_read`] then ends the read. `buffer`
+    /// may hold anything if it returns nothing.
+    pub fn read_at_once(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> Option<ReadAtOnce> {
+        self.files().read_at_once(inode, offset_bytes, buffer)
+    }
+
+    /// Ends a planned read, when [`PlannedRead::bytes`] of the buffer that it was planned with have
+    /// been read; returns how many bytes are valid. `None` if the file has changed meanwhile, or
+    /// the data is damaged: then [`Volume::read_into`] says what is there.
+    pub fn finish_read(&self, planned: &PlannedRead, buffer: &[u8]) -> Option<usize> {
+        self.files().finish_read(planned, buffer)
+    }
+
+    /// As [`Volume::copy_range`], if what is copied is little and in memory, and nobody changes the
+    /// source at this moment. Otherwise `None`, and nothing has happened.
+    pub fn copy_cached(
+        &self,
+        from: InodeNumber,
+        from_offset: u64,
+        to: InodeNumber,
+        to_offset: u64,
+        length_bytes: u64,
+    ) -> Option<Result<u64>> {
+        self.files().copy_cached(from, from_offset, to, to_offset, length_bytes)
+    }
+
+    /// Whether an inode is durable already, so that an fsync of it waits for nothing. False also
+    /// when it is being changed.
+    pub fn is_durable(&self, inode: InodeNumber, kind: FsyncKind) -> bool {
+        self.files().is_durable(inode, kind)
+    }
+
+    /// Gives back `count` references on an inode.
+    pub fn forget(&self, inode: InodeNumber, count: u64) {
+        self.files().forget(inode, count);
+    }
+
+    /// Nobody has a reference on an inode any more, as after an unmount: what lost its last name is
+    /// removed.
+    pub fn forget_all(&self) {
+        self.files().forget_all();
+    }
+
+    /// Makes an inode durable; `completion` runs once that is known, on this thread or another, and
+    /// no lock is held then.
+    pub fn fsync(&self, inode: InodeNumber, kind: FsyncKind, completion: Completion) {
+        self.files().fsync(inode, kind, CallerLeads::UntilSeveralWait, completion);
+    }
+
+    /// Whether an fsync has little to prepare: it writes no data by itself, and nobody works on the
+    /// file at this moment.
+    pub fn is_little_to_sync(&self, inode: InodeNumber) -> bool {
+        self.files().is_little_to_sync(inode)
+    }
+
+    /// As [`Volume::fsync`], on a thread that others wait for: it leads for no other fsync, and if
+    /// it has no time to `flush`, or a flush takes long on this device, not for its own.
+    pub fn fsync_briefly(
+        &self,
+        inode: InodeNumber,
+        kind: FsyncKind,
+        flush: bool,
+        completion: Completion,
+    ) {
+        let leads = flush && self.store().device.flush_time() <= SHORT_FLUSH_TIME;
+        self.files().fsync(
+            inode,
+            kind,
+            if leads { CallerLeads::Once } else { CallerLeads::Never },
+            completion,
+        );
+    }
+}

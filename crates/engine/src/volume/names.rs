@@ -1,0 +1,144 @@
+//! Operations on names and directories.
+use super::Volume;
+use crate::Result;
+use crate::types::{Attributes, DirectoryItem, NewInode, RenameMode};
+use cairn_format::InodeNumber;
+
+/// Names and directories.
+impl Volume {
+    /// Finds a name in a directory; takes a reference on what it names, to be given back by
+    /// [`Volume::forget`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::NameLength`].
+    pub fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        self.names().lookup(parent, name)
+    }
+
+    /// Creates an object with a name; takes a reference on it.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NotFound`] and [`Error::NotDirectory`] for the parent,
+    /// [`Error::NameLength`], [`Error::InvalidArgument`], [`Error::NoSpace`],
+    /// [`Error::HashCollisions`].
+    pub fn create(
+        &self,
+        parent: InodeNumber,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Attributes> {
+        self.names().create(parent, name, new)
+    }
+
+    /// Creates a file without a name; takes a reference on it, and without a link it ends with
+    /// that.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] and [`Error::NotDirectory`] for the parent, [`Error::NoSpace`].
+    pub fn create_unnamed(&self, parent: InodeNumber, new: &NewInode<'_>) -> Result<Attributes> {
+        self.names().create_unnamed(parent, new)
+    }
+
+    /// Gives a file one more name; takes a reference on it.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NotFound`], [`Error::NotPermitted`] for a directory,
+    /// [`Error::TooManyLinks`], [`Error::NoSpace`], [`Error::HashCollisions`].
+    pub fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        self.names().link(inode, parent, name)
+    }
+
+    /// Removes a name of something that is not a directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::IsDirectory`].
+    pub fn unlink(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+        self.names().unlink(parent, name)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::NotEmpty`].
+    pub fn remove_directory(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+        self.names().remove_directory(parent, name)
+    }
+
+    /// Moves an entry.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Exists`] with [`RenameMode::NoReplace`], [`Error::NotEmpty`],
+    /// [`Error::IsDirectory`], [`Error::NotDirectory`], [`Error::InvalidArgument`] for a directory
+    /// into itself, [`Error::NoSpace`].
+    pub fn rename(
+        &self,
+        old_parent: InodeNumber,
+        old_name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.names().rename(old_parent, old_name, new_parent, new_name, mode)
+    }
+
+    /// Moves an entry and creates `left` at its old name, in one step: with a character device 0/0
+    /// that is what overlay file systems call a whiteout.
+    ///
+    /// # Errors
+    /// Those of [`Volume::rename`].
+    pub fn rename_leaving(
+        &self,
+        old_parent: InodeNumber,
+        old_name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        mode: RenameMode,
+        left: &NewInode<'_>,
+    ) -> Result<()> {
+        self.names().rename_leaving(old_parent, old_name, new_parent, new_name, mode, left)
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::InvalidArgument`] for what is no symbolic link.
+    pub fn read_link(&self, inode: InodeNumber) -> Result<Vec<u8>> {
+        self.names().read_link(inode)
+    }
+
+    /// The directory that contains a directory; the root contains itself.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDirectory`].
+    pub fn parent(&self, directory: InodeNumber) -> Result<InodeNumber> {
+        self.names().parent(directory)
+    }
+
+    /// Lists the entries after `cookie` (0: from the start, without `.` and `..`) until `take`
+    /// returns false.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::Damaged`].
+    pub fn read_directory(
+        &self,
+        directory: InodeNumber,
+        cookie: u64,
+        take: &mut dyn FnMut(DirectoryItem<'_>) -> bool,
+    ) -> Result<()> {
+        self.names().read_directory(directory, cookie, take)
+    }
+
+    /// As [`Volume::read_directory`], with attributes; each entry for which `take` returns true
+    /// gets a reference.
+    ///
+    /// # Errors
+    /// Those of [`Volume::read_directory`].
+    pub fn read_directory_plus(
+        &self,
+        directory: InodeNumber,
+        cookie: u64,
+        take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool,
+    ) -> Result<()> {
+        self.names().read_directory_plus(directory, cookie, take)
+    }
+}
