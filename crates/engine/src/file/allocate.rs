@@ -4,9 +4,9 @@
 //! All of it holds the file's extents mutex and works in operations of bounded size. Partial blocks
 //! at the edges of a punched range are zeroed as a write would do it.
 use crate::file::Files;
-use crate::file::data::checked_end;
 use crate::file::extents::gaps;
 use crate::file::inode::Inode;
+use crate::file::offsets::checked_end;
 use crate::store::operation::Effort;
 use crate::types::AllocateMode;
 use crate::{Error, Result};

@@ -2,7 +2,7 @@
 //!
 //! An [`Inode`] in memory has the state of one inode, and pages that are not written yet.
 //!
-//! - Reading and writing: [`data`], [`planned_read`], [`allocate`], [`attributes`], [`xattr`].
+//! - Reading and writing: [`read`], [`write`], [`planned_read`], [`allocate`], [`attributes`], [`xattr`].
 //! - Blocks: [`extents`] maps a file to the device, [`data_cache`] keeps clean blocks.
 //! - From memory to the store: [`writeback`] (one file), [`fsync`], [`sync`] (all files),
 //!   [`dirty`] (too much is dirty), [`reclaim`] (space is short).
@@ -11,22 +11,24 @@
 //! What a name is, only the layer above knows. [`inode`] has the order of locks.
 pub(crate) mod allocate;
 pub(crate) mod attributes;
-pub(crate) mod data;
 pub(crate) mod data_cache;
 mod dirty;
 pub(crate) mod extents;
 pub(crate) mod fsync;
 pub(crate) mod inode;
 pub(crate) mod locking;
+pub(crate) mod offsets;
 pub(crate) mod orphans;
 pub(crate) mod pages;
 mod pieces;
 pub(crate) mod planned_read;
+pub(crate) mod read;
 mod reclaim;
 pub(crate) mod removal_queue;
 pub(crate) mod sync;
 pub(crate) mod throttle;
 pub(crate) mod truncate;
+mod write;
 mod write_behind;
 pub(crate) mod writeback;
 pub(crate) mod xattr;

@@ -20,9 +20,9 @@
 //!
 //! Locks: the inode's, shared and only if nobody has it; those of a lookup in memory.
 use crate::file::Files;
-use crate::file::data::blocks_of;
 use crate::file::data_cache::read_worth_keeping;
 use crate::file::inode::InodeState;
+use crate::file::offsets::blocks_of;
 use cairn_blockdev::{RawFile, is_aligned};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, InodeNumber, checksum};
 use std::ops::Range;

@@ -10,8 +10,8 @@
 //! *A crash after step 1 leaves an orphan item, and the next mount does step 2.* No data can enter
 //! the file past its end meanwhile, since that takes the extents mutex.
 use crate::file::Files;
-use crate::file::data::checked_end;
 use crate::file::inode::{Inode, InodeState};
+use crate::file::offsets::checked_end;
 use crate::file::orphans::orphan_key;
 use crate::store::operation::{Effort, Operation};
 use crate::{Error, Result};

@@ -1,4 +1,26 @@
-//! Committing a transaction. `ARCHITECTURE.md` has the steps and what a crash between them leaves.
+//! Committing a transaction.
+//!
+//! 1. *CommitStart*: new joins wait; the joined operations leave. *A crash: the superblock before
+//!    counts, and the log goes on from its tail.*
+//! 2. *CommitDoing*, the cut: the new roots enter the root tree; the dirty nodes, the changed
+//!    bitmaps, the next inode number and the log's head are taken; the log's context is closed.
+//!    *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
+//! 3. Nodes and bitmaps are written, and the data that the log still holds. *A crash: the trees of
+//!    the superblock before are untouched, and the bitmaps are in the slots that it does not use.*
+//! 4. Flush. *A crash: as before.*
+//! 5. The superblock is written, into the slot that the one before does not use. *A crash: torn, it
+//!    leaves the one before.*
+//! 6. Flush. *SuperCommitted*: this superblock counts, and all fsyncs that wait for it return
+//!    before anything else is done ([early wake-up](crate::FsyncWait)). *A crash: the log is
+//!    replayed from the new tail.*
+//! 7. The copy of the superblock at the end of the device is written; the next flush covers it. *A
+//!    crash: torn, it is made anew by the next mount.*
+//! 8. The blocks that this transaction freed are discarded, if asked for, and become free:
+//!    *Completed*. Only now does nothing durable refer to them. *A crash: they are free, since the
+//!    bitmaps of step 3 say so.*
+//!
+//! One commit runs at a time. The commit that ends a mount ends the transactions at step 2: joins
+//! and commits fail from then on, so nothing follows the superblock that calls the volume clean.
 use crate::options::FsyncWait;
 use crate::store::transaction::Commit;
 use crate::store::{BitmapSlot, Store};
@@ -39,7 +61,8 @@ enum Kind {
 }
 
 impl Store {
-    /// Commits the running transaction, or waits for the one who does. Returns at `SuperCommitted`.
+    /// Commits the running transaction, or waits for the thread that does. Returns at
+    /// *SuperCommitted*.
     pub(crate) fn commit(&self) -> Result<()> {
         self.check_writable()?;
         self.commit_as(Kind::Ordinary)
@@ -61,7 +84,7 @@ impl Store {
         let mut commit = loop {
             match self.transactions.begin_commit(self.transactions.generation())? {
                 Some(commit) => break commit,
-                // Somebody else committed it meanwhile.
+                // Another thread committed it meanwhile.
                 None if kind == Kind::Ordinary => return Ok(()),
                 None => {}
             }
@@ -69,7 +92,7 @@ impl Store {
         if kind == Kind::Ordinary && self.file_tree.root().generation != commit.generation() {
             return Ok(());
         }
-        // A panic is a failure, too: those who wait must hear of it.
+        // A panic is a failure, too: the waiters get an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.run_commit(&mut commit, kind)));
         // The right to commit is still held: a later transaction refers to what this one could not
         // write.
@@ -85,45 +108,43 @@ impl Store {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// Steps 2 to 8.
     fn run_commit(&self, commit: &mut Commit<'_>, kind: Kind) -> Result<()> {
+        // 2. The cut.
         let frozen = self.cut(commit.generation())?;
         if matches!(kind, Kind::Last { .. }) {
             commit.end()
         } else {
             commit.unblock()
         }
-        // 1. Nodes and bitmaps. The old superblock's trees are untouched; the log follows it.
+        // 3. Nodes, bitmaps, and data. What this transaction freed must not become free while the
+        //    log writes to it.
         let written = self.write_with_spare(|| Ok(self.cache.write(&frozen.dirty)?))?;
         self.counters.nodes_written.fetch_add(written.nodes, Ordering::Relaxed);
         let slots = self.write_with_spare(|| self.write_bitmaps(&frozen.bitmaps))?;
-        // Data that the log holds, or is writing, belongs to the trees as well; and what this
-        // transaction freed must not be free while it is written to.
         self.log.write_data()?;
-        // 2. They must be durable before a superblock refers to them.
+        // 4. They are durable before a superblock refers to them.
         self.device.flush()?;
-        // 3. The superblock, into the slot that the one before doesn't use. Torn, it leaves that
-        //    one.
+        // 5. The superblock.
         let superblock = self.next_superblock(&frozen, &slots, kind);
         let slot = Geometry::SUPERBLOCKS[(frozen.generation.0 % 2) as usize];
         self.device
             .write(slot.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(slot))])?;
-        // 4. Now it counts.
+        // 6. It counts.
         self.device.flush()?;
         *self.bitmap_slots.lock() = slots;
         commit.super_committed();
-        // Before anything else: this is what fsyncs without room in the log wait for.
         if self.options.fsync_wait == FsyncWait::Super {
             self.log.super_committed(frozen.generation);
         }
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.observer.committed();
-        // 5. The copy at the end of the device; the next flush covers it.
+        // 7. The copy.
         let copy = self.superblock.geometry.superblock_copy();
         self.device
             .write(copy.offset_bytes(), &[&AlignedBuffer::copy_of(&superblock.encode(copy))])?;
-        // 6. The blocks that this transaction freed; only now nothing durable refers to them.
-        //    `commit` is still held: another one overtaking this would unpin a later generation
-        //    first.
+        // 8. The freed blocks. The right to commit is still held, so generations are unpinned in
+        //    their order.
         if self.options.background {
             self.unpinner.push(frozen.generation);
         } else {
@@ -132,7 +153,7 @@ impl Store {
         Ok(())
     }
 
-    /// The cut: nobody is joined.
+    /// Step 2: no operation is joined.
     fn cut(&self, generation: Generation) -> Result<Frozen> {
         let root = self.file_tree.root();
         if root.generation == generation {
@@ -186,13 +207,12 @@ impl Store {
         Ok(slots)
     }
 
-    /// Makes the blocks that `generation` freed free, after discarding them if asked for.
+    /// Step 8.
     pub(crate) fn unpin(&self, generation: Generation) {
         self.discard_pinned(generation);
         self.space.unpin(generation);
         if self.options.fsync_wait == FsyncWait::Complete {
-            // The closed contexts stay in the list so long, and the ring is freed later: neither
-            // hurts.
+            // Until now the closed contexts stayed in the list and the ring was not freed.
             self.log.super_committed(generation);
         }
         self.transactions.complete(generation);

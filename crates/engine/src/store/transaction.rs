@@ -2,11 +2,15 @@
 //!
 //! ```text
 //! Running → CommitPrep → CommitStart → CommitDoing → Unblocked → SuperCommitted → Completed
-//!           wait for the  no joins,     the cut       = Running of the next; `committing` holds the old one
-//!           commit before drain
+//!           wait for     no joins,     the cut       the next      its superblock   its freed
+//!           the commit   drain                       one runs      is durable       blocks are
+//!           before                                                                  free
 //! ```
-//! The last commit ends in *Ended* instead of a next transaction: what a clean superblock says
-//! stays true.
+//! [`Phase`] is that of the transaction which operations join. After the cut that is the next one
+//! already: its phase is *Running* while the one before is *Unblocked*, and its own commit is in
+//! *CommitPrep* as long as that lasts. *SuperCommitted* and *Completed* are how far transactions
+//! have come, as generations. The last commit ends in *Ended* instead of a next transaction: what a
+//! clean superblock says stays true.
 //!
 //! Invariants:
 //! - `generation` grows by one at each cut, and only while `joined` is 0;
@@ -15,24 +19,31 @@
 //!   woken thread checks again; a failure wakes everybody.
 //!
 //! Lock discipline: the state's lock (rank TRANSACTION) is held for a few instructions. Joining may
-//! wait for the cut; who joins holds no lock but an inode's extents mutex.
+//! wait for the cut; a thread that joins holds no lock but an inode's extents mutex.
 use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::Generation;
 
+/// Phases of the transaction that operations join.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Running,
+    /// New joins wait, and the joined operations leave.
     CommitStart,
+    /// No operation is joined: the cut.
     CommitDoing,
+    /// The last transaction was cut.
     Ended,
 }
 
 struct State {
     phase: Phase,
+    /// The transaction that operations join.
     generation: Generation,
+    /// Operations in it.
     joined: u64,
+    /// A commit is between CommitStart and SuperCommitted; another one waits in CommitPrep.
     committing: bool,
     super_committed: Generation,
     completed: Generation,

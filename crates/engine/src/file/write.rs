@@ -1,0 +1,266 @@
+//! Writing to files, in memory.
+//!
+//! A write goes in steps of up to [`STEP_BLOCKS`] blocks. Each step:
+//! 1. When memory holds too much dirty data, writes some of it out ([`super::dirty`]).
+//! 2. Reserves the space that writing the step's blocks out will take. No lock is held.
+//! 3. Copies whole blocks, or takes them from the caller's shared buffer. No lock is held.
+//! 4. Under the inode's state lock: reads what the blocks at both ends held before, if that
+//!    matters; changes the pages; keeps the space for them; notes length and times.
+//!
+//! It joins no transaction. *A crash: nothing of it is durable before an fsync or a sweep.* Bytes of
+//! a page past the end of the file are zero, always: extending a file then shows zeros.
+use super::Files;
+use super::extents::gaps;
+use super::inode::{Inode, InodeState};
+use super::offsets::{BLOCK, blocks_of, checked_end, part_of_block};
+use super::pages::{Pages, is_worth_its_buffer};
+use crate::store::operation::Effort;
+use crate::{Error, Result};
+use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
+use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
+use cairn_space::{Request, Reservation, Urgency};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Longest step of a write.
+const STEP_BLOCKS: usize = 256;
+/// A file that grows is written when so many blocks of it are dirty: 8 MiB, enough for long writes.
+const WRITE_BEHIND_BLOCKS: u64 = 2048;
+
+/// The bytes that a write brings.
+#[derive(Clone, Copy)]
+struct Content<'a> {
+    bytes: &'a [u8],
+    /// The buffer that holds them, if it may be kept, and where in it they begin.
+    buffer: Option<(&'a SharedBlocks, usize)>,
+}
+
+impl Content<'_> {
+    /// `range` of the bytes, which are whole blocks of the file, as blocks to keep: a part of the
+    /// buffer where that is aligned and worth it, or a copy.
+    fn blocks(&self, range: Range<usize>, pool: &BlockPool) -> SharedBlocks {
+        if let Some((buffer, begin)) = self.buffer
+            && (begin + range.start).is_multiple_of(BLOCK_SIZE)
+        {
+            let (start, end) = (begin + range.start, begin + range.end);
+            let slice = buffer.slice(start / BLOCK_SIZE..end / BLOCK_SIZE);
+            if is_worth_its_buffer(&slice) {
+                return slice;
+            }
+        }
+        pool.copy_of(&self.bytes[range])
+    }
+}
+
+impl Files {
+    /// Writes `data` at `offset_bytes`, into memory; the file grows when needed.
+    pub(crate) fn write(&self, number: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()> {
+        self.write_content(number, offset_bytes, Content { bytes: data, buffer: None })
+    }
+
+    /// As [`Files::write`], with the bytes `range` of a buffer, whose whole blocks become the
+    /// file's.
+    pub(crate) fn write_shared(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        data: &SharedBlocks,
+        range: Range<usize>,
+    ) -> Result<()> {
+        if range.start > range.end || range.end > data.len() {
+            return Err(Error::InvalidArgument("a range outside of the buffer"));
+        }
+        let buffer = Some((data, range.start));
+        self.write_content(number, offset_bytes, Content { bytes: &data[range], buffer })
+    }
+
+    fn write_content(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        content: Content<'_>,
+    ) -> Result<()> {
+        let length = content.bytes.len();
+        checked_end(offset_bytes, length as u64)?;
+        self.store.check_writable()?;
+        let inode = self.inodes.get(number);
+        let mut at = 0;
+        while at < length {
+            let in_block = (offset_bytes + at as u64) as usize % BLOCK_SIZE;
+            let end = length.min(at + STEP_BLOCKS * BLOCK_SIZE - in_block);
+            self.throttle_dirty_data(&inode, blocks_for_bytes((end - at) as u64))?;
+            self.write_step(&inode, offset_bytes, content, at..end)?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Steps 2 to 4 for `part` of the content that goes to `offset_bytes`.
+    fn write_step(
+        &self,
+        inode: &Arc<Inode>,
+        offset_bytes: u64,
+        content: Content<'_>,
+        part: Range<usize>,
+    ) -> Result<()> {
+        let bytes = offset_bytes + part.start as u64..offset_bytes + part.end as u64;
+        // Where bytes of the file are in the content.
+        let in_content = |at: u64| (at - offset_bytes) as usize;
+        let blocks = blocks_of(bytes.clone());
+        // 2. Space.
+        let reservation = self.reserve_for_write(inode, &blocks)?;
+        // 3. Whole blocks.
+        let whole = blocks_for_bytes(bytes.start)..bytes.end / BLOCK;
+        let middle = (!whole.is_empty()).then(|| {
+            let range = in_content(whole.start * BLOCK)..in_content(whole.end * BLOCK);
+            content.blocks(range, &self.buffers)
+        });
+        // 4. The pages. What may fail comes first: only the blocks at both ends can be partial.
+        let mut state = self.write_inode_in_use(inode)?;
+        state.expect_regular()?;
+        let last = blocks.end - 1;
+        let head = Some(blocks.start).filter(|block| !whole.contains(block));
+        let tail = Some(last).filter(|block| *block > blocks.start && !whole.contains(block));
+        let old = |block: Option<u64>| {
+            block.map_or(Ok(None), |block| self.content_for(inode, &state, block, &bytes))
+        };
+        let (old_head, old_tail) = (old(head)?, old(tail)?);
+        let edit = |pages: &mut Pages, block: u64, old| {
+            let part = part_of_block(block, &bytes);
+            let from = in_content(block * BLOCK + part.start as u64);
+            let source = &content.bytes[from..from + part.len()];
+            pages.edit(block, old, &self.buffers, |page| page[part].copy_from_slice(source));
+        };
+        self.change_pages(&mut state, |pages| {
+            if let Some(block) = head {
+                edit(pages, block, old_head);
+            }
+            if let Some(middle) = middle {
+                pages.insert(whole.start, middle, &self.buffers);
+            }
+            if let Some(block) = tail {
+                edit(pages, block, old_tail);
+            }
+        });
+        self.take_for_pages(&mut state, &reservation);
+        let grew = bytes.end > state.item.size;
+        state.item.size = state.item.size.max(bytes.end);
+        state.size_dirty |= state.item.size != state.disk_size;
+        state.times_dirty = true;
+        self.touch(&mut state);
+        self.list_dirty(inode);
+        let much = grew && state.pages.dirty() >= WRITE_BEHIND_BLOCKS;
+        drop(state);
+        if much && self.store.options.background {
+            self.write_behind(inode);
+        }
+        Ok(())
+    }
+
+    /// Changes the pages of a file, and counts those that are dirty.
+    pub(crate) fn change_pages<R>(
+        &self,
+        state: &mut InodeState,
+        change: impl FnOnce(&mut Pages) -> R,
+    ) -> R {
+        let before = state.pages.dirty();
+        let result = change(&mut state.pages);
+        let after = state.pages.dirty();
+        if after > before {
+            self.store.delayed_blocks.fetch_add(after - before, Ordering::Relaxed);
+        } else if before > after {
+            self.store.delayed_blocks.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Space for writing `blocks`. Preallocated ones need none; that is asked when space is short,
+    /// and before anybody waits for more: reclaim would write what is dirty, and a block that is
+    /// written needs another one for its next content.
+    fn reserve_for_write(&self, inode: &Arc<Inode>, blocks: &Range<u64>) -> Result<Reservation> {
+        let count = blocks.end - blocks.start;
+        let request = Request { data_blocks: count, nodes: 1 + count / 64 };
+        if self.store.check_storage_room().is_ok()
+            && let Ok(reservation) = self.store.space.try_reserve(request, Urgency::Normal)
+        {
+            return Ok(reservation);
+        }
+        let extents = self.extents_in(inode.number, blocks.start, blocks.end, usize::MAX)?;
+        let preallocated = gaps(blocks.start, blocks.end, &extents).is_empty()
+            && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
+        if preallocated {
+            return self.store.reserve(Request { data_blocks: 0, nodes: 1 }, Effort::Writeback);
+        }
+        self.store.reserve(request, Effort::Ordinary)
+    }
+
+    /// What a block holds before a part of it is written, if that matters and is not in memory.
+    fn content_for(
+        &self,
+        inode: &Inode,
+        state: &InodeState,
+        block: u64,
+        bytes: &Range<u64>,
+    ) -> Result<Option<BlockBuffer>> {
+        let needed = part_of_block(block, bytes).len() < BLOCK_SIZE
+            && block * BLOCK < state.item.size
+            && !state.pages.contains(block);
+        if needed { Ok(Some(self.read_block(inode.number, state, block)?)) } else { Ok(None) }
+    }
+
+    /// Keeps, of `reservation`, what the dirty pages of the file need.
+    fn take_for_pages(&self, state: &mut InodeState, reservation: &Reservation) {
+        let delayed_blocks = state.pages.dirty();
+        let held = state.reservation.as_ref().map_or((0, 0), |r| (r.data_blocks(), r.nodes()));
+        let blocks = delayed_blocks.saturating_sub(held.0).min(reservation.data_blocks());
+        let nodes = (1 + delayed_blocks / 64).saturating_sub(held.1).min(reservation.nodes());
+        if blocks + nodes > 0 {
+            let part = reservation.split(blocks, nodes);
+            match &state.reservation {
+                Some(kept) => kept.merge(part),
+                None => state.reservation = Some(part),
+            }
+        }
+    }
+
+    /// Forgets the pages `from..to`; their content is gone or written elsewhere.
+    pub(crate) fn drop_pages(&self, state: &mut InodeState, from: u64, to: u64) {
+        self.change_pages(state, |pages| pages.remove(from, to, &self.buffers));
+        self.trim_reservation(state);
+    }
+
+    /// Gives back what the dirty pages don't need any more.
+    pub(crate) fn trim_reservation(&self, state: &mut InodeState) {
+        if state.pages.dirty() == 0 {
+            state.reservation = None;
+        } else if let Some(reservation) = &state.reservation {
+            let surplus = reservation.data_blocks().saturating_sub(state.pages.dirty());
+            reservation.give_back(surplus, 0);
+        }
+    }
+
+    /// Writes zeros over bytes of blocks that exist; holes stay holes.
+    pub(crate) fn zero_part(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
+        let block = bytes.start / BLOCK;
+        let part = part_of_block(block, &bytes);
+        let reservation =
+            self.store.reserve(Request { data_blocks: 1, nodes: 1 }, Effort::Removal)?;
+        let mut state = self.write_inode(inode)?;
+        let hole = !state.pages.contains(block)
+            && !self
+                .extents_in(inode.number, block, block + 1, 1)?
+                .iter()
+                .any(|(_, extent)| extent.kind == ExtentKind::Data);
+        if hole || part.is_empty() {
+            return Ok(());
+        }
+        let old = self.content_for(inode, &state, block, &bytes)?;
+        self.change_pages(&mut state, |pages| {
+            pages.edit(block, old, &self.buffers, |content| content[part].fill(0))
+        });
+        self.take_for_pages(&mut state, &reservation);
+        self.list_dirty(inode);
+        Ok(())
+    }
+}
