@@ -3,6 +3,8 @@
 //!
 //! Each rule is a function from the tree to the list of its violations; a test for each asserts
 //! that the list is empty, and another one that the rule finds what it is meant to find.
+#[path = "tidy/rooms.rs"]
+mod rooms;
 #[path = "tidy/source.rs"]
 mod source;
 

@@ -138,6 +138,22 @@ impl SourceFile {
         self.code[..position].matches('\n').count() + 1
     }
 
+    /// Every path that a `use` brings in or that begins with `crate`, `super` or `self`, with its
+    /// line.
+    pub fn paths(&self) -> Vec<(usize, String)> {
+        let mut paths = self.imports();
+        for start in ["crate::", "super::", "self::"] {
+            for (position, _) in self.code.match_indices(start) {
+                if !is_word(self.code[..position].chars().next_back()) {
+                    let rest = &self.code[position..];
+                    let end = rest.find(|c| !is_word(Some(c)) && c != ':').unwrap_or(rest.len());
+                    paths.push((self.line(position), rest[..end].to_owned()));
+                }
+            }
+        }
+        paths
+    }
+
     /// Every path that a `use` brings in, with its line.
     fn imports(&self) -> Vec<(usize, String)> {
         let mut imports = Vec::new();
