@@ -1,5 +1,7 @@
 //! Operations on inodes: attributes, data, extended attributes, durability.
 use super::Volume;
+#[cfg(doc)]
+use crate::Error;
 use crate::Result;
 use crate::file::planned_read::{PlannedRead, ReadAtOnce};
 use crate::types::{
@@ -15,6 +17,32 @@ use std::time::Duration;
 const SHORT_FLUSH_TIME: Duration = Duration::from_millis(1);
 
 /// Inodes and their contents.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+/// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+/// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+/// # let file = cairn_engine::NewInode { file_type: cairn_engine::FileType::Regular,
+/// #     mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+/// use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, SeekTarget, XattrMode};
+///
+/// let log = volume.create(volume.root(), b"log", &file)?.inode;
+/// volume.write(log, 8192, b"third block")?;
+/// assert_eq!(volume.seek(log, 0, SeekTarget::Data)?, 8192);
+/// volume.allocate(log, 0, 8192, AllocateMode::Allocate { keep_size: true })?;
+/// volume.set_xattr(log, b"user.origin", b"sensor 7", XattrMode::Create)?;
+///
+/// // On return it is durable; with a completion, the thread could go on at once.
+/// volume.fsync_blocking(log, FsyncKind::Full)?;
+/// volume.fsync(log, FsyncKind::DataOnly, Box::new(|result| result.expect("nothing failed")));
+///
+/// volume.set_attributes(log, &AttributeChange { size: Some(8197), ..Default::default() })?;
+/// let mut text = Vec::new();
+/// volume.read(log, 8192, 100, &mut text)?;
+/// assert_eq!(text, b"third");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 impl Volume {
     /// Finds an inode by its number alone, as in a file handle, if it has a name; takes a reference
     /// on it, to be given back by [`Volume::forget`].

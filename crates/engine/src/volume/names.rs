@@ -1,10 +1,47 @@
 //! Operations on names and directories.
 use super::Volume;
+#[cfg(doc)]
+use crate::Error;
 use crate::Result;
 use crate::types::{Attributes, DirectoryItem, NewInode, RenameMode};
 use cairn_format::InodeNumber;
 
 /// Names and directories.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+/// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+/// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+/// use cairn_engine::{FileType, NewInode, RenameMode};
+///
+/// let file = NewInode {
+///     file_type: FileType::Regular,
+///     mode: 0o644,
+///     uid: 0,
+///     gid: 0,
+///     device: 0,
+///     target: None,
+/// };
+/// let folder = NewInode { file_type: FileType::Directory, mode: 0o755, ..file };
+/// let (root, letters) = (volume.root(), volume.create(volume.root(), b"letters", &folder)?.inode);
+/// let draft = volume.create(letters, b"draft", &file)?.inode;
+/// volume.rename(letters, b"draft", root, b"sent", RenameMode::NoReplace)?;
+/// volume.link(draft, letters, b"copy")?;
+/// assert_eq!(volume.lookup(letters, b"copy")?.links, 2);
+///
+/// let mut names = Vec::new();
+/// volume.read_directory(root, 0, &mut |item| {
+///     names.push(item.name.to_vec());
+///     true
+/// })?;
+/// names.sort();
+/// assert_eq!(names, [&b"letters"[..], b"sent"]);
+///
+/// volume.unlink(letters, b"copy")?;
+/// volume.remove_directory(root, b"letters")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 impl Volume {
     /// Finds a name in a directory; takes a reference on what it names, to be given back by
     /// [`Volume::forget`].
