@@ -21,7 +21,7 @@ pub struct FsyncStage {
     pub p99_us: f64,
     pub max_us: f64,
     /// Number and count of each bucket that isn't empty, ascending; none when it comes from a
-    /// server that doesn't tell.
+    /// server that doesn't report it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<(u64, u64)>,
 }
@@ -38,7 +38,7 @@ fn bucket_of(duration_ns: u64) -> u64 {
     (u64::from(shift + 1) << PARTS_BITS) + (duration_ns >> shift) - PARTS
 }
 
-/// Where a bucket begins, and how wide it is. A number that nobody writes gives any.
+/// Where a bucket begins, and how wide it is. An impossible number gives any bucket.
 fn range_of(bucket: u64) -> (f64, f64) {
     if bucket < PARTS {
         return (bucket as f64, 1.0);
@@ -75,7 +75,7 @@ fn difference(later: &[(u64, u64)], earlier: &[(u64, u64)]) -> Vec<(u64, u64)> {
 impl FsyncStage {
     /// The fsyncs since `earlier`, an older look at the same stage of the same volume. Count and
     /// mean are exact, quantiles within a bucket's width (an eighth); the longest is exact when it
-    /// is the longest of all. Without buckets on either side quantiles can't be told: they stay
+    /// is the longest of all. Without buckets on either side quantiles are not known: they stay
     /// those of the whole time.
     #[must_use]
     pub fn since(&self, earlier: &FsyncStage) -> FsyncStage {
@@ -135,7 +135,7 @@ impl From<StageTime> for FsyncStage {
 mod tests {
     use super::*;
 
-    /// A stage as the log tells it of these durations.
+    /// A stage with these durations, as the log reports it.
     fn stage(durations_us: &[u64]) -> FsyncStage {
         let mut sorted: Vec<u64> = durations_us.iter().map(|us| us * 1000).collect();
         sorted.sort_unstable();

@@ -14,7 +14,8 @@ pub struct Baselines {
     /// With the waking locks this is all of M2's predecessor; on both sides of a comparison, what
     /// is compared are the locks alone.
     pub locked_descents: bool,
-    /// M4 off: who finds no space waits for the flusher, together with all others, and tries again.
+    /// M4 off: a thread that finds no space waits for the flusher, together with all others, and
+    /// tries again.
     pub shared_flusher: bool,
     /// M5 off: items enter the list in two passes, with two allocations each.
     pub two_pass_insertion: bool,

@@ -29,7 +29,7 @@ impl Layers {
             tracing::warn!(?log, "the volume was shut down");
         }
         synced.and_then(|()| {
-            if first { Ok(()) } else { Err(Error::Aborted("somebody else shut it down".into())) }
+            if first { Ok(()) } else { Err(Error::Aborted("it was shut down before".into())) }
         })
     }
 }

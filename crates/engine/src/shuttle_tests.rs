@@ -109,7 +109,7 @@ fn a_cut_never_meets_an_operation() {
     shuttle::check_pct(cuts_beside_operations, schedules_each(), 3);
 }
 
-/// Whoever waits hears of the failure: to join, to commit, for the drain, for the completion.
+/// Every waiter gets the failure: to join, to commit, for the drain, for the completion.
 #[test]
 fn a_failure_reaches_everybody() {
     let model = || {
@@ -137,7 +137,7 @@ fn a_failure_reaches_everybody() {
     shuttle::check_random(model, schedules_each());
 }
 
-/// After the cut of the last commit nobody changes or commits anything, whoever waited for it or
+/// After the cut of the last commit no thread changes or commits anything, whether it waited or
 /// comes later.
 #[test]
 fn nothing_follows_the_last_commit() {
@@ -169,7 +169,7 @@ fn nothing_follows_the_last_commit() {
     shuttle::check_random(model, schedules_each());
 }
 
-/// Whoever waits for the completion goes on after it, not after the superblock.
+/// A thread that waits for the completion goes on after it, not after the superblock.
 #[test]
 fn completion_follows_the_superblock() {
     let model = || {

@@ -174,7 +174,7 @@ pub struct DirectoryItem<'a> {
     pub cookie: u64,
 }
 
-/// What `statfs` tells, in blocks of 4 KiB.
+/// What `statfs` returns, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct SpaceInfo {
     /// Blocks that can hold files and their trees.

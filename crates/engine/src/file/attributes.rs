@@ -56,8 +56,8 @@ impl Files {
         if state.item.links == 0 {
             return Err(Error::NotFound);
         }
-        // Its last name needs the lock to go, and whoever removes the inode after that looks for
-        // references first.
+        // Its last name needs the lock to go, and the thread that removes the inode after that
+        // looks for references first.
         self.inodes.retain(number);
         Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
     }

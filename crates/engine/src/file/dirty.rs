@@ -62,7 +62,7 @@ impl Files {
         Some(Arc::clone(inode))
     }
 
-    /// Writes a file's dirty data unless somebody does already; returns for how many blocks it kept
+    /// Writes a file's dirty data unless another thread does already; returns for how many blocks it kept
     /// space.
     pub(crate) fn write_back_if_idle(&self, inode: &Arc<Inode>) -> Result<u64> {
         let Some(_extents) = inode.extents.try_lock() else { return Ok(0) };

@@ -21,7 +21,7 @@ use std::sync::Arc;
 const BRIEF_FSYNC_PAGES_MAX: u64 = 4;
 
 impl Files {
-    /// Whether an fsync finds nothing to do. Waits for nobody.
+    /// Whether an fsync finds nothing to do. Does not wait.
     pub(crate) fn is_durable(&self, number: InodeNumber, kind: FsyncKind) -> bool {
         let inode = self.inodes.get(number);
         let Some(state) = self.try_read_inode_in_use(&inode) else { return false };
@@ -35,8 +35,8 @@ impl Files {
             && self.store.log.durable() >= state.last
     }
 
-    /// Whether an fsync has little to prepare: its data goes with the group, and nobody works on
-    /// the file now. Waits for nobody.
+    /// Whether an fsync has little to prepare: its data goes with the group, and no thread works
+    /// on the file now. Does not wait.
     pub(crate) fn is_little_to_sync(&self, number: InodeNumber) -> bool {
         let inode = self.inodes.get(number);
         if inode.extents.try_lock().is_none() {
@@ -90,7 +90,7 @@ impl Files {
                 let ended = move |result: std::result::Result<(), LogError>| {
                     let outcome = prepared.outcome(result, &failures);
                     completion(outcome);
-                    // Nobody waits for this.
+                    // No thread waits for this.
                     if !prepared.tickets.is_empty() {
                         prepared.inode.try_release_written(&dirty_inodes);
                     }

@@ -1,4 +1,4 @@
-//! Removing inodes that lost their last name, once nobody uses them; finishing what a crash
+//! Removing inodes that lost their last name, once they are not in use; finishing what a crash
 //! interrupted.
 //!
 //! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back
@@ -113,7 +113,7 @@ impl Files {
         let mut busy = Vec::new();
         for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.orphans.queue.take())) {
             let inode = self.inodes.get(taken.orphan.number);
-            // Whoever holds the mutex may wait for this very thread.
+            // The holder of the mutex may wait for this very thread.
             if let Some(_extents) = inode.extents.try_lock() {
                 self.reap_locked(&inode, taken.orphan, Effort::Reclaim);
             } else {

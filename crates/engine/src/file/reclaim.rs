@@ -19,8 +19,8 @@ const WRITER_PAUSE: Duration = Duration::from_millis(1);
 const OTHER_HOLDER_LOOKS: u32 = 10;
 
 impl Files {
-    /// Writes a file's dirty data. False if somebody else has it locked, who may wait for this very
-    /// thread.
+    /// Writes a file's dirty data. False if another thread has it locked, which may wait for this
+    /// one.
     fn write_back_for_reclaim(&self, inode: &Arc<Inode>) -> bool {
         let Some(_extents) = inode.extents.try_lock() else { return false };
         if let Err(error) = self.write_back_locked(inode, Effort::Reclaim) {
@@ -29,7 +29,7 @@ impl Files {
         true
     }
 
-    /// Writes a file's dirty data as soon as nobody else does, or until one other write-back was
+    /// Writes a file's dirty data as soon as no other thread does, or until one other write-back was
     /// seen from its beginning to its end. Such a thread waits for commits only
     /// ([`Effort::Writeback`]), so this wait ends. Others that have the file locked may wait for
     /// this thread, so they get only a few looks.

@@ -1,13 +1,12 @@
-//! The queue of inodes to remove: who works it off, and who waits until that is done.
+//! The queue of inodes to remove, with the threads that remove them and those that wait for that.
 //!
-//! An inode *waits*, then somebody *removes* it, and then it is gone or, for lack of space,
-//! *postponed* until the next commit. Those who remove are the reaper, which sleeps while nothing
-//! waits, and reclaim, which takes what there is. Each kind of sleeper has a condition of its own,
+//! An inode *waits*, then a thread *removes* it, and then it is gone or, for lack of space,
+//! *postponed* until the next commit. The reaper removes, which sleeps while nothing waits, and
+//! reclaim, which takes what there is. Each kind of sleeper has a condition of its own,
 //! so that a wake-up meant for one never ends with another:
 //! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it
 //!   finds gone, and sleeps on.
-//! - `idle`: nothing waits, and nobody removes. Whoever takes the last one out, and ends with it,
-//!   tells.
+//! - `idle`: nothing waits, and no thread removes. The thread that ends with the last one wakes.
 use crate::store::Observer;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
@@ -128,7 +127,7 @@ pub(crate) struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// Somebody else uses the inode just now; the reaper, which can wait for that, removes it.
+    /// Another thread uses the inode just now; the reaper, which can wait for that, removes it.
     pub(crate) fn give_back(self) {
         self.queue.push(self.orphan);
     }

@@ -97,7 +97,7 @@ impl Files {
         self.settle_all()
     }
 
-    /// Writes everything that is dirty and makes it durable. Data on its way with somebody's fsync
+    /// Writes everything that is dirty and makes it durable. Data on its way with an fsync
     /// may fail meanwhile; then it is dirty again, and written again.
     pub(crate) fn settle_all(&self) -> Result<()> {
         loop {

@@ -1,4 +1,4 @@
-//! What a writer does when memory holds too much dirty data: it writes some out itself, somebody's.
+//! What a writer does when memory holds too much dirty data: it writes some out itself, of any file.
 //!
 //! Each writer owes a multiple of what it is about to make dirty, so that dirty data shrinks
 //! however many of them there are, and none of them waits for much longer than its own share takes.
@@ -8,10 +8,10 @@
 //!
 //! Only a few work at a time, the others sleep until one of these hands its place over: first come,
 //! first served. If all worked, each would hold some file's extents mutex while it waits for a
-//! processor among hundreds, and whoever creates or removes that file would wait as long.
+//! processor among hundreds, and a thread that creates or removes that file would wait as long.
 //!
 //! Lock discipline: places and the list of dirty inodes are locked for one step; an inode's extents
-//! mutex is tried, never waited for, but the writer's own. Who waits for a place holds no lock and
+//! mutex is tried, never waited for, but the writer's own. A thread that waits for a place holds no lock and
 //! has joined no transaction.
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -20,7 +20,7 @@ use cairn_environment::{Rank, assert_may_block};
 /// Writers that write out at once: enough to keep a device busy.
 const PLACES: usize = 8;
 
-/// Who writes out, and whose turn it is to be written.
+/// The threads that write out, and which file has its turn.
 pub(crate) struct DirtyThrottle {
     /// The last file that had its turn.
     pub(super) turn: AtomicU64,
@@ -29,15 +29,15 @@ pub(crate) struct DirtyThrottle {
     handed: Condvar,
 }
 
-/// Free places, or those who wait for one.
+/// Free places, or the number of threads that wait for one.
 struct Places {
     free: usize,
     waiting: usize,
-    /// Places that belong to whoever waited longest, who doesn't run yet.
+    /// Places that belong to the threads that waited longest, which don't run yet.
     handed: usize,
 }
 
-/// A place among those who write out; the next one gets it when this is dropped.
+/// A place among the threads that write out; the next one gets it when this is dropped.
 pub(super) struct Place<'a>(&'a DirtyThrottle);
 
 impl DirtyThrottle {
@@ -50,8 +50,8 @@ impl DirtyThrottle {
         }
     }
 
-    /// Waits for a place. Whoever comes while others wait stands behind them: the condition
-    /// variable wakes in that order.
+    /// Waits for a place. A thread that comes while others wait stands behind them: the
+    /// condition variable wakes in that order.
     pub(super) fn enter(&self) -> Place<'_> {
         assert_may_block(None);
         let mut places = self.places.lock();

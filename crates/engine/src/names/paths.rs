@@ -1,13 +1,13 @@
 //! Messages about what failed on the device, and the paths that they name.
 //!
-//! A path is looked for when somebody wants to know it: first in the directory in which a name of
+//! A path is looked for when it is asked for: first in the directory in which a name of
 //! the inode was seen, then everywhere. What fails on the way is not counted.
 //!
 //! Lock discipline: none is held by the callers; directories are read like by any other user of the
 //! volume.
 use crate::Result;
 use crate::names::Names;
-use crate::store::failures::{Failures, Gathered, Work, unheard};
+use crate::store::failures::{Failures, Gathered, Work, uncounted};
 use cairn_blockdev::DeviceEventKind;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{FileType, INODE_ROOT, InodeNumber};
@@ -50,7 +50,7 @@ impl Names {
 
     /// Tells the ledger a path of `inode`, if there is one.
     fn find_path(&self, inode: u64) {
-        if let Ok(Some(path)) = unheard(|| self.path_of(InodeNumber(inode))) {
+        if let Ok(Some(path)) = uncounted(|| self.path_of(InodeNumber(inode))) {
             self.store.failures.set_path(inode, &String::from_utf8_lossy(&path));
         }
     }
@@ -137,7 +137,7 @@ enum Line {
     Failed(String),
 }
 
-/// One line for each group; of what was repaired, its damage is not told as well.
+/// One line for each group; the damage of what was repaired has no line of its own.
 fn lines(gathered: &[Gathered], left_out: u64) -> Vec<Line> {
     let same_place =
         |one: &Gathered, other: &Gathered| one.member == other.member && one.inode == other.inode;

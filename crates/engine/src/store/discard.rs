@@ -1,6 +1,6 @@
 //! Giving blocks back to the storage below: what a commit freed, and all that is free.
 //!
-//! Invariant: a block is discarded only while nobody can be given it, and nothing durable refers to
+//! Invariant: a block is discarded only while it cannot be allocated, and nothing durable refers to
 //! it: freed blocks after their transaction is durable and before they are free; free blocks while
 //! they are held ([`Space::hold_free`](cairn_space::Space::hold_free)). So a discard is for a crash
 //! what writing something else there would be.
@@ -31,8 +31,8 @@ impl Store {
         let mut discarded = 0;
         while at < end {
             let under_way = self.discards.begin();
-            // Looked at after it counts as under way: whoever stops the volume sees it, or it sees
-            // that the volume has stopped.
+            // Checked after it counts as under way: either the thread that stops the volume sees
+            // this discard, or this thread sees that the volume has stopped.
             self.check_alive()?;
             let step = self.discard_next(BlockRange::new(BlockNumber(at), end - at), least_bytes);
             drop(under_way);

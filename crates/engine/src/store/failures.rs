@@ -7,7 +7,7 @@
 //! reporter thread (`failure_report`) takes them when none has come for a while.
 //!
 //! The file that a request is for is known on its thread ([`in_file`]); that of data which the log
-//! writes for several files is told afterwards ([`FailureLedger::belongs_to`]).
+//! writes for several files is assigned afterwards ([`FailureLedger::belongs_to`]).
 //!
 //! Lock: the ledger's, a leaf; nothing is read, written or printed under it.
 use cairn_blockdev::{
@@ -90,7 +90,7 @@ struct FilePlace {
 thread_local! {
     // Under the model checker all threads share these; models have no failures that are looked at.
     static FILE: Cell<Option<FilePlace>> = const { Cell::new(None) };
-    static UNHEARD: Cell<bool> = const { Cell::new(false) };
+    static UNCOUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Sets the value of a thread back, also when the work panics.
@@ -112,10 +112,10 @@ pub(crate) fn in_file<T>(
     work()
 }
 
-/// Does `work` without counting what fails in it: whoever looks for the path of a failure must not
+/// Does `work` without counting what fails in it: a search for the path of a failure must not
 /// make new ones.
-pub(crate) fn unheard<T>(work: impl FnOnce() -> T) -> T {
-    let _before = Before(&UNHEARD, UNHEARD.replace(true));
+pub(crate) fn uncounted<T>(work: impl FnOnce() -> T) -> T {
+    let _before = Before(&UNCOUNTED, UNCOUNTED.replace(true));
     work()
 }
 
@@ -133,7 +133,7 @@ struct Noted {
 }
 
 impl Noted {
-    fn told(&self) -> Failure {
+    fn to_failure(&self) -> Failure {
         Failure {
             time: calendar::utc_text(self.time.seconds),
             kind: kind_text(self.kind).to_owned(),
@@ -170,7 +170,7 @@ pub(crate) struct Gathered {
     pub(crate) file_range: Option<(u64, u64)>,
     /// Of the first event.
     pub(crate) error: Option<DeviceError>,
-    /// Of the inode, once somebody has looked.
+    /// Of the inode, once it was looked for.
     pub(crate) path: Option<String>,
     pub(crate) looked_for: bool,
 }
@@ -257,7 +257,7 @@ impl FailureLedger {
         }
     }
 
-    /// Waits until there is something to report; `None` when told to stop and all is reported.
+    /// Waits until there is something to report; `None` at the end, when all is reported.
     pub(crate) fn wait(&self) -> Option<Work> {
         let mut state = self.state.lock();
         loop {
@@ -310,7 +310,7 @@ impl FailureLedger {
         unknown.filter_map(|noted| noted.inode).collect()
     }
 
-    /// The path that `inode` had when somebody looked.
+    /// The path that `inode` had when it was looked for.
     pub(crate) fn set_path(&self, inode: u64, path: &str) {
         let mut state = self.state.lock();
         let State { first, last, gathered, .. } = &mut *state;
@@ -332,14 +332,14 @@ impl FailureLedger {
     pub(crate) fn failures(&self) -> Failures {
         let state = self.state.lock();
         let [read_errors, checksum_errors, write_errors, repaired_blocks] = state.failures;
-        let told = |noted: &Option<Noted>| noted.as_ref().map(Noted::told);
+        let failure = |noted: &Option<Noted>| noted.as_ref().map(Noted::to_failure);
         Failures {
             read_errors,
             checksum_errors,
             write_errors,
             repaired_blocks,
-            first: told(&state.first),
-            last: told(&state.last),
+            first: failure(&state.first),
+            last: failure(&state.last),
         }
     }
 }
@@ -354,7 +354,7 @@ fn overlap(one: &DeviceError, other: &DeviceError) -> bool {
 
 impl DeviceObserver for FailureLedger {
     fn observe(&self, event: &DeviceEvent<'_>) {
-        if UNHEARD.get() {
+        if UNCOUNTED.get() {
             return;
         }
         let file = FILE.get();
@@ -394,7 +394,7 @@ impl DeviceObserver for FailureLedger {
         if state.gathered.is_empty() {
             state.oldest = state.newest;
         }
-        // Requests of which nobody knows yet whose they were stay apart.
+        // Requests whose file is not known yet stay apart.
         let joinable = inode.is_some() || event.error.is_none();
         let same = |group: &Gathered| {
             joinable && group.kind == event.kind && group.inode == inode && group.member == member
@@ -423,7 +423,7 @@ impl DeviceObserver for FailureLedger {
 pub(crate) struct Watched {
     device: Arc<dyn BlockDevice>,
     ledger: Arc<FailureLedger>,
-    /// It reports what fails on its members; counting what its caller is told would count that
+    /// It reports what fails on its members; counting what its caller gets would count that
     /// twice.
     reports: bool,
 }

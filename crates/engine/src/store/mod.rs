@@ -8,8 +8,8 @@
 //! States: *open* → *stopped*, after a failure or on request ([`Store::halt`]). Then every waiter
 //! and every later change gets an error, reads go on, and what was durable stays so.
 //!
-//! The layers above are told of commits and of the end by an [`Observer`], which does no more than
-//! wake somebody.
+//! An [`Observer`] lets the layers above know of commits and of the end. It does no more than wake
+//! threads.
 //!
 //! Fields that only this folder changes are visible only here. The others are handles that check
 //! their own invariants.

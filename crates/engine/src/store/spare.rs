@@ -69,18 +69,18 @@ impl Store {
                 .is_ok()
         };
         if dirty_bytes.abs_diff(looked_at_bytes) >= NODES_STEP_BYTES && is_mine() {
-            // Who adds something is told by its reservation; who removes something goes on.
-            let _told = self.noted(self.look_for_storage_room());
+            // An operation that adds something gets the error from its reservation; a removal goes on.
+            let _reported = self.noted(self.look_for_storage_room());
         }
         room.suspect.load(Ordering::Acquire) || room.is_tight()
     }
 
-    /// At mount: keeps the spare; a full disk is told before anything fails.
+    /// At mount: keeps the spare. A full disk is reported before anything fails.
     pub(crate) fn keep_first_spare(&self) {
         if let Err(error) = self.device.keep_spare(SPARE_BYTES) {
             tracing::debug!("no spare: {error}");
             self.storage_room.note(&error);
-            let _told = self.check_storage_room();
+            let _reported = self.check_storage_room();
         }
     }
 
@@ -95,7 +95,7 @@ impl Store {
                 Ok(()) => return Ok(()),
                 Err(still) => error = still,
             }
-            self.storage_room.told.store(true, Ordering::Release);
+            self.storage_room.reported.store(true, Ordering::Release);
             tracing::error!(
                 "the disk that holds {} is full: files can be read and removed, and nothing can be added; free space on that disk, or \
                  remove files here",
@@ -127,7 +127,7 @@ impl Store {
         }
         room.suspect.store(false, Ordering::Release);
         room.tight.store(false, Ordering::Release);
-        if room.told.swap(false, Ordering::AcqRel) {
+        if room.reported.swap(false, Ordering::AcqRel) {
             tracing::info!("the disk that holds the image has room again");
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Store {
         result
     }
 
-    /// Of a spare that was given up, keeps for the next commit as much as nobody else has taken.
+    /// Keeps for the next commit what is left of a spare that was given up.
     fn keep_what_is_left(&self) {
         let halves = std::iter::successors(Some(SPARE_BYTES), |bytes| Some(bytes / 2))
             .take_while(|bytes| *bytes >= NODE_SIZE as u64);

@@ -35,7 +35,7 @@ impl Store {
 
     /// Why the volume was stopped.
     pub(crate) fn failure(&self) -> Option<String> {
-        // The log knows first; the commit thread tells the transactions a moment later.
+        // The log knows first; the commit thread passes it on a moment later.
         self.transactions
             .failure()
             .or_else(|| self.log.error().map(|error| Error::from(error).into_failure()))

@@ -14,15 +14,16 @@ pub const STORAGE_ROOM_BYTES: u64 = SPARE_BYTES + ROOM_BYTES;
 pub(crate) struct StorageRoom {
     pub(super) suspect: AtomicBool,
     pub(super) tight: AtomicBool,
-    pub(super) told: AtomicBool,
-    /// A commit uses up the spare, and nobody may take it back.
+    /// The full disk was reported.
+    pub(super) reported: AtomicBool,
+    /// A commit uses up the spare, and no thread may take it back.
     pub(super) in_use: AtomicBool,
     /// Dirty nodes in bytes when the room was looked at for them.
     pub(super) looked_at_bytes: AtomicU64,
 }
 
 impl StorageRoom {
-    /// Remembers an error that tells of full storage.
+    /// Remembers an error that means full storage.
     pub(crate) fn note(&self, error: &DeviceError) {
         if error.is_storage_full() {
             self.suspect.store(true, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Which transaction runs, who has joined it, and how far commits have come.
+//! Which transaction runs, how many operations have joined it, and how far commits have come.
 //!
 //! ```text
 //! Running → CommitPrep → CommitStart → CommitDoing → Unblocked → SuperCommitted → Completed
@@ -112,7 +112,7 @@ impl Commit<'_> {
         self.continue_with(Phase::Running);
     }
 
-    /// After the cut of the last commit: nobody joins or commits any more.
+    /// After the cut of the last commit: joins and commits fail.
     pub(crate) fn end(&mut self) {
         self.continue_with(Phase::Ended);
     }
@@ -122,7 +122,7 @@ impl Commit<'_> {
         assert_eq!(
             (state.phase, state.joined),
             (Phase::CommitDoing, 0),
-            "the cut happens with nobody joined"
+            "the cut happens with no operation joined"
         );
         state.generation = self.generation.next();
         state.phase = phase;

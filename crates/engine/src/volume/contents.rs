@@ -213,7 +213,7 @@ impl Volume {
         self.files().remove_xattr(inode, name)
     }
 
-    /// As [`Volume::read_into`], but only if everything is in memory and nobody changes the file at
+    /// As [`Volume::read_into`], but only if everything is in memory and no thread changes the file at
     /// this moment: it does not wait for the device, nor for others. `None` if not, or if there
     /// would be an error.
     pub fn read_cached_into(
@@ -244,7 +244,7 @@ impl Volume {
         self.files().finish_read(planned, buffer)
     }
 
-    /// As [`Volume::copy_range`], if what is copied is little and in memory, and nobody changes the
+    /// As [`Volume::copy_range`], if what is copied is little and in memory, and no thread changes the
     /// source at this moment. Otherwise `None`, and nothing has happened.
     pub fn copy_cached(
         &self,
@@ -268,7 +268,7 @@ impl Volume {
         self.files().forget(inode, count);
     }
 
-    /// Nobody has a reference on an inode any more, as after an unmount: what lost its last name is
+    /// Gives back all references on all inodes, as after an unmount: what lost its last name is
     /// removed.
     pub fn forget_all(&self) {
         self.files().forget_all();
@@ -280,7 +280,7 @@ impl Volume {
         self.files().fsync(inode, kind, CallerLeads::UntilSeveralWait, completion);
     }
 
-    /// Whether an fsync has little to prepare: it writes no data by itself, and nobody works on the
+    /// Whether an fsync has little to prepare: it writes no data by itself, and no thread works on the
     /// file at this moment.
     pub fn is_little_to_sync(&self, inode: InodeNumber) -> bool {
         self.files().is_little_to_sync(inode)

@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Nobody waits for a thread that has ended already: all waits end first.
+    /// All waits end first, so no thread waits for one that has ended.
     fn stop_threads(&self) {
         let Layers { store, files, .. } = &self.layers;
         store.halt(CLOSED, LogError::Stopped);
@@ -102,7 +102,7 @@ impl Volume {
         Self::open_reporting(device, options, &mut |_| {})
     }
 
-    /// As [`Volume::open`]; `report` is told every 100 ms or less often how far it has got.
+    /// As [`Volume::open`]; `report` is called every 100 ms or less often with the progress.
     ///
     /// # Errors
     /// Those of [`Volume::open`].

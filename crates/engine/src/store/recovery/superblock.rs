@@ -90,7 +90,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
 }
 
 /// Makes sure that a power failure brings back this superblock, and no other one, before anything
-/// is written that another one refers to. Without a power failure before this mount, reads tell too
+/// is written that another one refers to. Without a power failure before this mount, reads show too
 /// little: a process that was killed may have written the superblock without a flush, a flush that
 /// failed may have lost it, and one whose write failed may come back.
 /// 1. Its copy at the end is written, durably. *A crash: this one or the one before, and nothing of
