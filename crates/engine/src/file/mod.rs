@@ -2,7 +2,8 @@
 //!
 //! An [`Inode`] in memory has the state of one inode, and pages that are not written yet.
 //!
-//! - Reading and writing: [`read`], [`write`], [`planned_read`], [`allocate`], [`attributes`], [`xattr`].
+//! - Reading and writing: [`read`], [`write`](mod@write), [`planned_read`], [`allocate`],
+//!   [`attributes`], [`xattr`].
 //! - Blocks: [`extents`] maps a file to the device, [`data_cache`] keeps clean blocks.
 //! - From memory to the store: [`writeback`] (one file), [`fsync`], [`sync`] (all files),
 //!   [`dirty`] (too much is dirty), [`reclaim`] (space is short).
