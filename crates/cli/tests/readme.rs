@@ -197,7 +197,11 @@ fn commands_and_options_are_those_that_the_page_for_users_shows() {
     let mount = help(&["mount"]);
     let (_, options) = mount.split_once("Mount options:").unwrap();
     let (options, _) = options.split_once("and those of mount(8)").unwrap();
-    let is_option = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
+    // A line that continues the one before has neither a value nor a second column.
+    let is_option = |line: &&str| {
+        let usage = line.trim().split(' ').next().unwrap();
+        usage.contains('=') || line.trim().contains("  ")
+    };
     let mut shown = 0;
     for option in options.lines().filter(is_option) {
         let name = option.trim().split(['=', ' ']).next().unwrap();
