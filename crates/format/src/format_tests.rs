@@ -221,3 +221,23 @@ fn items_round_trip() {
     assert_eq!(XattrItem::decode(&xattr.encode()).unwrap(), xattr);
     assert_eq!(XattrItem::parts(5000), 1);
 }
+
+#[test]
+fn a_byte_of_a_file_lies_in_a_block() {
+    let block = BLOCK_SIZE as u64;
+    for (bytes, down, up) in
+        [(0, 0, 0), (1, 0, 1), (block - 1, 0, 1), (block, 1, 1), (block + 1, 1, 2)]
+    {
+        assert_eq!(FileBlock::round_down(bytes), FileBlock(down), "{bytes}");
+        assert_eq!(FileBlock::round_up(bytes), FileBlock(up), "{bytes}");
+    }
+    assert_eq!(FileBlock(3).offset_bytes(), 3 * block);
+    assert_eq!(FileBlock(7) - FileBlock(3), 4);
+    assert_eq!(FileBlock(3) + 4, FileBlock(7));
+    assert_eq!(FileBlock(7) - 4, FileBlock(3));
+    assert_eq!(FileBlock(3).saturating_sub(4), FileBlock::FIRST);
+    assert!(FileBlock::round_up(u64::MAX) < FileBlock::END);
+    let key = Key::extent(InodeNumber(9), FileBlock(5));
+    assert_eq!(key, Key::new(InodeNumber(9), ItemKind::Extent, 5));
+    assert_eq!(key.file_block(), FileBlock(5));
+}

@@ -1,5 +1,5 @@
 //! Keys of items, and how names become keys.
-use crate::units::{InodeNumber, TreeId};
+use crate::units::{FileBlock, InodeNumber, TreeId};
 use siphasher::sip::SipHasher13;
 use std::fmt;
 use std::hash::Hasher;
@@ -91,6 +91,15 @@ impl Key {
     /// The root item of `tree`.
     pub fn root(tree: TreeId) -> Self {
         Self { inode: tree.0, kind: ItemKind::Root as u8, offset: 0 }
+    }
+    /// The extent item of `inode` whose first block is `block`.
+    pub fn extent(inode: InodeNumber, block: FileBlock) -> Self {
+        Self::new(inode, ItemKind::Extent, block.0)
+    }
+    /// The first block of the extent whose item has this key.
+    pub fn file_block(self) -> FileBlock {
+        debug_assert!(self.kind == ItemKind::Extent as u8, "{self:?} is no extent");
+        FileBlock(self.offset)
     }
     /// All keys of one kind of one inode.
     pub fn all(inode: InodeNumber, kind: ItemKind) -> RangeInclusive<Key> {

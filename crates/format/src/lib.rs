@@ -45,7 +45,7 @@ pub use superblock::{
     Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock,
 };
 pub use units::{
-    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_MAX, COUNTER_WRITABLE_MAX, Generation,
+    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_MAX, COUNTER_WRITABLE_MAX, FileBlock, Generation,
     INODE_NUMBER_END, InodeNumber, LogSeq, NODE_BLOCKS, NODE_SIZE, SECTOR_SIZE, TreeId, VolumeId,
     blocks_for_bytes,
 };

@@ -1,6 +1,6 @@
 //! Newtypes for every kind of id, address and sequence, and the sizes that the format fixes.
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Add, AddAssign, Range, Sub};
 
 /// Smallest unit of allocation and of data checksums, in bytes.
 pub const BLOCK_SIZE: usize = 4096;
@@ -37,6 +37,13 @@ macro_rules! id {
 }
 
 id!(/** Address on the device, in blocks of 4 KiB. */ BlockNumber);
+id!(
+    /// Index of a block of 4 KiB within a file: block 0 holds the first bytes of the file.
+    ///
+    /// A block of a file is not a block of the device ([`BlockNumber`]); the extents of the file
+    /// map one to the other. A number of blocks is a plain `u64`.
+    FileBlock
+);
 id!(/** Number of a transaction; 0 means "none". */ Generation);
 id!(/** Number of a file system object; never used twice in the life of a volume. */ InodeNumber);
 id!(/** Number of a tree in the root tree. */ TreeId);
@@ -46,6 +53,56 @@ impl BlockNumber {
     /// Byte offset of this block on the device.
     pub fn offset_bytes(self) -> u64 {
         self.0 * BLOCK_SIZE as u64
+    }
+}
+
+impl FileBlock {
+    /// The first block of a file.
+    pub const FIRST: Self = Self(0);
+    /// Behind every block that a file can have.
+    pub const END: Self = Self(u64::MAX);
+
+    /// The block in which the byte at `offset_bytes` lies.
+    pub fn round_down(offset_bytes: u64) -> Self {
+        Self(offset_bytes / BLOCK_SIZE as u64)
+    }
+    /// The first block that begins at or behind `offset_bytes`.
+    pub fn round_up(offset_bytes: u64) -> Self {
+        Self(blocks_for_bytes(offset_bytes))
+    }
+    /// Byte offset of this block in the file.
+    pub fn offset_bytes(self) -> u64 {
+        self.0 * BLOCK_SIZE as u64
+    }
+    /// The block `blocks` before this one, or the first block of the file.
+    #[must_use]
+    pub fn saturating_sub(self, blocks: u64) -> Self {
+        Self(self.0.saturating_sub(blocks))
+    }
+}
+
+impl Add<u64> for FileBlock {
+    type Output = Self;
+    fn add(self, blocks: u64) -> Self {
+        Self(self.0 + blocks)
+    }
+}
+impl AddAssign<u64> for FileBlock {
+    fn add_assign(&mut self, blocks: u64) {
+        self.0 += blocks;
+    }
+}
+impl Sub<u64> for FileBlock {
+    type Output = Self;
+    fn sub(self, blocks: u64) -> Self {
+        Self(self.0 - blocks)
+    }
+}
+/// The number of blocks from the second to the first.
+impl Sub for FileBlock {
+    type Output = u64;
+    fn sub(self, earlier: Self) -> u64 {
+        self.0 - earlier.0
     }
 }
 
