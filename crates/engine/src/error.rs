@@ -1,7 +1,7 @@
 //! The engine's one error. Errno is made from it in the mount adapter only.
 use cairn_blockdev::DeviceError;
 use cairn_btree::TreeError;
-use cairn_format::{FormatError, InodeNumber, Structure};
+use cairn_format::{FileBlock, FormatError, InodeNumber, Structure};
 use cairn_log::{LogError, ReplayError};
 use cairn_space::SpaceError;
 
@@ -56,7 +56,7 @@ pub enum Error {
     #[error(
         "inode {inode}: data of file block {file_block}, at block {block}, does not match its checksum"
     )]
-    DataChecksum { inode: InodeNumber, file_block: u64, block: u64 },
+    DataChecksum { inode: InodeNumber, file_block: FileBlock, block: u64 },
     /// Not a volume that can be mounted.
     #[error("not a usable volume: {0}")]
     NotAVolume(String),

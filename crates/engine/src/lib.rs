@@ -26,7 +26,9 @@ mod store;
 mod types;
 mod volume;
 
-pub use cairn_format::{FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp};
+pub use cairn_format::{
+    FileBlock, FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp,
+};
 pub use cairn_log::FlushPolicy;
 pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;

@@ -3,8 +3,8 @@
 use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
 use cairn_blockdev::{AlignedBuffer, BlockDevice, FileDevice, MemoryDevice, OpenMode};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, PlannedRead,
-    ReadAtOnce, SeekTarget, Volume, VolumeOptions, mkfs,
+    AllocateMode, AttributeChange, Error, FileBlock, FileType, FsyncKind, InodeNumber, NewInode,
+    PlannedRead, ReadAtOnce, SeekTarget, Volume, VolumeOptions, mkfs,
 };
 use cairn_environment::random::Seeded;
 use std::fs::File;
@@ -452,7 +452,7 @@ fn damage_is_reported_by_the_read_that_may_wait() {
     let volume = &read.image.volume;
     assert_eq!(volume.statistics().failures.count(), 0);
     let error = volume.read_into(read.file, 0, &mut read.buffer).unwrap_err();
-    assert!(matches!(error, Error::DataChecksum { file_block: 2, .. }), "{error}");
+    assert!(matches!(error, Error::DataChecksum { file_block: FileBlock(2), .. }), "{error}");
     assert_eq!(volume.statistics().failures.checksum_errors, 1);
     // Nothing of it was kept.
     assert_eq!(volume.statistics().data_cache_bytes, 0);

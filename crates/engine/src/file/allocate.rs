@@ -6,15 +6,13 @@
 use crate::file::Files;
 use crate::file::extents::gaps;
 use crate::file::inode::Inode;
-use crate::file::offsets::checked_end;
+use crate::file::offsets::{BLOCK, blocks_of, checked_end, whole_blocks_of};
 use crate::store::operation::Effort;
 use crate::types::AllocateMode;
 use crate::{Error, Result};
-use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, InodeNumber, blocks_for_bytes};
+use cairn_format::{Extent, ExtentKind, InodeNumber};
 use cairn_space::Request;
 use std::sync::Arc;
-
-const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// A copy goes in steps of so much.
 const COPY_STEP_BYTES: u64 = 1 << 20;
@@ -55,12 +53,11 @@ impl Files {
         end_bytes: u64,
         keep_size: bool,
     ) -> Result<()> {
-        let (first, last) = (offset_bytes / BLOCK, blocks_for_bytes(end_bytes));
+        let blocks = blocks_of(offset_bytes..end_bytes);
         let _extents = inode.extents.lock();
         self.settle_truncation(inode)?;
-        let mut missing =
-            gaps(first, last, &self.extents_in(inode.number, first, last, usize::MAX)?);
-        let wanted = missing.iter().map(|(from, to)| to - from).sum();
+        let mut missing = gaps(blocks.clone(), &self.extents_in(inode.number, blocks, usize::MAX)?);
+        let wanted = missing.iter().map(|gap| gap.end - gap.start).sum();
         let reservation =
             self.store.reserve(Request { data_blocks: wanted, nodes: 0 }, Effort::Ordinary)?;
         missing.reverse();
@@ -68,11 +65,12 @@ impl Files {
             let (mut operation, batch) = self.store.begin_batch(1, 0, Effort::Writeback)?;
             let mut state = self.write_inode(inode)?;
             for _ in 0..batch {
-                let Some((from, to)) = missing.pop() else { break };
-                let wanted = (to - from).min(Extent::UNWRITTEN_BLOCKS_MAX);
+                let Some(gap) = missing.pop() else { break };
+                let wanted = (gap.end - gap.start).min(Extent::UNWRITTEN_BLOCKS_MAX);
                 let range = self.store.space.allocate_data(&reservation, wanted, None)?;
-                if from + range.blocks < to {
-                    missing.push((from + range.blocks, to));
+                let rest = gap.start + range.blocks..gap.end;
+                if !rest.is_empty() {
+                    missing.push(rest);
                 }
                 let extent = Extent {
                     start: range.start,
@@ -81,7 +79,7 @@ impl Files {
                     generation: operation.generation(),
                     checksums: Vec::new(),
                 };
-                self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
+                self.insert_extent(&mut operation, inode.number, &mut state, gap.start, extent)?;
             }
             let finished = missing.is_empty();
             if finished && !keep_size && end_bytes > state.item.size {
@@ -101,14 +99,15 @@ impl Files {
     /// Makes a range a hole.
     fn punch(&self, inode: &Arc<Inode>, offset_bytes: u64, end_bytes: u64) -> Result<()> {
         let size = self.read_inode(inode)?.item.size;
-        let (first, last) = (blocks_for_bytes(offset_bytes), end_bytes / BLOCK);
+        let whole = whole_blocks_of(offset_bytes..end_bytes);
         let visible_end = end_bytes.min(size.next_multiple_of(BLOCK));
         if offset_bytes < visible_end {
             if !offset_bytes.is_multiple_of(BLOCK) {
-                self.zero_part(inode, offset_bytes..visible_end.min(first * BLOCK))?;
+                let head_end = visible_end.min(whole.start.offset_bytes());
+                self.zero_part(inode, offset_bytes..head_end)?;
             }
-            if !visible_end.is_multiple_of(BLOCK) && last >= first {
-                self.zero_part(inode, last * BLOCK..visible_end)?;
+            if !visible_end.is_multiple_of(BLOCK) && whole.end >= whole.start {
+                self.zero_part(inode, whole.end.offset_bytes()..visible_end)?;
             }
         }
         let _extents = inode.extents.lock();
@@ -117,16 +116,16 @@ impl Files {
             let (mut operation, batch) = self.store.begin_batch(3, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
             let mut finished = true;
-            if first < last {
-                let gone = self.extents_in(inode.number, first, last, batch)?;
+            if !whole.is_empty() {
+                let gone = self.extents_in(inode.number, whole.clone(), batch)?;
                 finished = gone.len() < batch;
-                self.drop_extents(&mut operation, inode.number, &mut state, (first, last), &gone)?;
+                self.drop_extents(&mut operation, inode.number, &mut state, whole.clone(), &gone)?;
                 // The extents that stay until the next round may have their data in memory alone.
                 let gone_end = gone
                     .last()
                     .filter(|_| !finished)
-                    .map_or(last, |(start, extent)| (start + extent.blocks).min(last));
-                self.drop_pages(&mut state, first, gone_end);
+                    .map_or(whole.end, |(start, extent)| (*start + extent.blocks).min(whole.end));
+                self.drop_pages(&mut state, whole.start..gone_end);
                 if state.all_logged() {
                     // What held the size back is gone: the rest of the file is a hole.
                     state.disk_size = state.item.size;

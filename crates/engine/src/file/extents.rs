@@ -11,7 +11,7 @@ use crate::store::operation::Operation;
 use crate::{Error, Result};
 use cairn_blockdev::read_verified;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FormatError, InodeNumber, ItemKind,
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileBlock, FormatError, InodeNumber,
     Key, Structure, checksum,
 };
 use std::ops::Range;
@@ -41,76 +41,78 @@ impl Files {
         if delayed == 0 || state.item.blocks == 0 {
             return delayed;
         }
-        let allocated = |stretch: Range<u64>| {
-            // What can't be read counts as new: whoever reads the data gets the error.
-            let extents =
-                self.extents_in(number, stretch.start, stretch.end, usize::MAX).unwrap_or_default();
-            let missing: u64 =
-                gaps(stretch.start, stretch.end, &extents).iter().map(|(from, to)| to - from).sum();
-            stretch.end - stretch.start - missing
+        let allocated = |stretch: Range<FileBlock>| {
+            let blocks = stretch.end - stretch.start;
+            // What can't be read counts as new: the reader of the data gets the error.
+            let extents = self.extents_in(number, stretch.clone(), usize::MAX).unwrap_or_default();
+            let missing: u64 = gaps(stretch, &extents).iter().map(|gap| gap.end - gap.start).sum();
+            blocks - missing
         };
         delayed - state.pages.delayed_stretches().take(STRETCHES_MAX).map(allocated).sum::<u64>()
     }
 
-    /// The extents that overlap the file blocks `from..to`, whole, in order; at most `limit`.
+    /// The extents that overlap `blocks` of the file, whole, in order, with their first blocks; at
+    /// most `limit`.
     pub(crate) fn extents_in(
         &self,
         inode: InodeNumber,
-        from: u64,
-        to: u64,
+        blocks: Range<FileBlock>,
         limit: usize,
-    ) -> Result<Vec<(u64, Extent)>> {
-        let key = |block| Key::new(inode, ItemKind::Extent, block);
+    ) -> Result<Vec<(FileBlock, Extent)>> {
+        let key = |block| Key::extent(inode, block);
         let mut found = Vec::new();
-        if from >= to {
+        if blocks.is_empty() {
             return Ok(found);
         }
-        if let Some((first, value)) = self.store.file_tree.last(key(0)..=key(from))? {
+        let up_to_start = key(FileBlock::FIRST)..=key(blocks.start);
+        if let Some((first, value)) = self.store.file_tree.last(up_to_start)? {
             let extent = Extent::decode(&value)?;
-            if first.offset + extent.blocks > from {
-                found.push((first.offset, extent));
+            if first.file_block() + extent.blocks > blocks.start {
+                found.push((first.file_block(), extent));
             }
         }
-        if from + 1 < to {
-            for item in self.store.file_tree.range(key(from + 1)..=key(to - 1)) {
+        if blocks.start + 1 < blocks.end {
+            let behind_start = key(blocks.start + 1)..=key(blocks.end - 1);
+            for item in self.store.file_tree.range(behind_start) {
                 if found.len() >= limit {
                     break;
                 }
                 let (key, value) = item?;
-                found.push((key.offset, Extent::decode(&value)?));
+                found.push((key.file_block(), Extent::decode(&value)?));
             }
         }
         Ok(found)
     }
 
-    /// Removes the file blocks `from..to` from the file. `overlapping` are the extents there, from
+    /// Removes `blocks` from the file. `overlapping` are the extents there, from
     /// [`Files::extents_in`]. Changes at most their number + 1 items.
     pub(crate) fn drop_extents(
         &self,
         operation: &mut Operation<'_>,
         inode: InodeNumber,
         state: &mut InodeState,
-        (from, to): (u64, u64),
-        overlapping: &[(u64, Extent)],
+        blocks: Range<FileBlock>,
+        overlapping: &[(FileBlock, Extent)],
     ) -> Result<()> {
         for (_, extent) in overlapping {
             self.expect_referenced(extent)?;
         }
-        for (start, extent) in overlapping {
+        for &(start, ref extent) in overlapping {
             let end = start + extent.blocks;
-            let (cut_from, cut_to) = (from.max(*start), to.min(end));
-            if cut_from >= cut_to {
+            let cut = blocks.start.max(start)..blocks.end.min(end);
+            if cut.is_empty() {
                 continue;
             }
-            if *start < cut_from {
-                operation.put_extent(inode, *start, &extent.slice(0, cut_from - start))?;
+            if start < cut.start {
+                operation.put_extent(inode, start, &extent.slice(0, cut.start - start))?;
             } else {
-                operation.delete(Key::new(inode, ItemKind::Extent, *start))?;
+                operation.delete(Key::extent(inode, start))?;
             }
-            if cut_to < end {
-                operation.put_extent(inode, cut_to, &extent.slice(cut_to - start, end - cut_to))?;
+            if cut.end < end {
+                let rest = extent.slice(cut.end - start, end - cut.end);
+                operation.put_extent(inode, cut.end, &rest)?;
             }
-            let gone = extent.slice(cut_from - start, cut_to - cut_from).range();
+            let gone = extent.slice(cut.start - start, cut.end - cut.start).range();
             operation.free(gone)?;
             state.item.blocks = state.item.blocks.saturating_sub(gone.blocks);
         }
@@ -124,7 +126,7 @@ impl Files {
         operation: &mut Operation<'_>,
         inode: InodeNumber,
         state: &mut InodeState,
-        file_block: u64,
+        file_block: FileBlock,
         extent: Extent,
     ) -> Result<()> {
         let (start, merged) = self.merge(inode, file_block, &extent)?;
@@ -150,7 +152,7 @@ impl Files {
         &self,
         operation: &mut Operation<'_>,
         inode: InodeNumber,
-        file_block: u64,
+        file_block: FileBlock,
         extent: Extent,
     ) -> Result<()> {
         let (start, merged) = self.merge(inode, file_block, &extent)?;
@@ -159,10 +161,15 @@ impl Files {
 
     /// Where the extent's item goes and what it holds: joined with its predecessor where that is
     /// cheap.
-    fn merge(&self, inode: InodeNumber, file_block: u64, extent: &Extent) -> Result<(u64, Extent)> {
-        if file_block > 0
+    fn merge(
+        &self,
+        inode: InodeNumber,
+        file_block: FileBlock,
+        extent: &Extent,
+    ) -> Result<(FileBlock, Extent)> {
+        if file_block > FileBlock::FIRST
             && let Some((start, mut before)) =
-                self.extents_in(inode, file_block - 1, file_block, 1)?.pop()
+                self.extents_in(inode, file_block - 1..file_block, 1)?.pop()
             && before.kind == ExtentKind::Data
             && extent.kind == ExtentKind::Data
             && before.generation == extent.generation
@@ -184,21 +191,22 @@ impl Files {
     pub(crate) fn read_mapped(
         &self,
         inode: InodeNumber,
-        first_block: u64,
+        first_block: FileBlock,
         buffer: &mut [u8],
         source: Source,
     ) -> Result<bool> {
-        let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
-        let bytes = |from: u64, to: u64| {
+        let blocks = first_block..first_block + (buffer.len() / BLOCK_SIZE) as u64;
+        let end_block = blocks.end;
+        let bytes = |from: FileBlock, to: FileBlock| {
             (from - first_block) as usize * BLOCK_SIZE..(to - first_block) as usize * BLOCK_SIZE
         };
-        if source == Source::Memory && !self.extents_in_memory(inode, first_block, end_block) {
+        if source == Source::Memory && !self.extents_in_memory(inode, blocks.clone()) {
             return Ok(false);
         }
         let keep = read_worth_keeping(buffer.len());
         let mut at = first_block;
-        let mut behind = 0;
-        for (start, extent) in self.extents_in(inode, first_block, end_block, usize::MAX)? {
+        let mut behind = FileBlock::FIRST;
+        for (start, extent) in self.extents_in(inode, blocks, usize::MAX)? {
             if start < behind {
                 let problem = format!(
                     "inode {inode}: the extent at file block {start} begins inside the one before it"
@@ -232,22 +240,21 @@ impl Files {
         Ok(true)
     }
 
-    /// Whether the leaves that tell of the file blocks `from..to`, which are not many, are in
-    /// memory. One that leaves it right afterwards is read again.
-    pub(crate) fn extents_in_memory(&self, inode: InodeNumber, from: u64, to: u64) -> bool {
-        let known =
-            |block| self.store.file_tree.is_in_memory(&Key::new(inode, ItemKind::Extent, block));
-        known(from) && (to <= from + 1 || known(to - 1))
+    /// Whether the leaves that hold the extents of `blocks`, which are not many, are in memory. A
+    /// leaf that leaves it right afterwards is read again.
+    pub(crate) fn extents_in_memory(&self, inode: InodeNumber, blocks: Range<FileBlock>) -> bool {
+        let known = |block| self.store.file_tree.is_in_memory(&Key::extent(inode, block));
+        known(blocks.start) && (blocks.end <= blocks.start + 1 || known(blocks.end - 1))
     }
 
     fn read_verified(
         &self,
         inode: InodeNumber,
-        file_block: u64,
+        file_block: FileBlock,
         extent: &Extent,
         buffer: &mut [u8],
     ) -> Result<()> {
-        in_file(inode, Some((extent.start.0, file_block)), || {
+        in_file(inode, Some((extent.start, file_block)), || {
             self.read_extent(inode, file_block, extent, buffer)
         })
     }
@@ -255,7 +262,7 @@ impl Files {
     fn read_extent(
         &self,
         inode: InodeNumber,
-        file_block: u64,
+        file_block: FileBlock,
         extent: &Extent,
         buffer: &mut [u8],
     ) -> Result<()> {
@@ -285,18 +292,21 @@ impl Files {
     }
 }
 
-/// Blocks of `from..to` that none of `extents` (in order) covers.
-pub(crate) fn gaps(from: u64, to: u64, extents: &[(u64, Extent)]) -> Vec<(u64, u64)> {
+/// The parts of `blocks` that none of `extents` (in order) covers.
+pub(crate) fn gaps(
+    blocks: Range<FileBlock>,
+    extents: &[(FileBlock, Extent)],
+) -> Vec<Range<FileBlock>> {
     let mut gaps = Vec::new();
-    let mut at = from;
-    for (start, extent) in extents {
-        if *start > at {
-            gaps.push((at, (*start).min(to)));
+    let mut at = blocks.start;
+    for &(start, ref extent) in extents {
+        if start > at {
+            gaps.push(at..start.min(blocks.end));
         }
         at = at.max(start + extent.blocks);
     }
-    if at < to {
-        gaps.push((at, to));
+    if at < blocks.end {
+        gaps.push(at..blocks.end);
     }
     gaps
 }
@@ -312,18 +322,18 @@ pub(crate) struct UnwrittenRun {
 /// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one
 /// unwritten extent covers its beginning; shorter when that extent ends before.
 pub(crate) fn unwritten_run(
-    extents: &[(u64, Extent)],
-    file_block: u64,
+    extents: &[(FileBlock, Extent)],
+    file_block: FileBlock,
     blocks: u64,
 ) -> Option<UnwrittenRun> {
     extents
         .iter()
         .find(|(start, extent)| {
             extent.kind == ExtentKind::Unwritten
-                && (*start..start + extent.blocks).contains(&file_block)
+                && (*start..*start + extent.blocks).contains(&file_block)
         })
         .map(|(start, extent)| {
-            let skip = file_block - start;
+            let skip = file_block - *start;
             let range = extent.slice(skip, blocks.min(extent.blocks - skip)).range();
             UnwrittenRun { range, skipped_blocks: skip }
         })

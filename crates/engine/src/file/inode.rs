@@ -16,7 +16,7 @@ use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use cairn_format::{FileType, InodeItem, InodeNumber, LogSeq};
+use cairn_format::{FileBlock, FileType, InodeItem, InodeNumber, LogSeq};
 use cairn_log::DataTicket;
 use cairn_space::Reservation;
 use rustc_hash::FxHashMap;
@@ -27,8 +27,7 @@ use std::sync::Arc;
 /// Data of one operation that the log writes together with the operation's checkpoint.
 pub(crate) struct Flight {
     pub(crate) number: u64,
-    /// File blocks.
-    pub(crate) blocks: Vec<Range<u64>>,
+    pub(crate) blocks: Vec<Range<FileBlock>>,
     pub(crate) ticket: Arc<DataTicket>,
 }
 
@@ -42,9 +41,9 @@ pub(crate) struct InodeState {
     /// Length that the data in the tree supports; logged instead of `item.size` while later data is
     /// unwritten.
     pub(crate) disk_size: u64,
-    /// A truncation is under way: extents from this file block on are gone for readers, though
-    /// items may remain.
-    pub(crate) truncated_from: Option<u64>,
+    /// A truncation is under way: extents from this block on are gone for readers, though items may
+    /// remain.
+    pub(crate) truncated_from: Option<FileBlock>,
     /// `item` has times that the tree doesn't have.
     pub(crate) times_dirty: bool,
     /// `item` has a size that the tree doesn't have.
@@ -127,7 +126,7 @@ impl InodeState {
             let outcome = flight.ticket.outcome().map(|outcome| outcome.is_ok());
             let Some(written) = outcome.filter(|written| choose(*written)) else { return true };
             for blocks in &flight.blocks {
-                pages.landed(blocks.start, blocks.end, flight.number, written);
+                pages.landed(blocks.clone(), flight.number, written);
             }
             false
         });

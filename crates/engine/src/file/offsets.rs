@@ -1,6 +1,6 @@
 //! Offsets in a file: bytes, blocks, and parts of blocks.
 use crate::{Error, Result};
-use cairn_format::{BLOCK_SIZE, blocks_for_bytes};
+use cairn_format::{BLOCK_SIZE, FileBlock};
 use std::ops::Range;
 
 /// Longest file in bytes.
@@ -16,12 +16,17 @@ pub(crate) fn checked_end(offset_bytes: u64, length_bytes: u64) -> Result<u64> {
 }
 
 /// The blocks that hold `bytes`, wholly or in part.
-pub(crate) fn blocks_of(bytes: Range<u64>) -> Range<u64> {
-    bytes.start / BLOCK..blocks_for_bytes(bytes.end)
+pub(crate) fn blocks_of(bytes: Range<u64>) -> Range<FileBlock> {
+    FileBlock::round_down(bytes.start)..FileBlock::round_up(bytes.end)
 }
 
-/// The part of block `block` that lies in `bytes`, relative to the block.
-pub(super) fn part_of_block(block: u64, bytes: &Range<u64>) -> Range<usize> {
-    let start = block * BLOCK;
+/// The blocks that lie wholly in `bytes`. If there are none, the end may be before the start.
+pub(super) fn whole_blocks_of(bytes: Range<u64>) -> Range<FileBlock> {
+    FileBlock::round_up(bytes.start)..FileBlock::round_down(bytes.end)
+}
+
+/// The part of `block` that lies in `bytes`, relative to the block.
+pub(super) fn part_of_block(block: FileBlock, bytes: &Range<u64>) -> Range<usize> {
+    let start = block.offset_bytes();
     (bytes.start.max(start) - start) as usize..(bytes.end.min(start + BLOCK) - start) as usize
 }

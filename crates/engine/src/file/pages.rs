@@ -13,7 +13,7 @@
 //!
 //! Lock discipline: belongs to the inode's state, under its lock.
 use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
-use cairn_format::BLOCK_SIZE;
+use cairn_format::{BLOCK_SIZE, FileBlock};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -35,13 +35,17 @@ pub(crate) enum PageState {
 
 /// Consecutive blocks of a file.
 pub(crate) struct Segment {
-    pub(crate) block: u64,
+    pub(crate) block: FileBlock,
     pub(crate) data: SharedBlocks,
 }
 
 impl Segment {
-    pub(crate) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> FileBlock {
         self.block + self.data.blocks() as u64
+    }
+
+    pub(crate) fn blocks(&self) -> Range<FileBlock> {
+        self.block..self.end()
     }
 }
 
@@ -65,7 +69,7 @@ pub(crate) fn is_worth_its_buffer(data: &SharedBlocks) -> bool {
 #[derive(Default)]
 pub(crate) struct Pages {
     /// By first block.
-    runs: BTreeMap<u64, Run>,
+    runs: BTreeMap<FileBlock, Run>,
     blocks: u64,
     dirty: u64,
     logged: u64,
@@ -92,33 +96,36 @@ impl Pages {
     }
 
     /// The last block in memory.
-    pub(crate) fn last(&self) -> Option<u64> {
-        self.runs.last_key_value().map(|(block, run)| block + run.blocks() - 1)
+    pub(crate) fn last(&self) -> Option<FileBlock> {
+        self.runs.last_key_value().map(|(&block, run)| block + run.blocks() - 1)
     }
 
     /// The run that begins at `block` or covers it.
-    fn covering(&self, block: u64) -> Option<(u64, &Run)> {
+    fn covering(&self, block: FileBlock) -> Option<(FileBlock, &Run)> {
         let (&first, run) = self.runs.range(..=block).next_back()?;
         (block < first + run.blocks()).then_some((first, run))
     }
 
-    pub(crate) fn contains(&self, block: u64) -> bool {
+    pub(crate) fn contains(&self, block: FileBlock) -> bool {
         self.covering(block).is_some()
     }
 
-    /// What is in memory of `from..to`, in order.
-    pub(crate) fn within(&self, from: u64, to: u64) -> impl Iterator<Item = (Range<u64>, &[u8])> {
-        let start = self.covering(from).map_or(from, |(first, _)| first);
-        self.runs.range(start..to.max(start)).filter_map(move |(&first, run)| {
-            let blocks = first.max(from)..(first + run.blocks()).min(to);
-            let bytes = blocks.start.saturating_sub(first) as usize * BLOCK_SIZE
-                ..blocks.end.saturating_sub(first) as usize * BLOCK_SIZE;
+    /// What is in memory of `wanted`, in order.
+    pub(crate) fn within(
+        &self,
+        wanted: Range<FileBlock>,
+    ) -> impl Iterator<Item = (Range<FileBlock>, &[u8])> {
+        let start = self.covering(wanted.start).map_or(wanted.start, |(first, _)| first);
+        self.runs.range(start..wanted.end.max(start)).filter_map(move |(&first, run)| {
+            let blocks = first.max(wanted.start)..(first + run.blocks()).min(wanted.end);
+            let bytes = (blocks.start - first) as usize * BLOCK_SIZE
+                ..(blocks.end - first) as usize * BLOCK_SIZE;
             (!blocks.is_empty()).then(|| (blocks, &run.data[bytes]))
         })
     }
 
     /// Blocks that are not in the tree as they are here, in stretches as long as possible.
-    pub(crate) fn delayed_stretches(&self) -> impl Iterator<Item = Range<u64>> {
+    pub(crate) fn delayed_stretches(&self) -> impl Iterator<Item = Range<FileBlock>> {
         let mut runs = self
             .runs
             .iter()
@@ -153,7 +160,7 @@ impl Pages {
     }
 
     /// No run reaches across the beginning of `block` afterwards.
-    fn split_at(&mut self, block: u64) {
+    fn split_at(&mut self, block: FileBlock) {
         let Some((&first, run)) = self.runs.range_mut(..block).next_back() else { return };
         let before = (block - first) as usize;
         if before < run.data.blocks() {
@@ -166,7 +173,7 @@ impl Pages {
 
     /// Copies the run that begins at `block`, or covers it, out of its buffer if it is a small part
     /// of it. What is in flight leaves memory soon.
-    fn leave_large_buffer(&mut self, block: u64, pool: &BlockPool) {
+    fn leave_large_buffer(&mut self, block: FileBlock, pool: &BlockPool) {
         if let Some((_, run)) = self.runs.range_mut(..=block).next_back()
             && run.state == PageState::Dirty
             && !is_worth_its_buffer(&run.data)
@@ -176,12 +183,12 @@ impl Pages {
     }
 
     /// Gives the blocks from `block` on new content; they are dirty.
-    pub(crate) fn insert(&mut self, block: u64, data: SharedBlocks, pool: &BlockPool) {
+    pub(crate) fn insert(&mut self, block: FileBlock, data: SharedBlocks, pool: &BlockPool) {
         let blocks = data.blocks() as u64;
         if blocks == 0 {
             return;
         }
-        self.remove(block, block + blocks, pool);
+        self.remove(block..block + blocks, pool);
         self.runs.insert(block, Run { data, state: PageState::Dirty });
         self.count_in(PageState::Dirty, blocks);
     }
@@ -189,7 +196,7 @@ impl Pages {
     /// Changes a part of a block; it is dirty. If it isn't in memory, it held `base`, or zeros.
     pub(crate) fn edit(
         &mut self,
-        block: u64,
+        block: FileBlock,
         base: Option<BlockBuffer>,
         pool: &BlockPool,
         change: impl FnOnce(&mut [u8]),
@@ -218,23 +225,23 @@ impl Pages {
         self.insert(block, content.share(), pool);
     }
 
-    /// Forgets the blocks `from..to`.
-    pub(crate) fn remove(&mut self, from: u64, to: u64, pool: &BlockPool) {
-        if self.within(from, to).next().is_none() {
+    /// Forgets `gone`.
+    pub(crate) fn remove(&mut self, gone: Range<FileBlock>, pool: &BlockPool) {
+        if self.within(gone.clone()).next().is_none() {
             return;
         }
-        self.remove_where(from, to, |_| true);
-        if from > 0 {
-            self.leave_large_buffer(from - 1, pool);
+        self.remove_where(gone.clone(), |_| true);
+        if gone.start > FileBlock::FIRST {
+            self.leave_large_buffer(gone.start - 1, pool);
         }
-        self.leave_large_buffer(to, pool);
+        self.leave_large_buffer(gone.end, pool);
     }
 
-    fn remove_where(&mut self, from: u64, to: u64, chosen: impl Fn(PageState) -> bool) {
-        self.split_at(from);
-        self.split_at(to);
+    fn remove_where(&mut self, within: Range<FileBlock>, chosen: impl Fn(PageState) -> bool) {
+        self.split_at(within.start);
+        self.split_at(within.end);
         let (mut dirty, mut logged, mut blocks) = (0, 0, 0);
-        for (_, run) in self.runs.extract_if(from..to, |_, run| chosen(run.state)) {
+        for (_, run) in self.runs.extract_if(within, |_, run| chosen(run.state)) {
             blocks += run.blocks();
             dirty += if run.state == PageState::Dirty { run.blocks() } else { 0 };
             logged += if matches!(run.state, PageState::Logged(_)) { run.blocks() } else { 0 };
@@ -244,12 +251,17 @@ impl Pages {
         self.logged -= logged;
     }
 
-    /// Blocks in state `before` get the state `after`; how many.
-    fn change_where(&mut self, from: u64, to: u64, before: PageState, after: PageState) -> u64 {
-        self.split_at(from);
-        self.split_at(to);
+    /// Blocks of `within` in state `before` get the state `after`; how many.
+    fn change_where(
+        &mut self,
+        within: Range<FileBlock>,
+        before: PageState,
+        after: PageState,
+    ) -> u64 {
+        self.split_at(within.start);
+        self.split_at(within.end);
         let mut blocks = 0;
-        for (_, run) in self.runs.range_mut(from..to).filter(|(_, run)| run.state == before) {
+        for (_, run) in self.runs.range_mut(within).filter(|(_, run)| run.state == before) {
             run.state = after;
             blocks += run.blocks();
         }
@@ -262,7 +274,7 @@ impl Pages {
     /// `stretches_max` stretches that are consecutive in the file.
     pub(crate) fn take_dirty(
         &mut self,
-        from: u64,
+        from: FileBlock,
         blocks_max: u64,
         stretches_max: usize,
     ) -> Vec<Segment> {
@@ -296,28 +308,28 @@ impl Pages {
         segments
     }
 
-    /// Blocks of `from..to` that nobody changed since they were taken: they are on the device, or
-    /// with `flight` in the hands of the log.
-    pub(crate) fn written(&mut self, from: u64, to: u64, flight: Option<u64>) {
+    /// Those of `blocks` that nobody changed since they were taken: they are on the device, or with
+    /// `flight` in the hands of the log.
+    pub(crate) fn written(&mut self, blocks: Range<FileBlock>, flight: Option<u64>) {
         match flight {
             Some(number) => {
-                self.change_where(from, to, PageState::Writing, PageState::Logged(number));
+                self.change_where(blocks, PageState::Writing, PageState::Logged(number));
             }
-            None => self.remove_where(from, to, |state| state == PageState::Writing),
+            None => self.remove_where(blocks, |state| state == PageState::Writing),
         }
     }
 
-    /// Blocks of `from..to` that nobody changed since they were taken are dirty again.
-    pub(crate) fn not_written(&mut self, from: u64, to: u64) {
-        self.change_where(from, to, PageState::Writing, PageState::Dirty);
+    /// Those of `blocks` that nobody changed since they were taken are dirty again.
+    pub(crate) fn not_written(&mut self, blocks: Range<FileBlock>) {
+        self.change_where(blocks, PageState::Writing, PageState::Dirty);
     }
 
     /// A flight has ended: what is left of it leaves memory, or is dirty again.
-    pub(crate) fn landed(&mut self, from: u64, to: u64, flight: u64, written: bool) {
+    pub(crate) fn landed(&mut self, blocks: Range<FileBlock>, flight: u64, written: bool) {
         if written {
-            self.remove_where(from, to, |state| state == PageState::Logged(flight));
+            self.remove_where(blocks, |state| state == PageState::Logged(flight));
         } else {
-            self.change_where(from, to, PageState::Logged(flight), PageState::Dirty);
+            self.change_where(blocks, PageState::Logged(flight), PageState::Dirty);
         }
     }
 }

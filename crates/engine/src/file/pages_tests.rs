@@ -5,10 +5,14 @@ use std::collections::BTreeMap as Model;
 
 const BLOCKS: u64 = 600;
 
+fn each(blocks: Range<FileBlock>) -> impl Iterator<Item = FileBlock> {
+    (blocks.start.0..blocks.end.0).map(FileBlock)
+}
+
 struct Checked {
     pages: Pages,
     pool: BlockPool,
-    model: Model<u64, (u8, PageState)>,
+    model: Model<FileBlock, (u8, PageState)>,
     /// What was taken to be written, with the content that it must keep.
     taken: Vec<(Segment, Vec<u8>)>,
     flights: u64,
@@ -29,23 +33,23 @@ impl Checked {
         }
     }
 
-    fn write(&mut self, block: u64, blocks: u64, fill: u8) {
+    fn write(&mut self, block: FileBlock, blocks: u64, fill: u8) {
         let data = self.pool.copy_of(&vec![fill; blocks as usize * BLOCK_SIZE]);
         self.pages.insert(block, data, &self.pool);
-        self.model.extend((block..block + blocks).map(|block| (block, (fill, PageState::Dirty))));
+        self.model.extend(each(block..block + blocks).map(|b| (b, (fill, PageState::Dirty))));
     }
 
-    fn edit(&mut self, block: u64, fill: u8) {
+    fn edit(&mut self, block: FileBlock, fill: u8) {
         self.pages.edit(block, None, &self.pool, |bytes| bytes.fill(fill));
         self.model.insert(block, (fill, PageState::Dirty));
     }
 
-    fn remove(&mut self, from: u64, to: u64) {
-        self.pages.remove(from, to, &self.pool);
-        self.model.retain(|block, _| !(from..to).contains(block));
+    fn remove(&mut self, gone: Range<FileBlock>) {
+        self.pages.remove(gone.clone(), &self.pool);
+        self.model.retain(|block, _| !gone.contains(block));
     }
 
-    fn take(&mut self, from: u64, blocks_max: u64, stretches_max: usize) {
+    fn take(&mut self, from: FileBlock, blocks_max: u64, stretches_max: usize) {
         let segments = self.pages.take_dirty(from, blocks_max, stretches_max);
         let mut expected = Vec::new();
         let (mut stretches, mut before) = (0, None);
@@ -57,12 +61,12 @@ impl Checked {
                 break;
             }
             stretches += usize::from(new);
-            before = Some(block + 1);
+            before = Some(block.next());
             *state = PageState::Writing;
             expected.push(*block);
         }
         assert_eq!(
-            segments.iter().flat_map(|segment| segment.block..segment.end()).collect::<Vec<_>>(),
+            segments.iter().flat_map(|segment| each(segment.blocks())).collect::<Vec<_>>(),
             expected
         );
         self.taken.extend(segments.into_iter().map(|segment| {
@@ -72,7 +76,7 @@ impl Checked {
     }
 
     fn model_of(&mut self, segment: &Segment, before: PageState, after: Option<PageState>) {
-        for block in segment.block..segment.end() {
+        for block in each(segment.blocks()) {
             if self.model.get(&block).is_some_and(|(_, state)| *state == before) {
                 match after {
                     Some(after) => self.model.get_mut(&block).unwrap().1 = after,
@@ -86,20 +90,20 @@ impl Checked {
     fn finish(&mut self, random: &mut Seeded) {
         for (segment, content) in std::mem::take(&mut self.taken) {
             assert!(segment.data[..] == content[..], "changed in flight");
-            let (from, to) = (segment.block, segment.end());
+            let blocks = segment.blocks();
             match random.below(3) {
                 0 => {
-                    self.pages.written(from, to, None);
+                    self.pages.written(blocks, None);
                     self.model_of(&segment, PageState::Writing, None);
                 }
                 1 => {
-                    self.pages.not_written(from, to);
+                    self.pages.not_written(blocks);
                     self.model_of(&segment, PageState::Writing, Some(PageState::Dirty));
                 }
                 _ => {
                     self.flights += 1;
                     let flight = self.flights;
-                    self.pages.written(from, to, Some(flight));
+                    self.pages.written(blocks, Some(flight));
                     self.model_of(&segment, PageState::Writing, Some(PageState::Logged(flight)));
                     self.flying.push((flight, segment));
                 }
@@ -115,17 +119,17 @@ impl Checked {
         let (flight, segment) =
             self.flying.swap_remove(random.below(self.flying.len() as u64) as usize);
         let written = random.chance(1, 2);
-        self.pages.landed(segment.block, segment.end(), flight, written);
+        self.pages.landed(segment.blocks(), flight, written);
         self.model_of(&segment, PageState::Logged(flight), (!written).then_some(PageState::Dirty));
     }
 
     fn check(&self) {
-        let found: Vec<(u64, u8)> = self
+        let found: Vec<(FileBlock, u8)> = self
             .pages
-            .within(0, u64::MAX)
+            .within(FileBlock::FIRST..FileBlock::END)
             .flat_map(|(blocks, bytes)| {
                 assert_eq!(bytes.len() as u64, (blocks.end - blocks.start) * BLOCK_SIZE as u64);
-                blocks.zip(bytes.chunks(BLOCK_SIZE).map(|block| block[0])).collect::<Vec<_>>()
+                each(blocks).zip(bytes.chunks(BLOCK_SIZE).map(|block| block[0])).collect::<Vec<_>>()
             })
             .collect();
         assert_eq!(
@@ -148,11 +152,11 @@ fn pages_are_what_was_written() {
     for _ in 0..20 {
         let mut checked = Checked::new();
         for step in 0..200 {
-            let (block, fill) = (random.below(BLOCKS), step as u8);
+            let (block, fill) = (FileBlock(random.below(BLOCKS)), step as u8);
             match random.below(9) {
                 0 | 1 => checked.write(block, 1 + random.below(64), fill),
                 2 | 3 => checked.edit(block, fill),
-                4 => checked.remove(block, block + 1 + random.below(50)),
+                4 => checked.remove(block..block + 1 + random.below(50)),
                 5 => checked.take(block, 1 + random.below(100), 1 + random.below(6) as usize),
                 6 => checked.finish(&mut random),
                 _ => checked.land(&mut random),
@@ -165,13 +169,15 @@ fn pages_are_what_was_written() {
 #[test]
 fn a_page_alone_is_changed_where_it_is_and_a_shared_one_is_copied() {
     let mut checked = Checked::new();
-    checked.write(10, 16, 1);
-    let address = |checked: &Checked| checked.pages.within(12, 13).next().unwrap().1.as_ptr();
+    checked.write(FileBlock(10), 16, 1);
+    let edited = FileBlock(12);
+    let address =
+        |checked: &Checked| checked.pages.within(edited..edited.next()).next().unwrap().1.as_ptr();
     let before = address(&checked);
-    checked.edit(12, 2);
+    checked.edit(edited, 2);
     assert_eq!(address(&checked), before);
-    checked.take(0, 100, 100);
-    checked.edit(12, 3);
+    checked.take(FileBlock::FIRST, 100, 100);
+    checked.edit(edited, 3);
     assert_ne!(address(&checked), before);
     checked.check();
     assert_eq!(checked.taken[0].0.data[2 * BLOCK_SIZE], 2);
@@ -182,16 +188,17 @@ fn a_page_alone_is_changed_where_it_is_and_a_shared_one_is_copied() {
 fn what_is_left_of_a_buffer_does_not_keep_it() {
     let mut checked = Checked::new();
     for block in 0..200 {
-        checked.write(block, 64, block as u8);
+        checked.write(FileBlock(block), 64, block as u8);
     }
     checked.check();
     let kept: usize = checked.pages.runs.values().map(|run| run.data.kept_blocks()).sum();
     let used = checked.pages.blocks() as usize;
     assert!(kept <= used * KEPT_SHARE_MIN, "{kept} blocks for {used}");
     // Cut in the middle: what stays on both sides is small, too.
-    checked.write(1000, 256, 5);
-    checked.remove(1001, 1255);
-    assert!(checked.pages.runs.range(1000..).all(|(_, run)| run.data.kept_blocks() == 1));
+    let cut = FileBlock(1000);
+    checked.write(cut, 256, 5);
+    checked.remove(cut + 1..cut + 255);
+    assert!(checked.pages.runs.range(cut..).all(|(_, run)| run.data.kept_blocks() == 1));
 }
 
 #[test]
@@ -199,11 +206,14 @@ fn a_part_of_an_absent_block_stands_on_its_base_or_on_zeros() {
     let pool = BlockPool::new(1 << 20);
     drop(pool.copy_of(&[9; BLOCK_SIZE]));
     let mut pages = Pages::default();
-    pages.edit(3, None, &pool, |bytes| bytes[10..20].fill(1));
+    pages.edit(FileBlock(3), None, &pool, |bytes| bytes[10..20].fill(1));
     let mut base = pool.take(BLOCK_SIZE);
     base.fill(4);
-    pages.edit(5, Some(base), &pool, |bytes| bytes[0..5].fill(2));
-    let block = |block: u64| pages.within(block, block + 1).next().unwrap().1;
+    pages.edit(FileBlock(5), Some(base), &pool, |bytes| bytes[0..5].fill(2));
+    let block = |block: u64| {
+        let block = FileBlock(block);
+        pages.within(block..block.next()).next().unwrap().1
+    };
     assert_eq!((block(3)[9], block(3)[10], block(3)[20], block(3)[4095]), (0, 1, 0, 0));
     assert_eq!((block(5)[4], block(5)[5]), (2, 4));
 }

@@ -1,13 +1,14 @@
 //! Runs of dirty pages that get consecutive device blocks, and how their data is cut to these.
 use super::pages::Segment;
 use cairn_blockdev::SharedBlocks;
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, Generation, checksum};
+use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, FileBlock, Generation, checksum};
 use cairn_log::{DataTicket, DataWrite};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A run of file blocks and the device blocks that they get.
 pub(super) struct Piece {
-    pub(super) file_block: u64,
+    pub(super) file_block: FileBlock,
     pub(super) range: BlockRange,
     /// The blocks belong to the file already, as unwritten ones.
     pub(super) in_place: bool,
@@ -15,9 +16,9 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// The file block behind it.
-    pub(super) fn end(&self) -> u64 {
-        self.file_block + self.range.blocks
+    /// Its file blocks.
+    pub(super) fn file_blocks(&self) -> Range<FileBlock> {
+        self.file_block..self.file_block + self.range.blocks
     }
 }
 
@@ -79,9 +80,11 @@ pub(super) fn data_writes(
 
 /// The items of `existing` that share file blocks with `piece`.
 pub(super) fn overlapping<'a>(
-    existing: &'a [(u64, Extent)],
+    existing: &'a [(FileBlock, Extent)],
     piece: &Piece,
-) -> impl Iterator<Item = &'a (u64, Extent)> {
-    let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
-    existing.iter().filter(move |(start, extent)| *start < to && start + extent.blocks > from)
+) -> impl Iterator<Item = &'a (FileBlock, Extent)> {
+    let blocks = piece.file_blocks();
+    existing
+        .iter()
+        .filter(move |(start, extent)| *start < blocks.end && *start + extent.blocks > blocks.start)
 }

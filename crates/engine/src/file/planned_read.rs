@@ -22,12 +22,10 @@
 use crate::file::Files;
 use crate::file::data_cache::read_worth_keeping;
 use crate::file::inode::InodeState;
-use crate::file::offsets::blocks_of;
+use crate::file::offsets::{BLOCK, blocks_of};
 use cairn_blockdev::{RawFile, is_aligned};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, InodeNumber, checksum};
 use std::ops::Range;
-
-const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// What a read that waits for nobody has come to.
 #[derive(Debug)]
@@ -109,15 +107,15 @@ impl Files {
             && !blocks.is_empty()
             && state.truncated_from.is_none_or(|gone| gone >= blocks.end);
         if !whole
-            || state.pages.within(blocks.start, blocks.end).next().is_some()
-            || !self.extents_in_memory(number, blocks.start, blocks.end)
+            || state.pages.within(blocks.clone()).next().is_some()
+            || !self.extents_in_memory(number, blocks.clone())
         {
             return None;
         }
         let mut run =
             Run { extents: Vec::with_capacity(1), length_bytes: (end - offset_bytes) as usize };
         let mut at = blocks.start;
-        for (start, extent) in self.extents_in(number, blocks.start, blocks.end, usize::MAX).ok()? {
+        for (start, extent) in self.extents_in(number, blocks.clone(), usize::MAX).ok()? {
             if at == blocks.end
                 || start > at
                 || extent.kind != ExtentKind::Data

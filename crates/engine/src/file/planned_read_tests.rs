@@ -4,7 +4,7 @@ use crate::file::planned_read::ReadAtOnce;
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::{FileType, NewInode, Volume, VolumeOptions};
 use cairn_blockdev::{AlignedBuffer, FileDevice};
-use cairn_format::BLOCK_SIZE;
+use cairn_format::{BLOCK_SIZE, FileBlock};
 use std::sync::Arc;
 
 const FILE: NewInode<'static> =
@@ -44,7 +44,7 @@ fn what_a_truncation_has_yet_to_free_is_not_read() {
     store.device.read(planned.device_offset_bytes(), &mut buffer).unwrap();
     let inode = files.inodes.get(file);
     for gone in 0..8 {
-        files.write_inode(&inode).unwrap().truncated_from = Some(gone as u64);
+        files.write_inode(&inode).unwrap().truncated_from = Some(FileBlock(gone as u64));
         assert_eq!(volume.finish_read(&planned, &buffer), None);
         for offset in 0..8 {
             for blocks in 1..=8 - offset {

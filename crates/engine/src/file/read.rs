@@ -8,11 +8,16 @@ use crate::file::offsets::{BLOCK, blocks_of};
 use crate::types::SeekTarget;
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, is_aligned};
-use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
+use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, InodeNumber};
 use std::ops::Range;
 
 /// Longest read that is done in one step.
 const STEP_BLOCKS: u64 = 256;
+
+/// Where the step ends that begins at `at_bytes`.
+fn step_end_bytes(at_bytes: u64) -> u64 {
+    (FileBlock::round_down(at_bytes) + STEP_BLOCKS).offset_bytes()
+}
 
 impl Files {
     /// Appends to `out` up to `length_bytes` bytes from `offset_bytes`, fewer at the end of the
@@ -30,7 +35,7 @@ impl Files {
         let end = offset_bytes.saturating_add(length_bytes as u64).min(state.item.size);
         let mut at = offset_bytes;
         while at < end {
-            let step_end = end.min((at / BLOCK + STEP_BLOCKS) * BLOCK);
+            let step_end = end.min(step_end_bytes(at));
             let content = self.read_copy(number, &state, at..step_end)?;
             let skip = (at % BLOCK) as usize;
             out.extend_from_slice(&content[skip..skip + (step_end - at) as usize]);
@@ -52,7 +57,7 @@ impl Files {
         let end = offset_bytes.saturating_add(buffer.len() as u64).min(state.item.size);
         let mut at = offset_bytes;
         while at < end {
-            let step_end = end.min((at / BLOCK + STEP_BLOCKS) * BLOCK);
+            let step_end = end.min(step_end_bytes(at));
             let blocks = blocks_of(at..step_end);
             let rest = &mut buffer[(at - offset_bytes) as usize..];
             let whole_bytes = (blocks.end - blocks.start) as usize * BLOCK_SIZE;
@@ -124,13 +129,13 @@ impl Files {
         &self,
         number: InodeNumber,
         state: &InodeState,
-        first_block: u64,
+        first_block: FileBlock,
         buffer: &mut [u8],
         source: Source,
     ) -> Result<bool> {
         let end_block = first_block + (buffer.len() / BLOCK_SIZE) as u64;
-        let gone = state.truncated_from.unwrap_or(u64::MAX);
-        let absent = |blocks: Range<u64>, bytes: &mut [u8]| {
+        let gone = state.truncated_from.unwrap_or(FileBlock::END);
+        let absent = |blocks: Range<FileBlock>, bytes: &mut [u8]| {
             let (there, zeros) = bytes.split_at_mut(
                 (gone.clamp(blocks.start, blocks.end) - blocks.start) as usize * BLOCK_SIZE,
             );
@@ -142,7 +147,7 @@ impl Files {
             }
         };
         let (mut at, mut rest) = (first_block, buffer);
-        for (blocks, content) in state.pages.within(first_block, end_block) {
+        for (blocks, content) in state.pages.within(first_block..end_block) {
             let (before, after) =
                 std::mem::take(&mut rest).split_at_mut((blocks.start - at) as usize * BLOCK_SIZE);
             if !absent(at..blocks.start, before)? {
@@ -160,9 +165,9 @@ impl Files {
         &self,
         number: InodeNumber,
         state: &InodeState,
-        block: u64,
+        block: FileBlock,
     ) -> Result<BlockBuffer> {
-        self.read_copy(number, state, block * BLOCK..(block + 1) * BLOCK)
+        self.read_copy(number, state, block.offset_bytes()..block.next().offset_bytes())
     }
 
     /// The next data or hole at or after `offset_bytes`.
@@ -179,42 +184,41 @@ impl Files {
         if offset_bytes >= size {
             return Err(Error::OutOfRange);
         }
-        let end = blocks_for_bytes(size).min(state.truncated_from.unwrap_or(u64::MAX));
-        let mut at = offset_bytes / BLOCK;
+        let end = FileBlock::round_up(size).min(state.truncated_from.unwrap_or(FileBlock::END));
+        let mut at = FileBlock::round_down(offset_bytes);
         match target {
-            SeekTarget::Data => match self.next_data(number, &state, at, end)? {
-                Some(block) => Ok((block * BLOCK).max(offset_bytes)),
+            SeekTarget::Data => match self.next_data(number, &state, at..end)? {
+                Some(block) => Ok(block.offset_bytes().max(offset_bytes)),
                 None => Err(Error::OutOfRange),
             },
             SeekTarget::Hole => {
-                while self.next_data(number, &state, at, end)? == Some(at) {
+                while self.next_data(number, &state, at..end)? == Some(at) {
                     at = match self.data_extent_at(number, at)? {
                         Some(extent_end) => extent_end,
-                        None => at + 1,
+                        None => at.next(),
                     };
                 }
-                Ok((at * BLOCK).max(offset_bytes).min(size))
+                Ok(at.offset_bytes().max(offset_bytes).min(size))
             }
         }
     }
 
-    /// The first block of `from..end` that holds data.
+    /// The first of `blocks` that holds data.
     fn next_data(
         &self,
         number: InodeNumber,
         state: &InodeState,
-        from: u64,
-        end: u64,
-    ) -> Result<Option<u64>> {
-        let page = state.pages.within(from, end.max(from)).next().map(|(blocks, _)| blocks.start);
-        let mut at = from;
+        blocks: Range<FileBlock>,
+    ) -> Result<Option<FileBlock>> {
+        let Range { start: mut at, end } = blocks.clone();
+        let page = state.pages.within(blocks).next().map(|(blocks, _)| blocks.start);
         while at < page.unwrap_or(end) {
-            let Some((start, extent)) = self.extents_in(number, at, end, 1)?.into_iter().next()
+            let Some((start, extent)) = self.extents_in(number, at..end, 1)?.into_iter().next()
             else {
                 break;
             };
             if extent.kind == ExtentKind::Data {
-                return Ok(Some(page.unwrap_or(u64::MAX).min(start.max(at))));
+                return Ok(Some(page.unwrap_or(FileBlock::END).min(start.max(at))));
             }
             at = start + extent.blocks;
         }
@@ -222,8 +226,8 @@ impl Files {
     }
 
     /// Where the data extent that covers a block ends.
-    fn data_extent_at(&self, number: InodeNumber, block: u64) -> Result<Option<u64>> {
-        let extent = self.extents_in(number, block, block + 1, 1)?.pop();
+    fn data_extent_at(&self, number: InodeNumber, block: FileBlock) -> Result<Option<FileBlock>> {
+        let extent = self.extents_in(number, block..block.next(), 1)?.pop();
         Ok(extent
             .filter(|(_, extent)| extent.kind == ExtentKind::Data)
             .map(|(start, extent)| start + extent.blocks))

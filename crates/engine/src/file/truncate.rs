@@ -16,8 +16,8 @@ use crate::file::orphans::orphan_key;
 use crate::store::operation::{Effort, Operation};
 use crate::{Error, Result};
 use cairn_format::{
-    BLOCK_SIZE, Extent, ExtentKind, FileType, InodeNumber, ItemKind, Key, OrphanKind,
-    blocks_for_bytes, checksum, encode_orphan,
+    BLOCK_SIZE, Extent, ExtentKind, FileBlock, FileType, InodeNumber, ItemKind, Key, OrphanKind,
+    checksum, encode_orphan,
 };
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Files {
     /// Step 1; whether nothing remains to be done.
     fn cut_to_size(&self, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         let number = inode.number;
-        let first_gone = blocks_for_bytes(size);
+        let first_gone = FileBlock::round_up(size);
         // The items changed: inode, orphan, boundary (drop 2, insert 1), removed extents.
         let (mut operation, batch) = self.store.begin_batch(6, 1, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
@@ -44,11 +44,11 @@ impl Files {
         let mut remaining = false;
         if shrinks {
             // What may fail comes before what can't be taken back.
-            self.extents_in(number, first_gone, u64::MAX, batch + 1)?;
+            self.extents_in(number, first_gone..FileBlock::END, batch + 1)?;
             self.rewrite_boundary(&mut operation, number, &mut state, size)?;
             // Read again: the boundary may have been cut out of the first of them.
-            let gone = self.extents_in(number, first_gone, u64::MAX, batch + 1)?;
-            self.drop_pages(&mut state, first_gone, u64::MAX);
+            let gone = self.extents_in(number, first_gone..FileBlock::END, batch + 1)?;
+            self.drop_pages(&mut state, first_gone..FileBlock::END);
             remaining = gone.len() > batch;
             state.truncated_from = remaining.then_some(first_gone);
             if remaining && state.item.links > 0 {
@@ -59,7 +59,7 @@ impl Files {
                     &mut operation,
                     number,
                     &mut state,
-                    (first_gone, u64::MAX),
+                    first_gone..FileBlock::END,
                     &gone,
                 )?;
             }
@@ -88,8 +88,8 @@ impl Files {
         if tail == 0 {
             return Ok(());
         }
-        let block = size / BLOCK_SIZE as u64;
-        let existing = self.extents_in(number, block, block + 1, 1)?;
+        let block = FileBlock::round_down(size);
+        let existing = self.extents_in(number, block..block.next(), 1)?;
         if !existing.iter().any(|(_, extent)| extent.kind == ExtentKind::Data) {
             if state.pages.contains(block) {
                 // Not in a tree, and the extents mutex is held: it was dirty before, too.
@@ -112,9 +112,9 @@ impl Files {
             generation: operation.generation(),
             checksums: vec![checksum(&content)],
         };
-        self.drop_extents(operation, number, state, (block, block + 1), &existing)?;
+        self.drop_extents(operation, number, state, block..block.next(), &existing)?;
         self.insert_extent(operation, number, state, block, extent)?;
-        self.drop_pages(state, block, block + 1);
+        self.drop_pages(state, block..block.next());
         Ok(())
     }
 
@@ -131,14 +131,14 @@ impl Files {
             let (mut operation, batch) = self.store.begin_batch(4, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
             let first_gone =
-                state.truncated_from.unwrap_or_else(|| blocks_for_bytes(state.disk_size));
-            let gone = self.extents_in(inode.number, first_gone, u64::MAX, batch)?;
+                state.truncated_from.unwrap_or_else(|| FileBlock::round_up(state.disk_size));
+            let gone = self.extents_in(inode.number, first_gone..FileBlock::END, batch)?;
             let finished = gone.len() < batch;
             self.drop_extents(
                 &mut operation,
                 inode.number,
                 &mut state,
-                (first_gone, u64::MAX),
+                first_gone..FileBlock::END,
                 &gone,
             )?;
             if finished {
@@ -174,7 +174,7 @@ impl Files {
             if state.item.links > 0 || self.inodes.is_referenced(inode.number) {
                 return Ok(());
             }
-            self.drop_pages(&mut state, 0, u64::MAX);
+            self.drop_pages(&mut state, FileBlock::FIRST..FileBlock::END);
             let blocks_before = state.item.blocks;
             let finished = self.remove_items(&mut operation, inode.number, &mut state, batch)?;
             self.note_freed(counted, blocks_before - state.item.blocks);

@@ -12,12 +12,12 @@
 use super::Files;
 use super::extents::gaps;
 use super::inode::{Inode, InodeState};
-use super::offsets::{BLOCK, blocks_of, checked_end, part_of_block};
+use super::offsets::{blocks_of, checked_end, part_of_block, whole_blocks_of};
 use super::pages::{Pages, is_worth_its_buffer};
 use crate::store::operation::Effort;
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
-use cairn_format::{BLOCK_SIZE, ExtentKind, InodeNumber, blocks_for_bytes};
+use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, InodeNumber, blocks_for_bytes};
 use cairn_space::{Request, Reservation, Urgency};
 use std::ops::Range;
 use std::sync::Arc;
@@ -111,9 +111,10 @@ impl Files {
         // 2. Space.
         let reservation = self.reserve_for_write(inode, &blocks)?;
         // 3. Whole blocks.
-        let whole = blocks_for_bytes(bytes.start)..bytes.end / BLOCK;
+        let whole = whole_blocks_of(bytes.clone());
         let middle = (!whole.is_empty()).then(|| {
-            let range = in_content(whole.start * BLOCK)..in_content(whole.end * BLOCK);
+            let range =
+                in_content(whole.start.offset_bytes())..in_content(whole.end.offset_bytes());
             content.blocks(range, &self.buffers)
         });
         // 4. The pages. What may fail comes first: only the blocks at both ends can be partial.
@@ -122,13 +123,13 @@ impl Files {
         let last = blocks.end - 1;
         let head = Some(blocks.start).filter(|block| !whole.contains(block));
         let tail = Some(last).filter(|block| *block > blocks.start && !whole.contains(block));
-        let old = |block: Option<u64>| {
+        let old = |block: Option<FileBlock>| {
             block.map_or(Ok(None), |block| self.content_for(inode, &state, block, &bytes))
         };
         let (old_head, old_tail) = (old(head)?, old(tail)?);
-        let edit = |pages: &mut Pages, block: u64, old| {
+        let edit = |pages: &mut Pages, block: FileBlock, old| {
             let part = part_of_block(block, &bytes);
-            let from = in_content(block * BLOCK + part.start as u64);
+            let from = in_content(block.offset_bytes() + part.start as u64);
             let source = &content.bytes[from..from + part.len()];
             pages.edit(block, old, &self.buffers, |page| page[part].copy_from_slice(source));
         };
@@ -178,7 +179,11 @@ impl Files {
     /// Space for writing `blocks`. Preallocated ones need none; that is asked when space is short,
     /// and before anybody waits for more: reclaim would write what is dirty, and a block that is
     /// written needs another one for its next content.
-    fn reserve_for_write(&self, inode: &Arc<Inode>, blocks: &Range<u64>) -> Result<Reservation> {
+    fn reserve_for_write(
+        &self,
+        inode: &Arc<Inode>,
+        blocks: &Range<FileBlock>,
+    ) -> Result<Reservation> {
         let count = blocks.end - blocks.start;
         let request = Request { data_blocks: count, nodes: 1 + count / 64 };
         if self.store.check_storage_room().is_ok()
@@ -186,8 +191,8 @@ impl Files {
         {
             return Ok(reservation);
         }
-        let extents = self.extents_in(inode.number, blocks.start, blocks.end, usize::MAX)?;
-        let preallocated = gaps(blocks.start, blocks.end, &extents).is_empty()
+        let extents = self.extents_in(inode.number, blocks.clone(), usize::MAX)?;
+        let preallocated = gaps(blocks.clone(), &extents).is_empty()
             && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
         if preallocated {
             return self.store.reserve(Request { data_blocks: 0, nodes: 1 }, Effort::Writeback);
@@ -200,11 +205,11 @@ impl Files {
         &self,
         inode: &Inode,
         state: &InodeState,
-        block: u64,
+        block: FileBlock,
         bytes: &Range<u64>,
     ) -> Result<Option<BlockBuffer>> {
         let needed = part_of_block(block, bytes).len() < BLOCK_SIZE
-            && block * BLOCK < state.item.size
+            && block.offset_bytes() < state.item.size
             && !state.pages.contains(block);
         if needed { Ok(Some(self.read_block(inode.number, state, block)?)) } else { Ok(None) }
     }
@@ -224,9 +229,9 @@ impl Files {
         }
     }
 
-    /// Forgets the pages `from..to`; their content is gone or written elsewhere.
-    pub(crate) fn drop_pages(&self, state: &mut InodeState, from: u64, to: u64) {
-        self.change_pages(state, |pages| pages.remove(from, to, &self.buffers));
+    /// Forgets the pages of `blocks`; their content is gone or written elsewhere.
+    pub(crate) fn drop_pages(&self, state: &mut InodeState, blocks: Range<FileBlock>) {
+        self.change_pages(state, |pages| pages.remove(blocks, &self.buffers));
         self.trim_reservation(state);
     }
 
@@ -242,14 +247,14 @@ impl Files {
 
     /// Writes zeros over bytes of blocks that exist; holes stay holes.
     pub(crate) fn zero_part(&self, inode: &Arc<Inode>, bytes: Range<u64>) -> Result<()> {
-        let block = bytes.start / BLOCK;
+        let block = FileBlock::round_down(bytes.start);
         let part = part_of_block(block, &bytes);
         let reservation =
             self.store.reserve(Request { data_blocks: 1, nodes: 1 }, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
         let hole = !state.pages.contains(block)
             && !self
-                .extents_in(inode.number, block, block + 1, 1)?
+                .extents_in(inode.number, block..block.next(), 1)?
                 .iter()
                 .any(|(_, extent)| extent.kind == ExtentKind::Data);
         if hole || part.is_empty() {

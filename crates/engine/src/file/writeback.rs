@@ -39,11 +39,11 @@ use crate::{Error, Result};
 use cairn_blockdev::SetWrite;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{
-    BLOCK_SIZE, BlockRange, Extent, ExtentKind, InodeNumber, ItemKind, Key, LogSeq,
-    MAX_EXTENT_BLOCKS,
+    BlockRange, Extent, ExtentKind, FileBlock, InodeNumber, Key, LogSeq, MAX_EXTENT_BLOCKS,
 };
 use cairn_log::DataTicket;
 use cairn_space::{Request, Reservation, Urgency};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Pages that are written in one operation.
@@ -170,7 +170,7 @@ impl Files {
         self.settle_flights(inode)?;
         // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to
         // the next time.
-        let mut from = 0;
+        let mut from = FileBlock::FIRST;
         let last = {
             let state = self.read_inode(inode)?;
             match state.pages.last() {
@@ -205,7 +205,7 @@ impl Files {
         Ok(())
     }
 
-    fn take_batch(&self, inode: &Arc<Inode>, from: u64) -> Result<Option<Batch>> {
+    fn take_batch(&self, inode: &Arc<Inode>, from: FileBlock) -> Result<Option<Batch>> {
         let mut state = self.write_inode(inode)?;
         let dirty_before = state.pages.dirty();
         let segments = self
@@ -254,8 +254,8 @@ impl Files {
     /// Writes the first blocks of the batch, as many as make up one operation; returns how many.
     fn write_pieces(&self, inode: &Arc<Inode>, batch: &Batch, step: Step) -> Result<u64> {
         let segments = &batch.segments[..];
-        let (first, end) = (segments[0].block, segments[segments.len() - 1].end());
-        let existing = self.extents_in(inode.number, first, end, usize::MAX)?;
+        let blocks = segments[0].block..segments[segments.len() - 1].end();
+        let existing = self.extents_in(inode.number, blocks, usize::MAX)?;
         let mut pieces = Vec::new();
         let result = self
             .allocate_pieces(segments, &existing, batch.reservation.as_ref(), step, &mut pieces)
@@ -305,7 +305,7 @@ impl Files {
     fn allocate_pieces(
         &self,
         segments: &[Segment],
-        existing: &[(u64, Extent)],
+        existing: &[(FileBlock, Extent)],
         kept: Option<&Reservation>,
         step: Step,
         pieces: &mut Vec<Piece>,
@@ -328,7 +328,7 @@ impl Files {
                             .find(|(start, e)| {
                                 e.kind == ExtentKind::Unwritten && *start > file_block
                             })
-                            .map_or(u64::MAX, |(s, _)| *s);
+                            .map_or(FileBlock::END, |(s, _)| *s);
                         (
                             self.allocate_blocks(
                                 run.min(next_unwritten - file_block),
@@ -427,7 +427,7 @@ impl Files {
         inode: &Arc<Inode>,
         size: u64,
         pieces: &[Piece],
-        existing: &[(u64, Extent)],
+        existing: &[(FileBlock, Extent)],
         with_group: Option<Vec<Part>>,
         effort: Effort,
     ) -> Result<()> {
@@ -443,8 +443,9 @@ impl Files {
         for piece in pieces {
             // What is there was read before, but earlier pieces of this operation may have cut it:
             // look again.
-            let (from, to) = (piece.file_block, piece.file_block + piece.range.blocks);
-            let current = self.extents_in(inode.number, from, to, usize::MAX)?;
+            let blocks = piece.file_blocks();
+            let first = blocks.start;
+            let current = self.extents_in(inode.number, blocks.clone(), usize::MAX)?;
             let extent = Extent {
                 start: piece.range.start,
                 blocks: piece.range.blocks,
@@ -453,11 +454,11 @@ impl Files {
                 checksums: piece.checksums.clone(),
             };
             if piece.in_place {
-                self.cut_extents(&mut operation, inode.number, (from, to), &current)?;
-                self.put_merged(&mut operation, inode.number, from, extent)?;
+                self.cut_extents(&mut operation, inode.number, blocks, &current)?;
+                self.put_merged(&mut operation, inode.number, first, extent)?;
             } else {
-                self.drop_extents(&mut operation, inode.number, &mut state, (from, to), &current)?;
-                self.insert_extent(&mut operation, inode.number, &mut state, from, extent)?;
+                self.drop_extents(&mut operation, inode.number, &mut state, blocks, &current)?;
+                self.insert_extent(&mut operation, inode.number, &mut state, first, extent)?;
             }
         }
         let data = with_group.map(|parts| data_writes(parts, operation.generation()));
@@ -472,23 +473,24 @@ impl Files {
         Ok(())
     }
 
-    /// Cuts `from..to` out of extent items without freeing the blocks.
+    /// Cuts `blocks` out of extent items without freeing what they occupy.
     fn cut_extents(
         &self,
         operation: &mut Operation<'_>,
         inode: InodeNumber,
-        (from, to): (u64, u64),
-        current: &[(u64, Extent)],
+        blocks: Range<FileBlock>,
+        current: &[(FileBlock, Extent)],
     ) -> Result<()> {
-        for (start, extent) in current {
+        for &(start, ref extent) in current {
             let end = start + extent.blocks;
-            if *start < from {
-                operation.put_extent(inode, *start, &extent.slice(0, from - start))?;
+            if start < blocks.start {
+                operation.put_extent(inode, start, &extent.slice(0, blocks.start - start))?;
             } else {
-                operation.delete(Key::new(inode, ItemKind::Extent, *start))?;
+                operation.delete(Key::extent(inode, start))?;
             }
-            if to < end {
-                operation.put_extent(inode, to, &extent.slice(to - start, end - to))?;
+            if blocks.end < end {
+                let rest = extent.slice(blocks.end - start, end - blocks.end);
+                operation.put_extent(inode, blocks.end, &rest)?;
             }
         }
         Ok(())
@@ -505,10 +507,10 @@ impl Files {
     ) {
         let flight = ticket.map(|_| state.next_flight);
         for piece in pieces {
-            state.pages.written(piece.file_block, piece.end(), flight);
+            state.pages.written(piece.file_blocks(), flight);
         }
         if let Some(ticket) = ticket {
-            let blocks = pieces.iter().map(|piece| piece.file_block..piece.end()).collect();
+            let blocks = pieces.iter().map(Piece::file_blocks).collect();
             state.flights.push(Flight {
                 number: state.next_flight,
                 blocks,
@@ -516,7 +518,7 @@ impl Files {
             });
             state.next_flight += 1;
         }
-        let written_end = pieces[pieces.len() - 1].end() * BLOCK_SIZE as u64;
+        let written_end = pieces[pieces.len() - 1].file_blocks().end.offset_bytes();
         state.disk_size = if state.all_logged() {
             state.item.size
         } else {
@@ -529,10 +531,7 @@ impl Files {
     fn redirty(&self, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
         let mut state = self.write_inode(inode)?;
         self.change_pages(&mut state, |pages| {
-            batch
-                .segments
-                .iter()
-                .for_each(|segment| pages.not_written(segment.block, segment.end()))
+            batch.segments.iter().for_each(|segment| pages.not_written(segment.blocks()))
         });
         match (&state.reservation, batch.reservation) {
             (Some(reservation), Some(kept)) => reservation.merge(kept),

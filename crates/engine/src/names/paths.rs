@@ -11,6 +11,7 @@ use crate::store::failures::{Failures, Gathered, Work, uncounted};
 use cairn_blockdev::DeviceEventKind;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{FileType, INODE_ROOT, InodeNumber};
+use std::fmt::Display;
 
 /// Entries of a directory that are looked at between two looks at whether the volume is being
 /// closed.
@@ -196,11 +197,13 @@ fn place(group: &Gathered) -> String {
 }
 
 fn range(group: &Gathered) -> String {
-    let text = |what: &str, range: Option<(u64, u64)>| match range {
-        Some((first, last)) if first == last => format!("{what} {first}"),
-        Some((first, last)) => format!("{what}s {first} to {last}"),
-        None => String::new(),
-    };
+    fn text<T: PartialEq + Display>(what: &str, range: Option<(T, T)>) -> String {
+        match range {
+            Some((first, last)) if first == last => format!("{what} {first}"),
+            Some((first, last)) => format!("{what}s {first} to {last}"),
+            None => String::new(),
+        }
+    }
     let texts = [text("block", group.range), text("file block", group.file_range)];
     let known: Vec<&str> =
         texts.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
@@ -211,6 +214,7 @@ fn range(group: &Gathered) -> String {
 mod tests {
     use super::*;
     use cairn_blockdev::DeviceEvent;
+    use cairn_format::FileBlock;
 
     fn group(
         kind: DeviceEventKind,
@@ -220,7 +224,8 @@ mod tests {
     ) -> Gathered {
         let event = DeviceEvent { kind, member, offset_bytes: None, blocks, error: None };
         let path = (inode == Some(7)).then(|| "/a/b".to_owned());
-        let (range, file_range) = (Some((10, 9 + blocks)), Some((0, blocks - 1)));
+        let range = Some((10, 9 + blocks));
+        let file_range = Some((FileBlock::FIRST, FileBlock::FIRST + blocks - 1));
         Gathered {
             events: 3,
             blocks,

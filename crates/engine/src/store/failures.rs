@@ -17,7 +17,7 @@ use cairn_blockdev::{
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, calendar};
-use cairn_format::{InodeNumber, Timestamp};
+use cairn_format::{BlockNumber, FileBlock, InodeNumber, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -84,7 +84,7 @@ pub struct Failure {
 struct FilePlace {
     inode: u64,
     /// A device block and the file block in it.
-    place: Option<(u64, u64)>,
+    place: Option<(BlockNumber, FileBlock)>,
 }
 
 thread_local! {
@@ -105,7 +105,7 @@ impl<T: Copy> Drop for Before<T> {
 /// Does `work` on data of `inode`; `place` is a device block and the file block in it.
 pub(crate) fn in_file<T>(
     inode: InodeNumber,
-    place: Option<(u64, u64)>,
+    place: Option<(BlockNumber, FileBlock)>,
     work: impl FnOnce() -> T,
 ) -> T {
     let _before = Before(&FILE, FILE.replace(Some(FilePlace { inode: inode.0, place })));
@@ -127,7 +127,7 @@ struct Noted {
     member: Option<Box<str>>,
     block: Option<u64>,
     inode: Option<u64>,
-    file_block: Option<u64>,
+    file_block: Option<FileBlock>,
     path: Option<String>,
     error: Option<DeviceError>,
 }
@@ -140,7 +140,7 @@ impl Noted {
             member: self.member.as_ref().map(ToString::to_string),
             block: self.block,
             inode: self.inode,
-            file_block: self.file_block,
+            file_block: self.file_block.map(|block| block.0),
             path: self.path.clone(),
             problem: self.error.as_ref().map(ToString::to_string),
         }
@@ -167,7 +167,7 @@ pub(crate) struct Gathered {
     /// First and last device block.
     pub(crate) range: Option<(u64, u64)>,
     /// First and last file block.
-    pub(crate) file_range: Option<(u64, u64)>,
+    pub(crate) file_range: Option<(FileBlock, FileBlock)>,
     /// Of the first event.
     pub(crate) error: Option<DeviceError>,
     /// Of the inode, once it was looked for.
@@ -198,7 +198,7 @@ impl Gathered {
     }
 }
 
-fn widen(range: &mut Option<(u64, u64)>, other: Option<(u64, u64)>) {
+fn widen<T: Ord + Copy>(range: &mut Option<(T, T)>, other: Option<(T, T)>) {
     *range = match (*range, other) {
         (Some((first, last)), Some((start, end))) => Some((first.min(start), last.max(end))),
         (one, other) => one.or(other),
@@ -360,10 +360,10 @@ impl DeviceObserver for FailureLedger {
         let file = FILE.get();
         let inode = file.map(|file| file.inode);
         let block = event.offset_bytes.map(|bytes| bytes / BLOCK_BYTES as u64);
-        let last_of = |first: u64| (first, first + event.blocks.max(1) - 1);
+        let further_blocks = event.blocks.max(1) - 1;
         let in_file = |block: u64| {
             let (device_block, file_block) = file.and_then(|file| file.place)?;
-            Some((block + file_block).saturating_sub(device_block))
+            Some((file_block + block).saturating_sub(device_block.0))
         };
         let file_block = block.and_then(in_file);
         let (counter, count) = match event.kind {
@@ -414,8 +414,8 @@ impl DeviceObserver for FailureLedger {
         let group = &mut state.gathered[place];
         group.events += 1;
         group.blocks += event.blocks;
-        widen(&mut group.range, block.map(last_of));
-        widen(&mut group.file_range, file_block.map(last_of));
+        widen(&mut group.range, block.map(|first| (first, first + further_blocks)));
+        widen(&mut group.file_range, file_block.map(|first| (first, first + further_blocks)));
     }
 }
 

@@ -13,8 +13,8 @@ use crate::store::transaction::Handle;
 use crate::{Error, Result};
 use cairn_btree::Change;
 use cairn_format::{
-    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileType, Generation, InodeItem,
-    InodeNumber, ItemKind, Key, LogSeq, TREE_FILES,
+    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileBlock, FileType, Generation,
+    InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES,
 };
 use cairn_log::{Batch, DataWrite};
 use cairn_space::{Request, Reservation, Urgency};
@@ -206,14 +206,15 @@ impl Operation<'_> {
         self.put(Key::new(directory, ItemKind::DirectoryEntry, slot), value)
     }
 
-    /// Inserts or replaces an extent item. Says nothing to the allocator.
+    /// Inserts or replaces the item of the extent that begins at `file_block`. Leaves the allocator
+    /// alone.
     pub(crate) fn put_extent(
         &mut self,
         inode: InodeNumber,
-        file_block: u64,
+        file_block: FileBlock,
         extent: &Extent,
     ) -> Result<()> {
-        let key = Key::new(inode, ItemKind::Extent, file_block);
+        let key = Key::extent(inode, file_block);
         let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
         self.insert(key, &extent.encode(), flags).map(drop)
