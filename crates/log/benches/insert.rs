@@ -23,7 +23,7 @@ use cairn_environment::{Rank, clock, thread};
 use cairn_format::{
     EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId,
 };
-use cairn_log::{Batch, Log, LogOptions, LogStart};
+use cairn_log::{Baselines, Batch, Log, LogOptions, LogStart};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,17 +42,20 @@ enum Load {
 enum Kind {
     One,
     PerThread,
-    #[cfg(feature = "baselines")]
     TwoPass,
 }
 
-impl Kind {
-    const ALL: &[(Kind, &str)] = &[
-        (Kind::One, "one"),
-        (Kind::PerThread, "per thread"),
-        #[cfg(feature = "baselines")]
-        (Kind::TwoPass, "two-pass"),
-    ];
+#[cfg(feature = "baselines")]
+const TWO_PASS: Option<Baselines> =
+    Some(Baselines { two_pass_insertion: true, commits_only: false });
+#[cfg(not(feature = "baselines"))]
+const TWO_PASS: Option<Baselines> = None;
+
+/// The lists to compare: the last one only if it is there.
+fn kinds() -> &'static [(Kind, &'static str)] {
+    const ALL: &[(Kind, &str)] =
+        &[(Kind::One, "one"), (Kind::PerThread, "per thread"), (Kind::TwoPass, "two-pass")];
+    &ALL[..ALL.len() - usize::from(TWO_PASS.is_none())]
 }
 
 /// Logs of which each takes the operations of some threads, with the number of its running
@@ -65,11 +68,11 @@ struct Lists {
 impl Lists {
     fn new(kind: Kind, threads: usize) -> Self {
         let geometry = Geometry::for_size(64 << 20, None).expect("large enough");
+        let two_pass = TWO_PASS.filter(|_| kind == Kind::TwoPass);
         let options = LogOptions {
             background_push_bytes: u64::MAX,
             hard_limit_bytes: u64::MAX,
-            #[cfg(feature = "baselines")]
-            two_pass_insertion: kind == Kind::TwoPass,
+            baselines: two_pass.unwrap_or_default(),
             ..LogOptions::for_geometry(&geometry)
         };
         let count = if kind == Kind::PerThread { threads } else { 1 };
@@ -221,13 +224,13 @@ fn main() {
     );
     for load in [Load::Create, Load::Again, Load::Whiteout] {
         for &threads in &threads {
-            let mut measured = vec![Vec::new(); Kind::ALL.len()];
+            let mut measured = vec![Vec::new(); kinds().len()];
             for _ in 0..rounds {
-                for ((kind, _), measured) in Kind::ALL.iter().zip(&mut measured) {
+                for ((kind, _), measured) in kinds().iter().zip(&mut measured) {
                     measured.push(measure(*kind, load, threads, seconds));
                 }
             }
-            for ((_, list), measured) in Kind::ALL.iter().zip(measured) {
+            for ((_, list), measured) in kinds().iter().zip(measured) {
                 let ((rate, cpu_ns), load) =
                     (medians(measured), format!("{load:?}").to_lowercase());
                 println!("{load:<10}{threads:>8}  {list:<10}{rate:>14.0}{cpu_ns:>12.0}");

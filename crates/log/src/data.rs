@@ -1,31 +1,31 @@
 //! Data that travels with the group: an fsync of little data hands its unwritten blocks to the log
-//! together with the items that describe them, and whoever writes the checkpoint writes them beside
-//! it.
+//! together with the items that describe them, and the leader that writes the checkpoint writes
+//! them beside it.
 //!
-//! States of a write: *queued* → *under way* (taken by one thread) → completed, or *lost* (it
-//! failed, and failed again on its own). A [`DataTicket`] tells the file what became of its writes.
+//! States of a write: *queued* → *under way* (a thread took it, in a [`DataBatch`]) → completed, or
+//! *lost* (it failed, and failed again on its own). A [`DataTicket`] reports to the file how its
+//! writes ended.
 //!
 //! Invariants:
-//! - A write is queued before the items that refer to it enter the list. So whoever takes a context
-//!   out of the list finds its data queued, under way, or done; and nothing counts as written
-//!   before [`DataQueue::wait_for_others`] returned.
+//! - A write is queued before the items that refer to it enter the list. So a thread that takes a
+//!   context out of the list finds its data queued, under way, or done; and nothing counts as
+//!   written before [`DataQueue::write`] returned, which waits for what other threads took before.
 //! - A transaction's superblock is written after all data of its operations has settled: its freed
 //!   blocks, which a write under way may still hit, are pinned until then.
 //! - No checkpoint calls data that was lost `NEW_DATA`: replay would end there, and with it what
-//!   others were told is durable. Blocks that were lost count as such until their transaction is
-//!   durable; until then only items of that transaction carry the mark for them.
+//!   other fsyncs were acknowledged for. Blocks that were lost count as such until their
+//!   transaction is durable; until then only items of that transaction carry the mark for them.
 //!
 //! Lock: a leaf around the queue; a ticket has its own. None is held during device I/O.
+use crate::cache_aligned::CacheAligned;
 use crate::error::LogError;
-use crate::shared::Shared;
-use cairn_blockdev::{DeviceError, SetWrite, SharedBlocks};
+use cairn_blockdev::{BlockDevice, DeviceError, SetWrite, SharedBlocks};
 use cairn_environment::Rank;
-use cairn_environment::atomic::Ordering;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::{BlockRange, EntryFlags, Extent, Generation, ItemKind};
 use std::sync::Arc;
 
-/// What became of a file's data that travels with a group.
+/// Reports how the writes of a file's data ended that travels with a group.
 ///
 /// ```
 /// let ticket = cairn_log::DataTicket::new(1);
@@ -67,22 +67,22 @@ impl DataTicket {
 pub struct DataWrite {
     /// Where.
     pub range: BlockRange,
-    /// The content; nobody changes it meanwhile.
+    /// The content; it does not change meanwhile.
     pub data: SharedBlocks,
     /// Transaction of the operation.
     pub generation: Generation,
-    /// Hears what became of it.
+    /// Learns how the write ended.
     pub ticket: Arc<DataTicket>,
 }
 
 /// Blocks whose extent is logged, but whose data never got there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lost {
+pub(crate) struct LostBlocks {
     generation: Generation,
     range: BlockRange,
 }
 
-impl Lost {
+impl LostBlocks {
     fn overlaps(&self, range: BlockRange) -> bool {
         self.range.start < range.end() && range.start < self.range.end()
     }
@@ -91,7 +91,7 @@ impl Lost {
 /// The flags that an entry gets in a checkpoint: without `NEW_DATA` where `lost` blocks are
 /// concerned.
 pub(crate) fn flags_without(
-    lost: &[Lost],
+    lost: &[LostBlocks],
     kind: u8,
     flags: EntryFlags,
     value: &[u8],
@@ -107,14 +107,16 @@ pub(crate) fn flags_without(
     }
 }
 
-/// Writes that one thread took.
-pub(crate) struct DataBatch {
+/// Writes that one thread took and has to [write](DataQueue::write). If that thread panics with
+/// them, no other waits for them for ever.
+pub(crate) struct DataBatch<'q> {
+    queue: &'q DataQueue,
     number: u64,
     /// By address.
     writes: Vec<DataWrite>,
 }
 
-impl DataBatch {
+impl DataBatch<'_> {
     /// Neighbours on the device, as index ranges of `writes`.
     fn runs(&self) -> Vec<std::ops::Range<usize>> {
         let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
@@ -138,130 +140,88 @@ impl DataBatch {
     }
 }
 
+impl Drop for DataBatch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut unsettled = self.queue.unsettled.lock();
+            unsettled.abandoned |= unsettled.under_way.contains(&self.number);
+            self.queue.settled.notify_all();
+        }
+    }
+}
+
 #[derive(Default)]
-struct Queue {
+struct UnsettledData {
     queued: Vec<DataWrite>,
     next_number: u64,
     /// Batches under way.
     under_way: Vec<u64>,
     /// Blocks queued or under way.
     blocks: u64,
-    lost: Vec<Lost>,
+    lost: Vec<LostBlocks>,
     /// Writes ever lost.
     losses: u64,
-    /// A thread panicked with a batch under way: what became of it will never be known.
+    /// A thread panicked with a batch under way: how its writes ended will never be known.
     abandoned: bool,
-}
-
-struct Watch<'a> {
-    queue: &'a DataQueue,
-    number: u64,
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let mut queue = self.queue.queue.lock();
-            queue.abandoned |= queue.under_way.contains(&self.number);
-            self.queue.settled.notify_all();
-        }
-    }
+    /// The log is dead: nothing more is queued.
+    dead: bool,
 }
 
 /// Data writes that are not settled.
 pub(crate) struct DataQueue {
-    queue: Mutex<Queue>,
+    unsettled: CacheAligned<Mutex<UnsettledData>>,
     settled: Condvar,
+    device: Arc<dyn BlockDevice>,
 }
 
 impl DataQueue {
-    pub(crate) fn new() -> Self {
-        Self { queue: Mutex::new(Rank::LEAF, Queue::default()), settled: Condvar::new() }
+    pub(crate) fn new(device: Arc<dyn BlockDevice>) -> Self {
+        let unsettled = Mutex::new(Rank::LEAF, UnsettledData::default());
+        Self { unsettled: CacheAligned(unsettled), settled: Condvar::new(), device }
     }
 
+    /// Queues data, unless the log is dead.
     pub(crate) fn add(&self, writes: Vec<DataWrite>) {
-        let mut queue = self.queue.lock();
-        queue.blocks += writes.iter().map(|write| write.range.blocks).sum::<u64>();
-        queue.queued.extend(writes);
+        let mut unsettled = self.unsettled.lock();
+        if !unsettled.dead {
+            unsettled.blocks += writes.iter().map(|write| write.range.blocks).sum::<u64>();
+            unsettled.queued.extend(writes);
+        }
     }
 
     pub(crate) fn blocks(&self) -> u64 {
-        self.queue.lock().blocks
+        self.unsettled.lock().blocks
     }
 
     pub(crate) fn losses(&self) -> u64 {
-        self.queue.lock().losses
+        self.unsettled.lock().losses
     }
 
-    pub(crate) fn lost(&self) -> Vec<Lost> {
-        self.queue.lock().lost.clone()
+    /// The blocks that count as lost now.
+    pub(crate) fn lost(&self) -> Vec<LostBlocks> {
+        self.unsettled.lock().lost.clone()
     }
 
-    /// What is queued belongs to the caller, who must [settle](Shared::settle) it.
-    pub(crate) fn take(&self) -> DataBatch {
-        let mut queue = self.queue.lock();
-        let number = queue.next_number;
-        queue.next_number += 1;
-        let mut writes = std::mem::take(&mut queue.queued);
-        queue.under_way.push(number);
-        drop(queue);
+    /// What is queued belongs to the caller, who must [write](Self::write) it.
+    pub(crate) fn take(&self) -> DataBatch<'_> {
+        let mut unsettled = self.unsettled.lock();
+        let number = unsettled.next_number;
+        unsettled.next_number += 1;
+        let mut writes = std::mem::take(&mut unsettled.queued);
+        unsettled.under_way.push(number);
+        drop(unsettled);
         writes.sort_unstable_by_key(|write| write.range.start);
-        DataBatch { number, writes }
+        DataBatch { queue: self, number, writes }
     }
 
-    /// Waits until everything that others took before is settled, too.
-    fn wait_for_others(&self) -> Result<(), LogError> {
-        let mut queue = self.queue.lock();
-        let next = queue.next_number;
-        while !queue.abandoned && queue.under_way.iter().any(|number| *number < next) {
-            self.settled.wait(&mut queue);
-        }
-        if queue.abandoned {
-            Err(LogError::Aborted("a thread that wrote data ended with a panic".into()))
-        } else {
-            Ok(())
-        }
-    }
-
-    /// While this lives, a panic lets nobody wait for `batch` for ever.
-    pub(crate) fn watch(&self, batch: &DataBatch) -> impl Sized + use<'_> {
-        Watch { queue: self, number: batch.number }
-    }
-
-    fn settle(&self, batch: &DataBatch, lost: Vec<Lost>) {
-        let mut queue = self.queue.lock();
-        queue.under_way.retain(|number| *number != batch.number);
-        queue.blocks -= batch.writes.iter().map(|write| write.range.blocks).sum::<u64>();
-        queue.losses += lost.len() as u64;
-        queue.lost.extend(lost);
-        self.settled.notify_all();
-    }
-
-    /// The superblock of `generation` is durable: no checkpoint to come will name blocks that it
-    /// lost.
-    pub(crate) fn super_committed(&self, generation: Generation) {
-        self.queue.lock().lost.retain(|lost| lost.generation > generation);
-    }
-
-    /// Nothing more is written: the log is dead.
-    pub(crate) fn forget(&self) {
-        // Dropped after the lock: the memory goes back to its pool.
-        let forgotten;
-        let mut queue = self.queue.lock();
-        forgotten = std::mem::take(&mut queue.queued);
-        queue.blocks -= forgotten.iter().map(|write| write.range.blocks).sum::<u64>();
-    }
-}
-
-impl Shared {
     /// Writes `batch`, and beside it what is in `others`; settles the batch and waits for what
-    /// others took before. Calls `meanwhile` while the device works.
+    /// other threads took before. Calls `meanwhile` while the device works.
     ///
     /// # Errors
     /// One of `others` could not be written, or a thread panicked that had taken data.
-    pub(crate) fn write_data(
+    pub(crate) fn write(
         &self,
-        batch: &DataBatch,
+        batch: DataBatch<'_>,
         others: Vec<SetWrite<'_>>,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), LogError> {
@@ -276,32 +236,62 @@ impl Shared {
         let mut lost = Vec::new();
         for (run, result) in runs.into_iter().zip(data_results) {
             for write in &batch.writes[run] {
-                // Whose fault it was is not known: each again, alone.
+                // Which write of the run failed is not known: each again, alone.
                 let again = |_| self.device.write(write.range.start.offset_bytes(), &[&write.data]);
                 let result = result.clone().or_else(again);
                 if let Err(error) = &result {
                     tracing::debug!("file data could not be written: {error}");
-                    lost.push(Lost { generation: write.generation, range: write.range });
+                    lost.push(LostBlocks { generation: write.generation, range: write.range });
                 }
                 write.ticket.settle(result);
             }
         }
-        self.data.settle(batch, lost);
-        self.data.wait_for_others()?;
+        self.settle(&batch, lost);
+        self.wait_for_others()?;
         Ok(results.into_iter().collect::<Result<(), _>>()?)
     }
 
     /// Writes what is queued; on return everything that was queued before has settled.
-    pub(crate) fn write_queued_data(&self) -> Result<(), LogError> {
-        let batch = self.data.take();
-        let _watch = self.data.watch(&batch);
-        self.write_data(&batch, Vec::new(), &mut || {})
+    pub(crate) fn write_queued(&self) -> Result<(), LogError> {
+        self.write(self.take(), Vec::new(), &mut || {})
     }
 
-    /// Queues data, unless nothing is written any more.
-    pub(crate) fn queue_data(&self, writes: Vec<DataWrite>) {
-        if !self.dead.load(Ordering::Acquire) {
-            self.data.add(writes);
+    fn settle(&self, batch: &DataBatch<'_>, lost: Vec<LostBlocks>) {
+        let mut unsettled = self.unsettled.lock();
+        unsettled.under_way.retain(|number| *number != batch.number);
+        unsettled.blocks -= batch.writes.iter().map(|write| write.range.blocks).sum::<u64>();
+        unsettled.losses += lost.len() as u64;
+        unsettled.lost.extend(lost);
+        self.settled.notify_all();
+    }
+
+    /// Waits until everything that other threads took before is settled, too.
+    fn wait_for_others(&self) -> Result<(), LogError> {
+        let mut unsettled = self.unsettled.lock();
+        let next = unsettled.next_number;
+        while !unsettled.abandoned && unsettled.under_way.iter().any(|number| *number < next) {
+            self.settled.wait(&mut unsettled);
         }
+        if unsettled.abandoned {
+            Err(LogError::Aborted("a thread that wrote data ended with a panic".into()))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The superblock of `generation` is durable: no checkpoint to come will name blocks that it
+    /// lost.
+    pub(crate) fn super_committed(&self, generation: Generation) {
+        self.unsettled.lock().lost.retain(|lost| lost.generation > generation);
+    }
+
+    /// The log is dead: forgets what is queued, and what comes.
+    pub(crate) fn close(&self) {
+        // Dropped after the lock: the memory goes back to its pool.
+        let forgotten;
+        let mut unsettled = self.unsettled.lock();
+        unsettled.dead = true;
+        forgotten = std::mem::take(&mut unsettled.queued);
+        unsettled.blocks -= forgotten.iter().map(|write| write.range.blocks).sum::<u64>();
     }
 }

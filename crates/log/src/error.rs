@@ -31,8 +31,8 @@ pub enum ReplayError {
 /// Why the log asks for a transaction commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum CommitReason {
-    /// An fsync or the background push found no room in the ring; those who wait continue at
-    /// `super_committed`.
+    /// An fsync or the background push found no room in the ring; the requests that wait continue
+    /// at `super_committed`.
     RingFull,
     /// As `RingFull`: the changed items are too many for one checkpoint.
     ContextTooLarge,

@@ -1,318 +1,304 @@
-//! Leading: one round after the other while somebody waits.
+//! The walk of an fsync: what a leader does from the registered requests to their completion.
 //!
-//! A round: gather → push → flush → tell those who waited. While it runs, others register and form
-//! the next group. While several wait, a worker of the log leads: between two rounds there is no
-//! hand-over then, and the device need not wait for a thread to wake up, which takes longest when
-//! many others have just been woken. Whoever waits alone leads its own round and hands over to
-//! nobody. Those whose operation is durable are told while the device works on the next group,
-//! since telling many takes as long as a flush; but before a leader waits for others to join, for
-//! it is them who join.
+//! ```text
+//! Log::wait_durable ──► Waiters::register ──► lead ──► write_group ──► CompletedGroup::finish
+//! Log::on_durable   ──┘  (another leads:               steps 2 to 8     callback, or the thread
+//!                         wait for it)                                  that waits at its slot
+//! ```
 //!
-//! *Overlapping.* When the gathering policy says that it pays, a leader that has written its group
-//! leads no more while it flushes: the group is *in flight*. As soon as everybody else who is
-//! expected has registered, the one who came last leads, or the second worker, and writes the next
-//! group while the flush is under way. When the flush is done, its thread leads again unless
-//! somebody else does. Writing is for leaders only, so checkpoints are written in order, and a
-//! flush covers all that were written before it.
+//! A leader does one round after the other: [`lead`] has the loop and step 1, [`write_group`] the
+//! steps of one group, from top to bottom. Everything that they call computes, waits or writes, and
+//! returns; nothing calls back up.
 //!
-//! Why no wake-up is lost: the decision to stop leading and the registration of a waiter happen
-//! under the group's lock; a waiter that comes after the decision finds `leader` unset and leads
-//! itself. A successor is appointed while it is in the list of waiters; if it is finished before it
-//! wakes up, it still sees that it leads, and hands over again. [`Telling`] tells everybody at the
-//! latest when it is dropped. A leader that panics leaves a dead log.
-use crate::error::{CommitReason, LogError};
+//! *Who leads.* While several requests wait, a worker of the log leads: between two rounds there is
+//! no hand-over then, and the device need not wait for a thread to wake up, which takes longest when
+//! many others have just been woken. A thread that waits alone leads its own round and hands over to
+//! none.
+//!
+//! *When waiters are finished.* While the device works on the next group, since waking many takes as
+//! long as a flush; but before a leader waits for others to join, for the ones that it wakes are the
+//! ones that join; and when the leader leads no more.
+//!
+//! *Overlapping.* When M3 (`gathering.rs`) says that it pays, a leader that has written its group
+//! leads no more while it flushes: the group is *in flight*. As soon as all other requests that are
+//! expected have registered, the thread that came last leads, or the second worker, and writes the
+//! next group while the flush is under way. When the flush is done, its thread leads again unless
+//! another one does. Only leaders write, so checkpoints are written in order, and a flush covers all
+//! that were written before it.
+//!
+//! *Failures.* A write or flush that fails leaves a dead log, and so does a leader that panics: no
+//! other thread would ever lead ([`LeaderDuty`]). A [`CompletedGroup`] finishes its waiters at the
+//! latest when it is dropped, also after the panic of a callback.
+//!
+//! Lock discipline: no lock is held here; the parts of [`LogCore`] take theirs.
+use crate::checkpoint::ring::NoRoom;
+use crate::core::LogCore;
+use crate::early_wake_up;
+use crate::error::LogError;
 use crate::gathering::FlushPolicy;
-use crate::group::{Launched, Slot, Waiter};
-use crate::log::LogOptions;
-use crate::push::{NoRoom, nanoseconds};
-use crate::shared::Shared;
-use crate::stages::{Ending, RoundTimes};
-use cairn_environment::clock;
-use std::cell::Cell;
+use crate::group::{Decision, Launched, Leader, Waiter};
+use crate::stages::{Ending, RoundTimes, Stages};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 
-/// What a round left to do.
-#[derive(Default)]
-struct Round {
-    /// Somebody else leads by now.
-    left: bool,
-    no_room: Option<NoRoom>,
-    /// Waiters whose operation is durable, and who don't know yet.
-    finished: Vec<Waiter>,
-    times: RoundTimes,
-}
-
-/// Who leads.
+/// What a round is for.
 #[derive(Clone, Copy)]
-pub(crate) enum Leader<'a> {
-    /// A thread that waits here for its own operation.
-    Blocked(&'a Arc<Slot>),
-    /// A thread that brought a callback and has other things to do.
-    Passing,
-    /// The same, and others wait for the thread: one round, which it has begun or not.
-    Once(&'a Cell<bool>),
-    /// The log's worker.
-    Worker,
+enum Purpose {
+    /// The requests that wait.
+    Group,
+    /// A list of at least so many bytes that no request waits for.
+    Push(u64),
 }
 
-/// Those whose operation is durable, on the way to being told.
-struct Telling<'a> {
-    shared: &'a Shared,
-    finished: std::vec::IntoIter<Waiter>,
+/// Leads as long as requests wait and `leader` may lead for them.
+pub(crate) fn lead(core: &LogCore, leader: Leader<'_>) {
+    let mut duty = LeaderDuty::begin(core);
+    lead_on(core, &mut duty, leader, None);
+}
+
+/// The worker's push: writes a list of at least so many bytes without a flush, and leads for the
+/// requests that registered meanwhile. If another thread leads, the worker is woken again later.
+pub(crate) fn push(core: &LogCore, at_least_bytes: u64) {
+    if core.waiters.lead_to_push() {
+        let mut duty = LeaderDuty::begin(core);
+        lead_on(core, &mut duty, Leader::Worker, Some(Purpose::Push(at_least_bytes)));
+    }
+}
+
+/// Does one round after the other, the `first` of them in any case. Each begins with
+///
+/// 1. **Stay, or hand the leadership on**: to a thread that waits or to a worker; to none when no
+///    request waits, the log is dead, or the requests wait for a transaction commit, which is asked
+///    for here.
+///
+/// and goes on with steps 2 to 8 in [`write_group`].
+fn lead_on(
+    core: &LogCore,
+    duty: &mut LeaderDuty<'_>,
+    leader: Leader<'_>,
+    mut first: Option<Purpose>,
+) {
+    // The group of the round before: its waiters are finished while the device works on the next.
+    let mut completed = CompletedGroup::none(core);
+    let mut no_room = None;
+    while duty.leads() {
+        let purpose = match first.take() {
+            Some(purpose) => purpose,
+            None if stays(core, leader, no_room) => Purpose::Group,
+            None => break,
+        };
+        let round = write_group(core, duty, purpose, &mut completed).unwrap_or_else(|error| {
+            core.fail(error);
+            Round { no_room: None, completed: CompletedGroup::none(core) }
+        });
+        completed.finish();
+        Round { no_room, completed } = round;
+    }
+    duty.end();
+    completed.finish();
+}
+
+/// Step 1.
+fn stays(core: &LogCore, leader: Leader<'_>, no_room: Option<NoRoom>) -> bool {
+    let Decision::Leave { successor, push, fallback } = core.waiters.decide(leader, no_room) else {
+        return true;
+    };
+    core.wake(successor);
+    if push {
+        core.wake_to_push();
+    }
+    if let Some(no_room) = fallback {
+        early_wake_up::request_commit(core, no_room);
+    }
+    false
+}
+
+/// How a round ended.
+struct Round<'a> {
+    no_room: Option<NoRoom>,
+    completed: CompletedGroup<'a>,
+}
+
+/// Makes one group durable. `before` is the group of the round before.
+///
+/// 2. **Take the group**: the requests that are registered; wait for others first, if M3 says so.
+/// 3. **Cut the items into checkpoints**: take all contexts out of the list and give each its place
+///    in the ring. If there is no room, only what is written already is flushed, and the rest waits
+///    for a commit. *Crash: nothing of this group is on the device.*
+/// 4. **Write the data and the checkpoints** side by side: first take the data, which was queued
+///    before the items that refer to it, and format, holding no lock; finish the waiters of the
+///    group before while the device works; wait for all writes, also for data that a commit took.
+///    *Crash: any part of them is on the device. Replay takes the checkpoints that are whole and
+///    whose data is there.*
+/// 5. **Mend**: if data was lost, the checkpoints are not what they should be. Flush, and write them
+///    (again) without the mark for it. *Crash: as before; torn between the two versions, a
+///    checkpoint's checksum fails, and replay ends there.*
+/// 6. **Note them as written**: a later flush may count for them.
+/// 7. **Flush**, unless nothing was written since the last flush; beside it another thread may write
+///    the next group, if M3 says so. *Crash before it ends: as before, and no request of the group
+///    was acknowledged. Crash afterwards: replay finds everything.*
+/// 8. **Complete the group**: what is durable advances, and the waiters that it covers are taken
+///    out. The caller finishes them.
+///
+/// # Errors
+/// A checkpoint could not be written, or a flush failed. The waiters are still registered.
+fn write_group<'a>(
+    core: &'a LogCore,
+    duty: &mut LeaderDuty<'_>,
+    purpose: Purpose,
+    before: &mut CompletedGroup<'a>,
+) -> Result<Round<'a>, LogError> {
+    let mut round = Round { no_room: None, completed: CompletedGroup::none(core) };
+    let mut times = RoundTimes::default();
+
+    // 2. Take the group.
+    let is_written = match purpose {
+        Purpose::Group => {
+            if core.waiters.begin_group(core.checkpoints.flush_time()) {
+                before.finish();
+                core.waiters.gather();
+            }
+            let Some(target) = core.waiters.highest_target() else { return Ok(round) };
+            target <= core.checkpoints.written_last()
+        }
+        Purpose::Push(bytes) if core.list.begins_background_push(bytes) => false,
+        Purpose::Push(_) => return Ok(round),
+    };
+    if !is_written {
+        times.writing();
+        // 3. Cut the items into checkpoints.
+        match core.checkpoints.take(&core.list) {
+            Err(no_room) => round.no_room = Some(no_room),
+            Ok(taken) => {
+                // 4. Write the data and the checkpoints. Decided once: a superblock may become
+                // durable meanwhile, and with it blocks no longer count as lost.
+                let data = core.data.take();
+                core.list.notify_throttled();
+                let data_first = !core.data.lost().is_empty();
+                let checkpoints =
+                    if data_first { Vec::new() } else { core.checkpoints.format(&taken, &[]) };
+                let writes = core.checkpoints.writes(&taken, &checkpoints);
+                core.data.write(data, writes, &mut || before.finish())?;
+                // 5. Mend.
+                let lost = core.data.lost();
+                if !taken.is_empty() && (data_first || !lost.is_empty()) {
+                    core.checkpoints.write_after_data(&taken, &lost)?;
+                }
+                // 6. Note them as written.
+                core.checkpoints.wrote(&taken);
+                let relief = taken.relief;
+                core.list.recycle(taken.into_contexts());
+                if let Some(reason) = relief {
+                    (core.commit_request)(reason);
+                }
+            }
+        }
+    }
+    before.finish();
+    if matches!(purpose, Purpose::Push(_)) && round.no_room.is_none() {
+        // What a push has written, the next group flushes.
+        return Ok(round);
+    }
+    // 7. Flush. Another thread may write the next group meanwhile.
+    let launched = match round.no_room {
+        None => core.waiters.launch(core.checkpoints.written_last()),
+        Some(_) => None,
+    };
+    let is_launched = launched.is_some();
+    if let Some(Launched { successor }) = launched {
+        duty.set(Duty::Flush);
+        core.wake(successor);
+    }
+    let flushed = core.checkpoints.flush(core.options.flush == FlushPolicy::Each);
+    if let Ok(flushed) = &flushed {
+        times.flushed(flushed.began);
+    }
+    // 8. Complete the group.
+    let durable = flushed.as_ref().ok().map(|flushed| flushed.last);
+    let (leads, finished) = core.waiters.complete(is_launched, durable);
+    duty.set(if leads { Duty::Lead } else { Duty::Over });
+    round.completed = CompletedGroup::new(core, finished, times);
+    flushed.map(|_| round)
+}
+
+/// The waiters of a group whose operation is durable, until they are finished.
+struct CompletedGroup<'a> {
+    stages: &'a Stages,
+    waiters: std::vec::IntoIter<Waiter>,
     times: RoundTimes,
 }
 
-impl Telling<'_> {
-    fn now(&mut self) {
-        for waiter in self.finished.by_ref() {
-            waiter.finish(Ok(Ending::Round(self.times)), &self.shared.stages);
+impl<'a> CompletedGroup<'a> {
+    fn none(core: &'a LogCore) -> Self {
+        Self { stages: &core.stages, waiters: Vec::new().into_iter(), times: RoundTimes::default() }
+    }
+
+    fn new(core: &'a LogCore, waiters: Vec<Waiter>, times: RoundTimes) -> Self {
+        if !waiters.is_empty() {
+            let size = waiters.len() as u64;
+            tracing::trace!(durable = %core.waiters.durable(), size, "group done");
+            core.stages.round(&times, size);
+        }
+        Self { stages: &core.stages, waiters: waiters.into_iter(), times }
+    }
+
+    /// Finishes the waiters that are left.
+    fn finish(&mut self) {
+        for waiter in self.waiters.by_ref() {
+            waiter.finish(Ok(Ending::Round(self.times)), self.stages);
         }
     }
 }
 
-impl Drop for Telling<'_> {
+impl Drop for CompletedGroup<'_> {
     fn drop(&mut self) {
         // After a panic of one callback the others are called all the same; a second panic is lost
         // in the first.
-        while self.finished.len() > 0
-            && std::panic::catch_unwind(AssertUnwindSafe(|| self.now())).is_err()
+        while self.waiters.len() > 0
+            && std::panic::catch_unwind(AssertUnwindSafe(|| self.finish())).is_err()
         {}
     }
 }
 
-/// What a thread is to the group, and would leave to nobody if it panicked.
-#[derive(Clone, Copy)]
-enum Role {
-    Leader,
+/// What a thread would leave to no other if it panicked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Duty {
+    Lead,
     /// Its group is in flight.
-    Flusher,
+    Flush,
     /// Others do without it.
-    Gone,
+    Over,
 }
 
-/// Leaves a dead log when a leader panics: nobody else would ever lead.
-struct Watch<'a> {
-    shared: &'a Shared,
-    role: Cell<Role>,
+/// Leaves a dead log when a leader panics: no other thread would ever lead.
+struct LeaderDuty<'a> {
+    core: &'a LogCore,
+    duty: Duty,
 }
 
-impl Drop for Watch<'_> {
+impl<'a> LeaderDuty<'a> {
+    fn begin(core: &'a LogCore) -> Self {
+        Self { core, duty: Duty::Lead }
+    }
+
+    fn leads(&self) -> bool {
+        self.duty == Duty::Lead
+    }
+
+    fn set(&mut self, duty: Duty) {
+        self.duty = duty;
+    }
+
+    fn end(&mut self) {
+        self.duty = Duty::Over;
+    }
+}
+
+impl Drop for LeaderDuty<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.shared
+            self.core
                 .fail(LogError::Aborted("a thread that led a group ended with a panic".into()));
-            let mut group = self.shared.group.lock();
-            let leads = match self.role.get() {
-                Role::Leader => true,
-                Role::Flusher => group.land(),
-                Role::Gone => false,
-            };
-            group.leader &= !leads;
-            drop(group);
-            self.shared.left.notify_all();
-        }
-    }
-}
-
-impl Shared {
-    /// Leads until `leader` need not or must not any more.
-    pub(crate) fn lead(&self, leader: Leader<'_>) {
-        self.lead_after(&self.watch(), leader, Round::default());
-    }
-
-    /// Of a leader.
-    fn watch(&self) -> Watch<'_> {
-        Watch { shared: self, role: Cell::new(Role::Leader) }
-    }
-
-    fn lead_after(&self, watch: &Watch<'_>, leader: Leader<'_>, mut round: Round) {
-        loop {
-            let goes_on = !round.left && self.decide(leader, round.no_room);
-            if !goes_on {
-                watch.role.set(Role::Gone);
-            }
-            let mut telling = Telling {
-                shared: self,
-                finished: std::mem::take(&mut round.finished).into_iter(),
-                times: round.times,
-            };
-            if !goes_on {
-                telling.now();
-                return;
-            }
-            round = self.round_or_fail(watch, |shared| shared.round(watch, &mut telling));
-            telling.now();
-        }
-    }
-
-    /// The worker's push, which nobody waits for.
-    pub(crate) fn push_in_background(&self) {
-        {
-            let mut group = self.group.lock();
-            if group.error.is_some() {
-                return;
-            }
-            if group.leader || group.fallback {
-                group.push_wanted = true;
-                return;
-            }
-            group.leader = true;
-        }
-        let watch = self.watch();
-        let round = self.round_or_fail(&watch, |shared| {
-            let LogOptions { background_push_bytes, hard_limit_bytes, .. } = shared.options;
-            if shared.list.lock().entry_bytes() < background_push_bytes.min(hard_limit_bytes) {
-                return Ok(Round::default());
-            }
-            shared.count(|counters| counters.background_pushes += 1);
-            let no_room = shared.push(&mut || {})?;
-            let mut round = Round { no_room, ..Round::default() };
-            if no_room.is_some() {
-                shared.flush_and_complete(&watch, &mut round)?;
-            }
-            Ok(round)
-        });
-        self.lead_after(&watch, Leader::Worker, round);
-    }
-
-    fn round_or_fail(
-        &self,
-        watch: &Watch<'_>,
-        round: impl FnOnce(&Self) -> Result<Round, LogError>,
-    ) -> Round {
-        round(self).unwrap_or_else(|error| {
-            self.fail(error);
-            Round { left: matches!(watch.role.get(), Role::Gone), ..Round::default() }
-        })
-    }
-
-    fn round(&self, watch: &Watch<'_>, telling: &mut Telling<'_>) -> Result<Round, LogError> {
-        self.gather(telling);
-        let Some(target) = self.group.lock().highest_target() else { return Ok(Round::default()) };
-        let written_last = self.ring.lock().written_last;
-        let mut round = Round::default();
-        if target > written_last {
-            round.times.writing();
-            round.no_room = self.push(&mut || telling.now())?;
-        }
-        telling.now();
-        self.flush_and_complete(watch, &mut round)?;
-        Ok(round)
-    }
-
-    /// Others may write the next group meanwhile, if groups overlap.
-    fn flush_and_complete(&self, watch: &Watch<'_>, round: &mut Round) -> Result<(), LogError> {
-        let each = self.options.flush == FlushPolicy::Each;
-        if round.no_room.is_none() {
-            self.launch(watch);
-        }
-        let flushed = self.flush(each, &mut round.times);
-        let mut group = self.group.lock();
-        if matches!(watch.role.get(), Role::Flusher) {
-            round.left = !group.land();
-            watch.role.set(if round.left { Role::Gone } else { Role::Leader });
-            if round.left && group.error.is_some() {
-                // Whoever stops a dead log waits for this one as well.
-                self.left.notify_all();
-            }
-        }
-        round.finished = self.complete(group, flushed?, &round.times);
-        Ok(())
-    }
-
-    fn launch(&self, watch: &Watch<'_>) {
-        let written_last = self.ring.lock().written_last;
-        let launched = self.group.lock().launch(written_last);
-        if let Some(Launched { successor }) = launched {
-            watch.role.set(Role::Flusher);
-            self.inform(successor);
-        }
-    }
-
-    /// Waits for others that are expected to join.
-    fn gather(&self, telling: &mut Telling<'_>) {
-        let flush_time = self.device.flush_time();
-        let mut group = self.group.lock();
-        let (begin, waiting) = (clock::now_monotonic(), group.waiting());
-        if !group.gathering.begin(begin, waiting, flush_time) {
-            return;
-        }
-        if telling.finished.len() > 0 {
-            // It is them who join.
-            drop(group);
-            telling.now();
-            group = self.group.lock();
-        }
-        while group.error.is_none() {
-            let (now, seen) = (clock::now_monotonic(), group.waiting());
-            let Some(patience) = group.gathering.patience(now, seen) else { break };
-            group.gather_wanted = Some(patience.wanted);
-            let paused = self.joined.wait_for(&mut group, patience.pause);
-            if paused && group.waiting() <= seen {
-                break;
-            }
-        }
-        group.gather_wanted = None;
-        let (now, waiting) = (clock::now_monotonic(), group.waiting());
-        group.gathering.end(now, waiting);
-        drop(group);
-        let spent_ns = nanoseconds(now - begin);
-        self.count(|counters| {
-            counters.gathers += 1;
-            counters.gather_time_ns += spent_ns;
-        });
-    }
-
-    /// After a round: whether the leader does another one. Otherwise it leads no more.
-    fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>) -> bool {
-        let mut group = self.group.lock();
-        // A superblock that became durable since the decision has made room: then the next round
-        // finds out.
-        let no_room =
-            no_room.filter(|no_room| group.error.is_none() && no_room.commits >= group.commits);
-        group.fallback |= no_room.is_some();
-        let idle = group.error.is_some() || group.fallback || group.waiting() == 0;
-        let stays = match leader {
-            Leader::Blocked(slot) => group.waits(slot),
-            Leader::Passing => !group.several_wait() && group.callback_waits(),
-            Leader::Once(has_begun) => !has_begun.replace(true),
-            // To wake somebody first would only be later.
-            Leader::Worker => true,
-        };
-        if !idle && stays {
-            return true;
-        }
-        let mut push = false;
-        let successor = if idle {
-            group.leader = false;
-            if group.error.is_some() {
-                self.left.notify_all();
-            }
-            push = !group.fallback && std::mem::take(&mut group.push_wanted);
-            None
-        } else {
-            Some(group.appoint())
-        };
-        drop(group);
-        self.inform(successor);
-        if push {
-            self.worker.send(|signals| signals.push = true);
-        }
-        if let Some(no_room) = no_room {
-            self.fall_back(no_room);
-        }
-        false
-    }
-
-    fn fall_back(&self, NoRoom { reason, request, .. }: NoRoom) {
-        tracing::debug!(?reason, "the log falls back to a transaction commit");
-        self.count(|counters| match reason {
-            CommitReason::ContextTooLarge => counters.fallbacks_context_too_large += 1,
-            _ => counters.fallbacks_ring_full += 1,
-        });
-        if request {
-            (self.commit_request)(reason);
+            self.core.waiters.leave_panicking(self.duty == Duty::Lead, self.duty == Duty::Flush);
         }
     }
 }

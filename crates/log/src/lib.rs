@@ -1,9 +1,26 @@
 //! The committed item list, the log ring, group commit, and replay.
 //!
 //! Purpose: an operation hands its changed items to the list ([`Log::insert`]) and gets a
-//! [`cairn_format::LogSeq`]. Whoever wants an operation to be durable waits for that sequence
-//! ([`Log::wait_durable`], [`Log::on_durable`]); all who wait together share one checkpoint write
+//! [`cairn_format::LogSeq`]. A caller that needs an operation to be durable waits for that sequence
+//! ([`Log::wait_durable`], [`Log::on_durable`]); all that wait together share one checkpoint write
 //! and one flush. After a crash, [`replay()`] finds the checkpoints that count.
+//!
+//! Where things stand; imports go down only:
+//!
+//! | files | what |
+//! |---|---|
+//! | `log.rs`, `worker.rs` | what operations, fsyncs and commits call; the log's own threads |
+//! | `lead.rs` | **the walk of an fsync**: what a leader does, step by step |
+//! | `early_wake_up.rs` | **M1**: a commit takes over, and its superblock finishes the requests |
+//! | `core.rs` | the parts below, put together |
+//! | `group/` | group commit: the requests that wait, and which thread leads |
+//! | `gathering.rs` | **M3**: when a leader waits for others, and whether groups overlap |
+//! | `checkpoint/` | contexts formatted and put into the ring |
+//! | `item_list/` | **M5**: the committed item list |
+//! | `data.rs` | file data that is written with the group |
+//! | `replay/` | after a crash: which checkpoints count |
+//! | `stages/` | how long each part of a request takes |
+//! | `baselines/` | what came before the mechanisms, to compare; otherwise `no_baselines.rs` |
 //!
 //! States of an item: in the *current context* → in a *closed context* (its transaction was cut) →
 //! in a checkpoint that is *written* → *durable* (a flush began after the write had completed). A
@@ -14,77 +31,55 @@
 //! - The list is switched as a whole: a checkpoint holds the effect of a contiguous run of
 //!   operations, and follows the checkpoint before it without a gap.
 //! - Data that came with items is written before the flush that makes them durable; see `data.rs`.
-//! - At most one thread *leads*: only the leader writes to the ring or flushes. Leadership is a
-//!   flag, not a lock.
-//! - While somebody waits, there is a leader, or a transaction commit was requested whose
-//!   `super_committed` continues.
+//! - At most one thread *leads*: only the leader writes to the ring. Leadership is a flag, not a
+//!   lock.
+//! - While a request waits, there is a leader, or a group in flight whose thread leads again, or a
+//!   transaction commit was requested whose `super_committed` continues.
 //! - `durable` never covers an operation whose checkpoint was written after the flush began.
 //! - The ring is never overwritten from its tail on; only a durable superblock moves the tail.
 //! - After the first failed write or flush nothing becomes durable any more; each waiter gets the
 //!   error once.
 //!
-//! Lock discipline: context list (rank `CIL_CONTEXT`) → group (`LOG_GROUP`) → ring (`LOG_RING`);
-//! the cells of single waiters and the worker's signals are leaves. No lock is held during device
-//! I/O, a callback, or a request for a commit.
+//! Lock discipline: item list (rank `CIL_CONTEXT`) → group (`LOG_GROUP`) → ring (`LOG_RING`); the
+//! data queue, the slots of single waiters and the worker's signals are leaves. No lock is held
+//! during device I/O, a callback, or a request for a commit.
 #![forbid(unsafe_code)]
 
-mod arena;
-mod batch;
-mod context;
+#[cfg_attr(not(feature = "baselines"), path = "no_baselines.rs")]
+mod baselines;
+mod cache_aligned;
+mod checkpoint;
+mod core;
 mod data;
+mod early_wake_up;
 mod error;
 mod gathering;
 mod group;
-#[cfg(feature = "stage-times")]
-mod histogram;
-mod index;
+mod item_list;
 mod lead;
 mod log;
-mod push;
+mod options;
 mod replay;
-mod ring;
-mod ring_reader;
-mod shared;
-#[cfg_attr(not(feature = "stage-times"), path = "stages_off.rs")]
+#[cfg_attr(not(feature = "stage-times"), path = "stages/off.rs")]
 mod stages;
 mod statistics;
-mod verify;
 mod worker;
+mod worker_signal;
 
-#[cfg(all(test, not(feature = "shuttle")))]
-mod crash_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod data_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod group_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod log_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod overlap_model_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod overlap_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod replay_cost_tests;
-#[cfg(all(test, not(feature = "shuttle")))]
-mod replay_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
-#[cfg(all(test, feature = "stage-times", not(feature = "shuttle")))]
-mod stages_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
-mod testing;
-#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
-mod two_pass_tests;
+mod tests;
 
-/// What `testing.rs` uses; the tests of the insertion in two passes have their own.
-#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
-const TWO_PASS_INSERTION: bool = false;
-
-pub use crate::batch::Batch;
+pub use crate::baselines::Baselines;
+pub use crate::checkpoint::Cut;
 pub use crate::data::{DataTicket, DataWrite};
 pub use crate::error::{CommitReason, LogError, ReplayError};
 pub use crate::gathering::FlushPolicy;
-pub use crate::log::{CallerLeads, CommitRequest, Cut, DurableCallback, Log, LogOptions, LogStart};
+pub use crate::group::DurableCallback;
+pub use crate::item_list::batch::Batch;
+pub use crate::log::Log;
+pub use crate::options::{CallerLeads, CommitRequest, LogOptions, LogStart};
 pub use crate::replay::{Replay, ReplayObserver, ReplayPhase, ReplayedCheckpoint, replay};
 pub use crate::stages::{RequestTimer, StageTime};
 pub use crate::statistics::LogStatistics;

@@ -1,4 +1,5 @@
-//! Counters since the log was made.
+//! Counters since the log was made. Each part of the log counts under its own lock and fills in its
+//! own fields here.
 
 /// What the log did, and what it holds now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -13,13 +14,9 @@ pub struct LogStatistics {
     pub bytes_logged: u64,
     /// Blocks written to the ring.
     pub blocks_written: u64,
-    /// Time spent writing them, in nanoseconds.
-    pub write_time_ns: u64,
     /// Flushes issued by the log.
     pub flushes: u64,
-    /// Time spent in them, in nanoseconds.
-    pub flush_time_ns: u64,
-    /// Pushes of the worker, which nobody waited for.
+    /// Pushes of the worker, which no request waited for.
     pub background_pushes: u64,
     /// Groups: rounds of a leader after which at least one waiter was done.
     pub groups: u64,
@@ -33,8 +30,6 @@ pub struct LogStatistics {
     pub immediate: u64,
     /// Times that a leader waited for others to join.
     pub gathers: u64,
-    /// Time spent so, in nanoseconds.
-    pub gather_time_ns: u64,
     /// Times that the ring had no room and a commit took over.
     pub fallbacks_ring_full: u64,
     /// Times that the items were too many for one checkpoint and a commit took over.
@@ -51,19 +46,4 @@ pub struct LogStatistics {
     pub wraps: u64,
     /// Blocks of the ring in use now.
     pub ring_blocks_used: u64,
-}
-
-impl LogStatistics {
-    /// Waiters completed in any way.
-    pub fn completed(&self) -> u64 {
-        self.grouped + self.committed + self.immediate
-    }
-    /// Average bytes of entries in a checkpoint; 0 before the first.
-    pub fn checkpoint_bytes_average(&self) -> f64 {
-        if self.checkpoints == 0 { 0.0 } else { self.bytes_logged as f64 / self.checkpoints as f64 }
-    }
-    /// Average number of waiters that shared a flush; 0 before the first group.
-    pub fn group_size_average(&self) -> f64 {
-        if self.groups == 0 { 0.0 } else { self.grouped as f64 / self.groups as f64 }
-    }
 }

@@ -171,9 +171,10 @@ fn log_options(options: &VolumeOptions, geometry: &Geometry) -> LogOptions {
         flush: options.flush,
         read_only: options.read_only,
         #[cfg(feature = "baselines")]
-        two_pass_insertion: options.baselines.two_pass_insertion,
-        #[cfg(feature = "baselines")]
-        commits_only: options.commits_only,
+        baselines: cairn_log::Baselines {
+            two_pass_insertion: options.baselines.two_pass_insertion,
+            commits_only: options.commits_only,
+        },
         ..LogOptions::for_geometry(geometry)
     }
 }

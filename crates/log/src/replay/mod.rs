@@ -29,14 +29,19 @@
 //! the ring in reads of 1 MiB (walk and search, which is one pass together, verification, and two
 //! by the caller), and N bytes in reads that follow the places on the device (`verify`). The number
 //! of checkpoints and extents adds no reads.
+pub(crate) mod ring_reader;
+pub(crate) mod verify;
+
+pub use ring_reader::ReplayedCheckpoint;
+
 use crate::error::ReplayError;
-use crate::ring_reader::{RingReader, WINDOW_BLOCKS};
-use crate::verify::{BATCH_BLOCKS, NewData, verify};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, CheckpointEntry, CheckpointHeader, EntryFlags,
     Extent, ExtentKind, FormatError, Generation, ItemKind, LogPosition, Structure, Superblock,
 };
+use ring_reader::{RingReader, WINDOW_BLOCKS};
+use verify::{BATCH_BLOCKS, NewData, verify};
 
 /// What a replay does, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,19 +55,8 @@ pub enum ReplayPhase {
     Verify,
 }
 
-/// Is told how far a replay has got: phase, what is done and of how much.
+/// Called with how far a replay has got: phase, what is done and of how much.
 pub type ReplayObserver<'a> = dyn FnMut(ReplayPhase, u64, u64) + 'a;
-
-/// One checkpoint of the chain.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReplayedCheckpoint {
-    /// Block within the ring at which it starts.
-    pub ring_block: u64,
-    /// Its length.
-    pub blocks: u64,
-    /// Its fields.
-    pub header: CheckpointHeader,
-}
 
 /// What is to be replayed.
 pub struct Replay<'d> {

@@ -1,4 +1,4 @@
-//! What `stages.rs` has, without the feature `stage-times`: nothing is measured, and nothing is
+//! What `mod.rs` has, without the feature `stage-times`: nothing is measured, and nothing is
 //! left of the calls.
 use cairn_environment::clock::Monotonic;
 

@@ -5,7 +5,7 @@
 //! size, so creating and removing files for ever needs no more memory than the items that exist at
 //! one moment. Emptying gives all places back and keeps the chunks.
 //!
-//! Chunks are allocated by whoever inserts, after the list's lock was released
+//! Chunks are allocated by the thread that inserts, after the list's lock was released
 //! ([`Arena::wants_chunk`]), so that no allocator runs under it but for a batch that is longer than
 //! a chunk.
 //!
@@ -25,13 +25,13 @@ const CLASSES: usize = FINE_CLASSES + 4 * (CHUNK_BYTES.ilog2() - FINE_BYTES.ilog
 
 /// Where a value stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct ValuePlace {
     chunk: u32,
     start: u32,
     class: u8,
 }
 
-impl Place {
+impl ValuePlace {
     fn capacity(self) -> usize {
         class_bytes(usize::from(self.class))
     }
@@ -43,7 +43,7 @@ pub(crate) struct Arena {
     /// The chunk that is being divided, and from where on it is unused.
     current: usize,
     unused_from: usize,
-    free: [Vec<Place>; CLASSES],
+    free: [Vec<ValuePlace>; CLASSES],
 }
 
 /// The smallest class whose places take `length` bytes. Class 0 takes none.
@@ -81,14 +81,14 @@ impl Arena {
     }
 
     /// Puts `value` into a place of its own.
-    pub(crate) fn store(&mut self, value: &[u8]) -> Place {
+    pub(crate) fn store(&mut self, value: &[u8]) -> ValuePlace {
         let place = self.allocate(class_of(value.len()));
         self.write(place, value);
         place
     }
 
     /// Puts `value` in the place of an older one, if it fits, or else into another.
-    pub(crate) fn replace(&mut self, place: Place, value: &[u8]) -> Place {
+    pub(crate) fn replace(&mut self, place: ValuePlace, value: &[u8]) -> ValuePlace {
         if value.len() <= place.capacity() {
             self.write(place, value);
             return place;
@@ -98,14 +98,14 @@ impl Arena {
     }
 
     /// Gives a place back.
-    pub(crate) fn release(&mut self, place: Place) {
+    pub(crate) fn release(&mut self, place: ValuePlace) {
         if place.class > 0 {
             self.free[usize::from(place.class)].push(place);
         }
     }
 
     /// The value of `length` bytes at `place`.
-    pub(crate) fn value(&self, place: Place, length: usize) -> &[u8] {
+    pub(crate) fn value(&self, place: ValuePlace, length: usize) -> &[u8] {
         if length == 0 {
             return &[];
         }
@@ -131,9 +131,9 @@ impl Arena {
         (self.current, self.unused_from) = (0, 0);
     }
 
-    fn allocate(&mut self, class: usize) -> Place {
+    fn allocate(&mut self, class: usize) -> ValuePlace {
         if class == 0 {
-            return Place::default();
+            return ValuePlace::default();
         }
         if let Some(place) = self.free[class].pop() {
             return place;
@@ -146,7 +146,7 @@ impl Arena {
         if self.current == self.chunks.len() {
             self.chunks.push(new_chunk());
         }
-        let place = Place {
+        let place = ValuePlace {
             chunk: self.current as u32,
             start: self.unused_from as u32,
             class: class as u8,
@@ -155,7 +155,7 @@ impl Arena {
         place
     }
 
-    fn write(&mut self, place: Place, value: &[u8]) {
+    fn write(&mut self, place: ValuePlace, value: &[u8]) {
         if !value.is_empty() {
             let start = place.start as usize;
             self.chunks[place.chunk as usize][start..start + value.len()].copy_from_slice(value);
@@ -192,7 +192,7 @@ mod tests {
         #[test]
         fn values_never_overlap(steps in prop::collection::vec((0_usize..8, 0_usize..5000, any::<bool>()), 1..300)) {
             let mut arena = Arena::new();
-            let mut stored: Vec<Option<(Place, Vec<u8>)>> = vec![None; 8];
+            let mut stored: Vec<Option<(ValuePlace, Vec<u8>)>> = vec![None; 8];
             for (round, (at, length, removed)) in steps.into_iter().enumerate() {
                 let value = vec![round as u8; length];
                 stored[at] = match stored[at].take() {

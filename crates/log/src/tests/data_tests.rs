@@ -55,8 +55,7 @@ fn without_its_data_a_checkpoint_does_not_count() {
     volume.put(1, b"before");
     volume.log.wait_durable(volume.log.last()).unwrap();
     volume.put_carried(0, block(0), 7);
-    volume.log.shared_for_tests().push_in_background();
-    volume.log.shared_for_tests().push(&mut || {}).unwrap();
+    crate::lead::push(&volume.log.core, 0);
     let ring = geometry().log();
     let survivor = volume.device.crash_state_with(|unflushed| {
         let in_ring =
@@ -164,7 +163,7 @@ fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
     volume.device.clear_failures();
     // The push waits for data that somebody else took.
     volume.put_carried(5, block(5), 7);
-    let taken = volume.log.shared_for_tests().data.take();
+    let taken = volume.log.core.data.take();
     let (last, ticket) = volume.put_carried(2, block(2), 6);
     let log = Arc::clone(&volume.log);
     let waiter = thread::spawn("fsync", move || log.wait_durable(last));
@@ -175,7 +174,7 @@ fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
     volume.superblock =
         Superblock { generation, log_tail: cut.position, ..volume.superblock.clone() };
     volume.log.super_committed(generation);
-    volume.log.shared_for_tests().write_data(&taken, Vec::new(), &mut || {}).unwrap();
+    volume.log.core.data.write(taken, Vec::new(), &mut || {}).unwrap();
     waiter.join().unwrap().unwrap();
     assert_eq!(volume.replayed().len(), 2, "what was acknowledged is in the log");
 }
@@ -184,11 +183,8 @@ fn a_superblock_in_the_middle_of_a_push_takes_no_checkpoint_away() {
 #[test]
 fn a_commit_waits_for_what_others_took() {
     let volume = Volume::new();
-    let batch = {
-        let shared = volume.log.shared_for_tests();
-        volume.put_carried(1, block(1), 5);
-        shared.data.take()
-    };
+    volume.put_carried(1, block(1), 5);
+    let batch = volume.log.core.data.take();
     let log = Arc::clone(&volume.log);
     let (send, returned) = std::sync::mpsc::channel();
     let committer = thread::spawn("commit", move || {
@@ -199,7 +195,7 @@ fn a_commit_waits_for_what_others_took() {
         thread::yield_now();
     }
     assert!(returned.try_recv().is_err(), "the data is not written");
-    volume.log.shared_for_tests().write_data(&batch, Vec::new(), &mut || {}).unwrap();
+    volume.log.core.data.write(batch, Vec::new(), &mut || {}).unwrap();
     returned.recv().unwrap();
     committer.join().unwrap();
     assert!(holds(&volume.device.snapshot(), block(1), 5));
@@ -218,21 +214,21 @@ fn operations_without_a_checkpoint_are_written_when_their_data_is() {
     volume.log.insert_with_data(&mut batch, vec![write]);
     batch.delete(cairn_format::TREE_FILES, extent_key(1));
     let last = volume.log.insert(&mut batch);
-    let shared = volume.log.shared_for_tests();
-    let taken = shared.data.take();
+    let core = &volume.log.core;
+    let taken = core.data.take();
     let log = Arc::clone(&volume.log);
     let waiter = thread::spawn("fsync", move || log.wait_durable(last));
     // It waits for the data that somebody else took.
-    while !shared.group.lock().leader {
+    while !core.waiters.is_led() {
         thread::yield_now();
     }
     for _ in 0..1000 {
         thread::yield_now();
-        assert!(ticket.outcome().is_none() && shared.ring.lock().written_last < last);
+        assert!(ticket.outcome().is_none() && core.checkpoints.written_last() < last);
     }
-    shared.write_data(&taken, Vec::new(), &mut || {}).unwrap();
+    core.data.write(taken, Vec::new(), &mut || {}).unwrap();
     waiter.join().unwrap().unwrap();
-    assert!(matches!(ticket.outcome(), Some(Ok(()))) && shared.ring.lock().written_last == last);
+    assert!(matches!(ticket.outcome(), Some(Ok(()))) && core.checkpoints.written_last() == last);
     assert_eq!(volume.log.statistics().checkpoints, 0);
 }
 
@@ -244,9 +240,7 @@ fn a_panic_with_data_under_way_ends_the_waits_for_it() {
     let (last, ticket) = volume.put_carried(1, block(1), 5);
     let log = Arc::clone(&volume.log);
     let taker = thread::spawn("taker", move || {
-        let shared = log.shared_for_tests();
-        let batch = shared.data.take();
-        let _watch = shared.data.watch(&batch);
+        let _batch = log.core.data.take();
         panic!("on purpose");
     });
     assert!(taker.join().is_err());

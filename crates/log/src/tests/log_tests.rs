@@ -163,7 +163,7 @@ fn a_commit_does_not_make_later_operations_durable() {
     let cut = volume.cut();
     let new = volume.put(2, b"b");
     // Written, but not flushed.
-    volume.log.shared_for_tests().push(&mut || {}).unwrap();
+    crate::lead::push(&volume.log.core, 0);
     volume.commit(cut);
     assert_eq!(volume.log.durable(), old);
     volume.log.wait_durable(new).unwrap();
@@ -526,16 +526,19 @@ fn a_flush_of_its_own_for_each() {
 #[test]
 fn each_lock_has_cache_lines_of_its_own() {
     let volume = Volume::new();
-    let shared = volume.log.shared_for_tests();
+    let core = &volume.log.core;
     let line = |address: usize| address / 128;
     let lines = [
-        line(std::ptr::from_ref(&*shared.list).addr()),
-        line(std::ptr::from_ref(&*shared.group).addr()),
-        line(std::ptr::from_ref(&*shared.ring).addr()),
-        line(std::ptr::from_ref(&*shared.data).addr()),
+        line(std::ptr::from_ref(&core.list).addr()),
+        line(std::ptr::from_ref(&core.waiters).addr()),
+        line(std::ptr::from_ref(&core.checkpoints).addr()),
+        line(std::ptr::from_ref(&core.data).addr()),
     ];
     for (index, one) in lines.iter().enumerate() {
         assert!(lines.iter().skip(index + 1).all(|other| other != one), "{lines:?}");
     }
-    assert_eq!(std::mem::align_of_val(&shared.list), 128);
+    assert_eq!(std::mem::align_of_val(&core.list), 128);
+    assert_eq!(std::mem::align_of_val(&core.waiters), 128);
+    assert_eq!(std::mem::align_of_val(&core.checkpoints), 128);
+    assert_eq!(std::mem::align_of_val(&core.data), 128);
 }

@@ -15,10 +15,12 @@
 //! groups that overlap, the flush of the later one may serve both: those of the earlier one count
 //! the later round.
 //!
-//! No lock: [`Histogram`]s. Without the feature `stage-times` the file `stages_off.rs` stands in
-//! for this one.
-use crate::histogram::Histogram;
+//! No lock: [`Histogram`]s. Without the feature `stage-times` the file `off.rs` stands in for this
+//! one.
+mod histogram;
+
 use cairn_environment::clock::{Monotonic, now_monotonic};
+use histogram::Histogram;
 
 /// Durations of one stage since the log was made.
 #[derive(Clone, PartialEq, Debug)]

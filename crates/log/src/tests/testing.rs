@@ -1,7 +1,8 @@
 //! What the tests share: a small volume on a simulated device, with commits that consist of a
 //! superblock in memory.
 use crate::{
-    Batch, CommitReason, Cut, DataTicket, DataWrite, Log, LogOptions, LogStart, Replay, ReplayError,
+    Batch, CommitReason, Cut, DataTicket, DataWrite, Log, LogOptions, LogStart, LogStatistics,
+    Replay, ReplayError,
 };
 use cairn_blockdev::{AlignedBuffer, BlockBuffer, BlockDevice, SimulatedDevice};
 use cairn_environment::Rank;
@@ -72,6 +73,11 @@ pub(crate) fn quiet_options() -> LogOptions {
     }
 }
 
+/// Waiters completed in any way.
+pub(crate) fn completed(statistics: &LogStatistics) -> u64 {
+    statistics.grouped + statistics.committed + statistics.immediate
+}
+
 impl Volume {
     pub(crate) fn new() -> Self {
         Self::with_options(quiet_options())
@@ -86,8 +92,7 @@ impl Volume {
         superblock: Superblock,
         options: LogOptions,
     ) -> Self {
-        #[cfg(feature = "baselines")]
-        let options = LogOptions { two_pass_insertion: super::TWO_PASS_INSERTION, ..options };
+        let options = LogOptions { baselines: super::baselines(), ..options };
         let requests = Arc::new(Mutex::new(Rank::LEAF, Vec::new()));
         let noted = Arc::clone(&requests);
         let running = superblock.generation.next();
@@ -177,7 +182,7 @@ impl Volume {
             Superblock { generation, log_tail: cut.position, ..self.superblock.clone() };
     }
 
-    /// It is durable, and the log is told so.
+    /// It is durable, and the log learns of it.
     pub(crate) fn commit(&mut self, cut: Cut) {
         self.write_superblock(cut);
         self.log.super_committed(self.superblock.generation);

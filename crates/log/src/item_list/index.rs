@@ -14,18 +14,18 @@ const SLOTS_MIN: usize = 64;
 
 /// Position and tag; position `EMPTY` means that there is none.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct IndexSlot {
     position: u32,
     tag: u32,
 }
 
 const EMPTY: u32 = u32::MAX;
-const EMPTY_SLOT: Slot = Slot { position: EMPTY, tag: 0 };
+const EMPTY_SLOT: IndexSlot = IndexSlot { position: EMPTY, tag: 0 };
 
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     /// A power of two, or 0.
-    slots: Vec<Slot>,
+    slots: Vec<IndexSlot>,
     filled: usize,
 }
 
@@ -38,7 +38,7 @@ impl Index {
         self.slots.len() - 1
     }
 
-    /// The position among those with this hash for which `is_it` says yes.
+    /// The position among those with this hash for which `is_it` returns true.
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         if self.slots.is_empty() {
             return None;
@@ -64,7 +64,7 @@ impl Index {
             self.grow();
         }
         self.filled += 1;
-        self.place(Slot { position, tag: tag_of(hash) });
+        self.place(IndexSlot { position, tag: tag_of(hash) });
     }
 
     /// Takes out the position of an item.
@@ -122,7 +122,7 @@ impl Index {
         Some(at)
     }
 
-    fn place(&mut self, slot: Slot) {
+    fn place(&mut self, slot: IndexSlot) {
         let mask = self.mask();
         let mut at = slot.tag as usize & mask;
         while self.slots[at].position != EMPTY {

@@ -1,108 +1,36 @@
-//! Who waits for which operation, and who leads.
+//! The group: which requests wait for which operation, and whether a thread leads.
+//!
+//! Plain state, under the lock in [`super::Waiters`]; the models of the tests run it alone.
+//!
+//! States of the leadership: *none* → *led* (a thread registers, or is appointed) → none, or, if
+//! groups overlap, *in flight* while its leader flushes: another thread may lead meanwhile.
 //!
 //! Invariants: waiters are left only while there is a leader, or a group in flight, whose thread
 //! leads again when it has landed, or while `fallback` says that a transaction commit was asked
-//! for; a waiter is taken out of the list exactly once, under the lock, and finished after the lock
-//! was released; `durable` never goes back; after `error` was set the list stays empty. At most one
-//! group is in flight beside the one that a leader works on, so at most two threads are at work.
-//!
-//! Lock: rank `LOG_GROUP` around [`Group`]; a [`Slot`] is a leaf.
-use crate::error::LogError;
-use crate::gathering::Gathering;
-use crate::log::DurableCallback;
-use crate::stages::{Ending, Registration, Stages};
-use cairn_environment::Rank;
-use cairn_environment::lock::{Condvar, Mutex};
+//! for; a waiter is taken out of the list exactly once; `durable` never goes back; after `error`
+//! was set the list stays empty. At most one group is in flight beside the one that a leader works
+//! on, so at most two threads are at work.
+use super::waiter::{Waiter, WaiterSlot};
+use crate::checkpoint::ring::NoRoom;
+use crate::error::{CommitReason, LogError};
+use crate::gathering::{FlushPolicy, Gathering};
+use crate::statistics::LogStatistics;
 use cairn_format::LogSeq;
 use std::sync::Arc;
 
-/// Where a blocked thread waits: for its outcome, or to be told that it leads now.
-pub(crate) struct Slot {
-    state: Mutex<SlotState>,
-    wake: Condvar,
-}
-
-#[derive(Default)]
-struct SlotState {
-    outcome: Option<Result<Ending, LogError>>,
-    leads: bool,
-}
-
-/// Why a blocked thread goes on.
-pub(crate) enum Wake {
-    /// It is the leader now.
-    Lead,
-    /// Its operation is durable, or never will be.
-    Done(Result<Ending, LogError>),
-}
-
-impl Slot {
-    pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(Rank::LEAF, SlotState::default()), wake: Condvar::new() }
-    }
-
-    /// Sleeps until there is something to do. Leadership comes first: it must not get lost with a
-    /// finished thread.
-    pub(crate) fn wait(&self) -> Wake {
-        let mut state = self.state.lock();
-        loop {
-            if std::mem::take(&mut state.leads) {
-                return Wake::Lead;
-            }
-            if let Some(outcome) = state.outcome.take() {
-                return Wake::Done(outcome);
-            }
-            self.wake.wait(&mut state);
-        }
-    }
-
-    fn finish(&self, outcome: Result<Ending, LogError>) {
-        self.state.lock().outcome = Some(outcome);
-        self.wake.notify_one();
-    }
-
-    pub(crate) fn notify(&self) {
-        self.wake.notify_one();
-    }
-}
-
-/// What happens when the operation is durable.
-pub(crate) enum Waiter {
-    Callback(DurableCallback, Registration),
-    Blocked(Arc<Slot>),
-}
-
-impl Waiter {
-    /// Whether this is the thread that waits there.
-    pub(crate) fn is(&self, own: &Arc<Slot>) -> bool {
-        matches!(self, Waiter::Blocked(slot) if Arc::ptr_eq(slot, own))
-    }
-
-    /// Tells the waiter; no lock may be held. A blocked thread looks at the clock itself when it
-    /// runs again.
-    pub(crate) fn finish(self, outcome: Result<Ending, LogError>, stages: &Stages) {
-        match self {
-            Waiter::Callback(callback, registration) => {
-                callback(outcome.map(|ending| stages.finish(&registration, ending)));
-            }
-            Waiter::Blocked(slot) => slot.finish(outcome),
-        }
-    }
-}
-
-/// Who takes over the leadership; to be told after the lock was released.
+/// The thread that takes over the leadership; to be woken after the lock was released.
 pub(crate) enum Successor {
-    Blocked(Arc<Slot>),
+    Blocked(Arc<WaiterSlot>),
     Worker,
 }
 
-/// What became of a request.
+/// Where a request stands that was registered.
 pub(crate) enum Registered {
     /// Nothing to wait for.
     Finished(Waiter, Result<(), LogError>),
-    /// Somebody leads, or a commit comes.
+    /// A thread leads, or a commit comes.
     Waiting,
-    /// Somebody else leads now.
+    /// Another thread leads now.
     Appointed(Successor),
     /// The caller leads.
     Lead,
@@ -113,7 +41,7 @@ pub(crate) struct Launched {
     pub(crate) successor: Option<Successor>,
 }
 
-/// A group that is written and whose flush is under way, while nobody leads or somebody else does.
+/// A group that is written and whose flush is under way, while no thread or another one leads.
 #[derive(Clone, Copy)]
 struct InFlight {
     /// The last operation in it.
@@ -129,13 +57,25 @@ pub(crate) struct Group {
     pub(crate) fallback: bool,
     /// Calls of `super_committed` that got here.
     pub(crate) commits: u64,
-    /// The worker wanted to push while somebody else led.
+    /// The worker wanted to push while another thread led.
     pub(crate) push_wanted: bool,
     pub(crate) durable: LogSeq,
     pub(crate) error: Option<LogError>,
     pub(crate) gathering: Gathering,
     /// A leader waits for this many.
     pub(crate) gather_wanted: Option<usize>,
+    counts: GroupCounts,
+}
+
+#[derive(Clone, Copy, Default)]
+struct GroupCounts {
+    groups: u64,
+    grouped: u64,
+    group_size_max: u64,
+    committed: u64,
+    gathers: u64,
+    fallbacks_ring_full: u64,
+    fallbacks_context_too_large: u64,
 }
 
 impl Group {
@@ -151,16 +91,17 @@ impl Group {
             error: None,
             gathering,
             gather_wanted: None,
+            counts: GroupCounts::default(),
         }
     }
 
-    /// Those who wait for the next group.
+    /// How many requests wait for the next group.
     pub(crate) fn waiting(&self) -> usize {
         if self.in_flight.is_none() { self.waiters.len() } else { self.next().count() }
     }
 
     /// Whether the thread that blocks there has not been taken out yet.
-    pub(crate) fn waits(&self, slot: &Arc<Slot>) -> bool {
+    pub(crate) fn waits(&self, slot: &Arc<WaiterSlot>) -> bool {
         self.waiters.iter().any(|(_, waiter)| waiter.is(slot))
     }
 
@@ -169,14 +110,14 @@ impl Group {
         self.waiters.iter().filter(move |(target, _)| *target > in_flight).map(|(_, waiter)| waiter)
     }
 
-    /// Whether threads of the log still have to do with the device.
+    /// Whether a leader, or the thread of a group in flight, still uses the device.
     pub(crate) fn is_busy(&self) -> bool {
         self.leader || self.in_flight.is_some()
     }
 
     /// The leader has written everything up to `last`, and flushes it now. If groups may overlap
-    /// and no other is in flight, its own is from now on, and it leads no more; whoever leads next,
-    /// if the next group is complete already, is to be told.
+    /// and no other is in flight, its own is from now on, and it leads no more; if the next group
+    /// is complete already, its leader is appointed.
     pub(crate) fn launch(&mut self, last: LogSeq) -> Option<Launched> {
         if !self.gathering.overlaps() || self.in_flight.is_some() || self.error.is_some() {
             return None;
@@ -190,7 +131,7 @@ impl Group {
         })
     }
 
-    /// The group in flight has landed. Its thread leads again, unless somebody else does; says
+    /// The group in flight has landed. Its thread leads again, unless another one does; returns
     /// whether it leads.
     pub(crate) fn land(&mut self) -> bool {
         self.in_flight = None;
@@ -198,9 +139,9 @@ impl Group {
         !std::mem::replace(&mut self.leader, true)
     }
 
-    /// Whether to write the next group beside the flush of the one in flight: everybody else who is
-    /// expected waits for it, and it isn't the smaller one. A wait for the flush would only bring
-    /// those that are in flight themselves.
+    /// Whether to write the next group beside the flush of the one in flight: all other requests
+    /// that are expected wait for it, and it isn't the smaller one. A wait for the flush would only
+    /// bring those that are in flight themselves.
     fn next_is_complete(&self) -> bool {
         let Some(InFlight { waiters, .. }) = self.in_flight else { return true };
         // Counted only when it can be.
@@ -211,13 +152,13 @@ impl Group {
         next >= waiters.max(1) && self.gathering.is_almost_all(next + waiters)
     }
 
-    /// The last operation that somebody waits for.
+    /// The last operation that a request waits for.
     pub(crate) fn highest_target(&self) -> Option<LogSeq> {
         self.waiters.iter().map(|(target, _)| *target).max()
     }
 
-    /// Adds a waiter. If nobody leads and nothing else will finish it, the caller leads from now
-    /// on.
+    /// Adds a waiter. If no thread leads and nothing else will finish the waiter, the caller leads
+    /// from now on.
     pub(crate) fn register(&mut self, target: LogSeq, waiter: Waiter) -> Registered {
         if let Some(error) = &self.error {
             return Registered::Finished(waiter, Err(error.clone()));
@@ -238,7 +179,8 @@ impl Group {
         Registered::Lead
     }
 
-    /// Takes out those whose operation is durable, at most `limit`, in the order of their arrival.
+    /// Takes out the waiters whose operation is durable, at most `limit`, in the order of their
+    /// arrival.
     pub(crate) fn take_durable(&mut self, limit: usize) -> Vec<Waiter> {
         let durable = self.durable;
         let mut taken = 0;
@@ -250,7 +192,7 @@ impl Group {
         self.waiters.extract_if(.., reached).map(|(_, waiter)| waiter).collect()
     }
 
-    /// Takes out all.
+    /// Takes out all waiters.
     pub(crate) fn take_all(&mut self) -> Vec<Waiter> {
         self.waiters.drain(..).map(|(_, waiter)| waiter).collect()
     }
@@ -264,8 +206,8 @@ impl Group {
         self.waiting() > 1
     }
 
-    /// Appoints the next leader: who waits alone and blocked, since it wakes up anyway, or else the
-    /// worker.
+    /// Appoints the next leader: a thread that waits alone and blocked, since it wakes up anyway, or
+    /// else the worker.
     pub(crate) fn appoint(&mut self) -> Successor {
         self.leader = true;
         let alone = {
@@ -273,9 +215,59 @@ impl Group {
             next.next().filter(|_| next.next().is_none())
         };
         if let Some(Waiter::Blocked(slot)) = alone {
-            slot.state.lock().leads = true;
+            slot.appoint();
             return Successor::Blocked(Arc::clone(slot));
         }
         Successor::Worker
+    }
+
+    /// A push found no room: requests wait for a commit from now on. Not so if a superblock that
+    /// became durable since then has made room, which the next round finds out, or on a dead log.
+    /// Returns whether they wait for a commit.
+    pub(crate) fn fall_back(&mut self, no_room: NoRoom) -> bool {
+        let falls_back = self.error.is_none() && no_room.commits >= self.commits;
+        if falls_back {
+            self.fallback = true;
+            match no_room.reason {
+                CommitReason::ContextTooLarge => self.counts.fallbacks_context_too_large += 1,
+                _ => self.counts.fallbacks_ring_full += 1,
+            }
+        }
+        falls_back
+    }
+
+    /// A flush made everything up to `durable` durable: takes out the waiters that it finishes.
+    pub(crate) fn complete(&mut self) -> Vec<Waiter> {
+        let limit = if self.gathering.policy() == FlushPolicy::Each { 1 } else { usize::MAX };
+        let finished = self.take_durable(limit);
+        let size = finished.len() as u64;
+        self.counts.groups += u64::from(size > 0);
+        self.counts.grouped += size;
+        self.counts.group_size_max = self.counts.group_size_max.max(size);
+        finished
+    }
+
+    /// A superblock made everything up to `durable` durable: takes out the waiters that it
+    /// finishes.
+    pub(crate) fn complete_by_commit(&mut self) -> Vec<Waiter> {
+        let finished = self.take_durable(usize::MAX);
+        self.counts.committed += finished.len() as u64;
+        finished
+    }
+
+    /// The leader waited for others to join.
+    pub(crate) fn count_gather(&mut self) {
+        self.counts.gathers += 1;
+    }
+
+    /// Fills in what the group counts.
+    pub(crate) fn count_into(&self, statistics: &mut LogStatistics) {
+        statistics.groups = self.counts.groups;
+        statistics.grouped = self.counts.grouped;
+        statistics.group_size_max = self.counts.group_size_max;
+        statistics.committed = self.counts.committed;
+        statistics.gathers = self.counts.gathers;
+        statistics.fallbacks_ring_full = self.counts.fallbacks_ring_full;
+        statistics.fallbacks_context_too_large = self.counts.fallbacks_context_too_large;
     }
 }

@@ -8,14 +8,11 @@
 //! Invariants: each item is there once; `index` tells where in `vectors`; `entry_bytes` is the sum
 //! over `vectors`; all operations in it belong to one transaction. A context has no lock of its
 //! own; the list that it stands in has.
-#[cfg(feature = "baselines")]
-#[path = "two_pass.rs"]
-mod two_pass;
-
-use crate::arena::{Arena, Place};
-use crate::batch::{Change, Identity};
-use crate::data::{Lost, flags_without};
-use crate::index::Index;
+use super::arena::{Arena, ValuePlace};
+use super::batch::{Change, Identity};
+use super::index::Index;
+use crate::baselines::boxed_values::BoxedValues;
+use crate::data::{LostBlocks, flags_without};
 use cairn_format::{
     BLOCK_SIZE, CHECKPOINT_HEADER_BYTES, CheckpointBuilder, CheckpointEntry, ENTRY_HEADER_BYTES,
     EntryFlags, Generation, LogSeq,
@@ -28,7 +25,7 @@ const ITEMS_KEPT: usize = 16 * 1024;
 #[derive(Debug)]
 struct LogVector {
     identity: Identity,
-    place: Place,
+    place: ValuePlace,
     value_bytes: u32,
     flags: EntryFlags,
     /// The item did not exist before the context that holds this vector.
@@ -51,11 +48,8 @@ pub(crate) struct Context {
     vectors: Vec<LogVector>,
     values: Arena,
     entry_bytes: usize,
-    /// Beside `vectors`, what holds their values if items are inserted in two passes; otherwise
-    /// empty.
-    #[cfg(feature = "baselines")]
-    #[allow(clippy::vec_box)]
-    two_pass: Vec<Box<two_pass::Vector>>,
+    /// The values of a predecessor of the arena, if there is one.
+    pub(crate) boxed: BoxedValues,
     /// Transaction of its operations.
     pub(crate) generation: Generation,
     /// Its last operation.
@@ -70,8 +64,7 @@ impl Context {
             vectors: Vec::new(),
             values: Arena::new(),
             entry_bytes: 0,
-            #[cfg(feature = "baselines")]
-            two_pass: Vec::new(),
+            boxed: BoxedValues::default(),
             generation,
             last: LogSeq(0),
         }
@@ -83,8 +76,7 @@ impl Context {
         self.vectors.clear();
         self.vectors.shrink_to(ITEMS_KEPT);
         self.values.clear();
-        #[cfg(feature = "baselines")]
-        self.two_pass.clear();
+        self.boxed.clear();
         self.entry_bytes = 0;
         self.last = LogSeq(0);
     }
@@ -123,7 +115,7 @@ impl Context {
             self.vectors.last_mut().expect("just added").place = place;
             return;
         };
-        if change.is_removal() && self.vectors[at].created {
+        if change.is_removal() && self.was_created(at) {
             // Created and removed within one context: nothing needs to be logged.
             self.forget(at);
             return;
@@ -132,12 +124,19 @@ impl Context {
         self.vectors[at].place = self.values.replace(self.vectors[at].place, value);
     }
 
-    fn find(&self, identity: &Identity) -> Option<usize> {
+    /// Where the item stands in `vectors`.
+    pub(crate) fn find(&self, identity: &Identity) -> Option<usize> {
         let is_it = |at: u32| self.vectors[at as usize].identity == *identity;
         self.index.find(identity.hash, is_it).map(|at| at as usize)
     }
 
-    fn add_vector(
+    /// Whether the item did not exist before this context.
+    pub(crate) fn was_created(&self, at: usize) -> bool {
+        self.vectors[at].created
+    }
+
+    /// Adds an item; its value follows.
+    pub(crate) fn add_vector(
         &mut self,
         identity: Identity,
         flags: EntryFlags,
@@ -147,7 +146,7 @@ impl Context {
         self.index.insert(identity.hash, self.vectors.len() as u32);
         let vector = LogVector {
             identity,
-            place: Place::default(),
+            place: ValuePlace::default(),
             value_bytes: value_bytes as u32,
             flags,
             created,
@@ -157,7 +156,7 @@ impl Context {
     }
 
     /// The item has a newer state; its value follows.
-    fn supersede(&mut self, at: usize, flags: EntryFlags, value_bytes: usize) {
+    pub(crate) fn supersede(&mut self, at: usize, flags: EntryFlags, value_bytes: usize) {
         let vector = &mut self.vectors[at];
         let new_data = !flags.contains(EntryFlags::DELETE) && vector.is_unproven();
         vector.flags = if new_data { EntryFlags(flags.0 | EntryFlags::NEW_DATA.0) } else { flags };
@@ -165,7 +164,8 @@ impl Context {
         vector.value_bytes = value_bytes as u32;
     }
 
-    fn forget(&mut self, at: usize) {
+    /// Takes an item out.
+    pub(crate) fn forget(&mut self, at: usize) {
         let vector = self.vectors.swap_remove(at);
         self.entry_bytes -= vector.entry_bytes();
         self.values.release(vector.place);
@@ -176,9 +176,8 @@ impl Context {
     }
 
     fn value(&self, at: usize) -> &[u8] {
-        #[cfg(feature = "baselines")]
-        if let Some(vector) = self.two_pass.get(at) {
-            return &vector.data;
+        if let Some(value) = self.boxed.value(at) {
+            return value;
         }
         let vector = &self.vectors[at];
         self.values.value(vector.place, vector.value_bytes as usize)
@@ -186,7 +185,11 @@ impl Context {
 
     /// The entries of its checkpoint, which calls no data new that was `lost`, in memory of
     /// [`Context::blocks`] blocks.
-    pub(crate) fn format<'m>(&self, memory: &'m mut [u8], lost: &[Lost]) -> CheckpointBuilder<'m> {
+    pub(crate) fn format<'m>(
+        &self,
+        memory: &'m mut [u8],
+        lost: &[LostBlocks],
+    ) -> CheckpointBuilder<'m> {
         let mut builder = CheckpointBuilder::new(memory);
         for (at, vector) in self.vectors.iter().enumerate() {
             let Identity { tree, key, .. } = vector.identity;

@@ -12,8 +12,8 @@
 //!
 //! Invariant: no bucket ever shrinks. A reader that runs beside recorders sees each recording in
 //! the buckets, the sum and the maximum at slightly different times, never half of one in a bucket.
-use crate::shared::CacheAligned;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::cache_aligned::CacheAligned;
+use cairn_environment::atomic::{AtomicU64, Ordering};
 
 /// Buckets of one power of two.
 const PARTS_BITS: u32 = 6;

@@ -5,11 +5,10 @@
 //! can't be read is no error by itself: it may reach past the blocks that were asked for, and these
 //! are then read alone.
 use crate::error::ReplayError;
-use crate::replay::ReplayedCheckpoint;
 use cairn_blockdev::{AlignedBuffer, BlockDevice};
 use cairn_format::{
-    BLOCK_SIZE, Checkpoint, FormatError, Generation, Geometry, HEADER_BYTES, LogPosition,
-    Superblock, VolumeId,
+    BLOCK_SIZE, Checkpoint, CheckpointHeader, FormatError, Generation, Geometry, HEADER_BYTES,
+    LogPosition, Superblock, VolumeId,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,8 +16,19 @@ use std::rc::Rc;
 /// Blocks of the ring read at once: 1 MiB.
 pub(crate) const WINDOW_BLOCKS: u64 = 256;
 
-/// A step of the walk: the next checkpoint, or why there is none.
-pub(crate) type Step<T> = Result<Result<T, String>, ReplayError>;
+/// One checkpoint of the chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplayedCheckpoint {
+    /// Block within the ring at which it starts.
+    pub ring_block: u64,
+    /// Its length.
+    pub blocks: u64,
+    /// Its fields.
+    pub header: CheckpointHeader,
+}
+
+/// A step along the chain: the next checkpoint, or why there is none.
+pub(crate) type ChainStep<T> = Result<Result<T, String>, ReplayError>;
 
 /// A part of the ring in memory.
 #[derive(Default)]
@@ -161,7 +171,7 @@ impl<'d> RingReader<'d> {
         blocks_max: u64,
         epoch: u64,
         generation_min: Generation,
-    ) -> Step<(ReplayedCheckpoint, Checkpoint)> {
+    ) -> ChainStep<(ReplayedCheckpoint, Checkpoint)> {
         match self.in_any_copy(|reader| reader.next_here(at, blocks_max, epoch, generation_min))? {
             Ok((next, reader)) => {
                 if reader.copy.is_some() {
@@ -179,7 +189,7 @@ impl<'d> RingReader<'d> {
         blocks_max: u64,
         epoch: u64,
         generation_min: Generation,
-    ) -> Step<(ReplayedCheckpoint, Checkpoint)> {
+    ) -> ChainStep<(ReplayedCheckpoint, Checkpoint)> {
         let place = format!("ring block {}", at.block);
         if blocks_max == 0 {
             return Ok(Err("the chain fills the ring".to_owned()));

@@ -199,7 +199,10 @@ impl Run {
         match step {
             Step::Operation(changes) => self.operate(changes),
             Step::Fsync => self.fsync(),
-            Step::Push => self.volume.log.shared_for_tests().push_in_background(),
+            Step::Push => {
+                let core = &self.volume.log.core;
+                crate::lead::push(core, core.options.pushed_bytes());
+            }
             Step::Cut => {
                 if self.pending.is_none() {
                     self.pending = Some(self.volume.cut());
@@ -231,7 +234,7 @@ impl Run {
     /// finish first, so that the run is the same each time.
     fn let_workers_finish(&self) {
         let begin = clock::now_monotonic();
-        while !self.volume.log.shared_for_tests().worker.all_rest() {
+        while !self.volume.log.core.worker.all_rest() {
             assert!(
                 begin.elapsed() < Duration::from_secs(300),
                 "a worker has ended, or waits for ever"

@@ -2,8 +2,8 @@
 //! extents.
 use super::testing::*;
 use crate::Batch;
-use crate::ring_reader::WINDOW_BLOCKS;
-use crate::verify::{BATCH_BLOCKS, NewData, RUN_BLOCKS, verify};
+use crate::replay::ring_reader::WINDOW_BLOCKS;
+use crate::replay::verify::{BATCH_BLOCKS, NewData, RUN_BLOCKS, verify};
 use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{BLOCK_SIZE, BlockNumber, EntryFlags, Generation, TREE_FILES};

@@ -9,6 +9,7 @@
 //!
 //! Lock: rank `LOG_RING`, around the whole structure.
 use crate::error::CommitReason;
+use crate::statistics::LogStatistics;
 use cairn_format::{Generation, LogPosition, LogSeq};
 use std::collections::VecDeque;
 
@@ -20,12 +21,31 @@ struct PendingCut {
     last: LogSeq,
 }
 
-/// Place of one checkpoint.
+/// CheckpointPlace of one checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct CheckpointPlace {
     /// Block within the ring.
     pub(crate) ring_block: u64,
     pub(crate) sequence: u64,
+}
+
+/// A push found no room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NoRoom {
+    /// Calls of `super_committed` that the decision knew of.
+    pub(crate) commits: u64,
+    pub(crate) reason: CommitReason,
+    /// Whether to ask for a commit: one under way will not do.
+    pub(crate) request: bool,
+}
+
+/// What was written to the ring so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) checkpoints: u64,
+    pub(crate) blocks: u64,
+    pub(crate) items: u64,
+    pub(crate) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -43,7 +63,10 @@ pub(crate) struct Ring {
     /// Calls of `super_committed` so far.
     pub(crate) commits: u64,
     /// Times that the head passed the ring's end.
-    pub(crate) wraps: u64,
+    wraps: u64,
+    written: Written,
+    /// Flushes issued by the log.
+    pub(crate) flushes: u64,
     pressure_requested: bool,
     room_requested: bool,
 }
@@ -67,12 +90,14 @@ impl Ring {
             pending: VecDeque::new(),
             commits: 0,
             wraps: 0,
+            written: Written::default(),
+            flushes: 0,
             pressure_requested: false,
             room_requested: false,
         }
     }
 
-    pub(crate) fn used(&self) -> u64 {
+    fn used(&self) -> u64 {
         self.head - self.tail
     }
 
@@ -91,25 +116,31 @@ impl Ring {
     }
 
     /// Gives out `blocks` blocks, which the caller knows to be free, for the next checkpoint.
-    pub(crate) fn allocate(&mut self, blocks: u64) -> Place {
+    pub(crate) fn allocate(&mut self, blocks: u64) -> CheckpointPlace {
         assert!(blocks <= self.free(), "the log ring has no room for {blocks} blocks");
         let LogPosition { block, sequence } = self.position();
         self.wraps += u64::from(block + blocks >= self.log_blocks);
         self.head += blocks;
         self.next_sequence += 1;
-        Place { ring_block: block, sequence }
+        CheckpointPlace { ring_block: block, sequence }
     }
 
-    /// Everything up to this checkpoint and this operation is written.
-    pub(crate) fn wrote(&mut self, sequence: u64, last: LogSeq) {
-        self.written_sequence = self.written_sequence.max(sequence);
+    /// Everything up to this operation is written: in `written` more checkpoints, of which
+    /// `sequence` is the newest, or in none, when the operations had undone each other.
+    pub(crate) fn wrote(&mut self, sequence: Option<u64>, last: LogSeq, written: Written) {
+        self.written_sequence = self.written_sequence.max(sequence.unwrap_or(0));
         self.written_last = self.written_last.max(last);
+        self.written.checkpoints += written.checkpoints;
+        self.written.blocks += written.blocks;
+        self.written.items += written.items;
+        self.written.bytes += written.bytes;
     }
 
-    /// Everything up to this checkpoint is durable. Flushes overlap, so a later one may have said
-    /// so before.
+    /// Everything up to this checkpoint is durable. Flushes overlap, so a later one may have ended
+    /// before.
     pub(crate) fn flushed(&mut self, sequence: u64) {
         self.flushed_sequence = self.flushed_sequence.max(sequence);
+        self.flushes += 1;
     }
 
     /// Whether a flush would make anything durable.
@@ -152,5 +183,16 @@ impl Ring {
         let pressed = self.used_after_pending() > self.log_blocks / 2;
         (pressed && !std::mem::replace(&mut self.pressure_requested, true))
             .then_some(CommitReason::LogPressure)
+    }
+
+    /// Fills in what the ring counts.
+    pub(crate) fn count_into(&self, statistics: &mut LogStatistics) {
+        statistics.checkpoints = self.written.checkpoints;
+        statistics.blocks_written = self.written.blocks;
+        statistics.items_logged = self.written.items;
+        statistics.bytes_logged = self.written.bytes;
+        statistics.flushes = self.flushes;
+        statistics.ring_blocks_used = self.used();
+        statistics.wraps = self.wraps;
     }
 }
