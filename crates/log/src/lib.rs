@@ -20,7 +20,7 @@
 //! | `data.rs` | file data that is written with the group |
 //! | `replay/` | after a crash: which checkpoints count |
 //! | `stages/` | how long each part of a request takes |
-//! | `baselines/` | what came before the mechanisms, to compare; otherwise `no_baselines.rs` |
+//! | `baselines/` | what came before the mechanisms, to compare; otherwise `no_baselines/` |
 //!
 //! States of an item: in the *current context* → in a *closed context* (its transaction was cut) →
 //! in a checkpoint that is *written* → *durable* (a flush began after the write had completed). A
@@ -45,7 +45,7 @@
 //! during device I/O, a callback, or a request for a commit.
 #![forbid(unsafe_code)]
 
-#[cfg_attr(not(feature = "baselines"), path = "no_baselines.rs")]
+#[cfg_attr(not(feature = "baselines"), path = "no_baselines/mod.rs")]
 mod baselines;
 mod cache_aligned;
 mod checkpoint;

@@ -2,7 +2,7 @@
 //! compare them in turns. For measurements only.
 //!
 //! This folder is the crate's one seam for predecessors: with the feature `baselines` it is
-//! compiled, without it `no_baselines.rs` stands in its place, where every choice is the product's
+//! compiled, without it `no_baselines/` stands in its place, where every choice is the product's
 //! and every type is empty. The product has no other condition on the feature.
 //!
 //! - M5, [`Baselines::two_pass_insertion`]: `two_pass.rs` inserts in two passes; the contexts hold

@@ -4,6 +4,8 @@ use crate::item_list::ItemList;
 use crate::item_list::batch::Batch;
 use cairn_format::LogSeq;
 
+pub(crate) mod boxed_values;
+
 /// Which mechanisms are replaced by what came before them: none, without the feature `baselines`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Baselines;
@@ -15,20 +17,5 @@ impl Baselines {
 
     pub(crate) fn blocks_asked(self, needed: u64, _free: u64) -> u64 {
         needed
-    }
-}
-
-pub(crate) mod boxed_values {
-    //! Values that stand outside of a context's arena: none.
-
-    #[derive(Debug, Default)]
-    pub(crate) struct BoxedValues;
-
-    impl BoxedValues {
-        pub(crate) fn value(&self, _at: usize) -> Option<&[u8]> {
-            None
-        }
-
-        pub(crate) fn clear(&mut self) {}
     }
 }
