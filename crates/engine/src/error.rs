@@ -106,7 +106,7 @@ impl From<TreeError> for Error {
 impl From<SpaceError> for Error {
     fn from(error: SpaceError) -> Self {
         match error {
-            SpaceError::NoSpace { .. } | SpaceError::TimedOut { .. } => Error::NoSpace,
+            SpaceError::NoSpace { .. } => Error::NoSpace,
             SpaceError::CalledOff => Error::Interrupted,
             SpaceError::Stopped | SpaceError::ReservationExhausted { .. } => {
                 Error::Aborted(error.to_string())

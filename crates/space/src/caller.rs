@@ -1,14 +1,14 @@
-//! On whose behalf a thread works, so that a wait for space ends when nobody wants its outcome any
-//! more.
+//! On whose behalf a thread works, so that a wait for space ends when its caller no longer wants the
+//! outcome.
 //!
 //! A server sets the caller for the time of a request; a ticket that the thread waits for then
-//! carries it. Whoever learns that a caller may be gone calls
+//! carries it. A server that learns that a caller may be gone calls
 //! [`Space::call_off`](crate::Space::call_off). No moment is missed: the waiting thread asks
 //! whether its caller is gone after its ticket has entered the queue, so a caller that goes later
 //! is found by its ticket.
 use std::cell::Cell;
 
-/// Who asked for what a thread does.
+/// The caller that asked for what a thread does.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// Number of the request, unique among those in work.
@@ -52,6 +52,6 @@ pub fn on_behalf_of<T>(caller: Caller, work: impl FnOnce() -> T) -> T {
 
 /// Whose request this thread works for.
 pub(crate) fn current() -> Option<Caller> {
-    // Under the model checker all threads share this place; models have no callers.
+    // Under the model checker all threads share this place; models name their callers themselves.
     CALLER.get()
 }

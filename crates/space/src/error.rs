@@ -16,15 +16,7 @@ pub enum SpaceError {
     /// The ticket waited when the volume stopped.
     #[error("the volume stopped while a request waited for space")]
     Stopped,
-    /// The ticket waited longer than its caller wanted.
-    #[error("no space in time: {data_blocks} data blocks and {nodes} nodes were asked for")]
-    TimedOut {
-        /// Data blocks that were asked for.
-        data_blocks: u64,
-        /// Nodes that were asked for.
-        nodes: u64,
-    },
-    /// Whoever asked for the request is gone.
+    /// The caller that made the request is gone.
     #[error("the request for space was called off: its caller is gone")]
     CalledOff,
     /// An allocation from a reservation that holds nothing of that kind: its worst case was

@@ -3,8 +3,8 @@
 //!
 //! Purpose: an operation *reserves* its worst case before it joins a transaction
 //! ([`Space::reserve`]); what it holds then ([`Reservation`]) is certain, whatever other threads
-//! do, so that an allocation inside a transaction never fails for lack of space. Who can't be
-//! served becomes a *ticket* in a fair queue, and two threads of this crate ask the engine to write
+//! do, so that an allocation inside a transaction never fails for lack of space. A request that
+//! can't be served becomes a *ticket* in a fair queue, and two threads of this crate ask the engine to write
 //! delayed data and to commit, until the tickets are satisfied or nothing comes back any more.
 //!
 //! States of a block: free → in flight (handed out) → referenced (a tree refers to it) → pinned by
@@ -19,7 +19,7 @@
 //! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in
 //!   blocks, half of it in clusters; names may use a quarter of it;
 //! - pinned blocks belong to one generation and become free exactly once;
-//! - a ticket is granted, failed, stopped or withdrawn: exactly one of these, decided under the
+//! - a ticket is granted, failed, stopped or called off: exactly one of these, decided under the
 //!   ledger's lock.
 //!
 //! Lock discipline: two mutexes, `SPACE_LEDGER` (budget, tickets, reclaim) before `SPACE_GROUPS`
@@ -56,7 +56,7 @@ mod groups;
 mod placement;
 mod reclaim;
 mod reservation;
-#[cfg(feature = "baselines")]
+#[cfg_attr(not(feature = "baselines"), path = "no_shared_flusher.rs")]
 mod shared_flusher;
 mod space;
 mod tickets;
@@ -79,8 +79,6 @@ mod model_tests;
 mod name_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod placement_tests;
-#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
-mod shared_flusher_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

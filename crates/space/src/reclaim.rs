@@ -28,7 +28,7 @@
 use crate::Space;
 use crate::budget::Urgency;
 use crate::space::Ledger;
-use crate::tickets::{Outcome, Ticket};
+use crate::tickets::{Decision, Ticket};
 use cairn_environment::clock::now_monotonic;
 use cairn_environment::lock::{Condvar, MutexGuard};
 use cairn_environment::thread::{self, JoinHandle};
@@ -234,9 +234,8 @@ impl Ledger {
     /// Whether less than `times` the room that should be there is left for ordinary requests, and
     /// reclaim could gain some.
     fn lacks_room(&self, pinned_blocks: u64, times: u64) -> bool {
-        #[cfg(feature = "baselines")]
-        if self.shared_flusher.is_some() {
-            return crate::shared_flusher::lacks_room(&self.budget, pinned_blocks);
+        if let Some(lacks) = self.shared_flusher.lacks_room(&self.budget, pinned_blocks) {
+            return lacks;
         }
         let budget = &self.budget;
         let room = budget.room_blocks();
@@ -272,7 +271,7 @@ impl Ledger {
             if spares_hopeful && is_hopeful(self, &ticket) {
                 break;
             }
-            self.tickets.finish(&ticket, Outcome::Failed);
+            self.tickets.finish(&ticket, Decision::Failed);
             self.satisfy();
             if self.tickets.granted > granted {
                 break;
@@ -284,17 +283,14 @@ impl Ledger {
     pub(crate) fn shut_down(&mut self) {
         self.reclaim.phase = Phase::Stopped;
         while let Some(ticket) = self.tickets.first().cloned() {
-            self.tickets.finish(&ticket, Outcome::Stopped);
+            self.tickets.finish(&ticket, Decision::Stopped);
         }
         let wake = &self.reclaim.wake;
         wake.reclaim.notify_all();
         wake.commit.notify_all();
         wake.commit_ended.notify_all();
         wake.returned.notify_all();
-        #[cfg(feature = "baselines")]
-        if let Some(flusher) = &self.shared_flusher {
-            flusher.wake_all();
-        }
+        self.shared_flusher.wake_all();
     }
 }
 

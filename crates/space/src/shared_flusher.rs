@@ -1,33 +1,44 @@
-//! What came before tickets: one flusher at a time, everybody else behind it. For measurements
-//! only.
+//! What came before tickets: one flusher at a time, all other requests behind it. For measurements
+//! only: without the feature `baselines`, `no_shared_flusher.rs` stands in its place, and tickets
+//! are the only way.
 //!
 //! The reservations of btrfs before its ENOSPC rework (`reserve_metadata_bytes` in
-//! `fs/btrfs/extent-tree.c` of Linux 4.7): whoever finds no space raises the `flush` flag and
+//! `fs/btrfs/extent-tree.c` of Linux 4.7): a request that finds no space raises the `flush` flag and
 //! reclaims *on its own thread*, stage after stage, each followed by another try. An ordinary
 //! request that comes meanwhile waits, whether it would fit or not, on one queue; when the flusher
 //! is done, with or without success, all are woken together and try again in whatever order they
-//! run. Who still finds no space is the next flusher. After the last stage: no space.
+//! run. The one that still finds no space is the next flusher. After the last stage: no space.
 //!
 //! Stages: some delayed data, then all of it, then a commit. Urgent requests skip the first two and
-//! wait for nobody, as `FLUSH_LIMIT` did; a commit doesn't flush at all. Preemptive reclaim existed
-//! before tickets; it stays, on the threads of [`crate::reclaim`], with the threshold that it had
-//! (`need_do_async_reclaim`).
+//! wait for no other, as `FLUSH_LIMIT` did; a commit doesn't flush at all. Preemptive reclaim
+//! existed before tickets; it stays, on the threads of [`crate::reclaim`], with the threshold that
+//! it had (`need_do_async_reclaim`).
 //!
-//! Invariant: the flag goes down, and everybody is woken, on every way out of a flush.
+//! Invariant: the flag goes down, and all that wait are woken, on every way out of a flush.
 //!
 //! Lock discipline: flag and waiters are under the ledger's mutex; a stage runs with it released.
 use crate::budget::{Budget, Request, Urgency};
-use crate::space::{Ledger, Space, no_space, timed_out};
+use crate::space::{Ledger, Space, no_space};
 use crate::{Reclaimer, Reservation, SpaceError};
 use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::{Condvar, MutexGuard};
 use cairn_environment::{Rank, assert_may_block};
 use cairn_format::NODE_BLOCKS;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-/// The flag, and who waits for it; part of the ledger.
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "shared_flusher_tests.rs"]
+mod shared_flusher_tests;
+
+/// The flusher, if there is one in the place of tickets; part of the ledger.
+#[derive(Default)]
 pub(crate) struct SharedFlusher {
+    chosen: Option<Flusher>,
+}
+
+/// The flag, and the requests that wait for it.
+struct Flusher {
     /// What a flusher calls.
     reclaimer: Weak<dyn Reclaimer>,
     flush: bool,
@@ -36,9 +47,26 @@ pub(crate) struct SharedFlusher {
 }
 
 impl SharedFlusher {
-    /// Wakes all who wait for the flusher.
+    /// Wakes all requests that wait for the flusher.
     pub(crate) fn wake_all(&self) {
-        self.changed.notify_all();
+        if let Some(flusher) = &self.chosen {
+            flusher.changed.notify_all();
+        }
+    }
+
+    /// Whether preemptive reclaim is due, as it was decided before tickets; `None` with tickets.
+    pub(crate) fn lacks_room(&self, budget: &Budget, pinned_blocks: u64) -> Option<bool> {
+        self.chosen.as_ref().map(|_| lacks_room(budget, pinned_blocks))
+    }
+
+    fn flushes(&self) -> bool {
+        self.chosen.as_ref().is_some_and(|flusher| flusher.flush)
+    }
+
+    fn set_flush(&mut self, flush: bool) {
+        if let Some(flusher) = &mut self.chosen {
+            flusher.flush = flush;
+        }
     }
 }
 
@@ -80,7 +108,7 @@ impl Stage {
 
 /// Whether preemptive reclaim is due: less than 2 % of the volume is left, and not because the rest
 /// is really used.
-pub(crate) fn lacks_room(budget: &Budget, pinned_blocks: u64) -> bool {
+fn lacks_room(budget: &Budget, pinned_blocks: u64) -> bool {
     let threshold = budget.total_blocks / 100 * 98;
     let used = budget.total_blocks - budget.free_blocks - pinned_blocks;
     let promised =
@@ -93,7 +121,6 @@ struct Turn<'a> {
     space: &'a Arc<Space>,
     request: Request,
     urgency: Urgency,
-    deadline: Option<Monotonic>,
     flushes: bool,
     /// Since when it waits for the flusher or is it.
     waits_since: Option<Monotonic>,
@@ -103,11 +130,9 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let Some(began) = self.waits_since else { return };
         let mut ledger = self.space.ledger.lock();
-        if self.flushes
-            && let Some(flusher) = &mut ledger.shared_flusher
-        {
-            flusher.flush = false;
-            flusher.wake_all();
+        if self.flushes {
+            ledger.shared_flusher.set_flush(false);
+            ledger.shared_flusher.wake_all();
         }
         ledger.tickets.count_waited(began);
     }
@@ -122,7 +147,7 @@ impl Turn<'_> {
         stage: Option<Stage>,
     ) -> Result<Attempt, SpaceError> {
         if self.urgency == Urgency::Normal && !self.flushes {
-            self.wait_for_flusher(&mut ledger)?;
+            self.wait_for_flusher(&mut ledger);
         }
         if ledger.budget.shortage_blocks(self.request, self.urgency) == 0 {
             ledger.grant(self.request);
@@ -132,7 +157,7 @@ impl Turn<'_> {
         }
         let running = ledger.reclaim.is_running();
         let reclaimer =
-            ledger.shared_flusher.as_ref().and_then(|flusher| flusher.reclaimer.upgrade());
+            ledger.shared_flusher.chosen.as_ref().and_then(|flusher| flusher.reclaimer.upgrade());
         let possible =
             stage.is_some() && running && ledger.budget.is_possible(self.request, self.urgency);
         let Some(reclaimer) = reclaimer.filter(|_| possible) else {
@@ -143,13 +168,8 @@ impl Turn<'_> {
                 no_space(self.request)
             });
         };
-        if self.deadline.is_some_and(|deadline| deadline <= now_monotonic()) {
-            return Err(timed_out(self.request));
-        }
         assert_may_block(Some(Rank::SPACE_LEDGER));
-        if let Some(flusher) = &mut ledger.shared_flusher {
-            flusher.flush = true;
-        }
+        ledger.shared_flusher.set_flush(true);
         match stage {
             Some(Stage::Commit) => ledger.reclaim.commits += 1,
             _ => ledger.reclaim.writes += 1,
@@ -159,21 +179,15 @@ impl Turn<'_> {
         Ok(Attempt::Flush(reclaimer))
     }
 
-    /// Waits while somebody else flushes.
-    fn wait_for_flusher(&mut self, ledger: &mut MutexGuard<'_, Ledger>) -> Result<(), SpaceError> {
-        while ledger.reclaim.is_running()
-            && let Some(flusher) = ledger.shared_flusher.as_ref().filter(|flusher| flusher.flush)
-        {
+    /// Waits while another request flushes.
+    fn wait_for_flusher(&mut self, ledger: &mut MutexGuard<'_, Ledger>) {
+        while ledger.reclaim.is_running() && ledger.shared_flusher.flushes() {
+            let Some(flusher) = &ledger.shared_flusher.chosen else { return };
             assert_may_block(Some(Rank::SPACE_LEDGER));
             let changed = Arc::clone(&flusher.changed);
             self.waits_since.get_or_insert_with(now_monotonic);
-            match self.deadline.map(|deadline| deadline - now_monotonic()) {
-                None => changed.wait(ledger),
-                Some(Duration::ZERO) => return Err(timed_out(self.request)),
-                Some(rest) => drop(changed.wait_for(ledger, rest)),
-            }
+            changed.wait(ledger);
         }
-        Ok(())
     }
 }
 
@@ -190,37 +204,39 @@ impl Space {
     /// If it was started before.
     pub fn start_with_shared_flusher(self: &Arc<Self>, reclaimer: Weak<dyn Reclaimer>) {
         let flusher =
-            SharedFlusher { reclaimer: reclaimer.clone(), flush: false, changed: Arc::default() };
-        self.ledger.lock().shared_flusher = Some(flusher);
+            Flusher { reclaimer: reclaimer.clone(), flush: false, changed: Arc::default() };
+        self.ledger.lock().shared_flusher.chosen = Some(flusher);
         self.start(reclaimer);
     }
 
     /// Whether there is a shared flusher in the place of tickets.
     pub fn has_shared_flusher(&self) -> bool {
-        self.ledger.lock().shared_flusher.is_some()
+        self.ledger.lock().shared_flusher.chosen.is_some()
     }
+}
 
-    /// Reserves as it was done before tickets, beginning with the ledger locked: what fits costs
-    /// one hold of it, as ever.
-    pub(crate) fn reserve_by_flushing<'a>(
-        self: &'a Arc<Self>,
-        mut ledger: MutexGuard<'a, Ledger>,
-        request: Request,
-        urgency: Urgency,
-        deadline: Option<Monotonic>,
-    ) -> Result<Reservation, SpaceError> {
-        let mut turn =
-            Turn { space: self, request, urgency, deadline, flushes: false, waits_since: None };
-        let mut stage = Stage::first(urgency);
-        loop {
-            let (reclaimer, now) = match (turn.attempt(ledger, stage)?, stage) {
-                (Attempt::Granted(reservation), _) => return Ok(reservation),
-                (Attempt::Flush(reclaimer), Some(now)) => (reclaimer, now),
-                (Attempt::Flush(_), None) => return Err(no_space(request)),
-            };
-            now.run(&*reclaimer, request);
-            stage = now.next();
-            ledger = self.ledger.lock();
-        }
+/// Reserves as it was done before tickets, beginning with the ledger locked: what fits costs one
+/// hold of it, as ever. Gives the ledger back when tickets are chosen.
+pub(crate) fn reserve<'a>(
+    space: &'a Arc<Space>,
+    mut ledger: MutexGuard<'a, Ledger>,
+    request: Request,
+    urgency: Urgency,
+) -> ControlFlow<Result<Reservation, SpaceError>, MutexGuard<'a, Ledger>> {
+    if ledger.shared_flusher.chosen.is_none() {
+        return ControlFlow::Continue(ledger);
+    }
+    let mut turn = Turn { space, request, urgency, flushes: false, waits_since: None };
+    let mut stage = Stage::first(urgency);
+    loop {
+        let (reclaimer, now) = match (turn.attempt(ledger, stage), stage) {
+            (Err(error), _) => return ControlFlow::Break(Err(error)),
+            (Ok(Attempt::Granted(reservation)), _) => return ControlFlow::Break(Ok(reservation)),
+            (Ok(Attempt::Flush(reclaimer)), Some(now)) => (reclaimer, now),
+            (Ok(Attempt::Flush(_)), None) => return ControlFlow::Break(Err(no_space(request))),
+        };
+        now.run(&*reclaimer, request);
+        stage = now.next();
+        ledger = space.ledger.lock();
     }
 }

@@ -3,7 +3,7 @@
 //! What every schedule must show: each waiter gets an answer (a lost wake-up would be a deadlock,
 //! which the checker reports), no ticket is decided twice (asserted where it happens), and no space
 //! is lost.
-use crate::{Reclaimer, Request, Reservation, Space, Urgency};
+use crate::{Caller, Reclaimer, Request, Reservation, Space, Urgency};
 use cairn_environment::atomic::{AtomicBool, Ordering::SeqCst};
 use cairn_environment::lock::Mutex;
 use cairn_environment::simulation::schedules;
@@ -12,7 +12,6 @@ use cairn_environment::{Rank, thread};
 use cairn_format::{BlockNumber, BlockRange, Generation, Geometry};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 struct Idle;
 
@@ -84,12 +83,10 @@ fn compete(stop_early: bool) {
         .enumerate()
         .map(|(index, (blocks, urgency))| {
             spawn("waiter", &space, move |space| {
-                let reserved = if index == 1 {
-                    space.reserve_timeout(data(blocks), urgency, Duration::from_micros(20))
-                } else {
-                    space.reserve(data(blocks), urgency)
-                };
-                if let Ok(reservation) = reserved {
+                // The second one's caller is gone.
+                let gone = Caller { request: 1, thread: 0, is_gone: |_| true };
+                let caller = (index == 1).then_some(gone);
+                if let Ok(reservation) = space.reserve_for(caller, data(blocks), urgency) {
                     assert_eq!(reservation.data_blocks(), blocks);
                     reservation.give_back(blocks / 2, 0);
                 }

@@ -2,17 +2,18 @@
 //!
 //! See the crate's head for states, invariants and lock discipline.
 use crate::budget::{Budget, Request, Urgency};
-use crate::caller::Caller;
+use crate::caller::{self, Caller};
 use crate::groups::{Groups, Snapshot};
 use crate::reclaim::Reclaim;
 use crate::reservation::Reservation;
-use crate::tickets::{Outcome, Ticket, Tickets};
+use crate::shared_flusher::{self, SharedFlusher};
+use crate::tickets::{Decision, Ticket, Tickets};
 use crate::{Reclaimer, SpaceError};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::Mutex;
 use cairn_format::{BITMAP_BYTES, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -24,9 +25,8 @@ pub(crate) struct Ledger {
     pub(crate) budget: Budget,
     pub(crate) tickets: Tickets,
     pub(crate) reclaim: Reclaim,
-    /// In the place of tickets, if it is there.
-    #[cfg(feature = "baselines")]
-    pub(crate) shared_flusher: Option<crate::shared_flusher::SharedFlusher>,
+    /// What came before tickets, in their place, if that is chosen.
+    pub(crate) shared_flusher: SharedFlusher,
 }
 
 impl Ledger {
@@ -38,7 +38,7 @@ impl Ledger {
             }
             let ticket = Arc::clone(first);
             self.grant(ticket.request);
-            self.tickets.finish(&ticket, Outcome::Granted);
+            self.tickets.finish(&ticket, Decision::Granted);
         }
     }
 
@@ -117,8 +117,7 @@ impl Space {
             budget,
             tickets: Tickets::default(),
             reclaim: Reclaim::default(),
-            #[cfg(feature = "baselines")]
-            shared_flusher: None,
+            shared_flusher: SharedFlusher::default(),
         };
         Arc::new(Space {
             ledger: Mutex::new(Rank::SPACE_LEDGER, ledger),
@@ -165,23 +164,10 @@ impl Space {
         request: Request,
         urgency: Urgency,
     ) -> Result<Reservation, SpaceError> {
-        self.reserve_until(request, urgency, None)
+        self.reserve_for(caller::current(), request, urgency)
     }
 
-    /// Like [`Self::reserve`], but gives up after `timeout`.
-    ///
-    /// # Errors
-    /// Those of [`Self::reserve`], or the time ran out.
-    pub fn reserve_timeout(
-        self: &Arc<Self>,
-        request: Request,
-        urgency: Urgency,
-        timeout: Duration,
-    ) -> Result<Reservation, SpaceError> {
-        self.reserve_until(request, urgency, Some(now_monotonic() + timeout))
-    }
-
-    /// Reserves space if it is there and nobody waits who comes first.
+    /// Reserves space if it is there and no ticket waits that comes first.
     ///
     /// # Errors
     /// No space at this moment.
@@ -198,23 +184,23 @@ impl Space {
         }
     }
 
-    fn reserve_until(
+    /// As [`Self::reserve`], on behalf of `caller`.
+    pub(crate) fn reserve_for(
         self: &Arc<Self>,
+        caller: Option<Caller>,
         request: Request,
         urgency: Urgency,
-        deadline: Option<Monotonic>,
     ) -> Result<Reservation, SpaceError> {
         if urgency == Urgency::Name {
-            match self.reserve_without_the_reserve(request, deadline) {
+            match self.reserve_without_the_reserve(caller, request) {
                 Err(SpaceError::NoSpace { .. }) => {}
                 decided => return decided,
             }
         }
-        let mut ledger = self.ledger.lock();
-        #[cfg(feature = "baselines")]
-        if ledger.shared_flusher.is_some() {
-            return self.reserve_by_flushing(ledger, request, urgency, deadline);
-        }
+        let mut ledger = match shared_flusher::reserve(self, self.ledger.lock(), request, urgency) {
+            ControlFlow::Break(decided) => return decided,
+            ControlFlow::Continue(ledger) => ledger,
+        };
         if self.grant_at_once(&mut ledger, request, urgency) {
             return Ok(Reservation::new(self, request));
         }
@@ -224,22 +210,17 @@ impl Space {
         if !may_wait {
             return Err(no_space(request));
         }
-        let ticket = ledger.tickets.enqueue(request, urgency);
+        let ticket = ledger.tickets.enqueue(request, urgency, caller);
         ledger.reclaim.kick(urgency);
         drop(ledger);
-        if urgency == Urgency::Normal && ticket.caller.is_some_and(Caller::is_gone) {
-            self.withdraw(&ticket, Outcome::CalledOff);
+        if urgency == Urgency::Normal && caller.is_some_and(Caller::is_gone) {
+            self.withdraw(&ticket);
         }
-        let outcome = match ticket.wait(deadline) {
-            Outcome::Waiting => self.withdraw(&ticket, Outcome::Withdrawn),
-            decided => decided,
-        };
-        match outcome {
-            Outcome::Granted => Ok(Reservation::new(self, request)),
-            Outcome::Failed => Err(no_space(request)),
-            Outcome::Stopped => Err(SpaceError::Stopped),
-            Outcome::CalledOff => Err(SpaceError::CalledOff),
-            Outcome::Withdrawn | Outcome::Waiting => Err(timed_out(request)),
+        match ticket.wait() {
+            Decision::Granted => Ok(Reservation::new(self, request)),
+            Decision::Failed => Err(no_space(request)),
+            Decision::Stopped => Err(SpaceError::Stopped),
+            Decision::CalledOff => Err(SpaceError::CalledOff),
         }
     }
 
@@ -247,8 +228,8 @@ impl Space {
     /// full volume would take as long as it takes reclaim to give up.
     fn reserve_without_the_reserve(
         self: &Arc<Self>,
+        caller: Option<Caller>,
         request: Request,
-        deadline: Option<Monotonic>,
     ) -> Result<Reservation, SpaceError> {
         let mut ledger = self.ledger.lock();
         if self.grant_at_once(&mut ledger, request, Urgency::Normal) {
@@ -261,30 +242,28 @@ impl Space {
         if hopeless {
             Err(no_space(request))
         } else {
-            self.reserve_until(request, Urgency::Normal, deadline)
+            self.reserve_for(caller, request, Urgency::Normal)
         }
     }
 
     /// Takes a ticket that is no longer wanted off its queue, unless it was decided at the last
-    /// moment.
-    fn withdraw(&self, ticket: &Arc<Ticket>, outcome: Outcome) -> Outcome {
+    /// moment. Returns whether it was called off.
+    fn withdraw(&self, ticket: &Arc<Ticket>) -> bool {
         let mut ledger = self.ledger.lock();
-        if ticket.outcome() == Outcome::Waiting {
-            ledger.tickets.finish(ticket, outcome);
+        if ticket.decision().is_none() {
+            ledger.tickets.finish(ticket, Decision::CalledOff);
             ledger.satisfy();
         }
-        ticket.outcome()
+        ticket.decision() == Some(Decision::CalledOff)
     }
 
-    /// The caller of request number `request` was told to stop: if it is gone, and waits as an
+    /// The caller of request number `request` got a signal to stop: if it is gone, and waits as an
     /// ordinary request, its wait ends. Returns whether it did.
     pub fn call_off(&self, request: u64) -> bool {
         let ticket = self.ledger.lock().tickets.of_caller(request).cloned();
-        let Some(ticket) = ticket.filter(|ticket| ticket.caller.is_some_and(Caller::is_gone))
-        else {
-            return false;
-        };
-        self.withdraw(&ticket, Outcome::CalledOff) == Outcome::CalledOff
+        ticket.is_some_and(|ticket| {
+            ticket.caller.is_some_and(Caller::is_gone) && self.withdraw(&ticket)
+        })
     }
 
     fn grant_at_once(&self, ledger: &mut Ledger, request: Request, urgency: Urgency) -> bool {
@@ -610,8 +589,4 @@ impl Space {
 
 pub(crate) fn no_space(request: Request) -> SpaceError {
     SpaceError::NoSpace { data_blocks: request.data_blocks, nodes: request.nodes }
-}
-
-pub(crate) fn timed_out(request: Request) -> SpaceError {
-    SpaceError::TimedOut { data_blocks: request.data_blocks, nodes: request.nodes }
 }

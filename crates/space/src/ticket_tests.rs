@@ -1,6 +1,6 @@
 //! Tickets and reclaim: who is served, in which order, and who fails.
 use crate::reclaim::ReturnWait;
-use crate::{Reclaimer, Request, Reservation, Space, SpaceError, SpaceReport, Urgency};
+use crate::{Caller, Reclaimer, Request, Reservation, Space, SpaceError, SpaceReport, Urgency};
 use cairn_environment::Rank;
 use cairn_environment::clock::{now_monotonic, sleep};
 use cairn_environment::lock::{Condvar, Mutex};
@@ -420,29 +420,6 @@ fn writing_delayed_data_may_itself_wait_for_a_commit() {
 }
 
 #[test]
-fn who_gives_up_lets_the_others_through() {
-    let space = volume(16 << 20);
-    let gate = Gate::closed();
-    started(&space, &gate);
-    let _held = fill(&space, 50);
-    let other = Arc::clone(&space);
-    let impatient = thread::spawn("impatient", move || {
-        other.reserve_timeout(data(100), Urgency::Normal, Duration::from_millis(300))
-    });
-    until(|| space.report().tickets_waiting == 1);
-    let patient = waiting(&space, data(20), Urgency::Normal);
-    assert_eq!(
-        impatient.join().unwrap().unwrap_err(),
-        SpaceError::TimedOut { data_blocks: 100, nodes: 0 }
-    );
-    assert_eq!(patient.join().unwrap().unwrap().data_blocks(), 20);
-    let report = space.report();
-    assert_eq!((report.tickets_waiting, report.tickets_granted, report.tickets_failed), (0, 1, 0));
-    gate.set_open(true);
-    space.stop();
-}
-
-#[test]
 fn stopping_wakes_all_who_wait() {
     let space = volume(16 << 20);
     let gate = Gate::closed();
@@ -569,15 +546,15 @@ fn stress(space: &Arc<Space>, generation: &AtomicU64, cut: &Mutex<()>, seed: u64
     let mut random = Seeded::new(seed);
     let (mut granted, mut refused) = (0, 0);
     let mut owned: Vec<BlockRange> = Vec::new();
-    for _ in 0..400 {
+    for round in 0..400 {
         let urgency = [Urgency::Normal, Urgency::Normal, Urgency::Priority, Urgency::Removal]
             [random.below(4) as usize];
         let request = Request { data_blocks: random.below(200), nodes: random.below(6) };
-        let Ok(held) = (if random.chance(1, 10) {
-            space.reserve_timeout(request, urgency, Duration::from_micros(random.below(2000)))
-        } else {
-            space.reserve(request, urgency)
-        }) else {
+        // Some callers are gone before they have waited.
+        let number = seed * 1000 + round;
+        let gone = Caller { request: number, thread: 0, is_gone: |_| true };
+        let caller = random.chance(1, 10).then_some(gone);
+        let Ok(held) = space.reserve_for(caller, request, urgency) else {
             refused += 1;
             let _guard = cut.lock();
             for range in owned.drain(..) {

@@ -1,14 +1,14 @@
 //! Tickets: requests that wait for space, in queues that are served in order.
 //!
-//! States of a ticket: waiting → granted | failed | stopped | withdrawn | called off. The state
-//! changes under the ledger's lock, before its owner is woken; only a waiting ticket changes, so
-//! that none is ever granted and failed. While it waits it stands in exactly one queue.
+//! States of a ticket: waiting → granted | failed | stopped | called off. The state changes under
+//! the ledger's lock, before its owner is woken; only a waiting ticket changes, so that none is ever
+//! granted and failed. While it waits it stands in exactly one queue.
 //!
 //! Order: removals before writeback before names before ordinary requests; first come, first served
 //! within each. Space goes to the first ticket of the first queue that isn't empty, and to nobody
 //! else while that one waits: nobody barges.
 use crate::budget::{Request, Urgency};
-use crate::caller::{self, Caller};
+use crate::caller::Caller;
 use cairn_environment::clock::{Monotonic, now_monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_may_block};
@@ -16,14 +16,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What became of a ticket.
+/// How a ticket was decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    Waiting,
+pub(crate) enum Decision {
     Granted,
     Failed,
     Stopped,
-    Withdrawn,
     CalledOff,
 }
 
@@ -35,29 +33,27 @@ pub(crate) struct Ticket {
     pub(crate) sequence: u64,
     pub(crate) caller: Option<Caller>,
     began: Monotonic,
-    /// Changed with the ledger's lock held as well. The owner waits with this mutex alone: whoever
-    /// is woken doesn't queue for the ledger behind those who still work.
-    outcome: Mutex<Outcome>,
+    /// None while the ticket waits. Changed with the ledger's lock held as well; the owner waits
+    /// with this mutex alone, so that it doesn't queue for the ledger when it is woken.
+    decision: Mutex<Option<Decision>>,
     changed: Condvar,
 }
 
 impl Ticket {
-    pub(crate) fn outcome(&self) -> Outcome {
-        *self.outcome.lock()
+    pub(crate) fn decision(&self) -> Option<Decision> {
+        *self.decision.lock()
     }
 
-    /// Sleeps until the ticket is decided or `deadline` is over. The ledger is not locked.
-    pub(crate) fn wait(&self, deadline: Option<Monotonic>) -> Outcome {
+    /// Sleeps until the ticket is decided. The ledger is not locked.
+    pub(crate) fn wait(&self) -> Decision {
         assert_may_block(None);
-        let mut outcome = self.outcome.lock();
-        while *outcome == Outcome::Waiting {
-            match deadline.map(|deadline| deadline - now_monotonic()) {
-                None => self.changed.wait(&mut outcome),
-                Some(Duration::ZERO) => break,
-                Some(rest) => drop(self.changed.wait_for(&mut outcome, rest)),
+        let mut decision = self.decision.lock();
+        loop {
+            if let Some(decided) = *decision {
+                return decided;
             }
+            self.changed.wait(&mut decision);
         }
-        *outcome
     }
 }
 
@@ -92,26 +88,28 @@ fn queue_of(urgency: Urgency) -> usize {
 }
 
 impl Tickets {
-    /// Whether nobody waits whom a request of `urgency` would overtake. A commit overtakes
-    /// everybody.
+    /// Whether no ticket waits that a request of `urgency` would overtake. A commit overtakes all.
     pub(crate) fn none_before(&self, urgency: Urgency) -> bool {
         urgency == Urgency::Commit
             || self.queues[..=queue_of(urgency)].iter().all(VecDeque::is_empty)
     }
 
     /// A new ticket at the end of its queue.
-    pub(crate) fn enqueue(&mut self, request: Request, urgency: Urgency) -> Arc<Ticket> {
+    pub(crate) fn enqueue(
+        &mut self,
+        request: Request,
+        urgency: Urgency,
+        caller: Option<Caller>,
+    ) -> Arc<Ticket> {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let outcome = Mutex::new(Rank::LEAF, Outcome::Waiting);
-        let caller = caller::current();
         let ticket = Arc::new(Ticket {
             request,
             urgency,
             sequence,
             caller,
             began: now_monotonic(),
-            outcome,
+            decision: Mutex::new(Rank::LEAF, None),
             changed: Condvar::new(),
         });
         self.queues[queue_of(urgency)].push_back(Arc::clone(&ticket));
@@ -153,16 +151,16 @@ impl Tickets {
         self.queues.iter().map(|queue| queue.len() as u64).sum()
     }
 
-    /// Somebody waited from `began` until now.
+    /// A request waited from `began` until now.
     pub(crate) fn count_waited(&mut self, began: Monotonic) {
         self.waited += 1;
         self.wait_max = self.wait_max.max(began.elapsed());
     }
 
-    /// Takes a waiting ticket off its queue, sets what became of it, and wakes its owner.
-    pub(crate) fn finish(&mut self, ticket: &Arc<Ticket>, outcome: Outcome) {
-        let previous = std::mem::replace(&mut *ticket.outcome.lock(), outcome);
-        assert_eq!(previous, Outcome::Waiting, "a ticket is decided twice");
+    /// Takes a waiting ticket off its queue, decides it, and wakes its owner.
+    pub(crate) fn finish(&mut self, ticket: &Arc<Ticket>, decision: Decision) {
+        let previous = ticket.decision.lock().replace(decision);
+        assert_eq!(previous, None, "a ticket is decided twice");
         let queue = &mut self.queues[queue_of(ticket.urgency)];
         let position = queue
             .iter()
@@ -170,9 +168,9 @@ impl Tickets {
             .expect("a waiting ticket stands in its queue");
         queue.remove(position);
         self.count_waited(ticket.began);
-        match outcome {
-            Outcome::Granted => self.granted += 1,
-            Outcome::Failed => self.failed += 1,
+        match decision {
+            Decision::Granted => self.granted += 1,
+            Decision::Failed => self.failed += 1,
             _ => {}
         }
         ticket.changed.notify_one();
