@@ -49,12 +49,10 @@ impl Rank {
     pub const SPACE_GROUPS: Rank = Rank::single(95, "block groups");
     /// The CIL's current context.
     pub const CIL_CONTEXT: Rank = Rank::single(100, "CIL context");
-    /// Who leads a group of fsyncs, who waits for which sequence.
+    /// Which thread leads a group of fsyncs, which waits for which sequence.
     pub const LOG_GROUP: Rank = Rank::single(110, "log group");
     /// Head and tail of the log ring.
     pub const LOG_RING: Rank = Rank::single(115, "log ring");
-    /// Histograms and counters that are read together.
-    pub const STATISTICS: Rank = Rank::single(120, "statistics");
     /// State of the FUSE transport.
     pub const FUSE: Rank = Rank::single(125, "FUSE transport");
     /// Which members of a composed device are in sync, and their labels.
@@ -71,7 +69,7 @@ impl Rank {
     pub const LEAF: Rank = Rank::nested_rank(200, "leaf");
 
     /// Every rank, by ascending order.
-    pub const ALL: [Rank; 22] = [
+    pub const ALL: [Rank; 21] = [
         Rank::EXTENTS,
         Rank::TRANSACTION,
         Rank::RENAME,
@@ -86,7 +84,6 @@ impl Rank {
         Rank::CIL_CONTEXT,
         Rank::LOG_GROUP,
         Rank::LOG_RING,
-        Rank::STATISTICS,
         Rank::FUSE,
         Rank::MEMBERS,
         Rank::MIRROR,

@@ -202,7 +202,7 @@ impl DataQueue {
         self.unsettled.lock().lost.clone()
     }
 
-    /// What is queued belongs to the caller, who must [write](Self::write) it.
+    /// What is queued belongs to the caller, which must [write](Self::write) it.
     pub(crate) fn take(&self) -> DataBatch<'_> {
         let mut unsettled = self.unsettled.lock();
         let number = unsettled.next_number;

@@ -17,7 +17,7 @@
 //! **Nothing already logged is logged again.** The superblock covers the contexts that its cut
 //! closed: they are dropped, not written. It covers what the ring holds before the cut: that part
 //! of the ring is free. Operations after the cut are in the current context, and a request for one
-//! of them stays registered; if any does, a leader is appointed, who finds room now.
+//! of them stays registered; if any does, a leader is appointed, which finds room now.
 //!
 //! Order, and why: list, ring, data and group learn of the superblock one after the other, each
 //! under its own lock. A leader may work in between: it takes contexts that no superblock covers,

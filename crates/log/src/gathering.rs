@@ -1,33 +1,43 @@
-//! How groups follow each other: how long a leader waits for others before it writes, which is
-//! flush coordination, after Ric Wheeler's and Darrick Wong's work on ext4 and the batching in
-//! jbd2; and whether a group is written while the one before is flushed.
+//! M3, coordinated flushes: how groups of fsyncs follow each other, so that as many requests as
+//! possible share a flush where that serves more of them per time.
 //!
-//! A flush keeps a simple device from everything else, so the fewer of them the better; but who
-//! waits for company is not served meanwhile. Whether that pays depends on why requests come:
-//! - *In a circle*: those who come are the ones that the last group let go. Then, if the leader
-//!   waits until all are there, one flush does for all of them, and more requests are served per
-//!   time.
+//! Two questions, both answered here: how long a leader waits for other requests before it closes
+//! its group (after Ric Wheeler's and Darrick Wong's work on ext4, and the batching in jbd2), and
+//! whether a group is written while the one before is flushed.
+//!
+//! **Waiting for company.** A flush keeps a simple device from everything else, so the fewer of them
+//! the better; but a request that waits for company is not served meanwhile. Whether that pays
+//! depends on why requests come:
+//! - *In a circle*: the requests that come are from the clients whose requests the last group
+//!   completed. Then, if the leader waits until all are there, one flush does for all of them, and
+//!   more requests are served per time.
 //! - *By themselves*, whatever the leader does. Then as many are served per time with a wait as
 //!   without, and all that the wait changes is that each takes longer.
 //!
-//! Where a flush is too short for that, the requesters are always some in flight and some at work,
-//! and the question is another one: a device that works on several requests at once is faster with
-//! two groups in flight, one that doesn't is slower.
+//! **Overlapping.** Where a flush is too short for that, some clients are always in flight and some
+//! at work, and the question is another one: a device that works on several requests at once is
+//! faster with two groups in flight, one that doesn't is slower.
 //!
-//! So groups are closed in one of three ways: *together*, when all who were active lately have
-//! come; *apart*, one after the other, at once; and *overlapping*, when all have come who aren't in
-//! flight. Apart is compared with the one of the others that suits the flush time: the requests per
-//! time are measured for both, from close to close, and it is left only while the other was found
-//! to serve more. From time to time the other way is tried for a while, after the first trials more
-//! rarely. After a change of the way nothing counts until each requester may have come once: they
-//! come as the old way let them go.
+//! **Three ways, and how one is chosen.** Groups are closed *together*, when all clients that were
+//! active lately have come; *apart*, one after the other, at once; or *overlapping*, when all have
+//! come that aren't in flight. Apart is compared with the one of the others that suits the measured
+//! flush time: the requests per time are measured for both, from close to close, and it is left only
+//! while the other was found to serve more. From time to time the other way is tried for a while,
+//! after the first trials more rarely. After a change of the way nothing counts until each client
+//! may have come once: they come as the old way completed them. With a single client, or a flush
+//! below 2 ms, no leader waits.
+//!
+//! Where it acts: the leader asks [`Gathering::begin`] when it takes its group and
+//! [`Gathering::patience`] while it waits (`lead.rs`, step 2); the group asks
+//! [`Gathering::overlaps`] when its flush begins (step 7), and [`Gathering::is_almost_all`] when a
+//! request registers beside a group in flight.
 //!
 //! States of a group: nothing → *gathering*, unless it is closed at once ([`Gathering::begin`],
 //! then [`Gathering::patience`] until it is out, then [`Gathering::end`]) → closed →
 //! [`Gathering::completed`].
 //!
-//! Plain state, under the group's lock. It is told the time, so that tests can run it on a clock of
-//! their own.
+//! Plain state, under the group's lock. The callers pass the time, so that tests can run it on a
+//! clock of their own.
 use cairn_environment::clock::Monotonic;
 use std::time::Duration;
 
@@ -57,7 +67,7 @@ const OVERLAP_FLUSH_TIME_MIN: Duration = Duration::from_micros(50);
 const SHORT_FLUSH_TIME: Duration = Duration::from_micros(400);
 /// That part is one of so many.
 const SHORT_FLUSH_PART: u32 = 5;
-/// Nobody waits for company longer than so many flush times, after which a flush is only a small
+/// No leader waits for company longer than so many flush times, after which a flush is only a small
 /// part of the whole,
 const WAIT_MAX_FLUSHES: u32 = 48;
 /// nor longer than this.
@@ -72,13 +82,13 @@ const PAUSE_MAX: f64 = 4.0;
 /// A device that did nothing for so many flush times since the last flush is not busy; more of a
 /// pause doesn't count.
 const BUSY_FLUSHES: u32 = 2;
-/// With fewer requests in a flush time there is nobody to share a flush with.
+/// With fewer requests in a flush time there is none to share a flush with.
 const SHARERS_MIN: f64 = 0.75;
 /// The other way must serve so many times more requests per time,
 const GAIN: f64 = 1.02;
 /// and by this part more than what chance does to so few irregular arrivals as were counted.
 const CHANCE: f64 = 0.75;
-/// A trial lasts for as many requests as there are requesters, and for so many at least,
+/// A trial lasts for as many requests as there are clients, and for so many at least,
 const TRIAL_REQUESTS_MIN: usize = 48;
 /// and comes after so many groups at first, and at most, without a trial.
 const GROUPS_BETWEEN_TRIALS: (u32, u32) = (64, 2048);
@@ -125,13 +135,13 @@ impl Served {
 pub(crate) struct Patience {
     /// With so many waiting there is no need to wait any longer.
     pub(crate) wanted: usize,
-    /// If nobody comes within this time, nobody is expected any more.
+    /// If no request comes within this time, none is expected any more.
     pub(crate) pause: Duration,
 }
 
 /// A leader that waits.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
+struct LeaderWait {
     begin: Monotonic,
     flush_time: Duration,
 }
@@ -139,8 +149,8 @@ struct Wait {
 #[derive(Debug)]
 pub(crate) struct Gathering {
     policy: FlushPolicy,
-    /// Requesters that were active lately, and whether there seem to be more: some came while the
-    /// last group was flushed.
+    /// Clients that were active lately, and whether there seem to be more: some came while the last
+    /// group was flushed.
     expected: usize,
     grows: bool,
     apart: Served,
@@ -158,9 +168,9 @@ pub(crate) struct Gathering {
     completed: Option<Monotonic>,
     /// A group is in flight, so the device is not idle.
     in_flight: bool,
-    /// Requesters that were let go since the last group began.
+    /// Clients whose requests were completed since the last group began.
     released: usize,
-    wait: Option<Wait>,
+    wait: Option<LeaderWait>,
 }
 
 impl Gathering {
@@ -207,7 +217,7 @@ impl Gathering {
             }
             return false;
         };
-        // With a pause behind it, or with a single requester, there is nothing to gain.
+        // With a pause behind it, or with a single client, there is nothing to gain.
         let idle = if self.in_flight {
             Duration::ZERO
         } else {
@@ -221,7 +231,7 @@ impl Gathering {
         }
         match self.choose(alternative, flush_time) {
             Way::Together if waiting < self.expected || self.grows => {
-                self.wait = Some(Wait { begin: now, flush_time });
+                self.wait = Some(LeaderWait { begin: now, flush_time });
                 true
             }
             way => {
@@ -314,14 +324,14 @@ impl Gathering {
     /// What a leader that began to wait does with `waiting` requests at hand: wait so long, or no
     /// longer.
     pub(crate) fn patience(&self, now: Monotonic, waiting: usize) -> Option<Patience> {
-        let Wait { begin, flush_time } = self.wait?;
+        let LeaderWait { begin, flush_time } = self.wait?;
         if waiting == 0
             || (waiting >= self.expected && !self.grows)
             || now - begin >= WAIT_MAX.min(flush_time * WAIT_MAX_FLUSHES)
         {
             return None;
         }
-        // A few may be late or gone; the others do not wait long for them.
+        // A few may be late or may not come; the others do not wait long for them.
         let almost = self.almost_all();
         let complete = waiting >= almost;
         let interval =
@@ -343,7 +353,7 @@ impl Gathering {
         self.expected - self.expected / 16
     }
 
-    /// Whether hardly anybody is expected beyond `active` requesters.
+    /// Whether hardly any client is expected beyond `active` ones.
     pub(crate) fn is_almost_all(&self, active: usize) -> bool {
         active >= self.almost_all()
     }

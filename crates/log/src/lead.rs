@@ -10,7 +10,7 @@
 //! steps of one group, from top to bottom. Everything that they call computes, waits or writes, and
 //! returns; nothing calls back up.
 //!
-//! *Who leads.* While several requests wait, a worker of the log leads: between two rounds there is
+//! *Which thread leads.* While several requests wait, a worker of the log leads: between two rounds there is
 //! no hand-over then, and the device need not wait for a thread to wake up, which takes longest when
 //! many others have just been woken. A thread that waits alone leads its own round and hands over to
 //! none.

@@ -147,11 +147,6 @@ impl Batch {
         self.buffers.changes.is_empty()
     }
 
-    /// Number of changes.
-    pub fn len(&self) -> usize {
-        self.buffers.changes.len()
-    }
-
     /// Forgets the changes.
     pub fn clear(&mut self) {
         self.buffers.clear();

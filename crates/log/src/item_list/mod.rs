@@ -31,8 +31,8 @@
 //!
 //! **Two lengths.** From `background_push_bytes` on, a worker writes the list without being asked,
 //! so that an fsync has little to write. From `hard_limit_bytes` on, operations wait
-//! ([`ItemList::throttle`]). Each time that the list has become short enough, all who wait then are
-//! *admitted*, even if it is too long again when they run: none is overtaken for ever.
+//! ([`ItemList::throttle`]). Each time that the list has become short enough, all operations that
+//! wait then are *admitted*, even if it is too long again when they run: none is overtaken for ever.
 //!
 //! Invariants: the closed contexts are the oldest and none is empty; the contexts hold a contiguous
 //! run of operations, up to `last`; a dead list is empty and stays so.
@@ -321,7 +321,8 @@ impl ItemList {
         drop(displaced);
     }
 
-    /// The log is dead: forgets all items, drops those that come, and lets everyone in who waits.
+    /// The log is dead: forgets all items, drops those that come, and lets in all operations that
+    /// wait.
     pub(crate) fn close(&self) {
         let forgotten = {
             let mut items = self.items.lock();

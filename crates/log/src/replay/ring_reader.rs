@@ -147,7 +147,7 @@ impl<'d> RingReader<'d> {
     }
 
     /// Blocks of the checkpoint of this mount, above `sequence`, that `block` may begin; a look at
-    /// the few fields that tell most others apart, also those of earlier rounds through the ring.
+    /// the few fields that rule out most others, also those of earlier rounds through the ring.
     pub(crate) fn announced(
         &self,
         block: &[u8],

@@ -15,7 +15,7 @@ pub struct StageTime {
     pub buckets: Vec<(u64, u64)>,
 }
 
-/// When a request began. Without the feature `stage-times` nobody knows.
+/// When a request began. Without the feature `stage-times` it is not noted.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestTimer;
 
