@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The flusher in the place of tickets: none.
 #[derive(Default)]
-pub(crate) struct SharedFlusher;
+pub(crate) struct SharedFlusher {}
 
 impl SharedFlusher {
     pub(crate) fn wake_all(&self) {}

@@ -8,7 +8,7 @@ pub(crate) mod boxed_values;
 
 /// Which mechanisms are replaced by what came before them: none, without the feature `baselines`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Baselines;
+pub struct Baselines {}
 
 impl Baselines {
     pub(crate) fn insert(self, _: &ItemList, _: &mut Batch) -> Option<(LogSeq, bool)> {
