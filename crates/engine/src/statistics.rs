@@ -80,8 +80,7 @@ pub struct Statistics {
     /// What opening the volume did, phase by phase.
     pub recovery: Vec<RecoveryPhase>,
     pub device_flush_time_ns: u64,
-    /// In the order of their course; empty when the program was built without the feature
-    /// `stage-times`.
+    /// In the order of their course.
     pub fsync_stages: Vec<FsyncStage>,
     /// Of a mirror or concatenation.
     pub device: Option<ComposedDevice>,

@@ -215,7 +215,6 @@ fn many_entries_keep_their_cookies() {
     volume.close().unwrap();
 }
 
-#[cfg(feature = "stage-times")]
 #[test]
 fn each_fsync_counts_in_the_stages_that_it_went_through() {
     let device = device(64 << 20);

@@ -60,7 +60,6 @@ mod lead;
 mod log;
 mod options;
 mod replay;
-#[cfg_attr(not(feature = "stage-times"), path = "stages/off.rs")]
 mod stages;
 mod statistics;
 mod worker;

@@ -285,7 +285,7 @@ impl Log {
         self.core.waiters.error()
     }
 
-    /// How long the stages of all requests took so far. Empty without the feature `stage-times`.
+    /// How long the stages of all requests took so far.
     pub fn stage_times(&self) -> Vec<StageTime> {
         self.core.stages.report()
     }

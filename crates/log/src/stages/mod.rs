@@ -15,8 +15,7 @@
 //! groups that overlap, the flush of the later one may serve both: those of the earlier one count
 //! the later round.
 //!
-//! No lock: [`Histogram`]s. Without the feature `stage-times` the file `off.rs` stands in for this
-//! one.
+//! No lock: [`Histogram`]s.
 mod histogram;
 
 use cairn_environment::clock::{Monotonic, now_monotonic};

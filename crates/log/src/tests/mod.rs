@@ -9,7 +9,6 @@ mod overlap_model_tests;
 mod overlap_tests;
 mod replay_cost_tests;
 mod replay_tests;
-#[cfg(feature = "stage-times")]
 mod stages_tests;
 mod testing;
 
