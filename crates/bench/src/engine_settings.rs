@@ -7,16 +7,13 @@ use cairn_engine::{FlushPolicy, FsyncWait, VolumeOptions};
 pub struct EngineSettings {
     /// Whether freed blocks are discarded.
     pub discard: bool,
-    /// Whether every fsync becomes a commit. Takes effect with the feature `baselines` only.
-    pub commits_only: bool,
     /// What an fsync waits for that became a commit.
     pub fsync_wait: FsyncWait,
     /// Dirty data that is kept in memory.
     pub dirty_data_bytes_max: Option<u64>,
     /// Memory for clean nodes.
     pub node_cache_bytes: Option<u64>,
-    /// What came before the mechanisms, in their place.
-    #[cfg(feature = "baselines")]
+    /// What came before the mechanisms, in their place. Empty without the feature `baselines`.
     pub baselines: cairn_engine::Baselines,
 }
 
@@ -32,9 +29,6 @@ impl EngineSettings {
                 .dirty_data_bytes_max
                 .unwrap_or(defaults.dirty_data_bytes_max),
             node_cache_bytes: self.node_cache_bytes.unwrap_or(defaults.node_cache_bytes),
-            #[cfg(feature = "baselines")]
-            commits_only: self.commits_only,
-            #[cfg(feature = "baselines")]
             baselines: self.baselines,
             ..defaults
         }

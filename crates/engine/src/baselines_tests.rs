@@ -1,9 +1,10 @@
 //! Each switch of [`Baselines`] replaces its mechanism, and no other.
+use super::Baselines;
 use crate::mkfs::{MkfsOptions, mkfs};
-use crate::options::{Baselines, VolumeOptions};
+use crate::options::VolumeOptions;
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::{FileType, NewInode};
+use crate::{FileType, FsyncKind, NewInode};
 use cairn_blockdev::MemoryDevice;
 use cairn_environment::lock::waking_held;
 use cairn_format::{INODE_ROOT, ItemKind, Key};
@@ -25,11 +26,13 @@ fn replaced(baselines: Baselines) -> Baselines {
     let volume = Volume::open(device, options).unwrap();
     let store = volume.store();
     let created = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.fsync_blocking(created.inode, FsyncKind::Full).unwrap();
     let found = Baselines {
         waking_locks: leaf_lock_wakes(store),
         locked_descents: !descends_by_routes(store),
         shared_flusher: store.space.has_shared_flusher(),
         two_pass_insertion: store.log.two_pass_items() > 0,
+        commits_only: volume.statistics().fsyncs_committed > 0,
     };
     volume.forget(created.inode, 1);
     volume.close().unwrap();
@@ -56,6 +59,7 @@ fn a_switch_replaces_its_mechanism_alone() {
         Baselines { locked_descents: true, ..none },
         Baselines { shared_flusher: true, ..none },
         Baselines { two_pass_insertion: true, ..none },
+        Baselines { commits_only: true, ..none },
     ] {
         assert_eq!(replaced(one), one);
     }

@@ -44,12 +44,7 @@ impl Layers {
     pub(crate) fn start_reclaim(&self) {
         let files: Weak<Files> = Arc::downgrade(&self.files);
         let reclaimer: Weak<dyn Reclaimer> = files;
-        #[cfg(feature = "baselines")]
-        if self.store.options.baselines.shared_flusher {
-            self.store.space.start_with_shared_flusher(reclaimer);
-            return;
-        }
-        self.store.space.start(reclaimer);
+        self.store.options.baselines.start_reclaim(&self.store.space, reclaimer);
     }
 
     /// Makes everything durable, and marks the volume clean.

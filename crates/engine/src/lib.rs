@@ -11,6 +11,8 @@
 //! recovery.
 #![forbid(unsafe_code)]
 
+#[cfg_attr(not(feature = "baselines"), path = "no_baselines.rs")]
+mod baselines;
 mod error;
 mod file;
 mod fsync_stage;
@@ -26,6 +28,7 @@ mod store;
 mod types;
 mod volume;
 
+pub use baselines::Baselines;
 pub use cairn_format::{
     FileBlock, FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp,
 };
@@ -34,8 +37,6 @@ pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
 pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
-#[cfg(feature = "baselines")]
-pub use options::Baselines;
 pub use options::{FsyncWait, VolumeOptions};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};

@@ -1,25 +1,7 @@
 //! How a volume is opened.
+use crate::baselines::Baselines;
 use cairn_log::FlushPolicy;
 use std::time::Duration;
-
-/// Which mechanisms are replaced by what came before them, where that is no option of the product
-/// ([`FlushPolicy::Each`] and [`FsyncWait::Complete`] are). Exists only with the feature
-/// `baselines`, for measurements.
-#[cfg(feature = "baselines")]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Baselines {
-    /// M2 off: node locks spin, block, and wake everybody. Changes the locks alone.
-    pub waking_locks: bool,
-    /// What came before the routes: every descent through a tree locks its way down, node by node.
-    /// With the waking locks this is all of M2's predecessor; on both sides of a comparison, what
-    /// is compared are the locks alone.
-    pub locked_descents: bool,
-    /// M4 off: a thread that finds no space waits for the flusher, together with all others, and
-    /// tries again.
-    pub shared_flusher: bool,
-    /// M5 off: items enter the list in two passes, with two allocations each.
-    pub two_pass_insertion: bool,
-}
 
 /// What an fsync waits for that became a transaction commit, because the log had no room.
 ///
@@ -59,12 +41,7 @@ pub struct VolumeOptions {
     pub inode_cache_entries: usize,
     /// Dirty file data above this makes writers write it out themselves, in bytes.
     pub dirty_data_bytes_max: u64,
-    /// Every fsync becomes a commit, as if the log had never any room: shows what M1 does for such
-    /// fsyncs.
-    #[cfg(feature = "baselines")]
-    pub commits_only: bool,
-    /// What came before the mechanisms, in their place.
-    #[cfg(feature = "baselines")]
+    /// What came before the mechanisms, in their place. Empty without the feature `baselines`.
     pub baselines: Baselines,
 }
 
@@ -81,9 +58,6 @@ impl Default for VolumeOptions {
             data_cache_bytes: 64 << 20,
             inode_cache_entries: 128 * 1024,
             dirty_data_bytes_max: 256 << 20,
-            #[cfg(feature = "baselines")]
-            commits_only: false,
-            #[cfg(feature = "baselines")]
             baselines: Baselines::default(),
         }
     }

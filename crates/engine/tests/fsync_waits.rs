@@ -272,9 +272,14 @@ fn a_looping_fsync_delays_a_rename_by_one_round() {
 fn every_fsync_can_be_made_a_commit() {
     let device = Arc::new(MemoryDevice::new(64 << 20));
     mkfs(&*device, &MkfsOptions::default()).unwrap();
-    let volume =
-        Volume::open(device, VolumeOptions { commits_only: true, ..VolumeOptions::default() })
-            .unwrap();
+    let volume = Volume::open(
+        device,
+        VolumeOptions {
+            baselines: cairn_engine::Baselines { commits_only: true, ..Default::default() },
+            ..VolumeOptions::default()
+        },
+    )
+    .unwrap();
     let clients: Vec<_> = (0..4_u8)
         .map(|client| {
             let volume = volume.clone();

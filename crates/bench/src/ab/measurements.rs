@@ -2,9 +2,9 @@
 //!
 //! A measurement has a device of its own unless the user names one; its settings hold what differs
 //! from a load's defaults.
-use super::AbSettings;
 use super::figures::{Quantile, RESOURCES, Source, Wanted};
 use super::mechanism::{LockedDescents, Mechanism};
+use super::{AbSettings, baselines};
 use crate::engine_settings::EngineSettings;
 use crate::report::Report;
 use crate::spec::{DeviceSpec, TargetSpec};
@@ -187,7 +187,10 @@ fn early_wake_up(ab: &AbSettings) -> Vec<Measurement> {
         ];
         wanted.extend(FLUSH);
         wanted[2] = wanted[2].published(mean);
-        let engine = EngineSettings { discard: true, commits_only, ..EngineSettings::default() };
+        let mut engine = EngineSettings { discard: true, ..EngineSettings::default() };
+        if commits_only {
+            baselines::commit_for_each_fsync(&mut engine);
+        }
         let settings = Settings { engine, ..settings_of(ab, clients) };
         let log = if commits_only { "every fsync a commit" } else { "with the log" };
         let name = format!("dbench, {} clients, discard, {log}", settings.clients);

@@ -1,5 +1,6 @@
 //! The five mechanisms: their names, what was published about them, and how a load is told to do
 //! without one.
+use super::baselines;
 use crate::workloads::Settings;
 use anyhow::ensure;
 use cairn_engine::{FlushPolicy, FsyncWait};
@@ -105,7 +106,7 @@ impl Mechanism {
     /// Fails when this program has no side without the mechanism.
     pub(super) fn check_built(self) -> anyhow::Result<()> {
         ensure!(
-            self == Mechanism::FlushCoordination || cfg!(feature = "baselines"),
+            self == Mechanism::FlushCoordination || baselines::ARE_BUILT,
             "{}: this program was built without what came before the mechanism; build it with \
              \"cargo build --release -p cairn --features baselines\" (M3 can be measured without)",
             self.name()
@@ -123,38 +124,22 @@ impl Mechanism {
         self.turn_off(&mut off);
         match locked_descents {
             LockedDescents::Neither => {}
-            LockedDescents::Off => lock_descents(&mut off),
-            LockedDescents::Both => [&mut off, &mut on].into_iter().for_each(lock_descents),
+            LockedDescents::Off => baselines::lock_descents(&mut off.engine),
+            LockedDescents::Both => {
+                [&mut off.engine, &mut on.engine].into_iter().for_each(baselines::lock_descents)
+            }
         }
         [off, on]
     }
 
     /// Makes a load run without the mechanism.
     fn turn_off(self, settings: &mut Settings) {
-        #[cfg(feature = "baselines")]
-        let baselines = &mut settings.engine.baselines;
         match self {
             Mechanism::FlushCoordination => settings.policy = FlushPolicy::Each,
             Mechanism::EarlyWakeUp => settings.engine.fsync_wait = FsyncWait::Complete,
-            #[cfg(feature = "baselines")]
-            Mechanism::TreeLocks => baselines.waking_locks = true,
-            #[cfg(feature = "baselines")]
-            Mechanism::Tickets => baselines.shared_flusher = true,
-            #[cfg(feature = "baselines")]
-            Mechanism::CommittedItemList => baselines.two_pass_insertion = true,
-            #[cfg(not(feature = "baselines"))]
-            _ => unreachable!("check_built refuses it"),
+            _ => baselines::turn_off(self, &mut settings.engine),
         }
     }
-}
-
-fn lock_descents(settings: &mut Settings) {
-    #[cfg(feature = "baselines")]
-    {
-        settings.engine.baselines.locked_descents = true;
-    }
-    #[cfg(not(feature = "baselines"))]
-    unreachable!("check_built refuses it: {settings:?}");
 }
 
 impl FromStr for Mechanism {
@@ -182,9 +167,9 @@ mod tests {
     fn without_its_predecessor_a_mechanism_cannot_be_measured() {
         for mechanism in Mechanism::ALL {
             match mechanism.check_built() {
-                Ok(()) => assert!(
-                    cfg!(feature = "baselines") || mechanism == Mechanism::FlushCoordination
-                ),
+                Ok(()) => {
+                    assert!(baselines::ARE_BUILT || mechanism == Mechanism::FlushCoordination)
+                }
                 Err(error) => assert!(
                     error
                         .to_string()
@@ -201,57 +186,5 @@ mod tests {
         let [off, on] = Mechanism::FlushCoordination.sides(&usual, LockedDescents::Neither);
         assert_eq!((off.policy, on.policy), (FlushPolicy::Each, FlushPolicy::Auto));
         assert!(off.engine == usual.engine && on.engine == usual.engine);
-    }
-
-    #[cfg(feature = "baselines")]
-    #[test]
-    fn each_mechanism_turns_off_itself_alone() {
-        use cairn_engine::Baselines;
-        let none = Baselines::default();
-        let switches = [
-            (Mechanism::EarlyWakeUp, none),
-            (Mechanism::TreeLocks, Baselines { waking_locks: true, ..none }),
-            (Mechanism::FlushCoordination, none),
-            (Mechanism::Tickets, Baselines { shared_flusher: true, ..none }),
-            (Mechanism::CommittedItemList, Baselines { two_pass_insertion: true, ..none }),
-        ];
-        assert_eq!(switches.map(|(mechanism, _)| mechanism), Mechanism::ALL);
-        for (mechanism, wanted) in switches {
-            let usual = Settings::default();
-            let [off, on] = mechanism.sides(&usual, LockedDescents::Neither);
-            assert_eq!(
-                (off.engine.baselines, on.engine.baselines),
-                (wanted, none),
-                "{}",
-                mechanism.name()
-            );
-            assert_eq!(
-                off.policy != usual.policy,
-                mechanism == Mechanism::FlushCoordination,
-                "{}",
-                mechanism.name()
-            );
-            let waits = off.engine.fsync_wait != on.engine.fsync_wait;
-            assert_eq!(waits, mechanism == Mechanism::EarlyWakeUp, "{}", mechanism.name());
-        }
-    }
-
-    #[cfg(feature = "baselines")]
-    #[test]
-    fn descents_are_locked_where_the_measurement_says() {
-        let of = |locked_descents| {
-            Mechanism::TreeLocks
-                .sides(&Settings::default(), locked_descents)
-                .map(|side| side.engine.baselines)
-        };
-        for (locked_descents, wanted) in [
-            (LockedDescents::Neither, [false, false]),
-            (LockedDescents::Off, [true, false]),
-            (LockedDescents::Both, [true, true]),
-        ] {
-            let sides = of(locked_descents);
-            assert_eq!(sides.map(|side| side.locked_descents), wanted);
-            assert_eq!(sides.map(|side| side.waking_locks), [true, false]);
-        }
     }
 }

@@ -10,6 +10,8 @@
 //!
 //! Layers: `comparison` is the result, `measurements` says what is measured, `figures` what is
 //! shown of it, `mechanism` how a mechanism is turned off.
+#[cfg_attr(not(feature = "baselines"), path = "no_baselines.rs")]
+mod baselines;
 mod comparison;
 mod figures;
 mod measurements;

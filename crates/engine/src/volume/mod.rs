@@ -247,11 +247,11 @@ impl Volume {
         self.store().space.call_off(request)
     }
 
-    fn store(&self) -> &Store {
+    pub(crate) fn store(&self) -> &Store {
         &self.shared.layers.store
     }
 
-    fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &Files {
         &self.shared.layers.files
     }
 
@@ -259,10 +259,6 @@ impl Volume {
         &self.shared.layers.names
     }
 }
-
-#[cfg(all(test, feature = "baselines"))]
-#[path = "../baselines_tests.rs"]
-mod baselines_tests;
 
 #[cfg(all(test, not(feature = "shuttle")))]
 #[path = "../file/planned_read_tests.rs"]

@@ -142,10 +142,7 @@ fn open_trees(
         superblock.geometry,
         options.node_cache_bytes,
     );
-    #[cfg(feature = "baselines")]
-    let cache = cache
-        .with_waking_locks(options.baselines.waking_locks)
-        .with_locked_descents(options.baselines.locked_descents);
+    let cache = options.baselines.node_cache(cache);
     let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
     let files = Tree::open(
         cache.clone(),
@@ -170,11 +167,7 @@ fn log_options(options: &VolumeOptions, geometry: &Geometry) -> LogOptions {
     LogOptions {
         flush: options.flush,
         read_only: options.read_only,
-        #[cfg(feature = "baselines")]
-        baselines: cairn_log::Baselines {
-            two_pass_insertion: options.baselines.two_pass_insertion,
-            commits_only: options.commits_only,
-        },
+        baselines: options.baselines.of_the_log(),
         ..LogOptions::for_geometry(geometry)
     }
 }
