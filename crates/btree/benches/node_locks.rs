@@ -10,9 +10,9 @@
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::lock::{FutexLock, RwLock};
+use cairn_environment::lock::RwLock;
 use cairn_environment::random::Seeded;
-use cairn_environment::{Rank, clock, thread};
+use cairn_environment::{Rank, clock, thread, waking};
 use cairn_format::{Generation, Geometry, InodeNumber, ItemKind, Key, TREE_FILES, VolumeId};
 use cairn_space::{Request, Space, Urgency};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const THREADS: [usize; 5] = [1, 2, 8, 64, 200];
 const ROUNDS: usize = 5;
 const KEYS: u64 = 20_000;
 
-/// What one operation does; it is told a random number.
+/// What one operation does with a random number.
 type Operation = dyn Fn(u64) + Send + Sync;
 
 #[derive(Clone, Copy)]
@@ -128,23 +128,48 @@ fn touch(values: &[u64; 64]) {
     std::hint::black_box(values.iter().fold(0_u64, |sum, value| sum.wrapping_add(*value)));
 }
 
-fn lock_operation(lock: RwLock<[u64; 64]>) -> Arc<Operation> {
-    Arc::new(move |random| {
-        if random.is_multiple_of(10) {
-            lock.write()[(random % 64) as usize] += 1;
-        } else {
-            touch(&lock.read());
-        }
-    })
+/// A lock around a node's worth of memory.
+trait Candidate: Send + Sync + 'static {
+    fn look(&self);
+    fn change(&self, index: usize);
 }
 
-fn futex_operation() -> Arc<Operation> {
-    let lock = FutexLock::new([0_u64; 64]);
+impl Candidate for RwLock<[u64; 64]> {
+    fn look(&self) {
+        touch(&self.read());
+    }
+
+    fn change(&self, index: usize) {
+        self.write()[index] += 1;
+    }
+}
+
+impl Candidate for waking::RwLock<[u64; 64]> {
+    fn look(&self) {
+        touch(&self.read());
+    }
+
+    fn change(&self, index: usize) {
+        self.write()[index] += 1;
+    }
+}
+
+impl Candidate for std::sync::RwLock<[u64; 64]> {
+    fn look(&self) {
+        touch(&self.read().expect("no panic"));
+    }
+
+    fn change(&self, index: usize) {
+        self.write().expect("no panic")[index] += 1;
+    }
+}
+
+fn lock_operation(lock: impl Candidate) -> Arc<Operation> {
     Arc::new(move |random| {
         if random.is_multiple_of(10) {
-            lock.write().expect("no panic")[(random % 64) as usize] += 1;
+            lock.change((random % 64) as usize);
         } else {
-            touch(&lock.read().expect("no panic"));
+            lock.look();
         }
     })
 }
@@ -188,8 +213,8 @@ fn tree_operation(
 fn main() {
     let locks = [
         ("parking_lot", lock_operation(RwLock::new(Rank::LEAF, [0; 64]))),
-        ("futex word", futex_operation()),
-        ("waking", lock_operation(RwLock::waking(Rank::LEAF, [0; 64]))),
+        ("futex word", lock_operation(std::sync::RwLock::new([0; 64]))),
+        ("waking", lock_operation(waking::RwLock::waking(Rank::LEAF, [0; 64]))),
     ];
     table("bare locks, 9 readers to a writer", &locks);
     for (title, changes_one_in) in

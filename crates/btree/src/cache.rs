@@ -1,7 +1,7 @@
 //! The node cache: every node in memory, clean or dirty, of all trees of a volume.
 //!
 //! Invariants:
-//! - A block has at most one node in memory, as long as anybody refers to that node.
+//! - A block has at most one node in memory, as long as a reference to that node exists.
 //! - A node that was read was validated: checksum, volume, address, and what its parent says
 //!   (`expected.rs`).
 //! - A freed node leaves the cache before its block is given back, so a block that is used again is
@@ -12,10 +12,11 @@
 //! Lock discipline: shards have the rank `NODE_CACHE`, one at a time; the dirty lists `NODE_DIRTY`.
 //! Neither is held while the device works. [`NodeCache::fetch`] may read from the device: its
 //! caller holds at most shared node locks, which also keeps the pointer valid that it came from.
-use crate::TreeError;
 use crate::dirty::DirtyLists;
+use crate::error::TreeError;
 use crate::expected::Expected;
 use crate::handle::{NodeHandle, WriteNode};
+use crate::node_lock::NodeLocks;
 use crate::shard::{Lookup, Shard};
 use crate::statistics::{CacheStatistics, LockWaits};
 use cairn_blockdev::{BlockDevice, DeviceError};
@@ -38,8 +39,8 @@ struct Section {
     loaded: Condvar,
 }
 
-/// A node that somebody reads. Dropping it, however the reading ended, lets those go on who wait
-/// for that.
+/// A node that this thread reads from the device. Dropping it, however the reading ended, wakes the
+/// threads that wait for that node.
 struct Load<'a> {
     section: &'a Section,
     block: BlockNumber,
@@ -59,15 +60,10 @@ pub struct NodeCache {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) dirty: DirtyLists,
     pub(crate) waits: LockWaits,
+    pub(crate) locks: NodeLocks,
     volume: VolumeId,
     geometry: Geometry,
     sections: Vec<Section>,
-    /// Nodes get the locks that came before.
-    #[cfg(feature = "baselines")]
-    waking_locks: bool,
-    /// Every descent locks its way down.
-    #[cfg(feature = "baselines")]
-    locked_descents: bool,
 }
 
 impl NodeCache {
@@ -90,60 +86,11 @@ impl NodeCache {
             device,
             dirty: DirtyLists::new(),
             waits: LockWaits::default(),
+            locks: NodeLocks::new(),
             volume,
             geometry,
             sections,
-            #[cfg(feature = "baselines")]
-            waking_locks: false,
-            #[cfg(feature = "baselines")]
-            locked_descents: false,
         })
-    }
-
-    /// The same cache, if `waking` with the node locks that came before. Nobody shares it yet.
-    ///
-    /// # Panics
-    /// When somebody does.
-    #[cfg(feature = "baselines")]
-    pub fn with_waking_locks(mut self: Arc<Self>, waking: bool) -> Arc<NodeCache> {
-        Arc::get_mut(&mut self).expect("a new cache").waking_locks = waking;
-        self
-    }
-
-    /// The same cache, if `locked` with descents that lock their way down. Nobody shares it yet.
-    ///
-    /// # Panics
-    /// When somebody does.
-    #[cfg(feature = "baselines")]
-    pub fn with_locked_descents(mut self: Arc<Self>, locked: bool) -> Arc<NodeCache> {
-        Arc::get_mut(&mut self).expect("a new cache").locked_descents = locked;
-        self
-    }
-
-    /// Whether every descent locks its way down.
-    #[cfg(feature = "baselines")]
-    pub(crate) fn has_locked_descents(&self) -> bool {
-        self.locked_descents
-    }
-
-    fn handle(&self, node: Node) -> NodeHandle {
-        #[cfg(feature = "baselines")]
-        if self.waking_locks {
-            return NodeHandle::with_lock(node, |node| {
-                cairn_environment::lock::RwLock::waking(Rank::NODE, node)
-            });
-        }
-        NodeHandle::new(node)
-    }
-
-    /// The caller is about to sleep or to work for long: locks of the kind that came before stop to
-    /// spin.
-    #[inline]
-    pub(crate) fn before_sleep(&self) {
-        #[cfg(feature = "baselines")]
-        if self.waking_locks {
-            cairn_environment::lock::block_held();
-        }
     }
 
     /// The volume whose nodes these are.
@@ -202,7 +149,7 @@ impl NodeCache {
                     return Ok(node);
                 }
                 Lookup::Loading => {
-                    self.before_sleep();
+                    self.locks.before_sleep();
                     section.loaded.wait(&mut shard);
                 }
                 Lookup::Absent => break,
@@ -211,8 +158,8 @@ impl NodeCache {
         shard.begin_load(expected.block);
         drop(shard);
         let mut load = Load { section, block: expected.block, node: None };
-        self.before_sleep();
-        let node = self.read(expected).map(|node| self.handle(node))?;
+        self.locks.before_sleep();
+        let node = self.read(expected).map(|node| NodeHandle::new(node, &self.locks))?;
         load.node = Some(node.clone());
         Ok(node)
     }
@@ -268,10 +215,10 @@ impl NodeCache {
         Ok(node)
     }
 
-    /// Takes a node that the running transaction made, and returns it locked: nobody can have seen
-    /// it before.
+    /// Takes a node that the running transaction made, and returns it locked: no other thread
+    /// can have seen it before.
     pub(crate) fn insert_new(&self, node: Node) -> WriteNode {
-        let handle = self.handle(node);
+        let handle = NodeHandle::new(node, &self.locks);
         let locked = handle.clone().write_new();
         self.dirty.insert(handle.clone());
         self.section(handle.block).shard.lock().insert(handle, true);
@@ -288,7 +235,7 @@ impl NodeCache {
         drop(removed);
     }
 
-    /// `node` is on the device: it may be evicted when nobody uses it.
+    /// `node` is on the device: it may be evicted when it is unused.
     pub(crate) fn set_clean(&self, node: &NodeHandle) {
         self.section(node.block).shard.lock().set_clean(node);
     }

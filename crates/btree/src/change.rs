@@ -1,33 +1,32 @@
-//! Insertions and removals.
+//! Insertions and removals: the steps of a change.
 //!
-//! A change first descends with shared locks and takes an exclusive one on the leaf only; that is
-//! enough when the running transaction made the leaf, and it neither overflows nor underflows.
-//! Otherwise it descends a second time with exclusive locks (`descent.rs`): from the lowest node
-//! that the running transaction made and that has room, else from the root.
+//! 1. Follow the routes to the leaf and lock nothing else (`quick.rs`). If the running transaction
+//!    made the leaf, and no other node must change for it, change it: done.
+//! 2. Otherwise walk to the leaf with shared locks (`walk.rs`), with the same end; remember the
+//!    lowest node that a change below leaves as it is.
+//! 3. Lock that node exclusively, or else the root pointer and the root. What is above is released.
+//! 4. From there go down with exclusive locks: copy, split or merge, and change the leaf
+//!    (`descent.rs`).
 //!
-//! The exclusive descent never reads from the device. If it misses a node, it releases everything,
-//! the node is read under shared locks and kept in memory, and the change starts again; what it
-//! changed until then is a valid tree. It does the same when it meets a lock that is taken, and
-//! waits for that one alone. `bound.rs` says why that costs no node twice.
-use crate::TreeError;
-use crate::descent::{Descent, Patience, Stop};
-use crate::handle::NodeHandle;
-use crate::page::{Neighbours, has_room, put, take, underfull};
-use crate::tree::{Arrival, Tree};
+//! Step 4 never reads from the device. If it misses a node, it releases everything, the way is read
+//! under shared locks and kept in memory, and the change starts again; what it changed until then
+//! is a valid tree. It does the same when it meets a lock that is taken, and waits for that one
+//! alone. `bound.rs` says why that costs no node twice.
+//!
+//! Lock discipline: as in the files that the steps name; between two steps no lock is held, but for
+//! the node that step 3 locks for step 4.
+use crate::copy_on_write::Change;
+use crate::descent::Descent;
+use crate::edit::{Edit, Lack};
+use crate::error::TreeError;
+use crate::expected::Bounds;
+use crate::handle::{NodeHandle, ReadNode, WriteNode};
+use crate::page::underfull;
+use crate::quick::Arrival;
+use crate::tree::Tree;
+use crate::walk::{Parent, Patience, Stop, unseen};
 use cairn_format::node::VALUE_BYTES_MAX;
 use cairn_format::{Generation, Key, Node};
-use cairn_space::Reservation;
-
-/// The transaction that a change belongs to, and what it may allocate.
-///
-/// Whoever holds one has joined the transaction: the cut waits for it.
-#[derive(Clone, Copy)]
-pub struct Change<'a> {
-    /// The running transaction.
-    pub generation: Generation,
-    /// Nodes that the change may allocate; [`Tree::worst_case`] says how many suffice.
-    pub reservation: &'a Reservation,
-}
 
 impl Tree {
     /// Puts `value` under `key`, and returns the value that stood there.
@@ -68,38 +67,7 @@ impl Tree {
             "a value of {} bytes doesn't fit into a node",
             value.len()
         );
-        self.in_attempts(&key, false, |_, patience| {
-            if let Some(Arrival::Own { mut leaf, .. }) = self.quick_arrive(&key, change.generation)
-                && let Ok(old) = put(&mut leaf, key, value, &read)
-            {
-                return Ok(old);
-            }
-            // The lowest node that was safe; it is looked at again when it is locked.
-            let mut safe_level = None;
-            let safe = |node: &Node| {
-                node.generation() == change.generation && has_room(node, &key, value.len())
-            };
-            let arrival = self.arrive(&key, change.generation, |node| {
-                if safe(node) {
-                    safe_level = Some(node.level());
-                }
-            })?;
-            match arrival {
-                Arrival::Own { mut leaf, .. } => {
-                    if let Ok(old) = put(&mut leaf, key, value, &read) {
-                        return Ok(old);
-                    }
-                }
-                Arrival::Frozen(leaf) => drop(leaf),
-            }
-            let anchor = match safe_level {
-                Some(level) => self
-                    .anchor(&key, level, change.generation, patience)?
-                    .filter(|(node, _)| safe(node)),
-                None => None,
-            };
-            Descent::begin(self, change, anchor, patience)?.insert(key, value, &read)
-        })
+        self.edit(change, Edit::Insert { key, value }, read)
     }
 
     /// Removes the item under `key`, and returns its value.
@@ -123,93 +91,136 @@ impl Tree {
         key: &Key,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, TreeError> {
-        self.in_attempts(key, true, |complete, patience| {
-            match self.quick_arrive(key, change.generation) {
-                Some(Arrival::Own { mut leaf, is_root })
-                    if is_root || leaf.search(key).is_err() || !underfull(&leaf) =>
-                {
-                    return Ok(take(&mut leaf, key, &read));
-                }
-                Some(Arrival::Frozen(leaf)) if leaf.search(key).is_err() => return Ok(None),
-                _ => {}
-            }
-            // The lowest node that was safe; it is looked at again when it is locked.
-            let mut safe_level = None;
-            let safe = |node: &Node| node.generation() == change.generation && !underfull(node);
-            let arrival = self.arrive(key, change.generation, |node| {
-                if safe(node) {
-                    safe_level = Some(node.level());
-                }
-            })?;
-            match arrival {
-                Arrival::Own { mut leaf, is_root } => {
-                    if is_root || leaf.search(key).is_err() || !underfull(&leaf) {
-                        return Ok(take(&mut leaf, key, &read));
-                    }
-                }
-                Arrival::Frozen(leaf) => {
-                    if leaf.search(key).is_err() {
-                        return Ok(None);
-                    }
+        self.edit(change, Edit::Remove { key: *key }, read)
+    }
+
+    /// Tries `edit` until it misses no node, and meets no lock that is taken or may wait for it.
+    fn edit<R>(
+        &self,
+        change: &Change<'_>,
+        edit: Edit<'_>,
+        read: impl Fn(&[u8]) -> R,
+    ) -> Result<Option<R>, TreeError> {
+        let mut way = Vec::new();
+        self.patiently(|patience| {
+            loop {
+                match self.try_edit(change, edit, patience, !way.is_empty(), &read) {
+                    Err(Stop::Missing) => way = self.load_way(edit)?,
+                    ended => return ended,
                 }
             }
-            let anchor = match safe_level {
-                Some(level) => self
-                    .anchor(key, level, change.generation, patience)?
-                    .filter(|(node, _)| safe(node)),
-                None => None,
-            };
-            Descent::begin(self, change, anchor, patience)?.remove(key, complete, &read)
         })
     }
 
-    /// Runs `attempt` until it misses no node, and meets no lock that is taken or may wait for it.
-    /// It is told whether the nodes on the way were read just before.
-    fn in_attempts<T>(
+    /// One attempt. With `loaded`, the nodes on the way were read just before.
+    #[inline]
+    fn try_edit<R>(
+        &self,
+        change: &Change<'_>,
+        edit: Edit<'_>,
+        patience: Patience,
+        loaded: bool,
+        read: &impl Fn(&[u8]) -> R,
+    ) -> Result<Option<R>, Stop> {
+        // 1. By routes, to the leaf alone.
+        if let Some(arrival) = self.quick_arrival(edit.key(), change.generation)
+            && let Some(done) = arrival.finish(edit, read)
+        {
+            return Ok(done);
+        }
+        // 2. By shared locks. The lowest safe node is looked at again when it is locked.
+        let mut safe_level = None;
+        let is_safe = |node: &Node| {
+            node.generation() == change.generation && edit.lack(node) == Lack::Nothing
+        };
+        let arrival = self.arrival(edit.key(), change.generation, |node| {
+            if is_safe(node) {
+                safe_level = Some(node.level());
+            }
+        })?;
+        if let Some(done) = arrival.finish(edit, read) {
+            return Ok(done);
+        }
+        // 3. The safe node, exclusively.
+        let anchor = match safe_level {
+            Some(level) => self
+                .anchor(edit.key(), level, change.generation, patience)?
+                .filter(|(node, _)| is_safe(node)),
+            None => None,
+        };
+        // 4. Everything below it.
+        Descent::begin(self, change, anchor, patience)?.run(edit, loaded, read)
+    }
+
+    /// The leaf for `key`: under its exclusive lock if the transaction `running` made it, otherwise
+    /// under its shared lock. `visit` sees each inner node on the way, under its shared lock; it may
+    /// see a way more than once.
+    fn arrival(
         &self,
         key: &Key,
-        removing: bool,
-        attempt: impl Fn(bool, Patience) -> Result<T, Stop>,
-    ) -> Result<T, TreeError> {
-        let (mut path, mut begun_again) = (Vec::new(), 0);
-        loop {
-            match attempt(!path.is_empty(), self.patience(begun_again)) {
-                Ok(done) => return Ok(done),
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Missing) => path = self.load_path(key, removing)?,
-                Err(Stop::Busy(node, exclusive)) => {
-                    self.await_node(node, exclusive);
-                    begun_again += 1;
-                }
-            }
-        }
+        running: Generation,
+        mut visit: impl FnMut(&Node),
+    ) -> Result<Arrival, TreeError> {
+        self.patiently(|patience| {
+            let leaf = self.walk(key, 0, patience, &mut |_, node| {
+                visit(node);
+                Ok(())
+            })?;
+            let is_root = leaf.is_root();
+            Ok(if leaf.generation() == running {
+                Arrival::Own { leaf: leaf.write()?.0, is_root }
+            } else {
+                Arrival::Frozen(leaf.read(&mut unseen)?.0)
+            })
+        })
     }
 
-    /// Reads the nodes on the way to `key`, and the siblings that a removal may need, into memory.
+    /// The node at `level` on the way to `key`, under its exclusive lock, if the transaction
+    /// `running` made it.
+    fn anchor(
+        &self,
+        key: &Key,
+        level: u8,
+        running: Generation,
+        patience: Patience,
+    ) -> Result<Option<(WriteNode, Bounds)>, Stop> {
+        let node = self.walk(key, level, patience, &mut unseen)?;
+        if node.level() != level || node.generation() != running {
+            return Ok(None);
+        }
+        node.write().map(Some)
+    }
+
+    /// Reads the nodes on the way of `edit`, and the siblings that a removal may need, into memory.
     /// They stay there as long as the result lives. What others put in their place meanwhile is
     /// dirty, so it is in memory, too.
-    fn load_path(&self, key: &Key, removing: bool) -> Result<Vec<NodeHandle>, TreeError> {
+    fn load_way(&self, edit: Edit<'_>) -> Result<Vec<NodeHandle>, TreeError> {
         self.patiently(|patience| {
-            let pointer = self.read_root();
-            let mut expected = self.expected_root(*pointer);
-            let mut node = self.read_below(self.cache.fetch(&expected)?, &expected, patience)?;
-            drop(pointer);
-            let mut path = vec![node.handle.clone()];
-            while node.level() > 0 {
-                let (index, bounds) = (node.child_index(key), expected.bounds);
-                expected = self.child(&node, bounds, index);
-                let child = self.read_below(self.cache.fetch(&expected)?, &expected, patience)?;
-                path.push(child.handle.clone());
-                if removing && underfull(&child) && node.count() > 1 {
-                    path.push(self.cache.fetch(&self.child(
-                        &node,
-                        bounds,
-                        Neighbours::of(&node, index).sibling(),
-                    ))?);
+            let mut way = Vec::new();
+            let mut keep = |parent: Option<&Parent>, node: &ReadNode| {
+                way.push(node.handle.clone());
+                if edit.removes()
+                    && underfull(node)
+                    && let Some(sibling) = parent.and_then(|parent| parent.sibling())
+                {
+                    way.push(self.cache.fetch(&sibling)?);
                 }
-                node = child;
-            }
-            Ok(path)
+                Ok(())
+            };
+            self.walk(edit.key(), 0, patience, &mut keep)?.read(&mut keep)?;
+            Ok(way)
         })
+    }
+}
+
+impl Arrival {
+    /// Changes the leaf, if the running transaction made it and no other node must change for that;
+    /// or finds that there is nothing to change. Releases the leaf.
+    #[inline]
+    fn finish<R>(self, edit: Edit<'_>, read: &impl Fn(&[u8]) -> R) -> Option<Option<R>> {
+        match self {
+            Arrival::Own { mut leaf, is_root } => edit.apply_alone(&mut leaf, is_root, read),
+            Arrival::Frozen(leaf) => edit.changes_nothing(&leaf).then_some(None),
+        }
     }
 }

@@ -8,21 +8,19 @@ use cairn_format::{Generation, Key};
 use cairn_space::{Request, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-#[cfg(not(feature = "baselines"))]
-use std::sync::mpsc;
 
 /// A tree that threads share, with a transaction that they join and a committer cuts.
-struct Shared {
-    volume: TestVolume,
-    tree: Tree,
-    /// Held shared by who has joined, exclusively by the cut.
+pub(crate) struct Shared {
+    pub(crate) volume: TestVolume,
+    pub(crate) tree: Tree,
+    /// Held shared by the threads that have joined, exclusively by the cut.
     running: RwLock<Generation>,
     stop: AtomicBool,
     commits: AtomicU64,
 }
 
 impl Shared {
-    fn new(cache_bytes: u64) -> Shared {
+    pub(crate) fn new(cache_bytes: u64) -> Shared {
         let volume = TestVolume::new(256 << 20, cache_bytes);
         let (tree, running) = (volume.create(), RwLock::new(Rank::TRANSACTION, volume.running));
         Shared { volume, tree, running, stop: AtomicBool::new(false), commits: AtomicU64::new(0) }
@@ -37,7 +35,7 @@ impl Shared {
         operation(&Change { generation: *running, reservation: &reservation })
     }
 
-    fn insert(&self, index: u64, value: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn insert(&self, index: u64, value: &[u8]) -> Option<Vec<u8>> {
         self.joined(|change| self.tree.insert(change, key(index), value).expect("insertion works"))
     }
 
@@ -46,7 +44,7 @@ impl Shared {
     }
 
     /// Cut, write while others go on, unpin.
-    fn commit(&self) {
+    pub(crate) fn commit(&self) {
         let mut running = self.running.write();
         let (cut, nodes) = (*running, self.volume.cache.take_dirty(*running));
         *running = cut.next();
@@ -101,7 +99,7 @@ impl Shared {
     }
 }
 
-type Task = Box<dyn FnOnce(&Shared) + Send>;
+pub(crate) type Task = Box<dyn FnOnce(&Shared) + Send>;
 
 /// Four writers, each with a range of its own, which grows and shrinks, so that leaves are shared
 /// at the borders only.
@@ -174,7 +172,7 @@ fn writers_of_the_same_keys_never_tear_or_lose_a_value() {
                     version_of(index, &old);
                 }
             }
-            // The last word: every writer writes every key of its own residue, and nobody else
+            // The last word: every writer writes every key of its own residue, and no other
             // touches those now.
             for index in (1_000 + number..1_100).step_by(8) {
                 assert_eq!(shared.insert(index, &value(index, number, 100)), None);
@@ -258,7 +256,7 @@ fn a_cursor_sees_every_lasting_key_once_and_in_order() {
 }
 
 /// Threads that fill one tree from nothing and empty it again: the root grows and collapses under
-/// everybody.
+/// all of them.
 #[test]
 fn the_root_grows_and_collapses_under_load() {
     let worker = |number: u64| -> Task {
@@ -305,52 +303,4 @@ fn waits_for_locks_are_counted() {
         .expect("there");
     assert!(writer.join().expect("no panic"));
     assert_eq!(version_of(1, &shared.tree.get(&key(1)).expect("readable").expect("there")), 2);
-}
-
-/// A reader stays in a leaf, as if it had lost the CPU there, and a writer wants to copy that leaf.
-/// It hangs if that stops anybody else, as it did with what came before.
-#[cfg(not(feature = "baselines"))]
-#[test]
-fn who_waits_for_a_leaf_keeps_nobody_from_the_others() {
-    let shared = Arc::new(Shared::new(16 << 20));
-    let (first, last) = (0, 2000);
-    (first..=last).for_each(|index| drop(shared.insert(index, &value(index, 1, 100))));
-    shared.commit();
-    let (entered, reader_entered) = mpsc::channel();
-    let (leave, may_leave) = mpsc::channel::<()>();
-    let on_thread = |name: &str, task: Task| {
-        let shared = Arc::clone(&shared);
-        thread::spawn(name, move || task(&shared))
-    };
-    let reader = on_thread(
-        "reader",
-        Box::new(move |shared: &Shared| {
-            let stay = |_: &[u8]| {
-                entered.send(()).expect("the test listens");
-                may_leave.recv().expect("the test says when");
-            };
-            assert!(shared.tree.get_with(&key(first), stay).expect("the leaf is there").is_some());
-        }),
-    );
-    reader_entered.recv().expect("the reader is in the leaf");
-    let waits = || shared.volume.cache.statistics().leaf_write_lock_waits;
-    let before = waits();
-    let writer = on_thread(
-        "writer",
-        Box::new(move |shared: &Shared| drop(shared.insert(first, &value(first, 2, 100)))),
-    );
-    while waits() == before {
-        thread::yield_now();
-    }
-    // It would never return if the writer held the parent, or the root pointer.
-    assert_eq!(shared.insert(last, &value(last, 2, 100)), Some(value(last, 1, 100)));
-    assert!(shared.tree.get(&key(last / 2)).expect("the leaf is there").is_some());
-    assert!(!writer.is_finished());
-    leave.send(()).expect("the reader listens");
-    reader.join().expect("the reader ends");
-    writer.join().expect("the writer ends");
-    assert_eq!(
-        shared.tree.get(&key(first)).expect("the leaf is there"),
-        Some(value(first, 2, 100))
-    );
 }

@@ -1,54 +1,36 @@
 //! The descent of a change with exclusive locks: copies, splits, merges, balances, grows and
-//! collapses on the way down.
+//! collapses on the way down, the same for an insertion and a removal.
+//!
+//! 1. Begin at the anchor, a node that this change leaves in its place, or at the root, copied.
+//! 2. Put a new root above a root without room.
+//! 3. Lock the child for the key.
+//! 4. Give the child what it lacks: split it for room; merge or balance it with a sibling for items.
+//!    Copy what an older transaction made, and let the parent's pointers follow.
+//! 5. After a removal, replace a root with one child by that child.
+//! 6. Enter the child, which releases the parent. Repeat from step 3 until it is a leaf.
+//! 7. Change the leaf. A leaf that becomes empty leaves the tree, so its parent is kept for that.
 //!
 //! Each step leaves a valid tree: a full child is split and an underfull one is merged before the
 //! descent enters it, so nothing has to go back up. The parent has room for the split's pointer
 //! because it was treated the same way before.
 //!
-//! Invariants: a node of an older transaction is never changed: it is copied to a new place, its
-//! parent's pointer follows, and its blocks are given back once the running transaction is durable.
-//! The first key of an inner node is its lower bound. A leaf other than the root isn't left empty.
+//! Invariants: the node at hand belongs to the running transaction. The first key of an inner node
+//! is its lower bound. A leaf other than the root isn't left empty.
 //!
 //! Lock discipline: exclusive locks, hand over hand: at most the parent, the child and one sibling,
 //! siblings from left to right; the root pointer's lock until the root needs no further change. All
 //! nodes come from memory. A descent that meets a lock that is taken doesn't wait for it below
-//! others, unless it has begun again several times ([`Patience`]).
-use crate::TreeError;
-use crate::change::Change;
+//! others, unless it has begun again several times (`Patience`).
+use crate::copy_on_write::Change;
+use crate::edit::{Edit, Lack};
+use crate::error::TreeError;
 use crate::expected::{Bounds, Expected};
-use crate::handle::{Class, NodeHandle, WriteNode};
-use crate::page::{
-    Neighbours, Remedy, balance, has_room, merge, put, remedy, split_index, take, underfull,
-};
+use crate::handle::WriteNode;
+use crate::node_lock::Class;
+use crate::page::{Neighbours, Remedy, balance, merge, remedy, split_index};
 use crate::tree::{RootGuard, Tree};
-use cairn_format::{BlockNumber, FormatError, Key, Node, NodePointer, Structure};
-use cairn_space::SpaceError;
-
-/// Why a descent ended early.
-pub(crate) enum Stop {
-    /// A node isn't in memory.
-    Missing,
-    /// Somebody else holds a node's lock; whether this descent wanted it exclusively.
-    Busy(NodeHandle, bool),
-    /// It can't be done.
-    Failed(TreeError),
-}
-
-impl From<TreeError> for Stop {
-    fn from(error: TreeError) -> Stop {
-        Stop::Failed(error)
-    }
-}
-
-/// What a descent does when it meets a lock that is taken, while it holds the one above.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// It lets go of everything and waits for that lock alone, then begins again. Otherwise a node
-    /// in which somebody lost the CPU would stop everybody who passes the nodes above it.
-    BeginAgain,
-    /// It waits, for it has begun again often enough.
-    Wait,
-}
+use crate::walk::{Patience, Stop};
+use cairn_format::{Key, NodePointer};
 
 /// A descent that has arrived at `node`, which the running transaction made.
 pub(crate) struct Descent<'a> {
@@ -69,7 +51,7 @@ struct Child {
 }
 
 impl<'a> Descent<'a> {
-    /// Begins at `anchor`, a node that this change won't replace, or else at the root.
+    /// Step 1.
     pub(crate) fn begin(
         tree: &'a Tree,
         change: &'a Change<'a>,
@@ -91,47 +73,35 @@ impl<'a> Descent<'a> {
         Ok(Descent { tree, change, patience, root: Some(root), node, bounds: Bounds::ALL })
     }
 
-    /// Goes down to the leaf for `key` and puts `value` there. `read` sees the old value.
-    pub(crate) fn insert<R>(
+    /// Steps 2 to 7. `read` sees the old value. With `loaded`, the siblings that could be read were
+    /// read.
+    pub(crate) fn run<R>(
         mut self,
-        key: Key,
-        value: &[u8],
+        edit: Edit<'_>,
+        loaded: bool,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, Stop> {
-        if !has_room(&self.node, &key, value.len()) {
+        let key = edit.key();
+        if edit.lack(&self.node) == Lack::Room {
             self.grow()?;
         }
         while self.node.level() > 0 {
-            let child = self.lock_child(self.node.child_index(&key), Class::First)?;
-            let mut child = self.own(child)?;
-            if !has_room(&child.node, &key, value.len()) {
-                child = self.split(child, &key)?;
-            }
-            self.enter(child);
-        }
-        Ok(put(&mut self.node, key, value, read).expect("a split makes room"))
-    }
-
-    /// Goes down to the leaf for `key` and takes the item out; `read` sees its value. With
-    /// `complete`, the siblings that could be read were read.
-    pub(crate) fn remove<R>(
-        mut self,
-        key: &Key,
-        complete: bool,
-        read: impl Fn(&[u8]) -> R,
-    ) -> Result<Option<R>, Stop> {
-        while self.node.level() > 0 {
-            let child = self.child_for_removal(key, complete)?;
-            if self.root.is_some() && self.node.count() == 1 {
+            let child = self.lock_child(self.node.child_index(key), Class::First)?;
+            let child = match edit.lack(&child.node) {
+                Lack::Room => self.split(child, key)?,
+                Lack::Items if self.node.count() > 1 => self.refill(child, key, loaded)?,
+                Lack::Items | Lack::Nothing => self.own(child)?,
+            };
+            if edit.removes() && self.root.is_some() && self.node.count() == 1 {
                 self.collapse_into(child)?;
                 continue;
             }
-            if child.node.level() == 0 {
-                return Ok(self.take_from(child, key, read)?);
+            if child.node.level() == 0 && edit.empties(&child.node) {
+                return Ok(self.empty(child, edit, read)?);
             }
             self.enter(child);
         }
-        Ok(take(&mut self.node, key, read))
+        Ok(edit.apply(&mut self.node, read))
     }
 
     /// Makes `child`, which must be the running transaction's, the node at hand; the parent and the
@@ -143,7 +113,7 @@ impl<'a> Descent<'a> {
     }
 
     fn expected_child(&self, index: usize) -> Expected {
-        self.tree.child(&self.node, self.bounds, index)
+        Expected::child(self.tree.id(), &self.node, self.bounds, index)
     }
 
     fn lock_child(&self, index: usize, class: Class) -> Result<Child, Stop> {
@@ -178,10 +148,9 @@ impl<'a> Descent<'a> {
         Ok(())
     }
 
-    /// Splits a full child, and returns the half that `key` belongs to.
+    /// Copies and splits a full child, and returns the half that `key` belongs to.
     fn split(&mut self, child: Child, key: &Key) -> Result<Child, Stop> {
-        let Child { node: mut left, index, bounds } = child;
-        self.tree.cache.before_sleep();
+        let Child { node: mut left, index, bounds } = self.own(child)?;
         let mut right = self.tree.new_node(self.change, left.level())?;
         let index_right = split_index(&left, key);
         left.split_off(index_right, &mut right);
@@ -196,13 +165,10 @@ impl<'a> Descent<'a> {
         })
     }
 
-    /// The child for `key`, copied, and merged or balanced with a sibling if it is underfull.
-    fn child_for_removal(&mut self, key: &Key, complete: bool) -> Result<Child, Stop> {
-        let index = self.node.child_index(key);
-        let mut child = self.lock_child(index, Class::First)?;
-        if !underfull(&child.node) || self.node.count() == 1 {
-            return self.own(child);
-        }
+    /// Copies an underfull child, and merges or balances it with a sibling. Returns the node that
+    /// `key` belongs to.
+    fn refill(&mut self, mut child: Child, key: &Key, loaded: bool) -> Result<Child, Stop> {
+        let index = child.index;
         let pair = Neighbours::of(&self.node, index);
         let expected = self.expected_child(pair.sibling());
         if expected.block == child.node.handle.block {
@@ -210,7 +176,7 @@ impl<'a> Descent<'a> {
         }
         let Some(sibling) = self.tree.cache.cached(&expected)? else {
             // A node with one child must get more, or its leaf could become empty and stay.
-            return if complete && (child.node.level() == 0 || child.node.count() > 1) {
+            return if loaded && (child.node.level() == 0 || child.node.count() > 1) {
                 self.own(child)
             } else {
                 Err(Stop::Missing)
@@ -237,7 +203,7 @@ impl<'a> Descent<'a> {
             child = self.lock_child(index, Class::Right)?;
             (left, child)
         };
-        self.tree.cache.before_sleep();
+        self.tree.cache.locks.before_sleep();
         match remedy(&left.node, &right.node) {
             Remedy::Merge => self.merge(left, right),
             Remedy::Leave => self.own(if pair.child_is_left { left } else { right }),
@@ -264,7 +230,7 @@ impl<'a> Descent<'a> {
         key: &Key,
     ) -> Result<Child, Stop> {
         let (mut left, mut right) = (self.own(left)?, self.own(right)?);
-        let empty = self.tree.empty_node(right.node.level(), right.node.handle.block, self.change);
+        let empty = self.tree.empty_node(self.change, right.node.level(), right.node.handle.block);
         let separator =
             balance(&mut left.node, &mut right.node, empty, self.node.key(right.index), remedy);
         self.node.set_key(right.index, separator);
@@ -283,16 +249,16 @@ impl<'a> Descent<'a> {
         self.tree.release(self.change, old)
     }
 
-    /// Takes the item out of the leaf below the node at hand; an empty leaf goes, and the root with
-    /// it if only one child is left.
-    fn take_from<R>(
+    /// Takes the last item out of a leaf below the node at hand. The leaf goes, and the root with it
+    /// if only one child is left.
+    fn empty<R>(
         mut self,
         mut leaf: Child,
-        key: &Key,
+        edit: Edit<'_>,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, TreeError> {
-        let value = take(&mut leaf.node, key, read);
-        if leaf.node.count() > 0 || self.node.count() == 1 {
+        let value = edit.apply(&mut leaf.node, read);
+        if self.node.count() == 1 {
             return Ok(value);
         }
         let lower = self.node.key(0);
@@ -325,56 +291,5 @@ impl Tree {
     ) -> Result<WriteNode, Stop> {
         let node = self.cache.cached(expected)?.ok_or(Stop::Missing)?;
         self.write_below(node, class, expected, patience)
-    }
-
-    fn empty_node(&self, level: u8, block: BlockNumber, change: &Change<'_>) -> Node {
-        Node::new(self.cache.volume(), self.id(), level, block, change.generation)
-    }
-
-    fn space_error(&self, source: SpaceError) -> TreeError {
-        TreeError::Space { tree: self.id(), source }
-    }
-
-    fn allocate(&self, change: &Change<'_>) -> Result<BlockNumber, TreeError> {
-        self.space.allocate_node(change.reservation).map_err(|source| self.space_error(source))
-    }
-
-    /// A new empty node of the running transaction.
-    pub(crate) fn new_node(&self, change: &Change<'_>, level: u8) -> Result<WriteNode, TreeError> {
-        let block = self.allocate(change)?;
-        Ok(self.cache.insert_new(self.empty_node(level, block, change)))
-    }
-
-    /// A copy of `node` at a new place, which belongs to the running transaction.
-    fn copy(&self, change: &Change<'_>, node: &WriteNode) -> Result<WriteNode, TreeError> {
-        if node.generation() > change.generation {
-            let problem = format!(
-                "made in generation {}, but {} is running",
-                node.generation(),
-                change.generation
-            );
-            return Err(TreeError::Damaged {
-                tree: self.id(),
-                source: FormatError::new(Structure::Node, node.handle.block, problem),
-            });
-        }
-        self.cache.before_sleep();
-        let mut copy = Node::clone(node);
-        copy.relocate(self.allocate(change)?, change.generation);
-        let copy = self.cache.insert_new(copy);
-        // Until the copy has the old node's place, who passes here waits for the lock of the one
-        // above.
-        copy.handle.routes.take_over(&node.handle.routes);
-        Ok(copy)
-    }
-
-    /// Gives a node back that nothing refers to any more: first the cache forgets it, then its
-    /// blocks may be used again.
-    fn release(&self, change: &Change<'_>, node: WriteNode) -> Result<(), TreeError> {
-        node.handle.routes.forget();
-        self.cache.remove(&node.handle, change.generation);
-        let freed =
-            self.space.free_node(node.handle.block, node.handle.generation, change.generation);
-        freed.map_err(|source| self.space_error(source))
     }
 }

@@ -1,26 +1,20 @@
-//! The nodes that a transaction made, from their making to the end of their write.
+//! The lists of the nodes that a transaction made and whose write hasn't ended.
 //!
 //! States of a dirty node: *running* (in its generation's list, may change, may be freed again),
 //! *taken* by the cut (frozen: the next transaction copies instead of changing), *written* (clean).
 //! A taken node that the next transaction frees is still written: the superblock to come refers to
 //! it.
 //!
-//! Lock discipline: the lists have the rank `NODE_DIRTY`. The write holds one node's shared lock at
-//! a time, for the copy of its page, and none while the device works.
-use crate::TreeError;
-use crate::cache::NodeCache;
+//! Invariant: `count` is the number of running and taken nodes.
+//!
+//! Lock discipline: the lists have the rank `NODE_DIRTY`; nothing else is locked under it.
 use crate::handle::NodeHandle;
 use crate::shard::BlockMap;
-use cairn_blockdev::AlignedBuffer;
 use cairn_environment::Rank;
-use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::{Generation, Header, NODE_BLOCKS, NODE_SIZE};
+use cairn_format::Generation;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-
-/// Largest write, in nodes: 1 MiB.
-const WRITE_NODES_MAX: usize = (1 << 20) / NODE_SIZE;
 
 /// The dirty nodes by generation.
 pub(crate) struct DirtyLists {
@@ -43,6 +37,17 @@ impl DirtyLists {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// Takes a generation's list, for the cut.
+    pub(crate) fn take(&self, generation: Generation) -> Vec<NodeHandle> {
+        let list = self.running.lock().remove(&generation).unwrap_or_default();
+        list.into_values().collect()
+    }
+
+    /// A taken node is on the device.
+    pub(crate) fn note_written(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Adds a node to its generation's list.
     pub(crate) fn insert(&self, node: NodeHandle) {
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -56,107 +61,5 @@ impl DirtyLists {
         if removed.is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-}
-
-struct DirtyNode {
-    node: NodeHandle,
-    written: AtomicBool,
-}
-
-/// The nodes of one transaction at its cut, by ascending address. They stay in memory as long as
-/// this lives.
-#[must_use = "these nodes must be written before the superblock that refers to them"]
-pub struct DirtyNodes {
-    cache: Arc<NodeCache>,
-    generation: Generation,
-    nodes: Vec<DirtyNode>,
-}
-
-impl Drop for DirtyNodes {
-    fn drop(&mut self) {
-        drop(std::mem::take(&mut self.nodes));
-        self.cache.trim();
-    }
-}
-
-impl DirtyNodes {
-    /// The transaction that made the nodes.
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-    /// Number of nodes.
-    pub fn len(&self) -> usize {
-        self.nodes.len()
-    }
-    /// Whether the transaction made no nodes.
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-}
-
-/// What a write of dirty nodes did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct WriteReport {
-    /// Nodes written.
-    pub nodes: u64,
-    /// Bytes written.
-    pub bytes: u64,
-    /// Requests to the device.
-    pub writes: u64,
-}
-
-impl NodeCache {
-    /// The cut: takes the nodes that the transaction `generation` made and that are still alive. No
-    /// [`Change`](crate::Change) of this generation is active, and none comes after.
-    pub fn take_dirty(self: &Arc<Self>, generation: Generation) -> DirtyNodes {
-        let list = self.dirty.running.lock().remove(&generation).unwrap_or_default();
-        let mut nodes: Vec<_> = list
-            .into_values()
-            .map(|node| DirtyNode { node, written: AtomicBool::new(false) })
-            .collect();
-        nodes.sort_unstable_by_key(|dirty| dirty.node.block);
-        DirtyNodes { cache: Arc::clone(self), generation, nodes }
-    }
-
-    /// Writes the nodes of a transaction, neighbours together, and marks them clean. No flush: the
-    /// commit flushes when all is written. The nodes are read by others meanwhile, so checksums go
-    /// into copies.
-    ///
-    /// # Errors
-    /// When the device fails; what wasn't written stays dirty.
-    pub fn write(&self, nodes: &DirtyNodes) -> Result<WriteReport, TreeError> {
-        let mut report = WriteReport::default();
-        let mut buffer = AlignedBuffer::zeroed(nodes.len().min(WRITE_NODES_MAX) * NODE_SIZE);
-        let neighbours = |left: &DirtyNode, right: &DirtyNode| {
-            left.node.block.0 + NODE_BLOCKS == right.node.block.0
-        };
-        for run in nodes.nodes.chunk_by(neighbours).flat_map(|run| run.chunks(WRITE_NODES_MAX)) {
-            let bytes = &mut buffer[..run.len() * NODE_SIZE];
-            self.write_run(run, bytes)?;
-            report.nodes += run.len() as u64;
-            report.bytes += bytes.len() as u64;
-            report.writes += 1;
-        }
-        Ok(report)
-    }
-
-    /// Writes neighbours through `buffer`, which has their size.
-    fn write_run(&self, run: &[DirtyNode], buffer: &mut [u8]) -> Result<(), TreeError> {
-        for (dirty, page) in run.iter().zip(buffer.chunks_exact_mut(NODE_SIZE)) {
-            page.copy_from_slice(dirty.node.clone().read(&self.waits).page());
-            Header::seal(page);
-        }
-        let first = &run[0].node;
-        self.device
-            .write(first.block.offset_bytes(), &[buffer])
-            .map_err(|source| TreeError::Device { tree: first.tree, block: first.block, source })?;
-        for dirty in run {
-            if !dirty.written.swap(true, Ordering::Relaxed) {
-                self.dirty.count.fetch_sub(1, Ordering::Relaxed);
-                self.set_clean(&dirty.node);
-            }
-        }
-        Ok(())
     }
 }

@@ -8,8 +8,20 @@
 //!
 //! The idea of sleeping fair locks per node, taken hand over hand, is that of btrfs' tree locks;
 //! preemptive splitting and merging on the way down keeps the number of locks that are held at once
-//! constant. Whose way is known in memory takes the leaf's lock only (`quick.rs`), as in optimistic
-//! lock coupling (Leis and others, 2016), with tables instead of versions.
+//! constant. A lookup whose way is known in memory takes the leaf's lock only (`quick.rs`), as in
+//! optimistic lock coupling (Leis and others, 2016), with tables instead of versions.
+//!
+//! The files, each importing only from those before it:
+//!
+//! | files | what they hold |
+//! |---|---|
+//! | `error`, `statistics`, `page`, `edit`, `expected` | values and decisions, without locks |
+//! | `node_lock` | M2: the lock of a node |
+//! | `routes`, `handle` | nodes in memory, the routes between them, and guards |
+//! | `shard`, `dirty`, `cache`, `cut` | the cache, and the write of a transaction's nodes |
+//! | `tree`, `walk`, `quick` | the root pointer, and the two ways to a node: with locks, without |
+//! | `lookup`, `range` | what reads |
+//! | `copy_on_write`, `descent`, `change`, `bound` | what changes |
 //!
 //! Lock discipline: `TREE_ROOT`, then `NODE` from the root down, then `NODE_CACHE`, `NODE_DIRTY`
 //! and the allocator's locks. No exclusive lock is held while the device works.
@@ -48,14 +60,21 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "baselines")]
+mod baselines;
 mod bound;
 mod cache;
 mod change;
+mod copy_on_write;
+mod cut;
 mod descent;
 mod dirty;
+mod edit;
 mod error;
 mod expected;
 mod handle;
+mod lookup;
+mod node_lock;
 mod page;
 mod quick;
 mod range;
@@ -63,10 +82,11 @@ mod routes;
 mod shard;
 mod statistics;
 mod tree;
+mod walk;
 
 pub use cache::NodeCache;
-pub use change::Change;
-pub use dirty::{DirtyNodes, WriteReport};
+pub use copy_on_write::Change;
+pub use cut::{DirtyNodes, WriteReport};
 pub use error::TreeError;
 pub use range::Range;
 pub use statistics::CacheStatistics;

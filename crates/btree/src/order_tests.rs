@@ -1,14 +1,16 @@
-//! The order of node locks: the debug build catches whoever inverts it, even when nobody else is
-//! there to wait for.
+//! The order of node locks: the debug build catches an inversion, even when there is no other
+//! thread to wait for.
 #![cfg(debug_assertions)]
-use crate::handle::{Class, NodeHandle};
+use crate::handle::NodeHandle;
+use crate::node_lock::{Class, NodeLocks};
 use crate::statistics::LockWaits;
 use crate::test_support::VOLUME;
 use cairn_format::{BlockNumber, Generation, Node, TREE_FILES};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn node(level: u8, block: u64) -> NodeHandle {
-    NodeHandle::new(Node::new(VOLUME, TREE_FILES, level, BlockNumber(block), Generation(7)))
+    let node = Node::new(VOLUME, TREE_FILES, level, BlockNumber(block), Generation(7));
+    NodeHandle::new(node, &NodeLocks::new())
 }
 
 fn is_refused(lock: impl FnOnce()) -> bool {

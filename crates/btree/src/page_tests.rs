@@ -88,7 +88,7 @@ fn the_sibling_is_the_right_one_but_for_the_last_child() {
     assert_eq!(siblings, [(0, 1), (1, 2), (1, 1)]);
 }
 
-/// The first key of the right node need not be its lower bound: nobody compares it. As a later
+/// The first key of the right node need not be its lower bound: nothing compares it. As a later
 /// child's key it must be.
 #[test]
 fn a_merge_takes_the_separator_as_key() {

@@ -1,24 +1,26 @@
-//! Descents that lock nothing but the leaf.
+//! Ways to a leaf that lock nothing but the leaf.
 //!
 //! 1. Follow the published routes from the root to the parent of the leaf.
 //! 2. Lock the leaf.
 //! 3. Look again: the parent's routes are still published, and still lead to this leaf. If not, try
 //!    again.
 //!
-//! Why the leaf is then the right one: whoever moves keys out of a leaf, or replaces it, withdraws
-//! its parent's routes or exchanges the handle before it releases the leaf's lock (`routes.rs`). So
-//! if nothing has changed when the lock is held, nothing has until then, and nothing will while it
-//! is held. A parent that left the tree has no published routes. Whatever happened further up can't
-//! have changed which leaf holds the key.
+//! Why the leaf is then the right one: a thread that moves keys out of a leaf, or replaces it,
+//! withdraws its parent's routes or exchanges the handle before it releases the leaf's lock
+//! (`routes.rs`). So if nothing has changed when the lock is held, nothing has until then, and
+//! nothing will while it is held. A parent that left the tree has no published routes. Changes
+//! further up can't have changed which leaf holds the key.
 //!
-//! What isn't in memory, or isn't known yet, is left to the descent that locks its way down; that
-//! one also makes routes known, and it runs after a few attempts in vain, so that nobody starves.
+//! What isn't in memory, or isn't known yet, is left to the walk that locks its way down
+//! (`walk.rs`); that one also makes routes known, and it runs after a few attempts in vain, so that
+//! no thread starves.
 //!
 //! Lock discipline: one node's lock, and no other.
 use crate::expected::Bounds;
-use crate::handle::{Class, NodeBody, NodeHandle};
-use crate::routes::Routes;
-use crate::tree::{Arrival, Leaf, Tree};
+use crate::handle::{NodeHandle, ReadNode, WriteNode};
+use crate::node_lock::Class;
+use crate::routes::{NodeBody, Routes};
+use crate::tree::Tree;
 use cairn_environment::published::Seen;
 use cairn_format::{Generation, Key};
 use std::sync::Arc;
@@ -26,17 +28,30 @@ use std::sync::Arc;
 /// Attempts before the way down is locked.
 const ATTEMPTS: usize = 3;
 
+/// Where a change arrived: the leaf for its key.
+pub(crate) enum Arrival {
+    /// A leaf of the running transaction, which may be changed in place.
+    Own {
+        /// The leaf.
+        leaf: WriteNode,
+        /// Whether the leaf is the root.
+        is_root: bool,
+    },
+    /// A leaf that must be copied first.
+    Frozen(ReadNode),
+}
+
 /// A node on the way, and what keeps it in memory.
-enum Stop {
+enum Waypoint {
     Root(Seen<NodeBody>),
     Child(Seen<Routes>, usize),
 }
 
-impl Stop {
+impl Waypoint {
     fn node(&self) -> Option<&Arc<NodeBody>> {
         match self {
-            Stop::Root(root) => root.as_ref(),
-            Stop::Child(routes, index) => routes.as_ref()?.inner_child(*index),
+            Waypoint::Root(root) => root.as_ref(),
+            Waypoint::Child(routes, index) => routes.as_ref()?.inner_child(*index),
         }
     }
 }
@@ -46,7 +61,7 @@ enum Origin {
     /// It is the root.
     Root,
     /// The parent, its routes, and the leaf's index in them.
-    Parent(Stop, Seen<Routes>, usize),
+    Parent(Waypoint, Seen<Routes>, usize),
 }
 
 /// A leaf that isn't locked yet.
@@ -59,13 +74,12 @@ struct Candidate {
 impl Tree {
     /// Step 1: the leaf for `key`, if everything on the way is known.
     fn candidate(&self, key: &Key) -> Option<Candidate> {
-        #[cfg(feature = "baselines")]
-        if self.cache.has_locked_descents() {
+        if self.cache.locks.walks_are_locked() {
             return None;
         }
-        let (mut stop, mut bounds) = (Stop::Root(self.root_node.load()), Bounds::ALL);
+        let (mut waypoint, mut bounds) = (Waypoint::Root(self.root_node.load()), Bounds::ALL);
         loop {
-            let node = stop.node()?;
+            let node = waypoint.node()?;
             node.note_use();
             let Some(routes) = node.routes.published() else {
                 let leaf = NodeHandle::from_body(Arc::clone(node));
@@ -77,13 +91,10 @@ impl Tree {
             if table.lead_to_leaves() {
                 let leaf = NodeHandle::from_body(table.child(index)?);
                 leaf.note_use();
-                return Some(Candidate {
-                    leaf,
-                    bounds,
-                    origin: Origin::Parent(stop, routes, index),
-                });
+                let origin = Origin::Parent(waypoint, routes, index);
+                return Some(Candidate { leaf, bounds, origin });
             }
-            stop = Stop::Child(routes, index);
+            waypoint = Waypoint::Child(routes, index);
         }
     }
 
@@ -101,38 +112,43 @@ impl Tree {
         }
     }
 
-    /// The leaf that holds `key` if anybody does, under its shared lock.
-    pub(crate) fn quick_leaf(&self, key: &Key) -> Option<Leaf> {
+    /// All steps: the leaf for `key` under the lock that `lock` takes.
+    #[inline]
+    fn quickly<L>(&self, key: &Key, lock: impl Fn(NodeHandle) -> L) -> Option<(L, Candidate)> {
         for _ in 0..ATTEMPTS {
             let candidate = self.candidate(key)?;
-            let node = candidate.leaf.clone().read(&self.cache.waits);
+            let locked = lock(candidate.leaf.clone());
             if self.stands(&candidate) {
-                self.cache.waits.count_quick(node.handle.block);
-                return Some(Leaf { node, bounds: candidate.bounds });
+                return Some((locked, candidate));
             }
         }
         None
     }
 
-    /// As [`Tree::arrive`].
-    pub(crate) fn quick_arrive(&self, key: &Key, running: Generation) -> Option<Arrival> {
-        for _ in 0..ATTEMPTS {
-            let candidate = self.candidate(key)?;
-            let is_root = matches!(candidate.origin, Origin::Root);
-            let leaf = candidate.leaf.clone();
+    /// The leaf that holds `key` if the tree does, under its shared lock, and its bounds.
+    pub(crate) fn quick_leaf(&self, key: &Key) -> Option<(ReadNode, Bounds)> {
+        let waits = &self.cache.waits;
+        let (leaf, candidate) = self.quickly(key, |leaf| leaf.read(waits))?;
+        waits.count_quick(leaf.handle.block);
+        Some((leaf, candidate.bounds))
+    }
+
+    /// The leaf for `key`: under its exclusive lock if the transaction `running` made it, otherwise
+    /// under its shared lock.
+    pub(crate) fn quick_arrival(&self, key: &Key, running: Generation) -> Option<Arrival> {
+        let waits = &self.cache.waits;
+        let lock = |leaf: NodeHandle| {
             if leaf.generation == running {
-                let leaf = leaf.write(Class::First, &self.cache.waits);
-                if self.stands(&candidate) {
-                    self.cache.waits.count_quick(leaf.handle.block);
-                    return Some(Arrival::Own { leaf, is_root });
-                }
+                Arrival::Own { leaf: leaf.write(Class::First, waits), is_root: false }
             } else {
-                let leaf = leaf.read(&self.cache.waits);
-                if self.stands(&candidate) {
-                    return Some(Arrival::Frozen(leaf));
-                }
+                Arrival::Frozen(leaf.read(waits))
             }
+        };
+        let (mut arrival, candidate) = self.quickly(key, lock)?;
+        if let Arrival::Own { leaf, is_root } = &mut arrival {
+            *is_root = matches!(candidate.origin, Origin::Root);
+            waits.count_quick(leaf.handle.block);
         }
-        None
+        Some(arrival)
     }
 }

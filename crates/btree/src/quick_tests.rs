@@ -1,8 +1,11 @@
-//! Descents that lock nothing but the leaf: that they do, and that they notice what changed
-//! meanwhile.
-use crate::handle::Class;
+//! What the product's side of M2 has and its predecessor hasn't: ways that lock nothing but the
+//! leaf, and waits that stop no other thread.
+use crate::concurrency_tests::{Shared, Task};
+use crate::node_lock::Class;
 use crate::test_support::{TestVolume, key, value, version_of};
 use crate::{CacheStatistics, Tree};
+use cairn_environment::thread;
+use std::sync::{Arc, mpsc};
 
 /// A tree of two levels (more with larger values), all of it in memory and known to the routes.
 fn warm_tree(keys: u64, bytes: usize) -> (TestVolume, Tree) {
@@ -28,8 +31,8 @@ fn a_lookup_and_a_change_in_place_lock_only_their_leaf() {
         let root = tree.root();
         assert!(root.level >= 1);
         let reservation = volume.reserve(0);
-        // Whoever waits for the root, or for its pointer, waits for this thread; the check of the
-        // order of locks would say so, too.
+        // A wait for the root, or for its pointer, would be a wait for this thread; the check of
+        // the order of locks would report it, too.
         let pointer = tree.write_root();
         let node =
             volume.cache.cached(&tree.expected_root(root)).expect("fits").expect("in memory");
@@ -64,7 +67,7 @@ fn a_root_that_is_a_leaf_is_found_without_its_pointer() {
     drop(pointer);
 }
 
-/// The routes of a copied path go over to the copies: a commit doesn't send everybody back to the
+/// The routes of a copied path go over to the copies: a commit sends no lookup back to the
 /// locks.
 #[test]
 fn routes_survive_a_commit() {
@@ -122,4 +125,51 @@ fn routes_do_not_keep_unused_leaves() {
     }
     let statistics = volume.cache.statistics();
     assert!(statistics.evictions > 400 && statistics.nodes < 100, "{statistics:?}");
+}
+
+/// A reader stays in a leaf, as if it had lost the CPU there, and a writer wants to copy that leaf.
+/// The test hangs if that stops another thread, as the predecessor did.
+#[test]
+fn a_wait_for_a_leaf_stops_no_other_thread() {
+    let shared = Arc::new(Shared::new(16 << 20));
+    let (first, last) = (0, 2000);
+    (first..=last).for_each(|index| drop(shared.insert(index, &value(index, 1, 100))));
+    shared.commit();
+    let (entered, reader_entered) = mpsc::channel();
+    let (leave, may_leave) = mpsc::channel::<()>();
+    let on_thread = |name: &str, task: Task| {
+        let shared = Arc::clone(&shared);
+        thread::spawn(name, move || task(&shared))
+    };
+    let reader = on_thread(
+        "reader",
+        Box::new(move |shared: &Shared| {
+            let stay = |_: &[u8]| {
+                entered.send(()).expect("the test listens");
+                may_leave.recv().expect("the test says when");
+            };
+            assert!(shared.tree.get_with(&key(first), stay).expect("the leaf is there").is_some());
+        }),
+    );
+    reader_entered.recv().expect("the reader is in the leaf");
+    let waits = || shared.volume.cache.statistics().leaf_write_lock_waits;
+    let before = waits();
+    let writer = on_thread(
+        "writer",
+        Box::new(move |shared: &Shared| drop(shared.insert(first, &value(first, 2, 100)))),
+    );
+    while waits() == before {
+        thread::yield_now();
+    }
+    // It would never return if the writer held the parent, or the root pointer.
+    assert_eq!(shared.insert(last, &value(last, 2, 100)), Some(value(last, 1, 100)));
+    assert!(shared.tree.get(&key(last / 2)).expect("the leaf is there").is_some());
+    assert!(!writer.is_finished());
+    leave.send(()).expect("the reader listens");
+    reader.join().expect("the reader ends");
+    writer.join().expect("the writer ends");
+    assert_eq!(
+        shared.tree.get(&key(first)).expect("the leaf is there"),
+        Some(value(first, 2, 100))
+    );
 }

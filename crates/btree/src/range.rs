@@ -1,11 +1,14 @@
-//! A cursor over a range of keys that survives concurrent change.
+//! Ranges of keys: a cursor that survives concurrent change, a scan, and the last item.
 //!
-//! It copies a part of a leaf at a time, holds no lock between two parts, and finds its place again
-//! by key. A leaf is copied under its lock together with its upper bound, and every item that is
-//! copied later has a larger key. So a key that exists throughout is seen exactly once, keys
-//! ascend, and a key that comes or goes meanwhile is seen at most once.
-use crate::TreeError;
-use crate::tree::{Leaf, Tree};
+//! The cursor copies a part of a leaf at a time, holds no lock between two parts, and finds its
+//! place again by key. A leaf is copied under its lock together with its upper bound, and every
+//! item that is copied later has a larger key. So a key that exists throughout is seen exactly
+//! once, keys ascend, and a key that comes or goes meanwhile is seen at most once.
+//!
+//! Lock discipline: one leaf's shared lock at a time.
+use crate::error::TreeError;
+use crate::lookup::Leaf;
+use crate::tree::Tree;
 use cairn_format::Key;
 use std::collections::VecDeque;
 use std::iter::FusedIterator;
@@ -63,6 +66,12 @@ impl Iterator for Range<'_> {
 impl FusedIterator for Range<'_> {}
 
 impl Tree {
+    /// The items whose keys lie in `keys`, in order. See [`Range`] for what it does while others
+    /// change the tree.
+    pub fn range(&self, keys: RangeInclusive<Key>) -> Range<'_> {
+        Range::new(self, keys)
+    }
+
     /// Shows `visit` the items whose keys lie in `keys`, in order, until it returns false, and
     /// copies nothing. It runs under a leaf's shared lock, so it must not use a tree. What others
     /// change meanwhile appears as in [`Tree::range`].
@@ -89,4 +98,35 @@ impl Tree {
         }
         Ok(())
     }
+
+    /// The item with the largest key in `keys`.
+    ///
+    /// # Errors
+    /// When a node on the way can't be read.
+    pub fn last(&self, keys: RangeInclusive<Key>) -> Result<Option<(Key, Vec<u8>)>, TreeError> {
+        let (first, mut last) = keys.into_inner();
+        while first <= last {
+            let Leaf { node: leaf, bounds } = self.leaf(&last)?;
+            let end = leaf.search(&last).map_or_else(|index| index, |index| index + 1);
+            if let Some(index) = end.checked_sub(1) {
+                let key = leaf.key(index);
+                return Ok((key >= first).then(|| (key, leaf.value(index).to_vec())));
+            }
+            // All keys of this leaf are larger: go on before it.
+            let Some(before) = predecessor(bounds.lower) else { return Ok(None) };
+            last = before;
+        }
+        Ok(None)
+    }
+}
+
+/// The key before `key`, or `None` for the smallest.
+fn predecessor(key: Key) -> Option<Key> {
+    if let Some(offset) = key.offset.checked_sub(1) {
+        return Some(Key { offset, ..key });
+    }
+    if let Some(kind) = key.kind.checked_sub(1) {
+        return Some(Key { kind, offset: u64::MAX, ..key });
+    }
+    Some(Key { inode: key.inode.checked_sub(1)?, kind: u8::MAX, offset: u64::MAX })
 }

@@ -1,32 +1,81 @@
-//! The routes of an inner node: its keys and its children in memory, to be followed without a lock.
+//! The nodes in memory, and the routes between them: an inner node's keys and its children in
+//! memory, to be followed without a lock.
 //!
-//! An inner node's table is made when somebody passes it under its lock, and published beside the
-//! node. Readers follow tables from the root to the parent of a leaf, lock the leaf, and then look
-//! whether the table and the child's place in it are still the same (`quick.rs`).
+//! An inner node's table of routes is made when a walk passes the node under its lock, and is
+//! published beside the node. Readers follow tables from the root to the parent of a leaf, lock the
+//! leaf, and then look whether the table and the child's place in it are still the same
+//! (`quick.rs`).
 //!
 //! States of a table: *published*; *withdrawn* for good, as soon as its node's keys or its node's
 //! place in the tree are about to change. While it is published, only the handles of its children
 //! are exchanged.
 //!
 //! Invariants: a published table says what its node says, and its node is reachable in the tree.
-//! Whoever moves keys out of a child, or replaces the child, withdraws the table or exchanges the
-//! handle before it releases the child's exclusive lock. A handle in a table is that very child, in
-//! memory; its keys were held against the bounds when it was entered.
+//! A thread that moves keys out of a child, or replaces the child, withdraws the table or exchanges
+//! the handle before it releases the child's exclusive lock. A handle in a table is that very
+//! child, in memory; its keys were held against the bounds when it was entered.
 //!
 //! Inner children are kept in memory by the table, so that a reader needs not count its references;
-//! leaves aren't: they are most of the tree, and the cache's clock has to find those that nobody
-//! uses.
+//! leaves aren't: they are most of the tree, and the cache's clock has to find the unused ones.
 //!
 //! Lock discipline: tables are made, filled and withdrawn under their node's lock; the cache may
 //! withdraw one at any time. A leaf's place in a table has a lock of its own (`LEAF`), which only
-//! who wants this very leaf takes, for a moment.
+//! threads that want this very leaf take, for a moment.
 use crate::expected::Bounds;
-use crate::handle::NodeBody;
+use crate::node_lock::{NodeLock, NodeLocks};
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Mutex, RwLock};
 use cairn_environment::published::{Published, Seen};
-use cairn_format::{Key, Node};
+use cairn_format::{BlockNumber, Generation, Key, Node, TreeId};
 use std::sync::{Arc, OnceLock, Weak};
+
+/// A node in memory: what its handles share.
+pub(crate) struct NodeBody {
+    /// First block of the node.
+    pub(crate) block: BlockNumber,
+    /// Tree that the node belongs to.
+    pub(crate) tree: TreeId,
+    /// Transaction that made the node.
+    pub(crate) generation: Generation,
+    /// Height above the leaves.
+    pub(crate) level: u8,
+    /// An inner node's routes.
+    pub(crate) routes: RoutesPlace,
+    /// The node itself, behind its lock.
+    pub(crate) lock: NodeLock,
+    /// Looked up since the clock's hand passed.
+    used: AtomicBool,
+}
+
+impl NodeBody {
+    /// `node` in memory, with a free lock.
+    pub(crate) fn new(node: Node, locks: &NodeLocks) -> NodeBody {
+        NodeBody {
+            block: node.address(),
+            tree: node.tree(),
+            generation: node.generation(),
+            level: node.level(),
+            routes: RoutesPlace::new(node.level()),
+            lock: NodeLock::new(node, locks),
+            used: AtomicBool::new(true),
+        }
+    }
+
+    /// The node was looked up: it gets another round of the clock.
+    #[inline]
+    pub(crate) fn note_use(&self) {
+        // Most often it was used before: then nothing is written that others read.
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the node was looked up since this was asked last.
+    pub(crate) fn take_use(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
+}
 
 enum Children {
     Inner(Box<[OnceLock<Arc<NodeBody>>]>),

@@ -1,11 +1,16 @@
 //! A part of the node cache: the nodes of some blocks, and the clock that evicts them.
 //!
 //! States of a block: absent, *loading* (one thread reads it, the others wait), *dirty* (made by a
-//! transaction whose commit hasn't written it yet), *clean*. Only clean nodes that nobody refers to
-//! are evicted; a node that is in use stays the only copy of its block in memory, so that its lock
-//! means something. Routes refer to inner nodes: those of a node that nobody passes are given up,
-//! and then what they lead to can go.
-use crate::handle::{NodeBody, NodeHandle};
+//! transaction whose commit hasn't written it yet), *clean*.
+//!
+//! Invariants: only clean nodes without other references are evicted, so a node in use stays the
+//! only copy of its block in memory, and its lock means something. Routes refer to inner nodes: the
+//! clock gives up the routes of an unused node, and then what they lead to can go.
+//!
+//! Lock discipline: a shard knows no lock; the cache has one around each (`NODE_CACHE`). Evicted
+//! nodes are returned, to be dropped without it.
+use crate::handle::NodeHandle;
+use crate::routes::NodeBody;
 use cairn_format::BlockNumber;
 use rustc_hash::FxHashMap;
 
@@ -96,7 +101,7 @@ impl Shard {
         self.evict()
     }
 
-    /// Adds a node in place of whatever was known of its block.
+    /// Adds a node in place of what was known of its block.
     pub(crate) fn insert(&mut self, node: NodeHandle, dirty: bool) {
         self.remove(node.block);
         self.clean += usize::from(!dirty);
@@ -139,7 +144,7 @@ impl Shard {
             if *dirty || node.take_use() {
                 continue;
             }
-            // What nobody used keeps nothing else in memory.
+            // An unused node keeps nothing else in memory.
             node.routes.forget();
             if !node.is_unshared() {
                 continue;

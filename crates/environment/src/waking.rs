@@ -1,31 +1,55 @@
-//! The node lock that came before: btrfs' extent buffer lock as of Linux 5.9, for measurements
-//! only.
+//! The predecessor of the node lock: btrfs' extent buffer lock as of Linux 5.9, for measurements
+//! only. All that a measurement of locks needs stands in this file; the product has none of it.
 //!
 //! What it copies (`fs/btrfs/locking.c`, function by function): a spinning reader-writer lock;
 //! `blocking_readers` and `blocking_writers`, into which a holder turns its hold before it may
-//! sleep (`btrfs_set_lock_blocking_read`/`_write`); one wait queue for those who wait until
-//! blocking readers are gone and one for the blocking writer; a release of a blocking hold wakes
-//! *everybody* in its queue, and all of them contend again. A `try_` gives up on a blocking holder
-//! and spins for a spinning one, as `btrfs_tree_read_lock_atomic` and `btrfs_try_tree_write_lock`
-//! do. The spinning lock lets readers wait for a writer that waits, like the kernel's.
+//! sleep (`btrfs_set_lock_blocking_read`/`_write`); one wait queue for the threads that wait until
+//! blocking readers are gone and one for those that wait for the blocking writer; a release of a
+//! blocking hold wakes *all* threads in its queue, and all of them contend again. A `try_` gives up
+//! on a blocking holder and spins for a spinning one, as `btrfs_tree_read_lock_atomic` and
+//! `btrfs_try_tree_write_lock` do. The spinning lock lets readers wait for a writer that waits,
+//! like the kernel's.
 //!
-//! What differs: the kernel doesn't preempt who holds a spinning lock; here a thread that has spun
-//! for a while yields its CPU instead of burning it. A path in btrfs lists the locks that its owner
-//! holds; here a list per thread does. Whoever is going to sleep, copy or read calls
+//! What differs: the kernel doesn't preempt the holder of a spinning lock; here a thread that has
+//! spun for a while yields its CPU instead of burning it. A path in btrfs lists the locks that its
+//! owner holds; here a list per thread does. A thread that is going to sleep, copy or read calls
 //! [`block_held`], which is `btrfs_set_path_blocking`.
 //!
 //! States of a hold: *spinning*, then perhaps *blocking*, then released. Invariant: a blocking hold
-//! leaves the spinning lock free; whoever takes that looks at the blocking counts again under it.
+//! leaves the spinning lock free; a thread that takes the spinning lock looks at the blocking
+//! counts again under it.
 use crate::atomic::{AtomicBool, AtomicU32, Ordering};
-use crate::backend::{self, WaitQueue};
+use crate::backend;
+use crate::lock;
+use crate::rank::Rank;
 use std::cell::RefCell;
 
-/// A lock of either kind.
-pub(crate) enum RawRwLock {
+/// A raw lock of one kind or the other, chosen when it is made.
+pub struct EitherLock(Kind);
+
+// Few of them exist at a time, and the model checker makes them large.
+#[cfg_attr(feature = "shuttle", allow(clippy::large_enum_variant))]
+enum Kind {
     /// The product's.
     Sleeping(backend::RawRwLock),
     /// The predecessor.
     Waking(WakingLock),
+}
+
+/// A reader-writer lock of one kind or the other.
+pub type RwLock<T> = lock::RwLock<T, EitherLock>;
+
+impl<T> RwLock<T> {
+    /// A free lock of the product's kind.
+    pub const fn sleeping(rank: Rank, value: T) -> RwLock<T> {
+        let raw = <backend::RawRwLock as lock_api::RawRwLock>::INIT;
+        lock::RwLock::with_raw(rank, EitherLock(Kind::Sleeping(raw)), value)
+    }
+
+    /// A free lock of the predecessor's kind: it spins, blocks, and wakes all waiters.
+    pub const fn waking(rank: Rank, value: T) -> RwLock<T> {
+        lock::RwLock::with_raw(rank, EitherLock(Kind::Waking(WakingLock::new())), value)
+    }
 }
 
 /// Bits of [`SpinLock::state`] beside the number of readers.
@@ -40,13 +64,13 @@ struct SpinLock {
 }
 
 /// The predecessor.
-pub(crate) struct WakingLock {
+struct WakingLock {
     spinning: SpinLock,
     blocking_readers: AtomicU32,
     blocking_writer: AtomicBool,
-    /// Who waits until there are no blocking readers.
+    /// Threads that wait until there are no blocking readers.
     readers_gone: WaitQueue,
-    /// Who waits until there is no blocking writer.
+    /// Threads that wait until there is no blocking writer.
     writer_gone: WaitQueue,
 }
 
@@ -79,7 +103,7 @@ pub fn block_held() {
     });
 }
 
-/// How many waking locks this thread holds: whether a lock is one, for tests.
+/// How many waking locks this thread holds, so that a test can see the kind of a lock.
 pub fn waking_held() -> usize {
     HELD.with(|held| held.borrow().len())
 }
@@ -132,7 +156,7 @@ impl SpinLock {
 
 impl WakingLock {
     /// A free lock.
-    pub(crate) const fn new() -> WakingLock {
+    const fn new() -> WakingLock {
         WakingLock {
             spinning: SpinLock { state: AtomicU32::new(0) },
             blocking_readers: AtomicU32::new(0),
@@ -237,55 +261,142 @@ impl WakingLock {
 
 // SAFETY: a spinning hold excludes others by `SpinLock`: a writer enters only when neither a writer
 // nor a reader is in, a reader only when no writer is. A blocking hold is counted before it leaves
-// the spinning lock, and whoever takes that afterwards gives way to it; so at every moment there
-// are readers or one writer. The unlocking functions undo their own hold, which the list of the
+// the spinning lock, and a thread that takes that afterwards gives way to it; so at every moment
+// there are readers or one writer. The unlocking functions undo their own hold, which the list of the
 // thread knows.
-unsafe impl lock_api::RawRwLock for RawRwLock {
+unsafe impl lock_api::RawRwLock for EitherLock {
     #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: RawRwLock = RawRwLock::Sleeping(backend::RawRwLock::INIT);
+    const INIT: EitherLock = EitherLock(Kind::Sleeping(backend::RawRwLock::INIT));
     type GuardMarker = lock_api::GuardNoSend;
 
     fn lock_shared(&self) {
-        match self {
-            RawRwLock::Sleeping(lock) => lock.lock_shared(),
-            RawRwLock::Waking(lock) => lock.lock_shared(),
+        match &self.0 {
+            Kind::Sleeping(lock) => lock.lock_shared(),
+            Kind::Waking(lock) => lock.lock_shared(),
         }
     }
 
     fn try_lock_shared(&self) -> bool {
-        match self {
-            RawRwLock::Sleeping(lock) => lock.try_lock_shared(),
-            RawRwLock::Waking(lock) => lock.try_lock_shared(),
+        match &self.0 {
+            Kind::Sleeping(lock) => lock.try_lock_shared(),
+            Kind::Waking(lock) => lock.try_lock_shared(),
         }
     }
 
     unsafe fn unlock_shared(&self) {
-        match self {
+        match &self.0 {
             // SAFETY: the caller holds this lock shared.
-            RawRwLock::Sleeping(lock) => unsafe { lock.unlock_shared() },
-            RawRwLock::Waking(lock) => lock.unlock_shared(),
+            Kind::Sleeping(lock) => unsafe { lock.unlock_shared() },
+            Kind::Waking(lock) => lock.unlock_shared(),
         }
     }
 
     fn lock_exclusive(&self) {
-        match self {
-            RawRwLock::Sleeping(lock) => lock.lock_exclusive(),
-            RawRwLock::Waking(lock) => lock.lock_exclusive(),
+        match &self.0 {
+            Kind::Sleeping(lock) => lock.lock_exclusive(),
+            Kind::Waking(lock) => lock.lock_exclusive(),
         }
     }
 
     fn try_lock_exclusive(&self) -> bool {
-        match self {
-            RawRwLock::Sleeping(lock) => lock.try_lock_exclusive(),
-            RawRwLock::Waking(lock) => lock.try_lock_exclusive(),
+        match &self.0 {
+            Kind::Sleeping(lock) => lock.try_lock_exclusive(),
+            Kind::Waking(lock) => lock.try_lock_exclusive(),
         }
     }
 
     unsafe fn unlock_exclusive(&self) {
-        match self {
+        match &self.0 {
             // SAFETY: the caller holds this lock exclusively.
-            RawRwLock::Sleeping(lock) => unsafe { lock.unlock_exclusive() },
-            RawRwLock::Waking(lock) => lock.unlock_exclusive(),
+            Kind::Sleeping(lock) => unsafe { lock.unlock_exclusive() },
+            Kind::Waking(lock) => lock.unlock_exclusive(),
         }
     }
 }
+
+/// Threads that wait for a condition and are all woken at once, like a wait queue of the kernel.
+#[cfg(not(feature = "shuttle"))]
+struct WaitQueue {
+    waiting: AtomicU32,
+}
+
+#[cfg(not(feature = "shuttle"))]
+impl WaitQueue {
+    const fn new() -> WaitQueue {
+        WaitQueue { waiting: AtomicU32::new(0) }
+    }
+
+    fn key(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Sleeps as long as `condition` holds. It reads atomics and nothing else.
+    fn wait_while(&self, condition: impl Fn() -> bool) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        while condition() {
+            // SAFETY: the key is the address of this queue, which outlives its waiters; the
+            // callbacks neither panic nor park.
+            unsafe {
+                parking_lot_core::park(
+                    self.key(),
+                    &condition,
+                    || {},
+                    |_, _| {},
+                    parking_lot_core::DEFAULT_PARK_TOKEN,
+                    None,
+                )
+            };
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes all waiters. The condition was changed before.
+    fn wake_all(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            // SAFETY: the key is the address of this queue, which nothing else parks on.
+            unsafe {
+                parking_lot_core::unpark_all(self.key(), parking_lot_core::DEFAULT_UNPARK_TOKEN)
+            };
+        }
+    }
+}
+
+/// The same under the model checker's scheduler.
+#[cfg(feature = "shuttle")]
+struct WaitQueue(std::sync::Mutex<Vec<shuttle_engine::runtime::task::TaskId>>);
+
+#[cfg(feature = "shuttle")]
+impl WaitQueue {
+    const fn new() -> WaitQueue {
+        WaitQueue(std::sync::Mutex::new(Vec::new()))
+    }
+
+    fn wait_while(&self, condition: impl Fn() -> bool) {
+        let task = backend::this_task();
+        loop {
+            // The condition reads atomics, so there are points between its check and the sleep: the
+            // task enters first, and may have been woken at one of those points.
+            backend::locked(&self.0).push(task);
+            let waits = condition();
+            let entered = backend::locked(&self.0).contains(&task);
+            if waits && entered {
+                backend::block();
+            } else {
+                backend::locked(&self.0).retain(|other| *other != task);
+            }
+            if !waits {
+                return;
+            }
+        }
+    }
+
+    fn wake_all(&self) {
+        shuttle_engine::runtime::thread::continuation::switch();
+        let waiting = std::mem::take(&mut *backend::locked(&self.0));
+        waiting.into_iter().for_each(backend::wake);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "waking_tests.rs"]
+mod tests;

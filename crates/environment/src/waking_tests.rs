@@ -1,6 +1,6 @@
-//! The predecessor's lock excludes, blocks, and wakes everybody.
+//! The predecessor's lock excludes, blocks, and wakes all waiters.
 use crate::atomic::{AtomicU32, Ordering};
-use crate::lock::{RwLock, block_held};
+use crate::waking::{RwLock, block_held};
 use crate::{Rank, thread};
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn a_blocking_hold_excludes_like_a_spinning_one() {
     block_held();
     assert!(
         lock.try_read().is_none() && lock.try_write().is_none(),
-        "a blocking writer keeps everybody away"
+        "a blocking writer keeps all others away"
     );
     drop(writer);
     assert!(lock.try_write().is_some());
@@ -34,7 +34,7 @@ fn writers_and_readers_that_block_at_times_exclude_each_other() {
         thread::spawn("user", move || {
             for round in 0..4_000 {
                 if (round + number).is_multiple_of(3) {
-                    let mut pair = lock.write_arc();
+                    let mut pair = lock.write_arc_at(0);
                     pair.0 += 1;
                     if round % 5 == 0 {
                         block_held();
@@ -42,7 +42,7 @@ fn writers_and_readers_that_block_at_times_exclude_each_other() {
                     }
                     pair.1 += 1;
                 } else {
-                    let pair = lock.read_arc();
+                    let pair = lock.read_arc_at(0);
                     if round % 7 == 0 {
                         block_held();
                         thread::yield_now();
@@ -58,7 +58,7 @@ fn writers_and_readers_that_block_at_times_exclude_each_other() {
 }
 
 #[test]
-fn the_release_of_a_blocking_hold_wakes_everybody() {
+fn the_release_of_a_blocking_hold_wakes_all_waiters() {
     let lock = Arc::new(RwLock::waking(Rank::LEAF, ()));
     let (started, inside) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let writer = lock.write();

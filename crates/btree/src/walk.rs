@@ -1,0 +1,240 @@
+//! The walk from the root down to a node. All that locks its way to a node takes it: lookups,
+//! cursors, changes, and what a change reads into memory.
+//!
+//! 1. Lock the root pointer, shared; the root is ahead.
+//! 2. As long as the node ahead isn't the wanted one: lock it, shared, and check its keys; make its
+//!    way known to the routes; release the lock above; the child for the key is ahead.
+//! 3. The caller locks the node ahead, shared or exclusively. Then the lock above is released.
+//!
+//! Invariant: while a lock is held on a parent, its pointers are valid, since a thread that frees a
+//! child holds the parent's exclusive lock. So the node ahead is what its parent says, until it is
+//! locked itself.
+//!
+//! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down, hand over
+//! hand: a node and the one above it. A walk may read from the device; the locks that it holds then
+//! are shared ones. If a lock is taken, the walk releases all and waits for that lock alone, then
+//! begins again ([`Patience`]).
+use crate::error::TreeError;
+use crate::expected::{Bounds, Expected};
+use crate::handle::{NodeHandle, ReadNode, WriteNode};
+use crate::node_lock::Class;
+use crate::page::Neighbours;
+use crate::tree::Tree;
+use cairn_environment::lock::RwLockReadGuard;
+use cairn_format::{Generation, Key, NodePointer};
+
+/// So often a walk begins again; then it waits where it is, or a leaf that is never free could
+/// starve it.
+const BEGIN_AGAIN_MAX: u32 = 4;
+
+/// Why a walk ended early.
+pub(crate) enum Stop {
+    /// A node isn't in memory, and the locks that are held forbid to read it.
+    Missing,
+    /// Another thread holds a node's lock; whether this walk wanted it exclusively.
+    Busy(NodeHandle, bool),
+    /// It can't be done.
+    Failed(TreeError),
+}
+
+impl From<TreeError> for Stop {
+    fn from(error: TreeError) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+/// What a walk does when it meets a lock that is taken, while it holds the one above.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// It releases everything and waits for that lock alone, then begins again. Otherwise a node
+    /// whose holder lost the CPU would stop all threads that pass the nodes above it.
+    BeginAgain,
+    /// It waits, for it has begun again often enough.
+    Wait,
+}
+
+/// The node ahead of a walk: in memory, and not locked yet.
+pub(crate) struct Ahead<'a> {
+    tree: &'a Tree,
+    patience: Patience,
+    /// What keeps the node in its place.
+    above: Above<'a>,
+    node: NodeHandle,
+    expected: Expected,
+}
+
+/// The lock above the node ahead.
+enum Above<'a> {
+    Pointer { _lock: RwLockReadGuard<'a, NodePointer> },
+    Parent(Parent),
+}
+
+/// An inner node that a walk passes, under its shared lock.
+pub(crate) struct Parent {
+    node: ReadNode,
+    bounds: Bounds,
+    /// The child that the walk goes to.
+    index: usize,
+}
+
+impl Parent {
+    /// What the node says about a sibling of the child, if there is one.
+    pub(crate) fn sibling(&self) -> Option<Expected> {
+        let Parent { node, bounds, index } = self;
+        (node.count() > 1).then(|| {
+            let sibling = Neighbours::of(node, *index).sibling();
+            Expected::child(node.handle.tree, node, *bounds, sibling)
+        })
+    }
+}
+
+impl<'a> Ahead<'a> {
+    /// Step 1.
+    fn root(tree: &'a Tree, patience: Patience) -> Result<Ahead<'a>, Stop> {
+        let pointer = tree.read_root();
+        let expected = tree.expected_root(*pointer);
+        let node = tree.fetch_root(&expected)?;
+        Ok(Ahead { tree, patience, above: Above::Pointer { _lock: pointer }, node, expected })
+    }
+
+    /// Step 2. `visit` sees the node and its parent, both locked.
+    fn pass(
+        self,
+        key: &Key,
+        visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
+    ) -> Result<Ahead<'a>, Stop> {
+        let (tree, patience) = (self.tree, self.patience);
+        let (node, bounds) = self.read(visit)?;
+        let index = node.child_index(key);
+        let expected = Expected::child(tree.id(), &node, bounds, index);
+        let child = match node.known_child(index) {
+            Some(known) => known,
+            None => tree.cache.fetch(&expected)?,
+        };
+        let above = Above::Parent(Parent { node, bounds, index });
+        Ok(Ahead { tree, patience, above, node: child, expected })
+    }
+
+    /// Step 3, shared; also the lock of step 2.
+    pub(crate) fn read(
+        self,
+        visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
+    ) -> Result<(ReadNode, Bounds), Stop> {
+        let node = self.tree.read_below(self.node, &self.expected, self.patience)?;
+        let parent = match &self.above {
+            Above::Pointer { .. } => None,
+            Above::Parent(parent) => Some(parent),
+        };
+        if let Some(parent) = parent {
+            parent.node.learn_child(parent.index, &node.handle);
+        }
+        visit(parent, &node)?;
+        Ok((node, self.expected.bounds))
+    }
+
+    /// Step 3, exclusively.
+    pub(crate) fn write(self) -> Result<(WriteNode, Bounds), Stop> {
+        let node = self.tree.write_below(self.node, Class::First, &self.expected, self.patience)?;
+        if let Above::Parent(parent) = &self.above {
+            parent.node.learn_child(parent.index, &node.handle);
+        }
+        Ok((node, self.expected.bounds))
+    }
+
+    /// Whether the node is the root.
+    pub(crate) fn is_root(&self) -> bool {
+        matches!(self.above, Above::Pointer { .. })
+    }
+
+    /// Height above the leaves.
+    pub(crate) fn level(&self) -> u8 {
+        self.node.level
+    }
+
+    /// Transaction that made the node.
+    pub(crate) fn generation(&self) -> Generation {
+        self.node.generation
+    }
+}
+
+/// For a walk of which only the end is of interest.
+pub(crate) fn unseen(_: Option<&Parent>, _: &ReadNode) -> Result<(), TreeError> {
+    Ok(())
+}
+
+impl Tree {
+    /// Walks to the node at `level` for `key`; to the root, if it stands lower. `visit` sees each
+    /// node that is passed, and its parent; it may see a way more than once.
+    pub(crate) fn walk(
+        &self,
+        key: &Key,
+        level: u8,
+        patience: Patience,
+        visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
+    ) -> Result<Ahead<'_>, Stop> {
+        let mut ahead = Ahead::root(self, patience)?;
+        while ahead.level() > level {
+            ahead = ahead.pass(key, visit)?;
+        }
+        Ok(ahead)
+    }
+
+    /// Locks `node` shared, below another one that is locked, and checks its keys.
+    fn read_below(
+        &self,
+        node: NodeHandle,
+        expected: &Expected,
+        patience: Patience,
+    ) -> Result<ReadNode, Stop> {
+        let node = match patience {
+            Patience::BeginAgain => node.try_read().map_err(|node| Stop::Busy(node, false))?,
+            Patience::Wait => node.read(&self.cache.waits),
+        };
+        expected.check_keys(&node)?;
+        Ok(node)
+    }
+
+    /// Locks `node` exclusively, below another one that is locked, and checks its keys.
+    pub(crate) fn write_below(
+        &self,
+        node: NodeHandle,
+        class: Class,
+        expected: &Expected,
+        patience: Patience,
+    ) -> Result<WriteNode, Stop> {
+        let node = match patience {
+            Patience::BeginAgain => node.try_write(class).map_err(|node| Stop::Busy(node, true))?,
+            Patience::Wait => node.write(class, &self.cache.waits),
+        };
+        expected.check_keys(&node)?;
+        Ok(node)
+    }
+
+    /// Runs a walk until it meets no lock that is taken, or may wait for it.
+    pub(crate) fn patiently<T>(
+        &self,
+        mut attempt: impl FnMut(Patience) -> Result<T, Stop>,
+    ) -> Result<T, TreeError> {
+        let mut begun_again = 0;
+        loop {
+            match attempt(self.patience(begun_again)) {
+                Ok(done) => return Ok(done),
+                Err(Stop::Failed(error)) => return Err(error),
+                // With no lock of the tree held, so that no other thread waits for this one.
+                Err(Stop::Busy(node, true)) => drop(node.write(Class::First, &self.cache.waits)),
+                Err(Stop::Busy(node, false)) => drop(node.read(&self.cache.waits)),
+                Err(Stop::Missing) => unreachable!("what is missing was read"),
+            }
+            begun_again += 1;
+        }
+    }
+
+    /// The patience of a walk that began again so often.
+    fn patience(&self, begun_again: u32) -> Patience {
+        if begun_again < BEGIN_AGAIN_MAX && !self.cache.locks.walks_are_locked() {
+            Patience::BeginAgain
+        } else {
+            Patience::Wait
+        }
+    }
+}
