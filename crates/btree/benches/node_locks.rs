@@ -6,7 +6,8 @@
 //! keys that all threads share. Each figure is the median of several rounds in which the variants
 //! take turns: operations per second of CPU time (so that what else runs on the machine counts
 //! little), context switches per thousand operations, and the longest single operation.
-#![allow(clippy::disallowed_types)] // the standard library's lock on a futex word is one of the candidates
+// The standard library's lock on a futex word is one of the candidates.
+#![allow(clippy::disallowed_types)]
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::atomic::{AtomicBool, Ordering};

@@ -153,8 +153,8 @@ impl Tree {
     }
 
     /// The leaf for `key`: under its exclusive lock if the transaction `running` made it, otherwise
-    /// under its shared lock. `visit` sees each inner node on the way, under its shared lock; it may
-    /// see a way more than once.
+    /// under its shared lock. `visit` sees each inner node on the way, under its shared lock; it
+    /// may see a way more than once.
     fn arrival(
         &self,
         key: &Key,

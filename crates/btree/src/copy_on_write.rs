@@ -1,8 +1,8 @@
 //! Copy-on-write: the nodes that a transaction makes, copies and gives back.
 //!
-//! Invariants: a node of an older transaction is never changed: it is copied to a new place, and its
-//! blocks are given back once the running transaction is durable. A node that is given back leaves
-//! the cache before its blocks may be used again.
+//! Invariants: a node of an older transaction is never changed: it is copied to a new place, and
+//! its blocks are given back once the running transaction is durable. A node that is given back
+//! leaves the cache before its blocks may be used again.
 //!
 //! Lock discipline: a new node is locked exclusively when it is made, which needs no waiting. The
 //! allocator's locks are taken under node locks.

@@ -4,8 +4,8 @@
 //! 1. Begin at the anchor, a node that this change leaves in its place, or at the root, copied.
 //! 2. Put a new root above a root without room.
 //! 3. Lock the child for the key.
-//! 4. Give the child what it lacks: split it for room; merge or balance it with a sibling for items.
-//!    Copy what an older transaction made, and let the parent's pointers follow.
+//! 4. Give the child what it lacks: split it for room; merge or balance it with a sibling for
+//!    items. Copy what an older transaction made, and let the parent's pointers follow.
 //! 5. After a removal, replace a root with one child by that child.
 //! 6. Enter the child, which releases the parent. Repeat from step 3 until it is a leaf.
 //! 7. Change the leaf. A leaf that becomes empty leaves the tree, so its parent is kept for that.
@@ -249,8 +249,8 @@ impl<'a> Descent<'a> {
         self.tree.release(self.change, old)
     }
 
-    /// Takes the last item out of a leaf below the node at hand. The leaf goes, and the root with it
-    /// if only one child is left.
+    /// Takes the last item out of a leaf below the node at hand. The leaf goes, and the root with
+    /// it if only one child is left.
     fn empty<R>(
         mut self,
         mut leaf: Child,

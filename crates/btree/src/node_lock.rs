@@ -7,9 +7,9 @@
 //! States: free, shared by readers, or held by one writer. A waiting writer stops new readers, so a
 //! thread never reads the same node twice at a time.
 //!
-//! Lock discipline: a thread takes node locks by ascending [`Class`] within a level, and levels from
-//! the root down; the debug build checks that, also where a lock is only tried first. A walk that
-//! finds a lock taken waits for it with nothing else locked (`Patience` in `walk.rs`).
+//! Lock discipline: a thread takes node locks from the root down, and those of one level by
+//! ascending [`Class`]; the debug build checks that, also where a lock is only tried first. A walk
+//! that finds a lock taken waits for it with nothing else locked (`Patience` in `walk.rs`).
 //!
 //! What stands behind `choice` is the seam for the comparison with the lock's predecessor: one
 //! module, chosen once. The product's has the lock's type and nothing to decide.

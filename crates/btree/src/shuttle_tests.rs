@@ -216,8 +216,8 @@ fn misses_beside_changes() {
     });
 }
 
-/// Every key is known to the routes, so that no lookup needs a lock above the leaves until something
-/// changes.
+/// Every key is known to the routes, so that no lookup needs a lock above the leaves until
+/// something changes.
 fn warm(shared: &Shared, keys: u64) {
     for index in (0..keys).map(|index| 2 * index) {
         assert!(shared.tree.get(&key(index)).expect("readable").is_some());

@@ -262,8 +262,8 @@ impl WakingLock {
 // SAFETY: a spinning hold excludes others by `SpinLock`: a writer enters only when neither a writer
 // nor a reader is in, a reader only when no writer is. A blocking hold is counted before it leaves
 // the spinning lock, and a thread that takes that afterwards gives way to it; so at every moment
-// there are readers or one writer. The unlocking functions undo their own hold, which the list of the
-// thread knows.
+// there are readers or one writer. The unlocking functions undo their own hold, which the thread's
+// list knows.
 unsafe impl lock_api::RawRwLock for EitherLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: EitherLock = EitherLock(Kind::Sleeping(backend::RawRwLock::INIT));
