@@ -67,7 +67,7 @@ impl Tree {
             "a value of {} bytes doesn't fit into a node",
             value.len()
         );
-        self.edit(change, Edit::Insert { key, value }, read)
+        self.edit(change, &Edit::Insert { key: &key, value }, read)
     }
 
     /// Removes the item under `key`, and returns its value.
@@ -91,20 +91,26 @@ impl Tree {
         key: &Key,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, TreeError> {
-        self.edit(change, Edit::Remove { key: *key }, read)
+        self.edit(change, &Edit::Remove { key }, read)
     }
 
     /// Tries `edit` until it misses no node, and meets no lock that is taken or may wait for it.
+    #[inline]
     fn edit<R>(
         &self,
         change: &Change<'_>,
-        edit: Edit<'_>,
+        edit: &Edit<'_>,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, TreeError> {
         let mut way = Vec::new();
         self.patiently(|patience| {
             loop {
-                match self.try_edit(change, edit, patience, !way.is_empty(), &read) {
+                if let Some(arrival) = self.quick_arrival(edit.key(), change.generation)
+                    && let Some(done) = arrival.finish(edit, &read)
+                {
+                    return Ok(done);
+                }
+                match self.edit_by_locks(change, edit, patience, !way.is_empty(), &read) {
                     Err(Stop::Missing) => way = self.load_way(edit)?,
                     ended => return ended,
                 }
@@ -112,22 +118,16 @@ impl Tree {
         })
     }
 
-    /// One attempt. With `loaded`, the nodes on the way were read just before.
-    #[inline]
-    fn try_edit<R>(
+    /// Steps 2 to 4. With `loaded`, the nodes on the way were read just before.
+    #[inline(never)]
+    fn edit_by_locks<R>(
         &self,
         change: &Change<'_>,
-        edit: Edit<'_>,
+        edit: &Edit<'_>,
         patience: Patience,
         loaded: bool,
         read: &impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, Stop> {
-        // 1. By routes, to the leaf alone.
-        if let Some(arrival) = self.quick_arrival(edit.key(), change.generation)
-            && let Some(done) = arrival.finish(edit, read)
-        {
-            return Ok(done);
-        }
         // 2. By shared locks. The lowest safe node is looked at again when it is locked.
         let mut safe_level = None;
         let is_safe = |node: &Node| {
@@ -194,7 +194,7 @@ impl Tree {
     /// Reads the nodes on the way of `edit`, and the siblings that a removal may need, into memory.
     /// They stay there as long as the result lives. What others put in their place meanwhile is
     /// dirty, so it is in memory, too.
-    fn load_way(&self, edit: Edit<'_>) -> Result<Vec<NodeHandle>, TreeError> {
+    fn load_way(&self, edit: &Edit<'_>) -> Result<Vec<NodeHandle>, TreeError> {
         self.patiently(|patience| {
             let mut way = Vec::new();
             let mut keep = |parent: Option<&Parent>, node: &ReadNode| {
@@ -216,8 +216,8 @@ impl Tree {
 impl Arrival {
     /// Changes the leaf, if the running transaction made it and no other node must change for that;
     /// or finds that there is nothing to change. Releases the leaf.
-    #[inline]
-    fn finish<R>(self, edit: Edit<'_>, read: &impl Fn(&[u8]) -> R) -> Option<Option<R>> {
+    #[inline(always)]
+    fn finish<R>(self, edit: &Edit<'_>, read: &impl Fn(&[u8]) -> R) -> Option<Option<R>> {
         match self {
             Arrival::Own { mut leaf, is_root } => edit.apply_alone(&mut leaf, is_root, read),
             Arrival::Frozen(leaf) => edit.changes_nothing(&leaf).then_some(None),

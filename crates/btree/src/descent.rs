@@ -77,7 +77,7 @@ impl<'a> Descent<'a> {
     /// read.
     pub(crate) fn run<R>(
         mut self,
-        edit: Edit<'_>,
+        edit: &Edit<'_>,
         loaded: bool,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, Stop> {
@@ -254,7 +254,7 @@ impl<'a> Descent<'a> {
     fn empty<R>(
         mut self,
         mut leaf: Child,
-        edit: Edit<'_>,
+        edit: &Edit<'_>,
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, TreeError> {
         let value = edit.apply(&mut leaf.node, read);

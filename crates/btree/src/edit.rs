@@ -7,19 +7,18 @@ use cairn_format::{Key, Node};
 use std::ops::DerefMut;
 
 /// An insertion or a removal.
-#[derive(Clone, Copy)]
 pub(crate) enum Edit<'a> {
     /// Puts a value under a key, in place of the one that stands there.
     Insert {
         /// The key.
-        key: Key,
+        key: &'a Key,
         /// The value.
         value: &'a [u8],
     },
     /// Takes the item under a key out.
     Remove {
         /// The key.
-        key: Key,
+        key: &'a Key,
     },
 }
 
@@ -66,6 +65,7 @@ impl Edit<'_> {
 
     /// Changes `leaf` if no other node must change for that. The result is what `read` makes of the
     /// old value.
+    #[inline]
     pub(crate) fn apply_alone<R>(
         &self,
         leaf: &mut impl DerefMut<Target = Node>,
@@ -73,7 +73,7 @@ impl Edit<'_> {
         read: impl FnOnce(&[u8]) -> R,
     ) -> Option<Option<R>> {
         match self {
-            Edit::Insert { key, value } => put(leaf, *key, value, read).ok(),
+            Edit::Insert { key, value } => put(leaf, **key, value, read).ok(),
             Edit::Remove { key } => (is_root || self.changes_nothing(leaf) || !underfull(leaf))
                 .then(|| take(leaf, key, read)),
         }
@@ -82,7 +82,9 @@ impl Edit<'_> {
     /// Changes `leaf`, which lacks nothing. The result is what `read` makes of the old value.
     pub(crate) fn apply<R>(&self, leaf: &mut Node, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         match self {
-            Edit::Insert { key, value } => put(leaf, *key, value, read).expect("the leaf has room"),
+            Edit::Insert { key, value } => {
+                put(leaf, **key, value, read).expect("the leaf has room")
+            }
             Edit::Remove { key } => take(leaf, key, read),
         }
     }

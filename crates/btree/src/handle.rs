@@ -49,7 +49,10 @@ impl NodeHandle {
 
     /// Shared access, to the first node of its level that this thread locks.
     pub(crate) fn read(self, waits: &LockWaits) -> ReadNode {
-        ReadNode { guard: self.lock.read(self.level, waits), handle: self }
+        self.try_read().unwrap_or_else(|handle| ReadNode {
+            guard: handle.lock.await_read(handle.level, waits),
+            handle,
+        })
     }
 
     /// As [`Self::read`], if it needs no waiting.
@@ -62,7 +65,10 @@ impl NodeHandle {
 
     /// Exclusive access.
     pub(crate) fn write(self, class: Class, waits: &LockWaits) -> WriteNode {
-        WriteNode { guard: self.lock.write(self.level, class, waits), handle: self }
+        self.try_write(class).unwrap_or_else(|handle| WriteNode {
+            guard: handle.lock.await_write(handle.level, class, waits),
+            handle,
+        })
     }
 
     /// As [`Self::write`], if it needs no waiting.

@@ -53,16 +53,8 @@ impl NodeLock {
         NodeLock(Arc::new(locks.lock(node)))
     }
 
-    /// Shared access, to the first node of its level that this thread locks.
-    #[inline]
-    pub(crate) fn read(&self, level: u8, waits: &LockWaits) -> ReadGuard {
-        self.try_read(level).unwrap_or_else(|| {
-            waits.count_node(level, false);
-            self.0.read_arc_at(place(level, Class::First))
-        })
-    }
-
-    /// As [`Self::read`], if it needs no waiting.
+    /// Shared access, to the first node of its level that this thread locks, if it needs no
+    /// waiting.
     #[inline]
     pub(crate) fn try_read(&self, level: u8) -> Option<ReadGuard> {
         let place = place(level, Class::First);
@@ -70,21 +62,24 @@ impl NodeLock {
         self.0.try_read_arc_at(place)
     }
 
-    /// Exclusive access.
-    #[inline]
-    pub(crate) fn write(&self, level: u8, class: Class, waits: &LockWaits) -> WriteGuard {
-        self.try_write(level, class).unwrap_or_else(|| {
-            waits.count_node(level, true);
-            self.0.write_arc_at(place(level, class))
-        })
+    /// The same after a wait, which is counted.
+    pub(crate) fn await_read(&self, level: u8, waits: &LockWaits) -> ReadGuard {
+        waits.count_node(level, false);
+        self.0.read_arc_at(place(level, Class::First))
     }
 
-    /// As [`Self::write`], if it needs no waiting.
+    /// Exclusive access, if it needs no waiting.
     #[inline]
     pub(crate) fn try_write(&self, level: u8, class: Class) -> Option<WriteGuard> {
         let place = place(level, class);
         self.0.assert_order(place);
         self.0.try_write_arc_at(place)
+    }
+
+    /// The same after a wait, which is counted.
+    pub(crate) fn await_write(&self, level: u8, class: Class, waits: &LockWaits) -> WriteGuard {
+        waits.count_node(level, true);
+        self.0.write_arc_at(place(level, class))
     }
 
     /// Exclusive access to a node that no other thread knows yet. It needs no waiting, so it may be

@@ -112,14 +112,19 @@ impl Tree {
         }
     }
 
-    /// All steps: the leaf for `key` under the lock that `lock` takes.
+    /// All steps: locks the leaf for `key` by `lock`, and returns what `arrive` makes of it.
     #[inline]
-    fn quickly<L>(&self, key: &Key, lock: impl Fn(NodeHandle) -> L) -> Option<(L, Candidate)> {
+    fn quickly<L, A>(
+        &self,
+        key: &Key,
+        lock: impl Fn(NodeHandle) -> L,
+        arrive: impl Fn(L, &Candidate) -> A,
+    ) -> Option<A> {
         for _ in 0..ATTEMPTS {
             let candidate = self.candidate(key)?;
-            let locked = lock(candidate.leaf.clone());
+            let leaf = lock(candidate.leaf.clone());
             if self.stands(&candidate) {
-                return Some((locked, candidate));
+                return Some(arrive(leaf, &candidate));
             }
         }
         None
@@ -128,27 +133,36 @@ impl Tree {
     /// The leaf that holds `key` if the tree does, under its shared lock, and its bounds.
     pub(crate) fn quick_leaf(&self, key: &Key) -> Option<(ReadNode, Bounds)> {
         let waits = &self.cache.waits;
-        let (leaf, candidate) = self.quickly(key, |leaf| leaf.read(waits))?;
-        waits.count_quick(leaf.handle.block);
-        Some((leaf, candidate.bounds))
+        self.quickly(
+            key,
+            |leaf| leaf.read(waits),
+            |leaf, candidate| {
+                waits.count_quick(leaf.handle.block);
+                (leaf, candidate.bounds)
+            },
+        )
     }
 
     /// The leaf for `key`: under its exclusive lock if the transaction `running` made it, otherwise
     /// under its shared lock.
     pub(crate) fn quick_arrival(&self, key: &Key, running: Generation) -> Option<Arrival> {
         let waits = &self.cache.waits;
-        let lock = |leaf: NodeHandle| {
-            if leaf.generation == running {
-                Arrival::Own { leaf: leaf.write(Class::First, waits), is_root: false }
-            } else {
-                Arrival::Frozen(leaf.read(waits))
-            }
-        };
-        let (mut arrival, candidate) = self.quickly(key, lock)?;
-        if let Arrival::Own { leaf, is_root } = &mut arrival {
-            *is_root = matches!(candidate.origin, Origin::Root);
-            waits.count_quick(leaf.handle.block);
-        }
-        Some(arrival)
+        self.quickly(
+            key,
+            |leaf| {
+                if leaf.generation == running {
+                    Ok(leaf.write(Class::First, waits))
+                } else {
+                    Err(leaf.read(waits))
+                }
+            },
+            |leaf, candidate| match leaf {
+                Ok(leaf) => {
+                    waits.count_quick(leaf.handle.block);
+                    Arrival::Own { leaf, is_root: matches!(candidate.origin, Origin::Root) }
+                }
+                Err(leaf) => Arrival::Frozen(leaf),
+            },
+        )
     }
 }

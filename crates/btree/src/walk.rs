@@ -53,18 +53,8 @@ pub(crate) enum Patience {
     Wait,
 }
 
-/// The node ahead of a walk: in memory, and not locked yet.
-pub(crate) struct Ahead<'a> {
-    tree: &'a Tree,
-    patience: Patience,
-    /// What keeps the node in its place.
-    above: Above<'a>,
-    node: NodeHandle,
-    expected: Expected,
-}
-
 /// The lock above the node ahead.
-enum Above<'a> {
+enum LockAbove<'a> {
     Pointer { _lock: RwLockReadGuard<'a, NodePointer> },
     Parent(Parent),
 }
@@ -75,6 +65,16 @@ pub(crate) struct Parent {
     bounds: Bounds,
     /// The child that the walk goes to.
     index: usize,
+}
+
+impl LockAbove<'_> {
+    /// The node ahead is `child`, whose keys were checked.
+    #[inline]
+    fn learn(&self, child: &NodeHandle) -> Option<&Parent> {
+        let LockAbove::Parent(parent) = self else { return None };
+        parent.node.learn_child(parent.index, child);
+        Some(parent)
+    }
 }
 
 impl Parent {
@@ -88,62 +88,39 @@ impl Parent {
     }
 }
 
-impl<'a> Ahead<'a> {
-    /// Step 1.
-    fn root(tree: &'a Tree, patience: Patience) -> Result<Ahead<'a>, Stop> {
-        let pointer = tree.read_root();
-        let expected = tree.expected_root(*pointer);
-        let node = tree.fetch_root(&expected)?;
-        Ok(Ahead { tree, patience, above: Above::Pointer { _lock: pointer }, node, expected })
-    }
+/// The node where a walk ends: in memory, and not locked yet.
+pub(crate) struct NodeAhead<'a> {
+    tree: &'a Tree,
+    patience: Patience,
+    /// What keeps the node in its place.
+    above: LockAbove<'a>,
+    node: NodeHandle,
+    expected: Expected,
+}
 
-    /// Step 2. `visit` sees the node and its parent, both locked.
-    fn pass(
-        self,
-        key: &Key,
-        visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
-    ) -> Result<Ahead<'a>, Stop> {
-        let (tree, patience) = (self.tree, self.patience);
-        let (node, bounds) = self.read(visit)?;
-        let index = node.child_index(key);
-        let expected = Expected::child(tree.id(), &node, bounds, index);
-        let child = match node.known_child(index) {
-            Some(known) => known,
-            None => tree.cache.fetch(&expected)?,
-        };
-        let above = Above::Parent(Parent { node, bounds, index });
-        Ok(Ahead { tree, patience, above, node: child, expected })
-    }
-
-    /// Step 3, shared; also the lock of step 2.
+impl NodeAhead<'_> {
+    /// Step 3, shared. `visit` sees the node and its parent.
+    #[inline]
     pub(crate) fn read(
         self,
         visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
     ) -> Result<(ReadNode, Bounds), Stop> {
         let node = self.tree.read_below(self.node, &self.expected, self.patience)?;
-        let parent = match &self.above {
-            Above::Pointer { .. } => None,
-            Above::Parent(parent) => Some(parent),
-        };
-        if let Some(parent) = parent {
-            parent.node.learn_child(parent.index, &node.handle);
-        }
-        visit(parent, &node)?;
+        visit(self.above.learn(&node.handle), &node)?;
         Ok((node, self.expected.bounds))
     }
 
     /// Step 3, exclusively.
+    #[inline]
     pub(crate) fn write(self) -> Result<(WriteNode, Bounds), Stop> {
         let node = self.tree.write_below(self.node, Class::First, &self.expected, self.patience)?;
-        if let Above::Parent(parent) = &self.above {
-            parent.node.learn_child(parent.index, &node.handle);
-        }
+        self.above.learn(&node.handle);
         Ok((node, self.expected.bounds))
     }
 
     /// Whether the node is the root.
     pub(crate) fn is_root(&self) -> bool {
-        matches!(self.above, Above::Pointer { .. })
+        matches!(self.above, LockAbove::Pointer { .. })
     }
 
     /// Height above the leaves.
@@ -163,20 +140,34 @@ pub(crate) fn unseen(_: Option<&Parent>, _: &ReadNode) -> Result<(), TreeError> 
 }
 
 impl Tree {
-    /// Walks to the node at `level` for `key`; to the root, if it stands lower. `visit` sees each
-    /// node that is passed, and its parent; it may see a way more than once.
+    /// Steps 1 and 2: walks to the node at `level` for `key`; to the root, if it stands lower.
+    /// `visit` sees each node that is passed, and its parent, while both are locked; it may see a
+    /// way more than once.
+    #[inline]
     pub(crate) fn walk(
         &self,
         key: &Key,
         level: u8,
         patience: Patience,
         visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
-    ) -> Result<Ahead<'_>, Stop> {
-        let mut ahead = Ahead::root(self, patience)?;
-        while ahead.level() > level {
-            ahead = ahead.pass(key, visit)?;
+    ) -> Result<NodeAhead<'_>, Stop> {
+        let pointer = self.read_root();
+        let mut expected = self.expected_root(*pointer);
+        let mut node = self.fetch_root(&expected)?;
+        let mut above = LockAbove::Pointer { _lock: pointer };
+        while node.level > level {
+            let passed = self.read_below(node, &expected, patience)?;
+            visit(above.learn(&passed.handle), &passed)?;
+            drop(above);
+            let (bounds, index) = (expected.bounds, passed.child_index(key));
+            expected = Expected::child(self.id(), &passed, bounds, index);
+            node = match passed.known_child(index) {
+                Some(known) => known,
+                None => self.cache.fetch(&expected)?,
+            };
+            above = LockAbove::Parent(Parent { node: passed, bounds, index });
         }
-        Ok(ahead)
+        Ok(NodeAhead { tree: self, patience, above, node, expected })
     }
 
     /// Locks `node` shared, below another one that is locked, and checks its keys.
