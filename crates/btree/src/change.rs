@@ -24,7 +24,7 @@ use crate::handle::{NodeHandle, ReadNode, WriteNode};
 use crate::page::underfull;
 use crate::quick::Arrival;
 use crate::tree::Tree;
-use crate::walk::{Parent, Patience, Stop, unseen};
+use crate::walk::{Parent, Stop, WaitPolicy, unseen};
 use cairn_format::node::VALUE_BYTES_MAX;
 use cairn_format::{Generation, Key, Node};
 
@@ -103,14 +103,15 @@ impl Tree {
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, TreeError> {
         let mut way = Vec::new();
-        self.patiently(|patience| {
+        self.with_retries(|policy| {
             loop {
+                // 1. By routes, to the leaf alone.
                 if let Some(arrival) = self.quick_arrival(edit.key(), change.generation)
                     && let Some(done) = arrival.finish(edit, &read)
                 {
                     return Ok(done);
                 }
-                match self.edit_by_locks(change, edit, patience, !way.is_empty(), &read) {
+                match self.edit_by_locks(change, edit, policy, !way.is_empty(), &read) {
                     Err(Stop::Missing) => way = self.load_way(edit)?,
                     ended => return ended,
                 }
@@ -124,7 +125,7 @@ impl Tree {
         &self,
         change: &Change<'_>,
         edit: &Edit<'_>,
-        patience: Patience,
+        policy: WaitPolicy,
         loaded: bool,
         read: &impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, Stop> {
@@ -144,12 +145,12 @@ impl Tree {
         // 3. The safe node, exclusively.
         let anchor = match safe_level {
             Some(level) => self
-                .anchor(edit.key(), level, change.generation, patience)?
+                .anchor(edit.key(), level, change.generation, policy)?
                 .filter(|(node, _)| is_safe(node)),
             None => None,
         };
         // 4. Everything below it.
-        Descent::begin(self, change, anchor, patience)?.run(edit, loaded, read)
+        Descent::begin(self, change, anchor, policy)?.run(edit, loaded, read)
     }
 
     /// The leaf for `key`: under its exclusive lock if the transaction `running` made it, otherwise
@@ -161,8 +162,8 @@ impl Tree {
         running: Generation,
         mut visit: impl FnMut(&Node),
     ) -> Result<Arrival, TreeError> {
-        self.patiently(|patience| {
-            let leaf = self.walk(key, 0, patience, &mut |_, node| {
+        self.with_retries(|policy| {
+            let leaf = self.walk(key, 0, policy, &mut |_, node| {
                 visit(node);
                 Ok(())
             })?;
@@ -182,9 +183,9 @@ impl Tree {
         key: &Key,
         level: u8,
         running: Generation,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<Option<(WriteNode, Bounds)>, Stop> {
-        let node = self.walk(key, level, patience, &mut unseen)?;
+        let node = self.walk(key, level, policy, &mut unseen)?;
         if node.level() != level || node.generation() != running {
             return Ok(None);
         }
@@ -195,7 +196,7 @@ impl Tree {
     /// They stay there as long as the result lives. What others put in their place meanwhile is
     /// dirty, so it is in memory, too.
     fn load_way(&self, edit: &Edit<'_>) -> Result<Vec<NodeHandle>, TreeError> {
-        self.patiently(|patience| {
+        self.with_retries(|policy| {
             let mut way = Vec::new();
             let mut keep = |parent: Option<&Parent>, node: &ReadNode| {
                 way.push(node.handle.clone());
@@ -207,7 +208,7 @@ impl Tree {
                 }
                 Ok(())
             };
-            self.walk(edit.key(), 0, patience, &mut keep)?.read(&mut keep)?;
+            self.walk(edit.key(), 0, policy, &mut keep)?.read(&mut keep)?;
             Ok(way)
         })
     }

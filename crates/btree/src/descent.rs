@@ -20,7 +20,7 @@
 //! Lock discipline: exclusive locks, hand over hand: at most the parent, the child and one sibling,
 //! siblings from left to right; the root pointer's lock until the root needs no further change. All
 //! nodes come from memory. A descent that meets a lock that is taken doesn't wait for it below
-//! others, unless it has begun again several times (`Patience`).
+//! others, unless it has begun again several times (`WaitPolicy`).
 use crate::copy_on_write::Change;
 use crate::edit::{Edit, Lack};
 use crate::error::TreeError;
@@ -29,14 +29,14 @@ use crate::handle::WriteNode;
 use crate::node_lock::Class;
 use crate::page::{Neighbours, Remedy, balance, merge, remedy, split_index};
 use crate::tree::{RootGuard, Tree};
-use crate::walk::{Patience, Stop};
+use crate::walk::{Stop, WaitPolicy};
 use cairn_format::{Key, NodePointer};
 
 /// A descent that has arrived at `node`, which the running transaction made.
 pub(crate) struct Descent<'a> {
     tree: &'a Tree,
     change: &'a Change<'a>,
-    patience: Patience,
+    policy: WaitPolicy,
     /// Present while `node` is the root and may be replaced.
     root: Option<RootGuard<'a>>,
     node: WriteNode,
@@ -56,21 +56,21 @@ impl<'a> Descent<'a> {
         tree: &'a Tree,
         change: &'a Change<'a>,
         anchor: Option<(WriteNode, Bounds)>,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<Descent<'a>, Stop> {
         if let Some((node, bounds)) = anchor {
-            return Ok(Descent { tree, change, patience, root: None, node, bounds });
+            return Ok(Descent { tree, change, policy, root: None, node, bounds });
         }
         let mut root = tree.write_root();
         let mut node =
-            tree.lock_cached(Class::First, &tree.expected_root(root.pointer()), patience)?;
+            tree.lock_cached(Class::First, &tree.expected_root(root.pointer()), policy)?;
         if node.generation() != change.generation {
             let copy = tree.copy(change, &node)?;
             root.set(copy.handle.root_pointer());
             tree.release(change, node)?;
             node = copy;
         }
-        Ok(Descent { tree, change, patience, root: Some(root), node, bounds: Bounds::ALL })
+        Ok(Descent { tree, change, policy, root: Some(root), node, bounds: Bounds::ALL })
     }
 
     /// Steps 2 to 7. `read` sees the old value. With `loaded`, the siblings that could be read were
@@ -119,7 +119,7 @@ impl<'a> Descent<'a> {
     fn lock_child(&self, index: usize, class: Class) -> Result<Child, Stop> {
         let expected = self.expected_child(index);
         Ok(Child {
-            node: self.tree.lock_cached(class, &expected, self.patience)?,
+            node: self.tree.lock_cached(class, &expected, self.policy)?,
             index,
             bounds: expected.bounds,
         })
@@ -186,7 +186,7 @@ impl<'a> Descent<'a> {
             (
                 child,
                 Child {
-                    node: self.tree.write_below(sibling, Class::Right, &expected, self.patience)?,
+                    node: self.tree.write_below(sibling, Class::Right, &expected, self.policy)?,
                     index: pair.left + 1,
                     bounds: expected.bounds,
                 },
@@ -196,7 +196,7 @@ impl<'a> Descent<'a> {
             // meanwhile.
             drop(child);
             let left = Child {
-                node: self.tree.write_below(sibling, Class::First, &expected, self.patience)?,
+                node: self.tree.write_below(sibling, Class::First, &expected, self.policy)?,
                 index: pair.left,
                 bounds: expected.bounds,
             };
@@ -287,9 +287,9 @@ impl Tree {
         &self,
         class: Class,
         expected: &Expected,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<WriteNode, Stop> {
         let node = self.cache.cached(expected)?.ok_or(Stop::Missing)?;
-        self.write_below(node, class, expected, patience)
+        self.write_below(node, class, expected, policy)
     }
 }

@@ -1,4 +1,5 @@
-//! The one error of this crate: which tree, which block, and what is wrong there.
+//! The one error of this crate: which tree, which block, and what is wrong there. A value, without
+//! locks.
 use cairn_blockdev::DeviceError;
 use cairn_format::{BlockNumber, FormatError, TreeId};
 use cairn_space::SpaceError;

@@ -2,6 +2,8 @@
 //!
 //! Invariants: a node's keys lie within its [`Bounds`]; its level is one below its parent's, so a
 //! descent ends even in a damaged tree, and never meets a node whose lock it holds.
+//!
+//! Lock discipline: takes no lock; a node that is checked is locked by the caller.
 use crate::error::TreeError;
 use cairn_format::{
     BlockNumber, ChildPointer, FormatError, Generation, Key, Node, NodePointer, Structure, TreeId,

@@ -49,7 +49,7 @@ impl Tree {
             return Ok(Leaf { node, bounds });
         }
         let (node, bounds) =
-            self.patiently(|patience| self.walk(key, 0, patience, &mut unseen)?.read(&mut unseen))?;
+            self.with_retries(|policy| self.walk(key, 0, policy, &mut unseen)?.read(&mut unseen))?;
         self.cache.locks.before_sleep();
         Ok(Leaf { node, bounds })
     }

@@ -9,7 +9,7 @@
 //!
 //! Lock discipline: a thread takes node locks from the root down, and those of one level by
 //! ascending [`Class`]; the debug build checks that, also where a lock is only tried first. A walk
-//! that finds a lock taken waits for it with nothing else locked (`Patience` in `walk.rs`).
+//! that finds a lock taken waits for it with nothing else locked (`WaitPolicy` in `walk.rs`).
 //!
 //! What stands behind `choice` is the seam for the comparison with the lock's predecessor: one
 //! module, chosen once. The product's has the lock's type and nothing to decide.

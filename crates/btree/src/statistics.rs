@@ -1,4 +1,6 @@
 //! Counters of the cache and of lock waits. Cheap, and exact only when nothing runs.
+//!
+//! Lock discipline: no lock; relaxed atomics on which no other memory depends.
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{BlockNumber, NODE_BLOCKS};
 

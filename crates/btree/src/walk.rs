@@ -13,7 +13,7 @@
 //! Lock discipline: root pointer (`TREE_ROOT`), then nodes (`NODE`) from the root down, hand over
 //! hand: a node and the one above it. A walk may read from the device; the locks that it holds then
 //! are shared ones. If a lock is taken, the walk releases all and waits for that lock alone, then
-//! begins again ([`Patience`]).
+//! begins again ([`WaitPolicy`]).
 use crate::error::TreeError;
 use crate::expected::{Bounds, Expected};
 use crate::handle::{NodeHandle, ReadNode, WriteNode};
@@ -45,12 +45,12 @@ impl From<TreeError> for Stop {
 
 /// What a walk does when it meets a lock that is taken, while it holds the one above.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitPolicy {
     /// It releases everything and waits for that lock alone, then begins again. Otherwise a node
     /// whose holder lost the CPU would stop all threads that pass the nodes above it.
     BeginAgain,
     /// It waits, for it has begun again often enough.
-    Wait,
+    WaitHere,
 }
 
 /// The lock above the node ahead.
@@ -68,7 +68,8 @@ pub(crate) struct Parent {
 }
 
 impl LockAbove<'_> {
-    /// The node ahead is `child`, whose keys were checked.
+    /// Lets the routes of the parent know that the node ahead is `child`, whose keys were checked.
+    /// Returns the parent; the root has none.
     #[inline]
     fn learn(&self, child: &NodeHandle) -> Option<&Parent> {
         let LockAbove::Parent(parent) = self else { return None };
@@ -91,7 +92,7 @@ impl Parent {
 /// The node where a walk ends: in memory, and not locked yet.
 pub(crate) struct NodeAhead<'a> {
     tree: &'a Tree,
-    patience: Patience,
+    policy: WaitPolicy,
     /// What keeps the node in its place.
     above: LockAbove<'a>,
     node: NodeHandle,
@@ -105,7 +106,7 @@ impl NodeAhead<'_> {
         self,
         visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
     ) -> Result<(ReadNode, Bounds), Stop> {
-        let node = self.tree.read_below(self.node, &self.expected, self.patience)?;
+        let node = self.tree.read_below(self.node, &self.expected, self.policy)?;
         visit(self.above.learn(&node.handle), &node)?;
         Ok((node, self.expected.bounds))
     }
@@ -113,7 +114,7 @@ impl NodeAhead<'_> {
     /// Step 3, exclusively.
     #[inline]
     pub(crate) fn write(self) -> Result<(WriteNode, Bounds), Stop> {
-        let node = self.tree.write_below(self.node, Class::First, &self.expected, self.patience)?;
+        let node = self.tree.write_below(self.node, Class::First, &self.expected, self.policy)?;
         self.above.learn(&node.handle);
         Ok((node, self.expected.bounds))
     }
@@ -148,7 +149,7 @@ impl Tree {
         &self,
         key: &Key,
         level: u8,
-        patience: Patience,
+        policy: WaitPolicy,
         visit: &mut impl FnMut(Option<&Parent>, &ReadNode) -> Result<(), TreeError>,
     ) -> Result<NodeAhead<'_>, Stop> {
         let pointer = self.read_root();
@@ -156,7 +157,7 @@ impl Tree {
         let mut node = self.fetch_root(&expected)?;
         let mut above = LockAbove::Pointer { _lock: pointer };
         while node.level > level {
-            let passed = self.read_below(node, &expected, patience)?;
+            let passed = self.read_below(node, &expected, policy)?;
             visit(above.learn(&passed.handle), &passed)?;
             drop(above);
             let (bounds, index) = (expected.bounds, passed.child_index(key));
@@ -167,7 +168,7 @@ impl Tree {
             };
             above = LockAbove::Parent(Parent { node: passed, bounds, index });
         }
-        Ok(NodeAhead { tree: self, patience, above, node, expected })
+        Ok(NodeAhead { tree: self, policy, above, node, expected })
     }
 
     /// Locks `node` shared, below another one that is locked, and checks its keys.
@@ -175,11 +176,11 @@ impl Tree {
         &self,
         node: NodeHandle,
         expected: &Expected,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<ReadNode, Stop> {
-        let node = match patience {
-            Patience::BeginAgain => node.try_read().map_err(|node| Stop::Busy(node, false))?,
-            Patience::Wait => node.read(&self.cache.waits),
+        let node = match policy {
+            WaitPolicy::BeginAgain => node.try_read().map_err(|node| Stop::Busy(node, false))?,
+            WaitPolicy::WaitHere => node.read(&self.cache.waits),
         };
         expected.check_keys(&node)?;
         Ok(node)
@@ -191,24 +192,26 @@ impl Tree {
         node: NodeHandle,
         class: Class,
         expected: &Expected,
-        patience: Patience,
+        policy: WaitPolicy,
     ) -> Result<WriteNode, Stop> {
-        let node = match patience {
-            Patience::BeginAgain => node.try_write(class).map_err(|node| Stop::Busy(node, true))?,
-            Patience::Wait => node.write(class, &self.cache.waits),
+        let node = match policy {
+            WaitPolicy::BeginAgain => {
+                node.try_write(class).map_err(|node| Stop::Busy(node, true))?
+            }
+            WaitPolicy::WaitHere => node.write(class, &self.cache.waits),
         };
         expected.check_keys(&node)?;
         Ok(node)
     }
 
     /// Runs a walk until it meets no lock that is taken, or may wait for it.
-    pub(crate) fn patiently<T>(
+    pub(crate) fn with_retries<T>(
         &self,
-        mut attempt: impl FnMut(Patience) -> Result<T, Stop>,
+        mut attempt: impl FnMut(WaitPolicy) -> Result<T, Stop>,
     ) -> Result<T, TreeError> {
         let mut begun_again = 0;
         loop {
-            match attempt(self.patience(begun_again)) {
+            match attempt(self.policy(begun_again)) {
                 Ok(done) => return Ok(done),
                 Err(Stop::Failed(error)) => return Err(error),
                 // With no lock of the tree held, so that no other thread waits for this one.
@@ -220,12 +223,12 @@ impl Tree {
         }
     }
 
-    /// The patience of a walk that began again so often.
-    fn patience(&self, begun_again: u32) -> Patience {
+    /// That of a walk which has begun again so often.
+    fn policy(&self, begun_again: u32) -> WaitPolicy {
         if begun_again < BEGIN_AGAIN_MAX && !self.cache.locks.walks_are_locked() {
-            Patience::BeginAgain
+            WaitPolicy::BeginAgain
         } else {
-            Patience::Wait
+            WaitPolicy::WaitHere
         }
     }
 }
