@@ -26,7 +26,7 @@
 //!
 //! Lock discipline: none held here. Callbacks, wake-ups and requests run without a lock.
 use crate::checkpoint::ring::NoRoom;
-use crate::core::LogCore;
+use crate::log_core::LogCore;
 use crate::stages::Ending;
 use cairn_format::Generation;
 

@@ -32,11 +32,11 @@
 //!
 //! Lock discipline: no lock is held here; the parts of [`LogCore`] take theirs.
 use crate::checkpoint::ring::NoRoom;
-use crate::core::LogCore;
 use crate::early_wake_up;
 use crate::error::LogError;
 use crate::gathering::FlushPolicy;
 use crate::group::{Decision, Launched, Leader, Waiter};
+use crate::log_core::LogCore;
 use crate::stages::{Ending, RoundTimes, Stages};
 use std::panic::AssertUnwindSafe;
 
@@ -49,34 +49,28 @@ enum Purpose {
     Push(u64),
 }
 
-/// Leads as long as requests wait and `leader` may lead for them.
+/// Leads as long as requests wait and `leader` may lead for them. The caller is the leader.
 pub(crate) fn lead(core: &LogCore, leader: Leader<'_>) {
-    let mut duty = LeaderDuty::begin(core);
-    lead_on(core, &mut duty, leader, None);
+    lead_after(core, leader, None);
 }
 
 /// The worker's push: writes a list of at least so many bytes without a flush, and leads for the
 /// requests that registered meanwhile. If another thread leads, the worker is woken again later.
 pub(crate) fn push(core: &LogCore, at_least_bytes: u64) {
     if core.waiters.lead_to_push() {
-        let mut duty = LeaderDuty::begin(core);
-        lead_on(core, &mut duty, Leader::Worker, Some(Purpose::Push(at_least_bytes)));
+        lead_after(core, Leader::Worker, Some(Purpose::Push(at_least_bytes)));
     }
 }
 
-/// Does one round after the other, the `first` of them in any case. Each begins with
+/// Does one round after the other, after one for `first`. Each begins with
 ///
 /// 1. **Stay, or hand the leadership on**: to a thread that waits or to a worker; to none when no
 ///    request waits, the log is dead, or the requests wait for a transaction commit, which is asked
 ///    for here.
 ///
 /// and goes on with steps 2 to 8 in [`write_group`].
-fn lead_on(
-    core: &LogCore,
-    duty: &mut LeaderDuty<'_>,
-    leader: Leader<'_>,
-    mut first: Option<Purpose>,
-) {
+fn lead_after(core: &LogCore, leader: Leader<'_>, mut first: Option<Purpose>) {
+    let mut duty = LeaderDuty::begin(core);
     // The group of the round before: its waiters are finished while the device works on the next.
     let mut completed = CompletedGroup::none(core);
     let mut no_room = None;
@@ -86,7 +80,7 @@ fn lead_on(
             None if stays(core, leader, no_room) => Purpose::Group,
             None => break,
         };
-        let round = write_group(core, duty, purpose, &mut completed).unwrap_or_else(|error| {
+        let round = write_group(core, &mut duty, purpose, &mut completed).unwrap_or_else(|error| {
             core.fail(error);
             Round { no_room: None, completed: CompletedGroup::none(core) }
         });

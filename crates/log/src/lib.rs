@@ -12,7 +12,7 @@
 //! | `log.rs`, `worker.rs` | what operations, fsyncs and commits call; the log's own threads |
 //! | `lead.rs` | **the walk of an fsync**: what a leader does, step by step |
 //! | `early_wake_up.rs` | **M1**: a commit takes over, and its superblock finishes the requests |
-//! | `core.rs` | the parts below, put together |
+//! | `log_core.rs` | the parts below, put together |
 //! | `group/` | group commit: the requests that wait, and which thread leads |
 //! | `gathering.rs` | **M3**: when a leader waits for others, and whether groups overlap |
 //! | `checkpoint/` | contexts formatted and put into the ring |
@@ -49,7 +49,6 @@
 mod baselines;
 mod cache_aligned;
 mod checkpoint;
-mod core;
 mod data;
 mod early_wake_up;
 mod error;
@@ -58,6 +57,7 @@ mod group;
 mod item_list;
 mod lead;
 mod log;
+mod log_core;
 mod options;
 mod replay;
 mod stages;

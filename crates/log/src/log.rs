@@ -4,7 +4,6 @@
 //! [`Log::wait_durable_since`] or [`Log::on_durable_since`], registers, and goes on in `lead.rs`.
 use crate::cache_aligned::CacheAligned;
 use crate::checkpoint::{CheckpointWriter, Cut};
-use crate::core::LogCore;
 use crate::data::{DataQueue, DataWrite};
 use crate::early_wake_up;
 use crate::error::LogError;
@@ -14,6 +13,7 @@ use crate::group::{
 use crate::item_list::ItemList;
 use crate::item_list::batch::Batch;
 use crate::lead::lead;
+use crate::log_core::LogCore;
 use crate::options::{CallerLeads, CommitRequest, LogOptions, LogStart};
 use crate::stages::{Ending, RequestTimer, StageTime, Stages};
 use crate::statistics::LogStatistics;
