@@ -8,11 +8,11 @@
 //!
 //! **What they wait for.** A commit writes nodes and bitmaps, flushes, writes the superblock,
 //! flushes; then it unpins and discards what the transaction freed, which can take longer than all
-//! before it. A request needs only what comes before the unpinning: with the superblock durable, the
-//! trees hold its operation. So the commit calls [`super_committed`] at once, and unpins behind it.
-//! (btrfs, commit d0c2f4fa: "make concurrent fsyncs wait less when waiting for a transaction
-//! commit".) The engine's option `fsync_wait=complete` delays the call until after the unpinning, to
-//! compare.
+//! before it. A request needs only what comes before the unpinning: with the superblock durable,
+//! the trees hold its operation. So the commit calls [`super_committed`] at once, and unpins behind
+//! it. (btrfs, commit d0c2f4fa: "make concurrent fsyncs wait less when waiting for a transaction
+//! commit".) The engine's option `fsync_wait=complete` delays the call until after the unpinning,
+//! to compare.
 //!
 //! **Nothing already logged is logged again.** The superblock covers the contexts that its cut
 //! closed: they are dropped, not written. It covers what the ring holds before the cut: that part
@@ -55,7 +55,8 @@ pub(crate) fn super_committed(core: &LogCore, generation: Generation) {
     core.list.notify_throttled();
     let committed = core.waiters.super_committed(last);
     let finished = committed.finished;
-    tracing::debug!(%generation, durable = %last, waiters = finished.len(), contexts = dropped.len(), "superblock committed");
+    let (waiters, contexts) = (finished.len(), dropped.len());
+    tracing::debug!(%generation, durable = %last, waiters, contexts, "superblock committed");
     core.wake(committed.successor);
     if committed.push {
         core.wake_to_push();

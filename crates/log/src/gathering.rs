@@ -5,8 +5,8 @@
 //! its group (after Ric Wheeler's and Darrick Wong's work on ext4, and the batching in jbd2), and
 //! whether a group is written while the one before is flushed.
 //!
-//! **Waiting for company.** A flush keeps a simple device from everything else, so the fewer of them
-//! the better; but a request that waits for company is not served meanwhile. Whether that pays
+//! **Waiting for company.** A flush keeps a simple device from everything else, so the fewer of
+//! them the better; but a request that waits for company is not served meanwhile. Whether that pays
 //! depends on why requests come:
 //! - *In a circle*: the requests that come are from the clients whose requests the last group
 //!   completed. Then, if the leader waits until all are there, one flush does for all of them, and
@@ -21,11 +21,11 @@
 //! **Three ways, and how one is chosen.** Groups are closed *together*, when all clients that were
 //! active lately have come; *apart*, one after the other, at once; or *overlapping*, when all have
 //! come that aren't in flight. Apart is compared with the one of the others that suits the measured
-//! flush time: the requests per time are measured for both, from close to close, and it is left only
-//! while the other was found to serve more. From time to time the other way is tried for a while,
-//! after the first trials more rarely. After a change of the way nothing counts until each client
-//! may have come once: they come as the old way completed them. With a single client, or a flush
-//! below 2 ms, no leader waits.
+//! flush time: the requests per time are measured for both, from close to close, and it is left
+//! only while the other was found to serve more. From time to time the other way is tried for a
+//! while, after the first trials more rarely. After a change of the way nothing counts until each
+//! client may have come once: they come as the old way completed them. With a single client, or a
+//! flush below 2 ms, no leader waits.
 //!
 //! Where it acts: the leader asks [`Gathering::begin`] when it takes its group and
 //! [`Gathering::patience`] while it waits (`lead.rs`, step 2); the group asks

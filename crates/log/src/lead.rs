@@ -2,29 +2,29 @@
 //!
 //! ```text
 //! Log::wait_durable ──► Waiters::register ──► lead ──► write_group ──► CompletedGroup::finish
-//! Log::on_durable   ──┘  (another leads:               steps 2 to 8     callback, or the thread
-//!                         wait for it)                                  that waits at its slot
+//! Log::on_durable ────┘ (or another thread    step 1   steps 2 to 8    the callback, or the
+//!                        leads: wait for it)                           thread at its slot
 //! ```
 //!
-//! A leader does one round after the other: [`lead`] has the loop and step 1, [`write_group`] the
-//! steps of one group, from top to bottom. Everything that they call computes, waits or writes, and
-//! returns; nothing calls back up.
+//! A leader does one round after the other: [`lead_after`] has the loop and step 1, [`write_group`]
+//! the steps of one group, from top to bottom. Everything that they call computes, waits or writes,
+//! and returns; nothing calls back up.
 //!
-//! *Which thread leads.* While several requests wait, a worker of the log leads: between two rounds there is
-//! no hand-over then, and the device need not wait for a thread to wake up, which takes longest when
-//! many others have just been woken. A thread that waits alone leads its own round and hands over to
-//! none.
+//! *Which thread leads.* While several requests wait, a worker of the log leads: between two rounds
+//! there is no hand-over then, and the device need not wait for a thread to wake up, which takes
+//! longest when many others have just been woken. A thread that waits alone leads its own round and
+//! hands over to none.
 //!
-//! *When waiters are finished.* While the device works on the next group, since waking many takes as
-//! long as a flush; but before a leader waits for others to join, for the ones that it wakes are the
-//! ones that join; and when the leader leads no more.
+//! *When waiters are finished.* While the device works on the next group, since waking many takes
+//! as long as a flush; but before a leader waits for others to join, for the ones that it wakes are
+//! the ones that join; and when the leader leads no more.
 //!
 //! *Overlapping.* When M3 (`gathering.rs`) says that it pays, a leader that has written its group
 //! leads no more while it flushes: the group is *in flight*. As soon as all other requests that are
 //! expected have registered, the thread that came last leads, or the second worker, and writes the
 //! next group while the flush is under way. When the flush is done, its thread leads again unless
-//! another one does. Only leaders write, so checkpoints are written in order, and a flush covers all
-//! that were written before it.
+//! another one does. Only leaders write, so checkpoints are written in order, and a flush covers
+//! all that were written before it.
 //!
 //! *Failures.* A write or flush that fails leaves a dead log, and so does a leader that panics: no
 //! other thread would ever lead ([`LeaderDuty`]). A [`CompletedGroup`] finishes its waiters at the
@@ -123,13 +123,13 @@ struct Round<'a> {
 ///    group before while the device works; wait for all writes, also for data that a commit took.
 ///    *Crash: any part of them is on the device. Replay takes the checkpoints that are whole and
 ///    whose data is there.*
-/// 5. **Mend**: if data was lost, the checkpoints are not what they should be. Flush, and write them
-///    (again) without the mark for it. *Crash: as before; torn between the two versions, a
+/// 5. **Mend**: if data was lost, the checkpoints are not what they should be. Flush, and write
+///    them (again) without the mark for it. *Crash: as before; torn between the two versions, a
 ///    checkpoint's checksum fails, and replay ends there.*
 /// 6. **Note them as written**: a later flush may count for them.
-/// 7. **Flush**, unless nothing was written since the last flush; beside it another thread may write
-///    the next group, if M3 says so. *Crash before it ends: as before, and no request of the group
-///    was acknowledged. Crash afterwards: replay finds everything.*
+/// 7. **Flush**, unless nothing was written since the last flush; beside it another thread may
+///    write the next group, if M3 says so. *Crash before it ends: as before, and no request of the
+///    group was acknowledged. Crash afterwards: replay finds everything.*
 /// 8. **Complete the group**: what is durable advances, and the waiters that it covers are taken
 ///    out. The caller finishes them.
 ///

@@ -32,18 +32,27 @@ use std::sync::Arc;
 /// ```
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
 /// use cairn_environment::atomic::AtomicU64;
-/// use cairn_format::{EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId};
+/// use cairn_format::{
+///     EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId,
+/// };
 /// use cairn_log::{Batch, Log, LogOptions, LogStart};
 /// use std::sync::Arc;
 ///
 /// let geometry = Geometry::for_size(64 << 20, None).expect("large enough");
 /// let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
-/// let start = LogStart { epoch: 1, position: LogPosition { block: 0, sequence: 1 }, generation: Generation(2) };
+/// let start = LogStart {
+///     epoch: 1,
+///     position: LogPosition { block: 0, sequence: 1 },
+///     generation: Generation(2),
+/// };
 /// let next_inode = Arc::new(AtomicU64::new(3));
-/// let log = Log::new(device, VolumeId([1; 16]), geometry, start, next_inode, Box::new(|_| {}), LogOptions::for_geometry(&geometry));
+/// let options = LogOptions::for_geometry(&geometry);
+/// let volume = VolumeId([1; 16]);
+/// let log = Log::new(device, volume, geometry, start, next_inode, Box::new(|_| {}), options);
 ///
 /// let mut batch = Batch::new();
-/// batch.put(TREE_FILES, Key::new(InodeNumber(7), ItemKind::Symlink, 0), b"target", EntryFlags::default());
+/// let key = Key::new(InodeNumber(7), ItemKind::Symlink, 0);
+/// batch.put(TREE_FILES, key, b"target", EntryFlags::default());
 /// let sequence = log.insert(&mut batch);
 /// log.wait_durable(sequence)?;
 /// assert!(log.durable() >= sequence);

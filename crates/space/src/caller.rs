@@ -1,5 +1,5 @@
-//! On whose behalf a thread works, so that a wait for space ends when its caller no longer wants the
-//! outcome.
+//! On whose behalf a thread works, so that a wait for space ends when its caller no longer wants
+//! the outcome.
 //!
 //! A server sets the caller for the time of a request; a ticket that the thread waits for then
 //! carries it. A server that learns that a caller may be gone calls

@@ -1,11 +1,12 @@
-//! Which blocks are free, who may have them, and who waits for them. Memory state only: no I/O
+//! Which blocks are free, which requests may have them, and which wait. Memory state only: no I/O
 //! happens here.
 //!
 //! Purpose: an operation *reserves* its worst case before it joins a transaction
 //! ([`Space::reserve`]); what it holds then ([`Reservation`]) is certain, whatever other threads
 //! do, so that an allocation inside a transaction never fails for lack of space. A request that
-//! can't be served becomes a *ticket* in a fair queue, and two threads of this crate ask the engine to write
-//! delayed data and to commit, until the tickets are satisfied or nothing comes back any more.
+//! can't be served becomes a *ticket* in a fair queue, and two threads of this crate ask the engine
+//! to write delayed data and to commit, until the tickets are satisfied or nothing comes back any
+//! more.
 //!
 //! States of a block: free → in flight (handed out) → referenced (a tree refers to it) → pinned by
 //! a transaction (no tree refers to it any more, but the durable superblock's trees may) → free.

@@ -2,8 +2,8 @@
 //!
 //! Purpose: while tickets wait, ask the engine for space in stages: *write delayed data* (which
 //! turns worst-case reservations into exact use), then *commit* (which unpins). Each stage ends
-//! early in effect: whoever is satisfied leaves the queue, and a stage begins only for those who
-//! still wait.
+//! early in effect: a ticket that is satisfied leaves the queue, and a stage begins only for those
+//! that still wait.
 //!
 //! Two threads, because writing delayed data itself reserves space with priority and may have to
 //! wait for a commit:
@@ -13,13 +13,13 @@
 //!   thread.
 //!
 //! Preemptive reclaim does the same before anybody waits, when little room is left that isn't
-//! promised and enough could come back: once a queue has formed it feeds on itself, since who waits
-//! is granted what the one before gave back, and each hand-over costs a switch of threads.
+//! promised and enough could come back: once a queue has formed it feeds on itself, since a
+//! ticket is granted what the one before gave back, and each hand-over costs a switch of threads.
 //!
 //! Failing: a *cycle* is one pass through the stages. When [`FRUITLESS_CYCLES_MAX`] cycles in a row
 //! brought the first ticket no closer, though others that hold reservations were given a moment to
 //! return them, it fails; ten times as many may be in vain while what it lacks is pinned. Then
-//! those behind it that fit are granted, those whom the next commit would help become first, and
+//! those behind it that fit are granted, those that the next commit would help become first, and
 //! the others fail as well. A ticket that didn't see the whole of the last cycle doesn't fail in
 //! it.
 //!
@@ -133,7 +133,7 @@ pub(crate) struct Reclaim {
 /// The condition variables of the two threads, all with the ledger's mutex.
 #[derive(Default)]
 struct Wake {
-    /// Nobody holds a reservation any more, and yet tickets wait.
+    /// No reservation is held any more, and yet tickets wait.
     returned: Condvar,
     reclaim: Condvar,
     commit: Condvar,
@@ -255,7 +255,7 @@ impl Ledger {
 
     /// Fails tickets from the first one on, those that came before `sequence`, until one behind
     /// them is granted. When the first lacks more than is pinned, so that a commit would not help
-    /// it, those whom one would help stay: they get cycles of their own.
+    /// it, those that one would help stay: they get cycles of their own.
     fn fail_from_first(
         &mut self,
         sequence: u64,
@@ -328,7 +328,7 @@ struct Thread {
 }
 
 impl Drop for Thread {
-    /// However the thread ends: nobody waits for it any longer.
+    /// However the thread ends: no ticket waits for it any longer.
     fn drop(&mut self) {
         self.space.ledger.lock().shut_down();
     }
@@ -470,8 +470,8 @@ impl Thread {
     }
 
     /// Before the first ticket is judged: a cycle may take less time than others hold what they
-    /// reserved. Waits, for a bounded time, while it is no closer to what it needs and somebody
-    /// holds something, or is about to remove a file.
+    /// reserved. Waits, for a bounded time, while it is no closer to what it needs and another
+    /// request holds something, or a file is about to be removed.
     fn await_returns(
         &self,
         ledger: &mut Guard<'_>,
@@ -495,7 +495,7 @@ impl Thread {
         }
     }
 
-    /// Whether somebody holds what it will give back without being asked.
+    /// Whether anything is held that will be given back without being asked for.
     fn is_something_held(&self, ledger: &Ledger) -> bool {
         ledger.budget.reserved_blocks() > 0 || self.space.returning_hint() > 0
     }

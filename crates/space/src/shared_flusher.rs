@@ -3,8 +3,8 @@
 //! are the only way.
 //!
 //! The reservations of btrfs before its ENOSPC rework (`reserve_metadata_bytes` in
-//! `fs/btrfs/extent-tree.c` of Linux 4.7): a request that finds no space raises the `flush` flag and
-//! reclaims *on its own thread*, stage after stage, each followed by another try. An ordinary
+//! `fs/btrfs/extent-tree.c` of Linux 4.7): a request that finds no space raises the `flush` flag
+//! and reclaims *on its own thread*, stage after stage, each followed by another try. An ordinary
 //! request that comes meanwhile waits, whether it would fit or not, on one queue; when the flusher
 //! is done, with or without success, all are woken together and try again in whatever order they
 //! run. The one that still finds no space is the next flusher. After the last stage: no space.

@@ -65,7 +65,7 @@ pub struct SpaceReport {
     pub available_blocks: u64,
     /// Blocks that an ordinary writer of data would get if it waited for reclaim.
     pub obtainable_blocks: u64,
-    /// Blocks in use that somebody is about to free.
+    /// Blocks in use that are about to be freed.
     pub returning: u64,
     /// Nodes that ordinary requests never get.
     pub global_reserve_nodes: u64,
@@ -95,7 +95,7 @@ pub struct Space {
     groups: Mutex<Groups>,
     /// Pinned blocks in all generations; changed under the groups' lock, read anywhere as a hint.
     pinned_blocks: AtomicU64,
-    /// Blocks of removed files that somebody is about to free.
+    /// Blocks of removed files that are about to be freed.
     returning_blocks: AtomicU64,
 }
 
@@ -279,8 +279,8 @@ impl Space {
         fits
     }
 
-    /// Somebody is about to free `blocks` blocks that are in use: they count as obtainable, and no
-    /// ticket fails at once while there are any. To be taken back with [`Self::retract`] as they
+    /// The caller is about to free `blocks` blocks that are in use: they count as obtainable, and
+    /// no ticket fails at once while there are any. To be taken back with [`Self::retract`] as they
     /// are freed.
     pub fn announce(&self, blocks: u64) {
         self.returning_blocks.fetch_add(blocks, Ordering::Relaxed);
@@ -296,7 +296,7 @@ impl Space {
         self.returning_blocks.load(Ordering::Relaxed)
     }
 
-    /// Takes space back from a reservation and serves those who wait.
+    /// Takes space back from a reservation and serves the tickets that wait.
     pub(crate) fn give_back(&self, data_blocks: u64, nodes: u64) {
         let mut ledger = self.ledger.lock();
         ledger.budget.give_back(data_blocks, nodes);
@@ -355,7 +355,7 @@ impl Space {
 
     /// Takes the first free blocks in `within`, to discard them: only blocks that an ordinary
     /// writer could be given now, and never all of those. They are in flight until
-    /// [`Self::release_held`]; whoever waits for space knows that they come back. `None`: there are
+    /// [`Self::release_held`]; the tickets that wait count on their coming back. `None`: there are
     /// none, or all are needed.
     pub fn hold_free(&self, within: BlockRange) -> Option<BlockRange> {
         let mut ledger = self.ledger.lock();

@@ -1,12 +1,12 @@
 //! Tickets: requests that wait for space, in queues that are served in order.
 //!
 //! States of a ticket: waiting → granted | failed | stopped | called off. The state changes under
-//! the ledger's lock, before its owner is woken; only a waiting ticket changes, so that none is ever
-//! granted and failed. While it waits it stands in exactly one queue.
+//! the ledger's lock, before its owner is woken; only a waiting ticket changes, so that none is
+//! ever granted and failed. While it waits it stands in exactly one queue.
 //!
 //! Order: removals before writeback before names before ordinary requests; first come, first served
-//! within each. Space goes to the first ticket of the first queue that isn't empty, and to nobody
-//! else while that one waits: nobody barges.
+//! within each. Space goes to the first ticket of the first queue that isn't empty, and to no
+//! other while that one waits: none barges.
 use crate::budget::{Request, Urgency};
 use crate::caller::Caller;
 use cairn_environment::clock::{Monotonic, now_monotonic};

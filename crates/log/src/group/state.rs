@@ -206,8 +206,8 @@ impl Group {
         self.waiting() > 1
     }
 
-    /// Appoints the next leader: a thread that waits alone and blocked, since it wakes up anyway, or
-    /// else the worker.
+    /// Appoints the next leader: a thread that waits alone and blocked, since it wakes up anyway,
+    /// or else the worker.
     pub(crate) fn appoint(&mut self) -> Successor {
         self.leader = true;
         let alone = {

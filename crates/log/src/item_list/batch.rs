@@ -63,7 +63,8 @@ impl Buffers {
 
 thread_local! {
     /// Empty buffers for the thread's next batch.
-    static BUFFERS: Cell<Buffers> = const { Cell::new(Buffers { changes: Vec::new(), values: Vec::new() }) };
+    static BUFFERS: Cell<Buffers> =
+        const { Cell::new(Buffers { changes: Vec::new(), values: Vec::new() }) };
 }
 
 /// The changed items of one operation. It can be used again after [`crate::Log::insert`], which
@@ -72,8 +73,9 @@ thread_local! {
 /// ```
 /// use cairn_format::{EntryFlags, InodeNumber, ItemKind, Key, TREE_FILES};
 /// let mut batch = cairn_log::Batch::new();
-/// batch.put(TREE_FILES, Key::new(InodeNumber(7), ItemKind::Symlink, 0), b"target", EntryFlags::default());
-/// batch.delete(TREE_FILES, Key::new(InodeNumber(8), ItemKind::Symlink, 0));
+/// let key = |inode| Key::new(InodeNumber(inode), ItemKind::Symlink, 0);
+/// batch.put(TREE_FILES, key(7), b"target", EntryFlags::default());
+/// batch.delete(TREE_FILES, key(8));
 /// assert!(!batch.is_empty());
 /// ```
 #[derive(Debug)]

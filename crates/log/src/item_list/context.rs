@@ -5,8 +5,8 @@
 //! written or dropped is emptied and used again with all its memory, so that in the long run
 //! neither inserting nor switching the list allocates anything.
 //!
-//! Invariants: each item is there once; `index` has its position in `vectors`; `entry_bytes` is the sum
-//! over `vectors`; all operations in it belong to one transaction. A context has no lock of its
+//! Invariants: each item is there once; `index` has its position in `vectors`; `entry_bytes` is the
+//! sum over `vectors`; all operations in it belong to one transaction. A context has no lock of its
 //! own; the list that it stands in has.
 use super::arena::{Arena, ValuePlace};
 use super::batch::{Change, Identity};

@@ -12,8 +12,8 @@
 //!    computed.
 //! 2. One short lock numbers the operation and copies its items into the current
 //!    [`context::Context`], all or none. An item that is there already is overwritten in place; one
-//!    that was created and removed within the context leaves nothing. The accounting (bytes, limits)
-//!    happens under the same lock.
+//!    that was created and removed within the context leaves nothing. The accounting (bytes,
+//!    limits) happens under the same lock.
 //! 3. After the lock: add memory that the next operation will need, wake the worker if the list has
 //!    become long.
 //!
@@ -32,7 +32,8 @@
 //! **Two lengths.** From `background_push_bytes` on, a worker writes the list without being asked,
 //! so that an fsync has little to write. From `hard_limit_bytes` on, operations wait
 //! ([`ItemList::throttle`]). Each time that the list has become short enough, all operations that
-//! wait then are *admitted*, even if it is too long again when they run: none is overtaken for ever.
+//! wait then are *admitted*, even if it is too long again when they run: none is overtaken for
+//! ever.
 //!
 //! Invariants: the closed contexts are the oldest and none is empty; the contexts hold a contiguous
 //! run of operations, up to `last`; a dead list is empty and stays so.
