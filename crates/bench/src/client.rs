@@ -3,7 +3,6 @@
 //!
 //! The first client that fails ends all others; its error is the run's. Lock discipline: one lock
 //! of rank `LEAF`, held for moments.
-use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resources::{self, Resources};
@@ -12,6 +11,7 @@ use cairn_environment::Rank;
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::thread;
+use cairn_harness::Interrupt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

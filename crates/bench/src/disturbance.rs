@@ -5,6 +5,7 @@
 //! machine, less this process with its children, less the servers of mounted volumes. The time that
 //! a hypervisor gave to other machines counts as well.
 use cairn_environment::clock::{self, Monotonic};
+use cairn_harness::proc::{self, MachineTimes, ProcessTimes};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
@@ -70,23 +71,19 @@ struct Reading {
 
 impl Reading {
     fn now() -> Self {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let ticks = rustix::param::clock_ticks_per_second() as f64;
-        let machine = machine_ticks(&read("/proc/stat"));
-        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let servers =
-            processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
-        let own = read("/proc/self/stat");
-        let servers_user: u64 = servers
-            .filter(|stat| is_server(stat) && number_of(stat) != number_of(&own))
-            .map(|stat| user_ticks(&stat))
+        let seconds = |ticks: u64| ticks as f64 / proc::ticks_per_second();
+        let machine = MachineTimes::now();
+        let own = ProcessTimes::of("self").unwrap_or_default();
+        let servers_user: u64 = ProcessTimes::of_all()
+            .filter(|process| process.name == SERVER && process.number != own.number)
+            .map(|process| user_ticks(&process))
             .sum();
         Self {
-            machine_user: machine.user as f64 / ticks,
-            machine_all: machine.all as f64 / ticks,
-            stolen: machine.stolen as f64 / ticks,
-            own_user: user_ticks(&own) as f64 / ticks,
-            servers_user: servers_user as f64 / ticks,
+            machine_user: seconds(machine.user_ticks),
+            machine_all: seconds(machine.all_ticks),
+            stolen: seconds(machine.stolen_ticks),
+            own_user: seconds(user_ticks(&own)),
+            servers_user: seconds(servers_user),
         }
     }
 
@@ -104,37 +101,9 @@ impl Reading {
     }
 }
 
-struct MachineTicks {
-    user: u64,
-    stolen: u64,
-    all: u64,
-}
-
-/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what
-/// guests took is in the first two.
-fn machine_ticks(stat: &str) -> MachineTicks {
-    let line = stat.lines().next().unwrap_or_default();
-    let ticks: Vec<u64> =
-        line.split_whitespace().skip(1).take(8).map_while(|value| value.parse().ok()).collect();
-    let at = |index: usize| ticks.get(index).copied().unwrap_or(0);
-    MachineTicks { user: at(0) + at(1), stolen: at(7), all: ticks.iter().sum() }
-}
-
-fn number_of(stat: &str) -> Option<&str> {
-    stat.split(' ').next()
-}
-
-fn is_server(stat: &str) -> bool {
-    stat.split_once('(')
-        .and_then(|(_, rest)| rest.rsplit_once(')'))
-        .is_some_and(|(name, _)| name == SERVER)
-}
-
 /// Of a process and of its children that have ended and were waited for.
-fn user_ticks(stat: &str) -> u64 {
-    let fields: Vec<&str> =
-        stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
-    [11, 13].into_iter().filter_map(|index| fields.get(index)?.parse::<u64>().ok()).sum()
+fn user_ticks(process: &ProcessTimes) -> u64 {
+    process.user_ticks + process.children_user_ticks
 }
 
 /// A measurement that has begun.
@@ -171,11 +140,6 @@ mod tests {
 
     #[test]
     fn what_is_not_ones_own_is_foreign() {
-        let machine = machine_ticks("cpu  100 50 30 800 10 5 5 20 7 7\ncpu0 1 1 1 1\n");
-        assert_eq!((machine.user, machine.stolen, machine.all), (150, 20, 1020));
-        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 30 9 20 0 1 0 100 200 300";
-        assert_eq!((user_ticks(stat), number_of(stat), is_server(stat)), (180, Some("7"), false));
-        assert!(is_server(&stat.replace("a ) b", "cairn")) && user_ticks("nonsense") == 0);
         let earlier = Reading {
             machine_user: 10.0,
             machine_all: 100.0,

@@ -3,11 +3,11 @@
 //! Layers, imports pointing down: `report_page` shows results; `transport` says how much of the
 //! transport's limit a volume reaches, which `memory_file_system` has; `peers` and `ab` compare
 //! runs; `workloads` are the generators; `client` runs their threads, `recorder` keeps latencies,
-//! `report` is what comes out; `target` is what they run against, named by `spec`; `machine` and
-//! `mounts` tell what this machine is.
+//! `report` is what comes out; `target` is what they run against, named by `spec`; `machine`
+//! tells what this machine is.
 //!
 //! Every generator works below one directory of its own inside the target and removes it when it
-//! ends, also after an interruption ([`Interrupt`]) or an error.
+//! ends, also after an interruption ([`cairn_harness::Interrupt`]) or an error.
 #![forbid(unsafe_code)]
 
 pub mod ab;
@@ -16,11 +16,9 @@ mod disturbance;
 pub mod engine_figures;
 mod engine_settings;
 mod engine_target;
-mod interrupt;
 mod intervals;
 mod machine;
 mod memory_file_system;
-pub mod mounts;
 pub mod peers;
 mod posix_target;
 mod progress;
@@ -40,11 +38,10 @@ mod workloads;
 pub use disturbance::{Disturbance, Observation};
 pub use engine_settings::EngineSettings;
 pub use engine_target::EngineTarget;
-pub use interrupt::{Interrupt, Interrupted};
 pub use machine::{Machine, utc_now};
 pub use memory_file_system::{MemoryFileSystem, serve_memory};
 pub use posix_target::PosixTarget;
 pub use report::{Figure, OperationSummary, Origin, Report};
-pub use spec::{DeviceSpec, FlushMode, TargetSpec, parse_size_bytes};
+pub use spec::{DeviceSpec, FlushMode, TargetSpec};
 pub use target::{Entry, Open, Status, Target, TargetFile};
 pub use workloads::{Settings, SyncMethod, Workload};

@@ -1,7 +1,7 @@
 //! What a measurement was made on and when, so that its figures can be understood later and
 //! elsewhere.
-use crate::mounts::{self, Mount};
 use cairn_environment::clock;
+use cairn_harness::mounts::{self, Mount};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -16,6 +16,7 @@ use cairn_blockdev::{
 };
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{FlushPolicy, Volume};
+use cairn_harness::Size;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -56,21 +57,6 @@ pub enum FlushMode {
     None,
 }
 
-/// A number of bytes, with an optional unit `K`, `M`, `G` or `T` (powers of 1024).
-pub fn parse_size_bytes(text: &str) -> Option<u64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" | "m" => 20,
-        "G" | "g" => 30,
-        "T" | "t" => 40,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
-}
-
 fn parse_milliseconds(name: &str, value: &str) -> Result<Duration, String> {
     let milliseconds: f64 = value
         .parse()
@@ -93,9 +79,8 @@ impl FromStr for TargetSpec {
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("size", value)) => {
-                    size_bytes = parse_size_bytes(value).ok_or_else(|| {
-                        format!("\"{value}\" is not a size; write for example size=4G")
-                    })?;
+                    let size: Size = value.parse().map_err(|why| format!("size: {why}"))?;
+                    size_bytes = size.bytes;
                 }
                 Some(("flush_ms", value)) if name == "simulated" || name == "disk" => {
                     flush_time = parse_milliseconds("flush_ms", value)?
@@ -343,8 +328,11 @@ mod tests {
         let (read_time, flush_time) = (Duration::from_micros(500), Duration::from_millis(10));
         let disk = DeviceSpec::Disk { size_bytes: 1 << 30, read_time, flush_time };
         assert_eq!(parse("engine:disk:flush_ms=10,read_ms=0.5,size=1G"), TargetSpec::Engine(disk));
-        let image = DeviceSpec::Image { path: "a/b".into(), size_bytes: 64 << 20 };
-        assert_eq!(parse("engine:a/b:size=64M"), TargetSpec::Engine(image));
+        let image =
+            TargetSpec::Engine(DeviceSpec::Image { path: "a/b".into(), size_bytes: 4 << 30 });
+        for size in ["4G", "4GiB", "4GB", "4294967296"] {
+            assert_eq!(parse(&format!("engine:a/b:size={size}")), image);
+        }
     }
 
     #[test]
@@ -479,11 +467,11 @@ mod tests {
         ] {
             let error = text.parse::<TargetSpec>().unwrap_err();
             assert!(
-                error.contains("size=4G") || error.contains("_ms=") || error.contains("IMAGE"),
+                ["size=4G", "512M, 4G", "_ms=", "IMAGE"].iter().any(|part| error.contains(part)),
                 "{error}"
             );
         }
-        assert_eq!(parse_size_bytes("99999999T"), None);
-        assert_eq!(parse_size_bytes("512M"), Some(512 << 20));
+        let error = "engine:memory:size=99999999T".parse::<TargetSpec>().unwrap_err();
+        assert!(error.contains("too large"), "{error}");
     }
 }

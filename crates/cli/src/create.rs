@@ -4,13 +4,13 @@
 //! Invariants: without `force` nothing is changed on a device that holds data; a file that was
 //! created here is removed again when no volume could be made in it, also after Ctrl-C (`making`).
 use crate::making::Making;
-use crate::progress::ProgressBar;
 use crate::signature;
-use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_format::{BLOCK_SIZE, BlockNumber, Geometry, LABEL_BYTES, Superblock};
+use cairn_harness::Size;
+use cairn_harness::progress::ProgressBar;
 use rustix::fs::{OFlags, SeekFrom};
 use std::fs::{self, File, OpenOptions};
 use std::io;

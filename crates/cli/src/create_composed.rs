@@ -4,13 +4,13 @@
 use crate::create::{self, Content, NewVolume, clear_range, ranges_to_clear};
 use crate::image::{self, Image};
 use crate::making::Making;
-use crate::size::Size;
 use crate::{output, signature};
 use anyhow::{Context, bail};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{Kind, make};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_format::{Geometry, Superblock};
+use cairn_harness::Size;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

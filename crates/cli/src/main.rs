@@ -5,7 +5,7 @@
 //! 130 after Ctrl-C; 4 of `stats --check` and `device status`, if what they look at is not as it
 //! should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8 failure), and of `torture`
 //! 1 is a finding, 2 everything else.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod commands;
 mod create;
@@ -19,15 +19,12 @@ mod mount_end;
 mod mount_error;
 mod mount_options;
 mod output;
-mod progress;
 mod repair_backup;
 mod signature;
-mod size;
 mod system_options;
-mod torture;
 
-use cairn_bench::Interrupted;
 use cairn_blockdev::DeviceError;
+use cairn_harness::{EXIT_INTERRUPTED, Interrupted};
 use clap::{Parser, Subcommand};
 use std::io;
 use std::process::ExitCode;
@@ -86,9 +83,6 @@ fn main() -> ExitCode {
 /// What was looked at is not as it should be: `fsck` leaves errors, `stats --check` finds failures,
 /// a device is degraded.
 pub(crate) const EXIT_UNSOUND: u8 = 4;
-
-/// What a shell reports of a program that Ctrl-C has ended.
-pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 /// The exit code of a command; an error is told on standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {

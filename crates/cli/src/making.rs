@@ -6,11 +6,12 @@
 //!
 //! Lock discipline: the state's lock (rank LEAF) is held while a file is made, and while a signal
 //! takes everything back, so a file is either not there yet or known.
-use crate::{EXIT_INTERRUPTED, output};
+use crate::output;
 use anyhow::Context;
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::thread;
+use cairn_harness::EXIT_INTERRUPTED;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use std::fs;

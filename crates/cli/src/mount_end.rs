@@ -6,10 +6,10 @@
 //! - After [`STOP_AFTER`], or with another signal, everything is made durable, the volume stops,
 //!   and the process ends. The mount stays in place and answers with errors: a busy mount that
 //!   vanished would let its users go on, without an error, in the directory underneath.
-use crate::EXIT_INTERRUPTED;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::{clock, thread};
 use cairn_fuse::MountEnder;
+use cairn_harness::EXIT_INTERRUPTED;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 use std::path::PathBuf;

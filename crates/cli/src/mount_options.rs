@@ -3,10 +3,10 @@
 //!
 //! Invariant: every option of Cairn's own stands in [`OPTIONS`] exactly once;
 //! [`MountSettings::parse`] knows no others but those of mount(8) (`system_options`).
-use crate::size::Size;
 use crate::system_options::{self, Outcome};
 use cairn_engine::FsyncWait;
 use cairn_fuse::{KernelOptions, Transport};
+use cairn_harness::Size;
 use std::time::Duration;
 
 /// When the device is flushed for an fsync.

@@ -1,8 +1,6 @@
-//! Standard output and standard error. Whoever reads the former may stop early (`cairn dump … |
-//! head`); that is not an error.
-//!
-//! No message is worth the process, which may be the server of a mount: what standard error does
-//! not take, a full disk perhaps, is dropped. The macros of the standard library panic instead.
+//! Standard output, and standard error with it. Whoever reads the former may stop early (`cairn dump
+//! … | head`); that is not an error.
+pub use cairn_harness::console::tell;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -13,11 +11,6 @@ use std::io::{self, Write};
 /// When it can't be written.
 pub fn print<T: Serialize + Display>(value: &T, json: bool) -> anyhow::Result<()> {
     if json { print_text(&serde_json::to_string_pretty(value)?) } else { print_text(value) }
-}
-
-/// Tells `text` on standard error.
-pub fn tell(text: &dyn Display) {
-    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// Prints `text` and a line end, unless it has one.

@@ -7,16 +7,11 @@
 //! decides nothing.
 //!
 //! `CAIRN_MOUNT_TESTS` as in `mounting`.
-#[allow(dead_code)]
-#[path = "../src/torture/asynchronous.rs"]
-mod asynchronous;
-#[path = "../src/torture/mapping.rs"]
-mod mapping;
 mod mounting;
 
-use asynchronous::{Interface, Write, Writer};
 use cairn_blockdev::AlignedBuffer;
-use mapping::{Mapping, store_and_sync};
+use cairn_torture::mounted::asynchronous::{Interface, Write, Writer};
+use cairn_torture::mounted::mapping::{Mapping, store_and_sync};
 use rustix::fs::{FallocateFlags, OFlags, copy_file_range, fallocate};
 use std::fs::{self, File, OpenOptions};
 use std::io;

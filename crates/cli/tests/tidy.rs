@@ -23,9 +23,23 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("log", &["space", "format", "blockdev", "environment"]),
     ("engine", &["btree", "log", "space", "format", "blockdev", "environment"]),
     ("fuse", &["engine", "format", "blockdev", "environment"]),
-    ("torture", &["engine", "fsck", "format", "blockdev", "environment"]),
-    ("bench", &["fuse", "engine", "format", "blockdev", "environment"]),
-    ("cli", &["fuse", "torture", "bench", "engine", "fsck", "format", "blockdev", "environment"]),
+    ("harness", &["environment"]),
+    ("torture", &["harness", "engine", "fsck", "format", "blockdev", "environment"]),
+    ("bench", &["harness", "fuse", "engine", "format", "blockdev", "environment"]),
+    (
+        "cli",
+        &[
+            "torture",
+            "bench",
+            "harness",
+            "fuse",
+            "engine",
+            "fsck",
+            "format",
+            "blockdev",
+            "environment",
+        ],
+    ),
 ];
 
 /// Pairs that don't import each other even in tests.
@@ -63,8 +77,6 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/blockdev/src/ring.rs",
     "crates/blockdev/src/kernel.rs",
     "crates/blockdev/src/slab.rs",
-    "crates/cli/src/torture/asynchronous.rs",
-    "crates/cli/src/torture/mapping.rs",
     "crates/cli/tests/mounting/file_handle.rs",
     "crates/environment/src/backend_shuttle.rs",
     "crates/environment/src/lock.rs",
@@ -72,6 +84,9 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/fuse/src/kernel.rs",
     "crates/engine/tests/allocations.rs",
     "crates/log/tests/allocations.rs",
+    "crates/harness/src/allocations.rs",
+    "crates/torture/src/mounted/asynchronous.rs",
+    "crates/torture/src/mounted/mapping.rs",
     "crates/torture/tests/hostile.rs",
     "crates/fuse/src/transport/ring/kernel_ring.rs",
 ];

@@ -4,9 +4,9 @@
 //! `CAIRN_MOUNT_TESTS` as in `mounting`.
 mod mounting;
 
-use cairn_bench::mounts;
 use cairn_environment::clock;
 use cairn_environment::lock::MutexGuard;
+use cairn_harness::mounts;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;

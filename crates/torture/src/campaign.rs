@@ -155,7 +155,10 @@ struct Shared {
     chosen: Option<Vec<u64>>,
     total: u64,
     next: AtomicU64,
+    /// Set by the caller.
     stop: Arc<AtomicBool>,
+    /// Set when there are findings enough.
+    over: AtomicBool,
     report: Mutex<CampaignReport>,
 }
 
@@ -165,7 +168,8 @@ impl Shared {
         loop {
             let late = self.options.duration.is_some_and(|duration| begin.elapsed() >= duration);
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            if late || number >= self.total || self.stop.load(Ordering::Relaxed) {
+            let stopped = [&*self.stop, &self.over].iter().any(|flag| flag.load(Ordering::Relaxed));
+            if late || number >= self.total || stopped {
                 return;
             }
             let index = self
@@ -184,7 +188,7 @@ impl Shared {
                         problem,
                     });
                     if report.findings.len() >= self.options.findings_max {
-                        self.stop.store(true, Ordering::Relaxed);
+                        self.over.store(true, Ordering::Relaxed);
                     }
                 }
             }
@@ -247,6 +251,7 @@ pub fn run(
         total,
         next: AtomicU64::new(0),
         stop: stop.clone(),
+        over: AtomicBool::new(false),
         report,
     };
     let shared = Arc::new(shared);

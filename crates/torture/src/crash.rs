@@ -472,7 +472,10 @@ const HANG_TIME: Duration = Duration::from_secs(240);
 struct Shared {
     options: CrashOptions,
     next_run: AtomicU64,
+    /// Set by the caller.
     stop: Arc<AtomicBool>,
+    /// Set by the first finding.
+    over: AtomicBool,
     total: Mutex<CrashReport>,
 }
 
@@ -500,12 +503,13 @@ impl Shared {
         loop {
             let done = self.total.lock().states;
             let late = options.duration.is_some_and(|duration| begin.elapsed() >= duration);
-            if self.stop.load(Ordering::Relaxed) || late || done >= options.states {
+            let stopped = [&*self.stop, &self.over].iter().any(|flag| flag.load(Ordering::Relaxed));
+            if stopped || late || done >= options.states {
                 return Ok(());
             }
             let number = self.next_run.fetch_add(1, Ordering::Relaxed);
             let report =
-                self.run(number).inspect_err(|_| self.stop.store(true, Ordering::Relaxed))?;
+                self.run(number).inspect_err(|_| self.over.store(true, Ordering::Relaxed))?;
             self.total.lock().add(&report);
             if options.only_run.is_some() {
                 return Ok(());
@@ -558,7 +562,8 @@ pub fn run_until(
 ) -> (CrashReport, Result<(), CrashFinding>) {
     let total = Mutex::new(Rank::LEAF, CrashReport::default());
     let next_run = AtomicU64::new(options.only_run.unwrap_or(0));
-    let shared = Arc::new(Shared { options: options.clone(), next_run, stop: stop.clone(), total });
+    let (stop, over) = (stop.clone(), AtomicBool::new(false));
+    let shared = Arc::new(Shared { options: options.clone(), next_run, stop, over, total });
     let threads = if options.only_run.is_some() { 1 } else { options.threads };
     let worker = || {
         let shared = shared.clone();

@@ -6,9 +6,12 @@
 //! [`generator`] makes operations; [`runner`] performs them on a volume; [`history`] and
 //! [`verdict`] decide whether what a crash left is permitted.
 //!
+//! [`runs`] and `mounted` are the parts of `cairn torture`: the former in memory, the latter on
+//! real mounts. Each returns a [`run_report`].
+//!
 //! Everything follows from a seed. With one client and no background work the same seed gives the
 //! same run; with several, the seed fixes what each client does, but not how they interleave.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod ace;
 pub mod campaign;
@@ -23,10 +26,15 @@ pub mod hostile;
 pub mod lying;
 pub mod model;
 mod model_apply;
+// A simulation has neither processes nor a kernel.
+#[cfg(not(feature = "shuttle"))]
+pub mod mounted;
 pub mod operation;
 pub mod plain;
 pub mod references;
+pub mod run_report;
 pub mod runner;
+pub mod runs;
 pub mod search;
 pub mod sequence;
 pub mod silent;

@@ -21,11 +21,11 @@ pub use comparison::{Comparison, Measured, Row, Spread, median};
 pub use mechanism::Mechanism;
 
 use crate::disturbance::Observation;
-use crate::interrupt::Interrupt;
 use crate::report::{Origin, Report};
 use crate::scratch_image::ScratchImage;
 use crate::spec::{DeviceSpec, TargetSpec};
 use anyhow::{Context, ensure};
+use cairn_harness::Interrupt;
 use measurements::Measurement;
 use std::path::PathBuf;
 use std::time::Duration;

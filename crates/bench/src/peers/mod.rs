@@ -20,12 +20,12 @@ pub use system::{Candidate, DirectIo, Mounting, System, Transport, ring_is_switc
 pub use workload::{Generator, NamedWorkloads, PeerWorkload, Tool};
 
 use crate::disturbance::Observation;
-use crate::interrupt::Interrupt;
 use crate::machine::utc_now;
-use crate::progress::Steps;
 use crate::report::OperationSummary;
 use crate::resources::Resources;
 use anyhow::{Context, bail, ensure};
+use cairn_harness::Interrupt;
+use cairn_harness::progress::ProgressBar;
 use everyday::Materials;
 use postgres::Postgres;
 use process::{run_timed, run_to_end};
@@ -272,14 +272,14 @@ pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
     let began = utc_now();
     let candidates = settings.candidates();
     let measurements = candidates.len() * settings.workloads.len() * settings.repeat;
-    let steps = Steps::new("peers", (candidates.len() + measurements) as u64);
-    steps.say(&format!(
+    let steps = ProgressBar::steps("peers", (candidates.len() + measurements) as u64);
+    steps.tell(&format!(
         "{measurements} measurements of {} s; about {} min",
         settings.duration.as_secs_f64(),
         settings.estimate().as_secs().div_ceil(60),
     ));
     let left_out = asked_for.left_out();
-    left_out.iter().for_each(|why| steps.say(why));
+    left_out.iter().for_each(|why| steps.tell(why));
     let mut stage = Stage::new(&settings.folder)?;
     let materials = Materials::new(stage.folder(), settings.size_bytes, settings.duration);
     let everyday: Vec<Everyday> =
@@ -287,14 +287,14 @@ pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
     materials.write(&everyday, &settings.interrupt)?;
     let stage = &mut stage;
     for candidate in &candidates {
-        steps.say(&format!(
+        steps.tell(&format!(
             "writing the image of {} ({} MiB)",
             candidate.label,
             settings.size_bytes >> 20
         ));
         stage.add_image(candidate, settings)?;
         settings.interrupt.check()?;
-        steps.done();
+        steps.advance();
     }
     let mut samples = Vec::new();
     let observation = Observation::begin();
@@ -302,7 +302,7 @@ pub fn run(asked_for: &PeersSettings) -> anyhow::Result<Summary> {
         let mut order = candidates.clone();
         order.rotate_left((round - 1) % candidates.len());
         for candidate in order {
-            steps.say(&format!("round {round} of {}: {}", settings.repeat, candidate.label));
+            steps.tell(&format!("round {round} of {}: {}", settings.repeat, candidate.label));
             let measured = measure(
                 &candidate,
                 round,
@@ -331,7 +331,7 @@ fn measure(
     candidate: &Candidate,
     round: usize,
     scene: &Scene<'_>,
-    steps: &Steps,
+    steps: &ProgressBar,
 ) -> anyhow::Result<Vec<Sample>> {
     let Scene { stage, settings, .. } = *scene;
     let device = stage.device_of(candidate)?;
@@ -343,7 +343,7 @@ fn measure(
     let mut workloads = settings.workloads.clone();
     workloads.rotate_left((round - 1) % settings.workloads.len());
     for workload in &workloads {
-        steps.note(&format!("{}, {}", candidate.label, workload.name()));
+        steps.note(format!("{}, {}", candidate.label, workload.name()));
         let mut sample =
             measure_one(workload, &mut mounted, scene).with_context(|| workload.name())?;
         (sample.round, sample.system) = (round, candidate.label.clone());
@@ -353,7 +353,7 @@ fn measure(
             (report.target, report.origin) = (candidate.label.clone(), None);
         }
         samples.push(sample);
-        steps.done();
+        steps.advance();
     }
     mounted.end()?;
     Ok(samples)

@@ -2,9 +2,10 @@
 //! unprivileged user, a socket in the stage's folder and no port. It ends when its guard is
 //! dropped.
 use super::process::{self, command, run_to_end};
-use crate::interrupt::Interrupt;
 use anyhow::{Context, bail};
 use cairn_environment::clock;
+use cairn_harness::Interrupt;
+use cairn_harness::process::wait_at_most;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -119,7 +120,7 @@ impl Drop for Postgres {
             // It may have ended by itself.
             let _ = kill_process(server, Signal::INT);
         }
-        if !matches!(process::wait(&mut self.server, STOP_PATIENCE), Ok(Some(_))) {
+        if !matches!(wait_at_most(&mut self.server, STOP_PATIENCE), Ok(Some(_))) {
             process::end(&mut self.server);
         }
     }

@@ -1,14 +1,15 @@
 //! Other programs: started in a process group of their own, so that a Ctrl-C reaches this program
 //! alone, which then ends them in order.
-use crate::interrupt::Interrupt;
 use anyhow::{Context, bail};
 use cairn_environment::clock;
+use cairn_harness::Interrupt;
+use cairn_harness::process::{find_program, wait_at_most};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -32,7 +33,7 @@ pub fn search_path() -> String {
 
 /// Whether a command can be found.
 pub fn is_installed(command: &str) -> bool {
-    search_path().split(':').any(|folder| Path::new(folder).join(command).is_file())
+    find_program(command, &search_path()).is_some()
 }
 
 /// A command with these arguments.
@@ -77,20 +78,6 @@ pub fn start(command: &mut Command, folder: &Path, name: &str) -> anyhow::Result
         .stderr(output("err")?)
         .process_group(0);
     command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))
-}
-
-/// Waits until the program has ended, for at most `patience`; `None` when it has not.
-pub fn wait(child: &mut Child, patience: Duration) -> anyhow::Result<Option<ExitStatus>> {
-    let start = clock::now_monotonic();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if start.elapsed() > patience {
-            return Ok(None);
-        }
-        clock::sleep(POLL_INTERVAL);
-    }
 }
 
 /// Sleeps until the program has ended, but not for longer than an interval.
@@ -157,7 +144,7 @@ pub fn end(child: &mut Child) {
     // They may have ended meanwhile, here and below.
     let signal = |signal| group.map(|group| rustix::process::kill_process_group(group, signal));
     let _ = signal(rustix::process::Signal::TERM);
-    let _ = wait(child, Duration::from_secs(10));
+    let _ = wait_at_most(child, Duration::from_secs(10));
     let _ = signal(rustix::process::Signal::KILL);
     let _ = child.wait();
 }

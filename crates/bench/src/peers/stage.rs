@@ -1,24 +1,24 @@
 //! What a comparison sets up, and takes down whatever happens: a folder, images, loop devices,
 //! mounts.
 //!
-//! Invariant: the folder is removed only when nothing is mounted in it any more.
+//! Invariant: what was set up last is taken down first: the mount, the loop devices, the folder.
 use super::process::{self, command};
 use super::{Candidate, PeersSettings, System};
-use crate::mounts::is_mounted_below;
 use crate::resources::Resources;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use cairn_blockdev::FileDevice;
-use cairn_environment::{clock, random};
+use cairn_harness::console;
+use cairn_harness::mounts::{detach, is_mounted_below};
+use cairn_harness::server::ServerProcess;
+use cairn_harness::work_folder::WorkFolder;
 use rustix::fs::Advice;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::time::Duration;
 
-const MOUNT_PATIENCE: Duration = Duration::from_secs(30);
-const UNMOUNT_PATIENCE: Duration = Duration::from_secs(120);
+const MOUNT_TIME_MAX: Duration = Duration::from_secs(30);
+const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(120);
 const IMAGE_STEP_BYTES: u64 = 64 << 20;
 
 /// A candidate's place: its image, and the loop device on it.
@@ -31,29 +31,12 @@ struct Place {
 /// The folder with the images; the loop devices go before it.
 pub struct Stage {
     places: Vec<Place>,
-    folder: Folder,
+    folder: WorkFolder,
 }
 
-struct Folder {
-    path: PathBuf,
-}
-
-/// Tells what could not be taken down; a standard error that is gone changes nothing about that.
+/// Tells what could not be taken down.
 fn warn(message: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "cairn: {message}");
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if is_mounted_below(&self.path) {
-            warn(format_args!(
-                "{} is left behind, because something is still mounted in it",
-                self.path.display()
-            ));
-        } else if let Err(error) = fs::remove_dir_all(&self.path) {
-            warn(format_args!("{} is left behind: {error}", self.path.display()));
-        }
-    }
+    console::tell(&format_args!("cairn: {message}"));
 }
 
 struct LoopDevice {
@@ -89,22 +72,19 @@ impl Drop for LoopDevice {
 impl Stage {
     /// A stage in a new folder below `parent`.
     pub fn new(parent: &Path) -> anyhow::Result<Self> {
-        let parent =
-            fs::canonicalize(parent).with_context(|| format!("folder {}", parent.display()))?;
-        let path = parent.join(format!("cairn-bench-peers-{:016x}", random::u64()));
-        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        let stage = Self { places: Vec::new(), folder: Folder { path } };
+        let folder = WorkFolder::new(parent, "cairn-bench-peers")?;
+        let stage = Self { places: Vec::new(), folder };
         fs::create_dir(stage.mount_point())?;
         Ok(stage)
     }
 
     /// Where outputs of programs go.
     pub fn folder(&self) -> &Path {
-        &self.folder.path
+        self.folder.path()
     }
 
     fn mount_point(&self) -> PathBuf {
-        self.folder.path.join("mnt")
+        self.folder.path().join("mnt")
     }
 
     /// Writes the image of a candidate, and puts a loop device on it.
@@ -113,7 +93,7 @@ impl Stage {
         candidate: &Candidate,
         settings: &PeersSettings,
     ) -> anyhow::Result<()> {
-        let image = self.folder.path.join(format!("{}.image", candidate.label));
+        let image = self.folder.path().join(format!("{}.image", candidate.label));
         let size_bytes = candidate.system.image_bytes(settings.size_bytes);
         let device = FileDevice::create(&image, size_bytes)?;
         let mut offset_bytes = 0;
@@ -139,7 +119,8 @@ impl Stage {
         attach.arg(image);
         // Short, and what it makes would be lost if it were interrupted.
         let device = process::run_to_end(attach, self.folder(), &Default::default())?;
-        let device = LoopDevice { path: device.trim().into(), folder: self.folder.path.clone() };
+        let device =
+            LoopDevice { path: device.trim().into(), folder: self.folder.path().to_owned() };
         if direct_io {
             let name = device.path.file_name().context("the loop device has no name")?;
             check_direct_io(&Path::new("/sys/block").join(name).join("loop/dio"), image)?;
@@ -165,7 +146,7 @@ pub struct Mounted<'a> {
     path: PathBuf,
     stage: &'a Stage,
     settings: &'a PeersSettings,
-    server: Option<Child>,
+    server: Option<ServerProcess>,
 }
 
 impl<'a> Mounted<'a> {
@@ -190,8 +171,11 @@ impl<'a> Mounted<'a> {
             mount.arg(&self.device).arg(&self.path);
             return process::run_to_end(mount, self.stage.folder(), &Default::default()).map(drop);
         };
-        self.server = Some(process::start(&mut serve, self.stage.folder(), "server")?);
-        self.wait_for_mount()
+        serve.env("PATH", process::search_path());
+        let server = ServerProcess::start(serve, &self.stage.folder().join("server.err"))?;
+        let interrupt = &self.settings.interrupt;
+        let server = self.server.insert(server);
+        server.wait_for_mount(&self.path, MOUNT_TIME_MAX, || interrupt.check())
     }
 
     /// Nothing of it is cached any more: it is mounted anew, and its image leaves the host's page
@@ -230,21 +214,6 @@ impl<'a> Mounted<'a> {
         })
     }
 
-    fn wait_for_mount(&mut self) -> anyhow::Result<()> {
-        let start = clock::now_monotonic();
-        while !is_mounted_below(&self.path) {
-            self.settings.interrupt.check()?;
-            let ended = self.server.as_mut().map(Child::try_wait).transpose()?.flatten();
-            if ended.is_some() || start.elapsed() > MOUNT_PATIENCE {
-                let said =
-                    fs::read_to_string(self.stage.folder().join("server.err")).unwrap_or_default();
-                bail!("the server did not mount: {}", said.trim());
-            }
-            clock::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
     fn unmount(&mut self) -> anyhow::Result<()> {
         if !is_mounted_below(&self.path) {
             return Ok(());
@@ -266,14 +235,7 @@ impl<'a> Mounted<'a> {
     fn unmount_and_wait(&mut self) -> anyhow::Result<()> {
         self.unmount()?;
         if let Some(mut server) = self.server.take() {
-            match process::wait(&mut server, UNMOUNT_PATIENCE)? {
-                Some(status) if status.success() => {}
-                Some(status) => bail!("the server ended badly: {status}"),
-                None => {
-                    process::end(&mut server);
-                    bail!("the server went on after the unmount");
-                }
-            }
+            server.wait_for_end(UNMOUNT_TIME_MAX)?;
         }
         Ok(())
     }
@@ -284,16 +246,9 @@ impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.unmount() {
             warn(format_args!("unmounting {} by force: {error}", self.path.display()));
-            let mut detach = command("umount", &["--lazy"]);
-            detach.arg(&self.path);
-            if let Err(error) =
-                process::run_to_end(detach, self.stage.folder(), &Default::default())
-            {
+            if let Err(error) = detach(&self.path) {
                 warn(format_args!("{} is left mounted: {error}", self.path.display()));
             }
-        }
-        if let Some(mut server) = self.server.take() {
-            process::end(&mut server);
         }
     }
 }

@@ -5,14 +5,13 @@
 //! program at once, unless it has mounted something.
 use super::{bench_ab, bench_report, bench_transport};
 use crate::output;
-use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
 use cairn_bench::{
-    DeviceSpec, Interrupt, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload,
+    DeviceSpec, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload,
 };
+use cairn_harness::{Interrupt, SecondSignal, Size};
 use clap::{Parser, Subcommand};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -155,16 +154,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         // It ends with its mount, and by signals as any program.
         return bench_transport::serve(server);
     }
-    let interrupt = Interrupt::default();
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        if !matches!(arguments.command, Command::Peers(_) | Command::Transport(_)) {
-            // Before the flag is set, so that the first signal finds it unset.
-            signal_hook::flag::register_conditional_shutdown(signal, 130, interrupt.flag())
-                .context("cannot listen to signals")?;
-        }
-        signal_hook::flag::register(signal, interrupt.flag())
-            .context("cannot listen to signals")?;
-    }
+    let mounts = matches!(arguments.command, Command::Peers(_) | Command::Transport(_));
+    let second = if mounts { SecondSignal::ChangesNothing } else { SecondSignal::EndsAtOnce };
+    let interrupt = Interrupt::by_signals(second)?;
     match &arguments.command {
         Command::Run(run) => run_load(run, interrupt),
         Command::Peers(peers) => run_peers(peers, interrupt),

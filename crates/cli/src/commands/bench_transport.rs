@@ -3,11 +3,11 @@
 use super::bench::{duration, positive, recorded_command};
 use crate::mount_options::MountSettings;
 use crate::output;
-use crate::size::Size;
 use anyhow::Context;
 use cairn_bench::peers::{DirectIo, NamedWorkloads, PeersSettings, Transport};
-use cairn_bench::{Interrupt, serve_memory, transport};
+use cairn_bench::{serve_memory, transport};
 use cairn_fuse::MountOptions;
+use cairn_harness::{Interrupt, Size};
 use std::path::PathBuf;
 use std::time::Duration;
 

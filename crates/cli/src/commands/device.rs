@@ -2,7 +2,6 @@
 //! another.
 use crate::create::{self, Content};
 use crate::image::{self, Image};
-use crate::progress::ProgressBar;
 use crate::{EXIT_UNSOUND, output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
@@ -11,6 +10,7 @@ use cairn_blockdev::composed::{
 };
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_fsck::{CheckOptions, FsckError, Progress};
+use cairn_harness::progress::ProgressBar;
 use serde::Serialize;
 use std::fmt;
 use std::fs;

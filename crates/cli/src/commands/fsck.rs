@@ -1,12 +1,12 @@
 //! `cairn fsck`: checks a volume that is not mounted.
 use crate::image::{self, Image};
-use crate::progress::ProgressBar;
 use crate::repair_backup::{self, BackingUp};
 use crate::{EXIT_UNSOUND, output};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_fsck::{CheckOptions, Finding, FsckError, PassId, Progress, Report, Structure};
+use cairn_harness::progress::ProgressBar;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -4,11 +4,11 @@
 //! are read and the newest counts; one that is being written meanwhile fails its checksum, and the
 //! one before it counts.
 use crate::image::{self, Image};
-use crate::size::Size;
 use crate::{create, output, signature};
 use anyhow::{Context, bail};
 use cairn_blockdev::OpenMode;
 use cairn_format::{BLOCK_SIZE, BlockNumber, Features, Geometry, Superblock};
+use cairn_harness::Size;
 use rustix::fs::SeekFrom;
 use serde::Serialize;
 use std::fmt;

@@ -3,7 +3,7 @@ use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::making::Making;
 use crate::output;
-use crate::size::Size;
+use cairn_harness::Size;
 
 /// Make an empty volume.
 #[derive(clap::Args)]

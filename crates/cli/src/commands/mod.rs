@@ -14,5 +14,6 @@ pub mod shutdown;
 pub mod stats;
 pub mod sync;
 pub mod torture;
+mod torture_mounted;
 pub mod trim;
 pub mod umount;

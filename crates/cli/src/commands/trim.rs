@@ -1,6 +1,6 @@
 //! `cairn trim`: gives back the storage of what is free in a mounted volume.
-use crate::size::Size;
 use crate::{mount_error, output};
+use cairn_harness::Size;
 use std::path::PathBuf;
 
 /// Give the storage of free blocks back: an image file takes less room, a disk may forget them.

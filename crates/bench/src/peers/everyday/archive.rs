@@ -3,9 +3,9 @@
 //!
 //! A file's size is a quantile of a fixed distribution, so the sum of all sizes doesn't depend on
 //! chance; which file gets which size, and in which folder it lies, follows from a seed.
-use crate::interrupt::Interrupt;
 use anyhow::{Context, ensure};
 use cairn_environment::random::Seeded;
+use cairn_harness::Interrupt;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;

@@ -2,8 +2,8 @@
 //! numbers. No program is asked for anything over a network.
 use super::archive::{Tree, scaled};
 use super::load::Everyday;
-use crate::interrupt::Interrupt;
 use crate::peers::process::{command, run_to_end, without_settings};
+use cairn_harness::Interrupt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

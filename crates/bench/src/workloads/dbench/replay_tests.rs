@@ -2,11 +2,11 @@
 //! per pass.
 use super::*;
 use crate::client::{self, Limit, Measured, Plan};
-use crate::interrupt::Interrupt;
 use crate::posix_target::PosixTarget;
 use crate::target::{Entry, Status};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
+use cairn_harness::Interrupt;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

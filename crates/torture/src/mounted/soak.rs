@@ -12,51 +12,37 @@
 //! must not make the next server take more. A run in which nothing could be compared says so.
 use super::growth::{Growth, Taken};
 use super::load::{Stop, recover_and_check};
-use super::server::{Running, Server, cairn, text};
-use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
+use super::server::{Server, cairn, text};
+use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
+use crate::run_report::RunReport;
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
-use clap::Parser;
+use cairn_harness::server::ServerProcess;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::{ExitCode, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_secs(2);
 const FILL_FILE_BYTES: usize = 3 << 20;
-const SECONDS_PER_HOUR: f64 = 3600.0;
+/// The unit in which the time of a run is told.
+pub const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may
-/// be missing.
-///
-/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time
-/// kills, shutdowns and unmounts. The server's memory, file descriptors and threads are counted
-/// after each cycle, when nothing runs. The first ten cycles only warm it up: an hour is long
-/// enough to judge growth.
-#[derive(Parser)]
-pub struct Soak {
-    /// Hours; a fraction is possible.
-    #[arg(long, value_name = "N", value_parser = hours, allow_negative_numbers = true)]
-    hours: Duration,
-    /// Time of each load, in seconds; a cycle has five.
-    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
-    load_seconds: u64,
-    #[command(flatten)]
-    mounts: Mounts,
-    #[command(flatten)]
-    common: Common,
-}
-
-fn hours(text: &str) -> Result<Duration, String> {
-    let hours: Option<f64> = text.parse().ok();
-    let time = hours.and_then(|hours| Duration::try_from_secs_f64(hours * SECONDS_PER_HOUR).ok());
-    time.filter(|time| !time.is_zero())
-        .ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
+/// How long a run goes on, and with what.
+pub struct SoakOptions {
+    /// Time of the run.
+    pub time: Duration,
+    /// Time of each load; a cycle has five.
+    pub load: Duration,
+    /// How the volume is mounted.
+    pub mounts: Mounts,
+    /// Folder and seed.
+    pub session: SessionOptions,
 }
 
 struct Cycles<'a> {
@@ -73,36 +59,29 @@ const DID_NOT_GROW: &str =
 const TOO_SHORT: &str = "Nothing acknowledged was lost, and fsck found nothing. The run was too short to say whether the server grows: \
     that takes more than ten cycles in the first half of its time.";
 
-impl Soak {
-    /// Runs the command.
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
-        let plan = Plan {
-            command: format!(
-                "soak --hours {}{}",
-                self.hours.as_secs_f64() / SECONDS_PER_HOUR,
-                self.mounts.shown()
-            ),
-            length: Length::Time(self.hours),
-            needs_bytes: VOLUME_BYTES,
-            verdict: TOO_SHORT,
-            evidence: &["image", "image.log"],
-        };
-        session::run(&plan, &self.common, |session| run_cycles(self, session))
-    }
+/// Runs it.
+///
+/// # Errors
+/// When this machine cannot run it.
+pub fn run(options: &SoakOptions) -> anyhow::Result<RunReport<SessionReport>> {
+    let hours = options.time.as_secs_f64() / SECONDS_PER_HOUR;
+    let plan = Plan {
+        command: format!("soak --hours {hours}{}", options.mounts.shown()),
+        length: Length::Time(options.time),
+        needs_bytes: VOLUME_BYTES,
+        verdict: TOO_SHORT,
+        evidence: &["image", "image.log"],
+    };
+    session::run(&plan, &options.session, |session| run_cycles(options, session))
 }
 
-fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
+fn run_cycles(arguments: &SoakOptions, session: &mut Session) -> Result<(), Halt> {
     let server = Server::new(session.folder(), &arguments.mounts);
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     let mut workers = workers(session.seed);
     let random = Seeded::new(session.seed);
-    let mut cycles = Cycles {
-        load: Duration::from_secs(arguments.load_seconds),
-        session,
-        server,
-        random,
-        growth: Growth::default(),
-    };
+    let mut cycles =
+        Cycles { load: arguments.load, session, server, random, growth: Growth::default() };
     let mut stops = 0;
     let mut running = cycles.server.start(&[])?;
     for cycle in 1.. {
@@ -116,9 +95,9 @@ fn run_cycles(arguments: &Soak, session: &mut Session) -> Result<(), Halt> {
             acknowledgements,
             "by fsync, and all of it was there",
         );
-        let over = cycles.session.elapsed() >= arguments.hours || cycles.session.is_interrupted();
+        let over = cycles.session.elapsed() >= arguments.time || cycles.session.is_interrupted();
         cycles.tell_growth();
-        if !over && cycles.session.elapsed() < arguments.hours / 2 {
+        if !over && cycles.session.elapsed() < arguments.time / 2 {
             continue;
         }
         stops += 1;
@@ -169,7 +148,7 @@ impl Cycles<'_> {
     fn run_cycle(
         &mut self,
         workers: Vec<Named>,
-        running: &Running,
+        running: &ServerProcess,
         cycle: u64,
     ) -> Result<Vec<Named>, Problem> {
         let begin = clock::now_monotonic();
@@ -272,7 +251,7 @@ impl Cycles<'_> {
     fn stop_and_check(
         &mut self,
         workers: Vec<Named>,
-        mut running: Running,
+        mut running: ServerProcess,
     ) -> Result<Vec<Named>, Problem> {
         let (stop, threads) = start_workers(&self.server, workers);
         let load_ms = self.random.below(3000);
@@ -297,17 +276,4 @@ fn write_durably(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(content)?;
     file.sync_all()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hours_may_be_fractions() {
-        assert_eq!(hours("0.5"), Ok(Duration::from_secs(1800)));
-        for wrong in ["0", "-1", "NaN", "soon"] {
-            assert!(hours(wrong).is_err(), "{wrong}");
-        }
-    }
 }

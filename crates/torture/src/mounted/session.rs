@@ -4,22 +4,20 @@
 //! it, however the run ends; after a finding what shows it stays. The first signal sets a flag, and
 //! the run ends in order; the second one ends it at once.
 use super::server::Server;
-use super::signals::{listen, output_of};
 use super::stall::stalled_elsewhere;
-use super::told::{Told, line};
 use super::workers::Problem;
-use crate::mount_options;
-use crate::progress::ProgressBar;
+use crate::run_report::{RunReport, line};
 use anyhow::{Context, bail, ensure};
-use cairn_bench::mounts;
 use cairn_environment::{clock, random};
+use cairn_harness::mounts;
+use cairn_harness::progress::ProgressBar;
+use cairn_harness::signals::listen;
+use cairn_harness::work_folder::{self, WorkFolder};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,28 +29,21 @@ const LOG_LINES_MAX: usize = 40;
 const ROOM_BYTES_MIN: u64 = 1 << 20;
 
 /// What all of these instruments take.
-#[derive(clap::Args)]
-pub struct Common {
-    /// Folder in which the images and the mount point are made, in a folder of their own [default:
-    /// the one for temporary files].
-    #[arg(long, value_name = "DIR")]
+#[derive(Clone, Debug, Default)]
+pub struct SessionOptions {
+    /// Folder in which the images and the mount point are made, in a folder of their own; that for
+    /// temporary files without one.
     pub work: Option<PathBuf>,
-    /// Repeats the choices of an earlier run; the moments differ all the same [default: a random
-    /// one, which is printed].
-    #[arg(long, value_name = "S")]
+    /// Repeats the choices of an earlier run; the moments differ all the same.
     pub seed: Option<u64>,
-    /// Print JSON.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// How the volumes of an instrument are mounted.
-#[derive(Clone, Default, clap::Args)]
+#[derive(Clone, Debug, Default)]
 pub struct Mounts {
-    /// Options for every mount, as of `cairn mount`: transport=dev, say. The instrument's own come
+    /// Lists of options for every mount, as `cairn mount -o` takes them. The instrument's own come
     /// after them.
-    #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
-    options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 impl Mounts {
@@ -68,13 +59,13 @@ impl Mounts {
 
 /// How far a run has to go.
 #[derive(Clone, Copy)]
-pub enum Length {
+pub(super) enum Length {
     Rounds(u64),
     Time(Duration),
 }
 
 /// What one instrument needs and says.
-pub struct Plan<'a> {
+pub(super) struct Plan<'a> {
     /// The command without seed, as the user would write it.
     pub command: String,
     pub length: Length,
@@ -88,7 +79,7 @@ pub struct Plan<'a> {
 
 /// Why a run ends before its end.
 #[derive(Debug)]
-pub enum Halt {
+pub(super) enum Halt {
     /// By a signal.
     Interrupted,
     /// Something was wrong.
@@ -132,7 +123,7 @@ impl Serialize for Figures {
 }
 
 /// A run that goes on.
-pub struct Session {
+pub(super) struct Session {
     folder: Folder,
     pub seed: u64,
     figures: Figures,
@@ -154,25 +145,27 @@ struct Received {
 }
 
 impl Session {
-    fn new(plan: &Plan<'_>, common: &Common) -> anyhow::Result<Self> {
+    fn new(plan: &Plan<'_>, options: &SessionOptions) -> anyhow::Result<Self> {
         fs::OpenOptions::new()
             .read(true)
             .write(true)
             .open("/dev/fuse")
             .context("/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` makes it, a container must be given it")?;
-        let folder = Folder::new(common.work.as_deref(), plan.needs_bytes)?;
+        let folder = Folder::new(options.work.as_deref(), plan.needs_bytes)?;
         let signals = Arc::new(Received::default());
-        let (first, second, path) = (signals.clone(), signals.clone(), folder.0.clone());
+        let (first, second) = (signals.clone(), signals.clone());
+        let path = folder.path().to_owned();
         let clean_up = move || {
             second.abandoned.store(true, Ordering::SeqCst);
-            clear(&path);
+            mounts::detach_all_below(&path);
+            work_folder::remove(&path);
         };
         listen("this round", move || first.interrupt.store(true, Ordering::SeqCst), clean_up)?;
         let bar = match plan.length {
             Length::Rounds(rounds) => ProgressBar::items("rounds", rounds),
             Length::Time(time) => ProgressBar::items("seconds", time.as_secs().max(1)),
         };
-        let seed = common.seed.unwrap_or_else(random::u64);
+        let seed = options.seed.unwrap_or_else(random::u64);
         let (figures, begin) = (Figures::default(), clock::now_monotonic());
         let session =
             Self { folder, seed, figures, length: plan.length, begin, verdict: None, bar, signals };
@@ -182,7 +175,7 @@ impl Session {
 
     /// The run's own folder.
     pub fn folder(&self) -> &Path {
-        &self.folder.0
+        self.folder.path()
     }
 
     pub fn is_interrupted(&self) -> bool {
@@ -253,13 +246,13 @@ impl Session {
     }
 }
 
-/// Runs `work`, and prints the report. Errors say that it could not be run.
-pub fn run(
+/// Runs `work`, and returns the report. Errors say that it could not be run.
+pub(super) fn run(
     plan: &Plan<'_>,
-    common: &Common,
+    options: &SessionOptions,
     work: impl FnOnce(&mut Session) -> Result<(), Halt>,
-) -> anyhow::Result<ExitCode> {
-    let mut session = Session::new(plan, common)?;
+) -> anyhow::Result<RunReport<SessionReport>> {
+    let mut session = Session::new(plan, options)?;
     let ended = work(&mut session);
     while session.signals.abandoned.load(Ordering::SeqCst) {
         // Until the other thread has cleaned up, and ends the process.
@@ -292,20 +285,20 @@ pub fn run(
             .evidence
             .iter()
             .filter(|name| name.ends_with(".log"))
-            .find_map(|name| last_lines(&folder.0.join(name)));
+            .find_map(|name| last_lines(&folder.path().join(name)));
         kept = folder.keep(plan.evidence);
     } else {
         drop(folder);
     }
     let passed = finding.is_none();
     let verdict = verdict.unwrap_or(plan.verdict).to_owned();
-    let report = Report { seconds, figures, finding, server_log, kept, verdict };
-    Told { command: plan.command.clone(), seed, passed, interrupted, report }.tell(common.json)
+    let report = SessionReport { seconds, figures, finding, server_log, kept, verdict };
+    Ok(RunReport { command: plan.command.clone(), seed, passed, interrupted, report })
 }
 
 /// What came of a run.
 #[derive(Serialize)]
-struct Report {
+pub struct SessionReport {
     seconds: f64,
     #[serde(flatten)]
     figures: Figures,
@@ -318,9 +311,9 @@ struct Report {
     verdict: String,
 }
 
-impl fmt::Display for Told<Report> {
+impl fmt::Display for RunReport<SessionReport> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { seconds, figures, finding, server_log, kept, verdict } = &self.report;
+        let SessionReport { seconds, figures, finding, server_log, kept, verdict } = &self.report;
         writeln!(
             formatter,
             "cairn torture {}{}",
@@ -377,13 +370,12 @@ fn is_full(folder: &Path, problem: &str) -> bool {
     free_bytes < ROOM_BYTES_MIN || (problem.contains("No space left") && free_bytes < missing_bytes)
 }
 
-/// The folder of a run.
-struct Folder(PathBuf);
+/// The folder of a run: dropped, it goes away with everything that is mounted in it.
+struct Folder(WorkFolder);
 
 impl Folder {
     fn new(parent: Option<&Path>, needs_bytes: u64) -> anyhow::Result<Self> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
-        let parent = fs::canonicalize(&parent).with_context(|| parent.display().to_string())?;
         let space = rustix::fs::statvfs(&parent).with_context(|| parent.display().to_string())?;
         let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
         ensure!(
@@ -393,78 +385,47 @@ impl Folder {
             free_bytes >> 20,
             needs_bytes >> 20
         );
-        let folder = parent.join(format!("cairn-torture-{:08x}", random::u64() as u32));
-        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
-        Ok(Self(folder))
+        WorkFolder::new(&parent, "cairn-torture").map(Self)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 
     /// Keeps these files of it, and returns those that exist.
-    fn keep(self, names: &[&str]) -> Vec<PathBuf> {
-        detach_mounts(&self.0);
-        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+    fn keep(mut self, names: &[&str]) -> Vec<PathBuf> {
+        mounts::detach_all_below(self.path());
+        for entry in fs::read_dir(self.path()).into_iter().flatten().flatten() {
             if !entry.file_name().to_str().is_some_and(|name| names.contains(&name)) {
                 let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir(entry.path()));
             }
         }
-        let kept =
-            names.iter().map(|name| self.0.join(name)).filter(|path| path.exists()).collect();
-        std::mem::forget(self);
-        kept
+        self.0.keep();
+        names.iter().map(|name| self.path().join(name)).filter(|path| path.exists()).collect()
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        clear(&self.0);
+        mounts::detach_all_below(self.path());
     }
-}
-
-fn clear(folder: &Path) {
-    detach_mounts(folder);
-    // Without a mount below it, so that nothing else is removed.
-    if !mounts::is_mounted_below(folder) {
-        let _ = fs::remove_dir_all(folder);
-    }
-}
-
-/// Takes the mounts below `folder` out of the tree; their servers end with the last user.
-fn detach_mounts(folder: &Path) {
-    for mount in mounts::all().iter().rev().filter(|mount| mount.point.starts_with(folder)) {
-        detach(&mount.point);
-    }
-}
-
-/// Takes a mount out of the tree, whatever state its server is in.
-pub fn detach(mountpoint: &Path) {
-    for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
-        let mut command = Command::new(program[0]);
-        command.args(&program[1..]).arg(mountpoint).process_group(0);
-        if output_of(command.stdin(Stdio::null())).is_ok_and(|output| output.status.success()) {
-            return;
-        }
-    }
-}
-
-/// The file of a program that the search path names.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    if name.contains('/') {
-        return Some(PathBuf::from(name)).filter(|path| path.is_file());
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(finding: Option<Problem>, figures: Figures, interrupted: bool) -> Told<Report> {
+    fn told(
+        finding: Option<Problem>,
+        figures: Figures,
+        interrupted: bool,
+    ) -> RunReport<SessionReport> {
         let kept = if finding.is_some() { vec!["/work/image".into()] } else { Vec::new() };
         let (server_log, verdict) =
             (finding.is_some().then(|| "a last word".into()), "All is well.".into());
         let passed = finding.is_none();
-        let report = Report { seconds: 1.0, figures, finding, server_log, kept, verdict };
-        Told { command: "kill9 --rounds 9".into(), seed: 5, passed, interrupted, report }
+        let report = SessionReport { seconds: 1.0, figures, finding, server_log, kept, verdict };
+        RunReport { command: "kill9 --rounds 9".into(), seed: 5, passed, interrupted, report }
     }
 
     fn rounds(count: u64) -> Figures {
@@ -505,12 +466,12 @@ mod tests {
     fn a_folder_goes_away_or_leaves_what_is_kept() {
         let parent = tempfile::tempdir().unwrap();
         let folder = Folder::new(Some(parent.path()), 0).unwrap();
-        fs::write(folder.0.join("image"), "x").unwrap();
-        let path = folder.0.clone();
+        fs::write(folder.path().join("image"), "x").unwrap();
+        let path = folder.path().to_owned();
         drop(folder);
         assert!(!path.exists());
         let folder = Folder::new(Some(parent.path()), 0).unwrap();
-        let path = folder.0.clone();
+        let path = folder.path().to_owned();
         fs::create_dir(path.join("mount")).unwrap();
         ["image", "disk"].into_iter().for_each(|name| fs::write(path.join(name), "x").unwrap());
         assert_eq!(folder.keep(&["image", "missing"]), [path.join("image")]);

@@ -13,18 +13,18 @@ use super::journal::{self, JOURNAL_BYTES, Mark, Record};
 use super::load::recover_and_check;
 use super::machine::{Disks, Machine};
 use super::server::{Server, text};
-use super::session::{self, Common, Halt, Length, Plan, Session, find_program};
-use super::signals::output_of;
+use super::session::{self, Halt, Length, Plan, Session, SessionOptions, SessionReport};
 use super::workers::{Named, Problem, workers};
 use super::write_log::{Survivors, WriteLog};
+use crate::run_report::RunReport;
 use anyhow::{Context, ensure};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
-use clap::Parser;
+use cairn_harness::process::{find_program, output_of};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 256 << 20;
@@ -34,43 +34,27 @@ const WRITE_LOG_BYTES: u64 = 8 << 30;
 /// What the sparse disks take of that, as measured.
 const NEEDS_BYTES: u64 = 3 << 30;
 
-/// Cut the power of a virtual machine under load: nothing acknowledged may be missing from any disk
-/// that this may leave.
-///
-/// In a machine under QEMU (no KVM is needed) the workers of kill9 use a volume on a disk whose
-/// writes and flushes are recorded. The machine loses its power at a random moment. Disks are built
-/// as that cut, and others before it, may have left them: of what was not flushed a part is lost,
-/// or torn at a sector. Each must pass fsck, mount, and hold what was acknowledged.
+/// The machine, and how often its power is cut.
 ///
 /// The kernel needs virtio, FUSE and dm-log-writes; the initramfs must set up the disks and start
-/// `cairn torture guest`. `scripts/vm-cuts` of the source tree makes both, from a package of
-/// Debian's cloud kernel, and calls this.
-#[derive(Parser)]
-pub struct Vm {
+/// `cairn torture guest`.
+pub struct VmOptions {
     /// Kernel to boot.
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
+    pub kernel: PathBuf,
     /// Its first file system, with this program and all that the guest needs.
-    #[arg(long, value_name = "FILE")]
-    initramfs: PathBuf,
+    pub initramfs: PathBuf,
     /// The emulator.
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
-    qemu: String,
+    pub qemu: String,
     /// Boots.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    boots: u64,
+    pub boots: u64,
     /// Power cuts looked at for each boot.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    cuts: u64,
+    pub cuts: u64,
     /// Longest time under load, in milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 10_000)]
-    load_ms_max: u64,
-    /// A test of this test: the disk also loses what the last flush before the cut covered. Must
-    /// find something.
-    #[arg(long)]
-    lying_disk: bool,
-    #[command(flatten)]
-    common: Common,
+    pub load_ms_max: u64,
+    /// A test of this test: the disk also loses what the last flush before the cut covered.
+    pub lying_disk: bool,
+    /// Folder and seed.
+    pub session: SessionOptions,
 }
 
 /// What the workers remember, in their order.
@@ -84,7 +68,7 @@ struct Known {
 }
 
 struct Campaign<'a> {
-    arguments: &'a Vm,
+    arguments: &'a VmOptions,
     session: &'a mut Session,
     machine: Machine,
     random: Seeded,
@@ -94,40 +78,41 @@ struct Campaign<'a> {
     lost_writes: u64,
 }
 
-impl Vm {
-    /// Runs the command.
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
-        let qemu = find_program(&self.qemu);
-        let qemu = qemu.with_context(|| {
-            format!("{} is not installed; Debian's package is qemu-system-x86", self.qemu)
-        })?;
-        for file in [&self.kernel, &self.initramfs] {
-            File::open(file).with_context(|| file.display().to_string())?;
-        }
-        // QEMU takes a comma for the end of a name.
-        let work = self.common.work.clone().unwrap_or_default();
-        ensure!(
-            !work.to_string_lossy().contains(','),
-            "--work {}: QEMU cannot use a name with a comma",
-            work.display()
-        );
-        let lying = if self.lying_disk { " --lying-disk" } else { "" };
-        let (kernel, initramfs) = (self.kernel.display(), self.initramfs.display());
-        let plan = Plan {
-            command: format!(
-                "vm --boots {} --cuts {} --kernel {kernel} --initramfs {initramfs}{lying}",
-                self.boots, self.cuts
-            ),
-            length: Length::Rounds(self.boots),
-            needs_bytes: NEEDS_BYTES,
-            verdict: "Nothing acknowledged was lost.",
-            evidence: &["cut-kept", "cut.log", "console.log", "qemu.log"],
-        };
-        session::run(&plan, &self.common, |session| run_boots(self, session, qemu))
+/// Runs it.
+///
+/// # Errors
+/// When this machine cannot run it.
+pub fn run(options: &VmOptions) -> anyhow::Result<RunReport<SessionReport>> {
+    let qemu = find_program(&options.qemu, &std::env::var("PATH").unwrap_or_default());
+    let qemu = qemu.with_context(|| {
+        format!("{} is not installed; Debian's package is qemu-system-x86", options.qemu)
+    })?;
+    for file in [&options.kernel, &options.initramfs] {
+        File::open(file).with_context(|| file.display().to_string())?;
     }
+    // QEMU takes a comma for the end of a name.
+    let work = options.session.work.clone().unwrap_or_default();
+    ensure!(
+        !work.to_string_lossy().contains(','),
+        "--work {}: QEMU cannot use a name with a comma",
+        work.display()
+    );
+    let lying = if options.lying_disk { " --lying-disk" } else { "" };
+    let (kernel, initramfs) = (options.kernel.display(), options.initramfs.display());
+    let plan = Plan {
+        command: format!(
+            "vm --boots {} --cuts {} --kernel {kernel} --initramfs {initramfs}{lying}",
+            options.boots, options.cuts
+        ),
+        length: Length::Rounds(options.boots),
+        needs_bytes: NEEDS_BYTES,
+        verdict: "Nothing acknowledged was lost.",
+        evidence: &["cut-kept", "cut.log", "console.log", "qemu.log"],
+    };
+    session::run(&plan, &options.session, |session| run_boots(options, session, qemu))
 }
 
-fn run_boots(arguments: &Vm, session: &mut Session, qemu: PathBuf) -> Result<(), Halt> {
+fn run_boots(arguments: &VmOptions, session: &mut Session, qemu: PathBuf) -> Result<(), Halt> {
     let work = session.folder().to_owned();
     let machine = Machine {
         qemu,

@@ -1,16 +1,15 @@
 //! `cairn torture sync` kills right after a sync came back: without a single fsync, everything must
 //! be there, attributes included.
 use super::pattern;
-use super::server::Server;
-use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
+use super::server::{Server, full_text};
+use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
 use super::workers::Problem;
+use crate::run_report::RunReport;
 use cairn_environment::random::Seeded;
-use clap::Parser;
 use std::fs::{self, File, FileTimes, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const VOLUME_BYTES: u64 = 1 << 30;
@@ -36,34 +35,31 @@ impl Way {
     }
 }
 
-/// Write without any fsync, sync, kill the server at once: everything must be there, attributes
-/// included.
-///
-/// The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last one,
-/// since only root's mounts hear of the others.
-#[derive(Parser)]
-pub struct Sync {
+/// How often, and how the volume is mounted.
+pub struct SyncOptions {
     /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-    rounds: u64,
-    #[command(flatten)]
-    mounts: Mounts,
-    #[command(flatten)]
-    common: Common,
+    pub rounds: u64,
+    /// How the volume is mounted.
+    pub mounts: Mounts,
+    /// Folder and seed.
+    pub session: SessionOptions,
 }
 
-impl Sync {
-    /// Runs the command.
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
-        let plan = Plan {
-            command: format!("sync --rounds {}{}", self.rounds, self.mounts.shown()),
-            length: Length::Rounds(self.rounds),
-            needs_bytes: VOLUME_BYTES / 4,
-            verdict: "Everything that was written before a sync was there.",
-            evidence: &["image", "image.log"],
-        };
-        session::run(&plan, &self.common, |session| run_rounds(session, self.rounds, &self.mounts))
-    }
+/// Runs it. The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last
+/// one, since only root's mounts hear of the others.
+///
+/// # Errors
+/// When this machine cannot run it.
+pub fn run(options: &SyncOptions) -> anyhow::Result<RunReport<SessionReport>> {
+    let (rounds, mounts) = (options.rounds, &options.mounts);
+    let plan = Plan {
+        command: format!("sync --rounds {rounds}{}", mounts.shown()),
+        length: Length::Rounds(rounds),
+        needs_bytes: VOLUME_BYTES / 4,
+        verdict: "Everything that was written before a sync was there.",
+        evidence: &["image", "image.log"],
+    };
+    session::run(&plan, &options.session, |session| run_rounds(session, rounds, mounts))
 }
 
 fn run_rounds(session: &mut Session, rounds: u64, mounts: &Mounts) -> Result<(), Halt> {
@@ -104,7 +100,7 @@ fn run_round(server: &Server, way: Way, round: u64, seed: u64) -> Result<(), Pro
             .map_err(|error| error.to_string())?,
         Way::Command => server.sync()?,
     }
-    running.kill()?;
+    running.kill().map_err(full_text)?;
     server.take_away_dead_mount()?;
     server.fsck(false)?;
     let mut running = server.start(&[])?;

@@ -5,7 +5,7 @@
 //! is the same store at the same address, a write from it into a pipe the same load, and both end
 //! with EFAULT instead.
 //!
-//! Beside `asynchronous.rs` the only module of this program with `unsafe`.
+//! Beside `asynchronous.rs` the only module of this crate with `unsafe`.
 #![allow(unsafe_code)]
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use std::ffi::c_void;
@@ -26,7 +26,10 @@ pub struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// `offset_bytes` lies at the beginning of a page.
+    /// Maps a part of `file`; `offset_bytes` lies at the beginning of a page.
+    ///
+    /// # Errors
+    /// When the system refuses.
     pub fn new(file: &File, offset_bytes: u64, length_bytes: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe {
@@ -59,6 +62,9 @@ impl Mapping {
     }
 
     /// Fills `bytes` with what stands from the mapping's beginning.
+    ///
+    /// # Errors
+    /// EFAULT where a page can't be had.
     pub fn load(&self, bytes: &mut [u8]) -> io::Result<()> {
         assert!(bytes.len() <= self.length_bytes, "behind the end of the mapping");
         let (mut reader, mut writer) = io::pipe()?;
@@ -89,6 +95,9 @@ impl Drop for Mapping {
 
 /// Stores `bytes` through a mapping of `file`, which is long enough, and has msync(2) make them
 /// durable.
+///
+/// # Errors
+/// EFAULT where a page can't be had.
 pub fn store_and_sync(file: &File, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
     let before = offset_bytes % rustix::param::page_size() as u64;
     let mut mapping = Mapping::new(file, offset_bytes - before, before as usize + bytes.len())?;

@@ -1,23 +1,23 @@
-//! `cairn torture fuzz`: hostile volumes, in memory. [`cairn_torture::hostile`] makes and tries
-//! them.
+//! `cairn torture fuzz`: hostile volumes, in memory, with the report in words. [`crate::hostile`]
+//! makes and tries them.
 //!
 //! Memory is watched by the kernel's mark of the most that this process had resident, set back
-//! before each input. (The tests of `cairn-torture` count allocations instead, also of memory that
-//! is never touched.)
-use super::signals::Interrupt;
-use super::told::{Told, interrupted_after, line};
-use crate::commands::torture::make_folder;
-use crate::progress::ProgressBar;
-use anyhow::{Context, ensure};
-use cairn_torture::hostile::{
+//! before each input. (The tests of this crate count allocations instead, also of memory that is
+//! never touched.)
+use super::make_folder;
+use crate::hostile::{
     AllocationMeter, FuzzOptions, FuzzReport, INPUT_BYTES_MAX, corpus, from_hex, fuzz, to_hex,
 };
-use clap::Parser;
+use crate::run_report::{RunReport, interrupted_after, line};
+use anyhow::{Context, ensure};
+use cairn_harness::Interrupt;
+use cairn_harness::proc::Status;
+use cairn_harness::progress::ProgressBar;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,39 +26,32 @@ const MEMORY_BYTES_MAX: u64 = 256 << 20;
 /// Of the given inputs.
 const GIVEN_TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Volumes whose checksums hold but whose content no program of ours wrote: no crash, no hang, no
-/// wrong bytes.
-///
-/// Each is checked, opened, read, changed and repaired. First come the inputs that are kept with
-/// the source, then new ones, made from those that showed something new.
-#[derive(Parser)]
-pub struct Fuzz {
-    /// Time for new inputs; a fraction is possible.
-    #[arg(long, value_name = "S", default_value = "60", value_parser = crate::commands::bench::duration, allow_negative_numbers = true)]
-    seconds: Duration,
-    /// Chooses the inputs [default: a random one, which is printed].
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
-    /// Only this input, in the digits in which a finding is told.
-    #[arg(long, value_name = "HEX", value_parser = input, conflicts_with_all = ["seconds", "save", "seed"])]
-    input: Option<Input>,
+/// Which inputs are tried.
+pub struct FuzzRun {
+    /// Time for new inputs.
+    pub time: Duration,
+    /// Chooses the inputs.
+    pub seed: u64,
+    /// Only this input.
+    pub input: Option<Input>,
     /// Folder for inputs that showed something new, each in a file; those that are there are tried
     /// first. It is made if there is none.
-    #[arg(long, value_name = "DIR")]
-    save: Option<PathBuf>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    pub save: Option<PathBuf>,
 }
 
-#[derive(Clone)]
-struct Input(Vec<u8>);
+/// One input, written in hexadecimal digits.
+#[derive(Clone, Debug)]
+pub struct Input(Vec<u8>);
 
-fn input(text: &str) -> Result<Input, String> {
-    match from_hex(text) {
-        Some(bytes) if bytes.len() > INPUT_BYTES_MAX => Err(too_long(&bytes)),
-        Some(bytes) if !bytes.is_empty() => Ok(Input(bytes)),
-        _ => Err("an input consists of pairs of hexadecimal digits".into()),
+impl FromStr for Input {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match from_hex(text) {
+            Some(bytes) if bytes.len() > INPUT_BYTES_MAX => Err(too_long(&bytes)),
+            Some(bytes) if !bytes.is_empty() => Ok(Self(bytes)),
+            _ => Err("an input consists of pairs of hexadecimal digits".into()),
+        }
     }
 }
 
@@ -66,8 +59,9 @@ fn too_long(input: &[u8]) -> String {
     format!("an input has at most {INPUT_BYTES_MAX} bytes, but these are {}", input.len())
 }
 
+/// What the inputs showed.
 #[derive(Serialize)]
-struct Tried {
+pub struct FuzzFindings {
     /// Volumes tried.
     volumes: u64,
     /// Inputs kept, since they showed something new.
@@ -86,48 +80,47 @@ struct Found {
     problem: String,
 }
 
-impl Fuzz {
-    /// Runs the command.
-    pub fn run(&self, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
-        let seed = self.seed.unwrap_or_else(cairn_environment::random::u64);
-        let given = match &self.input {
-            Some(Input(input)) => vec![input.clone()],
-            None => [corpus(), self.saved()?].concat(),
-        };
-        let only_corpus = self.input.is_some();
-        let (stop, allocations) = (interrupt.stop.clone(), meter());
-        let options = FuzzOptions {
-            seed,
-            corpus: given,
-            only_corpus,
-            allocations,
-            stop,
-            ..FuzzOptions::default()
-        };
-        let report = self.fuzz(options);
-        self.save(&report)?;
-        let findings: Vec<Found> = report
-            .findings
-            .iter()
-            .map(|finding| Found {
-                input: to_hex(&finding.input),
-                problem: finding.problem.clone(),
-            })
-            .collect();
-        let tried = Tried {
-            volumes: report.runs,
-            kept: report.corpus.len() as u64,
-            features: report.features as u64,
-            memory_bytes_max: report.allocated_bytes_max.unwrap_or(0),
-            seconds: report.elapsed.as_secs_f64(),
-            findings,
-        };
-        let (passed, interrupted) = (tried.findings.is_empty(), interrupt.is_received());
-        // One input is what it is, whatever the seed.
-        let seed = self.input.is_none().then_some(seed);
-        Told { command: "fuzz".into(), seed, passed, interrupted, report: tried }.tell(self.json)
-    }
+/// Runs them. The report has a seed unless a single input was given, which is what it is.
+///
+/// # Errors
+/// When a saved input can't be read, or an input can't be saved.
+pub fn run(
+    wanted: &FuzzRun,
+    interrupt: &Interrupt,
+) -> anyhow::Result<RunReport<FuzzFindings, Option<u64>>> {
+    let given = match &wanted.input {
+        Some(Input(input)) => vec![input.clone()],
+        None => [corpus(), wanted.saved()?].concat(),
+    };
+    let options = FuzzOptions {
+        seed: wanted.seed,
+        corpus: given,
+        only_corpus: wanted.input.is_some(),
+        allocations: meter(),
+        stop: interrupt.flag(),
+        ..FuzzOptions::default()
+    };
+    let report = wanted.fuzz(options);
+    wanted.save(&report)?;
+    let findings: Vec<Found> = report
+        .findings
+        .iter()
+        .map(|finding| Found { input: to_hex(&finding.input), problem: finding.problem.clone() })
+        .collect();
+    let tried = FuzzFindings {
+        volumes: report.runs,
+        kept: report.corpus.len() as u64,
+        features: report.features as u64,
+        memory_bytes_max: report.allocated_bytes_max.unwrap_or(0),
+        seconds: report.elapsed.as_secs_f64(),
+        findings,
+    };
+    let (passed, interrupted) = (tried.findings.is_empty(), interrupt.is_set());
+    let seed = wanted.input.is_none().then_some(wanted.seed);
+    Ok(RunReport { command: "fuzz".into(), seed, passed, interrupted, report: tried })
+}
 
+impl FuzzRun {
     /// First everything that is given, however long that takes, then new inputs.
     fn fuzz(&self, options: FuzzOptions) -> FuzzReport {
         // The unchanged volumes come before.
@@ -145,8 +138,8 @@ impl Fuzz {
         {
             return known;
         }
-        bar.restart("seconds", self.seconds.as_secs().max(1));
-        let options = FuzzOptions { corpus: known.corpus, time: self.seconds, ..options };
+        bar.restart("seconds", self.time.as_secs().max(1));
+        let options = FuzzOptions { corpus: known.corpus, time: self.time, ..options };
         let mut report = fuzz(&options, &mut |progress| bar.set(progress.elapsed.as_secs()));
         report.runs += known.runs;
         report.elapsed += known.elapsed;
@@ -187,9 +180,10 @@ fn save_in(folder: &Path, input: &[u8]) -> anyhow::Result<()> {
     fs::write(&file, input).with_context(|| file.display().to_string())
 }
 
-impl fmt::Display for Told<Tried, Option<u64>> {
+impl fmt::Display for RunReport<FuzzFindings, Option<u64>> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tried { volumes, kept, features, memory_bytes_max, seconds, findings } = &self.report;
+        let FuzzFindings { volumes, kept, features, memory_bytes_max, seconds, findings } =
+            &self.report;
         let interrupted = interrupted_after(self.interrupted, *volumes, None, "volumes");
         writeln!(formatter, "cairn torture {}{interrupted}", self.command)?;
         line(
@@ -224,17 +218,14 @@ static RESIDENT_BYTES: AtomicU64 = AtomicU64::new(0);
 fn meter() -> Option<AllocationMeter> {
     let reset = || {
         let _ = fs::write("/proc/self/clear_refs", "5");
-        RESIDENT_BYTES.store(status_bytes("VmRSS:").unwrap_or(0), Ordering::Relaxed);
+        RESIDENT_BYTES.store(own_bytes("VmRSS").unwrap_or(0), Ordering::Relaxed);
     };
-    let peak_bytes = || {
-        status_bytes("VmHWM:").unwrap_or(0).saturating_sub(RESIDENT_BYTES.load(Ordering::Relaxed))
-    };
-    let works = fs::write("/proc/self/clear_refs", "5").is_ok() && status_bytes("VmHWM:").is_some();
+    let peak_bytes =
+        || own_bytes("VmHWM").unwrap_or(0).saturating_sub(RESIDENT_BYTES.load(Ordering::Relaxed));
+    let works = fs::write("/proc/self/clear_refs", "5").is_ok() && own_bytes("VmHWM").is_some();
     works.then_some(AllocationMeter { reset, peak_bytes, bytes_max: MEMORY_BYTES_MAX })
 }
 
-fn status_bytes(field: &str) -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+fn own_bytes(name: &str) -> Option<u64> {
+    Status::of("self").ok()?.bytes(name)
 }

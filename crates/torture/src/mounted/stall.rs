@@ -4,8 +4,8 @@
 //! meanwhile: a FUSE server that is stopped, or a disk that does not answer, keeps mounts alive
 //! that were taken away, and images in use. What a run then waited for too long says nothing of
 //! cairn.
-use cairn_bench::mounts;
 use cairn_environment::clock;
+use cairn_harness::mounts;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

@@ -6,8 +6,7 @@
 //! the first of them.
 use super::server::text;
 use super::workers::Problem;
-use std::fs;
-use std::path::PathBuf;
+use cairn_harness::proc::{Status, open_files};
 
 /// Until memory stays where it is, as measured.
 const WARM_UP_CYCLES: usize = 10;
@@ -27,15 +26,11 @@ pub struct Taken {
 impl Taken {
     /// Of a process that runs.
     pub fn of(process_id: u32) -> Result<Self, Problem> {
-        let process = PathBuf::from(format!("/proc/{process_id}"));
-        let status = fs::read_to_string(process.join("status")).map_err(text)?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|line| line.split_whitespace().next()?.parse().ok())
-                .ok_or(format!("no {name} in /proc"))
-        };
-        let descriptors = fs::read_dir(process.join("fd")).map_err(text)?.count() as u64;
-        Ok(Self { memory_kib: field("VmRSS:")?, descriptors, threads: field("Threads:")? })
+        let process = process_id.to_string();
+        let status = Status::of(&process).map_err(text)?;
+        let figure = |name: &str| status.number(name).ok_or(format!("no {name} in /proc"));
+        let descriptors = open_files(&process).map_err(text)?;
+        Ok(Self { memory_kib: figure("VmRSS")?, descriptors, threads: figure("Threads")? })
     }
 
     fn check_growth_since(&self, warm: &Self) -> Result<(), Problem> {

@@ -4,7 +4,7 @@
 //! The memory is only lent to the kernel: a call returns when everything that the kernel took is
 //! completed, whatever happens. Writes of one call must not overlap.
 //!
-//! Beside `mapping.rs` the only module of this program with `unsafe`.
+//! Beside `mapping.rs` the only module of this crate with `unsafe`.
 #![allow(unsafe_code)]
 use cairn_environment::clock;
 use io_uring::squeue::Flags;
@@ -41,17 +41,24 @@ pub type Write<'a> = (u64, &'a [u8]);
 
 /// Writes through one interface.
 pub enum Writer {
+    /// By pwrite(2).
     Calls,
+    /// By io_submit(2).
     Libaio(Libaio),
+    /// By io_uring.
+    #[allow(missing_docs)]
     Ring { ring: Box<IoUring>, interface: Interface },
 }
 
 impl Interface {
+    /// All of them.
     pub const ALL: [Self; 5] =
         [Self::Calls, Self::Libaio, Self::Ring, Self::RingFixed, Self::RingWorkers];
 }
 
 impl Writer {
+    /// A writer with nothing under way.
+    ///
     /// # Errors
     /// The kernel doesn't have this interface, or not for this user.
     pub fn new(interface: Interface) -> io::Result<Self> {

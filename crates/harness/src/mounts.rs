@@ -1,8 +1,13 @@
-//! What is mounted, as the kernel tells it in `/proc/self/mountinfo`. There a blank, a tab, a line
-//! feed and a backslash in a name are three octal digits behind a backslash.
+//! What is mounted, as the kernel tells it in `/proc/self/mountinfo`; and how a mount is taken out
+//! of the tree. In the table a blank, a tab, a line feed and a backslash in a name are three octal
+//! digits behind a backslash.
+use crate::process::output_of;
+use anyhow::bail;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +79,33 @@ pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
 /// Whether anything is mounted at `path` or below.
 pub fn is_mounted_below(path: &Path) -> bool {
     any_below(&all(), path)
+}
+
+/// Takes the mount at `mountpoint` out of the tree, whatever state its server is in; the server
+/// ends with the last user.
+///
+/// # Errors
+/// What the last of the programs said that can do so.
+pub fn detach(mountpoint: &Path) -> anyhow::Result<()> {
+    let mut said = String::new();
+    for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"][..]] {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).arg(mountpoint).process_group(0).stdin(Stdio::null());
+        match output_of(&mut command) {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => said = String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => said = format!("{}: {error}", program[0]),
+        }
+    }
+    bail!("{said}")
+}
+
+/// Takes all mounts below `folder` out of the tree.
+pub fn detach_all_below(folder: &Path) {
+    for mount in all().iter().rev().filter(|mount| mount.point.starts_with(folder)) {
+        // One that stays shows in the table.
+        let _ = detach(&mount.point);
+    }
 }
 
 fn any_below(mounts: &[Mount], path: &Path) -> bool {

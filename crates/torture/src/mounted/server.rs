@@ -1,19 +1,21 @@
 //! The commands that the checks run: `cairn mkfs`, `mount --foreground`, `umount`, `fsck`; and the
 //! kill.
-use super::session::{Mounts, detach};
-use super::signals::{output_of, was_for_the_run};
+use super::session::Mounts;
 use super::workers::Problem;
-use cairn_bench::mounts;
 use cairn_environment::clock;
+use cairn_harness::mounts;
+use cairn_harness::process::output_of;
+use cairn_harness::server::ServerProcess;
 use rustix::fs::{FlockOperation, flock};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
+/// For a server to end that `cairn umount` has waited for already.
+const END_TIME_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// For others to leave a mount that is to end.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
@@ -34,37 +36,14 @@ pub struct Server {
     mounts: Mounts,
 }
 
-/// A server that runs.
-pub struct Running(Child);
-
-impl Running {
-    /// Process id of the server.
-    pub fn id(&self) -> u32 {
-        self.0.id()
-    }
-
-    /// SIGKILL, and wait until it is gone.
-    pub fn kill(&mut self) -> Result<(), Problem> {
-        match self.0.try_wait().map_err(text)? {
-            Some(status) if !was_for_the_run(status) => {
-                return Err(format!("the server had ended by itself: {status}"));
-            }
-            _ => {}
-        }
-        self.0.kill().and_then(|()| self.0.wait()).map_err(text).map(|_| ())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// An error as a problem.
 pub fn text(error: std::io::Error) -> Problem {
     error.to_string()
+}
+
+/// An error and its causes as a problem.
+pub fn full_text(error: anyhow::Error) -> Problem {
+    format!("{error:#}")
 }
 
 impl Server {
@@ -89,26 +68,9 @@ impl Server {
     }
 
     /// Starts a server, and returns when the mount answers.
-    pub fn start(&self, options: &[&str]) -> Result<Running, Problem> {
+    pub fn start(&self, options: &[&str]) -> Result<ServerProcess, Problem> {
         let mut running = self.spawn(options)?;
-        let outside = device_of(self.mountpoint.parent().unwrap_or(Path::new("/")))
-            .ok_or("no working folder")?;
-        let begin = clock::now_monotonic();
-        while device_of(&self.mountpoint).is_none_or(|device| device == outside) {
-            if let Some(status) = running.0.try_wait().map_err(text)? {
-                if was_for_the_run(status) {
-                    running = self.spawn(options)?;
-                    continue;
-                }
-                let log = fs::read_to_string(self.log()).unwrap_or_default();
-                let told = log.lines().last().map_or(String::new(), |line| format!(": {line}"));
-                return Err(format!("the volume cannot be mounted: {status}{told}"));
-            }
-            if begin.elapsed() > MOUNT_TIME_MAX {
-                return Err(format!("no mount after {MOUNT_TIME_MAX:?}"));
-            }
-            clock::sleep(POLL_INTERVAL);
-        }
+        running.wait_for_mount(&self.mountpoint, MOUNT_TIME_MAX, || Ok(())).map_err(full_text)?;
         Ok(running)
     }
 
@@ -116,22 +78,19 @@ impl Server {
     pub fn start_and_kill(&self, delay: Duration) -> Result<(), Problem> {
         let mut running = self.spawn(&[])?;
         clock::sleep(delay);
-        running.kill()?;
+        running.kill().map_err(full_text)?;
         self.take_away_dead_mount()
     }
 
-    fn spawn(&self, options: &[&str]) -> Result<Running, Problem> {
+    fn spawn(&self, options: &[&str]) -> Result<ServerProcess, Problem> {
         let mut command = cairn(&["mount"]);
         command
             .arg(&self.image)
             .arg(&self.mountpoint)
             .arg("--foreground")
             .args(self.mounts.arguments())
-            .args(options)
-            .stdout(Stdio::null());
-        let log =
-            fs::OpenOptions::new().create(true).append(true).open(self.log()).map_err(text)?;
-        Ok(Running(command.stderr(log).spawn().map_err(|error| format!("{PROGRAM}: {error}"))?))
+            .args(options);
+        ServerProcess::start(command, &self.log()).map_err(full_text)
     }
 
     /// What the servers wrote.
@@ -144,7 +103,8 @@ impl Server {
     pub fn take_away_dead_mount(&self) -> Result<(), Problem> {
         let begin = clock::now_monotonic();
         while mounts::is_mounted_below(&self.mountpoint) {
-            detach(&self.mountpoint);
+            // One that stays shows in the table.
+            let _ = mounts::detach(&self.mountpoint);
             if begin.elapsed() > MOUNT_TIME_MAX {
                 return Err("the dead mount cannot be taken away".into());
             }
@@ -168,7 +128,7 @@ impl Server {
 
     /// Ends the mount in order; the server must end well, too. Somebody else may look into the
     /// mount for a moment, an indexer or a file manager: that is no finding.
-    pub fn unmount(&self, running: &mut Running) -> Result<(), Problem> {
+    pub fn unmount(&self, running: &mut ServerProcess) -> Result<(), Problem> {
         let begin = clock::now_monotonic();
         loop {
             match self.run(&["umount", &self.mountpoint.to_string_lossy()]) {
@@ -178,8 +138,7 @@ impl Server {
                 other => break other?,
             }
         }
-        let status = running.0.wait().map_err(text)?;
-        if status.success() { Ok(()) } else { Err(format!("the server ended with {status}")) }
+        running.wait_for_end(END_TIME_MAX).map_err(full_text)
     }
 
     /// A check that must find nothing.
@@ -222,8 +181,4 @@ fn is_behind_a_loop_device(image: &Path) -> bool {
     devices
         .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok())
         .any(|file| Path::new(file.trim_end()) == image)
-}
-
-fn device_of(path: &Path) -> Option<u64> {
-    fs::metadata(path).ok().map(|metadata| metadata.dev())
 }

@@ -1,49 +1,29 @@
-//! `cairn torture faults`: arguments, progress, and the table of outcomes.
-//! [`cairn_torture::faults`] does it.
-use super::signals::Interrupt;
-use super::told::{Told, grouped, interrupted_after};
-use crate::progress::ProgressBar;
-use cairn_torture::faults::{self, FaultReport, Outcomes};
-use clap::Parser;
+//! `cairn torture faults`: faults of the device, with the tables of outcomes.
+use crate::faults::{self, FaultReport, Outcomes};
+use crate::run_report::{RunReport, interrupted_after};
+use cairn_harness::Interrupt;
+use cairn_harness::console::grouped;
+use cairn_harness::progress::ProgressBar;
 use std::fmt;
-use std::process::ExitCode;
 
-/// Every read, write and flush of many short runs fails in turn, once or from then on, with EIO or
-/// ENOSPC.
+/// Runs them. `seed` chooses which unflushed writes survive the power failure.
 ///
-/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must
-/// be reported to whom they concern, and whatever was acknowledged must be there after a power
-/// failure at the end. Two tables tell the outcome: by kind of request and structure, and by
-/// operation.
-#[derive(Parser)]
-pub struct Faults {
-    /// Chooses which unflushed writes survive the power failure [default: a random one, which is
-    /// printed].
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-impl Faults {
-    /// Runs the command.
-    pub fn run(&self, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
-        let seed = self.seed.unwrap_or_else(cairn_environment::random::u64);
-        let bar = ProgressBar::items("workloads", 0).in_lines();
-        bar.tell(&format!("seed {seed}"));
-        let mut begun = false;
-        let mut show = |done, total| {
-            if !std::mem::replace(&mut begun, true) {
-                bar.restart("workloads", total);
-            }
-            bar.set(done);
-        };
-        let report = faults::run(seed, &interrupt.stop, &mut show).map_err(anyhow::Error::msg)?;
-        drop(bar);
-        let (passed, interrupted) = (report.findings.is_empty(), interrupt.is_received());
-        Told { command: "faults".into(), seed, passed, interrupted, report }.tell(self.json)
-    }
+/// # Errors
+/// When the test itself fails.
+pub fn run(seed: u64, interrupt: &Interrupt) -> anyhow::Result<RunReport<FaultReport>> {
+    let bar = ProgressBar::items("workloads", 0).in_lines();
+    bar.tell(&format!("seed {seed}"));
+    let mut begun = false;
+    let mut show = |done, total| {
+        if !std::mem::replace(&mut begun, true) {
+            bar.restart("workloads", total);
+        }
+        bar.set(done);
+    };
+    let report = faults::run(seed, &interrupt.flag(), &mut show).map_err(anyhow::Error::msg)?;
+    drop(bar);
+    let (passed, interrupted) = (report.findings.is_empty(), interrupt.is_set());
+    Ok(RunReport { command: "faults".into(), seed, passed, interrupted, report })
 }
 
 /// Width of the first column.
@@ -76,7 +56,7 @@ fn heading(formatter: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
     writeln!(formatter)
 }
 
-impl fmt::Display for Told<FaultReport> {
+impl fmt::Display for RunReport<FaultReport> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FaultReport { workloads, workloads_total, rows, operations, findings } = &self.report;
         let points: u64 = rows.iter().map(|row| row.outcomes.faults).sum();
@@ -125,7 +105,7 @@ impl fmt::Display for Told<FaultReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_torture::faults::{FaultRow, OperationRow, Structure};
+    use crate::faults::{FaultRow, OperationRow, Structure};
 
     fn told(workloads: u64, interrupted: bool) -> String {
         let outcomes = Outcomes { faults: workloads, ..Outcomes::default() };
@@ -145,7 +125,8 @@ mod tests {
             operations,
             findings: Vec::new(),
         };
-        Told { command: "faults".into(), seed: 3, passed: true, interrupted, report }.to_string()
+        RunReport { command: "faults".into(), seed: 3, passed: true, interrupted, report }
+            .to_string()
     }
 
     #[test]

@@ -2,57 +2,48 @@
 use super::journal::{Device, Mark};
 use super::server::Server;
 use super::workers::{Journal, Problem, check_workers, workers};
-use crate::output;
 use cairn_environment::{clock, thread};
-use clap::Parser;
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// What the host waits for on the console.
-pub const STARTED: &str = "CAIRN-GUEST: started";
+pub(super) const STARTED: &str = "CAIRN-GUEST: started";
 /// What the host fails at.
-pub const TROUBLE: &str = "CAIRN-GUEST: trouble";
+pub(super) const TROUBLE: &str = "CAIRN-GUEST: trouble";
 
-/// The load inside the virtual machine of `cairn torture vm`.
-#[derive(Parser)]
-pub struct Guest {
+/// What the load works with.
+pub struct GuestOptions {
     /// Folder for the mount point.
-    #[arg(long)]
-    work: PathBuf,
+    pub work: PathBuf,
     /// Block device with the volume.
-    #[arg(long)]
-    device: PathBuf,
+    pub device: PathBuf,
     /// Block device for the journal.
-    #[arg(long)]
-    journal: PathBuf,
+    pub journal: PathBuf,
     /// Block device with what the workers remember: length in 8 bytes, then JSON.
-    #[arg(long)]
-    memory: PathBuf,
+    pub memory: PathBuf,
 }
 
-impl Guest {
-    /// Does not return before an error comes.
-    pub fn run(&self) -> ExitCode {
-        let problem = match work(self) {
-            Err(problem) => problem,
-            Ok(()) => "the workers ended".into(),
-        };
-        say(&format_args!("{TROUBLE}: {}", problem.replace('\n', " | ")));
-        ExitCode::FAILURE
-    }
+/// The load inside the virtual machine of `cairn torture vm`. Does not return before an error
+/// comes; the host learns of it by a line on standard output.
+pub fn run(options: &GuestOptions) {
+    let problem = match work(options) {
+        Err(problem) => problem,
+        Ok(()) => "the workers ended".into(),
+    };
+    say(&format_args!("{TROUBLE}: {}", problem.replace('\n', " | ")));
 }
 
 /// On the console. The host notices its silence.
 fn say(text: &dyn Display) {
-    let _ = output::print_text(text);
+    let mut output = io::stdout().lock();
+    let _ = output.write_all(format!("{text}\n").as_bytes()).and_then(|()| output.flush());
 }
 
-fn work(arguments: &Guest) -> Result<(), Problem> {
+fn work(arguments: &GuestOptions) -> Result<(), Problem> {
     let mut workers = workers(0);
     let memories: Vec<String> = serde_json::from_str(&read_memory(&arguments.memory)?)
         .map_err(|error| error.to_string())?;
@@ -99,8 +90,8 @@ fn read_memory(device: &Path) -> Result<String, Problem> {
     Ok(text)
 }
 
-/// Writes what [`Guest::run`] reads.
-pub fn write_memory(path: &Path, memories: &[String]) -> Result<(), Problem> {
+/// Writes what [`run`] reads.
+pub(super) fn write_memory(path: &Path, memories: &[String]) -> Result<(), Problem> {
     let text = serde_json::to_string(memories).map_err(|error| error.to_string())?;
     let mut bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     bytes.resize(bytes.len().next_multiple_of(1 << 16), 0);

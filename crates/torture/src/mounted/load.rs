@@ -7,60 +7,31 @@
 //! not yet replayed, the volume is mounted again (sometimes that server is killed too, during
 //! recovery), each worker compares what it finds with what it remembers, and after an orderly
 //! unmount `fsck --data` must find nothing.
-use super::server::{Running, Server};
-use super::session::{self, Common, Halt, Length, Mounts, Plan, Session};
-use super::told::times;
+use super::server::{Server, full_text};
+use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
+use crate::run_report::{RunReport, times};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
-use clap::Parser;
-use std::process::ExitCode;
+use cairn_harness::server::ServerProcess;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Kill the server of a real mount under load, again and again: nothing acknowledged may be
-/// missing.
-///
-/// Twenty-one workers replace, append, overwrite, rename and remove files, write through mappings
-/// and past the page cache, truncate, allocate, punch holes, set attributes and make links, each
-/// with a memory of what was acknowledged. At a random moment the server is killed with SIGKILL,
-/// sometimes again during recovery. `fsck` must accept what is left, each worker must find what it
-/// remembers, and `fsck --data` must find nothing at the end of each round.
-#[derive(Parser)]
-pub struct Kill9 {
+/// How a run loads and stops its mounts.
+pub struct LoadOptions {
     /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
-    rounds: u64,
-    #[command(flatten)]
-    load: Load,
-    #[command(flatten)]
-    common: Common,
-}
-
-/// As kill9, but `cairn shutdown` stops the volume, with a flush of its log or without one.
-#[derive(Parser)]
-pub struct Shutdown {
-    /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
-    rounds: u64,
-    #[command(flatten)]
-    load: Load,
-    #[command(flatten)]
-    common: Common,
-}
-
-#[derive(clap::Args)]
-struct Load {
+    pub rounds: u64,
     /// Longest time under load, in milliseconds; most rounds take an eighth of it.
-    #[arg(long, value_name = "MS", default_value_t = 2500, value_parser = clap::value_parser!(u64).range(1..))]
-    load_ms_max: u64,
-    #[command(flatten)]
-    mounts: Mounts,
+    pub load_ms_max: u64,
+    /// How the volume is mounted.
+    pub mounts: Mounts,
+    /// Folder and seed.
+    pub session: SessionOptions,
 }
 
 /// What ends a server's life.
 #[derive(Clone, Copy, Debug)]
-pub enum Stop {
+pub(super) enum Stop {
     Kill,
     Shutdown {
         flush: bool,
@@ -71,43 +42,41 @@ pub enum Stop {
 
 const VOLUME_BYTES: u64 = 768 << 20;
 
-impl Kill9 {
-    /// Runs the command.
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
-        run("kill9", self.rounds, &self.load, &self.common, |_| Stop::Kill)
-    }
+/// `cairn torture kill9`: SIGKILL.
+///
+/// # Errors
+/// When this machine cannot run it.
+pub fn kill9(options: &LoadOptions) -> anyhow::Result<RunReport<SessionReport>> {
+    run("kill9", options, |_| Stop::Kill)
 }
 
-impl Shutdown {
-    /// Runs the command.
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
-        run("shutdown", self.rounds, &self.load, &self.common, |random| Stop::Shutdown {
-            flush: random.chance(1, 2),
-        })
-    }
+/// `cairn torture shutdown`: with a flush of the log, or without one.
+///
+/// # Errors
+/// When this machine cannot run it.
+pub fn shutdown(options: &LoadOptions) -> anyhow::Result<RunReport<SessionReport>> {
+    run("shutdown", options, |random| Stop::Shutdown { flush: random.chance(1, 2) })
 }
 
 fn run(
     name: &str,
-    rounds: u64,
-    load: &Load,
-    common: &Common,
+    options: &LoadOptions,
     choose: fn(&mut Seeded) -> Stop,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<RunReport<SessionReport>> {
+    let rounds = options.rounds;
     let plan = Plan {
-        command: format!("{name} --rounds {rounds}{}", load.mounts.shown()),
+        command: format!("{name} --rounds {rounds}{}", options.mounts.shown()),
         length: Length::Rounds(rounds),
         needs_bytes: VOLUME_BYTES,
         verdict: "Nothing acknowledged was lost.",
         evidence: &["image", "image.log"],
     };
-    session::run(&plan, common, |session| run_rounds(session, rounds, load, choose))
+    session::run(&plan, &options.session, |session| run_rounds(session, options, choose))
 }
 
 fn run_rounds(
     session: &mut Session,
-    rounds: u64,
-    load: &Load,
+    load: &LoadOptions,
     choose: fn(&mut Seeded) -> Stop,
 ) -> Result<(), Halt> {
     let server = Server::new(session.folder(), &load.mounts);
@@ -116,7 +85,7 @@ fn run_rounds(
     let mut random = Seeded::new(session.seed);
     let mut workers = workers(session.seed);
     let mut kills_in_recovery = 0;
-    for round in 1..=rounds {
+    for round in 1..=load.rounds {
         let load_ms_max = if random.chance(1, 8) { load.load_ms_max } else { load.load_ms_max / 8 };
         let load_ms = 20 + random.below(load_ms_max.max(1));
         let stop = choose(&mut random);
@@ -181,16 +150,16 @@ impl Stop {
     }
 
     /// Stops the server.
-    pub fn stop(self, server: &Server, running: &mut Running) -> Result<(), Problem> {
+    pub fn stop(self, server: &Server, running: &mut ServerProcess) -> Result<(), Problem> {
         match self {
-            Self::Kill => running.kill(),
+            Self::Kill => running.kill().map_err(full_text),
             Self::Shutdown { flush } => server.shut_down(flush),
             Self::Unmount => Ok(()),
         }
     }
 
     /// Ends the mount that was stopped so; nobody uses it any more.
-    pub fn take_away(self, server: &Server, running: &mut Running) -> Result<(), Problem> {
+    pub fn take_away(self, server: &Server, running: &mut ServerProcess) -> Result<(), Problem> {
         match self {
             Self::Kill => server.take_away_dead_mount(),
             Self::Shutdown { .. } | Self::Unmount => server.unmount(running),
@@ -199,7 +168,7 @@ impl Stop {
 }
 
 /// Recovers the volume, and has everything compared with what is remembered.
-pub fn recover_and_check(
+pub(super) fn recover_and_check(
     server: &Server,
     workers: &mut [Named],
     recovery_kills: u64,

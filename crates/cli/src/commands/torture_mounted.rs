@@ -1,0 +1,285 @@
+//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `vm`: the arguments of the runs that stop real
+//! mounts of this program. What they do lives in [`cairn_torture::mounted`], which listens to
+//! signals itself: with something mounted, a second signal must clean up first.
+use super::torture::print;
+use crate::mount_options;
+use cairn_torture::mounted::guest::{self, GuestOptions};
+use cairn_torture::mounted::load::{self, LoadOptions};
+use cairn_torture::mounted::session::{self, SessionOptions};
+use cairn_torture::mounted::soak::{self, SECONDS_PER_HOUR, SoakOptions};
+use cairn_torture::mounted::synced::{self, SyncOptions};
+use cairn_torture::mounted::vm::{self, VmOptions};
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What all of these runs take.
+#[derive(clap::Args)]
+struct Common {
+    /// Folder in which the images and the mount point are made, in a folder of their own [default:
+    /// the one for temporary files].
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Repeats the choices of an earlier run; the moments differ all the same [default: a random
+    /// one, which is printed].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Common {
+    fn session(&self) -> SessionOptions {
+        SessionOptions { work: self.work.clone(), seed: self.seed }
+    }
+}
+
+/// How the volumes are mounted.
+#[derive(clap::Args)]
+struct Mounts {
+    /// Options for every mount, as of `cairn mount`: transport=dev, say. The instrument's own come
+    /// after them.
+    #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
+    options: Vec<String>,
+}
+
+impl Mounts {
+    fn settings(&self) -> session::Mounts {
+        session::Mounts { options: self.options.clone() }
+    }
+}
+
+#[derive(clap::Args)]
+struct Load {
+    /// Longest time under load, in milliseconds; most rounds take an eighth of it.
+    #[arg(long, value_name = "MS", default_value_t = 2500, value_parser = clap::value_parser!(u64).range(1..))]
+    load_ms_max: u64,
+    #[command(flatten)]
+    mounts: Mounts,
+}
+
+impl Load {
+    fn options(&self, rounds: u64, common: &Common) -> LoadOptions {
+        LoadOptions {
+            rounds,
+            load_ms_max: self.load_ms_max,
+            mounts: self.mounts.settings(),
+            session: common.session(),
+        }
+    }
+}
+
+/// Kill the server of a real mount under load, again and again: nothing acknowledged may be
+/// missing.
+///
+/// Twenty-one workers replace, append, overwrite, rename and remove files, write through mappings
+/// and past the page cache, truncate, allocate, punch holes, set attributes and make links, each
+/// with a memory of what was acknowledged. At a random moment the server is killed with SIGKILL,
+/// sometimes again during recovery. `fsck` must accept what is left, each worker must find what it
+/// remembers, and `fsck --data` must find nothing at the end of each round.
+#[derive(Parser)]
+pub struct Kill9 {
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Kill9 {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        print(&load::kill9(&self.load.options(self.rounds, &self.common))?, self.common.json)
+    }
+}
+
+/// As kill9, but `cairn shutdown` stops the volume, with a flush of its log or without one.
+#[derive(Parser)]
+pub struct Shutdown {
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Shutdown {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        print(&load::shutdown(&self.load.options(self.rounds, &self.common))?, self.common.json)
+    }
+}
+
+/// Write without any fsync, sync, kill the server at once: everything must be there, attributes
+/// included.
+///
+/// The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last one,
+/// since only root's mounts hear of the others.
+#[derive(Parser)]
+pub struct Sync {
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    mounts: Mounts,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Sync {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let options = SyncOptions {
+            rounds: self.rounds,
+            mounts: self.mounts.settings(),
+            session: self.common.session(),
+        };
+        print(&synced::run(&options)?, self.common.json)
+    }
+}
+
+/// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may
+/// be missing.
+///
+/// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time
+/// kills, shutdowns and unmounts. The server's memory, file descriptors and threads are counted
+/// after each cycle, when nothing runs. The first ten cycles only warm it up: an hour is long
+/// enough to judge growth.
+#[derive(Parser)]
+pub struct Soak {
+    /// Hours; a fraction is possible.
+    #[arg(long, value_name = "N", value_parser = hours, allow_negative_numbers = true)]
+    hours: Duration,
+    /// Time of each load, in seconds; a cycle has five.
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    load_seconds: u64,
+    #[command(flatten)]
+    mounts: Mounts,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn hours(text: &str) -> Result<Duration, String> {
+    let hours: Option<f64> = text.parse().ok();
+    let time = hours.and_then(|hours| Duration::try_from_secs_f64(hours * SECONDS_PER_HOUR).ok());
+    time.filter(|time| !time.is_zero())
+        .ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
+}
+
+impl Soak {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let options = SoakOptions {
+            time: self.hours,
+            load: Duration::from_secs(self.load_seconds),
+            mounts: self.mounts.settings(),
+            session: self.common.session(),
+        };
+        print(&soak::run(&options)?, self.common.json)
+    }
+}
+
+/// Cut the power of a virtual machine under load: nothing acknowledged may be missing from any disk
+/// that this may leave.
+///
+/// In a machine under QEMU (no KVM is needed) the workers of kill9 use a volume on a disk whose
+/// writes and flushes are recorded. The machine loses its power at a random moment. Disks are built
+/// as that cut, and others before it, may have left them: of what was not flushed a part is lost,
+/// or torn at a sector. Each must pass fsck, mount, and hold what was acknowledged.
+///
+/// The kernel needs virtio, FUSE and dm-log-writes; the initramfs must set up the disks and start
+/// `cairn torture guest`. `scripts/vm-cuts` of the source tree makes both, from a package of
+/// Debian's cloud kernel, and calls this.
+#[derive(Parser)]
+pub struct Vm {
+    /// Kernel to boot.
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Its first file system, with this program and all that the guest needs.
+    #[arg(long, value_name = "FILE")]
+    initramfs: PathBuf,
+    /// The emulator.
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    qemu: String,
+    /// Boots.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    boots: u64,
+    /// Power cuts looked at for each boot.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    cuts: u64,
+    /// Longest time under load, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    load_ms_max: u64,
+    /// A test of this test: the disk also loses what the last flush before the cut covered. Must
+    /// find something.
+    #[arg(long)]
+    lying_disk: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Vm {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let options = VmOptions {
+            kernel: self.kernel.clone(),
+            initramfs: self.initramfs.clone(),
+            qemu: self.qemu.clone(),
+            boots: self.boots,
+            cuts: self.cuts,
+            load_ms_max: self.load_ms_max,
+            lying_disk: self.lying_disk,
+            session: self.common.session(),
+        };
+        print(&vm::run(&options)?, self.common.json)
+    }
+}
+
+/// The load inside the virtual machine of `cairn torture vm`.
+#[derive(Parser)]
+pub struct Guest {
+    /// Folder for the mount point.
+    #[arg(long)]
+    work: PathBuf,
+    /// Block device with the volume.
+    #[arg(long)]
+    device: PathBuf,
+    /// Block device for the journal.
+    #[arg(long)]
+    journal: PathBuf,
+    /// Block device with what the workers remember: length in 8 bytes, then JSON.
+    #[arg(long)]
+    memory: PathBuf,
+}
+
+impl Guest {
+    /// Does not return before an error comes.
+    pub fn run(&self) -> ExitCode {
+        guest::run(&GuestOptions {
+            work: self.work.clone(),
+            device: self.device.clone(),
+            journal: self.journal.clone(),
+            memory: self.memory.clone(),
+        });
+        ExitCode::FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hours_may_be_fractions() {
+        assert_eq!(hours("0.5"), Ok(Duration::from_secs(1800)));
+        for wrong in ["0", "-1", "NaN", "soon"] {
+            assert!(hours(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Messages on standard error.
+//!
+//! No message is worth the process, which may be the server of a mount: what standard error does
+//! not take, a full disk perhaps, is dropped. The macros of the standard library panic instead.
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Writes `text` and a line end to standard error.
+pub fn tell(text: &dyn Display) {
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Digits in groups of three.
+///
+/// ```
+/// assert_eq!(cairn_harness::console::grouped(1_234_567), "1,234,567");
+/// ```
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

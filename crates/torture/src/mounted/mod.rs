@@ -1,0 +1,38 @@
+//! The runs of `cairn torture` that stop real mounts: the server of a mount is killed, its volume
+//! shut down, the power of its machine cut. Whatever was acknowledged before must be there.
+//!
+//! They start the program that runs them again, as the server: it must be the `cairn` command.
+//!
+//! - [`load`] (kill -9 and shutdowns), [`synced`], [`soak`], and [`vm`] with its [`guest`] are the
+//!   runs; a [`session`] is what they have in common: folder, progress, Ctrl-C, report.
+//! - `server` is the mount; `stall` and `growth` look at it and at the machine.
+//! - `workers` use the mount and remember what was acknowledged (`append`, `direct`, `label`,
+//!   `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`, `memory`,
+//!   [`mapping`] and [`asynchronous`].
+//! - A `machine` is a virtual one; its `journal` and its disk's `write_log` tell what was on the
+//!   disk when.
+mod append;
+pub mod asynchronous;
+mod direct;
+mod growth;
+pub mod guest;
+mod journal;
+mod label;
+pub mod load;
+mod machine;
+pub mod mapping;
+mod memory;
+mod overwrite;
+mod pattern;
+mod possible;
+mod replace;
+mod reshape;
+mod server;
+pub mod session;
+pub mod soak;
+mod stall;
+pub mod synced;
+mod tree;
+pub mod vm;
+mod workers;
+mod write_log;
