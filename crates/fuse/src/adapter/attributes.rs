@@ -2,7 +2,8 @@
 use super::set_id::is_in_group;
 use super::{Answer, VolumeHandler};
 use crate::protocol::wire::{
-    Attr, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr_flag as flag,
+    Attr, AttrOut, EntryOut, STATX_MASK, SetattrIn, Statx, StatxOut, StatxTime,
+    setattr_flag as flag,
 };
 use crate::protocol::{ROOT_NODE, RequestHeader};
 use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
@@ -11,8 +12,6 @@ use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChang
 /// signed or not.
 const VALID_SECONDS: u64 = i64::MAX as u64;
 const BLOCK_BYTES: u32 = 4096;
-/// `STATX_BASIC_STATS | STATX_BTIME`.
-const STATX_MASK: u32 = 0x0fff;
 
 pub fn attr(attributes: &Attributes) -> Attr {
     Attr {

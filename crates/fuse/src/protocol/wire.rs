@@ -203,6 +203,8 @@ pub mod setattr_flag {
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 /// Since Linux 6.18: drop inodes that nobody uses from the cache.
 pub const NOTIFY_PRUNE: i32 = 9;
+/// In [`Statx`]: all basic attributes and the time of birth, `STATX_BASIC_STATS | STATX_BTIME`.
+pub const STATX_MASK: u32 = 0x0fff;
 /// In `GetattrIn`: somebody works with an open file, and does not only ask for its attributes.
 pub const GETATTR_OF_OPEN_FILE: u32 = 1;
 /// `write_flags`: the kernel writes pages of its own, and tells nobody how many were taken.

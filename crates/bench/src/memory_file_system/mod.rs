@@ -5,423 +5,36 @@
 //! ever, a missing name is cached, OPEN, OPENDIR, FLUSH, ACCESS and CREATE are refused once. So it
 //! sends the same requests, over the same transport, and only the work behind them is gone.
 //!
+//! `node` is what there is, `table` the names that lead to it; here are the answers.
+//!
 //! Locks: `INODE_TABLE` for names and attributes, then `LEAF` for the data of one file.
+mod node;
+mod table;
+
+use cairn_environment::Rank;
 use cairn_environment::lock::{Mutex, RwLock};
-use cairn_environment::{Rank, clock};
-use cairn_fuse::protocol::directory_list::ListedName;
 use cairn_fuse::protocol::wire::{
-    Attr, AttrOut, EntryOut, GetxattrOut, SetattrIn, StatfsOut, Statx, StatxOut, StatxTime,
-    WriteOut, setattr_flag as flag,
+    Attr, AttrOut, EntryOut, GetxattrOut, StatfsOut, StatxOut, WriteOut,
 };
 use cairn_fuse::protocol::{
-    DirectoryList, DirectoryPlusList, Operation, ROOT_NODE, Request, RequestHeader, WriteData,
+    DirectoryList, DirectoryPlusList, Operation, Request, RequestHeader, WriteData,
 };
 use cairn_fuse::transport::{Delivery, Handler, HandlerFailure, Reply, TRANSFER_BYTES_MAX};
 use cairn_fuse::{MountOptions, Session};
+use node::{BLOCK_BYTES, Content, Directory, FileData, Node, statx};
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use table::{PERMISSION_BITS, Table};
 use zerocopy::IntoBytes;
 
 /// For ever, as a mounted volume says it.
 const VALID_SECONDS: u64 = i64::MAX as u64;
-const BLOCK_BYTES: u32 = 4096;
-/// `STATX_BASIC_STATS | STATX_BTIME`.
-const STATX_MASK: u32 = 0x0fff;
 /// What it says that it has room for; loads that fill a part of the free space fill a part of this.
 const FREE_BLOCKS: u64 = 1 << 17;
 const NAME_BYTES_MAX: u32 = 255;
-const PERMISSION_BITS: u32 = 0o7777;
-/// Of RENAME2.
-const NO_REPLACE: u32 = 1;
-/// Where a listing continues after "." and "..".
-const COOKIE_AFTER_DOT: u64 = 1;
-const COOKIE_AFTER_DOT_DOT: u64 = 2;
-
-/// The content of a file, and when it was changed.
-struct FileData {
-    bytes: Vec<u8>,
-    modified: (i64, u32),
-}
-
-impl FileData {
-    fn write(&mut self, offset_bytes: u64, parts: &[&[u8]]) {
-        let mut at = offset_bytes as usize;
-        if self.bytes.len() < at {
-            self.bytes.resize(at, 0);
-        }
-        for part in parts {
-            let over = (self.bytes.len() - at).min(part.len());
-            self.bytes[at..at + over].copy_from_slice(&part[..over]);
-            self.bytes.extend_from_slice(&part[over..]);
-            at += part.len();
-        }
-        self.modified = clock::now_wall();
-    }
-
-    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> usize {
-        let start = self.bytes.len().min(offset_bytes as usize);
-        let length = buffer.len().min(self.bytes.len() - start);
-        buffer[..length].copy_from_slice(&self.bytes[start..start + length]);
-        length
-    }
-}
-
-struct Directory {
-    parent: u64,
-    /// Node and cookie of each name.
-    names: HashMap<Vec<u8>, (u64, u64)>,
-    /// The name of each cookie, the oldest first.
-    order: BTreeMap<u64, Vec<u8>>,
-}
-
-enum Content {
-    File(Arc<Mutex<FileData>>),
-    Directory(Directory),
-    Link(Vec<u8>),
-    /// A device, a pipe, a socket.
-    Other,
-}
-
-struct Node {
-    /// Without what the data knows better: size and time of modification.
-    attr: Attr,
-    content: Content,
-    /// How often the kernel was given it.
-    references: AtomicU64,
-}
-
-impl Node {
-    fn new(header: &RequestHeader, number: u64, mode: u32, content: Content) -> Self {
-        let (seconds, nanoseconds) = clock::now_wall();
-        let links = if matches!(content, Content::Directory(_)) { 2 } else { 1 };
-        let (atime, mtime, ctime) = (seconds as u64, seconds as u64, seconds as u64);
-        let (atime_ns, mtime_ns, ctime_ns) = (nanoseconds, nanoseconds, nanoseconds);
-        let (uid, gid, block_size) = (header.uid, header.gid, BLOCK_BYTES);
-        let times = Attr { atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns, ..Attr::default() };
-        Self {
-            attr: Attr { inode: number, mode, links, uid, gid, block_size, ..times },
-            content,
-            references: AtomicU64::new(0),
-        }
-    }
-
-    fn attr(&self) -> Attr {
-        let Content::File(data) = &self.content else { return self.attr };
-        let data = data.lock();
-        let size = data.bytes.len() as u64;
-        Attr {
-            size,
-            blocks: size.div_ceil(512),
-            mtime: data.modified.0 as u64,
-            mtime_ns: data.modified.1,
-            ..self.attr
-        }
-    }
-
-    fn file_type(&self) -> u8 {
-        (self.attr.mode >> 12) as u8
-    }
-
-    /// Counts a reference that the kernel gets.
-    fn entry(&self) -> EntryOut {
-        self.references.fetch_add(1, Ordering::Relaxed);
-        let valid = EntryOut {
-            entry_valid_seconds: VALID_SECONDS,
-            attr_valid_seconds: VALID_SECONDS,
-            ..EntryOut::default()
-        };
-        EntryOut { node: self.attr.inode, attr: self.attr(), ..valid }
-    }
-
-    fn directory(&self) -> Result<&Directory, Errno> {
-        if let Content::Directory(directory) = &self.content {
-            Ok(directory)
-        } else {
-            Err(Errno::NOTDIR)
-        }
-    }
-
-    fn file(&self) -> Result<&Arc<Mutex<FileData>>, Errno> {
-        if let Content::File(data) = &self.content { Ok(data) } else { Err(Errno::INVAL) }
-    }
-}
-
-struct Table {
-    nodes: HashMap<u64, Node>,
-    next_number: u64,
-    next_cookie: u64,
-}
-
-impl Table {
-    fn new() -> Self {
-        let header =
-            RequestHeader { unique: 0, opcode: 0, node: ROOT_NODE, uid: 0, gid: 0, pid: 0 };
-        let mut table = Self {
-            nodes: HashMap::new(),
-            next_number: ROOT_NODE + 1,
-            next_cookie: COOKIE_AFTER_DOT_DOT + 1,
-        };
-        table.nodes.insert(
-            ROOT_NODE,
-            Node::new(&header, ROOT_NODE, 0o040_755, empty_directory(ROOT_NODE)),
-        );
-        table
-    }
-
-    fn node(&self, number: u64) -> Result<&Node, Errno> {
-        self.nodes.get(&number).ok_or(Errno::STALE)
-    }
-
-    fn directory(&self, number: u64) -> Result<&Directory, Errno> {
-        self.node(number)?.directory()
-    }
-
-    fn change_directory<T>(
-        &mut self,
-        number: u64,
-        change: impl FnOnce(&mut Directory) -> T,
-    ) -> Result<T, Errno> {
-        let node = self.nodes.get_mut(&number).ok_or(Errno::STALE)?;
-        let Content::Directory(directory) = &mut node.content else { return Err(Errno::NOTDIR) };
-        let changed = change(directory);
-        let (seconds, nanoseconds) = clock::now_wall();
-        (node.attr.mtime, node.attr.mtime_ns, node.attr.ctime, node.attr.ctime_ns) =
-            (seconds as u64, nanoseconds, seconds as u64, nanoseconds);
-        Ok(changed)
-    }
-
-    fn named(&self, parent: u64, name: &[u8]) -> Result<Option<u64>, Errno> {
-        let directory = self.directory(parent)?;
-        Ok(match name {
-            b"." => Some(parent),
-            b".." => Some(directory.parent),
-            name => directory.names.get(name).map(|(number, _)| *number),
-        })
-    }
-
-    fn add_name(&mut self, parent: u64, name: &[u8], number: u64) -> Result<(), Errno> {
-        let cookie = self.next_cookie;
-        self.next_cookie += 1;
-        self.change_directory(parent, |directory| {
-            directory.names.insert(name.to_vec(), (number, cookie));
-            directory.order.insert(cookie, name.to_vec());
-        })
-    }
-
-    fn remove_name(&mut self, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        let removed = self.change_directory(parent, |directory| {
-            let (_, cookie) = directory.names.remove(name)?;
-            directory.order.remove(&cookie)
-        })?;
-        removed.map(drop).ok_or(Errno::NOENT)
-    }
-
-    /// The links of a node become more or fewer.
-    fn count_links(&mut self, number: u64, change: i32) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.attr.links = node.attr.links.saturating_add_signed(change);
-        }
-    }
-
-    fn make(
-        &mut self,
-        header: &RequestHeader,
-        name: &[u8],
-        mode: u32,
-        content: Content,
-    ) -> Result<EntryOut, Errno> {
-        if self.named(header.node, name)?.is_some() {
-            return Err(Errno::EXIST);
-        }
-        let number = self.next_number;
-        self.next_number += 1;
-        self.add_name(header.node, name, number)?;
-        if matches!(content, Content::Directory(_)) {
-            self.count_links(header.node, 1);
-        }
-        let node = Node::new(header, number, mode, content);
-        let entry = node.entry();
-        self.nodes.insert(number, node);
-        Ok(entry)
-    }
-
-    fn link(&mut self, number: u64, parent: u64, name: &[u8]) -> Result<EntryOut, Errno> {
-        if self.named(parent, name)?.is_some() {
-            return Err(Errno::EXIST);
-        }
-        self.node(number)?;
-        self.count_links(number, 1);
-        self.add_name(parent, name, number)?;
-        Ok(self.node(number)?.entry())
-    }
-
-    /// Takes a name away; the node, when nobody has it any more, is for the caller to drop without
-    /// the lock.
-    fn unlink(
-        &mut self,
-        parent: u64,
-        name: &[u8],
-        of_directory: bool,
-    ) -> Result<Option<Node>, Errno> {
-        let number = self.named(parent, name)?.ok_or(Errno::NOENT)?;
-        match (self.node(number)?.directory(), of_directory) {
-            (Ok(directory), true) if !directory.names.is_empty() => return Err(Errno::NOTEMPTY),
-            (Ok(_), false) => return Err(Errno::ISDIR),
-            (Err(_), true) => return Err(Errno::NOTDIR),
-            _ => {}
-        }
-        self.remove_name(parent, name)?;
-        self.count_links(number, if of_directory { -2 } else { -1 });
-        if of_directory {
-            self.count_links(parent, -1);
-        }
-        Ok(self.take_unused(number))
-    }
-
-    fn rename(
-        &mut self,
-        from: (u64, &[u8]),
-        to: (u64, &[u8]),
-        flags: u32,
-    ) -> Result<Option<Node>, Errno> {
-        if flags & !NO_REPLACE != 0 {
-            return Err(Errno::INVAL);
-        }
-        let moved = self.named(from.0, from.1)?.ok_or(Errno::NOENT)?;
-        let is_directory = self.node(moved)?.directory().is_ok();
-        let replaced = match self.named(to.0, to.1)? {
-            Some(_) if flags & NO_REPLACE != 0 => return Err(Errno::EXIST),
-            Some(same) if same == moved => return Ok(None),
-            Some(_) => self.unlink(to.0, to.1, is_directory)?,
-            None => None,
-        };
-        self.remove_name(from.0, from.1)?;
-        self.add_name(to.0, to.1, moved)?;
-        if is_directory && from.0 != to.0 {
-            self.change_directory(moved, |directory| directory.parent = to.0)?;
-            self.count_links(from.0, -1);
-            self.count_links(to.0, 1);
-        }
-        Ok(replaced)
-    }
-
-    fn take_unused(&mut self, number: u64) -> Option<Node> {
-        let node = self.nodes.get(&number)?;
-        let is_unused = node.attr.links == 0 && node.references.load(Ordering::Relaxed) == 0;
-        if is_unused { self.nodes.remove(&number) } else { None }
-    }
-
-    fn forget(&mut self, number: u64, count: u64) -> Option<Node> {
-        let references = &self.nodes.get(&number)?.references;
-        references
-            .store(references.load(Ordering::Relaxed).saturating_sub(count), Ordering::Relaxed);
-        self.take_unused(number)
-    }
-
-    fn set_attributes(&mut self, number: u64, change: &SetattrIn) -> Result<Attr, Errno> {
-        let node = self.nodes.get_mut(&number).ok_or(Errno::STALE)?;
-        let (has, (seconds, nanoseconds)) =
-            (|flag: u32| change.valid & flag != 0, clock::now_wall());
-        let attr = &mut node.attr;
-        if has(flag::MODE) {
-            attr.mode = attr.mode & !PERMISSION_BITS | change.mode & PERMISSION_BITS;
-        }
-        if has(flag::UID) {
-            attr.uid = change.uid;
-        }
-        if has(flag::GID) {
-            attr.gid = change.gid;
-        }
-        if has(flag::ATIME_NOW) {
-            (attr.atime, attr.atime_ns) = (seconds as u64, nanoseconds);
-        } else if has(flag::ATIME) {
-            (attr.atime, attr.atime_ns) = (change.atime, change.atime_ns);
-        }
-        (attr.ctime, attr.ctime_ns) = (seconds as u64, nanoseconds);
-        let set = has(flag::MTIME).then_some((change.mtime as i64, change.mtime_ns));
-        let modified = if has(flag::MTIME_NOW) { None } else { set };
-        let modified =
-            modified.or(has(flag::MTIME_NOW | flag::SIZE).then_some((seconds, nanoseconds)));
-        if let Some(modified) = modified {
-            (node.attr.mtime, node.attr.mtime_ns) = (modified.0 as u64, modified.1);
-        }
-        if let Content::File(data) = &node.content {
-            let mut data = data.lock();
-            if has(flag::SIZE) {
-                data.bytes.resize(change.size as usize, 0);
-            }
-            data.modified = modified.unwrap_or(data.modified);
-        }
-        Ok(node.attr())
-    }
-
-    /// Calls `push` for what comes after `cookie`, until there is no room.
-    fn list(
-        &self,
-        number: u64,
-        cookie: u64,
-        push: &mut dyn FnMut(&ListedName<'_>, Option<&Node>) -> bool,
-    ) -> Result<(), Errno> {
-        let directory = self.directory(number)?;
-        let file_type = (FileType::Directory.as_raw_mode() >> 12) as u8;
-        let dots = [
-            (&b"."[..], number, COOKIE_AFTER_DOT),
-            (&b".."[..], directory.parent, COOKIE_AFTER_DOT_DOT),
-        ];
-        for (name, inode, own_cookie) in dots {
-            if cookie < own_cookie
-                && !push(&ListedName { name, inode, file_type, cookie: own_cookie }, None)
-            {
-                return Ok(());
-            }
-        }
-        for (own_cookie, name) in directory.order.range(cookie.max(COOKIE_AFTER_DOT_DOT) + 1..) {
-            let node = self.node(directory.names[name].0)?;
-            let listed = ListedName {
-                name,
-                inode: node.attr.inode,
-                file_type: node.file_type(),
-                cookie: *own_cookie,
-            };
-            if !push(&listed, Some(node)) {
-                break;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn empty_directory(parent: u64) -> Content {
-    Content::Directory(Directory { parent, names: HashMap::new(), order: BTreeMap::new() })
-}
-
-/// The time of birth as well, which programs ask for and the kernel keeps from no other answer.
-fn statx(attr: &Attr) -> Statx {
-    let time =
-        |seconds: u64, nanoseconds| StatxTime { seconds: seconds as i64, nanoseconds, padding: 0 };
-    Statx {
-        mask: STATX_MASK,
-        block_size: attr.block_size,
-        links: attr.links,
-        uid: attr.uid,
-        gid: attr.gid,
-        mode: attr.mode as u16,
-        inode: attr.inode,
-        size: attr.size,
-        blocks: attr.blocks,
-        atime: time(attr.atime, attr.atime_ns),
-        btime: time(attr.ctime, attr.ctime_ns),
-        ctime: time(attr.ctime, attr.ctime_ns),
-        mtime: time(attr.mtime, attr.mtime_ns),
-        rdev_major: rustix::fs::major(attr.device.into()),
-        rdev_minor: rustix::fs::minor(attr.device.into()),
-        ..Statx::default()
-    }
-}
 
 fn attr_out(attr: Attr) -> AttrOut {
     AttrOut { attr_valid_seconds: VALID_SECONDS, attr, ..AttrOut::default() }
@@ -468,8 +81,7 @@ impl MemoryFileSystem {
 
     fn make_node(&self, header: &RequestHeader, name: &[u8], mode: u32) -> Result<EntryOut, Errno> {
         let is_file = FileType::from_raw_mode(mode) == FileType::RegularFile;
-        let data =
-            || Mutex::new(Rank::LEAF, FileData { bytes: Vec::new(), modified: clock::now_wall() });
+        let data = || Mutex::new(Rank::LEAF, FileData::empty());
         let content = if is_file { Content::File(Arc::new(data())) } else { Content::Other };
         self.table.write().make(header, name, mode, content)
     }
@@ -483,7 +95,12 @@ impl MemoryFileSystem {
             }
             Operation::MakeDirectory { name, mode } => {
                 let mode = FileType::Directory.as_raw_mode() | mode & PERMISSION_BITS;
-                let made = self.table.write().make(header, name, mode, empty_directory(node));
+                let made = self.table.write().make(
+                    header,
+                    name,
+                    mode,
+                    Content::Directory(Directory::empty(node)),
+                );
                 self.answer_entry(reply, made);
             }
             Operation::Symlink { name, target } => {
@@ -680,7 +297,8 @@ impl Handler for MemoryFileSystem {
 /// Mounts a file system in memory at `mountpoint`, and serves it until it is unmounted. `source` is
 /// what is shown as its source; it is neither read nor written.
 ///
-/// # Errors When it can't be mounted, or the connection is cut.
+/// # Errors
+/// When it can't be mounted, or the connection is cut.
 pub fn serve_memory(
     source: &Path,
     mountpoint: &Path,
@@ -694,6 +312,9 @@ pub fn serve_memory(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_fuse::protocol::ROOT_NODE;
+    use cairn_fuse::protocol::directory_list::ListedName;
+    use cairn_fuse::protocol::wire::{SetattrIn, setattr_flag as flag};
 
     fn header(node: u64) -> RequestHeader {
         RequestHeader { unique: 1, opcode: 0, node, uid: 7, gid: 8, pid: 9 }
@@ -717,7 +338,12 @@ mod tests {
         assert_eq!(system.make_node(&header(ROOT_NODE), b"file", 0o100_644), Err(Errno::EXIST));
         let mut table = system.table.write();
         let folder = table
-            .make(&header(ROOT_NODE), b"folder", 0o040_755, empty_directory(ROOT_NODE))
+            .make(
+                &header(ROOT_NODE),
+                b"folder",
+                0o040_755,
+                Content::Directory(Directory::empty(ROOT_NODE)),
+            )
             .unwrap();
         assert_eq!((folder.attr.links, table.node(ROOT_NODE).unwrap().attr.links), (2, 3));
         assert_eq!(
