@@ -82,8 +82,6 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/environment/src/lock.rs",
     "crates/environment/src/waking.rs",
     "crates/fuse/src/kernel.rs",
-    "crates/engine/tests/allocations.rs",
-    "crates/log/tests/allocations.rs",
     "crates/harness/src/allocations.rs",
     "crates/torture/src/mounted/asynchronous.rs",
     "crates/torture/src/mounted/mapping.rs",

@@ -2,30 +2,8 @@
 //! counts, by thread.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{DirectoryItem, FileType, NewInode, Volume, VolumeOptions, mkfs};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use cairn_harness::allocations::{Counting, allocations_in};
 use std::sync::Arc;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a number of the
-// thread and allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above; `pointer` came from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -43,9 +21,8 @@ fn volume() -> Volume {
 /// Allocations while `work` is done for each name. Tables that grow, and nodes that are split, are
 /// among them.
 fn per_name(names: &[String], mut work: impl FnMut(&[u8])) -> f64 {
-    let before = ALLOCATIONS.get();
-    names.iter().for_each(|name| work(name.as_bytes()));
-    (ALLOCATIONS.get() - before) as f64 / names.len() as f64
+    let count = allocations_in(|| names.iter().for_each(|name| work(name.as_bytes())));
+    count as f64 / names.len() as f64
 }
 
 #[test]

@@ -4,40 +4,12 @@ use cairn_environment::atomic::AtomicU64;
 use cairn_format::{
     EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId,
 };
+use cairn_harness::allocations::{Counting, allocations_in};
 use cairn_log::{Batch, Log, LogOptions, LogStart};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a number of the
-// thread and allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above; `pointer` came from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
 
 fn log() -> Arc<Log> {
     let geometry = Geometry::for_size(64 << 20, None).unwrap();
@@ -77,18 +49,13 @@ fn operation(log: &Log, first: u64, value_bytes: usize) {
 }
 
 #[test]
-fn the_counter_counts() {
-    assert_eq!(allocations(|| drop(std::hint::black_box(vec![1_u8; 100]))), 1);
-}
-
-#[test]
 fn logging_items_again_allocates_nothing() {
     let log = log();
     operation(&log, 10, 128);
-    assert_eq!(allocations(|| (0..10_000).for_each(|_| operation(&log, 10, 128))), 0);
+    assert_eq!(allocations_in(|| (0..10_000).for_each(|_| operation(&log, 10, 128))), 0);
     // A value that grows within its place, or shrinks, allocates nothing either.
     assert_eq!(
-        allocations(|| (0..10_000).for_each(|round| operation(&log, 10, 100 + round % 28))),
+        allocations_in(|| (0..10_000).for_each(|round| operation(&log, 10, 100 + round % 28))),
         0
     );
 }
@@ -105,7 +72,7 @@ fn creating_and_removing_allocates_nothing() {
         log.insert(&mut batch);
     };
     (100..110).for_each(round);
-    assert_eq!(allocations(|| (1000..20_000).for_each(round)), 0);
+    assert_eq!(allocations_in(|| (1000..20_000).for_each(round)), 0);
     assert_eq!(log.statistics().context_items, 1);
 }
 
@@ -122,6 +89,6 @@ fn new_items_after_a_switch_of_the_list_use_the_memory_of_those_before() {
         fill();
         switch(committed);
     }
-    assert_eq!(allocations(fill), 0);
+    assert_eq!(allocations_in(fill), 0);
     assert_eq!(log.statistics().context_items, 6000);
 }

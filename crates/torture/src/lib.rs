@@ -6,8 +6,9 @@
 //! [`generator`] makes operations; [`runner`] performs them on a volume; [`history`] and
 //! [`verdict`] decide whether what a crash left is permitted.
 //!
-//! [`runs`] and `mounted` are the parts of `cairn torture`: the former in memory, the latter on
-//! real mounts. Each returns a [`run_report`].
+//! `runs` and `mounted` are the parts of `cairn torture`: the former in memory, the latter on real
+//! mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of them: there are
+//! no processes, no signals and no kernel in it.
 //!
 //! Everything follows from a seed. With one client and no background work the same seed gives the
 //! same run; with several, the seed fixes what each client does, but not how they interleave.
@@ -26,14 +27,15 @@ pub mod hostile;
 pub mod lying;
 pub mod model;
 mod model_apply;
-// A simulation has neither processes nor a kernel.
 #[cfg(not(feature = "shuttle"))]
 pub mod mounted;
 pub mod operation;
 pub mod plain;
 pub mod references;
+#[cfg(not(feature = "shuttle"))]
 pub mod run_report;
 pub mod runner;
+#[cfg(not(feature = "shuttle"))]
 pub mod runs;
 pub mod search;
 pub mod sequence;
