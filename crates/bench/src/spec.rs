@@ -162,6 +162,15 @@ impl TargetSpec {
         )
     }
 
+    /// The folder that it lies in, where it lies in one.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match self {
+            TargetSpec::Directory(path) => Some(path),
+            TargetSpec::Engine(DeviceSpec::Image { path, .. }) => path.parent(),
+            TargetSpec::Engine(_) => None,
+        }
+    }
+
     /// The name that reports give to it.
     pub fn name(&self) -> String {
         match self {

@@ -175,7 +175,7 @@ impl Handler for TinyFileSystem {
             }
             Operation::Create { name, .. } => match state.create(name) {
                 Ok(entry) => {
-                    drop(reply.bytes(&[entry.as_bytes(), OpenOut::default().as_bytes()].concat()))
+                    reply.bytes(&[entry.as_bytes(), OpenOut::default().as_bytes()].concat());
                 }
                 Err(errno) => reply.error(errno),
             },
@@ -203,10 +203,10 @@ impl Handler for TinyFileSystem {
                 answer(reply, state.write(node, offset_bytes, &data));
             }
             Operation::ReadDirectory { cookie, length_bytes } => {
-                drop(reply.bytes(&state.list(cookie, length_bytes).into_bytes()))
+                reply.bytes(&state.list(cookie, length_bytes).into_bytes());
             }
             Operation::ReadDirectoryPlus { cookie, length_bytes } => {
-                drop(reply.bytes(state.list_plus(cookie, length_bytes).as_bytes()))
+                reply.bytes(state.list_plus(cookie, length_bytes).as_bytes());
             }
             Operation::StatFs => answer(
                 reply,

@@ -15,9 +15,10 @@ pub(crate) mod tight_volume;
 mod workload_tests;
 
 use crate::client::{Limit, Measured, Plan};
+use crate::disturbance::Observation;
 use crate::engine_figures;
 use crate::engine_settings::EngineSettings;
-use crate::report::{Figure, Report};
+use crate::report::{Figure, Origin, Report};
 use crate::resources::Resources;
 use crate::spec::{FlushMode, TargetSpec};
 use crate::target::{Target, remove_tree};
@@ -107,6 +108,24 @@ impl Workload {
             Ok(report)
         }
     }
+
+    /// Runs it as [`run`](Self::run) does, and notes in the report when and where it ran, by which
+    /// `command`, and what else the machine did meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub fn run_observed(
+        self,
+        spec: &TargetSpec,
+        settings: &Settings,
+        command: Vec<String>,
+    ) -> anyhow::Result<Report> {
+        let mut origin = Origin::here(command, spec.folder());
+        let observation = Observation::begin();
+        let report = self.run(spec, settings)?;
+        origin.disturbance = observation.end();
+        Ok(Report { origin: Some(origin), ..report })
+    }
 }
 
 impl FromStr for Workload {
@@ -176,8 +195,6 @@ pub struct Settings {
     pub policy: FlushPolicy,
     /// How the engine differs from its defaults.
     pub engine: EngineSettings,
-    /// What the file system that a directory lies in says of itself, when it is Cairn's.
-    pub mount_statistics: Option<fn(&Path) -> Option<Value>>,
     /// Whether the user wants the run to end.
     pub interrupt: Interrupt,
 }
@@ -195,7 +212,6 @@ impl Default for Settings {
             run_queue: false,
             policy: FlushPolicy::Auto,
             engine: EngineSettings::default(),
-            mount_statistics: None,
             interrupt: Interrupt::default(),
         }
     }
@@ -313,7 +329,7 @@ fn run_in_folder(
     let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
     let place =
         Place { target: target.clone(), folder: format!("cairn-bench-{:016x}", random::u64()) };
-    let ran = run_and_clean_up(&place, spec, settings, load);
+    let ran = run_and_clean_up(&place, spec, load);
     let (findings, statistics) =
         with_end(ran, target.close().context("the target could not be closed"))?;
     let mut report = findings.into_report(name, spec.name(), settings.clients);
@@ -326,16 +342,15 @@ fn run_in_folder(
 fn run_and_clean_up(
     place: &Place,
     spec: &TargetSpec,
-    settings: &Settings,
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
 ) -> anyhow::Result<(Findings, Option<Value>)> {
     let (target, folder) = (&*place.target, &place.folder);
     target
         .make_directory(folder)
         .with_context(|| format!("target {}: cannot make a directory in it", spec.name()))?;
-    let before = statistics_of(target, spec, settings);
+    let before = statistics_of(target, spec);
     let ran = load(place);
-    let statistics = counted(&before, statistics_of(target, spec, settings));
+    let statistics = counted(&before, statistics_of(target, spec));
     let cleaned = if spec.vanishes() {
         Ok(())
     } else {
@@ -353,12 +368,20 @@ fn with_end<T>(ran: anyhow::Result<T>, end: anyhow::Result<()>) -> anyhow::Resul
     }
 }
 
+/// What the server of the mount says of itself that a directory lies in; `None` when it is no mount
+/// of Cairn's.
+fn mount_statistics(directory: &Path) -> Option<Value> {
+    let directory = directory.canonicalize().ok()?;
+    let mount = directory
+        .ancestors()
+        .find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
+    serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()
+}
+
 /// The counters of the engine, in this process or below a directory.
-fn statistics_of(target: &dyn Target, spec: &TargetSpec, settings: &Settings) -> Option<Value> {
+fn statistics_of(target: &dyn Target, spec: &TargetSpec) -> Option<Value> {
     match spec {
-        TargetSpec::Directory(path) => {
-            settings.mount_statistics.and_then(|of_mount| of_mount(path))
-        }
+        TargetSpec::Directory(path) => mount_statistics(path),
         TargetSpec::Engine(_) => target.statistics(),
     }
 }

@@ -7,9 +7,7 @@ use super::{bench_ab, bench_report, bench_transport};
 use crate::output;
 use anyhow::{Context, bail, ensure};
 use cairn_bench::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
-use cairn_bench::{
-    DeviceSpec, Observation, Origin, Report, Settings, SyncMethod, TargetSpec, Workload,
-};
+use cairn_bench::{Settings, SyncMethod, TargetSpec, Workload};
 use cairn_harness::{Interrupt, SecondSignal, Size};
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -201,29 +199,10 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         directories: run.directories,
         sync_method,
         run_queue: run.run_queue,
-        mount_statistics: Some(mount_statistics),
         ..run.load.settings(interrupt)?
     };
-    let folder = match &run.target {
-        TargetSpec::Directory(path) => Some(path.as_path()),
-        TargetSpec::Engine(DeviceSpec::Image { path, .. }) => path.parent(),
-        TargetSpec::Engine(_) => None,
-    };
-    let mut origin = Origin::here(recorded_command(), folder);
-    let observation = Observation::begin();
-    let report = run.workload.run(&run.target, &settings)?;
-    origin.disturbance = observation.end();
-    output::print(&Report { origin: Some(origin), ..report }, run.load.json)
-}
-
-/// What the server of the mount says that a directory lies in; `None` when it is no mount of
-/// Cairn's.
-fn mount_statistics(directory: &Path) -> Option<serde_json::Value> {
-    let directory = directory.canonicalize().ok()?;
-    let mount = directory
-        .ancestors()
-        .find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
-    serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()
+    let report = run.workload.run_observed(&run.target, &settings, recorded_command())?;
+    output::print(&report, run.load.json)
 }
 
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {

@@ -6,7 +6,6 @@ use cairn_bench::ab::{self, AbSettings, Mechanism};
 use cairn_bench::{DeviceSpec, TargetSpec};
 use cairn_harness::Interrupt;
 use clap::Parser;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,10 +68,7 @@ pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
         command: super::bench::recorded_command(),
         interrupt,
     };
-    let comparison = ab::run(&settings, &mut |step| {
-        // Whoever closed standard error doesn't want to know.
-        let _ = writeln!(std::io::stderr(), "{step}");
-    })?;
+    let comparison = ab::run(&settings, &mut |step| output::tell(&step))?;
     output::print(&comparison, arguments.json)
 }
 
