@@ -36,7 +36,10 @@ impl Disturbance {
     pub fn line(&self) -> String {
         self.warning().unwrap_or_else(|| {
             let (share, load) = ((self.cpu_share + self.stolen_share) * 100.0, self.load_average);
-            format!("The machine was quiet: others took {share:.1} % of its CPU time; its load average was {load:.1} before.")
+            format!(
+                "The machine was quiet: others took {share:.1} % of its CPU time; its load \
+                average was {load:.1} before."
+            )
         })
     }
 
@@ -51,7 +54,8 @@ impl Disturbance {
         };
         self.is_busy().then(|| {
             format!(
-                "The machine was busy: {others}{stolen}; its load average was {:.1} before. Don't take these figures for facts; measure again \
+                "The machine was busy: {others}{stolen}; its load average was {:.1} before. Don't \
+                 take these figures for facts; measure again \
                  when nothing else runs.",
                 self.load_average
             )
@@ -167,7 +171,8 @@ mod tests {
         assert_eq!(quiet.warning(), None);
         assert_eq!(
             quiet.line(),
-            "The machine was quiet: others took 1.0 % of its CPU time; its load average was 15.0 before."
+            "The machine was quiet: others took 1.0 % of its CPU time; its load average was 15.0 \
+             before."
         );
         let busy = Disturbance { cpu_share: 0.37, ..quiet };
         let told = busy.warning().unwrap();

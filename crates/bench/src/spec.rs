@@ -93,7 +93,8 @@ impl FromStr for TargetSpec {
                 }
                 _ => {
                     return Err(format!(
-                        "\"{option}\" is not an option of engine:{name}; there are size=4G, for engine:simulated and engine:disk \
+                        "\"{option}\" is not an option of engine:{name}; there are size=4G, for \
+                         engine:simulated and engine:disk \
                          flush_ms=10, for the one discard_ms=0.02, for the other read_ms=0.5"
                     ));
                 }
@@ -102,7 +103,11 @@ impl FromStr for TargetSpec {
         size_bytes -= size_bytes % cairn_blockdev::BLOCK_BYTES as u64;
         Ok(TargetSpec::Engine(match name {
             "" => {
-                return Err("engine: lacks the name of an image; write engine:IMAGE, engine:memory or engine:simulated:flush_ms=10".into());
+                return Err(
+                    "engine: lacks the name of an image; write engine:IMAGE, engine:memory \
+                    or engine:simulated:flush_ms=10"
+                        .into(),
+                );
             }
             "memory" => DeviceSpec::Memory { size_bytes },
             "simulated" => DeviceSpec::Simulated { size_bytes, flush_time, discard_time },
@@ -264,7 +269,8 @@ impl TargetSpec {
             TargetSpec::Engine(DeviceSpec::Image { path, .. }) => {
                 if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
                     bail!(
-                        "{} is a device with a volume, which this would overwrite; name a directory on it",
+                        "{} is a device with a volume, which this would overwrite; name a \
+                         directory on it",
                         path.display()
                     );
                 }
@@ -306,7 +312,8 @@ impl BlockDevice for WithoutFlush {
     }
 
     forward_to_device!(self => self.device;
-        read, write, write_set, write_set_while, discard, length_bytes, copies, read_copy, repair, resynchronise, close, health, observe, note_damage);
+        read, write, write_set, write_set_while, discard, length_bytes, copies, read_copy,
+        repair, resynchronise, close, health, observe, note_damage);
 }
 
 #[cfg(test)]

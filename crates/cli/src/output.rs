@@ -1,5 +1,5 @@
-//! Standard output, and standard error with it. Whoever reads the former may stop early (`cairn dump
-//! … | head`); that is not an error.
+//! Standard output, and standard error with it. The reader of the former may stop early (`cairn
+//! dump … | head`); that is not an error.
 pub use cairn_harness::console::tell;
 use serde::Serialize;
 use std::fmt::Display;

@@ -119,7 +119,8 @@ mod tests {
     const TABLE: &[u8] = b"1 0 8:1 / / rw - ext4 /dev/sda rw\n\
         2 1 8:2 / /var rw,relatime shared:1 master:2 - xfs /dev/sdb rw\n\
         3 1 8:3 / /variety rw - btrfs /dev/sdc rw\n\
-        4 1 0:9 / /var/a\\040b/tab\\011line\\012back\\134slash/mnt rw - fuse.cairn /an\\040image rw\n\
+        4 1 0:9 / /var/a\\040b/tab\\011line\\012back\\134slash/mnt rw - fuse.cairn /an\\040image \
+        rw\n\
         5 1 0:9 / /var/no\xff/mnt rw - tmpfs none rw\n\
         nonsense\n";
 

@@ -155,7 +155,10 @@ mod tests {
     #[test]
     fn the_files_of_proc_are_understood() {
         let status = Status(
-            "Name:\tx\nVmRSS:\t   2048 kB\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t30\n".into(),
+            "Name:\tx\nVmRSS:\t   2048 kB\n\
+             voluntary_ctxt_switches:\t12\n\
+             nonvoluntary_ctxt_switches:\t30\n"
+                .into(),
         );
         assert_eq!((status.context_switches(), status.bytes("VmRSS")), (42, Some(2 << 20)));
         assert_eq!((status.number("Name"), status.number("Rss")), (None, None));

@@ -35,7 +35,8 @@ impl FromStr for Size {
         };
         let Some(shift) = shift.filter(|_| !number.is_empty()) else {
             return Err(format!(
-                "\"{text}\" is not a size; write a whole number of bytes, or of a unit: 512M, 4G, 1T"
+                "\"{text}\" is not a size; write a whole number of bytes, or of a unit: 512M, 4G, \
+                 1T"
             ));
         };
         // A number that no 64 bits hold is too large in any unit.

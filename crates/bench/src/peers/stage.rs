@@ -52,7 +52,8 @@ fn check_direct_io(state: &Path, image: &Path) -> anyhow::Result<()> {
     })?;
     ensure!(
         told.trim() == "1",
-        "direct I/O is not possible on a loop device on {}; name a folder on another file system with --dir, or measure with --direct-io false",
+        "direct I/O is not possible on a loop device on {}; name a folder on another file system \
+         with --dir, or measure with --direct-io false",
         image.display(),
     );
     Ok(())

@@ -71,10 +71,22 @@ struct Run {
 #[derive(clap::Args)]
 struct Load {
     /// Threads.
-    #[arg(long, visible_alias = "threads", value_name = "N", default_value = "8", value_parser = positive)]
+    #[arg(
+        long,
+        visible_alias = "threads",
+        value_name = "N",
+        default_value = "8",
+        value_parser = positive
+    )]
     clients: usize,
     /// Time of a measurement; a fraction is possible.
-    #[arg(long, value_name = "S", default_value = "10", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value = "10",
+        value_parser = duration,
+        allow_negative_numbers = true
+    )]
     seconds: Duration,
     /// Load file for dbench [default: the one of Debian's package].
     #[arg(long, value_name = "FILE")]
@@ -211,7 +223,8 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
     if arguments.quick {
         ensure!(
             arguments.direct_io != DirectIo::Both,
-            "--quick takes one kind of loop devices, --direct-io both two; write for example --repeat 2 --seconds 2 instead of --quick"
+            "--quick takes one kind of loop devices, --direct-io both two; write for example \
+             --repeat 2 --seconds 2 instead of --quick"
         );
         (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }

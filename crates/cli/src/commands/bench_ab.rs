@@ -31,7 +31,13 @@ pub struct Arguments {
     #[arg(long, default_value = "5", value_name = "N", value_parser = bench::positive)]
     repeat: usize,
     /// Time of a run; a fraction is possible.
-    #[arg(long, value_name = "S", default_value = "5", value_parser = bench::duration, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value = "5",
+        value_parser = bench::duration,
+        allow_negative_numbers = true
+    )]
     seconds: Duration,
     /// Threads, in place of the loads' own numbers.
     #[arg(long, visible_alias = "threads", value_name = "N", value_parser = bench::positive)]

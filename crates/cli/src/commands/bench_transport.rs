@@ -33,7 +33,13 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value = "8", value_parser = positive)]
     clients: usize,
     /// Time of a measurement; a fraction is possible.
-    #[arg(long, value_name = "S", default_value = "3", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value = "3",
+        value_parser = duration,
+        allow_negative_numbers = true
+    )]
     seconds: Duration,
     /// Rounds; each figure is their median.
     #[arg(long, default_value = "3", value_name = "N", value_parser = positive)]

@@ -122,7 +122,13 @@ struct Faults {
 #[derive(Parser)]
 struct Fuzz {
     /// Time for new inputs; a fraction is possible.
-    #[arg(long, value_name = "S", default_value = "60", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value = "60",
+        value_parser = duration,
+        allow_negative_numbers = true
+    )]
     seconds: Duration,
     /// Chooses the inputs [default: a random one, which is printed].
     #[arg(long, value_name = "S")]

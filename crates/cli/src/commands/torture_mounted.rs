@@ -1,5 +1,5 @@
-//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `vm`: the arguments of the runs that stop real
-//! mounts of this program. What they do lives in [`cairn_torture::mounted`], which listens to
+//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `vm`: the arguments of the runs that stop
+//! real mounts of this program. What they do lives in [`cairn_torture::mounted`], which listens to
 //! signals itself: with something mounted, a second signal must clean up first.
 use super::torture::print;
 use crate::mount_options;
@@ -54,7 +54,12 @@ impl Mounts {
 #[derive(clap::Args)]
 struct Load {
     /// Longest time under load, in milliseconds; most rounds take an eighth of it.
-    #[arg(long, value_name = "MS", default_value_t = 2500, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 2500,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     load_ms_max: u64,
     #[command(flatten)]
     mounts: Mounts,
@@ -82,7 +87,12 @@ impl Load {
 #[derive(Parser)]
 pub struct Kill9 {
     /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 50,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     rounds: u64,
     #[command(flatten)]
     load: Load,
@@ -101,7 +111,12 @@ impl Kill9 {
 #[derive(Parser)]
 pub struct Shutdown {
     /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     rounds: u64,
     #[command(flatten)]
     load: Load,
@@ -124,7 +139,12 @@ impl Shutdown {
 #[derive(Parser)]
 pub struct Sync {
     /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     rounds: u64,
     #[command(flatten)]
     mounts: Mounts,
@@ -157,7 +177,12 @@ pub struct Soak {
     #[arg(long, value_name = "N", value_parser = hours, allow_negative_numbers = true)]
     hours: Duration,
     /// Time of each load, in seconds; a cycle has five.
-    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=600)
+    )]
     load_seconds: u64,
     #[command(flatten)]
     mounts: Mounts,
@@ -208,10 +233,20 @@ pub struct Vm {
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: String,
     /// Boots.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     boots: u64,
     /// Power cuts looked at for each boot.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     cuts: u64,
     /// Longest time under load, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]

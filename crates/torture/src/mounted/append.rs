@@ -119,7 +119,8 @@ impl Worker for Append {
                 if index < self.acknowledged {
                     let acknowledged = self.acknowledged;
                     return fail(format!(
-                        "record {index} at byte {end} is not there; {acknowledged} were acknowledged; length {}",
+                        "record {index} at byte {end} is not there; {acknowledged} were \
+                         acknowledged; length {}",
                         bytes.len()
                     ));
                 }

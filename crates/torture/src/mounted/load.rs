@@ -111,7 +111,11 @@ fn run_rounds(
         let seconds = begin.elapsed().as_secs_f64();
         session.tell_round(
             round,
-            &format!("{} after {load_ms} ms{again}; {acknowledgements} acknowledgements so far; {seconds:.1} s", stop.name()),
+            &format!(
+                "{} after {load_ms} ms{again}; {acknowledgements} acknowledgements so far; \
+                {seconds:.1} s",
+                stop.name()
+            ),
         );
         if session.is_interrupted() {
             return Err(Halt::Interrupted);

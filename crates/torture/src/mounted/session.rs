@@ -146,11 +146,10 @@ struct Received {
 
 impl Session {
     fn new(plan: &Plan<'_>, options: &SessionOptions) -> anyhow::Result<Self> {
-        fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/fuse")
-            .context("/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` makes it, a container must be given it")?;
+        fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").context(
+            "/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` \
+                makes it, a container must be given it",
+        )?;
         let folder = Folder::new(options.work.as_deref(), plan.needs_bytes)?;
         let signals = Arc::new(Received::default());
         let (first, second) = (signals.clone(), signals.clone());
@@ -268,7 +267,8 @@ pub(super) fn run(
         Err(Halt::Found(problem)) => {
             if let Some(mount) = stalled_elsewhere(&problem, session.folder()) {
                 bail!(
-                    "{} does not end a sync, and holds up the machine, so this says nothing of cairn: {problem}",
+                    "{} does not end a sync, and holds up the machine, so this says nothing of \
+                     cairn: {problem}",
                     mount.display()
                 );
             }

@@ -56,7 +56,8 @@ struct Cycles<'a> {
 const VOLUME_BYTES: u64 = 1 << 30;
 const DID_NOT_GROW: &str =
     "The server did not grow, nothing acknowledged was lost, and fsck found nothing.";
-const TOO_SHORT: &str = "Nothing acknowledged was lost, and fsck found nothing. The run was too short to say whether the server grows: \
+const TOO_SHORT: &str = "Nothing acknowledged was lost, and fsck found nothing. The run was too \
+    short to say whether the server grows: \
     that takes more than ten cycles in the first half of its time.";
 
 /// Runs it.

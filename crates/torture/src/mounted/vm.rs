@@ -165,7 +165,8 @@ impl Campaign<'_> {
         self.check_cuts(&log, &known, &cuts)?;
         self.session.set("boots", boot, "");
         let told = format!(
-            "started after {:.1} s, power cut after {load_ms} ms; {} flushes; {} cuts checked, {} writes lost or torn; {:.1} s",
+            "started after {:.1} s, power cut after {load_ms} ms; {} flushes; {} cuts checked, {} \
+             writes lost or torn; {:.1} s",
             booted.as_secs_f64(),
             log.epochs.len(),
             cuts.len(),

@@ -116,7 +116,8 @@ impl fmt::Display for RunReport<CampaignFindings> {
             0 if *workloads == 0 => writeln!(formatter, "Nothing was tested. (seed {})", self.seed),
             0 => writeln!(
                 formatter,
-                "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})",
+                "Every state is one that the operations permit; nothing acknowledged was lost. \
+                 (seed {})",
                 self.seed
             ),
             count => writeln!(

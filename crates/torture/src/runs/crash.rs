@@ -92,7 +92,8 @@ impl CrashFindings {
 }
 
 /// What the seed does not decide.
-const NOT_EXACTLY: &str = "several clients work at once: the seed fixes what each does, not how they interleave, so it may take \
+const NOT_EXACTLY: &str = "several clients work at once: the seed fixes what each does, not how \
+    they interleave, so it may take \
                            several repetitions to meet this again";
 
 impl fmt::Display for RunReport<CrashFindings> {
@@ -133,14 +134,16 @@ impl fmt::Display for RunReport<CrashFindings> {
         )?;
         writeln!(
             formatter,
-            "  {seconds:.1} s, {processor_seconds:.1} s of one core: {speed:.0} crash states a minute and core"
+            "  {seconds:.1} s, {processor_seconds:.1} s of one core: {speed:.0} crash states a \
+             minute and core"
         )?;
         let Some(finding) = finding else {
             return match tested.runs {
                 0 => writeln!(formatter, "Nothing was tested. (seed {})", self.seed),
                 _ => writeln!(
                     formatter,
-                    "Every state is one that the operations permit; nothing acknowledged was lost. (seed {})",
+                    "Every state is one that the operations permit; nothing acknowledged was \
+                     lost. (seed {})",
                     self.seed
                 ),
             };
@@ -187,7 +190,13 @@ mod tests {
             })
         };
         let exact = told_crash(20_000, finding(Some(3), true)).to_string();
-        assert!(exact.contains("FOUND in run 3 of seed 5: it is gone\n  repeat: cairn torture crash --seed 5 --run 3\n"), "{exact}");
+        assert!(
+            exact.contains(
+                "FOUND in run 3 of seed 5: it is gone\n  repeat: cairn torture \
+            crash --seed 5 --run 3\n"
+            ),
+            "{exact}"
+        );
         assert!(!exact.contains(NOT_EXACTLY) && !exact.contains("Every state"), "{exact}");
         let few = told_crash(100, finding(Some(3), false)).to_string();
         assert!(
