@@ -63,7 +63,7 @@ impl Interrupt {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn by_signals_told() -> anyhow::Result<Self> {
+    pub fn by_signals_with_notice() -> anyhow::Result<Self> {
         let interrupt = Self::default();
         let flag = interrupt.flag();
         signals::listen("what is under way", move || flag.store(true, Ordering::SeqCst), || {})?;

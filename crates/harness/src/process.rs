@@ -6,6 +6,7 @@
 //! so has done nothing yet, and is started again.
 use crate::signals::SIGNALS;
 use cairn_environment::clock;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use std::process::{Child, Command, ExitStatus, Output};
 use std::time::Duration;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// For a program that was asked to end.
+const END_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often a command is started, at most.
 const STARTS_MAX: usize = 8;
 
@@ -51,6 +54,18 @@ pub fn wait_at_most(child: &mut Child, time_max: Duration) -> io::Result<Option<
         }
         clock::sleep(POLL_INTERVAL);
     }
+}
+
+/// Ends a program and those that it started, which have its process group: asks them first, then
+/// makes them.
+pub fn end(child: &mut Child) {
+    let group = Pid::from_raw(child.id() as i32);
+    // They may have ended meanwhile, here and below.
+    let signal = |signal| group.map(|group| kill_process_group(group, signal));
+    let _ = signal(Signal::TERM);
+    let _ = wait_at_most(child, END_TIME_MAX);
+    let _ = signal(Signal::KILL);
+    let _ = child.wait();
 }
 
 /// The file of the program `name` in one of the folders of `search_path`; a name with a slash is a

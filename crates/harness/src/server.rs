@@ -2,7 +2,7 @@
 //!
 //! States: *started* → *mounted*, from where on the mount answers → *ended*: by an unmount, by
 //! itself, or killed. Dropped, it is killed.
-use crate::process::{wait_at_most, was_for_the_run};
+use crate::process::{self, wait_at_most, was_for_the_run};
 use anyhow::{Context, bail};
 use cairn_environment::clock;
 use std::fs::{self, OpenOptions};
@@ -90,17 +90,22 @@ impl ServerProcess {
         Ok(())
     }
 
+    /// Ends it in order, as far as it can; what it has mounted, it unmounts.
+    pub fn end(&mut self) {
+        process::end(&mut self.child);
+    }
+
     /// Waits until it has ended after an unmount.
     ///
     /// # Errors
-    /// When it ends badly, or has not ended after `time_max`: then it is killed.
+    /// When it ends badly, or has not ended after `time_max`: then it is made to end.
     pub fn wait_for_end(&mut self, time_max: Duration) -> anyhow::Result<()> {
         let ended: Option<ExitStatus> = wait_at_most(&mut self.child, time_max)?;
         match ended {
             Some(status) if status.success() => Ok(()),
             Some(status) => bail!("the server ended with {status}{}", self.last_words()),
             None => {
-                self.kill()?;
+                self.end();
                 bail!("the server has not ended after {time_max:?}");
             }
         }

@@ -5,7 +5,7 @@ use super::process::{self, command, run_to_end};
 use anyhow::{Context, bail};
 use cairn_environment::clock;
 use cairn_harness::Interrupt;
-use cairn_harness::process::wait_at_most;
+use cairn_harness::process::{end, wait_at_most};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -121,7 +121,7 @@ impl Drop for Postgres {
             let _ = kill_process(server, Signal::INT);
         }
         if !matches!(wait_at_most(&mut self.server, STOP_PATIENCE), Ok(Some(_))) {
-            process::end(&mut self.server);
+            end(&mut self.server);
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use cairn_environment::clock;
 use cairn_harness::Interrupt;
-use cairn_harness::process::{find_program, wait_at_most};
+use cairn_harness::process::{end, find_program};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::{self, File};
@@ -136,17 +136,6 @@ pub fn run_timed(
         bail!("{} failed ({status}): {said}", command.get_program().display());
     }
     Ok((output, elapsed))
-}
-
-/// Ends a program and those that it started: asks them first, then makes them.
-pub fn end(child: &mut Child) {
-    let group = rustix::process::Pid::from_raw(child.id() as i32);
-    // They may have ended meanwhile, here and below.
-    let signal = |signal| group.map(|group| rustix::process::kill_process_group(group, signal));
-    let _ = signal(rustix::process::Signal::TERM);
-    let _ = wait_at_most(child, Duration::from_secs(10));
-    let _ = signal(rustix::process::Signal::KILL);
-    let _ = child.wait();
 }
 
 fn lines_of(text: &str) -> Vec<&str> {

@@ -251,6 +251,10 @@ impl Drop for Mounted<'_> {
                 warn(format_args!("{} is left mounted: {error}", self.path.display()));
             }
         }
+        // It may have mounted only now.
+        if let Some(server) = &mut self.server {
+            server.end();
+        }
     }
 }
 

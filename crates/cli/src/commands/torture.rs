@@ -224,7 +224,7 @@ where
 
 impl Crash {
     fn run(&self) -> anyhow::Result<ExitCode> {
-        let interrupt = Interrupt::by_signals_told()?;
+        let interrupt = Interrupt::by_signals_with_notice()?;
         let default_states = if self.common.seconds.is_some() { u64::MAX } else { 20_000 };
         let options = CrashOptions {
             seed: self.common.seed(),
@@ -240,7 +240,7 @@ impl Crash {
 
 impl Systematic {
     fn run(&self) -> anyhow::Result<ExitCode> {
-        let interrupt = Interrupt::by_signals_told()?;
+        let interrupt = Interrupt::by_signals_with_notice()?;
         let command = format!("systematic --length {}", self.length);
         let source = Source::Systematic(self.length);
         run_campaign(source, &command, &self.selection, &self.common, &interrupt)
@@ -249,7 +249,7 @@ impl Systematic {
 
 impl Ace {
     fn run(&self) -> anyhow::Result<ExitCode> {
-        let interrupt = Interrupt::by_signals_told()?;
+        let interrupt = Interrupt::by_signals_with_notice()?;
         let source = Source::Ace(AceFile::read(&self.file).map_err(anyhow::Error::msg)?);
         let command = format!("ace {}", self.file.display());
         run_campaign(source, &command, &self.selection, &self.common, &interrupt)
@@ -282,7 +282,7 @@ fn run_campaign(
 
 impl Faults {
     fn run(&self) -> anyhow::Result<ExitCode> {
-        let interrupt = Interrupt::by_signals_told()?;
+        let interrupt = Interrupt::by_signals_with_notice()?;
         let seed = self.seed.unwrap_or_else(random::u64);
         print(&runs::faults::run(seed, &interrupt)?, self.json)
     }
@@ -290,7 +290,7 @@ impl Faults {
 
 impl Fuzz {
     fn run(&self) -> anyhow::Result<ExitCode> {
-        let interrupt = Interrupt::by_signals_told()?;
+        let interrupt = Interrupt::by_signals_with_notice()?;
         let wanted = fuzz::FuzzRun {
             time: self.seconds,
             seed: self.seed.unwrap_or_else(random::u64),
