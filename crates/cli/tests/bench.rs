@@ -1,6 +1,7 @@
 //! `cairn bench` as a user meets it: figures, refusals, and nothing left behind after failures and
 //! interruptions.
 use cairn_environment::clock;
+use cairn_harness::mounts;
 use rustix::process::{Pid, Signal};
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
@@ -629,9 +630,7 @@ fn an_interruption_at_any_moment_leaves_nothing_behind() {
         eprintln!("skipped: this test needs root, loop devices and FUSE");
         return;
     }
-    let has_mount = |folder: &Path| {
-        fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&folder.display().to_string())
-    };
+    let has_mount = |folder: &Path| mounts::is_mounted_below(folder);
     let runs_with = |text: &str, folder: &Path| {
         commands_with(&folder.display().to_string()).iter().any(|command| command.contains(text))
     };

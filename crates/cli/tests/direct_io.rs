@@ -10,6 +10,7 @@
 mod mounting;
 
 use cairn_blockdev::AlignedBuffer;
+use cairn_harness::mounts;
 use cairn_torture::mounted::asynchronous::{Interface, Write, Writer};
 use cairn_torture::mounted::mapping::{Mapping, store_and_sync};
 use rustix::fs::{FallocateFlags, OFlags, copy_file_range, fallocate};
@@ -329,16 +330,7 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        let directory = self.mountpoint();
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        if table.contains(&*directory.to_string_lossy()) {
-            let _ = Command::new("umount").arg("-l").arg(&directory).stderr(Stdio::null()).status();
-            let _ = Command::new("fusermount3")
-                .args(["-u", "-z"])
-                .arg(&directory)
-                .stderr(Stdio::null())
-                .status();
-        }
+        mounts::detach_all_below(&self.mountpoint());
     }
 }
 

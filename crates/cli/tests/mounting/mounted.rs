@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 use crate::mounting;
 use cairn_environment::lock::MutexGuard;
+use cairn_harness::mounts;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -98,8 +99,7 @@ impl Mounted {
 
     /// Whether the kernel lists the mount, also when nobody serves it.
     pub fn is_listed(&self) -> bool {
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        table.contains(&*self.path("dir").to_string_lossy())
+        mounts::is_mounted_below(&self.path("dir"))
     }
 
     pub fn is_mounted(&self) -> bool {
