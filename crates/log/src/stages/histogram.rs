@@ -112,7 +112,7 @@ impl Histogram {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -178,7 +178,6 @@ mod tests {
         assert!(near(summary.p50_ns, DURATION_MAX_NS));
     }
 
-    #[cfg(not(feature = "shuttle"))]
     #[test]
     fn threads_lose_nothing() {
         use cairn_environment::thread;
