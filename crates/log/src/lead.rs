@@ -35,14 +35,14 @@ use crate::checkpoint::ring::NoRoom;
 use crate::early_wake_up;
 use crate::error::LogError;
 use crate::gathering::FlushPolicy;
-use crate::group::{Decision, Launched, Leader, Waiter};
+use crate::group::{Launched, Leader, LeaderDecision, Waiter};
 use crate::log_core::LogCore;
 use crate::stages::{Ending, RoundTimes, Stages};
 use std::panic::AssertUnwindSafe;
 
 /// What a round is for.
 #[derive(Clone, Copy)]
-enum Purpose {
+enum RoundPurpose {
     /// The requests that wait.
     Group,
     /// A list of at least so many bytes that no request waits for.
@@ -58,7 +58,7 @@ pub(crate) fn lead(core: &LogCore, leader: Leader<'_>) {
 /// requests that registered meanwhile. If another thread leads, the worker is woken again later.
 pub(crate) fn push(core: &LogCore, at_least_bytes: u64) {
     if core.waiters.lead_to_push() {
-        lead_after(core, Leader::Worker, Some(Purpose::Push(at_least_bytes)));
+        lead_after(core, Leader::Worker, Some(RoundPurpose::Push(at_least_bytes)));
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn push(core: &LogCore, at_least_bytes: u64) {
 ///    for here.
 ///
 /// and goes on with steps 2 to 8 in [`write_group`].
-fn lead_after(core: &LogCore, leader: Leader<'_>, mut first: Option<Purpose>) {
+fn lead_after(core: &LogCore, leader: Leader<'_>, mut first: Option<RoundPurpose>) {
     let mut duty = LeaderDuty::begin(core);
     // The group of the round before: its waiters are finished while the device works on the next.
     let mut completed = CompletedGroup::none(core);
@@ -77,15 +77,15 @@ fn lead_after(core: &LogCore, leader: Leader<'_>, mut first: Option<Purpose>) {
     while duty.leads() {
         let purpose = match first.take() {
             Some(purpose) => purpose,
-            None if stays(core, leader, no_room) => Purpose::Group,
+            None if stays(core, leader, no_room) => RoundPurpose::Group,
             None => break,
         };
         let round = write_group(core, &mut duty, purpose, &mut completed).unwrap_or_else(|error| {
             core.fail(error);
-            Round { no_room: None, completed: CompletedGroup::none(core) }
+            RoundEnd { no_room: None, completed: CompletedGroup::none(core) }
         });
         completed.finish();
-        Round { no_room, completed } = round;
+        RoundEnd { no_room, completed } = round;
     }
     duty.end();
     completed.finish();
@@ -93,7 +93,8 @@ fn lead_after(core: &LogCore, leader: Leader<'_>, mut first: Option<Purpose>) {
 
 /// Step 1.
 fn stays(core: &LogCore, leader: Leader<'_>, no_room: Option<NoRoom>) -> bool {
-    let Decision::Leave { successor, push, fallback } = core.waiters.decide(leader, no_room) else {
+    let LeaderDecision::Leave { successor, push, fallback } = core.waiters.decide(leader, no_room)
+    else {
         return true;
     };
     core.wake(successor);
@@ -107,7 +108,7 @@ fn stays(core: &LogCore, leader: Leader<'_>, no_room: Option<NoRoom>) -> bool {
 }
 
 /// How a round ended.
-struct Round<'a> {
+struct RoundEnd<'a> {
     no_room: Option<NoRoom>,
     completed: CompletedGroup<'a>,
 }
@@ -138,15 +139,15 @@ struct Round<'a> {
 fn write_group<'a>(
     core: &'a LogCore,
     duty: &mut LeaderDuty<'_>,
-    purpose: Purpose,
+    purpose: RoundPurpose,
     before: &mut CompletedGroup<'a>,
-) -> Result<Round<'a>, LogError> {
-    let mut round = Round { no_room: None, completed: CompletedGroup::none(core) };
+) -> Result<RoundEnd<'a>, LogError> {
+    let mut round = RoundEnd { no_room: None, completed: CompletedGroup::none(core) };
     let mut times = RoundTimes::default();
 
     // 2. Take the group.
     let is_written = match purpose {
-        Purpose::Group => {
+        RoundPurpose::Group => {
             if core.waiters.begin_group(core.checkpoints.flush_time()) {
                 before.finish();
                 core.waiters.gather();
@@ -154,8 +155,8 @@ fn write_group<'a>(
             let Some(target) = core.waiters.highest_target() else { return Ok(round) };
             target <= core.checkpoints.written_last()
         }
-        Purpose::Push(bytes) if core.list.begins_background_push(bytes) => false,
-        Purpose::Push(_) => return Ok(round),
+        RoundPurpose::Push(bytes) if core.list.begins_background_push(bytes) => false,
+        RoundPurpose::Push(_) => return Ok(round),
     };
     if !is_written {
         times.writing();
@@ -188,7 +189,7 @@ fn write_group<'a>(
         }
     }
     before.finish();
-    if matches!(purpose, Purpose::Push(_)) && round.no_room.is_none() {
+    if matches!(purpose, RoundPurpose::Push(_)) && round.no_room.is_none() {
         // What a push has written, the next group flushes.
         return Ok(round);
     }

@@ -8,7 +8,7 @@ use crate::data::{DataQueue, DataWrite};
 use crate::early_wake_up;
 use crate::error::LogError;
 use crate::group::{
-    DurableCallback, Leader, Registered, Successor, Waiter, WaiterSlot, Waiters, Wake,
+    DurableCallback, Leader, Registered, Successor, Waiter, WaiterSlot, Waiters, WakeReason,
 };
 use crate::item_list::ItemList;
 use crate::item_list::batch::Batch;
@@ -261,8 +261,8 @@ impl Log {
         }
         loop {
             match slot.wait() {
-                Wake::Lead => lead(core, Leader::Blocked(&slot)),
-                Wake::Done(outcome) => return outcome,
+                WakeReason::Lead => lead(core, Leader::Blocked(&slot)),
+                WakeReason::Done(outcome) => return outcome,
             }
         }
     }

@@ -28,7 +28,7 @@
 use crate::Space;
 use crate::budget::Urgency;
 use crate::space::Ledger;
-use crate::tickets::{Decision, Ticket};
+use crate::tickets::{Ticket, TicketDecision};
 use cairn_environment::clock::now_monotonic;
 use cairn_environment::lock::{Condvar, MutexGuard};
 use cairn_environment::thread::{self, JoinHandle};
@@ -271,7 +271,7 @@ impl Ledger {
             if spares_hopeful && is_hopeful(self, &ticket) {
                 break;
             }
-            self.tickets.finish(&ticket, Decision::Failed);
+            self.tickets.finish(&ticket, TicketDecision::Failed);
             self.satisfy();
             if self.tickets.granted > granted {
                 break;
@@ -283,7 +283,7 @@ impl Ledger {
     pub(crate) fn shut_down(&mut self) {
         self.reclaim.phase = Phase::Stopped;
         while let Some(ticket) = self.tickets.first().cloned() {
-            self.tickets.finish(&ticket, Decision::Stopped);
+            self.tickets.finish(&ticket, TicketDecision::Stopped);
         }
         let wake = &self.reclaim.wake;
         wake.reclaim.notify_all();

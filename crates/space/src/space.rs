@@ -7,7 +7,7 @@ use crate::groups::{Groups, Snapshot};
 use crate::reclaim::Reclaim;
 use crate::reservation::Reservation;
 use crate::shared_flusher::{self, SharedFlusher};
-use crate::tickets::{Decision, Ticket, Tickets};
+use crate::tickets::{Ticket, TicketDecision, Tickets};
 use crate::{Reclaimer, SpaceError};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ impl Ledger {
             }
             let ticket = Arc::clone(first);
             self.grant(ticket.request);
-            self.tickets.finish(&ticket, Decision::Granted);
+            self.tickets.finish(&ticket, TicketDecision::Granted);
         }
     }
 
@@ -217,10 +217,10 @@ impl Space {
             self.withdraw(&ticket);
         }
         match ticket.wait() {
-            Decision::Granted => Ok(Reservation::new(self, request)),
-            Decision::Failed => Err(no_space(request)),
-            Decision::Stopped => Err(SpaceError::Stopped),
-            Decision::CalledOff => Err(SpaceError::CalledOff),
+            TicketDecision::Granted => Ok(Reservation::new(self, request)),
+            TicketDecision::Failed => Err(no_space(request)),
+            TicketDecision::Stopped => Err(SpaceError::Stopped),
+            TicketDecision::CalledOff => Err(SpaceError::CalledOff),
         }
     }
 
@@ -251,10 +251,10 @@ impl Space {
     fn withdraw(&self, ticket: &Arc<Ticket>) -> bool {
         let mut ledger = self.ledger.lock();
         if ticket.decision().is_none() {
-            ledger.tickets.finish(ticket, Decision::CalledOff);
+            ledger.tickets.finish(ticket, TicketDecision::CalledOff);
             ledger.satisfy();
         }
-        ticket.decision() == Some(Decision::CalledOff)
+        ticket.decision() == Some(TicketDecision::CalledOff)
     }
 
     /// The caller of request number `request` got a signal to stop: if it is gone, and waits as an

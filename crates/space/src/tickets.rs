@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// How a ticket was decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Decision {
+pub(crate) enum TicketDecision {
     Granted,
     Failed,
     Stopped,
@@ -35,17 +35,17 @@ pub(crate) struct Ticket {
     began: Monotonic,
     /// None while the ticket waits. Changed with the ledger's lock held as well; the owner waits
     /// with this mutex alone, so that it doesn't queue for the ledger when it is woken.
-    decision: Mutex<Option<Decision>>,
+    decision: Mutex<Option<TicketDecision>>,
     changed: Condvar,
 }
 
 impl Ticket {
-    pub(crate) fn decision(&self) -> Option<Decision> {
+    pub(crate) fn decision(&self) -> Option<TicketDecision> {
         *self.decision.lock()
     }
 
     /// Sleeps until the ticket is decided. The ledger is not locked.
-    pub(crate) fn wait(&self) -> Decision {
+    pub(crate) fn wait(&self) -> TicketDecision {
         assert_may_block(None);
         let mut decision = self.decision.lock();
         loop {
@@ -158,7 +158,7 @@ impl Tickets {
     }
 
     /// Takes a waiting ticket off its queue, decides it, and wakes its owner.
-    pub(crate) fn finish(&mut self, ticket: &Arc<Ticket>, decision: Decision) {
+    pub(crate) fn finish(&mut self, ticket: &Arc<Ticket>, decision: TicketDecision) {
         let previous = ticket.decision.lock().replace(decision);
         assert_eq!(previous, None, "a ticket is decided twice");
         let queue = &mut self.queues[queue_of(ticket.urgency)];
@@ -169,8 +169,8 @@ impl Tickets {
         queue.remove(position);
         self.count_waited(ticket.began);
         match decision {
-            Decision::Granted => self.granted += 1,
-            Decision::Failed => self.failed += 1,
+            TicketDecision::Granted => self.granted += 1,
+            TicketDecision::Failed => self.failed += 1,
             _ => {}
         }
         ticket.changed.notify_one();

@@ -35,7 +35,7 @@ use cairn_environment::lock::Mutex;
 use cairn_format::{
     BLOCK_SIZE, CheckpointHeader, Generation, Geometry, LogPosition, LogSeq, VolumeId,
 };
-use ring::{CheckpointPlace, NoRoom, Ring, Written};
+use ring::{CheckpointPlace, NoRoom, Ring, WrittenCheckpoints};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ impl TakenContexts {
 }
 
 /// What a flush made durable.
-pub(crate) struct Flushed {
+pub(crate) struct CompletedFlush {
     /// The last operation that is durable now.
     pub(crate) last: LogSeq,
     /// When the flush began; none was needed without it.
@@ -264,7 +264,7 @@ impl CheckpointWriter {
 
     /// `taken` is written, and all data that came with it.
     pub(crate) fn wrote(&self, taken: &TakenContexts) {
-        let mut written = Written::default();
+        let mut written = WrittenCheckpoints::default();
         for (context, _) in &taken.contexts {
             written.checkpoints += 1;
             written.blocks += context.blocks();
@@ -277,7 +277,7 @@ impl CheckpointWriter {
     }
 
     /// Flushes if anything was written since the last flush, or in any case if `always`.
-    pub(crate) fn flush(&self, always: bool) -> Result<Flushed, LogError> {
+    pub(crate) fn flush(&self, always: bool) -> Result<CompletedFlush, LogError> {
         let (sequence, last, needed) = {
             let ring = self.ring.lock();
             (ring.written_sequence, ring.written_last, ring.needs_flush())
@@ -287,7 +287,7 @@ impl CheckpointWriter {
             self.device.flush()?;
             self.ring.lock().flushed(sequence);
         }
-        Ok(Flushed { last, began })
+        Ok(CompletedFlush { last, began })
     }
 
     /// Fills in what the ring counts.

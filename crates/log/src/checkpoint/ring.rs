@@ -41,7 +41,7 @@ pub(crate) struct NoRoom {
 
 /// What was written to the ring so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct WrittenCheckpoints {
     pub(crate) checkpoints: u64,
     pub(crate) blocks: u64,
     pub(crate) items: u64,
@@ -64,7 +64,7 @@ pub(crate) struct Ring {
     pub(crate) commits: u64,
     /// Times that the head passed the ring's end.
     wraps: u64,
-    written: Written,
+    written: WrittenCheckpoints,
     /// Flushes issued by the log.
     pub(crate) flushes: u64,
     pressure_requested: bool,
@@ -90,7 +90,7 @@ impl Ring {
             pending: VecDeque::new(),
             commits: 0,
             wraps: 0,
-            written: Written::default(),
+            written: WrittenCheckpoints::default(),
             flushes: 0,
             pressure_requested: false,
             room_requested: false,
@@ -127,7 +127,12 @@ impl Ring {
 
     /// Everything up to this operation is written: in `written` more checkpoints, of which
     /// `sequence` is the newest, or in none, when the operations had undone each other.
-    pub(crate) fn wrote(&mut self, sequence: Option<u64>, last: LogSeq, written: Written) {
+    pub(crate) fn wrote(
+        &mut self,
+        sequence: Option<u64>,
+        last: LogSeq,
+        written: WrittenCheckpoints,
+    ) {
         self.written_sequence = self.written_sequence.max(sequence.unwrap_or(0));
         self.written_last = self.written_last.max(last);
         self.written.checkpoints += written.checkpoints;

@@ -17,7 +17,7 @@ mod waiter;
 
 pub(crate) use state::{Group, Launched, Registered, Successor};
 pub use waiter::DurableCallback;
-pub(crate) use waiter::{Waiter, WaiterSlot, Wake};
+pub(crate) use waiter::{Waiter, WaiterSlot, WakeReason};
 
 use crate::cache_aligned::CacheAligned;
 use crate::checkpoint::ring::NoRoom;
@@ -47,7 +47,7 @@ pub(crate) enum Leader<'a> {
 }
 
 /// Whether the leader does another round.
-pub(crate) enum Decision {
+pub(crate) enum LeaderDecision {
     Lead,
     /// It leads no more.
     Leave {
@@ -61,7 +61,7 @@ pub(crate) enum Decision {
 }
 
 /// What a durable superblock changed.
-pub(crate) struct Committed {
+pub(crate) struct CommittedGroup {
     /// The waiters that it finishes.
     pub(crate) finished: Vec<Waiter>,
     /// The thread that leads for the waiters that are left.
@@ -210,7 +210,7 @@ impl Waiters {
     }
 
     /// Before each round: whether the leader does it. Otherwise it leads no more.
-    pub(crate) fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>) -> Decision {
+    pub(crate) fn decide(&self, leader: Leader<'_>, no_room: Option<NoRoom>) -> LeaderDecision {
         let mut group = self.group.lock();
         let fallback = no_room.filter(|no_room| group.fall_back(*no_room));
         let idle = group.error.is_some() || group.fallback || group.waiting() == 0;
@@ -222,33 +222,33 @@ impl Waiters {
             Leader::Worker => true,
         };
         if !idle && stays {
-            return Decision::Lead;
+            return LeaderDecision::Lead;
         }
         if !idle {
             let successor = Some(group.appoint());
-            return Decision::Leave { successor, push: false, fallback };
+            return LeaderDecision::Leave { successor, push: false, fallback };
         }
         group.leader = false;
         if group.error.is_some() {
             self.left.notify_all();
         }
         let push = !group.fallback && std::mem::take(&mut group.push_wanted);
-        Decision::Leave { successor: None, push, fallback }
+        LeaderDecision::Leave { successor: None, push, fallback }
     }
 
     /// A superblock is durable that covers everything up to `last`.
-    pub(crate) fn super_committed(&self, last: LogSeq) -> Committed {
+    pub(crate) fn super_committed(&self, last: LogSeq) -> CommittedGroup {
         let mut group = self.group.lock();
         group.commits += 1;
         group.fallback = false;
         if group.error.is_some() {
-            return Committed { finished: Vec::new(), successor: None, push: false };
+            return CommittedGroup { finished: Vec::new(), successor: None, push: false };
         }
         self.advance_durable(&mut group, last);
         let finished = group.complete_by_commit();
         let successor = (!group.is_busy() && group.waiting() > 0).then(|| group.appoint());
         let push = !group.leader && std::mem::take(&mut group.push_wanted);
-        Committed { finished, successor, push }
+        CommittedGroup { finished, successor, push }
     }
 
     /// The log is dead from now on, because of the first error. Takes out all waiters; `None` if it

@@ -27,7 +27,7 @@ struct SlotState {
 }
 
 /// Why a blocked thread goes on.
-pub(crate) enum Wake {
+pub(crate) enum WakeReason {
     /// It is the leader now.
     Lead,
     /// Its operation is durable, or never will be.
@@ -41,14 +41,14 @@ impl WaiterSlot {
 
     /// Sleeps until there is something to do. Leadership comes first: it must not get lost with a
     /// finished thread.
-    pub(crate) fn wait(&self) -> Wake {
+    pub(crate) fn wait(&self) -> WakeReason {
         let mut state = self.state.lock();
         loop {
             if std::mem::take(&mut state.leads) {
-                return Wake::Lead;
+                return WakeReason::Lead;
             }
             if let Some(outcome) = state.outcome.take() {
-                return Wake::Done(outcome);
+                return WakeReason::Done(outcome);
             }
             self.wake.wait(&mut state);
         }

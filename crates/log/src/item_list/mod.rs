@@ -38,8 +38,8 @@
 //! Invariants: the closed contexts are the oldest and none is empty; the contexts hold a contiguous
 //! run of operations, up to `last`; a dead list is empty and stays so.
 //!
-//! Lock discipline: rank `CIL_CONTEXT` around [`Items`]. The ring's lock may be taken under it
-//! (a context and its place in the ring are taken in one step); formatting and allocation happen
+//! Lock discipline: rank `CIL_CONTEXT` around [`ListedItems`]. The ring's lock may be taken under
+//! it (a context and its place in the ring are taken in one step); formatting and allocation happen
 //! outside.
 pub(crate) mod arena;
 pub(crate) mod batch;
@@ -59,7 +59,7 @@ use context::Context;
 use std::collections::VecDeque;
 
 /// What the list's lock protects.
-pub(crate) struct Items {
+pub(crate) struct ListedItems {
     current: Context,
     /// Contexts of transactions that were cut, oldest first; none is empty.
     closed: VecDeque<Context>,
@@ -93,7 +93,7 @@ pub(crate) struct Upkeep {
     wants_chunk: bool,
 }
 
-impl Items {
+impl ListedItems {
     /// What the list needs after an insertion.
     pub(crate) fn upkeep(&mut self) -> Upkeep {
         let long = self.current.entry_bytes() as u64 > self.background_push_bytes;
@@ -177,7 +177,7 @@ impl Items {
 
 /// The committed item list of one log.
 pub(crate) struct ItemList {
-    items: CacheAligned<Mutex<Items>>,
+    items: CacheAligned<Mutex<ListedItems>>,
     /// The list became shorter, or the log died; with `items`.
     shrunk: Condvar,
     /// The last operation, for reading without the lock.
@@ -191,7 +191,7 @@ impl ItemList {
         background_push_bytes: u64,
         hard_limit_bytes: u64,
     ) -> Self {
-        let items = Items {
+        let items = ListedItems {
             current: Context::new(generation),
             closed: VecDeque::new(),
             spare: None,
@@ -213,7 +213,7 @@ impl ItemList {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Items> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ListedItems> {
         self.items.lock()
     }
 
@@ -239,7 +239,7 @@ impl ItemList {
     /// Numbers an operation and has its changes applied to the current context.
     pub(crate) fn add_operation(
         &self,
-        items: &mut Items,
+        items: &mut ListedItems,
         apply: impl FnOnce(&mut Context),
     ) -> LogSeq {
         items.last = items.last.next();
@@ -270,7 +270,8 @@ impl ItemList {
         let mut items = self.items.lock();
         if items.is_too_long() {
             let admissions = items.admissions;
-            let goes_on = |items: &Items| items.admissions != admissions || !items.is_too_long();
+            let goes_on =
+                |items: &ListedItems| items.admissions != admissions || !items.is_too_long();
             items.throttle_waits += 1;
             items.throttled += 1;
             while !goes_on(&items) {
