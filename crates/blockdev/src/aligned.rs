@@ -1,4 +1,4 @@
-//! Memory aligned to 4 KiB, as direct I/O wants it, and a pool of it.
+//! Memory aligned to 4 KiB, as direct I/O needs it, and a pool of it.
 //!
 //! Lock discipline: the pool's list is a lock of rank `BUFFERS`, held to push or pop one buffer.
 
@@ -37,7 +37,7 @@ impl AlignedBuffer {
     /// Zeros, `length_bytes` of them, rounded up to whole blocks.
     ///
     /// # Panics
-    /// When there is no such memory.
+    /// If there is not enough memory.
     pub fn zeroed(length_bytes: usize) -> AlignedBuffer {
         let pages = length_bytes.div_ceil(BLOCK_BYTES);
         match Page::new_vec_zeroed(pages) {
@@ -46,7 +46,7 @@ impl AlignedBuffer {
         }
     }
 
-    /// Copies of blocks, one behind the other; memory is touched once.
+    /// Copies the blocks one behind the other. The memory is touched once.
     pub fn of_blocks<'a>(
         blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK_BYTES]>,
     ) -> AlignedBuffer {
@@ -81,7 +81,7 @@ impl fmt::Debug for AlignedBuffer {
     }
 }
 
-/// Aligned buffers of one size that are used again and again.
+/// A pool of aligned buffers of one size.
 ///
 /// ```
 /// use cairn_blockdev::BufferPool;

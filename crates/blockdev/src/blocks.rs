@@ -1,16 +1,15 @@
-//! Reference-counted aligned memory that is used again: file data on its way between a caller and
-//! the device.
+//! Reference-counted aligned memory from a pool: file data between a caller and the device.
 //!
-//! States of a buffer: [`BlockBuffer`], which one owner fills → [`SharedBlocks`], ranges of it that
-//! many refer to and nobody changes → unused, in the pool, when the last of them goes.
+//! States of a buffer: [`BlockBuffer`], which one owner fills → [`SharedBlocks`], ranges of it
+//! with many owners, read-only → unused, in the pool, when the last reference is dropped.
 //!
-//! Invariants: what more than one refers to doesn't change; a buffer holds whatever was in it
-//! before, so no memory is zeroed or faulted in again. The memory comes in large pages (`slab`);
-//! with more unused than it was told, the pool gives a large page back as soon as nothing of it is
-//! in use, but for one of each size.
+//! Invariants: memory with more than one reference doesn't change. A buffer keeps its old content,
+//! so the pool neither zeroes memory nor faults it in again. The memory comes in large pages
+//! (`slab`). While the pool holds more unused memory than its limit, it frees a large page as soon
+//! as no piece of it is in use; it keeps one of each size.
 //!
-//! Lock discipline: the pool's list (rank `BUFFERS`), to push or pop one buffer; also when the last
-//! reference is dropped.
+//! Lock discipline: the pool's list (rank `BUFFERS`) is locked to push or pop one buffer; dropping
+//! the last reference pushes one.
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
@@ -22,13 +21,13 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-/// Sizes that are kept: powers of two up to so many blocks.
+/// The pool keeps sizes that are powers of two, up to this many blocks.
 const POOLED_BLOCKS_MAX: usize = 256;
-/// The part of the unused memory that is made ahead at most.
+/// The supply makes at most this part (1/n) of the unused memory ahead.
 const SUPPLY_SHARE: usize = 4;
 const CLASSES: usize = POOLED_BLOCKS_MAX.ilog2() as usize + 1;
 
-/// Unused memory in the sizes of file data. Clones share it.
+/// UnusedMemory memory in the sizes of file data. Clones share it.
 ///
 /// ```
 /// use cairn_blockdev::BlockPool;
@@ -42,23 +41,23 @@ const CLASSES: usize = POOLED_BLOCKS_MAX.ilog2() as usize + 1;
 /// ```
 #[derive(Clone)]
 pub struct BlockPool {
-    unused: Arc<Unused>,
+    unused: Arc<UnusedMemory>,
 }
 
-struct Unused {
+struct UnusedMemory {
     bytes_max: usize,
-    buffers: Mutex<Buffers>,
+    buffers: Mutex<UnusedSlabs>,
     supply: SlabSupply,
 }
 
-struct Buffers {
+struct UnusedSlabs {
     /// By the logarithm of their length in blocks.
     by_class: [Slabs; CLASSES],
-    /// In slabs, and not in use.
+    /// Bytes of the slabs that are not in use.
     unused_bytes: usize,
 }
 
-impl Buffers {
+impl UnusedSlabs {
     fn take(&mut self, class: usize) -> Option<Piece> {
         let piece = self.by_class[class].take()?;
         self.unused_bytes -= piece.len();
@@ -71,12 +70,12 @@ impl Buffers {
     }
 }
 
-impl Unused {
+impl UnusedMemory {
     fn take(&self, class: usize) -> Option<Piece> {
         if let Some(piece) = self.buffers.lock().take(class) {
             return Some(piece);
         }
-        // Without the lock, since it takes long. Others may do the same meanwhile.
+        // Without the lock: making a slab takes long. Other threads may make one too.
         let slab = self.supply.take()?;
         let mut buffers = self.buffers.lock();
         buffers.add(class, slab);
@@ -85,27 +84,29 @@ impl Unused {
 }
 
 impl BlockPool {
-    /// A pool that keeps about `unused_bytes_max` of unused memory; with 0 every buffer has its own
-    /// memory.
+    /// A pool that keeps about `unused_bytes_max` of unused memory. With 0, every buffer gets its
+    /// own memory.
     pub fn new(unused_bytes_max: usize) -> BlockPool {
         Self::of(Pages::Large, unused_bytes_max)
     }
 
-    /// As [`BlockPool::new`], for memory that no device reads or writes: ordinary pages will do,
-    /// which are quicker to get one by one.
+    /// As [`BlockPool::new`], for memory that no device reads or writes. It uses ordinary pages,
+    /// which the kernel provides faster, one by one.
     pub fn of_ordinary_pages(unused_bytes_max: usize) -> BlockPool {
         Self::of(Pages::Ordinary, unused_bytes_max)
     }
 
     fn of(pages: Pages, unused_bytes_max: usize) -> BlockPool {
         let by_class = std::array::from_fn(|class| Slabs::new(BLOCK_BYTES << class));
-        let buffers = Mutex::new(Rank::BUFFERS, Buffers { by_class, unused_bytes: 0 });
+        let buffers = Mutex::new(Rank::BUFFERS, UnusedSlabs { by_class, unused_bytes: 0 });
         let supply = SlabSupply::new(unused_bytes_max / SUPPLY_SHARE / SLAB_BYTES, pages);
-        BlockPool { unused: Arc::new(Unused { bytes_max: unused_bytes_max, buffers, supply }) }
+        BlockPool {
+            unused: Arc::new(UnusedMemory { bytes_max: unused_bytes_max, buffers, supply }),
+        }
     }
 
-    /// Makes memory before it is needed, so that [`BlockPool::take`] seldom waits for the system,
-    /// until [`BlockPool::stop_supply`] is called: for a thread of its own.
+    /// Makes memory ahead, so that [`BlockPool::take`] seldom waits for the kernel. Runs on a
+    /// thread of its own until [`BlockPool::stop_supply`] is called.
     pub fn run_supply(&self) {
         self.unused.supply.run();
     }
@@ -115,7 +116,7 @@ impl BlockPool {
         self.unused.supply.stop();
     }
 
-    /// At least `length_bytes` in whole blocks, with any content.
+    /// A buffer of at least `length_bytes`, in whole blocks, with any content.
     pub fn take(&self, length_bytes: usize) -> BlockBuffer {
         let blocks = length_bytes.div_ceil(BLOCK_BYTES).max(1);
         let kept_blocks = blocks.next_power_of_two();
@@ -128,10 +129,10 @@ impl BlockPool {
         BlockBuffer { memory, blocks }
     }
 
-    /// A copy of `bytes`, which are whole blocks.
+    /// A copy of `bytes`.
     ///
     /// # Panics
-    /// When they aren't.
+    /// If `bytes` are not whole blocks.
     pub fn copy_of(&self, bytes: &[u8]) -> SharedBlocks {
         let mut buffer = self.take(bytes.len());
         buffer.copy_from_slice(bytes);
@@ -145,10 +146,10 @@ impl fmt::Debug for BlockPool {
     }
 }
 
-/// What a buffer is made of.
+/// The memory of a buffer.
 enum Memory {
-    /// Goes back to its pool in the end; `None` only while it is dropped.
-    Pooled(Option<(Piece, Arc<Unused>)>),
+    /// The drop returns it to its pool; `None` only during the drop.
+    Pooled(Option<(Piece, Arc<UnusedMemory>)>),
     Own(AlignedBuffer),
 }
 
@@ -176,7 +177,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let Memory::Pooled(piece) = self else { return };
         let Some((piece, pool)) = piece.take() else { return };
-        // A large page is given back without the lock.
+        // A large page is unmapped after the lock is released.
         let _surplus;
         let mut buffers = pool.buffers.lock();
         let buffers = &mut *buffers;
@@ -191,14 +192,14 @@ impl Drop for Memory {
     }
 }
 
-/// A buffer with one owner, who may change it.
+/// A buffer with one owner, which may change it.
 pub struct BlockBuffer {
     memory: Memory,
     blocks: usize,
 }
 
 impl BlockBuffer {
-    /// From now on many may refer to it, and nobody changes it.
+    /// Makes the buffer shareable and read-only.
     pub fn share(self) -> SharedBlocks {
         SharedBlocks { memory: Arc::new(self.memory), first: 0, count: self.blocks }
     }
@@ -219,7 +220,7 @@ impl DerefMut for BlockBuffer {
 }
 
 impl From<AlignedBuffer> for BlockBuffer {
-    /// Memory of no pool.
+    /// Memory that belongs to no pool.
     fn from(buffer: AlignedBuffer) -> Self {
         let blocks = buffer.len() / BLOCK_BYTES;
         Self { memory: Memory::Own(buffer), blocks }
@@ -232,11 +233,11 @@ impl fmt::Debug for BlockBuffer {
     }
 }
 
-/// Whole blocks of a buffer that others may refer to as well; a clone costs no copy.
+/// Whole blocks of a buffer that may have other references. A clone copies no data.
 #[derive(Clone)]
 pub struct SharedBlocks {
     memory: Arc<Memory>,
-    /// Of the buffer.
+    /// The first block, counted from the start of the buffer.
     first: usize,
     count: usize,
 }
@@ -247,15 +248,15 @@ impl SharedBlocks {
         self.count
     }
 
-    /// Number of blocks that stay in memory because of these.
+    /// Number of blocks that this reference keeps in memory.
     pub fn kept_blocks(&self) -> usize {
         self.memory.len() / BLOCK_BYTES
     }
 
-    /// Some of the blocks.
+    /// A part of the blocks.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// If `blocks` reaches past the end.
     pub fn slice(&self, blocks: Range<usize>) -> SharedBlocks {
         assert!(
             blocks.start <= blocks.end && blocks.end <= self.count,
@@ -269,13 +270,13 @@ impl SharedBlocks {
         }
     }
 
-    /// The bytes, to be changed, if nobody else refers to the buffer.
+    /// The bytes, writable, if there is no other reference to the buffer.
     pub fn get_mut(&mut self) -> Option<&mut [u8]> {
         let bytes = self.first * BLOCK_BYTES..(self.first + self.count) * BLOCK_BYTES;
         Arc::get_mut(&mut self.memory).map(|memory| &mut memory[bytes])
     }
 
-    /// The whole buffer back, to be filled again, if nobody else refers to it.
+    /// Turns the whole buffer back into a writable one, if there is no other reference to it.
     pub fn reclaim(self) -> Option<BlockBuffer> {
         Arc::into_inner(self.memory)
             .map(|memory| BlockBuffer { blocks: memory.len() / BLOCK_BYTES, memory })
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!(unused_bytes(&pool), 3 * SLAB_BYTES);
         drop(pool.take((POOLED_BLOCKS_MAX + 1) * BLOCK_BYTES));
         assert_eq!(unused_bytes(&pool), 3 * SLAB_BYTES);
-        // One of each size, for whoever takes it again and again.
+        // One of each size stays, for a caller that takes it again and again.
         drop((pool.take(1), pool.take(1)));
         assert_eq!(unused_bytes(&pool), 4 * SLAB_BYTES);
         let none = BlockPool::new(0);

@@ -1,23 +1,24 @@
-//! Reading around damage: another copy when one does not verify.
+//! Reads around damage: tries another copy if one does not verify.
 
 use crate::device::BlockDevice;
 use crate::error::DeviceError;
 
-/// Fills `buffer` with bytes that `verify` accepts, and returns what that made of them. When what
-/// the device returns is not accepted, or can't be read, each copy is tried; the good one is then
+/// Fills `buffer` with bytes that `verify` accepts, and returns what `verify` returned for them. If
+/// the device's bytes are not accepted or cannot be read, each copy is tried. The good copy is then
 /// written over the others.
 ///
 /// ```
 /// use cairn_blockdev::{BlockDevice, MemoryDevice, read_verified};
 /// let device = MemoryDevice::new(1 << 20);
 /// let mut block = vec![0; 4096];
-/// let verified = read_verified(&device, 0, &mut block, |bytes| if bytes[0] == 7 { Ok(()) } else { Err("not a seven") })?;
+/// let seven = |bytes: &[u8]| if bytes[0] == 7 { Ok(()) } else { Err("not a seven") };
+/// let verified = read_verified(&device, 0, &mut block, seven)?;
 /// assert_eq!(verified, Err("not a seven"));
 /// # Ok::<(), cairn_blockdev::DeviceError>(())
 /// ```
 ///
 /// # Errors
-/// The device's, when no copy can be read; inside, what `verify` said first, when it accepted none.
+/// The device's, if no copy can be read; inside, the first of `verify`, if it accepted no copy.
 pub fn read_verified<T, E>(
     device: &dyn BlockDevice,
     offset_bytes: u64,
@@ -39,8 +40,8 @@ pub fn read_verified<T, E>(
         }
         match verify(buffer) {
             Ok(value) => {
-                // The reader has what it wants; a copy that can't be repaired has been dropped,
-                // with a warning.
+                // The reader has its bytes. A member that cannot be repaired was already left
+                // behind, with a warning.
                 let _ = device.repair(offset_bytes, buffer);
                 return Ok(Ok(value));
             }

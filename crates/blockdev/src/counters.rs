@@ -1,8 +1,8 @@
-//! How much a device has done.
+//! Counters of a device's requests.
 
 use cairn_environment::atomic::{AtomicU64, Ordering};
 
-/// What a device has completed since it was opened.
+/// The requests that a device has completed since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
     /// Completed reads.
@@ -19,7 +19,7 @@ pub struct DeviceCounters {
     pub bytes_written: u64,
 }
 
-/// The counters of a device at work.
+/// The live counters of a device.
 #[derive(Default)]
 pub(crate) struct CounterCells {
     reads: AtomicU64,
@@ -49,7 +49,7 @@ impl CounterCells {
         self.discards.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The counters now; each is exact, but they are not read at one instant.
+    /// The current counters. Each is exact, but they are not read at one instant.
     pub(crate) fn snapshot(&self) -> DeviceCounters {
         DeviceCounters {
             reads: self.reads.load(Ordering::Relaxed),

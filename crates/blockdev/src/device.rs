@@ -1,4 +1,4 @@
-//! What a block device does.
+//! The interface of a block device.
 
 use crate::composed::DeviceHealth;
 use crate::error::{DeviceError, Operation};
@@ -14,9 +14,9 @@ pub const BLOCK_BYTES: usize = 4096;
 /// One write of a set, see [`BlockDevice::write_set`].
 #[derive(Clone, Debug)]
 pub struct SetWrite<'a> {
-    /// Where.
+    /// The offset.
     pub offset_bytes: u64,
-    /// What, one behind the other; each in whole blocks.
+    /// The content, one behind the other; each in whole blocks.
     pub buffers: Vec<&'a [u8]>,
 }
 
@@ -41,7 +41,7 @@ pub trait BlockDevice: Send + Sync {
     /// aligned to 4,096 bytes saves a copy.
     ///
     /// # Errors
-    /// When the device reports one, or when the range reaches past its end.
+    /// If the device reports one, or the range reaches past its end.
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Writes `buffers` one behind the other, beginning at `offset_bytes`. Offset and each length
@@ -49,27 +49,30 @@ pub trait BlockDevice: Send + Sync {
     /// it durable.
     ///
     /// # Errors
-    /// When the device reports one (the range then holds old data, new data or a mixture), or when
-    /// the range reaches past its end.
+    /// If the device reports one (the range then holds old data, new data or a mixture), or the
+    /// range reaches past its end.
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError>;
 
-    /// Writes a set of ranges that don't overlap, side by side where the device can; in which order
-    /// they reach it is open. On return each of them is completed or failed: one result each, as of
+    /// Writes a set of ranges that don't overlap, in parallel where the device can, in any order.
+    /// On return each of them is completed or failed, with one result each, as from
     /// [`BlockDevice::write`].
     ///
     /// ```
     /// use cairn_blockdev::{BlockDevice, MemoryDevice, SetWrite};
     /// let device = MemoryDevice::new(1 << 20);
     /// let (first, second) = ([1; 4096], [2; 8192]);
-    /// let set = [SetWrite { offset_bytes: 0, buffers: vec![&first] }, SetWrite { offset_bytes: 8192, buffers: vec![&second] }];
+    /// let set = [
+    ///     SetWrite { offset_bytes: 0, buffers: vec![&first] },
+    ///     SetWrite { offset_bytes: 8192, buffers: vec![&second] },
+    /// ];
     /// assert!(device.write_set(&set).iter().all(Result::is_ok));
     /// ```
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
         writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
     }
 
-    /// As [`BlockDevice::write_set`]; `meanwhile` is called once, while the writes are under way
-    /// where the device can, and before them otherwise.
+    /// As [`BlockDevice::write_set`]. Calls `meanwhile` once: during the writes where the device
+    /// can, otherwise before them.
     fn write_set_while(
         &self,
         writes: &[SetWrite<'_>],
@@ -82,34 +85,34 @@ pub trait BlockDevice: Send + Sync {
     /// Makes durable every write that completed before the call.
     ///
     /// # Errors
-    /// When the device reports one. What was written since the flush before may then be lost, even
-    /// if a later flush succeeds.
+    /// If the device reports one. Writes since the previous flush may then be lost, even if a later
+    /// flush succeeds.
     fn flush(&self) -> Result<(), DeviceError>;
 
-    /// Tells the device that the content of a range is no longer needed; reading it gives anything.
-    /// Only a hint: where the device does not support it, nothing happens.
+    /// Hints to the device that the content of a range is no longer needed. Reading the range then
+    /// returns anything. A device without support does nothing.
     ///
     /// # Errors
-    /// When the device supports discards and reports an error.
+    /// If the device supports discards and reports an error.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError>;
 
     /// The size, a multiple of 4,096.
     fn length_bytes(&self) -> u64;
 
-    /// How long a flush took lately (a moving average); zero until the first one. The coordination
-    /// of flushes decides by it.
+    /// The recent time of a flush (a moving average); zero until the first one. The coordination of
+    /// flushes uses it to decide.
     fn flush_time(&self) -> Duration;
 
-    /// How many copies of each block can be read one by one; one, but for a mirror.
+    /// The number of copies of each block that can be read separately: one, except on a mirror.
     fn copies(&self) -> usize {
         1
     }
 
-    /// As [`BlockDevice::read`], from the copy number `copy`, below [`BlockDevice::copies`]. What
-    /// that number means may change when a copy is lost, so it is only good for trying all of them.
+    /// As [`BlockDevice::read`], from copy number `copy`, below [`BlockDevice::copies`]. The
+    /// meaning of the number may change when a copy is lost, so use it only to try all copies.
     ///
     /// # Errors
-    /// As those of `read`; or the copy has been lost meanwhile.
+    /// As `read`, or if the copy was lost meanwhile.
     fn read_copy(
         &self,
         copy: usize,
@@ -120,74 +123,74 @@ pub trait BlockDevice: Send + Sync {
         self.read(offset_bytes, buffer)
     }
 
-    /// Makes all copies of a range hold `good`, which was read from one of them and found right.
-    /// Does nothing when no copy holds these bytes any more: then somebody has written there since.
-    /// Does nothing on a device without copies, or one opened for reading.
+    /// Writes `good`, which was read from one copy and verified, over all copies of a range. Does
+    /// nothing if no copy holds these bytes any more: then a newer write has replaced them. Does
+    /// nothing on a device without copies, or on one opened for reading.
     ///
     /// # Errors
-    /// When no copy works any more.
+    /// If no copy works any more.
     fn repair(&self, offset_bytes: u64, good: &[u8]) -> Result<(), DeviceError> {
         let _ = (offset_bytes, good);
         Ok(())
     }
 
-    /// Makes the copies of these ranges (bytes) the same, when the device was not closed as it
-    /// should and its copies may differ: what [`BlockDevice::read`] returns wins. Whoever can
+    /// Makes the copies of these byte ranges the same, if the device was not closed cleanly and its
+    /// copies may differ. The content that [`BlockDevice::read`] returns wins, so a caller that can
     /// recognise damage repairs that first.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     fn resynchronise(&self, ranges: &[std::ops::Range<u64>]) -> Result<(), DeviceError> {
         let _ = ranges;
         Ok(())
     }
 
-    /// Everything is written, and nobody writes for now: makes it durable, and lets a device with
-    /// copies remember that they are the same. A later write takes that back first.
+    /// Makes all writes durable while no thread writes. A device with copies records that they are
+    /// the same; a later write first removes that record.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     fn close(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// The open file that holds exactly this device, if it is one file or disk with direct I/O: a
-    /// read from it is then one of the device.
+    /// The open file of this device, if the device is exactly one file or disk with direct I/O. A
+    /// read from the file is then a read of the device.
     fn raw_file(&self) -> Option<RawFile> {
         None
     }
 
-    /// Of a composed device: how its members are.
+    /// The health of a composed device's members.
     fn health(&self) -> Option<DeviceHealth> {
         None
     }
 
-    /// Reports the failures of members to `observer` from now on. Returns whether it will: a device
-    /// without members has only failures that its caller is told of anyway.
+    /// Reports the failures of members to `observer` from now on. Returns whether it will. A device
+    /// without members has only failures that its caller gets anyway.
     fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
         let _ = observer;
         false
     }
 
-    /// Counts damage: a reader knows that no copy of this range holds what was written there.
+    /// Counts damage: no copy of this range holds what was written there.
     fn note_damage(&self, offset_bytes: u64, length_bytes: u64) {
         let _ = (offset_bytes, length_bytes);
     }
 
-    /// Keeps `bytes` of the storage below aside, beyond what the blocks take; 0 gives them back to
-    /// it. For devices that get their storage as they are written, image files: when the storage is
-    /// full, what was kept makes room for what must be written. Returns whether the device can keep
-    /// any; a device that has all its storage needs none.
+    /// Keeps `bytes` of the underlying storage in reserve, beyond what the blocks take; 0 frees the
+    /// reserve. For image files, whose storage is allocated as they are written: when the storage
+    /// is full, the freed reserve makes room for writes that must succeed. Returns whether the
+    /// device can keep a reserve; a device that has all its storage needs none.
     ///
     /// # Errors
-    /// The storage has no room for it ([`DeviceError::is_storage_full`]), or the device fails.
+    /// If the storage has no room for it ([`DeviceError::is_storage_full`]), or the device fails.
     fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
         let _ = bytes;
         Ok(false)
     }
 }
 
-/// Inside an `impl BlockDevice`: the named methods are those of another device, given as an
+/// Inside an `impl BlockDevice`: forwards the named methods to another device, given as an
 /// expression of `self`.
 ///
 /// ```
@@ -218,12 +221,19 @@ macro_rules! forward_to_device {
         }
     };
     (@write_set $self:ident $device:expr) => {
-        fn write_set(&$self, writes: &[$crate::SetWrite<'_>]) -> Vec<Result<(), $crate::DeviceError>> {
+        fn write_set(
+            &$self,
+            writes: &[$crate::SetWrite<'_>],
+        ) -> Vec<Result<(), $crate::DeviceError>> {
             $device.write_set(writes)
         }
     };
     (@write_set_while $self:ident $device:expr) => {
-        fn write_set_while(&$self, writes: &[$crate::SetWrite<'_>], meanwhile: &mut dyn FnMut()) -> Vec<Result<(), $crate::DeviceError>> {
+        fn write_set_while(
+            &$self,
+            writes: &[$crate::SetWrite<'_>],
+            meanwhile: &mut dyn FnMut(),
+        ) -> Vec<Result<(), $crate::DeviceError>> {
             $device.write_set_while(writes, meanwhile)
         }
     };
@@ -233,7 +243,11 @@ macro_rules! forward_to_device {
         }
     };
     (@discard $self:ident $device:expr) => {
-        fn discard(&$self, offset_bytes: u64, length_bytes: u64) -> Result<(), $crate::DeviceError> {
+        fn discard(
+            &$self,
+            offset_bytes: u64,
+            length_bytes: u64,
+        ) -> Result<(), $crate::DeviceError> {
             $device.discard(offset_bytes, length_bytes)
         }
     };
@@ -253,7 +267,12 @@ macro_rules! forward_to_device {
         }
     };
     (@read_copy $self:ident $device:expr) => {
-        fn read_copy(&$self, copy: usize, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), $crate::DeviceError> {
+        fn read_copy(
+            &$self,
+            copy: usize,
+            offset_bytes: u64,
+            buffer: &mut [u8],
+        ) -> Result<(), $crate::DeviceError> {
             $device.read_copy(copy, offset_bytes, buffer)
         }
     };
@@ -263,7 +282,10 @@ macro_rules! forward_to_device {
         }
     };
     (@resynchronise $self:ident $device:expr) => {
-        fn resynchronise(&$self, ranges: &[std::ops::Range<u64>]) -> Result<(), $crate::DeviceError> {
+        fn resynchronise(
+            &$self,
+            ranges: &[std::ops::Range<u64>],
+        ) -> Result<(), $crate::DeviceError> {
             $device.resynchronise(ranges)
         }
     };
@@ -304,20 +326,21 @@ macro_rules! forward_to_device {
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     forward_to_device!(self => **self;
-        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file,
-        health, observe, note_damage, keep_spare);
+        read, write, write_set, write_set_while, flush, discard, length_bytes, flush_time, copies,
+        read_copy, repair, resynchronise, close, raw_file, health, observe, note_damage,
+        keep_spare);
 }
 
-/// One request as a device checks it: where, how long, and on which device.
+/// One request to be checked: its offset, its length and its device.
 #[derive(Clone, Copy)]
-pub(crate) struct Range<'a> {
+pub(crate) struct CheckedRange<'a> {
     pub(crate) operation: Operation,
     pub(crate) offset_bytes: u64,
     pub(crate) length_bytes: u64,
     pub(crate) device: &'a Arc<str>,
 }
 
-impl Range<'_> {
+impl CheckedRange<'_> {
     /// Asserts the alignment, and checks that the range lies inside a device of `device_bytes`.
     #[track_caller]
     pub(crate) fn check(self, device_bytes: u64) -> Result<(), DeviceError> {
@@ -350,7 +373,7 @@ impl Range<'_> {
     }
 }
 
-/// The total length of a gathered write; asserts that every part is whole blocks.
+/// The total length of a gathered write. Asserts that every part is whole blocks.
 #[track_caller]
 pub(crate) fn gathered_bytes(buffers: &[&[u8]]) -> u64 {
     assert!(

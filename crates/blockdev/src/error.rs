@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// What a device was doing.
+/// An operation of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Opening a file or a block device.
@@ -19,7 +19,7 @@ pub enum Operation {
     Write,
     /// Making writes durable.
     Flush,
-    /// Giving blocks back.
+    /// Discarding blocks.
     Discard,
     /// Allocating blocks of an image file.
     Preallocate,
@@ -40,18 +40,18 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A request that a device could not fulfil. Cheap to clone, since every waiter of a group gets it.
+/// A request that a device could not complete. Cheap to clone: every waiter of a group gets one.
 #[derive(Clone, Debug)]
 pub struct DeviceError {
-    /// What was asked for.
+    /// The requested operation.
     pub operation: Operation,
-    /// Where; zero for a request that has no place.
+    /// The offset; zero for a request that has none.
     pub offset_bytes: u64,
-    /// How much; zero for a request that has no length.
+    /// The length; zero for a request that has none.
     pub length_bytes: u64,
     /// The device's name: the path of a file.
     pub device: Arc<str>,
-    /// What the system said.
+    /// The system's error.
     pub source: Arc<io::Error>,
 }
 
@@ -84,7 +84,7 @@ impl DeviceError {
     }
 
     /// Whether the storage below the device is full: the disk of an image file, the pool of a thin
-    /// volume, somebody's quota.
+    /// volume, a quota.
     pub fn is_storage_full(&self) -> bool {
         matches!(self.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }
@@ -109,7 +109,8 @@ impl fmt::Display for DeviceError {
             Operation::Read | Operation::Write | Operation::Discard | Operation::Preallocate => {
                 write!(
                     formatter,
-                    "{device}: {operation} of {length_bytes} bytes at {offset_bytes} failed: {source}"
+                    "{device}: {operation} of {length_bytes} bytes at {offset_bytes} failed: \
+                     {source}"
                 )
             }
         }

@@ -1,18 +1,18 @@
 //! A device in a regular file or on a disk.
 //!
-//! Purpose: direct I/O where the host offers it, so that a completed write lies in the host's
-//! storage and not in its page cache, and a flush (fdatasync) costs what the storage's flush costs.
+//! It uses direct I/O where the host offers it. Then a completed write lies in the host's storage,
+//! not in its page cache, and a flush (fdatasync) costs what the storage's flush costs.
 //!
-//! Invariants: the file is locked against other processes while the device lives (exclusively, or
-//! shared among readers), and free when the device is dropped; the file never grows or shrinks;
-//! with direct I/O only aligned memory reaches the kernel.
+//! Invariants: while the device lives, the file is locked against other processes (exclusively, or
+//! shared among readers); dropping the device unlocks it. The file never grows or shrinks. With
+//! direct I/O only aligned memory reaches the kernel.
 //!
-//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), for moments; during a write to an
-//! image file with holes that of `holes`.
+//! Lock discipline: the buffer pool's lock (rank `BUFFERS`), briefly; during a write to an image
+//! file with holes, that of `holes`.
 
 use crate::aligned::{AlignedBuffer, BufferPool, is_aligned};
 use crate::counters::{CounterCells, DeviceCounters};
-use crate::device::{BLOCK_BYTES, BlockDevice, Range, SetWrite, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use crate::flush_time::FlushTime;
 use crate::holes::Holes;
@@ -30,8 +30,8 @@ use std::time::Duration;
 const BOUNCE_BYTES: usize = 1 << 20;
 const BOUNCE_BUFFERS_KEPT: usize = 8;
 
-/// A tool that looks at new disks (udev) locks them for moments; how often to try again, and after
-/// which pause.
+/// A tool that inspects new disks (udev) locks them briefly: the number of attempts to lock one,
+/// and the pause between them.
 const DISK_LOCK_ATTEMPTS: u32 = 25;
 const DISK_LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -59,7 +59,7 @@ pub enum OpenMode {
 pub struct FileDevice {
     name: Arc<str>,
     file: Arc<File>,
-    /// The file behind a loop device, locked as well: the same volume must not be in use by its
+    /// The file behind a loop device, locked as well: the same volume must not be in use under its
     /// other name.
     backing: Option<File>,
     storage: Storage,
@@ -68,8 +68,8 @@ pub struct FileDevice {
     length_bytes: u64,
     /// Of an image file with direct I/O.
     holes: Option<Holes>,
-    /// For sets of writes, with direct I/O; where there are none, the writes of a set go one after
-    /// the other.
+    /// For sets of writes, with direct I/O. Without rings, the writes of a set go one after the
+    /// other.
     rings: Option<Rings>,
     bounce: BufferPool,
     flush_time: FlushTime,
@@ -80,12 +80,12 @@ impl FileDevice {
     /// Opens a regular file or a block device, and locks it.
     ///
     /// # Errors
-    /// When it does not exist, may not be opened, is neither of the two, or is in use by another
+    /// If it does not exist, may not be opened, is neither of the two, or is in use by another
     /// process ([`DeviceError::is_in_use`]).
     pub fn open(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
         let name = name_of(path);
         let failed = |error| DeviceError::new(Operation::Open, 0, 0, &name, error);
-        // Before it is opened: opening a pipe would wait for somebody at its other end.
+        // Checked before the open: opening a pipe would wait for its other end.
         usable(&std::fs::metadata(path).map_err(failed)?).map_err(failed)?;
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
@@ -93,11 +93,11 @@ impl FileDevice {
         FileDevice::from_file(name, file, mode)
     }
 
-    /// Creates a regular file of `length_bytes`, without content: every block is a hole that reads
-    /// as zeros. After an error there is no file that was not there before.
+    /// Creates a regular file of `length_bytes` without content: every block is a hole that reads
+    /// as zeros. After an error, no new file remains.
     ///
     /// # Errors
-    /// When the file exists, when its length is not a multiple of 4,096, or when the host refuses.
+    /// If the file exists, its length is not a multiple of 4,096, or the host refuses.
     pub fn create(path: &Path, length_bytes: u64) -> Result<FileDevice, DeviceError> {
         let name = name_of(path);
         let failed = |error| DeviceError::new(Operation::Create, 0, length_bytes, &name, error);
@@ -126,7 +126,7 @@ impl FileDevice {
             .map_err(failed)
             .and_then(|()| FileDevice::from_file(name.clone(), file, OpenMode::ReadWrite));
         if device.is_err() {
-            // The error that counts is the one at hand.
+            // The caller needs the first error.
             let _ = std::fs::remove_file(path);
         }
         device
@@ -145,7 +145,10 @@ impl FileDevice {
         let length_bytes = end_bytes - end_bytes % BLOCK_BYTES as u64;
         let direct = use_direct(&file, length_bytes).map_err(failed)?;
         if !direct {
-            tracing::warn!(device = %name, "no direct I/O here: writes go through the page cache of the host");
+            tracing::warn!(
+                device = %name,
+                "no direct I/O here: writes go through the page cache of the host"
+            );
         }
         Ok(FileDevice {
             name,
@@ -163,14 +166,14 @@ impl FileDevice {
         })
     }
 
-    /// The same device, which writes the members of a set one after the other, as where the kernel
-    /// has no io_uring.
+    /// The same device without rings: it writes the members of a set one after the other, as on a
+    /// kernel without io_uring.
     pub fn without_rings(mut self) -> FileDevice {
         self.rings = None;
         self
     }
 
-    /// Whether the writes of a set are under way side by side.
+    /// Whether the device writes the members of a set in parallel.
     pub fn has_rings(&self) -> bool {
         self.rings.is_some()
     }
@@ -180,7 +183,7 @@ impl FileDevice {
         &self.name
     }
 
-    /// Whether direct I/O is in use; otherwise the host's page cache stands between.
+    /// Whether the device uses direct I/O and not the host's page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
@@ -190,17 +193,17 @@ impl FileDevice {
         self.storage == Storage::BlockDevice
     }
 
-    /// What the device has done.
+    /// The requests that the device has completed.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.snapshot()
     }
 
-    /// Allocates a range, writes zeros to all of it, and flushes. For the places that are written
-    /// again and again between flushes (log ring, superblocks): in an image file, a first write
-    /// into a hole changes the host's metadata, which makes the next flush wait for the host's
-    /// journal.
+    /// Allocates a range, writes zeros to all of it, and flushes. For the areas that are rewritten
+    /// between flushes (log ring, superblocks): in an image file, a first write into a hole changes
+    /// the host's metadata, and the next flush then waits for the host's journal.
     ///
     /// # Errors
+    /// If the host has no space, or a write or the flush fails.
     /// When the host has no space, or a write or the flush fails.
     pub fn preallocate_and_zero(
         &self,
@@ -223,11 +226,11 @@ impl FileDevice {
             self.write(offset_bytes + done_bytes, &[&zeros[..part]])?;
             done_bytes += part as u64;
         }
-        // All metadata too: the allocation is the point.
+        // All metadata too, since the allocation must be durable.
         self.file.sync_all().map_err(|error| range.error(error))
     }
 
-    /// Another descriptor of the open file, as a child has it between fork and exec.
+    /// Another descriptor of the open file, as a child process has it between fork and exec.
     #[cfg(test)]
     pub(crate) fn descriptor_of_a_child(&self) -> File {
         self.file.try_clone().expect("the process may have one more descriptor")
@@ -238,13 +241,13 @@ impl FileDevice {
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-    ) -> Result<Range<'_>, DeviceError> {
-        let range = Range { operation, offset_bytes, length_bytes, device: &self.name };
+    ) -> Result<CheckedRange<'_>, DeviceError> {
+        let range = CheckedRange { operation, offset_bytes, length_bytes, device: &self.name };
         range.check(self.length_bytes)?;
         Ok(range)
     }
 
-    /// Fills no more holes when the host is full.
+    /// Stops filling holes when the host is full.
     fn noted(&self, error: DeviceError) -> DeviceError {
         if let Some(holes) = self.holes.as_ref().filter(|_| error.is_storage_full()) {
             holes.suspend(true);
@@ -252,7 +255,7 @@ impl FileDevice {
         error
     }
 
-    fn writable(&self, range: Range<'_>) -> Result<(), DeviceError> {
+    fn writable(&self, range: CheckedRange<'_>) -> Result<(), DeviceError> {
         match self.mode {
             OpenMode::ReadWrite => Ok(()),
             OpenMode::ReadOnly => Err(range
@@ -260,8 +263,8 @@ impl FileDevice {
         }
     }
 
-    /// Whether a ring can take the write as it is. A small one into a hole gets the hole filled
-    /// first.
+    /// Whether a ring can take the write as it is. Before a small write into a hole, the hole is
+    /// filled.
     fn ready_for_ring(&self, write: &SetWrite<'_>) -> bool {
         let (offset_bytes, length_bytes) = (write.offset_bytes, gathered_bytes(&write.buffers));
         let fits = write.buffers.len() <= PARTS_MAX
@@ -275,8 +278,8 @@ impl FileDevice {
         })
     }
 
-    /// Puts those of `writes` that a ring can take through one, and says for each what became of
-    /// it: `None` if it is still to be written.
+    /// Sends through a ring those of `writes` that it can take, and returns a result for each:
+    /// `None` if it must still be written.
     fn write_through_ring(
         &self,
         rings: &Rings,
@@ -299,7 +302,7 @@ impl FileDevice {
         let Some(written) = rings.write(&self.file, &requests, meanwhile) else { return results };
         for (index, result) in ready.into_iter().zip(written) {
             let length_bytes = gathered_bytes(&writes[index].buffers);
-            let range = Range {
+            let range = CheckedRange {
                 operation: Operation::Write,
                 offset_bytes: writes[index].offset_bytes,
                 length_bytes,
@@ -310,7 +313,7 @@ impl FileDevice {
                     self.counters.count_write(length_bytes);
                     Some(Ok(()))
                 }
-                // Cut short, or the kernel would not do it this way: all of it again, by a plain
+                // The write was short or the kernel refused it: write all of it again by a plain
                 // call, whose errors count.
                 Ok(_) => None,
                 Err(error) => {
@@ -322,7 +325,7 @@ impl FileDevice {
         results
     }
 
-    /// Writes what a ring did not write, one after the other.
+    /// Writes what no ring has written, one after the other.
     fn write_rest(
         &self,
         writes: &[SetWrite<'_>],
@@ -345,7 +348,7 @@ impl FileDevice {
         Ok(())
     }
 
-    /// Copies the parts together, and writes whenever the copy is full.
+    /// Gathers the parts in a buffer, and writes it whenever it is full.
     fn write_bounced(&self, offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
         let mut bounce = self.bounce.take();
         let mut position = offset_bytes;
@@ -369,9 +372,9 @@ impl FileDevice {
 }
 
 impl Drop for FileDevice {
-    /// A lock ends with the last descriptor of the open file, and a child that another thread is
-    /// starting has a copy of each between fork and exec. Therefore the locks are given up, not
-    /// only closed: the next to open the file finds it free.
+    /// The kernel releases a lock when the last descriptor of the open file is closed. A child that
+    /// another thread is starting has a copy of each descriptor between fork and exec. So the drop
+    /// unlocks explicitly, and the next open finds the file free.
     fn drop(&mut self) {
         for file in [Some(&*self.file), self.backing.as_ref()].into_iter().flatten() {
             kernel::unlock(file);
@@ -402,8 +405,8 @@ fn lock(file: &File, storage: Storage, mode: OpenMode) -> io::Result<()> {
     kernel::lock(file, mode == OpenMode::ReadWrite)
 }
 
-/// Turns direct I/O on, and off again when reading the first block so does not work: some file
-/// systems take the flag and refuse the reads.
+/// Turns direct I/O on, and off again if reading the first block fails: some file systems accept
+/// the flag and refuse the reads.
 fn use_direct(file: &File, length_bytes: u64) -> io::Result<bool> {
     if !kernel::set_direct(file, true)? {
         return Ok(false);
@@ -415,7 +418,7 @@ fn use_direct(file: &File, length_bytes: u64) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             kernel::set_direct(file, false)
         }
-        // A block that cannot be read is reported to whoever wants it.
+        // The caller that reads an unreadable block gets the error.
         _ => Ok(true),
     }
 }
@@ -527,9 +530,9 @@ impl BlockDevice for FileDevice {
         self.flush_time.average()
     }
 
-    /// Behind the end of the image file, where nobody looks.
+    /// The reserve lies behind the end of the image file, where nothing is read.
     fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
-        let range = Range {
+        let range = CheckedRange {
             operation: Operation::Preallocate,
             offset_bytes: self.length_bytes,
             length_bytes: bytes,

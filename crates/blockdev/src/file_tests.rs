@@ -50,7 +50,7 @@ fn unaligned_memory_is_copied() {
     let memory = AlignedBuffer::copy_of(&pattern((3 << 20) + 4096));
     let unaligned = &memory[100..100 + (3 << 20)];
     assert!(!is_aligned(unaligned));
-    // Three parts: the second begins where the copy of the first has filled most of a buffer.
+    // Three parts; the copy of the first fills most of a buffer before the second begins.
     device
         .write(
             8192,
@@ -208,7 +208,7 @@ fn preallocation_allocates_and_discard_gives_back() {
     );
 }
 
-/// Reads, writes, flushes and discards a disk, whose content is lost.
+/// Reads, writes, flushes and discards a disk. Its content is lost.
 #[test]
 #[ignore = "needs a block device, named by CAIRN_TEST_BLOCK_DEVICE"]
 fn a_block_device_is_a_device() {
@@ -234,7 +234,7 @@ fn a_block_device_is_a_device() {
     assert!(device.read(device.length_bytes(), &mut [0; 4096]).is_err());
 }
 
-/// The device with rings, where the kernel has them, and without.
+/// Runs the test on a device with rings, where the kernel has them, and on one without.
 fn with_and_without_rings(test: impl Fn(FileDevice)) {
     let (_directory, _, device) = image();
     test(device);

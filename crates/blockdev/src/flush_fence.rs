@@ -1,17 +1,17 @@
-//! No flush claims success for what another flush lost.
+//! No flush reports success for data that another flush has lost.
 //!
-//! A device tells one of its callers that a flush failed. What was written since the flush before
-//! may then be lost, for ever, and a flush that follows succeeds all the same: it has nothing left
-//! to do (PostgreSQL learned that in 2018). A volume has two callers, the log and the transactions'
-//! commit, and each flushes what both have written. So they flush through a [`FlushFence`]: when a
-//! flush fails, those that overlap with it fail, and all that come later.
+//! A device reports a failed flush to one caller only. Writes since the previous flush may then be
+//! lost for ever, and yet the next flush succeeds, since it has nothing left to write (PostgreSQL
+//! found that in 2018). A volume has two callers, the log and the transactions' commit, and each
+//! flushes what both have written. So both flush through a [`FlushFence`]: when a flush fails, all
+//! flushes that overlap with it fail, and all later ones.
 //!
 //! Invariant: when [`FlushFence::flush`] returns success, no flush has failed that was issued
-//! before the device finished this one. To know that, it waits for those that are still under way
-//! at that moment, and for no others: it has not returned itself, but has ended, so nobody waits in
-//! a circle.
+//! before the device finished this one. To ensure that, a flush that the device has finished waits
+//! for those still under way in the device at that moment, and for no others. Flushes never wait
+//! for each other in a circle, since a finished flush is no longer under way.
 //!
-//! Lock: rank `DEVICE`, for moments and to wait; never held during a flush.
+//! Lock: rank `DEVICE`, held briefly and to wait; never held during a flush.
 use crate::device::BlockDevice;
 use crate::error::{DeviceError, Operation};
 use crate::forward_to_device;
@@ -22,13 +22,13 @@ use std::sync::Arc;
 #[derive(Default)]
 struct Flushes {
     issued: u64,
-    /// Numbers of those that the device has not finished.
+    /// Numbers of the flushes that the device has not finished.
     under_way: Vec<u64>,
-    /// The first one.
+    /// The first error.
     error: Option<DeviceError>,
 }
 
-/// A device whose flushes fail for ever once one of them has.
+/// A device whose flushes all fail after one has failed.
 ///
 /// ```
 /// use cairn_blockdev::{BlockDevice, FlushFence, Operation, SimulatedDevice};
@@ -47,7 +47,7 @@ pub struct FlushFence {
 }
 
 impl FlushFence {
-    /// Nothing has failed yet.
+    /// A fence without an error.
     pub fn new(device: Arc<dyn BlockDevice>) -> FlushFence {
         FlushFence {
             device,
@@ -57,14 +57,14 @@ impl FlushFence {
     }
 }
 
-/// What became of a flush whose thread panics is not known: it counts as failed, and nobody waits
-/// for it.
-struct Watch<'a> {
+/// A flush in the device. If its thread panics, its result is unknown: it counts as failed, and no
+/// other flush waits for it.
+struct FlushGuard<'a> {
     fence: &'a FlushFence,
     number: u64,
 }
 
-impl Drop for Watch<'_> {
+impl Drop for FlushGuard<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -98,7 +98,7 @@ impl BlockDevice for FlushFence {
             flushes.under_way.push(number);
             number
         };
-        let _watch = Watch { fence: self, number };
+        let _guard = FlushGuard { fence: self, number };
         let result = self.device.flush();
         let mut flushes = self.flushes.lock();
         flushes.under_way.retain(|other| *other != number);
@@ -114,7 +114,8 @@ impl BlockDevice for FlushFence {
     }
 
     forward_to_device!(self => self.device;
-        read, write, write_set, write_set_while, discard, length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file, health,
+        read, write, write_set, write_set_while, discard, length_bytes, flush_time, copies,
+        read_copy, repair, resynchronise, close, raw_file, health,
         observe, note_damage, keep_spare);
 }
 

@@ -4,7 +4,7 @@ use cairn_environment::thread;
 use std::collections::VecDeque;
 use std::io;
 
-/// Its flushes end in the order and in the way that the test says.
+/// A device whose flushes end in the order and with the results that the test sets.
 struct Stepped {
     memory: MemoryDevice,
     state: Mutex<Steps>,
@@ -35,7 +35,7 @@ impl Stepped {
         }
     }
 
-    /// The thread of flush `number` panics in it.
+    /// Makes the thread of flush `number` panic in it.
     fn panic_in(&self, number: usize) {
         self.state.lock().panicking = Some(number);
         self.changed.notify_all();
@@ -98,7 +98,7 @@ fn two_under_way() -> (Arc<Stepped>, Arc<FlushFence>, [Caller; 2]) {
     (device, fence, [first, second])
 }
 
-/// Two flushes overlap, one of them fails; in each of the orders in which they can end, neither
+/// Two flushes overlap and one of them fails. In each order in which they can end, neither
 /// succeeds.
 #[test]
 fn a_flush_fails_with_one_that_overlaps() {
@@ -115,13 +115,13 @@ fn a_flush_fails_with_one_that_overlaps() {
     }
 }
 
-/// One that came after the device had finished is not waited for: there is always another, and
-/// nobody would ever return.
+/// A flush does not wait for one that began after the device had finished it. There is always
+/// another, so it would never return.
 #[test]
 fn a_flush_does_not_wait_for_later_ones() {
     let (device, fence, [first, second]) = two_under_way();
     device.end(1, true);
-    // The second one has left the device; it waits for the first.
+    // The second flush has left the device and waits for the first.
     while fence.flushes.lock().under_way.len() > 1 {
         std::thread::yield_now();
     }
@@ -134,7 +134,7 @@ fn a_flush_does_not_wait_for_later_ones() {
     assert!(third.join().unwrap().is_ok());
 }
 
-/// What became of it is not known; whoever overlaps with it fails, and doesn't wait for ever.
+/// A panicked flush has no known result. A flush that overlaps with it fails and doesn't wait.
 #[test]
 fn nobody_waits_for_a_flush_whose_thread_panicked() {
     let (device, fence, [first, second]) = two_under_way();

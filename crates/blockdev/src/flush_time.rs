@@ -1,15 +1,14 @@
-//! The measured flush time: a moving average that one outlier cannot poison.
+//! The measured flush time: a moving average that resists outliers.
 //!
 //! Each flush moves the average a quarter of the way, (3·old + new) / 4, as jbd2 does for its
-//! commit time. ZFS learned that a single stall in such an average makes every later decision wrong
-//! for a while (openzfs #9444), so a new value counts for at most four times the average plus one
-//! millisecond. A device that really became slower is believed after a few flushes.
+//! commit time. In ZFS, a single stall in such an average made every later decision wrong for a
+//! while (openzfs #9444). So a new value counts for at most four times the average plus one
+//! millisecond. If a device really becomes slower, the average follows after a few flushes.
 
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use std::time::Duration;
 
-/// At most this much is believed of the very first flush, which often pays for what happened
-/// before.
+/// The bound for the very first flush, which often pays for earlier writes.
 const FIRST_BOUND_NANOSECONDS: u64 = 10_000_000;
 const SLACK_NANOSECONDS: u64 = 1_000_000;
 
@@ -30,7 +29,7 @@ pub struct FlushTime {
 }
 
 impl FlushTime {
-    /// Takes one measured flush into the average.
+    /// Adds one measured flush to the average.
     pub fn record(&self, measured: Duration) {
         let measured = u64::try_from(measured.as_nanos()).unwrap_or(u64::MAX).max(1);
         let update = |old: u64| match old {

@@ -1,19 +1,18 @@
-//! Holes of an image file, filled ahead of small writes.
+//! Fills the holes of an image file ahead of small writes.
 //!
 //! A first write into a hole changes the host's metadata, and the next flush waits for the host's
 //! journal: 3.5 ms instead of 0.05 ms for a small fsync on ext4. So before a small write goes into
-//! a chunk of 4 MiB that has holes, zeros are written over them; a thousand small fsyncs then share
-//! one wait. A large write is worth its wait, and filling ahead of it would only write everything
-//! twice.
+//! a chunk of 4 MiB with holes, zeros are written over them. A thousand small fsyncs then share one
+//! wait. A large write is worth the wait; filling ahead of it would only write everything twice.
 //!
-//! States of a chunk: unknown → filled, never back. Large writes fill chunks, too, and so did
-//! earlier mounts: who comes to a chunk that is unknown looks first.
+//! States of a chunk: unknown → filled, never back. Large writes fill chunks too, and so did
+//! earlier mounts. So the first small write into an unknown chunk checks it.
 //!
-//! Invariants: zeros go only into what the host calls a hole, and only while nobody else writes to
-//! a chunk that is not filled; a failure to fill is no failure of the write that it was for.
+//! Invariants: zeros go only into ranges that the host reports as holes, and only while no other
+//! thread writes to an unfilled chunk. If filling fails, the write itself does not.
 //!
-//! Lock discipline: `filling` (rank `DEVICE`) is held shared during a large write to a chunk that
-//! is not filled, and exclusively during the filling; a write to filled chunks takes no lock.
+//! Lock discipline: `filling` (rank `DEVICE`) is held shared during a large write to an unfilled
+//! chunk, and exclusively while holes are filled. A write to filled chunks takes no lock.
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
@@ -25,11 +24,11 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-/// What is filled at once.
+/// The unit of filling.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// Writes from this length on are large.
+/// Writes of at least this length are large.
 const LARGE_BYTES: u64 = 256 << 10;
-/// Zeros written at once.
+/// Zeros per write.
 const ZEROS_BYTES: u64 = 1 << 20;
 
 /// The chunks of one file.
@@ -37,12 +36,12 @@ pub(crate) struct Holes {
     length_bytes: u64,
     filled: Vec<AtomicBool>,
     filling: RwLock<()>,
-    /// The host is full: what it has left is for what must be written.
+    /// The host is full: its remaining space is for writes that must succeed.
     suspended: AtomicBool,
 }
 
 impl Holes {
-    /// For a file of `length_bytes` of which nothing is known.
+    /// All chunks of a file of `length_bytes` are unknown.
     pub(crate) fn new(length_bytes: u64) -> Self {
         let chunks = length_bytes.div_ceil(CHUNK_BYTES);
         Self {
@@ -53,13 +52,13 @@ impl Holes {
         }
     }
 
-    /// From now on holes are filled, or not.
+    /// Suspends or resumes filling.
     pub(crate) fn suspend(&self, suspended: bool) {
         self.suspended.store(suspended, Ordering::Relaxed);
     }
 
-    /// Whether the chunk has no holes. What the host says is remembered: holes don't come back but
-    /// by discards, which may cost the next flush some time.
+    /// Whether the chunk has no holes. A positive answer of the host is kept. Only discards make
+    /// new holes; those may cost the next flush some time.
     fn is_filled(&self, file: &File, chunk: u64) -> bool {
         let filled = &self.filled[chunk as usize];
         if filled.load(Ordering::Acquire) {
@@ -76,13 +75,13 @@ impl Holes {
         chunk * CHUNK_BYTES..((chunk + 1) * CHUNK_BYTES).min(self.length_bytes)
     }
 
-    /// Held during a discard: a hole that it makes must not be taken for one that was there before,
-    /// since its blocks may have a new owner by then, whose data zeros would overwrite.
+    /// The guard is held during a discard. Filling must not mistake the discard's new hole for an
+    /// old one: by then its blocks may have a new owner, whose data the zeros would overwrite.
     pub(crate) fn during_discard(&self) -> RwLockReadGuard<'_, ()> {
         self.filling.read()
     }
 
-    /// Prepares a write; what it returns is held until the write has completed.
+    /// Prepares a write. The caller holds the guard until the write has completed.
     pub(crate) fn before_write(
         &self,
         file: &File,

@@ -1,5 +1,5 @@
-//! The system calls of [`FileDevice`](crate::FileDevice): each repeats what was interrupted and
-//! completes what was short.
+//! The system calls of [`FileDevice`](crate::FileDevice). Each repeats interrupted calls and
+//! completes short ones.
 //!
 //! States: none. Lock discipline: takes no lock.
 
@@ -10,13 +10,13 @@ use std::io::{self, IoSlice, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-/// What is allocated behind the end of a file is never more.
+/// The most that is allocated behind the end of a file.
 const BEHIND_END_BYTES_MAX: u64 = 64 << 20;
 
-/// The most parts that one system call takes (`IOV_MAX`).
+/// The most parts of one system call (`IOV_MAX`).
 pub(crate) const PARTS_MAX: usize = 1024;
 
-/// What a device can be made of.
+/// The kinds of storage for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Storage {
     RegularFile,
@@ -35,13 +35,13 @@ pub(crate) fn storage(metadata: &Metadata) -> Option<Storage> {
     }
 }
 
-/// The size of a regular file or of a block device: where its end is.
+/// The size of a regular file or of a block device.
 pub(crate) fn length_bytes(file: &File) -> io::Result<u64> {
     let mut file = file;
     io::Seek::seek(&mut file, SeekFrom::End(0))
 }
 
-/// The first hole in `range`, cut to it; unwritten allocated blocks count as holes.
+/// The first hole in `range`, clipped to it. Unwritten allocated blocks count as holes.
 pub(crate) fn next_hole(file: &File, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
     let start = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(range.start))?;
     if start >= range.end {
@@ -55,8 +55,8 @@ pub(crate) fn next_hole(file: &File, range: Range<u64>) -> io::Result<Option<Ran
     Ok(Some(start..end))
 }
 
-/// Locks the file against other processes without waiting. Fails with `WouldBlock` when another
-/// holds it.
+/// Locks the file against other processes, without waiting. Fails with `WouldBlock` if another
+/// process holds the lock.
 pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
     let operation = if exclusive {
         FlockOperation::NonBlockingLockExclusive
@@ -66,13 +66,13 @@ pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))?)
 }
 
-/// Gives up the lock of an open file, also while other descriptors of it live.
+/// Unlocks an open file, even while other descriptors of it exist.
 pub(crate) fn unlock(file: &File) {
-    // Closing, which follows, would do as well, unless another process has a descriptor of it.
+    // The close that follows would do it too, unless another process has a descriptor.
     let _ = rustix::io::retry_on_intr(|| rustix::fs::flock(file, FlockOperation::Unlock));
 }
 
-/// The file behind a loop device, if it is one and the file can still be opened by its name.
+/// The file behind a loop device, if this is one and the file still has its name.
 pub(crate) fn backing_file(device: &File) -> io::Result<Option<File>> {
     let metadata = device.metadata()?;
     if storage(&metadata) != Some(Storage::BlockDevice) {
@@ -85,7 +85,7 @@ pub(crate) fn backing_file(device: &File) -> io::Result<Option<File>> {
     }
 }
 
-/// Turns direct I/O on; returns whether the file's system takes it.
+/// Turns direct I/O on. Returns whether the file's system accepts it.
 pub(crate) fn set_direct(file: &File, direct: bool) -> io::Result<bool> {
     let mut flags = rustix::fs::fcntl_getfl(file)?;
     flags.set(OFlags::DIRECT, direct);
@@ -134,10 +134,10 @@ pub(crate) fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -
     Ok(())
 }
 
-/// Makes completed writes durable, and of the file's own metadata what is needed to read them.
+/// Makes completed writes durable, and the file's own metadata as far as reads need it.
 ///
-/// Not repeated when interrupted: an error of fdatasync is reported once, and a second call would
-/// hide it.
+/// Never repeated after an interruption: the kernel reports an error of fdatasync once, and a
+/// second call would hide it.
 pub(crate) fn flush(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(file)?)
 }
@@ -148,8 +148,8 @@ pub(crate) fn allocate(file: &File, offset_bytes: u64, length_bytes: u64) -> io:
     unless_unsupported(rustix::io::retry_on_intr(call))
 }
 
-/// Allocates `bytes` bytes behind the end of a regular file, which does not grow. Returns whether
-/// its system can.
+/// Allocates `bytes` behind the end of a regular file, which does not grow. Returns whether its
+/// file system can.
 pub(crate) fn allocate_behind_end(file: &File, bytes: u64) -> io::Result<bool> {
     let end = length_bytes(file)?;
     let call = || rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, end, bytes);
@@ -160,8 +160,8 @@ pub(crate) fn allocate_behind_end(file: &File, bytes: u64) -> io::Result<bool> {
     }
 }
 
-/// Frees what is allocated behind the end of a regular file: one of the two calls does so, which
-/// one depends on its system.
+/// Frees what is allocated behind the end of a regular file. One of the two calls does it; which
+/// one depends on the file system.
 pub(crate) fn free_behind_end(file: &File) -> io::Result<()> {
     let end = length_bytes(file)?;
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -171,14 +171,14 @@ pub(crate) fn free_behind_end(file: &File) -> io::Result<()> {
     file.set_len(end)
 }
 
-/// Whether a regular file has less storage than length.
+/// Whether a regular file has less storage than its length.
 pub(crate) fn is_sparse(file: &File) -> io::Result<bool> {
     let metadata = file.metadata()?;
     Ok(metadata.blocks() * 512 < metadata.len())
 }
 
-/// Gives a range back to the host's file system or to the disk; a system that cannot do so does
-/// nothing.
+/// Discards a range of the host's file system or of the disk. Does nothing where that is not
+/// supported.
 pub(crate) fn discard(
     file: &File,
     storage: Storage,

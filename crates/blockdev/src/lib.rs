@@ -1,14 +1,13 @@
 //! Block devices: files and disks, mirrors and concatenations of them, memory, and a simulated
 //! device that loses power and returns errors.
 //!
-//! Everything above this crate sees storage as a [`BlockDevice`]: reads and writes of whole blocks,
-//! and a flush that makes durable what was completed before it. `docs/media.md` says what is
-//! assumed of a device and what is not; the [`simulated::SimulatedDevice`] may do anything that
-//! page permits.
+//! The crates above see storage as a [`BlockDevice`]: reads and writes of whole blocks, and a flush
+//! that makes completed writes durable. `docs/media.md` lists what Cairn assumes of a device and
+//! what it does not. The [`simulated::SimulatedDevice`] may do anything that the page permits.
 //!
-//! Lock discipline: devices take locks of rank `DEVICE`, the pool of buffers one of rank `BUFFERS`,
-//! for moments. But for those of [`composed`] and `holes`, no lock is held during a system call or
-//! a simulated delay.
+//! Lock discipline: devices take locks of rank `DEVICE`, the buffer pool one of rank `BUFFERS`,
+//! briefly. Except in [`composed`] and `holes`, no lock is held during a system call or a simulated
+//! delay.
 
 mod aligned;
 mod blocks;

@@ -1,11 +1,11 @@
-//! A device in memory: nothing is lost while the process lives, nothing survives it.
+//! A device in memory: its content lives as long as the process.
 //!
-//! Lock discipline: one lock of rank `DEVICE` per MiB, one at a time, so a request that spans two
+//! Lock discipline: one lock of rank `DEVICE` per MiB, one at a time. So a request that spans two
 //! of them is not atomic, as on a disk.
 
 use crate::aligned::AlignedBuffer;
 use crate::counters::{CounterCells, DeviceCounters};
-use crate::device::{BlockDevice, Range, gathered_bytes};
+use crate::device::{BlockDevice, CheckedRange, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use cairn_environment::Rank;
 use cairn_environment::lock::RwLock;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A block device in memory. Memory is used for what was written, by the MiB.
+/// A block device in memory. It allocates memory per MiB, at the first write.
 pub struct MemoryDevice {
     name: Arc<str>,
     length_bytes: u64,
@@ -38,7 +38,7 @@ impl MemoryDevice {
         }
     }
 
-    /// What the device has done.
+    /// The requests that the device has completed.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.snapshot()
     }
@@ -49,7 +49,8 @@ impl MemoryDevice {
         offset_bytes: u64,
         length_bytes: u64,
     ) -> Result<(), DeviceError> {
-        Range { operation, offset_bytes, length_bytes, device: &self.name }.check(self.length_bytes)
+        CheckedRange { operation, offset_bytes, length_bytes, device: &self.name }
+            .check(self.length_bytes)
     }
 
     fn store(&self, offset_bytes: u64, mut bytes: &[u8]) {
@@ -102,7 +103,7 @@ impl BlockDevice for MemoryDevice {
         Ok(())
     }
 
-    /// Gives back whole MiB; smaller ranges keep their content, as a device may.
+    /// Frees whole MiB. Smaller ranges keep their content, as a device may.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         self.check(Operation::Discard, offset_bytes, length_bytes)?;
         let first = (offset_bytes as usize).div_ceil(CHUNK_BYTES);

@@ -1,5 +1,5 @@
-//! Failures of the members of a device, reported to the owner of the whole: a mirror that reads
-//! around a bad member returns no error, and its owner still has to know.
+//! Reports failures of the members of a device to the owner of the whole. A mirror that reads
+//! around a bad member returns no error, but its owner must know.
 
 use crate::error::{DeviceError, Operation};
 
@@ -10,9 +10,9 @@ pub enum DeviceEventKind {
     ReadError,
     /// A write, a flush or a discard failed.
     WriteError,
-    /// Blocks hold something else than what was written there.
+    /// Blocks do not hold what was written there.
     ChecksumError,
-    /// Blocks were written again from another copy.
+    /// Blocks were rewritten from another copy.
     Repaired,
 }
 
@@ -31,18 +31,19 @@ impl DeviceEventKind {
 pub struct DeviceEvent<'a> {
     /// What happened.
     pub kind: DeviceEventKind,
-    /// The member's name; none on a device without members.
+    /// The member's name; `None` on a device without members.
     pub member: Option<&'a str>,
-    /// Where, on the device as a whole; none for a flush.
+    /// The offset on the device as a whole; `None` for a flush.
     pub offset_bytes: Option<u64>,
-    /// How many blocks of 4 KiB.
+    /// Number of blocks of 4 KiB.
     pub blocks: u64,
-    /// What the system said, of a request that failed.
+    /// The system's error, for a request that failed.
     pub error: Option<&'a DeviceError>,
 }
 
-/// Whoever wants to know of the events of a device, see [`crate::BlockDevice::observe`]. It is
-/// called on the thread of the request, which may hold locks of the device: it must neither use the
+/// Receives the events of a device, see [`crate::BlockDevice::observe`]. Called on the thread of
+/// the request, which may hold locks of the device: an observer must neither use the device nor
+/// wait.
 /// device nor wait.
 pub trait DeviceObserver: Send + Sync {
     /// Called once for each event.

@@ -1,10 +1,10 @@
-//! The open file behind a device, for those who have the kernel read from it beside other work.
+//! The open file behind a device, for callers that let the kernel read from it during other work.
 //!
-//! Invariants: offsets are those of the device; reads of whole blocks, at whole blocks, into
-//! aligned memory, inside the device. Nothing is written this way: a write has rules of its own
-//! ([`BlockDevice::write`](crate::BlockDevice::write)). Who reads so and fails reads again by
-//! [`BlockDevice::read`](crate::BlockDevice::read), which returns the error, and tells whoever
-//! counts failures.
+//! Invariants: offsets are those of the device; reads are of whole blocks, at whole blocks, into
+//! aligned memory, inside the device. Nothing is written this way: writes have rules of their own
+//! ([`BlockDevice::write`](crate::BlockDevice::write)). If such a read fails, the caller repeats it
+//! by [`BlockDevice::read`](crate::BlockDevice::read), which returns the error and counts the
+//! failure.
 //!
 //! Lock discipline: takes no lock.
 
@@ -27,13 +27,12 @@ impl RawFile {
         Self { file: Arc::clone(file), counters: Arc::clone(counters) }
     }
 
-    /// The file of a device that another crate makes, as models do. Its reads are counted for
-    /// nobody.
+    /// The file of a device of another crate, as models have one. Its reads are not counted.
     pub fn of(file: File) -> Self {
         Self { file: Arc::new(file), counters: Arc::default() }
     }
 
-    /// A read of `length_bytes` has completed: it counts as one of the device.
+    /// Counts a completed read of `length_bytes` as one of the device.
     pub fn count_read(&self, length_bytes: u64) {
         self.counters.count_read(length_bytes);
     }

@@ -1,19 +1,18 @@
-//! A set of writes through io_uring: all are under way at once, and one wait covers them.
+//! A set of writes through io_uring: all are in flight at once, and one wait covers them.
 //!
-//! Measured on a virtual disk: 32 scattered writes of 64 KiB take 2.3 ms so, against 5.6 ms one
-//! after the other; for a single run of blocks there is no difference, so
+//! Measured on a virtual disk: 32 scattered writes of 64 KiB take 2.3 ms through a ring and 5.6 ms
+//! one after the other. For a single run of blocks there is no difference, so
 //! [`FileDevice`](crate::FileDevice) uses a ring from two writes on.
 //!
-//! States of a request: pushed → taken by the kernel → completed. [`Ring::write`] returns when all
-//! that the kernel took are completed, whatever happens: the memory is only lent to it. When the
-//! kernel takes no more, the rest fails, and the ring is not used again.
+//! States of a request: pushed → taken by the kernel → completed. [`Ring::write`] always waits for
+//! all that the kernel took, since the memory is only lent to the kernel. When the kernel takes no
+//! more, the rest fails, and the ring is not used again.
 //!
-//! Where the kernel refuses rings (old, forbidden by the administrator or a container), there is
-//! none, and the writes go one after the other. `CAIRN_IO=calls` in the environment asks for that,
-//! too.
+//! Where the kernel refuses rings (it is old, or the administrator or a container forbids them),
+//! the writes go one after the other. `CAIRN_IO=calls` in the environment does the same.
 //!
-//! Lock discipline: the pool's lock (rank `DEVICE`), to take a ring or give it back; a ring belongs
-//! to one thread meanwhile.
+//! Lock discipline: the pool's lock (rank `DEVICE`), to take a ring or return it. Meanwhile a ring
+//! belongs to one thread.
 
 use crate::kernel::PARTS_MAX;
 use cairn_environment::lock::Mutex;
@@ -25,14 +24,14 @@ use std::os::fd::AsRawFd;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-/// Requests that a ring has under way at once.
+/// The most requests in flight in one ring.
 const ENTRIES: u32 = 128;
-/// Rings kept for later.
+/// The most rings kept for reuse.
 const RINGS_KEPT: usize = 4;
-/// How often to look for completions while the kernel can't be asked.
+/// The pause between looks for completions while calls to the kernel fail.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// One write: where, and the aligned memory to write there, in at most [`PARTS_MAX`] parts.
+/// One write: the offset, and the aligned memory to write, in at most [`PARTS_MAX`] parts.
 pub(crate) struct RingWrite<'a> {
     pub(crate) offset_bytes: u64,
     pub(crate) parts: Vec<IoSlice<'a>>,
@@ -44,7 +43,7 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// Rings, if the kernel has them and the environment doesn't forbid them.
+    /// Makes rings, if the kernel has them and the environment doesn't forbid them.
     pub(crate) fn new() -> Option<Self> {
         if std::env::var_os("CAIRN_IO").is_some_and(|value| value == "calls") {
             return None;
@@ -58,9 +57,9 @@ impl Rings {
         }
     }
 
-    /// Writes the set. The results are those of the system, short counts included; what failed may
-    /// not have been tried. `None`: no ring could be had, and nothing was written. `meanwhile` is
-    /// called once, when the first requests are under way, unless there is no ring.
+    /// Writes the set. The results are the system's, short counts included; a failed request may
+    /// not have been tried. `None`: there was no ring, and nothing was written. Calls `meanwhile`
+    /// once, when the first requests are in flight, unless there is no ring.
     pub(crate) fn write(
         &self,
         file: &File,
@@ -97,7 +96,7 @@ fn untried() -> io::Result<usize> {
 
 struct Ring {
     ring: IoUring,
-    /// It holds requests that the kernel did not take, and that must never be taken.
+    /// The ring holds requests that the kernel did not take and must never take.
     broken: bool,
 }
 
@@ -133,7 +132,7 @@ impl Ring {
             debug_assert!(pushed.is_ok(), "a chunk has no more requests than the ring has entries");
         }
         let panic = meanwhile.and_then(|meanwhile| {
-            // What the kernel does not take now is submitted with the wait, where errors count.
+            // The wait submits what the kernel does not take now, and reports errors.
             let _ = self.ring.submit();
             std::panic::catch_unwind(AssertUnwindSafe(meanwhile)).err()
         });
@@ -144,9 +143,9 @@ impl Ring {
         results
     }
 
-    /// Waits until `count` requests are completed; `enter` calls the kernel. If that fails, those
-    /// that the kernel has taken are waited for all the same, since it still has their memory:
-    /// completions arrive without a call, too. The others are given up.
+    /// Waits until `count` requests have completed; `enter` calls the kernel. If `enter` fails, it
+    /// still waits for the requests that the kernel has taken, since the kernel has their memory:
+    /// completions arrive without a call too. It gives up the others.
     fn wait_for_all(
         &mut self,
         count: usize,
@@ -191,8 +190,7 @@ mod tests {
     use crate::aligned::AlignedBuffer;
     use std::os::unix::fs::FileExt;
 
-    /// Pushes two writes of a block, the second of them by `enter`, and returns what became of
-    /// both.
+    /// Pushes two writes of a block, the second one in `enter`, and returns both results.
     fn two_writes(
         enter: impl FnMut(&mut IoUring, usize) -> io::Result<usize>,
     ) -> Option<(Vec<io::Result<usize>>, bool, File)> {

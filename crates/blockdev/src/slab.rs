@@ -5,22 +5,22 @@
 //! 62 µs of CPU, from ordinary ones 1.27 ms and 196 µs; 32 pieces of 64 KiB scattered over large
 //! pages are nearly as good as one.
 //!
-//! States of a piece: free (its bit is set) → given out, by [`Slabs::take`] → free, by
+//! States of a piece: free (its bit is set) → in use, by [`Slabs::take`] → free, by
 //! [`Slabs::give_back`].
 //!
-//! Invariants: a piece is given out to one owner at a time, so its memory has one owner; a slab
-//! stays mapped while a piece of it is out; pieces are taken from the slab that was made first, so
-//! that later ones become free.
+//! Invariants: a piece in use has one owner, and so has its memory; a slab stays mapped while a
+//! piece of it is in use; pieces are taken from the oldest slab first, so that later ones become
+//! free.
 //!
-//! A slab of large pages has its memory from the beginning. Otherwise whoever first writes to it
-//! would wait for the kernel, which zeroes a large page; on a virtual machine whose host has no
-//! memory there either that takes milliseconds. So a thread says that it [is about to
-//! wait](thread::will_block), as before the device: a thread that yields its CPU to its callers
-//! would be taken for one that others keep from running. A slab of ordinary pages gets them one by
-//! one when they are first written, or, made [ahead](Slab::ahead), before that in steps: between
-//! two of them others get the CPU.
+//! A slab of large pages gets its memory when it is made. Otherwise the first write to it would
+//! wait for the kernel, which zeroes a large page; on a virtual machine whose host must find the
+//! memory too, that takes milliseconds. So the thread declares that it [will
+//! block](thread::will_block), as before the device. Otherwise, a thread that yields its CPU to its
+//! callers would seem to be kept from running by other threads. A slab of ordinary pages gets each
+//! page at its first write. If made [ahead](Slab::ahead), it gets them before that, in steps;
+//! between two steps other threads get the CPU.
 //!
-//! Lock discipline: none; whoever has [`Slabs`] locks them, but not while a [`Slab`] is made.
+//! Lock discipline: none. The owner of [`Slabs`] locks them, but not while it makes a [`Slab`].
 
 use cairn_environment::thread;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -28,13 +28,13 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A large page of this processor.
+/// The size of a large page of this processor.
 pub(crate) const SLAB_BYTES: usize = 2 << 20;
 const PIECES_MAX: usize = SLAB_BYTES / crate::BLOCK_BYTES;
-/// A step in which ordinary pages are made: some 100 µs where the host has no memory there either.
+/// Ordinary pages are made in steps of this: some 100 µs if the host must find the memory too.
 const STEP_BYTES: usize = 64 << 10;
 
-/// What a slab is made of.
+/// The kind of pages of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pages {
     /// For memory that a device reads and writes.
@@ -43,18 +43,18 @@ pub(crate) enum Pages {
     Ordinary,
 }
 
-/// A mapping of [`SLAB_BYTES`], aligned to as much.
+/// A mapping of [`SLAB_BYTES`], aligned to its size.
 pub(crate) struct Slab {
     start: NonNull<u8>,
 }
 
-// SAFETY: the memory belongs to no thread; who may use which part of it is settled by the pieces.
+// SAFETY: the memory belongs to no thread; the pieces regulate the access to its parts.
 unsafe impl Send for Slab {}
 // SAFETY: as above; the slab itself gives access to nothing.
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Zeros; `None` when there is no memory. With large pages it takes long.
+    /// A slab of zeros; `None` if there is no memory. Takes long with large pages.
     pub(crate) fn new(pages: Pages) -> Option<Self> {
         match pages {
             Pages::Large => Self::ahead(pages),
@@ -62,7 +62,7 @@ impl Slab {
         }
     }
 
-    /// As [`Slab::new`], with all its memory. Takes long.
+    /// As [`Slab::new`], with all its pages present. Takes long.
     pub(crate) fn ahead(pages: Pages) -> Option<Self> {
         thread::will_block();
         let slab = Self::map(pages)?;
@@ -72,7 +72,7 @@ impl Slab {
         };
         for offset_bytes in (0..SLAB_BYTES).step_by(step_bytes) {
             let start = slab.start.as_ptr().wrapping_add(offset_bytes).cast();
-            // An older kernel gives the memory when it is written to.
+            // An older kernel provides the memory at the first write.
             // SAFETY: the range lies in the slab's mapping, and the advice changes no content.
             let _ = unsafe { rustix::mm::madvise(start, step_bytes, Advice::LinuxPopulateWrite) };
         }
@@ -94,7 +94,7 @@ impl Slab {
             Pages::Ordinary => Advice::LinuxNoHugepage,
         };
         // SAFETY: the mapping was made above with twice the length, so both parts lie in it, and
-        // nobody knows of them.
+        // nothing refers to them.
         unsafe {
             if before_bytes > 0 {
                 let _ = rustix::mm::munmap(mapped, before_bytes);
@@ -109,13 +109,13 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this slab's, and every piece keeps its slab, so nobody refers to
+        // SAFETY: the mapping is this slab's, and every piece keeps its slab, so nothing refers to
         // the memory.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), SLAB_BYTES) };
     }
 }
 
-/// Memory that one owner has, to be [given back](Slabs::give_back).
+/// Memory with one owner, which [returns](Slabs::give_back) it.
 pub(crate) struct Piece {
     slab: Arc<Slab>,
     slot: usize,
@@ -134,7 +134,7 @@ impl Deref for Piece {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the piece lies in its slab, which is mapped and was zeroed by the kernel; a piece
-        // is given out once at a time, so whoever changes its bytes has this piece exclusively.
+        // has one owner at a time, so a thread that changes its bytes has it exclusively.
         unsafe { std::slice::from_raw_parts(self.start(), self.length_bytes) }
     }
 }
@@ -162,7 +162,7 @@ pub(crate) struct Slabs {
 }
 
 impl Slabs {
-    /// Without memory; `piece_bytes` divides [`SLAB_BYTES`] into at most 512 pieces.
+    /// No slabs. `piece_bytes` divides [`SLAB_BYTES`] into at most 512 pieces.
     pub(crate) fn new(piece_bytes: usize) -> Self {
         assert!(
             SLAB_BYTES.is_multiple_of(piece_bytes) && SLAB_BYTES / piece_bytes <= PIECES_MAX,
@@ -175,7 +175,7 @@ impl Slabs {
         SLAB_BYTES / self.piece_bytes
     }
 
-    /// A piece with any content, of a slab that exists.
+    /// A piece of an existing slab, with any content.
     pub(crate) fn take(&mut self) -> Option<Piece> {
         let piece_bytes = self.piece_bytes;
         while let Some(slot) = self.slots.get_mut(self.first_free) {
@@ -214,9 +214,9 @@ impl Slabs {
         self.first_free = self.first_free.min(slot);
     }
 
-    /// Takes a piece back. If its slab is unused then, and is not the only one that is, and
-    /// `shrink` is set, that is what remains to be dropped. (One stays: who takes and gives back
-    /// the same few pieces would get a new slab each time.)
+    /// Takes a piece back. If `shrink` is set and the piece's slab and another one are unused then,
+    /// returns the slab for the caller to drop. (One unused slab stays: otherwise a caller that
+    /// takes and returns the same few pieces would make a new slab each time.)
     pub(crate) fn give_back(&mut self, piece: Piece, shrink: bool) -> Option<impl Sized + use<>> {
         let pieces = self.pieces_per_slab();
         let place = &mut self.slots[piece.slot];
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// Of this thread, those that the kernel could serve from memory.
+    /// This thread's page faults that the kernel could serve from memory.
     fn page_faults() -> u64 {
         let status =
             std::fs::read_to_string("/proc/thread-self/stat").expect("a thread knows itself");

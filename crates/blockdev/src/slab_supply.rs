@@ -1,30 +1,29 @@
-//! Slabs that are made before they are needed.
+//! Makes slabs before they are needed.
 //!
-//! Why: making a slab takes milliseconds where the host of a virtual machine has to find the
-//! memory, and a request that needs memory would wait for that. So a thread of its own
-//! ([`SlabSupply::run`]) keeps a few ready.
+//! Why: making a slab takes milliseconds if the host of a virtual machine must find the memory, and
+//! a request that needs memory would wait for it. So a thread of its own ([`SlabSupply::run`])
+//! keeps a few slabs ready.
 //!
-//! States: *without a maker*, [`SlabSupply::take`] makes each slab itself; with one, it takes a
-//! ready slab, and makes one only when none is ready; then more are kept ready from then on.
-//! *Stopped* for ever: as without a maker.
+//! States: *without a maker*, [`SlabSupply::take`] makes each slab itself. *With a maker*, it takes
+//! a ready slab; if none is ready, it makes one and raises the number kept ready. *Stopped*, for
+//! ever: as without a maker.
 //!
-//! Invariants: the maker makes a slab only while fewer are ready than wanted; none are wanted
-//! before the first was needed. When there is no memory, the maker waits until the next slab is
+//! Invariants: the maker makes a slab only while fewer are ready than wanted. None are wanted
+//! before the first one was needed. If there is no memory, the maker waits until the next slab is
 //! taken.
 //!
-//! Lock discipline: one mutex (rank `BUFFERS`), for moments, and not while a slab is made. Its
+//! Lock discipline: one mutex (rank `BUFFERS`), held briefly and not while a slab is made. Its
 //! holder has no other lock of that rank.
 
 use crate::slab::{Pages, Slab};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 
-/// Not more are kept ready: what is taken at once by a burst of small writes, in the time in which
-/// as many are made.
+/// The most slabs kept ready: what a burst of small writes takes while the maker makes as many.
 const READY_MAX: usize = 8;
 
 #[derive(Default)]
-struct State {
+struct SupplyState {
     ready: Vec<Slab>,
     wanted: usize,
     has_maker: bool,
@@ -33,16 +32,16 @@ struct State {
 }
 
 pub(crate) struct SlabSupply {
-    state: Mutex<State>,
+    state: Mutex<SupplyState>,
     changed: Condvar,
     ready_max: usize,
     pages: Pages,
 }
 
 impl SlabSupply {
-    /// Of slabs of `pages`. Keeps up to `slabs_max` ready, and not more than some.
+    /// A supply of slabs of `pages`. It keeps at most `slabs_max` ready, and at most [`READY_MAX`].
     pub(crate) fn new(slabs_max: usize, pages: Pages) -> Self {
-        let state = Mutex::new(Rank::BUFFERS, State::default());
+        let state = Mutex::new(Rank::BUFFERS, SupplyState::default());
         Self { state, changed: Condvar::new(), ready_max: slabs_max.min(READY_MAX), pages }
     }
 
@@ -63,7 +62,7 @@ impl SlabSupply {
         slab.or_else(|| Slab::new(self.pages))
     }
 
-    /// Keeps slabs ready until [`SlabSupply::stop`] is called. One thread does so.
+    /// Keeps slabs ready until [`SlabSupply::stop`] is called. Only one thread may run it.
     pub(crate) fn run(&self) {
         let mut state = self.state.lock();
         state.has_maker = self.ready_max > 0;
@@ -83,7 +82,7 @@ impl SlabSupply {
         drop(state);
     }
 
-    /// Ends [`SlabSupply::run`], also one that has not begun.
+    /// Ends [`SlabSupply::run`], even one that has not begun.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
@@ -121,7 +120,7 @@ mod tests {
         until(|| supply.state.lock().has_maker);
         assert_eq!(supply.ready(), 0, "nobody needed one");
         for wanted in 1..=3 {
-            // Faster than they are made.
+            // Faster than the maker makes them.
             let mut taken = Vec::new();
             while supply.state.lock().wanted < wanted {
                 taken.push(supply.take().expect("memory"));

@@ -1,17 +1,18 @@
-//! Deciding, from the labels, which members may be read.
+//! Decides from the labels which members may be read.
 //!
-//! The *authority* is the complete member with the highest event counter. It lists who was in sync
-//! with it when it was written. Before a member is left behind, the counter was raised on all
-//! others, durably, and they no longer list it: so a stale member is never taken for a current one,
-//! whatever was written to it, and after a crash at any point.
+//! The *authority* is the complete member with the highest event counter. Its label lists the
+//! members that were in sync when the label was written. Before the device leaves a member behind,
+//! it raises the counter on all others, durably, and drops the member from their lists. So a stale
+//! member is never taken for a current one, whatever was written to it, and after a crash at any
+//! point.
 //!
-//! Each raise is made in two steps of one, each durable on all members before the next begins, and
-//! nothing is written to the composed device in between. So a difference of one is a crash in the
-//! middle of a raise, and the member is current; a greater one is an old copy of a member that was
-//! put back.
+//! Each raise takes two steps of one. Each step is durable on all members before the next begins,
+//! and nothing is written to the composed device in between. So a difference of one means a crash
+//! in the middle of a raise, and the member is current. A greater difference means that an old copy
+//! of a member was put back.
 //!
-//! Two complete members that don't list each other went on separately; neither may be taken without
-//! being asked.
+//! Two complete members that don't list each other were written to separately. The user must
+//! choose between them.
 
 use super::error::ComposedError;
 use super::label::{Kind, Label, Progress};
@@ -19,22 +20,22 @@ use super::label::{Kind, Label, Progress};
 /// Why a member is or isn't used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberState {
-    /// It holds what it should.
+    /// It holds all that it should.
     InSync,
-    /// It was not found, or is no member.
+    /// The device was not found, or is no member.
     Missing,
-    /// The others went on without it.
+    /// The other members were written to without it.
     Stale,
     /// Another member took its place.
     Replaced,
-    /// Its rebuild was not finished.
+    /// Its rebuild is not finished.
     Rebuilding,
     /// It returned an error while in use.
     Failed,
 }
 
 impl MemberState {
-    /// In words.
+    /// The state in words.
     pub fn text(self) -> &'static str {
         match self {
             MemberState::InSync => "in sync",
@@ -47,30 +48,30 @@ impl MemberState {
     }
 }
 
-/// What was found under one name.
+/// One name and the label that was read there.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct LabelledName {
     pub(super) name: String,
     /// `None` when the device is not there or has no label.
     pub(super) label: Option<Label>,
 }
 
-/// Where each name belongs, and what may be used.
+/// The index of each name, and the state of each member.
 #[derive(Debug)]
-pub(super) struct Verdict {
-    /// The label that counts; its index says whose it is.
+pub(super) struct Assembly {
+    /// The authority's label; its `index` is the member that carries it.
     pub(super) authority: Label,
-    /// By name, as given: its index among the members.
+    /// For each name, in the order given: its index among the members.
     pub(super) index_of: Vec<usize>,
-    /// By name, as given.
+    /// For each name, in the order given.
     pub(super) states: Vec<MemberState>,
 }
 
-/// The largest difference of event counters that a crash leaves.
+/// The largest difference of event counters that a crash can leave.
 const EVENTS_GAP_MAX: u64 = 1;
 
 /// Puts the labels together.
-pub(super) fn judge(kind: Kind, found: &[Found]) -> Result<Verdict, ComposedError> {
+pub(super) fn assemble(kind: Kind, found: &[LabelledName]) -> Result<Assembly, ComposedError> {
     let labelled: Vec<(&str, &Label)> = found
         .iter()
         .filter_map(|found| Some((found.name.as_str(), found.label.as_ref()?)))
@@ -106,7 +107,7 @@ pub(super) fn judge(kind: Kind, found: &[Found]) -> Result<Verdict, ComposedErro
     }
     check_pairs(kind, &labelled)?;
     let complete = labelled.iter().filter(|(_, label)| label.progress == Progress::Complete);
-    // Of two with the same counter, either is right: they list each other.
+    // Two members with the same counter list each other; either will do.
     let authority = complete
         .map(|(_, label)| *label)
         .max_by_key(|label| (label.events, label.sequence))
@@ -116,7 +117,7 @@ pub(super) fn judge(kind: Kind, found: &[Found]) -> Result<Verdict, ComposedErro
     };
     let states: Vec<_> =
         found.iter().map(|found| state_of(&authority, found.label.as_ref())).collect();
-    Ok(Verdict { index_of: indexes(found, &states), authority, states })
+    Ok(Assembly { index_of: indexes(found, &states), authority, states })
 }
 
 fn check_pairs(kind: Kind, labelled: &[(&str, &Label)]) -> Result<(), ComposedError> {
@@ -150,9 +151,9 @@ fn state_of(authority: &Label, label: Option<&Label>) -> MemberState {
     MemberState::InSync
 }
 
-/// Members stand at the index of their label, whatever order they are named in; what has no label,
-/// or the label of a place that is taken, gets a place that is left.
-fn indexes(found: &[Found], states: &[MemberState]) -> Vec<usize> {
+/// Each member gets the index of its label, in whatever order the names are given. A name without
+/// a label, or with a label whose index is taken, gets a free index.
+fn indexes(found: &[LabelledName], states: &[MemberState]) -> Vec<usize> {
     let mut index_of = vec![usize::MAX; found.len()];
     let mut taken = vec![false; found.len()];
     let rank = |name: usize| match (states[name], &found[name].label) {

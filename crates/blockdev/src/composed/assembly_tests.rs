@@ -1,6 +1,6 @@
 //! Which members may be used, label by label.
 
-use super::assembly::{Found, MemberState, Verdict, judge};
+use super::assembly::{Assembly, LabelledName, MemberState, assemble};
 use super::error::ComposedError;
 use super::label::{Identity, Kind, Label, Progress};
 
@@ -27,39 +27,39 @@ fn label(index: usize, count: usize, events: u64, in_sync: u32) -> Label {
     }
 }
 
-fn found(labels: Vec<Option<Label>>) -> Vec<Found> {
+fn found(labels: Vec<Option<Label>>) -> Vec<LabelledName> {
     (b'a'..)
         .zip(labels)
-        .map(|(name, label)| Found { name: char::from(name).to_string(), label })
+        .map(|(name, label)| LabelledName { name: char::from(name).to_string(), label })
         .collect()
 }
 
 #[track_caller]
-fn verdict(labels: Vec<Option<Label>>) -> Verdict {
-    judge(Kind::Mirror, &found(labels)).unwrap()
+fn assembly(labels: Vec<Option<Label>>) -> Assembly {
+    assemble(Kind::Mirror, &found(labels)).unwrap()
 }
 
 #[track_caller]
 fn refusal(labels: Vec<Option<Label>>) -> ComposedError {
-    judge(Kind::Mirror, &found(labels)).unwrap_err()
+    assemble(Kind::Mirror, &found(labels)).unwrap_err()
 }
 
 use MemberState::{InSync, Missing, Rebuilding, Replaced, Stale};
 
 #[test]
 fn all_in_sync_in_any_order() {
-    let verdict = verdict(vec![Some(label(1, 2, 5, 3)), Some(label(0, 2, 5, 3))]);
-    assert_eq!((verdict.index_of, verdict.states), (vec![1, 0], vec![InSync, InSync]));
+    let assembly = assembly(vec![Some(label(1, 2, 5, 3)), Some(label(0, 2, 5, 3))]);
+    assert_eq!((assembly.index_of, assembly.states), (vec![1, 0], vec![InSync, InSync]));
 }
 
 #[test]
 fn a_crash_in_a_raise_leaves_everybody_in_sync_and_an_old_copy_does_not() {
     assert_eq!(
-        verdict(vec![Some(label(0, 2, 6, 3)), Some(label(1, 2, 5, 3))]).states,
+        assembly(vec![Some(label(0, 2, 6, 3)), Some(label(1, 2, 5, 3))]).states,
         [InSync, InSync]
     );
     assert_eq!(
-        verdict(vec![Some(label(0, 2, 7, 3)), Some(label(1, 2, 5, 3))]).states,
+        assembly(vec![Some(label(0, 2, 7, 3)), Some(label(1, 2, 5, 3))]).states,
         [InSync, Stale]
     );
 }
@@ -67,12 +67,12 @@ fn a_crash_in_a_raise_leaves_everybody_in_sync_and_an_old_copy_does_not() {
 #[test]
 fn who_was_left_behind_is_stale_whatever_its_counter_says() {
     assert_eq!(
-        verdict(vec![Some(label(0, 2, 7, 1)), Some(label(1, 2, 6, 3))]).states,
+        assembly(vec![Some(label(0, 2, 7, 1)), Some(label(1, 2, 6, 3))]).states,
         [InSync, Stale]
     );
     // Three members, lost one after the other.
     let labels = vec![Some(label(0, 3, 9, 1)), Some(label(1, 3, 7, 3)), Some(label(2, 3, 5, 7))];
-    assert_eq!(verdict(labels).states, [InSync, Stale, Stale]);
+    assert_eq!(assembly(labels).states, [InSync, Stale, Stale]);
 }
 
 #[test]
@@ -85,16 +85,16 @@ fn members_that_went_on_separately_are_refused() {
 
 #[test]
 fn a_missing_member_gets_the_place_that_is_left() {
-    let verdict = verdict(vec![None, Some(label(0, 2, 5, 3))]);
-    assert_eq!((verdict.index_of, verdict.states), (vec![1, 0], vec![Missing, InSync]));
+    let assembly = assembly(vec![None, Some(label(0, 2, 5, 3))]);
+    assert_eq!((assembly.index_of, assembly.states), (vec![1, 0], vec![Missing, InSync]));
     assert!(matches!(refusal(vec![None, None]), ComposedError::NoMember { .. }));
 }
 
 #[test]
 fn a_rebuilding_member_is_never_used_nor_believed() {
     let rebuilding = Label { progress: Progress::Rebuilding, ..label(1, 2, 50, 2) };
-    let verdict = verdict(vec![Some(label(0, 2, 5, 1)), Some(rebuilding.clone())]);
-    assert_eq!((verdict.states, verdict.authority.events), (vec![InSync, Rebuilding], 5));
+    let assembly = assembly(vec![Some(label(0, 2, 5, 1)), Some(rebuilding.clone())]);
+    assert_eq!((assembly.states, assembly.authority.events), (vec![InSync, Rebuilding], 5));
     assert!(matches!(refusal(vec![None, Some(rebuilding)]), ComposedError::NoneComplete { .. }));
 }
 
@@ -102,7 +102,7 @@ fn a_rebuilding_member_is_never_used_nor_believed() {
 fn a_replaced_member_does_not_come_back() {
     let mut current = label(0, 2, 7, 3);
     current.members[1] = Identity([77; 16]);
-    assert_eq!(verdict(vec![Some(current), Some(label(1, 2, 5, 3))]).states, [InSync, Replaced]);
+    assert_eq!(assembly(vec![Some(current), Some(label(1, 2, 5, 3))]).states, [InSync, Replaced]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A concatenation: members one behind the other, in the order of their labels.
 //!
-//! Invariant: all members are there and in sync; there is no second copy of anything, so an error
-//! of one is an error of the whole.
+//! Invariant: all members are present and in sync. There is no second copy of anything, so an
+//! error of one member is an error of the whole.
 //!
 //! Lock discipline: none of its own.
 
@@ -9,7 +9,7 @@ use super::error::ComposedError;
 use super::health::DeviceHealth;
 use super::label::{DATA_START_BYTES, Kind};
 use super::members::{Access, Candidate, Members};
-use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use crate::observer::DeviceObserver;
 use std::io;
@@ -22,9 +22,12 @@ use std::time::Duration;
 /// use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, make};
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
 /// use std::sync::Arc;
-/// let disks: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(6 << 20))];
+/// let disks: [Arc<dyn BlockDevice>; 2] =
+///     [Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(6 << 20))];
 /// make(Kind::Concat, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
-/// let candidates = disks.iter().map(|disk| Candidate { name: "disk".into(), device: Some(disk.clone()) }).collect();
+/// let candidate =
+///     |disk: &Arc<_>| Candidate { name: "disk".into(), device: Some(Arc::clone(disk)) };
+/// let candidates = disks.iter().map(candidate).collect();
 /// let concat = Concat::open(candidates, Access::ReadWrite)?;
 /// assert_eq!(concat.length_bytes(), (3 << 20) + (5 << 20));
 /// # Ok::<(), cairn_blockdev::ComposedError>(())
@@ -35,8 +38,8 @@ pub struct Concat {
     starts_bytes: Vec<u64>,
 }
 
-/// A part of a request that lies on one member.
-struct Part<'a> {
+/// The part of a request that lies on one member.
+struct MemberPart<'a> {
     index: usize,
     device: &'a Arc<dyn BlockDevice>,
     offset_bytes: u64,
@@ -44,10 +47,10 @@ struct Part<'a> {
 }
 
 impl Concat {
-    /// Opens the concatenation that `candidates` are all members of, in any order.
+    /// Opens the concatenation of `candidates`, given in any order.
     ///
     /// # Errors
-    /// When they are not the members of one concatenation, or one is lost.
+    /// If they are not the members of one concatenation, or one is missing.
     pub fn open(candidates: Vec<Candidate>, access: Access) -> Result<Concat, ComposedError> {
         let problems = Members::look(Kind::Concat, &candidates)?;
         if !problems.is_empty() {
@@ -72,7 +75,8 @@ impl Concat {
         offset_bytes: u64,
         length_bytes: u64,
     ) -> Result<(), DeviceError> {
-        let range = Range { operation, offset_bytes, length_bytes, device: &self.members.name };
+        let range =
+            CheckedRange { operation, offset_bytes, length_bytes, device: &self.members.name };
         range.check(self.length_bytes())?;
         if operation != Operation::Read && self.members.access != Access::ReadWrite {
             return Err(range.error(io::Error::new(
@@ -83,13 +87,13 @@ impl Concat {
         Ok(())
     }
 
-    /// The parts of a range that was checked.
-    fn parts(&self, offset_bytes: u64, length_bytes: u64) -> impl Iterator<Item = Part<'_>> {
+    /// Splits a range, already checked, into its parts.
+    fn parts(&self, offset_bytes: u64, length_bytes: u64) -> impl Iterator<Item = MemberPart<'_>> {
         let end_bytes = offset_bytes + length_bytes;
         self.members.usable().filter_map(move |(index, device)| {
             let (start, end) = (self.starts_bytes[index], self.starts_bytes[index + 1]);
             let (from, to) = (offset_bytes.max(start), end_bytes.min(end));
-            (from < to).then(|| Part {
+            (from < to).then(|| MemberPart {
                 index,
                 device,
                 offset_bytes: DATA_START_BYTES + from - start,
@@ -98,7 +102,11 @@ impl Concat {
         })
     }
 
-    fn counted(&self, part: &Part<'_>, result: Result<(), DeviceError>) -> Result<(), DeviceError> {
+    fn counted(
+        &self,
+        part: &MemberPart<'_>,
+        result: Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         result.inspect_err(|error| {
             self.members.count_error(part.index, self.starts_bytes[part.index], error)
         })
@@ -166,7 +174,7 @@ impl BlockDevice for Concat {
         self.members.authority.composed_bytes
     }
 
-    /// The slowest member's.
+    /// The flush time of the slowest member.
     fn flush_time(&self) -> Duration {
         self.members.flush_time()
     }

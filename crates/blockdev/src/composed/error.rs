@@ -1,4 +1,4 @@
-//! Why members don't make a device.
+//! Why members cannot make a device.
 
 use super::label::Kind;
 use crate::error::DeviceError;
@@ -12,7 +12,8 @@ pub enum ComposedError {
     #[error("{member} is too small: a member needs at least {needed_bytes} bytes")]
     TooSmall { member: String, needed_bytes: u64 },
     #[error(
-        "{member} is no member of a composed device; `cairn device replace` makes it one, in place of a lost member"
+        "{member} is no member of a composed device; `cairn device replace` makes it one, in \
+         place of a lost member"
     )]
     NotAMember { member: String },
     #[error("none of {members} is a member of a composed device; `cairn mkfs` makes a new one")]
@@ -28,19 +29,20 @@ pub enum ComposedError {
     #[error("{first} and {second} are the same member; one is a copy of the other")]
     Same { first: String, second: String },
     #[error(
-        "the {kind} has {wanted} members, but {named} are named; write \"missing\" for one that is lost"
+        "the {kind} has {wanted} members, but {named} are named; write \"missing\" for one \
+         that is lost"
     )]
     MembersNamed { kind: Kind, wanted: usize, named: usize },
     #[error(
-        "{first} and {second} each went on without the other, so they differ; choose the one to keep, and fill the other from it: \
-         `cairn device replace --force MIRROR LOSER LOSER`"
+        "{first} and {second} each went on without the other, so they differ; choose the one \
+         to keep, and fill the other from it: `cairn device replace --force MIRROR LOSER LOSER`"
     )]
     Diverged { first: String, second: String },
     #[error("no complete member is there: {members}")]
     NoneComplete { members: String },
     #[error(
-        "the mirror is not complete: {members}; `cairn mount -o degraded` and `cairn fsck --repair --degraded` go on without, \
-         `cairn device replace` mends it"
+        "the mirror is not complete: {members}; `cairn mount -o degraded` and `cairn fsck --repair \
+         --degraded` go on without, `cairn device replace` mends it"
     )]
     Degraded { members: String },
     #[error("the concatenation is not complete: {members}")]

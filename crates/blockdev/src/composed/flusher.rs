@@ -1,12 +1,12 @@
 //! A thread that flushes one member, so that members flush at the same time.
 //!
-//! Requests that arrive while a flush runs share the next one. A flush covers the writes that
-//! completed before it was requested, since it begins after that. A failed flush fails every later
-//! request: what it should have covered may be lost, whatever the next one says.
+//! Requests that arrive during a flush share the next one. A flush covers the writes that completed
+//! before its request, since it begins after the request. A failed flush fails every later request:
+//! the writes that it should have covered may be lost, even if the next flush succeeds.
 //!
-//! Handing a flush over costs two switches of threads: 20 µs on a busy machine, about 0.1 ms where
-//! the CPU must be woken first. So members whose flush is shorter than that flush one after the
-//! other ([`worthwhile`]).
+//! Handing over a flush costs two thread switches: 20 µs on a busy machine, about 0.1 ms if the CPU
+//! must wake first. So members with a shorter flush are flushed one after the other
+//! ([`worthwhile`]).
 //!
 //! Lock discipline: `state` (rank `LEAF`) is never held during a flush.
 
@@ -17,33 +17,33 @@ use cairn_environment::{Rank, thread};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Members that flush faster than this are flushed by the caller.
+/// The caller itself flushes members that flush faster than this.
 const HAND_OVER_FROM: Duration = Duration::from_micros(100);
 
-/// Whether handing a member's flush over saves time; a member that was never flushed is taken for a
-/// slow one.
+/// Whether handing over a member's flush saves time. A member that was never flushed counts as
+/// slow.
 pub(super) fn worthwhile(flush_time: Duration) -> bool {
     flush_time.is_zero() || flush_time >= HAND_OVER_FROM
 }
 
 #[derive(Default)]
-struct State {
+struct FlusherState {
     requested: u64,
     completed: u64,
     failure: Option<DeviceError>,
     stop: bool,
 }
 
-struct Shared {
+struct FlushQueue {
     device: Arc<dyn BlockDevice>,
-    state: Mutex<State>,
+    state: Mutex<FlusherState>,
     requested: Condvar,
     completed: Condvar,
 }
 
-/// The thread, which ends when this is dropped.
+/// The thread. It ends when this is dropped.
 pub(super) struct Flusher {
-    shared: Arc<Shared>,
+    queue: Arc<FlushQueue>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -53,36 +53,36 @@ pub(super) struct Ticket(u64);
 
 impl Flusher {
     pub(super) fn new(device: Arc<dyn BlockDevice>) -> Flusher {
-        let state = Mutex::new(Rank::LEAF, State::default());
-        let shared = Arc::new(Shared {
+        let state = Mutex::new(Rank::LEAF, FlusherState::default());
+        let queue = Arc::new(FlushQueue {
             device,
             state,
             requested: Condvar::new(),
             completed: Condvar::new(),
         });
-        let worker = Arc::clone(&shared);
-        Flusher { shared, thread: Some(thread::spawn("member-flush", move || worker.run())) }
+        let worker = Arc::clone(&queue);
+        Flusher { queue, thread: Some(thread::spawn("member-flush", move || worker.run())) }
     }
 
-    /// Asks for a flush, and returns at once.
+    /// Requests a flush and returns at once.
     pub(super) fn request(&self) -> Ticket {
-        let mut state = self.shared.state.lock();
+        let mut state = self.queue.state.lock();
         state.requested += 1;
-        self.shared.requested.notify_one();
+        self.queue.requested.notify_one();
         Ticket(state.requested)
     }
 
-    /// Waits for it.
+    /// Waits for the requested flush.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<(), DeviceError> {
-        let mut state = self.shared.state.lock();
+        let mut state = self.queue.state.lock();
         while state.completed < ticket.0 {
-            self.shared.completed.wait(&mut state);
+            self.queue.completed.wait(&mut state);
         }
         state.failure.clone().map_or(Ok(()), Err)
     }
 }
 
-impl Shared {
+impl FlushQueue {
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
@@ -107,10 +107,10 @@ impl Shared {
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        self.shared.state.lock().stop = true;
-        self.shared.requested.notify_one();
+        self.queue.state.lock().stop = true;
+        self.queue.requested.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and there is nobody to tell.
+            // The thread does not panic, and a drop could not report it.
             let _ = thread.join();
         }
     }

@@ -30,12 +30,11 @@ pub struct MemberHealth {
     pub bad_reads: u64,
     /// Writes and flushes that failed.
     pub write_errors: u64,
-    /// Blocks that held something else than what was written there, as their checksums told.
+    /// Blocks whose checksum showed that they did not hold what was written there.
     pub checksum_errors: u64,
-    /// Blocks that held other bytes than the good copy; also those that differed after an unclean
-    /// stop.
+    /// Blocks that differed from the good copy, also those that differed after an unclean shutdown.
     pub bad_blocks: u64,
-    /// Those of them that were written again.
+    /// The bad blocks that were rewritten.
     pub rewritten_blocks: u64,
     /// The average time of a flush, in nanoseconds.
     pub flush_time_ns: u64,

@@ -1,9 +1,9 @@
-//! The label of a member: which composed device it belongs to, and since when it is, or is not,
-//! like the others.
+//! The label of a member: the composed device that it belongs to, and the state of its content
+//! relative to the other members.
 //!
 //! Each member begins with a reserved area of 1 MiB, outside the composed address space. Two slots
-//! in it take turns, so that a torn write loses nothing; a label is one sector. `docs/format.md`
-//! has the table of its fields.
+//! in it are written in turn, so a torn write loses nothing. A label is one sector. The table of
+//! its fields is in `docs/format.md`.
 
 use super::error::ComposedError;
 use crate::aligned::AlignedBuffer;
@@ -14,28 +14,28 @@ use std::fmt;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Where the composed address space begins on a member.
+/// The offset on a member where the composed address space begins.
 pub const DATA_START_BYTES: u64 = 1 << 20;
-/// Where the two slots of the label stand on a member.
+/// The offsets of the label's two slots on a member.
 pub const LABEL_SLOTS_BYTES: [u64; 2] = [8 * BLOCK_BYTES as u64, 24 * BLOCK_BYTES as u64];
-/// What a label begins with.
+/// The first bytes of a label.
 pub const LABEL_MAGIC: [u8; 4] = *b"CRNM";
-/// The most members that a composed device can have.
+/// The most members that a composed device may have.
 pub const MEMBERS_MAX: usize = 8;
 
-/// Sizes of a mirror's members are rounded down to this.
+/// The sizes of a mirror's members are rounded down to a multiple of this.
 pub(super) const SIZE_UNIT_BYTES: u64 = BLOCK_BYTES as u64;
 
 const LABEL_VERSION: u16 = 1;
 const LABEL_BYTES: usize = size_of::<RawLabel>();
 const FLAG_OPEN: u32 = 1;
 
-/// How members make one device.
+/// How members form one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Each member holds everything.
     Mirror,
-    /// One behind the other.
+    /// The members lie one behind the other.
     Concat,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A random identity: of a composed device, or of one member of it.
+/// A random identity of a composed device or of one member.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Identity(pub [u8; 16]);
 
@@ -71,42 +71,42 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// How far a member's content is.
+/// How much of its content a member holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It holds all that it should, as of `events`.
+    /// All that it should hold, as of `events`.
     Complete,
-    /// It is being filled from the others, and is never read from.
+    /// It is being filled from the others and is never read.
     Rebuilding,
 }
 
-/// A label, decoded.
+/// A decoded label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Mirror or concatenation.
+    /// A mirror or a concatenation.
     pub kind: Kind,
-    /// Whether the member holds what it should.
+    /// Whether the member holds all that it should.
     pub progress: Progress,
-    /// The member's place among the members.
+    /// The member's index among the members.
     pub index: usize,
-    /// The composed device.
+    /// The identity of the composed device.
     pub pool: Identity,
-    /// The member.
+    /// The identity of the member.
     pub member: Identity,
-    /// Raised on all members that are there before the first write after something changed among
-    /// them.
+    /// The event counter. After the set of members in sync changes, it is raised on all of them
+    /// before the next write.
     pub events: u64,
-    /// Raised with each write of a label; says which slot is newer.
+    /// Raised with each write of a label; the slot with the higher number is newer.
     pub sequence: u64,
-    /// Open for writing: copies may differ if it stays so.
+    /// The device is open for writing. If the next open finds it set, copies may differ.
     pub open: bool,
-    /// Which members were in sync when this label was written, by bits.
+    /// The members in sync when this label was written, one bit each.
     pub in_sync: u32,
-    /// What the member contributes.
+    /// The bytes that the member contributes.
     pub member_bytes: u64,
     /// The length of the composed device.
     pub composed_bytes: u64,
-    /// While it is being rebuilt: what is done, as of `events`.
+    /// The bytes that its rebuild has finished, as of `events`.
     pub rebuilt_bytes: u64,
     /// The identities of all members, by index.
     pub members: Vec<Identity>,
@@ -180,7 +180,7 @@ impl Label {
         bytes
     }
 
-    /// The label in `bytes`, or nothing when there is none, or a damaged one.
+    /// The label in `bytes`; `None` if there is none or it is damaged.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Label>, u16> {
         let Ok((mut raw, _)) = RawLabel::read_from_prefix(bytes) else { return Ok(None) };
         let checksum = std::mem::take(&mut raw.checksum);
@@ -226,10 +226,10 @@ impl Label {
         }))
     }
 
-    /// The newest label on a device, if there is one.
+    /// The newest label on a device, if it has one.
     ///
     /// # Errors
-    /// When neither slot can be read, or a newer version of this program wrote it.
+    /// If neither slot can be read, or a newer version of this program wrote it.
     pub fn read(device: &dyn BlockDevice, name: &str) -> Result<Option<Label>, ComposedError> {
         if device.length_bytes() <= DATA_START_BYTES {
             return Ok(None);
@@ -260,7 +260,7 @@ impl Label {
         }
     }
 
-    /// Writes the label into the slot that the newest one is not in, without a flush.
+    /// Writes the label into the older slot. Does not flush.
     pub(super) fn write(&mut self, device: &dyn BlockDevice) -> Result<(), DeviceError> {
         self.sequence += 1;
         let slot_bytes = LABEL_SLOTS_BYTES[(self.sequence % 2) as usize];

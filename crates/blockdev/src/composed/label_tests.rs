@@ -33,7 +33,11 @@ fn field_bytes<T, F>(_: fn(&T) -> &F) -> usize {
 macro_rules! fields {
     ($structure:ident { $($field:ident),* }) => {{
         let _ = |$structure { $($field: _),* }: $structure| ();
-        vec![$((offset_of!($structure, $field), field_bytes(|value: &$structure| &value.$field), stringify!($field))),*]
+        vec![$((
+            offset_of!($structure, $field),
+            field_bytes(|value: &$structure| &value.$field),
+            stringify!($field),
+        )),*]
     }};
 }
 
@@ -41,8 +45,8 @@ macro_rules! fields {
 fn the_label_is_as_documented() {
     #[rustfmt::skip]
     let fields = fields!(RawLabel {
-        magic, checksum, version, kind, progress, index, count, pool, member, events, sequence, flags, in_sync,
-        member_bytes, composed_bytes, rebuilt_bytes, members, reserved
+        magic, checksum, version, kind, progress, index, count, pool, member, events, sequence,
+        flags, in_sync, member_bytes, composed_bytes, rebuilt_bytes, members, reserved
     });
     let documented: Vec<(usize, usize, &str)> = DOCUMENT
         .lines()

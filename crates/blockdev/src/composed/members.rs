@@ -2,15 +2,14 @@
 //!
 //! States of a member: in sync → failed, never back while the device is open.
 //!
-//! Each member is flushed through a fence of its own: whoever flushes it while somebody else's
-//! flush of it fails is told as well, and so returns only after the labels of the others say that
-//! it was left behind.
+//! Each member is flushed through a fence of its own. If a flush of a member fails, every caller
+//! whose flush of that member overlaps gets the error too. So each of them returns only after the
+//! labels of the other members say that this one was left behind.
 //!
-//! Lock discipline: `labels` (rank `MEMBERS`) is held while labels are written and flushed, so that
-//! one thread raises the counters; the states themselves are atomic, and change before the labels
-//! say so.
+//! Lock discipline: `labels` (rank `MEMBERS`) is held while labels are written and flushed, so one
+//! thread at a time raises the counters. The states are atomic and change before the labels do.
 
-use super::assembly::{Found, MemberState, Verdict, judge};
+use super::assembly::{Assembly, LabelledName, MemberState, assemble};
 use super::error::ComposedError;
 use super::flusher::{Flusher, worthwhile};
 use super::health::{DeviceHealth, MemberHealth};
@@ -30,34 +29,34 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What a composed device is opened for.
+/// The purpose for which a composed device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading; nothing is written to any member.
+    /// Reading. Nothing is written to any member.
     ReadOnly,
     /// Reading and writing.
     ReadWrite,
-    /// Reading, and writing what damage makes necessary; the members stay as they are otherwise.
+    /// Reading, and writing to repair damage. The members' states don't change otherwise.
     Maintenance,
 }
 
-/// A device that may be a member; none when it can't be opened.
+/// A device that may be a member.
 #[derive(Clone)]
 pub struct Candidate {
-    /// What people call it.
+    /// The name that the user gave.
     pub name: String,
-    /// The device.
+    /// The device; `None` if it cannot be opened.
     pub device: Option<Arc<dyn BlockDevice>>,
 }
 
-/// What was found about one name; for people.
+/// The state of the member under one name, for display.
 #[derive(Clone, Debug)]
 pub struct MemberStatus {
     /// The name.
     pub name: String,
-    /// Its place.
+    /// Its index.
     pub index: usize,
-    /// Whether it may be used, and if not, why.
+    /// Whether it may be used, or why not.
     pub state: MemberState,
     /// Its label.
     pub label: Option<Label>,
@@ -88,10 +87,10 @@ impl Member {
     }
 }
 
-/// What the labels say.
+/// The content of the labels.
 pub(super) struct Labels {
     events: u64,
-    /// By index; none for members that are not in sync.
+    /// By index; `None` for members that are not in sync.
     each: Vec<Option<Label>>,
     open: bool,
 }
@@ -104,28 +103,28 @@ pub(super) struct Members {
     pub(super) access: Access,
     labels: Mutex<Labels>,
     observer: OnceLock<Arc<dyn DeviceObserver>>,
-    /// Which members the durable labels call in sync.
+    /// The members that the durable labels list as in sync.
     published: AtomicU32,
-    /// The labels say that nobody writes.
+    /// The labels say that the device is not open for writing.
     closed: AtomicBool,
-    /// The device was not closed as it should have been.
+    /// The device was not closed cleanly.
     pub(super) may_differ: AtomicBool,
 }
 
-/// What each member has to say about one request.
+/// The result of one request on each member.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct MemberResults {
     pub(super) succeeded: usize,
     pub(super) failed: Vec<(usize, DeviceError)>,
 }
 
-fn find(candidates: &[Candidate]) -> Result<Vec<Found>, ComposedError> {
+fn find(candidates: &[Candidate]) -> Result<Vec<LabelledName>, ComposedError> {
     let found = |candidate: &Candidate| {
         let label = match &candidate.device {
             Some(device) => Label::read(&**device, &candidate.name)?,
             None => None,
         };
-        Ok(Found { name: candidate.name.clone(), label })
+        Ok(LabelledName { name: candidate.name.clone(), label })
     };
     if !(2..=MEMBERS_MAX).contains(&candidates.len()) {
         return Err(ComposedError::Count { found: candidates.len() });
@@ -133,14 +132,14 @@ fn find(candidates: &[Candidate]) -> Result<Vec<Found>, ComposedError> {
     candidates.iter().map(found).collect()
 }
 
-/// What the labels of `candidates` say, without opening anything.
+/// Reads the labels of `candidates` and reports their states. Opens nothing.
 ///
 /// # Errors
-/// When they don't belong together.
+/// If the candidates don't belong together.
 pub fn status(kind: Kind, candidates: &[Candidate]) -> Result<Vec<MemberStatus>, ComposedError> {
     let found = find(candidates)?;
-    let verdict = judge(kind, &found)?;
-    let status = |(position, found): (usize, Found)| MemberStatus {
+    let verdict = assemble(kind, &found)?;
+    let status = |(position, found): (usize, LabelledName)| MemberStatus {
         name: found.name,
         index: verdict.index_of[position],
         state: verdict.states[position],
@@ -151,15 +150,15 @@ pub fn status(kind: Kind, candidates: &[Candidate]) -> Result<Vec<MemberStatus>,
     Ok(list)
 }
 
-/// Makes a new composed device of `devices`, whose content is lost, and returns its length. A
-/// mirror is as large as its smallest member. The reserved area of each is zeroed, so that nothing
-/// else is recognised in it.
+/// Makes a new composed device of `devices` and returns its length. Their content is lost. A mirror
+/// is as large as its smallest member. The reserved area of each is zeroed, so that no program
+/// recognises other content in it.
 ///
 /// 1. Zeros over the old labels of all, flushed. *A crash: no member is left, `make` again.*
-/// 2. The new labels. *A crash: some members are missing, which an open device would say.*
+/// 2. The new labels. *A crash: some members are missing, and opening reports that.*
 ///
 /// # Errors
-/// When there are too few, one is too small, or a device fails.
+/// If there are too few devices, one is too small, or one fails.
 pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u64, ComposedError> {
     if !(2..=MEMBERS_MAX).contains(&devices.len()) {
         return Err(ComposedError::Count { found: devices.len() });
@@ -215,7 +214,7 @@ pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u6
 }
 
 impl Members {
-    /// What is wrong with the members, in words, without opening anything; empty when nothing is.
+    /// The problems of the members, in words; empty if there is none. Opens nothing.
     pub(super) fn look(kind: Kind, candidates: &[Candidate]) -> Result<String, ComposedError> {
         let lost = status(kind, candidates)?
             .into_iter()
@@ -226,7 +225,7 @@ impl Members {
             .join(", "))
     }
 
-    /// Puts the members together; when they may be written to, the counters are raised, durably.
+    /// Opens the members. If they may be written to, it raises the counters durably.
     pub(super) fn open(
         kind: Kind,
         candidates: Vec<Candidate>,
@@ -247,7 +246,7 @@ impl Members {
         access: Access,
     ) -> Result<Members, ComposedError> {
         let found = find(&candidates)?;
-        let Verdict { authority, index_of, states } = judge(kind, &found)?;
+        let Assembly { authority, index_of, states } = assemble(kind, &found)?;
         let name: Arc<str> = format!(
             "{kind}:{}",
             found.iter().map(|found| found.name.as_str()).collect::<Vec<_>>().join(",")
@@ -271,8 +270,8 @@ impl Members {
             let in_use = access == Access::ReadWrite
                 && state == MemberState::InSync
                 && index_of[position] > 0;
-            // Requests, labels and the flusher flush the same member, and only one of them is told
-            // when that fails.
+            // Requests, labels and the flusher all flush the member, but the kernel reports a
+            // failed flush to only one of them.
             let device = candidate
                 .device
                 .map(|device| Arc::new(FlushFence::new(device)) as Arc<dyn BlockDevice>);
@@ -309,7 +308,7 @@ impl Members {
         })
     }
 
-    /// The members that may be read, with their index.
+    /// The readable members, with their index.
     pub(super) fn usable(&self) -> impl Iterator<Item = (usize, &Arc<dyn BlockDevice>)> {
         self.list.iter().enumerate().filter_map(|(index, member)| Some((index, member.usable()?)))
     }
@@ -318,7 +317,7 @@ impl Members {
         self.usable().map(|(index, _)| 1 << index).sum()
     }
 
-    /// The members that can't be used, in words; empty when all can.
+    /// The members that cannot be used, in words; empty if all can.
     pub(super) fn problems(&self) -> String {
         let lost = self.list.iter().filter(|member| member.state() != MemberState::InSync);
         lost.map(|member| format!("{} is {}", member.name, member.state().text()))
@@ -336,13 +335,14 @@ impl Members {
         )
     }
 
-    /// Reports each event from now on to `observer`; the first one stays.
+    /// Reports each event from now on to `observer`. Only the first observer is kept.
     pub(super) fn observe(&self, observer: &Arc<dyn DeviceObserver>) -> bool {
         self.observer.get_or_init(|| Arc::clone(observer));
         true
     }
 
-    /// Counts a request that failed on a member whose content begins at `start_bytes` of the whole.
+    /// Counts a failed request of a member. The member's content begins at `start_bytes` of the
+    /// whole.
     pub(super) fn count_error(&self, index: usize, start_bytes: u64, error: &DeviceError) {
         let kind = DeviceEventKind::of(error.operation);
         let counter = match kind {
@@ -353,7 +353,7 @@ impl Members {
         let in_content = error.length_bytes > 0 && error.offset_bytes >= DATA_START_BYTES;
         let offset_bytes = in_content.then(|| start_bytes + error.offset_bytes - DATA_START_BYTES);
         let blocks = error.length_bytes / BLOCK_BYTES as u64;
-        if !self.tell(&DeviceEvent {
+        if !self.report(&DeviceEvent {
             kind,
             member: Some(&self.list[index].name),
             offset_bytes,
@@ -364,12 +364,12 @@ impl Members {
         }
     }
 
-    /// Counts blocks of a member that don't hold what was written there; the offset is that of the
-    /// whole.
+    /// Counts blocks of a member that don't hold what was written there. The offset is that of the
+    /// whole device.
     pub(super) fn count_checksum_errors(&self, index: usize, offset_bytes: u64, blocks: u64) {
         self.list[index].checksum_errors.fetch_add(blocks, Ordering::Relaxed);
         let (kind, member) = (DeviceEventKind::ChecksumError, Some(&*self.list[index].name));
-        self.tell(&DeviceEvent {
+        self.report(&DeviceEvent {
             kind,
             member,
             offset_bytes: Some(offset_bytes),
@@ -378,12 +378,12 @@ impl Members {
         });
     }
 
-    /// Counts blocks of a member that were written again from another copy; the offset is that of
-    /// the whole.
+    /// Counts blocks of a member that were rewritten from another copy. The offset is that of the
+    /// whole device.
     pub(super) fn count_repaired(&self, index: usize, offset_bytes: u64, blocks: u64) {
         self.list[index].rewritten_blocks.fetch_add(blocks, Ordering::Relaxed);
         let (kind, member) = (DeviceEventKind::Repaired, Some(&*self.list[index].name));
-        self.tell(&DeviceEvent {
+        self.report(&DeviceEvent {
             kind,
             member,
             offset_bytes: Some(offset_bytes),
@@ -392,49 +392,56 @@ impl Members {
         });
     }
 
-    /// Whether there is an observer.
-    fn tell(&self, event: &DeviceEvent<'_>) -> bool {
+    /// Reports an event; returns whether there is an observer.
+    fn report(&self, event: &DeviceEvent<'_>) -> bool {
         self.observer.get().inspect(|observer| observer.observe(event)).is_some()
     }
 
-    /// Leaves a member behind, in memory.
+    /// Marks a member as failed, in memory.
     pub(super) fn fail(&self, index: usize, error: &DeviceError) {
         let member = &self.list[index];
         if !member.failed.swap(true, Ordering::AcqRel) {
-            tracing::warn!(member = %member.name, "the member failed, {} goes on without it: {error}", self.name);
+            tracing::warn!(
+                member = %member.name,
+                "the member failed, {} goes on without it: {error}", self.name
+            );
         }
     }
 
-    /// Does the same on all members in sync. Those that fail while another succeeds are left
-    /// behind; when all fail, the error is the caller's and nobody is.
+    /// Does the same on all members in sync. If some succeed, the others are left behind. If all
+    /// fail, the caller gets the error and no member is left behind.
     pub(super) fn on_each(
         &self,
         operation: impl Fn(&dyn BlockDevice) -> Result<(), DeviceError>,
-    ) -> Outcome {
-        let mut outcome = Outcome::default();
+    ) -> MemberResults {
+        let mut results = MemberResults::default();
         for (index, device) in self.usable() {
             match operation(&**device) {
-                Ok(()) => outcome.succeeded += 1,
-                Err(error) => outcome.failed.push((index, error)),
+                Ok(()) => results.succeeded += 1,
+                Err(error) => results.failed.push((index, error)),
             }
         }
-        outcome.failed.iter().for_each(|(index, error)| self.count_error(*index, 0, error));
-        self.leave_failed_behind(&outcome);
-        outcome
+        results.failed.iter().for_each(|(index, error)| self.count_error(*index, 0, error));
+        self.leave_failed_behind(&results);
+        results
     }
 
-    fn leave_failed_behind(&self, outcome: &Outcome) {
-        for (index, error) in outcome.failed.iter().filter(|_| outcome.succeeded > 0) {
+    fn leave_failed_behind(&self, results: &MemberResults) {
+        for (index, error) in results.failed.iter().filter(|_| results.succeeded > 0) {
             self.fail(*index, error);
         }
     }
 
-    /// The result of a request, after the labels of those that are left say durably who they are.
-    pub(super) fn settle(&self, outcome: Outcome, operation: Operation) -> Result<(), DeviceError> {
-        if outcome.succeeded == 0 {
-            // Old or new content on each, and a later flush proves nothing.
+    /// The result of a request, returned after the labels durably leave out the failed members.
+    pub(super) fn settle(
+        &self,
+        results: MemberResults,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
+        if results.succeeded == 0 {
+            // Each member holds old or new content, and a later flush proves nothing.
             self.may_differ.store(true, Ordering::Release);
-            return Err(outcome
+            return Err(results
                 .failed
                 .into_iter()
                 .next()
@@ -443,7 +450,7 @@ impl Members {
         self.publish()
     }
 
-    /// Raises the counters if a member was left behind since they were raised.
+    /// Raises the counters if a member was left behind since the last raise.
     pub(super) fn publish(&self) -> Result<(), DeviceError> {
         if self.access != Access::ReadWrite || self.published.load(Ordering::Acquire) == self.mask()
         {
@@ -456,8 +463,8 @@ impl Members {
         self.raise(&mut labels)
     }
 
-    /// Raises the event counter on all members in sync, in two durable steps; a mirror goes on
-    /// without those that fail.
+    /// Raises the event counter on all members in sync, in two durable steps. A mirror continues
+    /// without the members that fail.
     fn raise(&self, labels: &mut Labels) -> Result<(), DeviceError> {
         loop {
             let mask = self.mask();
@@ -480,9 +487,9 @@ impl Members {
         }
     }
 
-    /// 1. Who is behind after a crash in an earlier raise catches up.
+    /// 1. A member that is behind since a crash in an earlier raise catches up.
     /// 2. Counter + 1 on all, flushed. *A crash: some have it, a difference of one.*
-    /// 3. Counter + 1 again, so that both slots of each label say the same. *A crash: the same.*
+    /// 3. Counter + 1 again, so that both slots of each label agree. *A crash: the same.*
     fn raise_as(&self, labels: &mut Labels, mask: u32) -> Result<(), (usize, DeviceError)> {
         for events in labels.events..=labels.events + 2 {
             labels.events = events;
@@ -499,17 +506,17 @@ impl Members {
         Ok(())
     }
 
-    /// Flushes all members in sync, those whose flush takes long at the same time.
-    pub(super) fn flush(&self) -> Outcome {
-        let mut outcome = Outcome::default();
+    /// Flushes all members in sync; slow ones at the same time.
+    pub(super) fn flush(&self) -> MemberResults {
+        let mut results = MemberResults::default();
         let mut note = |index, result| match result {
-            Ok(()) => outcome.succeeded += 1,
-            Err(error) => outcome.failed.push((index, error)),
+            Ok(()) => results.succeeded += 1,
+            Err(error) => results.failed.push((index, error)),
         };
         let (mut handed_over, mut own) = (Vec::new(), Vec::new());
         for (index, device) in self.usable() {
             match &self.list[index].flusher {
-                // Somebody has to flush here.
+                // The caller flushes one of them itself.
                 Some(flusher)
                     if worthwhile(device.flush_time())
                         && !(own.is_empty() && self.is_last(index)) =>
@@ -525,26 +532,26 @@ impl Members {
         for (index, flusher, ticket) in handed_over {
             note(index, flusher.wait(ticket));
         }
-        outcome.failed.iter().for_each(|(index, error)| self.count_error(*index, 0, error));
-        outcome
+        results.failed.iter().for_each(|(index, error)| self.count_error(*index, 0, error));
+        results
     }
 
     fn is_last(&self, index: usize) -> bool {
         self.usable().all(|(other, _)| other <= index)
     }
 
-    /// Leaves members behind whose flush failed while another's succeeded.
+    /// Flushes, and leaves behind the members whose flush failed while another's succeeded.
     pub(super) fn flush_and_settle(&self) -> Result<(), DeviceError> {
-        let outcome = self.flush();
-        self.leave_failed_behind(&outcome);
-        self.settle(outcome, Operation::Flush)
+        let results = self.flush();
+        self.leave_failed_behind(&results);
+        self.settle(results, Operation::Flush)
     }
 
     pub(super) fn flush_time(&self) -> Duration {
         self.usable().map(|(_, device)| device.flush_time()).max().unwrap_or_default()
     }
 
-    /// Each member may lie on storage of its own.
+    /// Each member may have storage of its own.
     pub(super) fn keep_spare(&self, bytes: u64) -> Result<bool, DeviceError> {
         self.usable().try_fold(false, |any, (_, device)| Ok(device.keep_spare(bytes)? || any))
     }
@@ -575,7 +582,7 @@ impl Members {
         }
     }
 
-    /// Before anything is written: the labels must not say any longer that nobody writes.
+    /// Before a write: makes the labels say that the device is open for writing.
     pub(super) fn expect_open(&self) -> Result<(), DeviceError> {
         if !self.closed.load(Ordering::Acquire) {
             return Ok(());
@@ -589,14 +596,14 @@ impl Members {
         Ok(())
     }
 
-    /// Everything is durable on all members, and then their labels say that nothing is open.
+    /// Makes everything durable on all members, then writes labels that say the device is closed.
     pub(super) fn close(&self) -> Result<(), DeviceError> {
         if self.access != Access::ReadWrite || self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
         self.flush_and_settle()?;
         let mut labels = self.labels.lock();
-        // Copies that may differ must be found so by the next one who opens them.
+        // The next open must find that the copies may differ.
         if !labels.open || self.may_differ.load(Ordering::Acquire) {
             return Ok(());
         }

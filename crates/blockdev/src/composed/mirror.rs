@@ -1,17 +1,17 @@
-//! A mirror: every member holds everything; the first one in sync is read.
+//! A mirror: every member holds everything. Reads come from the first one in sync.
 //!
-//! States, invariants, and what holds for copies that differ: see the [module](super).
+//! The [module](super) describes states, invariants, and copies that differ.
 //!
-//! Lock discipline: `writes` (rank `MIRROR`) is held shared while a write goes to the members,
-//! exclusively while a repair reads, compares and writes; nothing but the members' own locks is
-//! taken under it. Labels are raised after it is released.
+//! Lock discipline: `writes` (rank `MIRROR`) is held shared while a write goes to the members, and
+//! exclusively while a repair reads, compares and writes. Only the members' own locks are taken
+//! under it. Labels are raised after it is released.
 
 use super::error::ComposedError;
 use super::health::DeviceHealth;
 use super::label::{DATA_START_BYTES, Kind};
 use super::members::{Access, Candidate, Members};
 use crate::aligned::AlignedBuffer;
-use crate::device::{BLOCK_BYTES, BlockDevice, Range, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use crate::forward_to_device;
 use crate::observer::DeviceObserver;
@@ -22,7 +22,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is compared at once.
+/// Bytes compared at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 /// Two to eight members with the same content.
@@ -31,11 +31,16 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
 /// use std::sync::Arc;
-/// let disks: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(4 << 20))];
+/// let disks: [Arc<dyn BlockDevice>; 2] =
+///     [Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(4 << 20))];
 /// make(Kind::Mirror, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
 ///
-/// let candidate = |name: &str, disk: Option<&Arc<dyn BlockDevice>>| Candidate { name: name.into(), device: disk.cloned() };
-/// let mirror = Mirror::open(vec![candidate("a", Some(&disks[0])), candidate("b", Some(&disks[1]))], Access::ReadWrite, false)?;
+/// let candidate = |name: &str, disk: Option<&Arc<dyn BlockDevice>>| Candidate {
+///     name: name.into(),
+///     device: disk.cloned(),
+/// };
+/// let both = vec![candidate("a", Some(&disks[0])), candidate("b", Some(&disks[1]))];
+/// let mirror = Mirror::open(both, Access::ReadWrite, false)?;
 /// mirror.write(0, &[&[7; 4096]])?;
 /// mirror.flush()?;
 /// drop(mirror);
@@ -57,19 +62,18 @@ pub struct Mirror {
 /// Why copies differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Difference {
-    /// One of them went bad.
+    /// One of the copies was damaged.
     Damage,
-    /// A crash, with writes under way.
+    /// A crash interrupted writes.
     Crash,
 }
 
 impl Mirror {
-    /// Opens the mirror that `candidates` are all members of, in any order. A member that is lost
-    /// or not in sync is accepted only if `degraded`, and then the others' labels say first that it
-    /// was left behind.
+    /// Opens the mirror of `candidates`, given in any order. A member that is missing or not in
+    /// sync is accepted only with `degraded`; then the labels of the others first leave it behind.
     ///
     /// # Errors
-    /// When they are not the members of one mirror, one is lost, or none is complete.
+    /// If they are not the members of one mirror, one is missing, or none is complete.
     pub fn open(
         candidates: Vec<Candidate>,
         access: Access,
@@ -103,8 +107,9 @@ impl Mirror {
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-    ) -> Result<Range<'_>, DeviceError> {
-        let range = Range { operation, offset_bytes, length_bytes, device: &self.members.name };
+    ) -> Result<CheckedRange<'_>, DeviceError> {
+        let range =
+            CheckedRange { operation, offset_bytes, length_bytes, device: &self.members.name };
         range.check(self.length_bytes())?;
         let writes = !matches!(operation, Operation::Read);
         if writes && self.members.access != Access::ReadWrite {
@@ -116,7 +121,7 @@ impl Mirror {
         Ok(range)
     }
 
-    /// Reads from the first member that can; returns how many could not.
+    /// Reads from the first member that works. Returns how many did not.
     pub(super) fn read_any(
         &self,
         offset_bytes: u64,
@@ -137,9 +142,9 @@ impl Mirror {
         Err(failure.unwrap_or_else(|| self.members.none_left(Operation::Read)))
     }
 
-    /// Writes `good` over every copy that differs from it, and returns how many blocks did; nothing
-    /// happens when no copy equals it. For a reader they are only counted. The caller holds
-    /// `writes` exclusively.
+    /// Writes `good` over every copy that differs from it, and returns the number of blocks that
+    /// differed. Does nothing if no copy equals `good`. A read-only device only counts them. The
+    /// caller holds `writes` exclusively.
     fn equalise(&self, offset_bytes: u64, good: &[u8], why: Difference) -> u64 {
         let at_bytes = DATA_START_BYTES + offset_bytes;
         let mut copy = AlignedBuffer::zeroed(good.len());
@@ -225,14 +230,14 @@ impl BlockDevice for Mirror {
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
         self.checked(Operation::Read, offset_bytes, buffer.len() as u64)?;
         if self.read_any(offset_bytes, buffer)? > 0 {
-            // A sector that can't be read often can after it was written.
+            // Writing a sector often makes an unreadable one readable again.
             self.repair(offset_bytes, buffer)?;
         }
         Ok(())
     }
 
-    /// 1. To every member in sync. *A crash: any of them has any part of it.*
-    /// 2. If some failed: the others' labels say that they were left behind, durably.
+    /// 1. Write to every member in sync. *A crash: any member has any part of it.*
+    /// 2. If some failed: the others' labels leave them behind, durably.
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         self.members.expect_open()?;
@@ -248,7 +253,7 @@ impl BlockDevice for Mirror {
         self.members.flush_and_settle()
     }
 
-    /// A member that does not discard is none the worse for it.
+    /// A failed discard leaves no member behind.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         self.members.expect_open()?;
@@ -265,7 +270,7 @@ impl BlockDevice for Mirror {
         self.members.authority.composed_bytes
     }
 
-    /// The slowest member's.
+    /// The flush time of the slowest member.
     fn flush_time(&self) -> Duration {
         self.members.flush_time()
     }
@@ -352,7 +357,7 @@ impl BlockDevice for Mirror {
     }
 }
 
-/// A device whose copy number `copy` is read first: for whoever wants to check each copy of
+/// A device whose copy number `copy` is read first: for a caller that checks each copy of
 /// everything.
 pub struct CopyFirst<'a> {
     /// The device.
@@ -366,5 +371,6 @@ impl BlockDevice for CopyFirst<'_> {
         self.device.read_copy(self.copy, offset_bytes, buffer)
     }
 
-    forward_to_device!(self => self.device; write, flush, discard, length_bytes, flush_time, copies, read_copy, repair);
+    forward_to_device!(self => self.device;
+        write, flush, discard, length_bytes, flush_time, copies, read_copy, repair);
 }

@@ -152,7 +152,7 @@ fn going_on_without_a_member_is_asked_for_and_remembered() {
     fill(&open(&first, true).unwrap(), 5, 2);
     assert_eq!(state_of(&both), [MemberState::InSync, MemberState::Stale]);
     assert_eq!(byte(&open(&both, true).unwrap(), 5), 2);
-    // The other one alone does not know; together they do.
+    // The second member alone does not show the damage; both together do.
     fill(&open(&second, true).unwrap(), 5, 3);
     assert!(matches!(open(&both, true), Err(ComposedError::Diverged { .. })));
 }
@@ -181,8 +181,8 @@ fn a_bad_copy_is_read_around_and_written_again() {
             if bytes.iter().all(|byte| *byte == 4) { Ok(()) } else { Err("damaged") }
         };
         assert_eq!(read_verified(&mirror, 9 * 4096, &mut bytes, verify).unwrap(), Ok(()));
-        // Who is read first was good when the other one was damaged: nothing was seen, nothing
-        // repaired.
+        // If the other member was damaged, the first one that reads try was good: nothing was seen
+        // and nothing repaired.
         assert_eq!(mirror.health().unwrap().repaired_blocks, u64::from(bad == 0));
         mirror.repair(9 * 4096, &bytes).unwrap();
         assert_eq!(mirror.health().unwrap().repaired_blocks, 1);
@@ -247,9 +247,9 @@ fn copies_that_differ_after_a_crash_are_made_the_same() {
     assert!(differed > 0, "no crash made a difference");
 }
 
-/// What one member acknowledged while the other was lost is never forgotten, wherever the power
-/// fails: every state of both members, together with an old state of the lost one, opens to the
-/// newer content or not at all.
+/// What one member acknowledged while the other was missing is never lost, wherever the power
+/// fails. Every state of both members, together with an old state of the missing one, opens to
+/// the newer content or not at all.
 #[test]
 fn no_crash_while_a_member_is_left_behind_brings_it_back() {
     let mut random = Seeded::new(5);
@@ -305,7 +305,7 @@ fn a_concatenation_goes_across_its_members() {
     let named: Vec<(String, Arc<dyn BlockDevice>)> =
         disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
     assert_eq!(make(Kind::Concat, &named).unwrap(), 6 << 20);
-    // In another order than they were made.
+    // In another order than at creation.
     let order = [Some(&disks[2]), Some(&disks[0]), Some(&disks[1])];
     let concat = Concat::open(candidates(&order), Access::ReadWrite).unwrap();
     let bytes: Vec<u8> = (0..4 << 20).map(|at| (at / 4096 % 251) as u8).collect();
@@ -370,8 +370,8 @@ fn a_closed_mirror_that_is_written_to_is_open_again() {
     assert!(!may_differ());
 }
 
-/// A member whose flush fails for the thread "failing", which hears of it late; that of another
-/// thread, which comes in between, succeeds.
+/// A member whose flush fails for the thread "failing" and reports that late. The flush of
+/// another thread, which comes in between, succeeds.
 struct LateError {
     disk: Disk,
     failed: AtomicBool,

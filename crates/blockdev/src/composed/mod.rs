@@ -1,32 +1,32 @@
 //! Devices made of devices: a [`Mirror`] holds everything on each member, a [`Concat`] puts members
 //! one behind the other.
 //!
-//! A member carries a label ([`label`]) outside the composed address space, which tells members
-//! from strangers and a stale member from a current one (`assembly`); `members` holds the members
-//! of an open device and raises their event counters; `flusher` lets members flush at the same
-//! time; [`Rebuild`] fills a new member.
+//! A member carries a label ([`label`]) outside the composed address space. It distinguishes
+//! members from other devices, and a stale member from a current one (`assembly`). `members` holds
+//! the members of an open device and raises their event counters. `flusher` flushes members at the
+//! same time. [`Rebuild`] fills a new member.
 //!
-//! States of a mirror: *complete*, every member in sync; *degraded*, at least one is; *failed*,
+//! States of a mirror: *complete*, every member is in sync; *degraded*, at least one is; *failed*,
 //! none is. A member that fails in use is left behind: first the others' labels say so durably,
-//! then the request that it failed returns.
+//! then the failed request returns.
 //!
 //! Invariants: a member that is not in sync is never read; what a flush acknowledges is durable on
-//! every member that the durable labels call in sync; a repair never overwrites what was written
-//! after its bytes were read.
+//! every member that the durable labels list as in sync; a repair never overwrites data that was
+//! written after the repair read.
 //!
-//! **Copies that differ after an unclean stop.** Each member on its own is a state that a crash may
-//! leave on a single device, since a flush succeeds only when every member's did. Reads come from
-//! one member, the first in sync, so what a reader sees is such a state. Only where checks fail (a
-//! checksum, a generation) it looks at another copy; what verifies there is what was written, and
-//! is written to the others too. Damage apart, copies differ only in what no flush covered. Of
-//! that, free blocks don't matter. Data that recovery accepts is made the same on all members when
-//! it is verified. Superblocks, bitmaps and log are overwritten in place; recovery first reads them
-//! with every check they have, repairing what it can, and then makes the rest the same on all
-//! members before anything new is written
-//! ([`BlockDevice::resynchronise`](crate::BlockDevice::resynchronise)). A crash in the middle
-//! repeats that.
+//! **Copies that differ after an unclean shutdown.** Each member on its own is a state that a crash
+//! may leave on a single device, since a flush succeeds only if every member's did. Reads come from
+//! one member, the first in sync, so a reader sees such a state. Only if a check fails (a checksum,
+//! a generation) does it read another copy; a copy that verifies holds what was written, and it is
+//! written to the others too. Damage apart, copies differ only in what no flush covered. There,
+//! free blocks don't matter. Data that recovery accepts is made the same on all members when it is
+//! verified. Superblocks, bitmaps and log are overwritten in place: recovery first reads them with
+//! every check they have and repairs what it can. Then it makes the rest the same on all members,
+//! before it writes anything new
+//! ([`BlockDevice::resynchronise`](crate::BlockDevice::resynchronise)). After a crash in the
+//! middle, recovery does that again.
 //!
-//! No two writes of the same block may be in flight at once; the file system never does that.
+//! No two writes of one block may be in flight at once; the file system ensures that.
 
 mod assembly;
 mod concat;

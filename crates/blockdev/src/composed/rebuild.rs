@@ -1,15 +1,15 @@
-//! Filling a new member of a mirror from the others, while nobody uses the mirror.
+//! Fills a new member of a mirror from the others, while the mirror is not in use.
 //!
-//! States of the new member: *rebuilding*, from its first label on: nobody reads it, whatever
-//! happens; *complete*, once the others' labels list it and then its own label says so. Until then
-//! the member that it replaces stays what it was: a source of the copy, and a member to mount with.
+//! States of the new member: *rebuilding*, from its first label on: it is never read; *complete*,
+//! once the others' labels list it and then its own label says so. Until then the member that it
+//! replaces keeps its role: a source of the copy, and a member to mount with.
 //!
-//! A rebuild that was interrupted goes on where it was if the mirror was not written to meanwhile,
-//! which the event counter tells; otherwise it starts again.
+//! An interrupted rebuild continues where it stopped if the mirror was not written to meanwhile,
+//! which the event counter shows; otherwise it starts again.
 //!
 //! Lock discipline: one thread; only the devices' own locks.
 
-use super::assembly::{Found, judge};
+use super::assembly::{LabelledName, assemble};
 use super::error::ComposedError;
 use super::label::{DATA_START_BYTES, Identity, Kind, Label, Progress};
 use super::members::{Access, Candidate};
@@ -22,7 +22,7 @@ use cairn_environment::atomic::Ordering;
 use std::sync::Arc;
 
 const CHUNK_BYTES: u64 = 1 << 20;
-/// What may have to be copied again after an interruption.
+/// Bytes that an interruption may make the rebuild copy again.
 const CHECKPOINT_BYTES: u64 = 64 << 20;
 
 /// A rebuild in progress.
@@ -37,13 +37,13 @@ pub struct Rebuild {
 }
 
 impl Rebuild {
-    /// Begins, or goes on, to fill `target`, which takes the place of the candidate number
-    /// `position`. That one has no device if it is lost, or if it is the target itself. With
-    /// `force`, what was written to the target alone is given up.
+    /// Starts or continues to fill `target`, which replaces the candidate number `position`. That
+    /// candidate has no device if it is missing or is the target itself. With `force`, what was
+    /// written to the target alone is discarded.
     ///
     /// # Errors
-    /// When the candidates are no mirror, the target is in sync already, or too small, or holds
-    /// what no other member has.
+    /// If the candidates are no mirror, or the target is in sync already, is too small, or holds
+    /// data that no other member has.
     pub fn start(
         candidates: Vec<Candidate>,
         position: usize,
@@ -58,7 +58,7 @@ impl Rebuild {
                 .map(|device| Label::read(&**device, &candidate.name))
                 .transpose()?
                 .flatten();
-            found.push(Found { name: candidate.name.clone(), label });
+            found.push(LabelledName { name: candidate.name.clone(), label });
         }
         if let Some(label) = found
             .iter()
@@ -66,7 +66,7 @@ impl Rebuild {
         {
             return Err(ComposedError::NoCopy { kind: label.kind });
         }
-        let verdict = judge(Kind::Mirror, &found)?;
+        let verdict = assemble(Kind::Mirror, &found)?;
         let (index, authority) = (verdict.index_of[position], verdict.authority);
         let Candidate { name: target_name, device: Some(device) } = target else {
             return Err(ComposedError::NotAMember { member: target.name });
@@ -89,7 +89,7 @@ impl Rebuild {
         }
         let mirror = Mirror::open(candidates, Access::Maintenance, true)?;
         if earlier.is_none() {
-            // What else it was must not be recognised in it.
+            // No program may recognise the target's old content.
             device.write(0, &[&AlignedBuffer::zeroed(DATA_START_BYTES as usize)])?;
         }
         let label = target_label(&authority, index, earlier);
@@ -100,26 +100,25 @@ impl Rebuild {
         Ok(rebuild)
     }
 
-    /// What is to be copied, in bytes.
+    /// The bytes to copy.
     pub fn total_bytes(&self) -> u64 {
         self.label.member_bytes
     }
 
-    /// What an earlier attempt has copied, in bytes.
+    /// The bytes that an earlier attempt copied.
     pub fn done_bytes(&self) -> u64 {
         self.label.rebuilt_bytes
     }
 
-    /// Blocks that no source could read; zeros stand in their place, which checksums tell from what
-    /// was there.
+    /// Blocks that no source could read. They are filled with zeros; checksums will detect that.
     pub fn unreadable_blocks(&self) -> u64 {
         self.unreadable_blocks
     }
 
-    /// Copies everything that is left, and reads it back. `progress` hears how far it is.
+    /// Copies the rest and reads it back. Calls `progress` with the bytes done.
     ///
     /// # Errors
-    /// When the target fails, or does not return what was written to it.
+    /// If the target fails, or returns other bytes than were written to it.
     pub fn copy(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), ComposedError> {
         let end_bytes = self.total_bytes();
         while self.label.rebuilt_bytes < end_bytes {
@@ -132,7 +131,7 @@ impl Rebuild {
                 at_bytes += length_bytes;
                 progress(at_bytes);
             }
-            // What the label calls done is durable before it says so.
+            // What the label calls done must be durable before the label says so.
             self.target.flush()?;
             self.label.rebuilt_bytes = to_bytes;
             self.label.write(&*self.target)?;
@@ -147,9 +146,9 @@ impl Rebuild {
         }
         let target_bytes = DATA_START_BYTES + at_bytes;
         let mut copy = AlignedBuffer::zeroed(length_bytes);
-        // Holes of a new image file stay holes. Anything else is written, also when it is equal:
-        // what is read may be what a failed flush has lost, for which a member is left behind and
-        // filled again.
+        // Holes of a new image file stay holes. Everything else is written, even if it is equal:
+        // the read may return what a failed flush has lost; that is why a member is left behind
+        // and filled again.
         let is_hole = source.iter().all(|&byte| byte == 0)
             && self.target.read(target_bytes, &mut copy).is_ok()
             && *copy == *source;
@@ -167,7 +166,7 @@ impl Rebuild {
         Ok(())
     }
 
-    /// Block by block; zeros for what nobody can read.
+    /// Reads block by block; zeros for blocks that no source can read.
     fn read_blocks(&mut self, at_bytes: u64, buffer: &mut [u8]) {
         for (block, bytes) in (0..).zip(buffer.chunks_mut(BLOCK_BYTES)) {
             if self.mirror.read_any(at_bytes + block * BLOCK_BYTES as u64, bytes).is_err() {
@@ -177,21 +176,21 @@ impl Rebuild {
         }
     }
 
-    /// The mirror as it will be, the new member read first: for whoever can verify what was copied.
-    /// What doesn't verify is repaired from the other copies.
+    /// The future mirror, with the new member read first: for a caller that can verify what was
+    /// copied. Blocks that don't verify are repaired from the other copies.
     pub fn view(&self) -> RebuildView<'_> {
         RebuildView { rebuild: self }
     }
 
     /// Makes the target a member, in place of the one that it replaces.
     ///
-    /// 1. All that was copied or repaired is durable.
+    /// 1. Flush all that was copied or repaired.
     /// 2. The other members' labels list it, in two raises of the event counter. *A crash: it is
     ///    still incomplete.*
     /// 3. Its own label says that it is complete. *A crash in between: one of the two slots does.*
     ///
     /// # Errors
-    /// When a device fails; the target is incomplete then.
+    /// If a device fails; the target is incomplete then.
     pub fn finish(mut self) -> Result<(), ComposedError> {
         self.target.flush()?;
         let members = &self.mirror.members;
@@ -227,7 +226,7 @@ impl Rebuild {
     }
 }
 
-/// The label of a member that is being filled.
+/// The label of a member during its rebuild.
 fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Label {
     let fresh = Label {
         progress: Progress::Rebuilding,
@@ -266,7 +265,7 @@ impl BlockDevice for RebuildView<'_> {
     }
 
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        // The mirror is open for maintenance, and says so.
+        // The mirror is open for maintenance, and its labels say so.
         self.rebuild.mirror.write(offset_bytes, buffers)
     }
 

@@ -1,4 +1,4 @@
-//! Filling a new member: complete or known as incomplete, after a crash at any point.
+//! Filling a new member: it is complete or marked incomplete, after a crash at any point.
 
 use super::members::status;
 use super::mirror_tests::{Disk, MEMBER_BYTES, byte, candidates, new_mirror, open};
@@ -15,7 +15,7 @@ fn target(disk: &Disk) -> Candidate {
     Candidate { name: "new".to_owned(), device: Some(disk.clone()) }
 }
 
-/// The content of a block; no two of the pieces that a rebuild copies are the same.
+/// The content of a block. No two pieces that a rebuild copies are the same.
 fn content(block: u64) -> u8 {
     (block % 251) as u8
 }
@@ -78,7 +78,8 @@ fn a_stale_member_is_filled_in_place() {
     assert_eq!((byte(&mirror, 0), byte(&mirror, 1)), (99, 1));
 }
 
-/// Reads of the member still show what its flush has lost; a rebuild must not take that for a copy.
+/// Reads of the member still return what its flush has lost; a rebuild must not take that for a
+/// copy.
 #[test]
 fn a_member_that_lost_a_flush_is_filled_with_what_it_lost() {
     let disks = filled(2);
@@ -115,7 +116,7 @@ fn what_would_lose_something_or_is_useless_is_refused() {
         ComposedError::TooSmall { .. }
     ));
     assert!(matches!(start(&[None, None], 1, &small, false), ComposedError::NoMember { .. }));
-    // The user chose whose content stays.
+    // The user chose the member whose content stays.
     let mut rebuild =
         Rebuild::start(candidates(&[Some(&disks[0]), None]), 1, target(&disks[1]), true).unwrap();
     rebuild.copy(&mut |_| {}).unwrap();
@@ -153,7 +154,7 @@ fn a_source_that_cannot_be_read_is_read_around_and_what_nobody_can_read_is_count
     assert_eq!(rebuild.unreadable_blocks(), 2);
 }
 
-/// Up to so many unflushed writes of all devices, every set of survivors is tried.
+/// Up to this many unflushed writes of all devices, the test tries every set of survivors.
 const ALL_SETS_UP_TO: usize = 10;
 /// States with random fates, torn writes among them, at each point.
 const RANDOM_STATES: usize = 100;
@@ -178,7 +179,7 @@ fn fates_of_both(
     }
 }
 
-/// At every point of a rebuild the power fails on all devices; afterwards the new member is either
+/// The power fails on all devices at every point of a rebuild. Afterwards the new member is either
 /// incomplete, and the old ones work, or complete and right.
 #[test]
 fn a_crash_inside_a_rebuild_leaves_a_member_that_is_known_as_incomplete() {
@@ -186,8 +187,8 @@ fn a_crash_inside_a_rebuild_leaves_a_member_that_is_known_as_incomplete() {
     let disks = filled(2);
     let new: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
     let source = disks[0].clone();
-    // One thread: while the target is at a point of its record, the source is where its own record
-    // was then.
+    // One thread: when the target is at one point of its record, the source is at the matching
+    // point of its own.
     for disk in [&source, &new] {
         disk.start_recording();
     }
@@ -200,8 +201,8 @@ fn a_crash_inside_a_rebuild_leaves_a_member_that_is_known_as_incomplete() {
     let read =
         |disks: &[Option<&Disk>]| Mirror::open(candidates(disks), Access::ReadOnly, true).unwrap();
     let (mut incomplete, mut complete) = (0, 0);
-    // First the target alone moves, then (in `finish`) it flushes, the source moves, and then the
-    // target again.
+    // First the target alone advances, then (in `finish`) it flushes, the source advances, and
+    // then the target again.
     let mut points: Vec<(usize, usize)> = (0..=new_copied + 1).map(|at| (0, at)).collect();
     points.extend((0..=source.history_len()).map(|at| (at, new_copied + 1)));
     points.extend((new_copied + 1..=new.history_len()).map(|at| (source.history_len(), at)));

@@ -1,4 +1,4 @@
-//! The fates that unflushed writes may meet when the power fails.
+//! What a power failure does to unflushed writes.
 
 use super::media::WriteInfo;
 use cairn_environment::random::Seeded;
@@ -39,20 +39,20 @@ impl FromIterator<u64> for SectorSet {
     }
 }
 
-/// What became of one unflushed write.
+/// What a power failure did to one unflushed write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Nothing of it is there.
+    /// None of it is stored.
     Lost,
-    /// All of it is there.
+    /// All of it is stored.
     Written,
-    /// These sectors of it are there.
+    /// These sectors of it are stored.
     Torn(SectorSet),
 }
 
-/// Fates in which crashes have been seen to happen: nothing, everything, everything up to a point,
-/// everything but one write, or each write on its own, some of them torn at the front, at the back,
-/// in one sector or anywhere.
+/// Fates like those of real crashes: nothing, everything, everything up to a point, everything but
+/// one write, or each write on its own, some of them torn at the front, at the back, in one sector
+/// or anywhere.
 pub fn random_fates(unflushed: &[WriteInfo], random: &mut Seeded) -> Vec<Fate> {
     if unflushed.is_empty() {
         return Vec::new();

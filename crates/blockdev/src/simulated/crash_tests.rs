@@ -51,8 +51,7 @@ fn torn_discards_and_torn_writes_over_holes() {
     assert_eq!(sectors(&survivor, 4096, 4096), [0xdb, 0xdb, 0xdb, 0xdb, 0, 0, 0, 0]);
 }
 
-/// Every outcome that losing, reordering and tearing can have, and no other, appears among random
-/// states.
+/// Random states show every result that losing, reordering and tearing can have, and no other.
 #[test]
 fn random_states_reach_every_outcome() {
     let device = SimulatedDevice::new(MIB);
@@ -79,7 +78,8 @@ fn random_states_reach_every_outcome() {
     let all: HashSet<(u8, u8)> = [(0, 0), (1, 0), (2, 0), (0, 3), (1, 3), (2, 3)].into();
     assert_eq!(
         outcomes, all,
-        "the older of two overlapping writes may survive the newer, and a later write an earlier one"
+        "the older of two overlapping writes may survive the newer, and a later write an \
+         earlier one"
     );
     assert!(torn > 200, "{torn}");
 }
@@ -113,7 +113,7 @@ fn recorded_run() -> SimulatedDevice {
     device
 }
 
-/// What this order of writes promises: a superblock, or any sector of it, never names a log block
+/// What this order of writes guarantees: no superblock, nor any sector of one, names a log block
 /// that is not whole.
 fn check_promise(survivor: &SimulatedDevice, explorer: &CrashExplorer) {
     let superblock = sectors(survivor, 0, 4096);
@@ -202,7 +202,7 @@ fn equal_states_have_equal_fingerprints() {
     assert!(!all.contains(&explorer.fingerprint(&torn)));
 }
 
-/// Faults are part of the run: the replay knows what the live device knew.
+/// Faults are part of the recording: the replay has the same state as the live device.
 #[test]
 fn the_replay_agrees_with_the_live_device() {
     let device = SimulatedDevice::new(MIB);
@@ -229,7 +229,7 @@ fn the_replay_agrees_with_the_live_device() {
     }
 }
 
-/// Twenty thousand states of a run on a device of 64 MiB, in a time that a test can spend.
+/// Twenty thousand states of a run on a device of 64 MiB, fast enough for a test.
 #[test]
 fn many_states_are_cheap() {
     let device = SimulatedDevice::new(64 * MIB);

@@ -1,6 +1,6 @@
 //! The simulated device itself.
 //!
-//! Lock discipline: one lock of rank `DEVICE` around all state, held for moments; none while a
+//! Lock discipline: one lock of rank `DEVICE` around all state, held briefly and not while a
 //! request is delayed.
 
 use super::crash::{Fate, random_fates};
@@ -9,7 +9,7 @@ use super::faults::{Faults, Request};
 use super::image::{Block, SparseImage};
 use super::media::{Content, Event, Media, WriteId, WriteInfo, WriteRecord, damage};
 use crate::counters::{CounterCells, DeviceCounters};
-use crate::device::{BLOCK_BYTES, BlockDevice, Range, SetWrite, gathered_bytes};
+use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -19,14 +19,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a discarded block reads as.
+/// The content of a discarded block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscardContent {
     /// Zeros.
     Zeros,
-    /// A pattern that nobody wrote. The default: it shows who relies on anything else.
+    /// A pattern that was never written. The default: it exposes code that relies on the content.
     Garbage,
-    /// What it held: the device ignores the hint.
+    /// The old content: the device ignores the hint.
     Kept,
 }
 
@@ -45,11 +45,11 @@ struct History {
     events: Vec<Event>,
 }
 
-struct State {
+struct SimulatedState {
     media: Media,
     /// What reads return: every completed write.
     current: SparseImage,
-    /// Completed and not covered, by order of completion.
+    /// Writes that have completed and are not covered, by order of completion.
     completed: Vec<WriteId>,
     next_write: WriteId,
     history: Option<History>,
@@ -59,7 +59,7 @@ struct State {
     powered: bool,
 }
 
-impl State {
+impl SimulatedState {
     fn record(&mut self, event: Event) {
         self.media.apply(&event);
         if let Some(history) = &mut self.history {
@@ -97,7 +97,7 @@ impl State {
 pub struct SimulatedDevice {
     name: Arc<str>,
     length_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<SimulatedState>,
     counters: CounterCells,
 }
 
@@ -113,12 +113,12 @@ impl SimulatedDevice {
         SimulatedDevice::from_media(Media::new(image), WriteId(0))
     }
 
-    /// A device that goes on where another one was; `next_write` is above the numbers of its
-    /// writes.
+    /// A device that continues the state of another one. `next_write` is above the numbers of all
+    /// its writes.
     pub(super) fn from_media(media: Media, next_write: WriteId) -> SimulatedDevice {
         let (current, completed) = media.completed();
         let length_bytes = current.length_bytes();
-        let state = State {
+        let state = SimulatedState {
             current,
             media,
             completed,
@@ -137,24 +137,24 @@ impl SimulatedDevice {
         }
     }
 
-    /// What the device has done.
+    /// The requests that the device has completed.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.snapshot()
     }
 
-    /// Another device with the content that reads see now, all of it durable.
+    /// Another device with the content that reads return now, all of it durable.
     pub fn snapshot(&self) -> SimulatedDevice {
         SimulatedDevice::from_image(self.image())
     }
 
-    /// What reads see now.
+    /// The content that reads return now.
     pub(super) fn image(&self) -> SparseImage {
         self.state.lock().current.clone()
     }
 
-    /// Writes what reads see now to another device, and flushes that. Blocks of zeros that were
-    /// never written are left out. To look at a failing state with other tools, copy it to a new
-    /// image file.
+    /// Copies the content that reads return now to another device, and flushes that. Leaves out
+    /// blocks of zeros that were never written. Use it to copy a failing state to a new image file,
+    /// for other tools.
     ///
     /// # Errors
     /// Those of `target`.
@@ -176,11 +176,11 @@ impl SimulatedDevice {
         self.crash_state_with(|unflushed| random_fates(unflushed, random))
     }
 
-    /// The device after a power failure now, with fates that the caller decides, one for each
-    /// unflushed write.
+    /// The device after a power failure now, with fates from the caller, one for each unflushed
+    /// write.
     ///
     /// # Panics
-    /// When there are not as many fates as writes.
+    /// If there are not as many fates as writes.
     pub fn crash_state_with(
         &self,
         decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>,
@@ -189,33 +189,34 @@ impl SimulatedDevice {
         SimulatedDevice::from_image(media.crash(&decide(&media.writes())))
     }
 
-    /// Begins to record every event; what was recorded before is forgotten.
+    /// Begins to record every event. Drops an earlier recording.
     pub fn start_recording(&self) {
         let mut state = self.state.lock();
         let base = state.media.clone();
         state.history = Some(History { base, events: Vec::new() });
     }
 
-    /// How many events were recorded. What was acknowledged before this call must survive a crash
+    /// The number of recorded events. What was acknowledged before this call must survive a crash
     /// at any position from this number on.
     pub fn history_len(&self) -> usize {
         self.state.lock().history.as_ref().map_or(0, |history| history.events.len())
     }
 
-    /// A walk through what was recorded so far, at its beginning.
+    /// A walk through the recording so far, at its beginning.
     ///
     /// # Panics
-    /// When nothing is recorded.
+    /// If nothing is recorded.
     pub fn explorer(&self) -> CrashExplorer {
         let state = self.state.lock();
         let Some(history) = &state.history else { panic!("call start_recording() before the run") };
         CrashExplorer::new(history.base.clone(), history.events.as_slice().into())
     }
 
-    /// The device after a power failure right after the first `events` recorded events. Walks there
+    /// The device after a power failure right after the first `events` recorded events. Replays
     /// from the beginning: for many states use [`SimulatedDevice::explorer`].
     ///
     /// # Panics
+    /// If fewer events are recorded.
     /// When not so many are recorded.
     pub fn crash_state_at(&self, events: usize, random: &mut Seeded) -> SimulatedDevice {
         let mut explorer = self.explorer();
@@ -223,8 +224,8 @@ impl SimulatedDevice {
         explorer.state(random)
     }
 
-    /// Every later request fails and reaches nothing, as when the machine is dead for the threads
-    /// that still run on it.
+    /// Makes every later request fail and change nothing: for the threads that still run, the
+    /// machine is dead.
     pub fn cut_power(&self) {
         self.state.lock().powered = false;
     }
@@ -235,7 +236,7 @@ impl SimulatedDevice {
         self.state.lock().faults.add(Box::new(predicate), Errno::IO);
     }
 
-    /// [`SimulatedDevice::fail_when`], with ENOSPC: a sparse image on a full file system.
+    /// As [`SimulatedDevice::fail_when`], with ENOSPC: a sparse image on a full file system.
     pub fn fail_for_lack_of_space_when(
         &self,
         predicate: impl FnMut(&Request) -> bool + Send + 'static,
@@ -260,16 +261,16 @@ impl SimulatedDevice {
         });
     }
 
-    /// Fails nothing any more.
+    /// Removes all failures.
     pub fn clear_failures(&self) {
         self.state.lock().faults.clear();
     }
 
-    /// Damages stored bytes: exclusive or with `pattern`, in what reads see and in what is durable.
-    /// Not in unflushed writes: flush first.
+    /// Damages stored bytes, both the durable content and what reads return: xor with `pattern`.
+    /// Unflushed writes stay intact, so flush first.
     ///
     /// # Panics
-    /// When the pattern is zero, which changes nothing, or the range reaches past the end.
+    /// If the pattern is zero, which changes nothing, or the range reaches past the end.
     pub fn corrupt(&self, offset_bytes: u64, length_bytes: u64, pattern: u8) {
         assert!(pattern != 0, "this pattern damages nothing");
         assert!(
@@ -281,11 +282,11 @@ impl SimulatedDevice {
         state.record(Event::Damaged { offset_bytes, length_bytes, pattern });
     }
 
-    /// How long each request of this kind takes. For flushes, see also
+    /// Sets the time that each request of this kind takes. For flushes, see also
     /// [`SimulatedDevice::set_flush_time`].
     ///
     /// # Panics
-    /// When the operation is none of read, write, flush and discard.
+    /// If the operation is none of read, write, flush and discard.
     pub fn set_delay(&self, operation: Operation, delay: Duration) {
         let delays = &mut self.state.lock().delays;
         match operation {
@@ -299,12 +300,12 @@ impl SimulatedDevice {
         }
     }
 
-    /// How long each flush takes, and what [`BlockDevice::flush_time`] reports.
+    /// Sets the time that each flush takes, which [`BlockDevice::flush_time`] also reports.
     pub fn set_flush_time(&self, flush_time: Duration) {
         self.set_delay(Operation::Flush, flush_time);
     }
 
-    /// What discarded blocks read as from now on.
+    /// Sets what discarded blocks read as from now on.
     pub fn set_discard_content(&self, content: DiscardContent) {
         self.state.lock().discard_content = content;
     }
@@ -314,18 +315,17 @@ impl SimulatedDevice {
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-    ) -> Result<Range<'_>, DeviceError> {
-        let range = Range { operation, offset_bytes, length_bytes, device: &self.name };
+    ) -> Result<CheckedRange<'_>, DeviceError> {
+        let range = CheckedRange { operation, offset_bytes, length_bytes, device: &self.name };
         range.check(self.length_bytes)?;
         Ok(range)
     }
 
-    /// Issues, delays, and completes a write or discard; `content` is `None` when it changes
-    /// nothing.
+    /// Issues, delays, and completes a write or discard. `content` is `None` if it changes nothing.
     fn change(
         &self,
-        range: Range<'_>,
-        content: impl FnOnce(&State) -> Option<Content>,
+        range: CheckedRange<'_>,
+        content: impl FnOnce(&SimulatedState) -> Option<Content>,
     ) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         powered(&state, range)?;
@@ -350,7 +350,7 @@ impl SimulatedDevice {
     }
 }
 
-fn request(range: Range<'_>) -> Request {
+fn request(range: CheckedRange<'_>) -> Request {
     Request {
         operation: range.operation,
         offset_bytes: range.offset_bytes,
@@ -358,7 +358,7 @@ fn request(range: Range<'_>) -> Request {
     }
 }
 
-fn powered(state: &State, range: Range<'_>) -> Result<(), DeviceError> {
+fn powered(state: &SimulatedState, range: CheckedRange<'_>) -> Result<(), DeviceError> {
     if state.powered { Ok(()) } else { Err(range.error(input_output_error())) }
 }
 
@@ -401,8 +401,7 @@ impl BlockDevice for SimulatedDevice {
     }
 
     /// Issues the whole set in one step, then completes its members one by one, in an order of its
-    /// own: whatever other threads do meanwhile, a flush among it, may fall between any two of
-    /// them.
+    /// own. Requests of other threads, such as a flush, may fall between any two of them.
     fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
         let mut results: Vec<Result<(), DeviceError>> = writes.iter().map(|_| Ok(())).collect();
         let mut issued = Vec::new();
@@ -449,7 +448,7 @@ impl BlockDevice for SimulatedDevice {
         results
     }
 
-    /// Covers what has completed *now*, before the delay; what completes during the delay stays
+    /// Covers what has completed *now*, before the delay. What completes during the delay stays
     /// unflushed.
     fn flush(&self) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Flush, 0, 0)?;
@@ -467,7 +466,7 @@ impl BlockDevice for SimulatedDevice {
         } else {
             Event::Flushed(Arc::clone(&covered))
         });
-        let State { completed, media, .. } = &mut *state;
+        let SimulatedState { completed, media, .. } = &mut *state;
         if let Some(error) = failed {
             completed.retain(|id| !covered.contains(id));
             return Err(range.error(error));

@@ -62,7 +62,7 @@ fn a_flush_makes_durable_what_came_before_and_nothing_else() {
     assert!(device.unflushed().is_empty());
 }
 
-/// A write that is in flight, or begins, while a flush runs is not covered by it.
+/// A flush does not cover a write that is in flight when it begins, or that begins while it runs.
 #[test]
 fn a_flush_covers_only_what_completed_before_it_was_issued() {
     let device = Arc::new(SimulatedDevice::new(MIB));
@@ -91,7 +91,7 @@ fn a_flush_covers_only_what_completed_before_it_was_issued() {
     assert_eq!(byte(&after_losing_all(&device), 2), 3);
 }
 
-/// Many writers, many flushers: whatever a thread wrote before its own successful flush survives
+/// Many writers, many flushers: what a thread wrote before its own successful flush survives
 /// every crash.
 #[test]
 fn a_thread_that_flushed_loses_nothing() {
@@ -163,8 +163,7 @@ fn requests_fail_on_demand() {
     assert_eq!(device.counters().writes, 1, "only what succeeded is counted");
 }
 
-/// A failed write may be durable or not, and no flush makes it certain; a newer write over it ends
-/// that.
+/// A failed write may be durable or not, and no flush settles that; a newer write over it does.
 #[test]
 fn a_failed_write_stays_uncertain_until_it_is_written_over() {
     let device = SimulatedDevice::new(MIB);
@@ -183,7 +182,7 @@ fn a_failed_write_stays_uncertain_until_it_is_written_over() {
     assert!(device.unflushed().is_empty());
 }
 
-/// The trap of fsyncgate: the flush after a failed one succeeds, and the data is lost all the same.
+/// The trap of fsyncgate: the flush after a failed one succeeds, and yet the data is lost.
 #[test]
 fn a_failed_flush_is_not_made_good_by_the_next() {
     let device = SimulatedDevice::new(MIB);
@@ -220,7 +219,8 @@ fn damage_changes_exactly_its_bytes() {
     for survivor in [device.snapshot(), after_losing_all(&device)] {
         let mut content = [0; 8192];
         survivor.read(0, &mut content).unwrap();
-        assert!((0..8192).all(|index| content[index] == if (4000..4200).contains(&index) { 0xfe } else { 1 }));
+        let damaged = |index: &usize| (4000..4200).contains(index);
+        assert!((0..8192).all(|index| content[index] == if damaged(&index) { 0xfe } else { 1 }));
     }
     device.corrupt(8191, 1, 1);
     let mut content = [0; 8192];

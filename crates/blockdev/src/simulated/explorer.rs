@@ -7,21 +7,21 @@ use super::media::{Event, Media, WriteId, WriteInfo};
 use cairn_environment::random::Seeded;
 use std::fmt;
 
-/// What happened at one point of a recorded run.
+/// One event of a recorded run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventInfo {
     /// A write was issued.
     Write {
-        /// Where.
+        /// The offset.
         offset_bytes: u64,
-        /// How much.
+        /// The length.
         length_bytes: u64,
     },
     /// A discard was issued.
     Discard {
-        /// Where.
+        /// The offset.
         offset_bytes: u64,
-        /// How much.
+        /// The length.
         length_bytes: u64,
     },
     /// A write returned an error.
@@ -30,7 +30,7 @@ pub enum EventInfo {
     Flush,
     /// A flush returned an error.
     FlushFailed,
-    /// A test damaged what is stored.
+    /// A test damaged stored bytes.
     Damage,
 }
 
@@ -63,7 +63,7 @@ pub struct CrashExplorer {
     events: std::sync::Arc<[Event]>,
     position: usize,
     media: Media,
-    /// What was durable when the recording began.
+    /// The durable content when the recording began.
     base: SparseImage,
 }
 
@@ -72,12 +72,12 @@ impl CrashExplorer {
         CrashExplorer { events, position: 0, base: base.durable().clone(), media: base }
     }
 
-    /// How many events were recorded.
+    /// The number of recorded events.
     pub fn history_len(&self) -> usize {
         self.events.len()
     }
 
-    /// How many events have happened at this point.
+    /// The number of events before this position.
     pub fn position(&self) -> usize {
         self.position
     }
@@ -90,10 +90,10 @@ impl CrashExplorer {
         true
     }
 
-    /// Goes on until `position` events have happened.
+    /// Advances until `position` events have happened.
     ///
     /// # Panics
-    /// When that lies behind, or beyond the end.
+    /// If that lies behind the current position, or beyond the end.
     pub fn advance_to(&mut self, position: usize) {
         assert!(
             position >= self.position && position <= self.events.len(),
@@ -104,13 +104,12 @@ impl CrashExplorer {
         }
     }
 
-    /// What happened as the event number `index`, counted from zero.
+    /// Event number `index`, counted from zero.
     pub fn event(&self, index: usize) -> Option<EventInfo> {
         self.events.get(index).map(describe)
     }
 
-    /// The positions just before and just after each flush, by ascending order: where most is at
-    /// stake.
+    /// The positions just before and just after each flush, ascending: the most critical ones.
     pub fn flush_positions(&self) -> Vec<usize> {
         let is_flush = |event: &Event| matches!(event, Event::Flushed(_) | Event::FlushFailed(_));
         let mut positions: Vec<usize> = (0..)
@@ -132,29 +131,28 @@ impl CrashExplorer {
         self.state_with(|unflushed| random_fates(unflushed, random))
     }
 
-    /// The device after a power failure here, with fates that the caller decides, one for each
-    /// unflushed write.
+    /// The device after a power failure here, with fates from the caller, one for each unflushed
+    /// write.
     ///
     /// # Panics
-    /// When there are not as many fates as writes.
+    /// If there are not as many fates as writes.
     pub fn state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
         SimulatedDevice::from_image(self.media.crash(&decide(&self.media.writes())))
     }
 
-    /// The device itself here, as the next process finds it when the one that wrote was killed:
-    /// everything issued is there to be read, and what no flush has covered is not durable.
+    /// The device here, as the next process finds it after the writing process was killed: reads
+    /// return everything that was issued, and what no flush has covered is not durable.
     pub fn killed(&self) -> SimulatedDevice {
         let next = self.media.writes().last().map_or(0, |write| write.id.0 + 1);
         SimulatedDevice::from_media(self.media.clone(), WriteId(next))
     }
 
-    /// A number that is the same for states of this walk with the same content, and different for
-    /// others, but for an accident of one in 2^64. It costs time proportional to what was written
-    /// since the recording began.
+    /// A digest of a state of this walk: equal for equal content, and different otherwise, except
+    /// with a probability of 2^-64. It costs time proportional to the writes since the recording
+    /// began.
     pub fn fingerprint(&self, state: &SimulatedDevice) -> u64 {
         let image = state.image();
-        // A sum, so that the order of blocks doesn't matter; blocks that hold what they held
-        // contribute nothing.
+        // A sum, so that the order of blocks doesn't matter. Unchanged blocks contribute nothing.
         let held = |index| self.base.block(index).map_or(ZEROS_DIGEST, |block| digest(block));
         image.changed_since(&self.base).fold(0, |sum: u64, (index, block)| {
             let (now, before) = (block.map_or(ZEROS_DIGEST, |block| digest(block)), held(index));

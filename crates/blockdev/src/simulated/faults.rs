@@ -1,7 +1,7 @@
-//! Errors on demand.
+//! Injected errors.
 //!
-//! Lock discipline: none of its own; it is part of the device's state, so a predicate runs under
-//! the device's lock and must not use the device.
+//! Lock discipline: no lock of its own. The faults are part of the device's state, so a predicate
+//! runs under the device's lock and must not use the device.
 
 use crate::error::Operation;
 use rustix::io::Errno;
@@ -12,9 +12,9 @@ use std::ops::Range;
 pub struct Request {
     /// Read, write, flush or discard.
     pub operation: Operation,
-    /// Where; zero for a flush.
+    /// The offset; zero for a flush.
     pub offset_bytes: u64,
-    /// How much; zero for a flush.
+    /// The length; zero for a flush.
     pub length_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ impl Faults {
         self.predicates.clear();
     }
 
-    /// The error with which the request fails.
+    /// The error of the request, if it fails.
     pub(super) fn fails(&mut self, request: &Request) -> Option<Errno> {
         self.predicates
             .iter_mut()

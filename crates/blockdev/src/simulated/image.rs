@@ -1,4 +1,4 @@
-//! The content of a device as a sparse table of shared blocks: a copy costs one pointer per MiB, a
+//! The content of a device as a sparse table of shared blocks. A copy costs one pointer per MiB; a
 //! change copies one block and one part of the table.
 
 use crate::device::BLOCK_BYTES;
@@ -46,7 +46,7 @@ impl SparseImage {
         Arc::make_mut(chunk).blocks[index % CHUNK_BLOCKS] = block;
     }
 
-    /// Changes a block in place, after making it this image's own.
+    /// Changes a block in place, after copying it if it is shared.
     pub(super) fn change_block(&mut self, index: u64, change: impl FnOnce(&mut Block)) {
         let mut block = self.block(index).cloned().unwrap_or_else(zeros);
         change(Arc::make_mut(&mut block));
@@ -63,8 +63,8 @@ impl SparseImage {
         }
     }
 
-    /// The blocks in which this image is not the very copy that `base` holds, by ascending index;
-    /// equal bytes may be among them.
+    /// The blocks that this image does not share with `base`, by ascending index. Some of them may
+    /// hold equal bytes.
     pub(super) fn changed_since<'a>(
         &'a self,
         base: &'a SparseImage,

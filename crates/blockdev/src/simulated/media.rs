@@ -1,8 +1,8 @@
-//! What of a device is durable and what is unflushed, and how that changes, event by event.
+//! The durable and the unflushed content of a device, and how each event changes them.
 //!
-//! Invariants: `durable` holds everything that was covered by a successful flush, in the order of
-//! completion. `unflushed` holds every other write since, by order of issue. The same code runs in
-//! the live device and in the replay of its history, so both agree.
+//! Invariants: `durable` holds everything that a successful flush covered, in the order of
+//! completion. `unflushed` holds every other write since, by order of issue. The live device and
+//! the replay of its history run the same code, so both agree.
 
 use super::SECTOR_BYTES;
 use super::crash::Fate;
@@ -18,20 +18,20 @@ const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES as u64 / SECTOR_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteId(pub u64);
 
-/// An unflushed write, as a test sees it when it decides its fate.
+/// An unflushed write, as the test sees it to decide its fate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteInfo {
     /// Its number.
     pub id: WriteId,
-    /// Where it begins.
+    /// Its offset.
     pub offset_bytes: u64,
-    /// How long it is.
+    /// Its length.
     pub length_bytes: u64,
-    /// Whether it is a discard, whose new content is whatever the device gives for discarded
+    /// Whether it is a discard. Its new content is whatever the device returns for discarded
     /// blocks.
     pub is_discard: bool,
-    /// Whether it, or the flush that should have covered it, returned an error: no later flush will
-    /// cover it.
+    /// Whether it failed, or the flush that should have covered it did: no later flush will cover
+    /// it.
     pub is_abandoned: bool,
 }
 
@@ -42,7 +42,7 @@ impl WriteInfo {
     }
 }
 
-/// The new content of a range. `None` stands for a block of zeros.
+/// The new content of a range. `None` is a block of zeros.
 pub(super) enum Content {
     Blocks(Vec<Arc<Block>>),
     Discarded { blocks: u64, block: Option<Arc<Block>> },
@@ -86,7 +86,7 @@ impl WriteRecord {
         }
     }
 
-    /// Stores the sectors that `chosen` says, by number within the write, except in blocks of
+    /// Stores the sectors in `chosen`, by number within the write, except in blocks of
     /// `superseded`.
     fn apply_sectors(
         &self,
@@ -123,7 +123,7 @@ impl WriteRecord {
     }
 }
 
-/// One thing that happened to a device.
+/// One event of a device.
 #[derive(Clone)]
 pub(super) enum Event {
     /// A write or discard was issued.
@@ -142,7 +142,7 @@ pub(super) enum Event {
 struct Unflushed {
     record: Arc<WriteRecord>,
     abandoned: bool,
-    /// Blocks in which something newer is durable; only an abandoned write has any.
+    /// Blocks in which something newer is durable. Only an abandoned write has any.
     superseded: Vec<Range<u64>>,
 }
 
@@ -184,7 +184,7 @@ impl Media {
         }
     }
 
-    /// A flush that ended earlier may have covered the write already: then nothing is left to do.
+    /// A flush that ended earlier may have covered the write already; then nothing is left to do.
     fn cover(&mut self, id: WriteId) {
         if self.unflushed.get(&id).is_none_or(|write| write.abandoned) {
             return;
@@ -201,7 +201,7 @@ impl Media {
         }
     }
 
-    /// What was abandoned before `id` was issued cannot come back over it.
+    /// A write that was abandoned before `id` was issued cannot reappear over it.
     fn supersede(&mut self, id: WriteId, range: &Range<u64>) {
         self.unflushed.retain(|older, write| {
             let target = write.record.range();
@@ -228,8 +228,8 @@ impl Media {
         self.unflushed.values().map(info).collect()
     }
 
-    /// What reads see when nobody was told of an error: every write that was issued. Those that no
-    /// flush has covered come with it, by order of issue.
+    /// The content that reads return if no error was reported: every write that was issued. The
+    /// second part lists the writes that no flush has covered, by order of issue.
     pub(super) fn completed(&self) -> (SparseImage, Vec<WriteId>) {
         let mut image = self.durable.clone();
         let good = self.unflushed.iter().filter(|(_, write)| !write.abandoned);
@@ -241,8 +241,8 @@ impl Media {
         (image, ids)
     }
 
-    /// What is there after a power failure, when the unflushed writes have these fates, one each,
-    /// by order of issue.
+    /// The content after a power failure with these fates of the unflushed writes, one each, by
+    /// order of issue.
     pub(super) fn crash(&self, fates: &[Fate]) -> SparseImage {
         assert_eq!(fates.len(), self.unflushed.len(), "one fate for each unflushed write");
         let mut image = self.durable.clone();

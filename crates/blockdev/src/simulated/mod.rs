@@ -1,21 +1,21 @@
-//! A device that does what `docs/media.md` permits a device to do: lose power, tear and forget what
-//! was not flushed, return errors, rot, and be slow.
+//! A device that does what `docs/media.md` permits a device to do: lose power, tear and lose
+//! unflushed writes, return errors, rot, and be slow.
 //!
-//! Purpose: crash tests. [`SimulatedDevice`] is a [`BlockDevice`](crate::BlockDevice) in memory
-//! which knows, at every moment, what is durable and what is not, and can make the device as it
-//! might look after a power failure at that moment. While it *records*, it keeps the whole run, and
-//! a [`CrashExplorer`] walks through the run and makes such devices for every point in it, each at
-//! a cost of the unflushed writes only.
+//! Purpose: crash tests. [`SimulatedDevice`] is a [`BlockDevice`](crate::BlockDevice) in memory. It
+//! knows at every moment what is durable, and it can make the device as a power failure at that
+//! moment might leave it. While it *records*, it keeps the whole run. A [`CrashExplorer`] walks
+//! through the recording and makes such devices for every point in it, each at the cost of the
+//! unflushed writes only.
 //!
-//! A write is *issued*, then *completed* (or *failed*), then *covered* by the first flush that is
-//! issued after its completion and succeeds. Until it is covered it is *unflushed*: after a crash,
-//! any of its sectors of 512 bytes may hold the new content and any the old one, whatever happens
-//! to other writes. Where unflushed writes overlap, choosing sectors freely is the same as choosing
-//! an order: whichever write "came last" at a sector is one that has it while those behind it have
-//! not. So writes are always applied in the order of their issue, and nothing is lost by that.
+//! A write is *issued*, then *completed* (or *failed*), then *covered* by the first successful
+//! flush that is issued after its completion. Until then it is *unflushed*: after a crash, any of
+//! its 512-byte sectors may hold the new content and any the old one, independently of other
+//! writes. Where unflushed writes overlap, a free choice of sectors is the same as a choice of
+//! order: the write that "came last" at a sector is one that has the sector while the later ones do
+//! not. So writes are always applied in the order of their issue, and no state is missed.
 //!
-//! A failed write, and what a failed flush should have covered, is never covered by a later flush:
-//! it may be durable or not, for ever, until something newer is written over it and flushed.
+//! A failed write, and a write that a failed flush should have covered, is never covered by a later
+//! flush: it may be durable or not, for ever, until something newer is written over it and flushed.
 
 mod crash;
 mod device;
