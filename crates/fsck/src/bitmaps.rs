@@ -1,9 +1,8 @@
-//! Pass `Bitmaps`: for each block group, the newest valid slot not newer than the superblock must
-//! say exactly what the superblock's trees refer to.
+//! Pass `Bitmaps`: in each block group, the newest valid slot that is not newer than the superblock
+//! must mark exactly the blocks that the superblock's trees refer to.
 //!
-//! The other slot may be anything: zeros before its first use, an older state, or, after a crash, a
-//! newer or a torn one. Zeros in slot 1 may stand for the bitmap of a group that nothing has
-//! changed yet.
+//! The other slot may hold anything: zeros before its first use, an older state, or, after a crash,
+//! a newer or torn one. Zeros in slot 1 may stand for the bitmap of a group that never changed.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
@@ -15,13 +14,13 @@ use cairn_format::{
     bitmap_generations_checksum,
 };
 
-/// Groups whose bitmaps are read at once.
+/// Groups per read of bitmaps.
 const GROUPS_PER_READ: u64 = 256;
 
 type Bits = Box<[u8; BITMAP_BYTES]>;
 
-/// What stands in a slot.
-enum Slot {
+/// The content of a slot.
+enum BitmapSlot {
     Valid(Bitmap),
     /// Zeros: never written.
     Empty,
@@ -51,7 +50,7 @@ fn finding(severity: Severity, block: BlockNumber, problem: impl Into<String>) -
 }
 
 /// Slot `slot` of `count` groups.
-fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec<Slot> {
+fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec<BitmapSlot> {
     let (device, geometry) = (checker.reader.device, &checker.superblock.geometry);
     let together = read_blocks(device, BlockRange::new(geometry.bitmap_block(first, slot), count));
     let decode = |group: u64| {
@@ -64,7 +63,7 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
             Err(_) => read_blocks(device, BlockRange::new(address, 1)).map(|block| block.to_vec()),
         };
         match block {
-            Err(error) => Slot::Damaged(format!("cannot be read: {error}")),
+            Err(error) => BitmapSlot::Damaged(format!("cannot be read: {error}")),
             Ok(block) => {
                 let decode = |block: &[u8]| {
                     Bitmap::decode_slot(block, &checker.superblock, group, slot)
@@ -76,8 +75,10 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
                     _ => read_decoded(device, BlockRange::new(address, 1), decode),
                 };
                 match decode(&block) {
-                    Err(_) if is_empty => Slot::Empty,
-                    decoded => decoded.or_else(other_copy).map_or_else(Slot::Damaged, Slot::Valid),
+                    Err(_) if is_empty => BitmapSlot::Empty,
+                    decoded => decoded
+                        .or_else(other_copy)
+                        .map_or_else(BitmapSlot::Damaged, BitmapSlot::Valid),
                 }
             }
         }
@@ -85,16 +86,16 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
     (first..first + count).map(decode).collect()
 }
 
-/// Returns the generation of the bitmap that counts, after a repair if there was one.
+/// Returns the generation of the current bitmap, after a repair if there was one.
 fn check_group(
     checker: &mut Checker<'_>,
     geometry: &Geometry,
     group: u64,
-    slots: [&Slot; 2],
+    slots: [&BitmapSlot; 2],
 ) -> Result<Generation, FsckError> {
     let superblock_generation = checker.superblock.generation;
-    let generation_of = |slot: &Slot| match slot {
-        Slot::Valid(bitmap) if bitmap.generation <= superblock_generation => {
+    let generation_of = |slot: &BitmapSlot| match slot {
+        BitmapSlot::Valid(bitmap) if bitmap.generation <= superblock_generation => {
             Some(bitmap.generation)
         }
         _ => None,
@@ -110,17 +111,18 @@ fn check_group(
     }
     let active = usize::from(generation_1 > generation_0);
     let expected = expected_bits(&checker.referenced, geometry, group);
-    let (Slot::Valid(bitmap), Some(_)) = (slots[active], [generation_0, generation_1][active])
+    let (BitmapSlot::Valid(bitmap), Some(_)) =
+        (slots[active], [generation_0, generation_1][active])
     else {
         let state = slots.map(|slot| match slot {
-            Slot::Damaged(problem) => problem.clone(),
-            Slot::Empty => "never written".into(),
-            Slot::Valid(bitmap) => {
+            BitmapSlot::Damaged(problem) => problem.clone(),
+            BitmapSlot::Empty => "never written".into(),
+            BitmapSlot::Valid(bitmap) => {
                 format!("generation {} is newer than the superblock", bitmap.generation)
             }
         });
         let problem = format!("group {group} has no valid bitmap: {}; {}", state[0], state[1]);
-        // Into slot 1: there zeros may stand for a bitmap, in slot 0 never.
+        // Into slot 1: zeros may stand for a bitmap there, but never in slot 0.
         rewrite(
             checker,
             finding(Severity::Error, addresses[0], problem),
@@ -148,22 +150,22 @@ fn check_group(
     Ok(generation)
 }
 
-/// The slot that doesn't count: only what could be mistaken for something later is worth a word.
+/// Checks the slot not in use. Only content that a later mount could misread is reported.
 fn check_unused(
     checker: &mut Checker<'_>,
     group: u64,
     address: BlockNumber,
-    slot: &Slot,
+    slot: &BitmapSlot,
 ) -> Result<(), FsckError> {
     match slot {
-        Slot::Damaged(problem) => {
+        BitmapSlot::Damaged(problem) => {
             let problem = format!("the slot of group {group} that is not in use: {problem}");
             clear(checker, finding(Severity::Warning, address, problem), address)
         }
-        Slot::Valid(bitmap) if bitmap.generation > checker.superblock.generation => {
+        BitmapSlot::Valid(bitmap) if bitmap.generation > checker.superblock.generation => {
             let problem = format!(
-                "group {group} has a bitmap of generation {}, left by a commit that was not finished; \
-                 it would count as soon as another commit has that generation",
+                "group {group} has a bitmap of generation {}, left by a commit that was not \
+                 finished; it would count as soon as another commit has that generation",
                 bitmap.generation
             );
             clear(checker, finding(Severity::Warning, address, problem), address)
@@ -172,7 +174,7 @@ fn check_unused(
     }
 }
 
-/// The bits for blocks that are `referenced`: everything that can't be allocated is in use.
+/// The expected bits if these blocks are `referenced`. Blocks that can't be allocated are in use.
 pub(crate) fn expected_bits(referenced: &BlockSet, geometry: &Geometry, group: u64) -> Bits {
     let mut bits: Bits = vec![0; BITMAP_BYTES].into_boxed_slice().try_into().expect("size matches");
     let allocatable = geometry.allocatable().range();
@@ -189,7 +191,7 @@ pub(crate) fn expected_bits(referenced: &BlockSet, geometry: &Geometry, group: u
 /// The bitmap of a group that a mount would use, and its slot.
 fn in_use(checker: &Checker<'_>, group: u64) -> Option<(usize, Bitmap)> {
     let valid = |slot| match read_slots(checker, group, 1, slot).pop() {
-        Some(Slot::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => {
+        Some(BitmapSlot::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => {
             Some((slot, bitmap))
         }
         _ => None,
@@ -206,21 +208,21 @@ pub(crate) fn slot_in_use(checker: &Checker<'_>, group: u64) -> usize {
     in_use(checker, group).map_or(1, |(slot, _)| slot)
 }
 
-/// What the bitmaps that a mount would use say.
+/// The content of the bitmaps that a mount would use.
 pub(crate) struct Allocation {
-    /// Blocks that they call used; of a group without a valid one, all.
+    /// Blocks that they mark used; all blocks of a group without a valid bitmap.
     pub(crate) used: BlockSet,
-    /// Whether they are the ones that belong to the superblock, by the same signs as for a mount.
-    /// Otherwise an older one stands in for a damaged one, and calls free what was used since.
+    /// Whether they belong to the superblock, by the same signs as for a mount. Otherwise an older
+    /// bitmap stands in for a damaged one, and it marks blocks free that were used since.
     pub(crate) trusted: bool,
-    /// Of each group the transaction whose state they describe; 0 without a valid one.
+    /// For each group, the transaction whose state the bitmap describes; 0 without a valid one.
     generations: Vec<Generation>,
 }
 
 impl Allocation {
-    /// Whether a node written by transaction `generation` may be in use. Of nodes that are not
-    /// newer than it, an old bitmap knows: what was free in its time was not used again without
-    /// being written again.
+    /// Whether a node written by transaction `generation` may be in use. For nodes that are not
+    /// newer than it, even an old bitmap can say: a block that was free then is used again only by
+    /// writing it again.
     pub(crate) fn may_hold(&self, node: BlockRange, generation: Generation) -> bool {
         let known = self
             .generations
@@ -285,10 +287,10 @@ fn difference(group: u64, stored: &Bits, expected: &Bits) -> Option<String> {
     (!parts.is_empty()).then(|| format!("group {group}: {}", parts.join(", ")))
 }
 
-/// Repair: a bitmap made from the trees, in a slot that counts.
+/// Repair: writes a bitmap made from the trees into a current slot.
 ///
-/// The bits are known exactly (this pass runs only when the trees are whole). A crash while writing
-/// leaves a slot that the next repair finds damaged.
+/// The bits are known exactly, since this pass runs only if the trees are whole. A crash during the
+/// write leaves a slot that the next repair finds damaged.
 fn rewrite(
     checker: &mut Checker<'_>,
     finding: Finding,
@@ -308,8 +310,8 @@ fn rewrite(
     })
 }
 
-/// Repair: zeros in a slot that doesn't count. No reader takes them for a bitmap, or only for the
-/// oldest one that there can be.
+/// Repair: writes zeros into the slot not in use. No reader takes them for a bitmap, or only for
+/// the oldest possible one.
 fn clear(
     checker: &mut Checker<'_>,
     finding: Finding,
@@ -322,8 +324,8 @@ fn clear(
     })
 }
 
-/// What the superblock says of the bitmaps: how many blocks are used, and which bitmaps belong to
-/// it. Repair: the right numbers in all superblocks.
+/// Checks what the superblock says of the bitmaps: the number of used blocks, and which bitmaps
+/// belong to it. Repair: the right numbers in all superblocks.
 fn check_superblock(
     checker: &mut Checker<'_>,
     generations: Vec<Generation>,
@@ -342,7 +344,7 @@ fn check_superblock(
                 .to_owned(),
         );
     }
-    // With changes in the log, or items that can't be read, the number of inodes is not that of the
+    // If the log has changes, or items can't be read, the number of inodes is not that of the
     // trees alone.
     let known = checker.superblock.inodes > 0
         && checker.overlay.is_empty()
@@ -357,7 +359,7 @@ fn check_superblock(
     let mut problems: Vec<_> =
         problems.into_iter().map(|problem| (Severity::Error, problem)).collect();
     if inodes != checker.superblock.inodes {
-        // Nothing but `df -i` uses the number.
+        // Only `df -i` uses the number.
         problems.push((
             Severity::Warning,
             format!("says {} inodes, but there are {inodes}", checker.superblock.inodes),

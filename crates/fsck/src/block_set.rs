@@ -1,7 +1,7 @@
 //! A set of blocks: one bit for each block of the volume.
 use cairn_format::BlockRange;
 
-/// Which blocks have been seen. Ranges given to it lie within the size it was made for.
+/// A set of blocks. Ranges must lie within the size that it was made for.
 #[derive(Clone, Default)]
 pub(crate) struct BlockSet {
     words: Vec<u64>,
@@ -12,7 +12,7 @@ impl BlockSet {
         Self { words: vec![0; blocks.div_ceil(64) as usize] }
     }
 
-    /// Adds `range`; returns the first block that was in the set before.
+    /// Adds `range`. Returns the first block that was in the set already.
     pub(crate) fn insert(&mut self, range: BlockRange) -> Option<u64> {
         let mut known = None;
         for block in range.range() {

@@ -1,4 +1,4 @@
-//! The state that the passes share: what one leaves for the next.
+//! The state that the passes share: results of one pass for the next.
 use crate::block_set::BlockSet;
 use crate::names::{InodeFacts, NameFacts};
 use crate::overlay::Overlay;
@@ -13,29 +13,29 @@ use std::collections::{HashMap, HashSet};
 /// A node that the walk through the trees could not use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LostNode {
-    /// Keys of the file tree that it, or what it led to, may have held: from the first to below the
-    /// second.
+    /// Keys of the file tree that the node, or the nodes below it, may have held: from the first to
+    /// below the second.
     pub(crate) keys: (Key, Option<Key>),
-    /// Generation of the node that says so; none for what the superblock and the root tree lead to.
+    /// Generation of the node that points to it; 0 below the superblock and the root tree.
     pub(crate) parent_generation: Generation,
-    /// Where it should stand; none if nothing says that.
+    /// Where the node should be, if a pointer names that.
     pub(crate) block: Option<BlockNumber>,
-    /// What that node says, if it is a node of the file tree.
+    /// The pointer to it, if it is a node of the file tree.
     pub(crate) pointer: Option<NodePointer>,
 }
 
 impl LostNode {
-    /// Whether it was a leaf, whose items nothing else holds.
+    /// The pointer, if the node was a leaf; its items have no other copy.
     pub(crate) fn leaf(&self) -> Option<NodePointer> {
         self.pointer.filter(|pointer| pointer.level == 0)
     }
 
-    /// Whether one of the keys from `first` to `last` was its to hold.
+    /// Whether one of the keys from `first` to `last` may have been in it.
     pub(crate) fn touches(&self, first: &Key, last: &Key) -> bool {
         self.keys.0 <= *last && self.keys.1.is_none_or(|upper| *first < upper)
     }
 
-    /// Whether `key` was its to hold.
+    /// Whether `key` may have been in it.
     pub(crate) fn holds(&self, key: &Key) -> bool {
         self.keys.0 <= *key && self.keys.1.is_none_or(|upper| *key < upper)
     }
@@ -51,10 +51,10 @@ pub(crate) struct Checker<'a> {
     progress: &'a mut dyn FnMut(Progress),
     /// Passes with errors that remain.
     erroneous: Vec<PassId>,
-    /// Whether an error was found that only new trees can mend.
+    /// Whether an error was found that only new trees repair.
     pub(crate) needs_rebuild: bool,
 
-    /// From pass `Log`: what the replayable checkpoints change.
+    /// From pass `Log`: the changes of the replayable checkpoints.
     pub(crate) overlay: Overlay,
     /// From pass `Trees`: valid leaves of the file tree, in key order.
     pub(crate) leaves: Vec<BlockNumber>,
@@ -62,9 +62,9 @@ pub(crate) struct Checker<'a> {
     pub(crate) referenced: BlockSet,
     /// From pass `Trees`: extents, in those trees, of the inodes whose extents the log changes.
     pub(crate) earlier_extents: HashMap<u64, Vec<(u64, u64)>>,
-    /// From pass `Trees`: nodes that could not be used, and what they may have held.
+    /// From pass `Trees`: nodes that could not be used, with the keys that they may have held.
     pub(crate) lost_nodes: Vec<LostNode>,
-    /// From pass `Trees`: nodes that are referred to but are not what their parent expects.
+    /// From pass `Trees`: nodes that are referred to but differ from what their parent expects.
     pub(crate) doubtful_nodes: HashSet<u64>,
     /// From pass `Items`: inodes, ascending.
     pub(crate) inodes: Vec<InodeFacts>,
@@ -125,7 +125,7 @@ impl<'a> Checker<'a> {
         (self.progress)(Progress { pass, done: done.min(total), total });
     }
 
-    /// Records a finding that no change of a single block mends.
+    /// Records a finding that no change of a single block repairs.
     pub(crate) fn found(&mut self, finding: Finding) {
         self.needs_rebuild |= finding.severity == Severity::Error && finding.pass != PassId::Data;
         let finding = match (self.options.repair, finding.severity) {
@@ -140,8 +140,8 @@ impl<'a> Checker<'a> {
         self.add(finding);
     }
 
-    /// Records a finding that `repair` mends, and mends it if that was asked for and nothing speaks
-    /// against it.
+    /// Records a finding that `repair` repairs. Repairs it if the caller asked for that and there
+    /// is no obstacle.
     pub(crate) fn found_repairable(
         &mut self,
         finding: Finding,
@@ -181,7 +181,7 @@ impl<'a> Checker<'a> {
         self.erroneous.contains(&pass)
     }
 
-    /// Takes the log's changes for the time of a walk; the walker puts them back.
+    /// Takes the log's changes for the duration of a walk; the walk puts them back.
     pub(crate) fn take_overlay(&mut self) -> Overlay {
         std::mem::replace(&mut self.overlay, Overlay::new(&self.superblock))
     }

@@ -1,5 +1,5 @@
 //! Physical damage: flipped bytes in every structure, lost writes, torn and truncated volumes,
-//! garbage. What must be found is found, and what can be repaired is clean afterwards.
+//! garbage. The check finds all of it, and after a repair the volume is clean.
 use crate::test_volume::*;
 use crate::{CheckOptions, FsckError, Severity, check};
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
@@ -174,7 +174,7 @@ fn a_lost_write_of_a_node_is_found() {
     volume.assert_error("a write was lost");
     volume.change_node(leaf, |node| node.relocate(leaf, Generation(5)));
     volume.assert_clean();
-    // The right bytes of another node in this place.
+    // Valid bytes of another node in this block.
     let other = volume.read_node(volume.nodes[1]);
     volume.write_block(leaf, &other.page()[..]);
     volume.assert_error("was written for block");
@@ -295,13 +295,18 @@ proptest! {
             }).collect();
             device.write(block * BLOCK_SIZE as u64, &[&bytes]).unwrap();
         }
-        let refused = matches!(check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {}), Err(FsckError::NoVolume { .. }));
+        let result = check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {});
+        let refused = matches!(result, Err(FsckError::NoVolume { .. }));
         prop_assert!(refused);
     }
 
-    /// Damage under a valid checksum: what a bug, not a disk, would write.
+    /// Damage under a valid checksum, as a bug would write it, not a disk.
     #[test]
-    fn resealed_damage_never_panics(node in any::<prop::sample::Index>(), changes in proptest::collection::vec((40usize..NODE_SIZE, any::<u8>()), 1..8), repair in any::<bool>()) {
+    fn resealed_damage_never_panics(
+        node in any::<prop::sample::Index>(),
+        changes in proptest::collection::vec((40usize..NODE_SIZE, any::<u8>()), 1..8),
+        repair in any::<bool>(),
+    ) {
         let volume = TestVolume::full();
         let address = *node.get(&volume.nodes);
         let mut page = *volume.read_node(address).page();
@@ -310,16 +315,22 @@ proptest! {
         }
         Header::seal(&mut page);
         volume.write_block(address, &page);
-        let report = check(&volume.device, &CheckOptions { data: true, repair }, &mut |_| {}).unwrap();
+        let options = CheckOptions { data: true, repair };
+        let report = check(&volume.device, &options, &mut |_| {}).unwrap();
         prop_assert!(report.passes.len() >= 5);
         prop_assert!(serde_json::to_string(&report).is_ok());
-        for dump in [crate::dump::dump_tree(&volume.device, TREE_FILES, None), crate::dump::dump_tree(&volume.device, TREE_ROOTS, None)].into_iter().flatten() {
+        let dumps = [TREE_FILES, TREE_ROOTS]
+            .map(|tree| crate::dump::dump_tree(&volume.device, tree, None));
+        for dump in dumps.into_iter().flatten() {
             prop_assert!(dump.to_string().starts_with("tree"));
         }
     }
 
     #[test]
-    fn resealed_superblocks_never_panic(changes in proptest::collection::vec((40usize..400, any::<u8>()), 1..6), repair in any::<bool>()) {
+    fn resealed_superblocks_never_panic(
+        changes in proptest::collection::vec((40usize..400, any::<u8>()), 1..6),
+        repair in any::<bool>(),
+    ) {
         let volume = TestVolume::full();
         for address in volume.superblock_places() {
             let mut block = volume.superblock.encode(address);
@@ -329,9 +340,14 @@ proptest! {
             Header::seal(&mut block);
             volume.write_block(address, &block);
         }
-        if let Ok(report) = check(&volume.device, &CheckOptions { data: true, repair }, &mut |_| {}) {
+        let options = CheckOptions { data: true, repair };
+        if let Ok(report) = check(&volume.device, &options, &mut |_| {}) {
             prop_assert!(!report.passes.is_empty());
         }
-        let _ = (crate::dump::dump_super(&volume.device), crate::dump::dump_log(&volume.device), crate::dump::dump_space(&volume.device));
+        let _ = (
+            crate::dump::dump_super(&volume.device),
+            crate::dump::dump_log(&volume.device),
+            crate::dump::dump_space(&volume.device),
+        );
     }
 }

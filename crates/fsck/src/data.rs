@@ -1,8 +1,7 @@
-//! Pass `Data`: reads all data in the order of the device, and compares it with the checksums in
-//! the extents.
+//! Pass `Data`: reads all data in device order, and compares it with the checksums in the extents.
 //!
-//! Extents come in file order. As many as fit into a fixed amount of memory are collected, sorted
-//! by block, and read with neighbours together.
+//! Extents come in file order. The pass collects as many as fit into a fixed amount of memory,
+//! sorts them by block, and reads neighbours together.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
@@ -15,8 +14,8 @@ const CHECKSUMS_MAX: usize = 4 << 20;
 /// Longest read: 4 MiB.
 const READ_BLOCKS_MAX: u64 = 1024;
 
-/// An extent to verify; its checksums stand in the batch.
-struct Piece {
+/// An extent to verify. Its checksums are in the batch.
+struct ExtentToVerify {
     start: u64,
     blocks: u64,
     inode: u64,
@@ -26,7 +25,7 @@ struct Piece {
 
 struct DataPass<'c, 'a> {
     checker: &'c mut Checker<'a>,
-    pieces: Vec<Piece>,
+    pieces: Vec<ExtentToVerify>,
     checksums: Vec<u32>,
 }
 
@@ -47,12 +46,12 @@ impl Visitor for DataPass<'_, '_> {
         if item.key.kind != ItemKind::Extent as u8 {
             return Ok(());
         }
-        // What can't be decoded or lies outside has been reported by an earlier pass.
+        // An earlier pass has reported extents that can't be decoded or lie outside.
         let Ok(extent) = Extent::decode(item.value) else { return Ok(()) };
         if extent.kind != ExtentKind::Data || !self.checker.reader.contains(extent.range()) {
             return Ok(());
         }
-        self.pieces.push(Piece {
+        self.pieces.push(ExtentToVerify {
             start: extent.start.0,
             blocks: extent.blocks,
             inode: item.key.inode,
@@ -82,7 +81,7 @@ impl DataPass<'_, '_> {
         self.checksums.clear();
     }
 
-    fn verify_neighbours(&mut self, pieces: &[Piece]) {
+    fn verify_neighbours(&mut self, pieces: &[ExtentToVerify]) {
         let start = pieces[0].start;
         let blocks = pieces.iter().map(|piece| piece.blocks).sum();
         let checksums: Vec<u32> = pieces
@@ -115,7 +114,7 @@ impl DataPass<'_, '_> {
         self.checker.progress(PassId::Data, done, total);
     }
 
-    fn verify(&mut self, piece: &Piece, data: &[u8]) {
+    fn verify(&mut self, piece: &ExtentToVerify, data: &[u8]) {
         let stored = &self.checksums[piece.checksums_at..][..piece.blocks as usize];
         let wrong: Vec<u64> = (0..)
             .zip(data.chunks_exact(BLOCK_SIZE).map(checksum).zip(stored))
@@ -130,15 +129,15 @@ impl DataPass<'_, '_> {
         }
     }
 
-    fn found(&mut self, piece: &Piece, index: u64, problem: String) {
+    fn found(&mut self, piece: &ExtentToVerify, index: u64, problem: String) {
         let problem = format!("file block {}: {problem}", piece.file_block + index);
         let finding = Finding::new(PassId::Data, Severity::Error, Structure::Data, problem);
         self.checker.found(finding.at(piece.start + index).of(piece.inode));
     }
 }
 
-/// How many of the first pieces follow each other on the device and fit into one read.
-fn neighbours(pieces: &[Piece]) -> usize {
+/// The number of first pieces that follow each other on the device and fit into one read.
+fn neighbours(pieces: &[ExtentToVerify]) -> usize {
     let start = pieces[0].start;
     let mut end = start;
     let mut count = 0;

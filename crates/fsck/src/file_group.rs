@@ -1,7 +1,7 @@
-//! The items of one inode, which follow each other in key order, checked against each other.
+//! Checks the items of one inode, which follow each other in key order, against each other.
 //!
-//! Each function takes one item and returns what is wrong with it; [`FileGroup::finish`] says what
-//! is wrong with the inode as a whole. No I/O, no findings: those are `items`' business.
+//! Each function takes one item and returns its problem; [`FileGroup::finish`] returns the problems
+//! of the whole inode. There is no I/O here and no finding: `items` makes the findings.
 use crate::names::{InodeFacts, NameFacts};
 use cairn_format::{
     DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind,
@@ -12,15 +12,15 @@ use std::collections::BTreeMap;
 
 const NANOSECONDS: u32 = 1_000_000_000;
 
-/// What all groups are judged by.
+/// What all groups are checked against.
 #[derive(Clone, Copy)]
-pub(crate) struct Rules {
+pub(crate) struct GroupRules {
     pub(crate) hash_seed: [u8; 16],
     pub(crate) generation_max: Generation,
 }
 
-/// An xattr whose value goes on in parts.
-struct Parts {
+/// An xattr whose value continues in parts.
+struct XattrParts {
     next: u64,
     value_bytes: usize,
 }
@@ -28,16 +28,16 @@ struct Parts {
 /// One inode's items so far.
 pub(crate) struct FileGroup {
     pub(crate) inode: u64,
-    rules: Rules,
+    rules: GroupRules,
     orphan: Option<OrphanKind>,
     attributes: Option<InodeItem>,
     file_type: Option<FileType>,
     entries: u64,
     names_bytes: u64,
     subdirectories: u64,
-    /// Names of the hash value seen last, to find the same name twice.
+    /// Names of the last hash value, to find a name that occurs twice.
     recent_names: (u8, u64, Vec<Vec<u8>>),
-    parts: BTreeMap<u64, Parts>,
+    parts: BTreeMap<u64, XattrParts>,
     symlink_bytes: Option<u64>,
     blocks: u64,
     /// File block behind the last extent.
@@ -51,7 +51,7 @@ fn require(condition: bool, problem: impl FnOnce() -> String) -> Checked {
 }
 
 impl FileGroup {
-    pub(crate) fn new(inode: u64, rules: Rules, orphan: Option<OrphanKind>) -> Self {
+    pub(crate) fn new(inode: u64, rules: GroupRules, orphan: Option<OrphanKind>) -> Self {
         Self {
             inode,
             rules,
@@ -126,7 +126,7 @@ impl FileGroup {
         })
     }
 
-    /// A name must stand in one of its hash's slots, and only once.
+    /// A name must be in one of its hash's slots, and only once.
     fn name(&mut self, key: Key, name: &[u8]) -> Checked {
         let hash = hash_name(&self.rules.hash_seed, name);
         let shown = || String::from_utf8_lossy(name).into_owned();
@@ -148,7 +148,7 @@ impl FileGroup {
         let xattr = XattrItem::decode(value).map_err(|error| error.problem)?;
         let value_bytes = xattr.value_bytes as usize;
         if XattrItem::parts(value_bytes) > 0 {
-            self.parts.insert(key.offset, Parts { next: 1, value_bytes });
+            self.parts.insert(key.offset, XattrParts { next: 1, value_bytes });
         }
         self.name(key, &xattr.name)
     }
@@ -192,7 +192,7 @@ impl FileGroup {
         })
     }
 
-    /// An extent; whether its blocks are its own is for the caller to say.
+    /// An extent. The caller checks whether its blocks belong to it.
     pub(crate) fn extent(
         &mut self,
         key: Key,
@@ -232,7 +232,7 @@ impl FileGroup {
         })
     }
 
-    /// What is wrong with the inode as a whole, and what later passes need of it.
+    /// The problems of the whole inode, and the facts that later passes need.
     pub(crate) fn finish(&self) -> (Vec<String>, Option<InodeFacts>) {
         let (Some(item), Some(file_type)) = (self.attributes, self.file_type) else {
             return (Vec::new(), None);

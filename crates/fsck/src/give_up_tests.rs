@@ -1,4 +1,4 @@
-//! Damaged data that its owner gives up, file by file.
+//! Damaged data that the owner gives up, file by file.
 use crate::test_volume::*;
 use crate::{CheckOptions, Report, Severity, check_accepting};
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, forward_to_device};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 const REPAIR: CheckOptions = CheckOptions { data: true, repair: true };
 
-/// A volume with the files "one" and "two" of 20 blocks each, and where those lie.
+/// A volume with the files "one" and "two" of 20 blocks each, and their first blocks.
 fn two_files() -> (TestVolume, [u64; 2]) {
     let mut volume = TestVolume::unwritten();
     let inodes =
@@ -39,7 +39,7 @@ fn errors(report: &Report) -> Vec<(String, Option<String>)> {
 fn the_damaged_blocks_of_a_file_that_is_given_up_become_holes() {
     let (volume, [one, two]) = two_files();
     let before = volume.check().statistics;
-    // The same block of both, so that both findings say the same.
+    // The same block of both, so that both findings have the same text.
     for block in [one + 3, one + 4, one + 19, two + 3, two + 4, two + 19] {
         volume.flip(BlockNumber(block), 5, 1);
     }
@@ -73,12 +73,12 @@ fn data_is_given_up_together_with_another_repair() {
 }
 
 /// A device with blocks that can't be read.
-struct Unreadable<'a> {
+struct UnreadableBlocks<'a> {
     device: &'a dyn BlockDevice,
     blocks: [u64; 2],
 }
 
-impl BlockDevice for Unreadable<'_> {
+impl BlockDevice for UnreadableBlocks<'_> {
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
         let range = offset_bytes..offset_bytes + buffer.len() as u64;
         if self.blocks.iter().any(|block| range.contains(&(block * BLOCK_SIZE as u64))) {
@@ -100,7 +100,7 @@ impl BlockDevice for Unreadable<'_> {
 fn blocks_that_cannot_be_read_are_given_up_alone() {
     let (volume, [one, two]) = two_files();
     let before = volume.check().statistics.data_blocks;
-    let device = Unreadable { device: &volume.device, blocks: [one + 7, two] };
+    let device = UnreadableBlocks { device: &volume.device, blocks: [one + 7, two] };
     let report = give_up(&device, &["/one", "/two"]);
     assert_eq!((report.exit_code(), report.losses.data_blocks), (1, 2), "{report}");
     let after = volume.check();

@@ -1,36 +1,36 @@
-//! The items of the file tree after replay, in key order: leaves and log merged.
+//! The items of the file tree after replay, in key order: the leaves merged with the log.
 use crate::FsckError;
-use crate::overlay::{Change, Overlay};
+use crate::overlay::{ItemChange, Overlay};
 use crate::reader::{NODES_PER_READ, Reader};
 use cairn_format::{BlockNumber, Key};
 use std::iter::Peekable;
 
 /// Where an item comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum ItemOrigin {
     /// The leaf at this block.
     Leaf(BlockNumber),
     /// The checkpoint with this sequence.
     Log(u64),
 }
 
-/// An item and its place.
+/// An item and its origin.
 #[derive(Clone, Copy)]
 pub(crate) struct Item<'i> {
     pub(crate) key: Key,
     pub(crate) value: &'i [u8],
-    pub(crate) place: Place,
+    pub(crate) origin: ItemOrigin,
 }
 
-/// Takes the items one by one.
+/// Receives the items one by one.
 pub(crate) trait Visitor {
     /// The next item.
     fn item(&mut self, item: Item<'_>) -> Result<(), FsckError>;
-    /// `done` leaves are through.
+    /// `done` leaves are finished.
     fn leaves_done(&mut self, done: u64);
 }
 
-/// Gives all items to `visitor`. `leaves` are those that pass `Trees` accepted, so their keys
+/// Passes all items to `visitor`. `leaves` are those that pass `Trees` accepted, so their keys
 /// ascend.
 pub(crate) fn visit(
     reader: &Reader<'_>,
@@ -47,7 +47,7 @@ pub(crate) fn visit(
                 visit_changes(&mut changes, Some(key), visitor)?;
                 match changes.next_if(|(changed, _)| **changed == key) {
                     Some((_, change)) => visit_change(key, change, visitor)?,
-                    None => visitor.item(Item { key, value, place: Place::Leaf(block) })?,
+                    None => visitor.item(Item { key, value, origin: ItemOrigin::Leaf(block) })?,
                 }
             }
             done += 1;
@@ -59,7 +59,7 @@ pub(crate) fn visit(
 
 /// The changes below `end`.
 fn visit_changes<'o>(
-    changes: &mut Peekable<impl Iterator<Item = (&'o Key, &'o Change)>>,
+    changes: &mut Peekable<impl Iterator<Item = (&'o Key, &'o ItemChange)>>,
     end: Option<Key>,
     visitor: &mut impl Visitor,
 ) -> Result<(), FsckError> {
@@ -69,9 +69,13 @@ fn visit_changes<'o>(
     Ok(())
 }
 
-fn visit_change(key: Key, change: &Change, visitor: &mut impl Visitor) -> Result<(), FsckError> {
+fn visit_change(
+    key: Key,
+    change: &ItemChange,
+    visitor: &mut impl Visitor,
+) -> Result<(), FsckError> {
     match &change.value {
-        Some(value) => visitor.item(Item { key, value, place: Place::Log(change.sequence) }),
+        Some(value) => visitor.item(Item { key, value, origin: ItemOrigin::Log(change.sequence) }),
         None => Ok(()),
     }
 }

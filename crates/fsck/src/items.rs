@@ -1,10 +1,10 @@
-//! Pass `Items`: each item of the file tree after replay, and the items of each inode among each
+//! Pass `Items`: each item of the file tree after replay, and the items of each inode against each
 //! other.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
-use crate::file_group::{FileGroup, Rules};
-use crate::item_stream::{Item, Place, Visitor, visit};
+use crate::file_group::{FileGroup, GroupRules};
+use crate::item_stream::{Item, ItemOrigin, Visitor, visit};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
     Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT,
@@ -17,7 +17,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let (leaves, overlay) = (std::mem::take(&mut checker.leaves), checker.take_overlay());
     let reader = checker.reader;
     let mut pass = ItemsPass {
-        rules: Rules {
+        rules: GroupRules {
             hash_seed: checker.superblock.hash_seed,
             generation_max: overlay.generation_max,
         },
@@ -38,14 +38,13 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
 
 struct ItemsPass<'c, 'a> {
     checker: &'c mut Checker<'a>,
-    rules: Rules,
+    rules: GroupRules,
     next_inode: u64,
     leaves: u64,
-    /// Blocks of all extents after replay, if that differs from what the superblock's trees refer
-    /// to.
+    /// Blocks of all extents after replay, if the superblock's trees refer to other ones.
     after_replay: Option<BlockSet>,
     group: Option<FileGroup>,
-    /// Orphan items: they come before the inodes that they are about, but for the root directory.
+    /// Orphan items. They precede their inodes, except the root directory.
     orphans: BTreeMap<u64, OrphanKind>,
 }
 
@@ -75,15 +74,15 @@ impl Visitor for ItemsPass<'_, '_> {
 impl ItemsPass<'_, '_> {
     fn item_problem(&mut self, item: &Item<'_>, problem: impl Into<String>) {
         let problem = problem.into();
-        let finding = match item.place {
-            Place::Leaf(block) => Finding::new(
+        let finding = match item.origin {
+            ItemOrigin::Leaf(block) => Finding::new(
                 PassId::Items,
                 Severity::Error,
                 Structure::Item,
                 format!("{:?}: {problem}", item.key),
             )
             .at(block.0),
-            Place::Log(sequence) => {
+            ItemOrigin::Log(sequence) => {
                 let problem = format!("{:?} in checkpoint {sequence}: {problem}", item.key);
                 Finding::new(PassId::Items, Severity::Error, Structure::Item, problem)
             }
@@ -148,9 +147,9 @@ impl ItemsPass<'_, '_> {
 
     /// Counts an extent, and checks that its blocks may belong to it after replay.
     ///
-    /// Blocks that a transaction frees are not handed out before it is committed. So an extent from
-    /// the log has blocks that the superblock's trees don't refer to, unless it is a part of an
-    /// earlier extent of the same file.
+    /// Blocks that a transaction frees are not allocated again before it is committed. So the
+    /// superblock's trees don't refer to the blocks of an extent from the log, unless it is a part
+    /// of an earlier extent of the same file.
     fn claim_extent(&mut self, item: &Item<'_>, extent: &Extent) -> Result<(), String> {
         let statistics = &mut self.checker.report.statistics;
         statistics.extents += 1;
@@ -161,7 +160,7 @@ impl ItemsPass<'_, '_> {
         let Some(after_replay) = self.after_replay.as_mut() else { return Ok(()) };
         let range = extent.range();
         if !self.checker.reader.contains(range) {
-            let in_log = matches!(item.place, Place::Log(_));
+            let in_log = matches!(item.origin, ItemOrigin::Log(_));
             let problem =
                 || format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start);
             return if in_log { Err(problem()) } else { Ok(()) };
@@ -169,7 +168,7 @@ impl ItemsPass<'_, '_> {
         if let Some(block) = after_replay.insert(range) {
             return Err(format!("block {block} is referred to twice"));
         }
-        if matches!(item.place, Place::Log(_)) {
+        if matches!(item.origin, ItemOrigin::Log(_)) {
             let earlier =
                 self.checker.earlier_extents.get(&item.key.inode).map_or(&[][..], Vec::as_slice);
             let own = |block| earlier.iter().any(|&(start, end)| (start..end).contains(&block));
@@ -198,7 +197,7 @@ impl ItemsPass<'_, '_> {
         self.checker.inodes.push(facts);
     }
 
-    /// Orphan items must be about inodes that exist.
+    /// The inode of each orphan item must exist.
     fn finish(&mut self) {
         self.checker.report.statistics.orphans = self.orphans.len() as u64;
         for (&inode, &orphan) in &self.orphans {

@@ -1,15 +1,15 @@
 //! Checks a volume, and repairs what can be repaired without guessing.
 //!
-//! The check imports the format and the device only. It has its own readers of trees and log, so
-//! that a mistake in the engine's reader is not repeated here.
+//! This crate uses only the format and the device. It has its own readers of trees and log, so that
+//! a mistake in the engine's reader is not repeated here.
 //!
-//! What is judged when the log is not empty: the superblock's trees against the allocation bitmaps,
-//! and the state *after* replay (trees with the log's entries on top) for everything that users
-//! see: inodes, names, extents, data.
+//! If the log is not empty, the check compares the superblock's trees with the allocation bitmaps.
+//! Everything that users see (inodes, names, extents, data) it checks in the state *after* replay:
+//! the trees with the log's entries on top.
 //!
-//! The passes, with permanent numbers and prerequisites, stand in [`PassId`] and the table
-//! `passes::PASSES`. No pass panics, whatever the volume holds. No lock is taken; nobody else may
-//! use the volume meanwhile.
+//! The passes, with permanent numbers and prerequisites, are in [`PassId`] and the table
+//! `passes::PASSES`. No pass panics, whatever the volume holds. The check takes no lock; no other
+//! program may use the volume meanwhile.
 //!
 //! ```
 //! use cairn_blockdev::MemoryDevice;
@@ -54,22 +54,22 @@ pub struct CheckOptions {
     pub repair: bool,
 }
 
-/// Why a check could not be done at all.
+/// Why a check was not possible at all.
 #[derive(Debug, thiserror::Error)]
 pub enum FsckError {
     /// None of the three superblocks can be used.
     #[error("no volume that this program can read: {problems}")]
     NoVolume {
-        /// What is wrong with each of the three.
+        /// The problem of each of the three.
         problems: String,
     },
-    /// A block that could be read before cannot be read any more.
+    /// A block that was readable before cannot be read any more.
     #[error("block {block} changed while the volume was checked; is it mounted?")]
     Changed {
         /// The block.
         block: u64,
     },
-    /// The tree asked for is not in the root tree.
+    /// The requested tree is not in the root tree.
     #[error("the volume has no tree {tree}")]
     NoTree {
         /// The tree's number.
@@ -81,15 +81,15 @@ pub enum FsckError {
 }
 
 impl FsckError {
-    /// Exit code of a check that could not be done.
+    /// Exit code if the check was not possible.
     pub const EXIT_CODE: u8 = 8;
 }
 
 /// Checks the volume on `device`, and calls `progress` now and then.
 ///
 /// # Errors
-/// There is no volume, it changes meanwhile, or a repair can't be written. Damage is not an error
-/// but a [`Finding`].
+/// If there is no volume, it changes meanwhile, or a repair can't be written. Damage is not an
+/// error but a [`Finding`].
 pub fn check(
     device: &dyn BlockDevice,
     options: &CheckOptions,
@@ -98,8 +98,8 @@ pub fn check(
     check_accepting(device, options, &[], progress)
 }
 
-/// As [`check`]; when it repairs, and has looked at the data, the damaged blocks of the files
-/// `given_up` become holes. The files are named as findings name them, by [`Finding::path`].
+/// As [`check`]. When it repairs after reading the data, the damaged blocks of the files `given_up`
+/// become holes. The files are given by the paths of the findings, [`Finding::path`].
 ///
 /// # Errors
 /// As those of [`check`].
@@ -113,8 +113,8 @@ pub fn check_accepting(
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);
     }
-    // A killed process may have left a superblock that can be read and is lost with the power. What
-    // the one before refers to must not be overwritten then.
+    // A killed process may have left a superblock that can be read and is lost at a power failure.
+    // Then the blocks that the previous superblock refers to must not be overwritten.
     device.flush()?;
     let is_given_up = |finding: &&Finding| {
         finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path))
@@ -130,13 +130,13 @@ pub fn check_accepting(
         drop(checker);
         return Ok(run(device, *options, progress)?.report);
     }
-    let outcome = repair::rebuild(&checker, &given_up)?;
+    let result = repair::rebuild(&checker, &given_up)?;
     let before = checker.report;
-    match outcome {
-        repair::Outcome::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
-        repair::Outcome::Done(done) => {
+    match result {
+        repair::RepairResult::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
+        repair::RepairResult::Repaired(summary) => {
             let after = run(device, *options, progress)?.report;
-            Ok(before.repaired_to(after, done))
+            Ok(before.repaired_to(after, summary))
         }
     }
 }

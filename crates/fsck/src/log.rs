@@ -1,9 +1,9 @@
-//! Pass `Log`: which checkpoints a mount would replay, and what they change.
+//! Pass `Log`: the checkpoints that a mount would replay, and their changes.
 //!
-//! The chain starts at the superblock's tail. It ends, without anything being wrong, at the first
-//! block that does not continue it: a crash leaves such ends. An end is damage only if a later
-//! checkpoint proves that the missing one had been flushed, or if a checkpoint relies on a
-//! superblock that is newer than the one found.
+//! The chain starts at the superblock's tail. It ends at the first block that does not continue it.
+//! That is no error: a crash leaves such ends. An end is damage only if a later checkpoint proves
+//! that the missing one had been flushed, or if a checkpoint relies on a superblock that is newer
+//! than the one found.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::{Reader, read_data};
@@ -14,7 +14,7 @@ use cairn_format::{
     Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES, checksum,
 };
 
-/// Blocks of the ring that are searched at once.
+/// Blocks of the ring per read of the search.
 const SEARCH_BLOCKS: u64 = 32;
 
 /// A checkpoint of the chain.
@@ -28,21 +28,21 @@ pub(crate) struct ChainLink {
 /// The chain from the superblock's tail.
 pub(crate) struct Chain {
     pub(crate) links: Vec<ChainLink>,
-    /// Ring block at which the next checkpoint was expected.
+    /// Ring block where the next checkpoint was expected.
     pub(crate) end_block: u64,
-    /// Its sequence.
+    /// The sequence expected there.
     pub(crate) end_sequence: u64,
     /// Blocks from the tail to the end.
     pub(crate) blocks: u64,
-    /// Why there is no next one.
+    /// Why the chain ends.
     pub(crate) stopped: String,
-    /// Whether it ended because the device failed.
+    /// Whether it ends because the device failed.
     pub(crate) unreadable: bool,
     /// A checkpoint that relies on a superblock newer than the one found.
     pub(crate) proof: Option<CheckpointHeader>,
 }
 
-/// `blocks` blocks of the ring from `ring_block` on, going round at its end.
+/// Reads `blocks` blocks of the ring from `ring_block` on, wrapping at its end.
 fn read_ring(
     reader: &Reader<'_>,
     copy: Option<usize>,
@@ -64,25 +64,25 @@ fn read_ring(
     Ok(bytes)
 }
 
-/// Makes all copies of these blocks of the ring what is valid in one.
+/// Writes these verified blocks of the ring over all copies.
 fn repair_ring(reader: &Reader<'_>, ring_block: u64, bytes: &[u8]) {
     let log = reader.geometry.log();
     let before_end = bytes.len().min((log.blocks - ring_block) as usize * BLOCK_SIZE);
     let (here, wrapped) = bytes.split_at(before_end);
-    // What was found is good; a copy that can't be repaired has been dropped, with a warning.
+    // The bytes are good. A member that can't be repaired was left behind, with a warning.
     let _ = reader.device.repair(BlockNumber(log.start.0 + ring_block).offset_bytes(), here);
     if !wrapped.is_empty() {
         let _ = reader.device.repair(log.start.offset_bytes(), wrapped);
     }
 }
 
-enum Step {
+enum ChainStep {
     Link(Checkpoint),
     End(String),
     Unreadable(String),
 }
 
-/// Walks the chain; says nothing about the data of its extents.
+/// Walks the chain. Does not check the data of its extents.
 pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
     let (mut block, mut sequence) = (superblock.log_tail.block, superblock.log_tail.sequence);
     let mut chain = Chain {
@@ -102,20 +102,26 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
             block,
             reader.geometry.log_blocks - chain.blocks,
         ) {
-            Step::Link(checkpoint) if checkpoint.header.sequence != sequence => {
-                Step::End(format!("sequence {} instead of {sequence}", checkpoint.header.sequence))
+            ChainStep::Link(checkpoint) if checkpoint.header.sequence != sequence => {
+                ChainStep::End(format!(
+                    "sequence {} instead of {sequence}",
+                    checkpoint.header.sequence
+                ))
             }
-            Step::Link(checkpoint) if checkpoint.header.superblock > superblock.generation => {
+            ChainStep::Link(checkpoint) if checkpoint.header.superblock > superblock.generation => {
                 chain.proof = Some(checkpoint.header);
-                Step::End("a superblock is missing".into())
+                ChainStep::End("a superblock is missing".into())
             }
-            Step::Link(checkpoint) if Some(checkpoint.header.generation) < generation_min => {
-                Step::End(format!("generation {} after a newer one", checkpoint.header.generation))
+            ChainStep::Link(checkpoint) if Some(checkpoint.header.generation) < generation_min => {
+                ChainStep::End(format!(
+                    "generation {} after a newer one",
+                    checkpoint.header.generation
+                ))
             }
             step => step,
         };
         match step {
-            Step::Link(checkpoint) => {
+            ChainStep::Link(checkpoint) => {
                 let blocks = checkpoint.blocks();
                 let entries = checkpoint.entries().count() as u64;
                 chain.links.push(ChainLink {
@@ -128,7 +134,7 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
                 block = (block + blocks) % reader.geometry.log_blocks;
                 sequence = sequence.saturating_add(1);
             }
-            Step::End(reason) => {
+            ChainStep::End(reason) => {
                 return Chain {
                     end_block: block,
                     end_sequence: sequence,
@@ -136,7 +142,7 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
                     ..chain
                 };
             }
-            Step::Unreadable(reason) => {
+            ChainStep::Unreadable(reason) => {
                 return Chain {
                     end_block: block,
                     end_sequence: sequence,
@@ -155,20 +161,20 @@ fn next_checkpoint(
     superblock: &Superblock,
     ring_block: u64,
     room: u64,
-) -> Step {
+) -> ChainStep {
     let first = next_in_copy(reader, None, superblock, ring_block, room);
     let copies = reader.device.copies();
-    if copies == 1 || matches!(first, Step::Link(_)) {
+    if copies == 1 || matches!(first, ChainStep::Link(_)) {
         return first;
     }
     for copy in 0..copies {
-        if let Step::Link(checkpoint) =
+        if let ChainStep::Link(checkpoint) =
             next_in_copy(reader, Some(copy), superblock, ring_block, room)
         {
             if let Ok(bytes) = read_ring(reader, Some(copy), ring_block, checkpoint.blocks()) {
                 repair_ring(reader, ring_block, &bytes);
             }
-            return Step::Link(checkpoint);
+            return ChainStep::Link(checkpoint);
         }
     }
     first
@@ -180,30 +186,30 @@ fn next_in_copy(
     superblock: &Superblock,
     ring_block: u64,
     room: u64,
-) -> Step {
+) -> ChainStep {
     if room == 0 {
-        return Step::End("the whole ring is in use".into());
+        return ChainStep::End("the whole ring is in use".into());
     }
     let first = match read_ring(reader, copy, ring_block, 1) {
         Ok(first) => first,
-        Err(error) => return Step::Unreadable(error.to_string()),
+        Err(error) => return ChainStep::Unreadable(error.to_string()),
     };
     let Some(blocks) = Checkpoint::blocks_announced(&first) else {
-        return Step::End("no checkpoint".into());
+        return ChainStep::End("no checkpoint".into());
     };
     if blocks > room.min(reader.blocks_present()) {
-        return Step::End(format!("a checkpoint of {blocks} blocks where {room} are left"));
+        return ChainStep::End(format!("a checkpoint of {blocks} blocks where {room} are left"));
     }
     let bytes = match read_ring(reader, copy, ring_block, blocks) {
         Ok(bytes) => bytes,
-        Err(error) => return Step::Unreadable(error.to_string()),
+        Err(error) => return ChainStep::Unreadable(error.to_string()),
     };
     match Checkpoint::decode(bytes, reader.volume, ring_block) {
-        Ok(checkpoint) if checkpoint.header.log_epoch != superblock.log_epoch => Step::End(
+        Ok(checkpoint) if checkpoint.header.log_epoch != superblock.log_epoch => ChainStep::End(
             format!("epoch {} instead of {}", checkpoint.header.log_epoch, superblock.log_epoch),
         ),
-        Ok(checkpoint) => Step::Link(checkpoint),
-        Err(error) => Step::End(error.problem),
+        Ok(checkpoint) => ChainStep::Link(checkpoint),
+        Err(error) => ChainStep::End(error.problem),
     }
 }
 
@@ -224,7 +230,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let problem = if proof.superblock > newest {
             let (superblock, sequence) = (proof.superblock, proof.sequence);
             format!(
-                "the superblock of generation {superblock} was flushed, as checkpoint {sequence} says, but is lost: {newest} is the newest"
+                "the superblock of generation {superblock} was flushed, as checkpoint \
+                 {sequence} says, but is lost: {newest} is the newest"
             )
         } else {
             format!(
@@ -267,7 +274,7 @@ fn finding(severity: Severity, ring_block: u64, problem: impl Into<String>) -> F
     Finding::new(PassId::Log, severity, Structure::Checkpoint, problem).at(ring_block)
 }
 
-/// A valid checkpoint behind the chain's end which says that the missing one, or a newer
+/// A valid checkpoint behind the chain's end that proves that the missing one, or a newer
 /// superblock, had been flushed.
 fn later_checkpoint(
     reader: &Reader<'_>,
@@ -284,7 +291,9 @@ fn later_checkpoint(
             if !looks_current(bytes, reader, superblock, ring_block) {
                 continue;
             }
-            if let Step::Link(checkpoint) = next_checkpoint(reader, superblock, ring_block, room) {
+            if let ChainStep::Link(checkpoint) =
+                next_checkpoint(reader, superblock, ring_block, room)
+            {
                 let header = checkpoint.header;
                 let is_proof = header.flushed_sequence >= chain.end_sequence
                     || header.superblock > superblock.generation;
@@ -299,8 +308,8 @@ fn later_checkpoint(
     None
 }
 
-/// A look at the few fields that differ in everything but a checkpoint of this mount, before more
-/// is read.
+/// Compares the few fields that differ in everything but a checkpoint of this mount, before more is
+/// read.
 fn looks_current(
     block: &[u8],
     reader: &Reader<'_>,
@@ -328,7 +337,7 @@ pub(crate) fn read_link(reader: &Reader<'_>, link: &ChainLink) -> Result<Checkpo
 /// Ends the chain before the first checkpoint whose new data had not reached the device.
 fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), FsckError> {
     let reader = checker.reader;
-    // As for a mount: what a checkpoint says of itself or of later ones is no proof.
+    // As for a mount: what a checkpoint says of itself or of later ones proves nothing.
     let proofs = chain
         .links
         .iter()
@@ -357,7 +366,7 @@ fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), F
 struct LostData {
     inode: u64,
     problem: String,
-    /// No crash leaves this.
+    /// Whether no crash can leave this.
     impossible: bool,
 }
 
@@ -395,8 +404,8 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
     None
 }
 
-/// A mount looks at the extents of all checkpoints before it goes on: also of those that later
-/// entries replace, and of those that it will not replay.
+/// A mount first checks the extents of all checkpoints, including those that later entries replace
+/// and those that it will not replay. So this does too.
 fn check_extents(checker: &mut Checker<'_>, chain: &Chain) -> Result<(), FsckError> {
     let (reader, durable) = (checker.reader, checker.superblock.generation);
     for link in chain.links.iter().filter(|link| link.header.generation > durable) {
@@ -415,7 +424,7 @@ fn check_extents(checker: &mut Checker<'_>, chain: &Chain) -> Result<(), FsckErr
     Ok(())
 }
 
-/// What keeps a mount from replaying the extent of an entry.
+/// The reason for which a mount would not replay the extent of an entry.
 fn impossible_extent(reader: &Reader<'_>, value: &[u8]) -> Option<String> {
     match Extent::decode(value) {
         Ok(extent) if reader.contains(extent.range()) => None,

@@ -1,4 +1,4 @@
-//! Volumes that were not unmounted: which checkpoints count, and what is judged with them.
+//! Volumes that were not unmounted: which checkpoints are valid, and what is checked with them.
 use crate::Severity;
 use crate::test_volume::*;
 use cairn_format::*;
@@ -99,7 +99,7 @@ fn appended(
 fn the_state_after_replay_is_judged() {
     let mut log = Logged::new();
     log.volume.assert_clean();
-    // A new file, made and named in two checkpoints: between them the volume would contradict
+    // A new file, made and named in two checkpoints. Between them the volume would contradict
     // itself.
     let inode = InodeNumber(log.volume.make_file(1, "second", 0));
     log.append(&[log.inode(inode)]);
@@ -160,7 +160,7 @@ fn checkpoints_of_another_epoch_sequence_or_generation_are_not_replayed() {
         |log| log.epoch += 1,
         |log| log.sequence += 1,
         |log| log.sequence -= 1,
-        // A checkpoint that the superblock covers is accepted, but has nothing to say.
+        // A checkpoint that the superblock covers is accepted, but has no effect.
         |log| log.generation = 5,
     ];
     for change in changes {
@@ -215,7 +215,7 @@ fn data_that_never_arrived_ends_the_chain() {
     assert_eq!(log.replayable(), 1);
     let report = log.volume.check();
     assert_eq!((report.exit_code(), report.findings[0].severity), (0, Severity::Note), "{report}");
-    // A later checkpoint proves that the data had been flushed: then it is damage.
+    // A later checkpoint proves that the data had been flushed: so it is damage.
     log.flushed = log.sequence - 1;
     log.append(&[log.inode(FILE)]);
     assert_eq!(log.replayable(), 4);
@@ -317,7 +317,7 @@ fn an_entry_of_another_tree_is_an_error() {
 
 #[test]
 fn logged_extents_may_only_take_free_blocks_or_their_own() {
-    // A part of the file's own earlier extent: what punching a hole leaves.
+    // A part of the file's own earlier extent, as a punched hole leaves it.
     let mut log = Logged::new();
     let key = Key::new(FILE, ItemKind::Extent, 0);
     let extent = Extent::decode(&log.volume.items[&key]).unwrap();
@@ -332,8 +332,8 @@ fn logged_extents_may_only_take_free_blocks_or_their_own() {
     log.append(&entries);
     log.volume.assert_clean();
 
-    // Blocks of a node, and of another file that the same log has removed: neither may be handed
-    // out before a commit.
+    // Blocks of a node, and of another file that the same log has removed. Neither may be allocated
+    // again before a commit.
     let node_blocks = Extent {
         start: log.volume.nodes[0],
         kind: ExtentKind::Unwritten,

@@ -1,5 +1,5 @@
-//! Volumes whose checksums all hold but which contradict themselves: each contradiction is found,
-//! by name.
+//! Volumes whose checksums are all right but which contradict themselves. The check finds each
+//! contradiction and names it.
 use crate::test_volume::*;
 use crate::{CheckOptions, PassId, check};
 use cairn_format::*;
@@ -233,7 +233,7 @@ fn a_truncated_file_may_keep_blocks_while_it_is_an_orphan() {
     volume.assert_clean();
 }
 
-/// Only `df -i` uses the number: a wrong one is a warning.
+/// Only `df -i` uses the number, so a wrong one is a warning.
 #[test]
 fn a_wrong_number_of_inodes_is_pointed_out() {
     let mut volume = TestVolume::unwritten();

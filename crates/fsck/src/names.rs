@@ -1,5 +1,5 @@
-//! What pass `Items` keeps of each inode and each directory entry for pass `Namespace`: compact,
-//! since a volume has millions of them.
+//! The facts of each inode and directory entry that pass `Items` keeps for pass `Namespace`:
+//! compact, since a volume has millions of them.
 use cairn_format::{FileType, OrphanKind};
 
 /// An inode, in 48 bytes.
@@ -19,7 +19,7 @@ pub(crate) struct InodeFacts {
 /// A directory entry without its name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct NameFacts {
-    /// The inode named.
+    /// The named inode.
     pub(crate) child: u64,
     /// The directory that holds the entry.
     pub(crate) directory: u64,

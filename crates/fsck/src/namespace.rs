@@ -1,5 +1,5 @@
-//! Pass `Namespace`: every inode has as many names as it says, every directory hangs below the
-//! root, and only inodes without a name are orphans.
+//! Pass `Namespace`: every inode has the number of names that it states, every directory is
+//! reachable from the root, and only inodes without a name are orphans.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::names::{InodeFacts, NameFacts, find_inode, names_of};
@@ -71,7 +71,7 @@ fn check_entries(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[Name
     }
 }
 
-/// What is wrong with an inode that has these names.
+/// The problems of an inode that has these names.
 fn problems_of(facts: &InodeFacts, names: &[NameFacts]) -> Vec<String> {
     let mut problems = Vec::new();
     let mut require = |condition: bool, problem: String| {
@@ -123,8 +123,8 @@ fn problems_of(facts: &InodeFacts, names: &[NameFacts]) -> Vec<String> {
 
 /// Each directory with a name must lead to the root, upwards from name to name.
 ///
-/// Directories have one name each (or have been reported), so a walk upwards that neither meets the
-/// root nor a directory known to be reachable ends in a circle.
+/// Each directory has one name (others have been reported). So a walk upwards that meets neither
+/// the root nor a directory known to be reachable ends in a circle.
 fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[NameFacts]) {
     const UNKNOWN: u8 = 0;
     const WALKING: u8 = 1;

@@ -1,11 +1,11 @@
-//! What the log's replayable checkpoints change: the newest value or removal of each item, on top
-//! of the trees.
+//! The changes of the log's replayable checkpoints: the newest value or removal of each item, on
+//! top of the trees.
 use cairn_format::{Generation, ItemKind, Key, Superblock};
 use std::collections::{BTreeMap, HashSet};
 
 /// The newest state of one item in the log.
-pub(crate) struct Change {
-    /// The checkpoint that says so.
+pub(crate) struct ItemChange {
+    /// The checkpoint that holds it.
     pub(crate) sequence: u64,
     /// Its value; `None` if it is removed.
     pub(crate) value: Option<Vec<u8>>,
@@ -13,7 +13,7 @@ pub(crate) struct Change {
 
 /// All changes of the log.
 pub(crate) struct Overlay {
-    pub(crate) changes: BTreeMap<Key, Change>,
+    pub(crate) changes: BTreeMap<Key, ItemChange>,
     /// Inodes whose extents change.
     pub(crate) extent_inodes: HashSet<u64>,
     /// Newest generation of superblock and checkpoints.
@@ -33,12 +33,12 @@ impl Overlay {
         }
     }
 
-    /// Records what checkpoint `sequence`, newer than all before it, does to an item.
+    /// Records the change of an item by checkpoint `sequence`, which is newer than all before it.
     pub(crate) fn insert(&mut self, key: Key, sequence: u64, value: Option<&[u8]>) {
         if key.kind == ItemKind::Extent as u8 {
             self.extent_inodes.insert(key.inode);
         }
-        self.changes.insert(key, Change { sequence, value: value.map(<[u8]>::to_vec) });
+        self.changes.insert(key, ItemChange { sequence, value: value.map(<[u8]>::to_vec) });
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The table of passes, and the loop over it.
+//! The table of passes, and the loop that runs them.
 use crate::checker::Checker;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::{FsckError, bitmaps, data, items, log, namespace, superblocks, trees};
@@ -6,8 +6,8 @@ use crate::{FsckError, bitmaps, data, items, log, namespace, superblocks, trees}
 /// One pass.
 struct Pass {
     id: PassId,
-    /// Passes that must have ended without errors; otherwise this one would only repeat their
-    /// consequences.
+    /// Passes that must have ended without errors. Otherwise this one would only report their
+    /// consequences again.
     needs: &'static [PassId],
     run: fn(&mut Checker<'_>) -> Result<(), FsckError>,
 }

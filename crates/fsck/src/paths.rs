@@ -1,5 +1,4 @@
-//! Adds paths to findings: one more walk over the directories, and only when there is something to
-//! name.
+//! Adds paths to findings: one more walk over the directories, only if a finding needs a path.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
@@ -7,16 +6,16 @@ use crate::names::names_of;
 use cairn_format::{DirectoryEntry, INODE_ROOT, ItemKind};
 use std::collections::{HashMap, HashSet};
 
-/// Deepest path that is put together.
+/// The depth of the deepest path that is assembled.
 const DEPTH_MAX: usize = 256;
 
-/// First name found of each wanted inode, with the directory that holds it.
-struct Collector {
+/// The first name found of each wanted inode, with its directory.
+struct NameCollector {
     wanted: HashSet<u64>,
     found: HashMap<u64, (u64, Vec<u8>)>,
 }
 
-impl Visitor for Collector {
+impl Visitor for NameCollector {
     fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
         if item.key.kind == ItemKind::DirectoryEntry as u8
             && let Ok(entry) = DirectoryEntry::decode(item.value)
@@ -30,7 +29,7 @@ impl Visitor for Collector {
     fn leaves_done(&mut self, _done: u64) {}
 }
 
-/// Puts a path into every finding about an inode that has one.
+/// Adds a path to every finding about an inode that has one.
 pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut wanted: HashSet<u64> =
         checker.report.findings.iter().filter_map(|finding| finding.inode).collect();
@@ -45,7 +44,7 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let directory = names_of(&checker.names, inode).first().map(|name| name.directory);
         waiting.extend(directory.filter(|&directory| wanted.insert(directory)));
     }
-    let mut collector = Collector { wanted, found: HashMap::new() };
+    let mut collector = NameCollector { wanted, found: HashMap::new() };
     visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
     for finding in &mut checker.report.findings {
         finding.path = finding.inode.and_then(|inode| path_of(&collector.found, inode));
@@ -53,7 +52,7 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     Ok(())
 }
 
-/// The path of `inode`, of directories and names by inode.
+/// The path of `inode`, from a map of directory and name by inode.
 pub(crate) fn path_of(found: &HashMap<u64, (u64, Vec<u8>)>, inode: u64) -> Option<String> {
     if inode == INODE_ROOT.0 {
         return Some("/".into());

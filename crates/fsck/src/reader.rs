@@ -1,10 +1,10 @@
-//! Reading blocks and nodes, neighbours together.
+//! Reads blocks and nodes, neighbours together.
 use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, read_verified};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId, checksum,
 };
 
-/// Nodes that are read and held at once: 1 MiB.
+/// Nodes per read: 1 MiB.
 pub(crate) const NODES_PER_READ: usize = 64;
 
 /// Reads from one volume.
@@ -25,7 +25,7 @@ pub(crate) fn read_blocks(
     Ok(buffer)
 }
 
-/// Reads what stands at `range`, from whichever copy is good; or says what is wrong with it.
+/// Reads and decodes `range` from any good copy, or returns the problem in words.
 pub(crate) fn read_decoded<T>(
     device: &dyn BlockDevice,
     range: BlockRange,
@@ -36,8 +36,8 @@ pub(crate) fn read_decoded<T>(
         .map_err(|error| format!("cannot be read: {error}"))?
 }
 
-/// Reads the data of an extent; blocks that don't match their checksum are looked for in the other
-/// copies.
+/// Reads the data of an extent. If a block doesn't match its checksum, the other copies are
+/// tried.
 pub(crate) fn read_data(
     device: &dyn BlockDevice,
     range: BlockRange,
@@ -53,7 +53,7 @@ pub(crate) fn read_data(
     {
         if read.is_err() || checksum(bytes) != *sum {
             let verify = |bytes: &[u8]| if checksum(bytes) == *sum { Ok(()) } else { Err(()) };
-            // What is bad in all copies is told by whoever compares the sums.
+            // The caller compares the checksums and reports blocks that are bad in all copies.
             let _ = read_verified(device, BlockNumber(block).offset_bytes(), bytes, verify)?;
         }
     }
@@ -70,7 +70,7 @@ pub(crate) fn write_block(
 }
 
 impl Reader<'_> {
-    /// Blocks of the volume that the device really has.
+    /// Number of the volume's blocks that the device really has.
     pub(crate) fn blocks_present(&self) -> u64 {
         self.geometry.total_blocks.min(self.device.length_bytes() / BLOCK_SIZE as u64)
     }
@@ -80,8 +80,8 @@ impl Reader<'_> {
         self.geometry.contains(range) && range.end().0 <= self.blocks_present()
     }
 
-    /// The nodes at `addresses` (which [`Reader::contains`] accepted), each one or what is wrong
-    /// with it.
+    /// The nodes at `addresses` (which [`Reader::contains`] accepted), each one or its problem in
+    /// words.
     pub(crate) fn nodes(&self, addresses: &[BlockNumber]) -> Vec<Result<Node, String>> {
         let mut nodes = Vec::with_capacity(addresses.len());
         let mut rest = addresses;
@@ -109,7 +109,7 @@ impl Reader<'_> {
         if self.device.copies() == 1 { Err(problem) } else { self.node(address) }
     }
 
-    /// The node at `address`, or what is wrong with it.
+    /// The node at `address`, or its problem in words.
     pub(crate) fn node(&self, address: BlockNumber) -> Result<Node, String> {
         read_decoded(self.device, BlockRange::node(address), |page| self.decode(page, address))
     }

@@ -1,4 +1,4 @@
-//! What a repair brings back, and that it never leaves half a volume.
+//! What a repair restores, and that it never leaves half a volume.
 use crate::test_volume::*;
 use crate::{CheckOptions, Report, Severity, check};
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
@@ -59,8 +59,8 @@ fn a_damaged_leaf_costs_what_it_held() {
         volume.flip(address, 300, 0x01);
         volume.assert_repairable();
         let after = volume.check();
-        // What lost its items is gone, what lost its name is in lost+found, so there may be more
-        // items than were left.
+        // An inode that lost its items is gone, one that lost its name is in lost+found; so there
+        // may be more items than were left.
         let least = if is_roots { items } else { items - 3 * held };
         assert!(
             after.statistics.items >= least,
@@ -118,8 +118,8 @@ fn blocks_that_two_files_claim_go_to_the_one_whose_checksums_match() {
 
 #[test]
 fn of_extents_that_overlap_each_file_block_is_kept_once() {
-    // The older extent goes on behind the newer one, which lies within it; the last one's data does
-    // not match.
+    // The older extent continues behind the newer one, which lies within it. The last one's data
+    // does not match.
     let mut volume = TestVolume::unwritten();
     let file = volume.make_file(1, "overlap", 0);
     volume.change_inode(file, |item| item.size = 9 * 4096);
@@ -176,8 +176,8 @@ fn counters_at_their_end_forbid_a_repair() {
     let changes: [fn(&mut Superblock, u64); 2] =
         [|s, end| s.log_epoch = end, |s, end| s.log_tail.sequence = end];
     for change in changes {
-        // At the very end the volume can be mounted, and could not be after a repair, which counts
-        // on.
+        // At the very end of its counters the volume can be mounted, but could not be after a
+        // repair, which raises them.
         for (end, forbidden) in
             [(COUNTER_WRITABLE_MAX - 2, false), (COUNTER_WRITABLE_MAX, true), (COUNTER_MAX, true)]
         {
@@ -197,8 +197,8 @@ fn counters_at_their_end_forbid_a_repair() {
     }
 }
 
-/// A volume that has counted so far while it was mounted is whole, and says why the next mount
-/// refuses to write.
+/// A volume whose counters reached that while it was mounted is whole. The report says why the next
+/// mount refuses to write.
 #[test]
 fn counters_at_their_end_are_no_damage() {
     let changes: [fn(&mut Superblock, u64); 2] =
@@ -300,13 +300,13 @@ fn counting(one: &[u8], other: &[u8]) -> usize {
     one.chunks(4096).zip(other.chunks(4096)).filter(|(one, other)| one != other).count()
 }
 
-/// Fails every write after the first few: what is there then is what a crash leaves.
-struct Stops<'a> {
+/// Fails every write after the first few. The rest is what a crash leaves.
+struct StoppingDevice<'a> {
     device: &'a MemoryDevice,
     writes_left: AtomicU64,
 }
 
-impl BlockDevice for Stops<'_> {
+impl BlockDevice for StoppingDevice<'_> {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let left = self.writes_left.load(Ordering::Relaxed);
         self.writes_left.store(left.saturating_sub(1), Ordering::Relaxed);
@@ -326,14 +326,14 @@ impl BlockDevice for Stops<'_> {
     forward_to_device!(self => self.device; read, flush, discard, length_bytes);
 }
 
-/// Notes whether anything was written before the first flush.
-struct Flushed<'a> {
+/// Notes whether there was a write before the first flush.
+struct FlushWitness<'a> {
     device: &'a MemoryDevice,
     flushes: AtomicU64,
     writes_before: AtomicU64,
 }
 
-impl BlockDevice for Flushed<'_> {
+impl BlockDevice for FlushWitness<'_> {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         self.writes_before
             .fetch_add(u64::from(self.flushes.load(Ordering::Relaxed) == 0), Ordering::Relaxed);
@@ -346,7 +346,7 @@ impl BlockDevice for Flushed<'_> {
     forward_to_device!(self => self.device; read, discard, length_bytes, flush_time);
 }
 
-/// What a process left that was killed can be read before it is durable.
+/// What a killed process left can be read before it is durable.
 #[test]
 fn a_repair_makes_durable_what_it_relies_on() {
     let leaf_and_bitmap: [fn(&TestVolume); 2] = [
@@ -356,7 +356,7 @@ fn a_repair_makes_durable_what_it_relies_on() {
     for damage in leaf_and_bitmap {
         let volume = TestVolume::full();
         damage(&volume);
-        let device = Flushed {
+        let device = FlushWitness {
             device: &volume.device,
             flushes: AtomicU64::new(0),
             writes_before: AtomicU64::new(0),
@@ -380,7 +380,7 @@ fn a_repair_that_is_cut_short_at_any_write_leaves_the_volume_as_it_was_or_whole(
         volume.change_inode(17, |item| item.links = 77);
         volume.write();
         let before = volume.check();
-        let device = Stops { device: &volume.device, writes_left: AtomicU64::new(writes) };
+        let device = StoppingDevice { device: &volume.device, writes_left: AtomicU64::new(writes) };
         let finished = check(&device, &options, &mut |_| {}).is_ok()
             && device.writes_left.load(Ordering::Relaxed) > 0;
         if finished {
@@ -403,8 +403,8 @@ fn a_repair_that_is_cut_short_at_any_write_leaves_the_volume_as_it_was_or_whole(
     assert!(states.0 > 4 && states.1 > 1, "{states:?}");
 }
 
-/// Leaves that were found again are needed once more if the repair does not end, also where no
-/// bitmap says that they are in use.
+/// If a repair does not end, the next one needs the leaves that it found, even if no bitmap marks
+/// them used.
 #[test]
 fn a_repair_overwrites_no_leaf_that_it_has_found_again() {
     let whole = TestVolume::full();
@@ -416,7 +416,7 @@ fn a_repair_overwrites_no_leaf_that_it_has_found_again() {
     for writes in 1.. {
         let volume = TestVolume::full();
         damaged.iter().for_each(|&address| volume.flip(address, 200, 0x11));
-        let device = Stops { device: &volume.device, writes_left: AtomicU64::new(writes) };
+        let device = StoppingDevice { device: &volume.device, writes_left: AtomicU64::new(writes) };
         let result = check(&device, &CheckOptions { data: true, repair: true }, &mut |_| {});
         assert_eq!(volume.repair().errors, 0, "after {writes} writes");
         let after = volume.check();

@@ -1,5 +1,5 @@
-//! What a check tells: findings, statistics, progress.
-use crate::repair::Done;
+//! The output of a check: findings, statistics, progress.
+use crate::repair::RepairSummary;
 use serde::Serialize;
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub enum PassId {
     Log = 2,
     /// Nodes of all trees, and the blocks that they refer to.
     Trees = 3,
-    /// Each item, and the items of each inode among each other.
+    /// Each item, and the items of each inode against each other.
     Items = 4,
     /// Names, links, parents, orphans.
     Namespace = 5,
@@ -41,16 +41,15 @@ impl fmt::Display for PassId {
     }
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Good to know; nothing is wrong.
+    /// Information; nothing is wrong.
     Note,
-    /// Redundancy is missing, a crash left something behind, or the volume can only be read;
-    /// nothing is lost.
+    /// Redundancy is missing, a crash left traces, or the volume is read-only; nothing is lost.
     Warning,
-    /// Something is damaged or contradicts itself.
+    /// Damage or a contradiction.
     Error,
 }
 
@@ -64,7 +63,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// What a finding is about.
+/// The structure of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -94,31 +93,31 @@ impl fmt::Display for Structure {
     }
 }
 
-/// One thing that was found.
+/// One problem found.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
     /// The pass that found it.
     pub pass: PassId,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What it is about.
+    /// Its structure.
     pub structure: Structure,
-    /// Where that stands: a block of the device (of a checkpoint: of the log ring).
+    /// Its block on the device (of a checkpoint: of the log ring).
     pub block: Option<u64>,
-    /// The inode concerned.
+    /// Its inode.
     pub inode: Option<u64>,
     /// A path of that inode, if it has one.
     pub path: Option<String>,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
     /// Whether it was repaired.
     pub repaired: bool,
-    /// What the repair could not save of it, in words; such a finding is neither repaired nor does
-    /// it remain.
+    /// What the repair could not save, in words. Such a finding is neither repaired nor does it
+    /// remain.
     pub lost: Option<String>,
-    /// Why it was not repaired although a repair was asked for.
+    /// Why the requested repair did not repair it.
     pub not_repaired_because: Option<String>,
-    /// What a repair loses, whatever it does.
+    /// What any repair of it loses.
     #[serde(skip)]
     irretrievable: Option<&'static str>,
 }
@@ -162,7 +161,7 @@ impl Finding {
             None => Self { repaired: true, ..self },
         }
     }
-    /// Whether it is about damaged data of a file, which no repair brings back.
+    /// Whether it is about damaged data of a file, which no repair restores.
     pub fn is_lost_data(&self) -> bool {
         self.pass == PassId::Data
             && self.severity == Severity::Error
@@ -200,7 +199,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What the volume holds, as far as it could be read. Of items, inodes and extents: the state after
+/// The readable content of the volume. Items, inodes and extents are counted in the state after
 /// replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[allow(missing_docs)]
@@ -232,22 +231,20 @@ pub struct Statistics {
     pub checkpoint_entries: u64,
 }
 
-/// What a repair could not bring back, as far as what is left tells.
+/// What a repair could not restore, as far as the remaining items show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Losses {
-    /// Superblocks that may have been newer than the one that is left: then what had changed is
-    /// lost.
+    /// Superblocks that may have been newer than the one that is left. Their changes are lost then.
     pub superblocks: u64,
-    /// Leaves of the file tree: what they held is lost, also what nothing else tells of.
+    /// Leaves of the file tree. All their items are lost, also those that nothing else mentions.
     pub leaves: u64,
-    /// Inodes that had a name, which is removed.
+    /// Inodes whose name the repair removed.
     pub inodes: u64,
-    /// Names, as the directories counted them. What they led to may be in `lost+found`, or lost
-    /// too.
+    /// Names, as the directories counted them. Their inodes may be in `lost+found`, or lost too.
     pub names: u64,
     /// Blocks of files, as the files counted them.
     pub data_blocks: u64,
-    /// Blocks that were in use and that nothing refers to any more, as the superblock counted them.
+    /// Blocks in use, as the superblock counted them, that nothing refers to any more.
     pub blocks: u64,
 }
 
@@ -279,14 +276,14 @@ pub struct Report {
     pub label: String,
     /// Newest committed transaction.
     pub generation: u64,
-    /// Whether the volume was unmounted in order, so that its log is empty.
+    /// Whether the volume was unmounted cleanly, so that its log is empty.
     pub unmounted: bool,
-    /// Bytes of the volume that lie past the end of the device, which was cut off. With any,
+    /// Bytes of the volume beyond the end of the device, which was cut off. If there are any,
     /// nothing is repaired.
     pub missing_bytes: u64,
-    /// Passes that ran to their end.
+    /// Passes that ran to the end.
     pub passes: Vec<PassId>,
-    /// What was found, in the order of the passes; at most 10,000.
+    /// The findings, in the order of the passes; at most 10,000.
     pub findings: Vec<Finding>,
     /// Findings that were counted but not kept.
     pub findings_dropped: u64,
@@ -296,9 +293,9 @@ pub struct Report {
     pub warnings: u64,
     /// Findings that were repaired.
     pub repaired: u64,
-    /// What the repair could not bring back.
+    /// What the repair could not restore.
     pub losses: Losses,
-    /// What the volume holds.
+    /// The content of the volume.
     pub statistics: Statistics,
 }
 
@@ -319,7 +316,7 @@ impl Report {
             self.findings_dropped += 1;
         }
     }
-    /// The same report when nothing could be repaired, because of `obstacle`.
+    /// The same report, when `obstacle` prevented every repair.
     pub(crate) fn not_repaired(mut self, obstacle: &str) -> Self {
         for finding in self.findings.iter_mut().filter(|finding| finding.severity > Severity::Note)
         {
@@ -328,19 +325,19 @@ impl Report {
         self
     }
 
-    /// What was found before a repair, and what is still, or new, after it.
-    pub(crate) fn repaired_to(self, after: Report, done: Done) -> Self {
-        // One file's damaged data may look like another's.
+    /// Combines the findings before a repair with those that remain or are new after it.
+    pub(crate) fn repaired_to(self, after: Report, summary: RepairSummary) -> Self {
+        // Damaged data of one file may look like that of another.
         let data_of = |finding: &Finding| finding.inode.filter(|_| finding.pass == PassId::Data);
         let same = |one: &Finding, other: &Finding| {
             (one.pass, one.structure, &one.problem, data_of(one))
                 == (other.pass, other.structure, &other.problem, data_of(other))
         };
-        let mended = |finding: &Finding| {
+        let resolved = |finding: &Finding| {
             finding.severity > Severity::Note
                 && !after.findings.iter().any(|other| same(finding, other))
         };
-        let mended: Vec<Finding> = self.findings.into_iter().filter(mended).collect();
+        let resolved: Vec<Finding> = self.findings.into_iter().filter(resolved).collect();
         let kept = after.findings.clone();
         let cleared = Report {
             findings: Vec::new(),
@@ -351,25 +348,26 @@ impl Report {
             ..after
         };
         let mut report =
-            Report { findings_dropped: self.findings_dropped, losses: done.losses, ..cleared };
-        for finding in mended {
+            Report { findings_dropped: self.findings_dropped, losses: summary.losses, ..cleared };
+        for finding in resolved {
             let dropped = finding
                 .block
                 .filter(|_| finding.structure == Structure::Node)
-                .and_then(|block| done.dropped_nodes.get(&block));
-            let is_given_up = data_of(&finding).is_some_and(|inode| done.given_up.contains(&inode));
+                .and_then(|block| summary.dropped_nodes.get(&block));
+            let is_given_up =
+                data_of(&finding).is_some_and(|inode| summary.given_up.contains(&inode));
             report.add(match dropped {
                 Some(what) => finding.lost(what),
                 None if is_given_up => finding.lost("given up: these blocks are holes now"),
                 None => finding.repaired(),
             });
         }
-        done.lost.into_iter().for_each(|finding| report.add(finding));
+        summary.lost.into_iter().for_each(|finding| report.add(finding));
         let notes = [
-            (done.rescued, "inodes without a name moved to /lost+found"),
-            (done.salvaged, "leaves of the file tree found again"),
+            (summary.rescued, "inodes without a name moved to /lost+found"),
+            (summary.salvaged, "leaves of the file tree found again"),
             (
-                done.surplus_blocks,
+                summary.surplus_blocks,
                 "blocks more were found again than were in use: what had been removed may be back",
             ),
         ];
@@ -389,7 +387,7 @@ impl Report {
     }
 
     /// 0: nothing wrong (warnings don't count), 1: something was repaired and no error remains
-    /// (what is lost stands in `losses`), 4: errors remain.
+    /// (losses are in `losses`), 4: errors remain.
     pub fn exit_code(&self) -> u8 {
         match (self.errors, self.repaired) {
             (0, 0) if self.losses == Losses::default() => 0,
@@ -410,8 +408,8 @@ impl fmt::Display for Report {
         let s = &self.statistics;
         writeln!(
             f,
-            "volume {}: {} inodes ({} files, {} directories), {} extents, {} data blocks, {} nodes; {} of {} blocks free; \
-             {} checkpoints to replay",
+            "volume {}: {} inodes ({} files, {} directories), {} extents, {} data blocks, \
+             {} nodes; {} of {} blocks free; {} checkpoints to replay",
             self.volume,
             s.inodes,
             s.files,
@@ -432,10 +430,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// How far a pass is.
+/// The progress of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// The pass that is running.
+    /// The running pass.
     pub pass: PassId,
     /// Steps done.
     pub done: u64,

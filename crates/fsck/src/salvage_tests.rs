@@ -1,4 +1,4 @@
-//! What a repair finds again when several structures are damaged at once, and that it says what it
+//! What a repair finds again when several structures are damaged at once, and its report of what it
 //! does not find.
 use crate::test_volume::*;
 use crate::{CheckOptions, Losses, Report, check};
@@ -33,7 +33,7 @@ fn fsck(device: &MemoryDevice, repair: bool) -> Report {
     check(device, &CheckOptions { data: true, repair }, &mut |_| {}).unwrap()
 }
 
-/// Files and directories in the tree, but for what moved to `lost+found`.
+/// Files and directories in the tree, except those moved to `lost+found`.
 fn names(device: &MemoryDevice) -> Vec<String> {
     let text = crate::dump::dump_tree(device, TREE_FILES, None).unwrap().to_string();
     let quoted = text
@@ -83,25 +83,25 @@ fn of_two_damaged_structures_all_that_is_left_is_found() {
             assert_eq!(report.errors, 0, "{what}: {report}");
             let left = names(&device);
             let back: Vec<&String> = left.iter().filter(|name| !all.contains(name)).collect();
-            // Without any bitmap, a leaf that was removed may look like one in use; then the report
+            // Without any bitmap, a leaf that was removed may look like one in use. Then the report
             // says so.
-            let is_told = report
+            let is_reported = report
                 .findings
                 .iter()
                 .any(|finding| finding.problem.contains("what had been removed may be back"));
             assert!(
-                back.is_empty() || (is_told && *other_kind == "all bitmaps"),
+                back.is_empty() || (is_reported && *other_kind == "all bitmaps"),
                 "{what}: {back:?} were removed: {report}"
             );
             let leaves = [*kind, *other_kind].iter().filter(|kind| **kind == "leaf").count() as u64
                 - u64::from(*kind == "leaf" && blocks == others);
-            // A leaf that nothing leads to any more is known by its blocks only.
+            // A leaf without a pointer to it is known by its blocks only.
             let inner = [*kind, *other_kind].contains(&"inner node");
             assert!(
                 report.losses.leaves == leaves || (inner && report.losses.blocks >= 4),
                 "{what}: {report}"
             );
-            if leaves == 0 && is_told {
+            if leaves == 0 && is_reported {
                 assert!(all.iter().all(|name| left.contains(name)), "{what}: {left:?} {report}");
             } else if leaves == 0 {
                 let items = fsck(&device, false).statistics.items;
@@ -149,13 +149,13 @@ fn what_a_damaged_leaf_held_is_called_lost() {
             volume.read_node(leaf).key(0).inode,
             volume.read_node(leaf).items().last().unwrap().0.inode,
         );
-        let told = finding.lost.as_deref().unwrap();
+        let lost = finding.lost.as_deref().unwrap();
         assert!(
-            !finding.repaired && told.starts_with("dropped; lost with it: items of "),
+            !finding.repaired && lost.starts_with("dropped; lost with it: items of "),
             "{finding}"
         );
         assert!(
-            first < INODE_FIRST || told.contains(&first.to_string()),
+            first < INODE_FIRST || lost.contains(&first.to_string()),
             "{first} to {last}: {finding}"
         );
         assert!(
@@ -163,7 +163,7 @@ fn what_a_damaged_leaf_held_is_called_lost() {
             "{report}"
         );
         assert_eq!(serde_json::to_value(&report).unwrap()["losses"]["leaves"], 1);
-        // Each name that is gone is told, or counted.
+        // Each lost name is listed or counted.
         let (left, listed) = (names(&device), listed(&report));
         let gone: Vec<&String> = all.iter().filter(|name| !left.contains(name)).collect();
         assert_eq!(listed.len() as u64, report.losses.inodes, "{report}");

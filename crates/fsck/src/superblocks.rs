@@ -1,12 +1,12 @@
-//! Pass `Superblocks`: the newest of three valid ones counts; the others must fit to it.
+//! Pass `Superblocks`: the newest of three valid ones is current; the others must agree with it.
 //!
-//! A crash may leave the slot that was being written, or the copy, torn; that is a warning. The
-//! slot with the newest generation's number, however, was flushed before the copy was written: if
-//! only the copy has that generation, and the slot is no superblock, it was damaged later.
+//! A crash may leave the slot that was being written, or the copy, torn; that is a warning. But the
+//! slot for the newest generation was flushed before the copy was written. So if only the copy has
+//! that generation, and the slot is no superblock, the slot was damaged later.
 //!
-//! If the slot holds an older superblock, its write was lost; that is a warning, because not only a
-//! broken device does that. A process may be killed before it flushes the slot, and the power fail
-//! when the next mount has written the copy.
+//! If the slot holds an older superblock, its write was lost. That is a warning, because it happens
+//! without a broken device too: a process is killed before it flushes the slot, and the power fails
+//! after the next mount has written the copy.
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::{read_decoded, write_block};
@@ -20,19 +20,19 @@ use cairn_format::{
 /// Index of the copy at the end of the volume.
 const COPY: usize = 2;
 
-/// A superblock, or what is wrong with it.
-type Slot = Result<Superblock, String>;
+/// A superblock, or its problem in words.
+type SuperblockSlot = Result<Superblock, String>;
 
 /// The three superblocks as they were found.
 pub(crate) struct Superblocks {
-    /// The one that counts.
+    /// The current one.
     pub(crate) newest: Superblock,
-    /// Slot 0, slot 1, the copy: where each stands, and what was read there.
-    pub(crate) slots: Vec<(BlockNumber, Slot)>,
+    /// Slot 0, slot 1, the copy: the block of each, and what was read there.
+    pub(crate) slots: Vec<(BlockNumber, SuperblockSlot)>,
 }
 
 impl Superblocks {
-    /// Which of the three counts.
+    /// The index of the current one.
     pub(crate) fn index_of_newest(&self) -> usize {
         self.slots.iter().position(|(_, slot)| slot.as_ref() == Ok(&self.newest)).unwrap_or(COPY)
     }
@@ -45,8 +45,8 @@ pub(crate) fn read(device: &dyn BlockDevice) -> Result<Superblocks, FsckError> {
         .iter()
         .map(|&address| (address, read_one(device, address, blocks_present)))
         .collect();
-    // As for a mount, the copy stands at the volume's end, or at the device's if the slots say
-    // nothing, or something older of that volume.
+    // As for a mount: the copy is at the volume's end; at the device's end if the slots are
+    // unreadable or hold something older of that volume.
     let device_end = BlockNumber(blocks_present.saturating_sub(1));
     let at_device_end = read_one(device, device_end, blocks_present);
     let of_slots = newest(&slots);
@@ -73,19 +73,19 @@ pub(crate) fn read(device: &dyn BlockDevice) -> Result<Superblocks, FsckError> {
     }
 }
 
-/// The one that counts: of several with the newest generation the first, as for a mount.
-fn newest(slots: &[(BlockNumber, Slot)]) -> Option<&Superblock> {
+/// The current one: of several with the newest generation the first, as for a mount.
+fn newest(slots: &[(BlockNumber, SuperblockSlot)]) -> Option<&Superblock> {
     slots
         .iter()
         .filter_map(|(_, slot)| slot.as_ref().ok())
         .reduce(|best, other| if other.generation > best.generation { other } else { best })
 }
 
-fn problem_of(address: BlockNumber, slot: &Slot) -> String {
+fn problem_of(address: BlockNumber, slot: &SuperblockSlot) -> String {
     format!("block {address}: {}", slot.as_ref().err().map_or("valid", String::as_str))
 }
 
-fn read_one(device: &dyn BlockDevice, address: BlockNumber, blocks_present: u64) -> Slot {
+fn read_one(device: &dyn BlockDevice, address: BlockNumber, blocks_present: u64) -> SuperblockSlot {
     if address.0 >= blocks_present {
         return Err(format!("the device ends at block {blocks_present}"));
     }
@@ -103,10 +103,10 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         checker.found(finding(Severity::Warning, problem));
     }
     let slots = std::mem::take(&mut checker.superblocks.slots);
-    // The copy of a superblock is flushed before the next one is written.
+    // The copy of a superblock is flushed before the next superblock is written.
     let generations =
         slots[..COPY].iter().filter_map(|(_, slot)| Some(slot.as_ref().ok()?.generation));
-    let others = Others {
+    let others = NewestFacts {
         older_slot: generations.clone().min().unwrap_or_default(),
         newer_slot: generations.max().unwrap_or_default(),
         copy_is_damaged: slots[COPY].1.is_err(),
@@ -123,8 +123,7 @@ fn finding(severity: Severity, problem: impl Into<String>) -> Finding {
     Finding::new(PassId::Superblocks, severity, Structure::Superblock, problem)
 }
 
-/// Counters that forbid a mount to write. That is no damage: the last mount may have counted so
-/// far.
+/// Counters that forbid a mount to write. That is no damage: the last mount may have reached them.
 fn counters_at_their_end(superblock: &Superblock) -> Vec<String> {
     let counters = [
         ("the generation", superblock.generation.0),
@@ -137,7 +136,7 @@ fn counters_at_their_end(superblock: &Superblock) -> Vec<String> {
         .collect()
 }
 
-/// What contradicts itself in the superblock that counts.
+/// Contradictions in the current superblock.
 fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
     let superblock = &checker.superblock;
     let (total, present) = (superblock.geometry.total_blocks, checker.reader.blocks_present());
@@ -163,11 +162,11 @@ fn problems_of_newest(checker: &Checker<'_>) -> Vec<String> {
     checks.into_iter().filter_map(|(wrong, problem)| wrong.then_some(problem)).collect()
 }
 
-/// What the superblocks are compared with.
-struct Others {
+/// The facts that the superblocks are compared with.
+struct NewestFacts {
     /// The lower generation of the two slots.
     older_slot: Generation,
-    /// The higher one.
+    /// The higher generation of the two slots.
     newer_slot: Generation,
     copy_is_damaged: bool,
 }
@@ -176,15 +175,15 @@ fn check_slot(
     checker: &mut Checker<'_>,
     index: usize,
     address: BlockNumber,
-    slot: &Slot,
-    others: &Others,
+    slot: &SuperblockSlot,
+    others: &NewestFacts,
 ) -> Result<(), FsckError> {
     let newest = &checker.superblock;
     let belongs_to_newest = index as u64 == newest.generation.0 % 2;
     match slot {
         Err(problem) => {
             if index != COPY && !belongs_to_newest && others.copy_is_damaged {
-                // A crash tears one of them at most: the copy is written when the slot is durable.
+                // A crash tears one of them at most: the copy is written after the slot is durable.
                 let problem = format!(
                     "{problem}; the copy is damaged too, and this may have been the newest one"
                 );
@@ -230,7 +229,7 @@ fn check_slot(
     }
 }
 
-/// Repair: the newest superblock's content at `address`. It counts already, so nothing changes for
+/// Repair: writes the newest superblock at `address`. It is current already, so nothing changes for
 /// a reader.
 fn rewrite(
     checker: &mut Checker<'_>,
@@ -255,9 +254,7 @@ fn write_one(
 }
 
 /// Repair: writes `superblock`, which differs from the newest one in counters only, to all three
-/// places.
-///
-/// One after the other, each flushed, so that a crash leaves at least two valid ones.
+/// blocks, one after the other, each flushed. So a crash leaves at least two valid ones.
 pub(crate) fn write_all(checker: &Checker<'_>, superblock: &Superblock) -> Result<(), FsckError> {
     for address in
         [Geometry::SUPERBLOCKS[0], Geometry::SUPERBLOCKS[1], superblock.geometry.superblock_copy()]

@@ -1,5 +1,5 @@
-//! Builds volumes from the format's encoders, item by item, so that tests can make any state,
-//! possible or not.
+//! Builds volumes from the format's encoders, item by item, so that tests can make any state, even
+//! an impossible one.
 use crate::{CheckOptions, Report, Severity, check};
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_format::*;
@@ -154,7 +154,7 @@ impl TestVolume {
         self.change_inode(inode, |item| item.blocks += blocks);
     }
 
-    /// Gives a file all of these blocks, unwritten.
+    /// Gives all of these blocks, unwritten, to a file.
     pub(crate) fn fill(&mut self, inode: u64, start: u64, blocks: u64) {
         let range = BlockRange::new(BlockNumber(start), blocks);
         let extent = Extent {
@@ -169,7 +169,7 @@ impl TestVolume {
         self.change_inode(inode, |item| item.blocks += blocks);
     }
 
-    /// Takes blocks, and writes them when they hold data; they are not marked used.
+    /// Allocates blocks, and writes them if they hold data. Does not mark them used.
     pub(crate) fn new_extent(&mut self, blocks: u64, kind: ExtentKind) -> Extent {
         let start = BlockNumber(self.next_data);
         self.next_data += blocks;
@@ -189,7 +189,7 @@ impl TestVolume {
         self.change_inode(inode, |item| item.links += 1);
     }
 
-    /// Takes the only name away; the inode becomes an orphan.
+    /// Removes the only name; the inode becomes an orphan.
     pub(crate) fn unlink(&mut self, inode: u64, directory: u64, name: &str) {
         let (key, _) = Self::entry(inode, directory, name, 0o100644);
         self.items.remove(&key).unwrap();
@@ -368,7 +368,7 @@ impl TestVolume {
         self.device.write(address.offset_bytes(), &[bytes]).unwrap();
     }
 
-    /// Changes one byte of the device without sealing anything.
+    /// Changes one byte of the device without sealing.
     pub(crate) fn flip(&self, address: BlockNumber, byte: usize, xor: u8) {
         let address = BlockNumber(address.0 + (byte / BLOCK_SIZE) as u64);
         let mut block = vec![0; BLOCK_SIZE];
@@ -385,7 +385,7 @@ impl TestVolume {
         self.check_with(CheckOptions { data: false, repair: true })
     }
 
-    /// Asserts that a repair mends everything.
+    /// Asserts that a repair repairs everything.
     #[track_caller]
     pub(crate) fn assert_repairable(&self) {
         let before = self.check();
@@ -399,7 +399,7 @@ impl TestVolume {
             "{repaired}\nbefore:\n{before}"
         );
         let after = self.check();
-        // Data that was overwritten stays so.
+        // Overwritten data stays lost.
         let others = after.findings.iter().filter(|finding| {
             finding.severity > Severity::Note && finding.pass != crate::PassId::Data
         });
@@ -411,14 +411,14 @@ impl TestVolume {
             .unwrap()
     }
 
-    /// Asserts that nothing at all is found.
+    /// Asserts that the check finds nothing at all.
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
         let report = self.check();
         assert!(report.findings.is_empty() && report.exit_code() == 0, "{report}");
     }
 
-    /// Asserts that an error with this text is found.
+    /// Asserts that the check finds an error with this text.
     #[track_caller]
     pub(crate) fn assert_error(&self, text: &str) -> Report {
         let report = self.check();

@@ -1,7 +1,8 @@
 //! Pass `Trees`: every node of every tree, and the blocks that the superblock's state refers to.
 //!
-//! A node is read only after its block has been claimed: within the volume, aligned, and referred
-//! to for the first time. Levels go down by one, so the walk ends whatever the nodes hold.
+//! A node is read only after the pass has claimed its block: it lies within the volume, is aligned,
+//! and is referred to for the first time. Levels go down by one, so the walk ends whatever the
+//! nodes hold.
 use crate::FsckError;
 use crate::checker::{Checker, LostNode};
 use crate::reader::NODES_PER_READ;
@@ -13,19 +14,19 @@ use cairn_format::{
 
 /// What the parent says about a node.
 #[derive(Clone, Copy)]
-struct Expected {
+struct ExpectedNode {
     tree: TreeId,
     pointer: NodePointer,
     /// Generation of the parent node, or of the superblock.
     parent_generation: Generation,
     /// Smallest key.
     lower: Key,
-    /// All keys are below it, if there is one.
+    /// A bound above all keys, if there is one.
     upper: Option<Key>,
     is_root: bool,
 }
 
-impl Expected {
+impl ExpectedNode {
     fn root(tree: TreeId, pointer: NodePointer, parent_generation: Generation) -> Self {
         Self { tree, pointer, parent_generation, lower: Key::MIN, upper: None, is_root: true }
     }
@@ -33,9 +34,9 @@ impl Expected {
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let mut walk = Walk { checker, roots: Vec::new() };
+    let mut walk = TreeWalk { checker, roots: Vec::new() };
     let superblock = &walk.checker.superblock;
-    let root = Expected::root(TREE_ROOTS, superblock.root, superblock.generation);
+    let root = ExpectedNode::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
     if !roots.iter().any(|root| root.tree == TREE_FILES) {
@@ -50,7 +51,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 .found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
         }
     }
-    let mut walk = Walk { checker, roots: Vec::new() };
+    let mut walk = TreeWalk { checker, roots: Vec::new() };
     walk.visit_all(&roots);
     checker.report.statistics.referenced_blocks = checker.referenced.count();
     let allocatable = checker.superblock.geometry.allocatable().blocks;
@@ -63,17 +64,17 @@ fn finding(structure: Structure, problem: impl Into<String>) -> Finding {
     Finding::new(PassId::Trees, Severity::Error, structure, problem)
 }
 
-struct Walk<'c, 'a> {
+struct TreeWalk<'c, 'a> {
     checker: &'c mut Checker<'a>,
-    /// Roots that leaves of the root tree name.
-    roots: Vec<Expected>,
+    /// The roots in the leaves of the root tree.
+    roots: Vec<ExpectedNode>,
 }
 
-impl Walk<'_, '_> {
-    /// Claims, reads and checks nodes, and everything below them.
-    fn visit_all(&mut self, expected: &[Expected]) {
+impl TreeWalk<'_, '_> {
+    /// Claims, reads and checks nodes, and all nodes below them.
+    fn visit_all(&mut self, expected: &[ExpectedNode]) {
         for chunk in expected.chunks(NODES_PER_READ) {
-            let claimed: Vec<Expected> =
+            let claimed: Vec<ExpectedNode> =
                 chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
             let addresses: Vec<BlockNumber> =
                 claimed.iter().map(|expected| expected.pointer.block).collect();
@@ -87,7 +88,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    fn damaged(&mut self, expected: &Expected, problem: impl Into<String>) {
+    fn damaged(&mut self, expected: &ExpectedNode, problem: impl Into<String>) {
         let is_roots = expected.tree == TREE_ROOTS;
         let lost = LostNode {
             keys: if is_roots { (Key::MIN, None) } else { (expected.lower, expected.upper) },
@@ -101,7 +102,7 @@ impl Walk<'_, '_> {
     }
 
     /// Checks a pointer before it is followed.
-    fn claim_node(&mut self, expected: &Expected) -> bool {
+    fn claim_node(&mut self, expected: &ExpectedNode) -> bool {
         let NodePointer { block, generation, level } = expected.pointer;
         let range = BlockRange::node(block);
         let problem = if level >= LEVELS_MAX {
@@ -129,7 +130,7 @@ impl Walk<'_, '_> {
         true
     }
 
-    fn visit(&mut self, expected: &Expected, node: &Node) {
+    fn visit(&mut self, expected: &ExpectedNode, node: &Node) {
         if let Some(problem) = contradiction(expected, node) {
             self.damaged(expected, format!("tree {}: {problem}", expected.tree));
             return;
@@ -169,9 +170,9 @@ impl Walk<'_, '_> {
             let known = key == Key::root(TREE_FILES);
             let problem = match RootItem::decode(value) {
                 Ok(item) => {
-                    // A second file tree is nobody's.
+                    // A second file tree has no meaning.
                     if known || tree != TREE_FILES {
-                        self.roots.push(Expected::root(tree, item.root, node.generation()));
+                        self.roots.push(ExpectedNode::root(tree, item.root, node.generation()));
                     }
                     (!known).then(|| {
                         format!(
@@ -187,8 +188,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Marks the blocks of a leaf's extents; an extent that can't be decoded is left to pass
-    /// `Items`, unless the log replaces it: then that pass does not see it, but replay does.
+    /// Marks the blocks of a leaf's extents. Pass `Items` reports an extent that can't be decoded,
+    /// unless the log replaces it: then that pass does not see it, but replay does.
     fn claim_extents(&mut self, node: &Node) {
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
             let extent = match Extent::decode(value) {
@@ -227,7 +228,7 @@ impl Walk<'_, '_> {
 }
 
 /// What in `node` contradicts its parent.
-fn contradiction(expected: &Expected, node: &Node) -> Option<String> {
+fn contradiction(expected: &ExpectedNode, node: &Node) -> Option<String> {
     let pointer = &expected.pointer;
     if node.tree() != expected.tree {
         return Some(format!("belongs to tree {}", node.tree()));
@@ -242,7 +243,7 @@ fn contradiction(expected: &Expected, node: &Node) -> Option<String> {
     if node.level() != pointer.level {
         return Some(format!("level {} instead of {}", node.level(), pointer.level));
     }
-    // The first key of an inner node is not compared: that child takes everything below the second.
+    // The first key of an inner node is not compared: its child takes all keys below the second.
     let first = usize::from(node.level() > 0);
     let outside =
         |key: &Key| *key < expected.lower || expected.upper.is_some_and(|upper| *key >= upper);
@@ -251,11 +252,11 @@ fn contradiction(expected: &Expected, node: &Node) -> Option<String> {
 }
 
 /// What an inner node says about its children.
-fn children(expected: &Expected, node: &Node) -> Vec<Expected> {
+fn children(expected: &ExpectedNode, node: &Node) -> Vec<ExpectedNode> {
     (0..node.count())
         .map(|index| {
             let child = node.child(index);
-            Expected {
+            ExpectedNode {
                 tree: expected.tree,
                 pointer: NodePointer {
                     block: child.block,

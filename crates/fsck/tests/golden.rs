@@ -1,4 +1,4 @@
-//! Volumes of released format versions stay readable: each stands beside this test without its
+//! Volumes of released format versions stay readable. Each is kept beside this test without its
 //! zeros, and is checked as it was written. `cargo run -p cairn-fsck --example make_golden IMAGE
 //! OUT` makes such a file of a volume.
 #[path = "golden/sparse_image.rs"]

@@ -11,7 +11,7 @@ use std::fmt;
 /// The log of a volume.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct LogDump {
-    /// Mount that the superblock expects checkpoints of.
+    /// The mount whose checkpoints the superblock expects.
     pub epoch: u64,
     /// Length of the ring.
     pub ring_blocks: u64,
@@ -21,9 +21,9 @@ pub struct LogDump {
     pub checkpoints: Vec<CheckpointDump>,
     /// Ring block at which the chain ends.
     pub end_block: u64,
-    /// Sequence expected there.
+    /// The sequence expected there.
     pub end_sequence: u64,
-    /// Why there is no further one.
+    /// Why the chain ends there.
     pub stopped: String,
 }
 
@@ -38,7 +38,7 @@ pub struct CheckpointDump {
     pub flushed_sequence: u64,
     pub last_operation: u64,
     pub next_inode: u64,
-    /// Generation of the superblock that it relies on; 0: not said.
+    /// Generation of the superblock that it relies on; 0 if it names none.
     pub superblock: u64,
     pub entries: Vec<EntryDump>,
 }
@@ -54,10 +54,10 @@ pub struct EntryDump {
     pub value: String,
 }
 
-/// Reads the log. Data of extents is not verified here; `check` does that.
+/// Reads the log. Does not verify the data of extents; `check` does.
 ///
 /// # Errors
-/// There is no valid superblock, or the log changes meanwhile.
+/// If there is no valid superblock, or the log changes meanwhile.
 pub fn dump_log(device: &dyn BlockDevice) -> Result<LogDump, FsckError> {
     let superblock = superblocks::read(device)?.newest;
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
@@ -109,7 +109,8 @@ impl fmt::Display for LogDump {
         for checkpoint in &self.checkpoints {
             writeln!(
                 f,
-                "checkpoint {} at ring block {}, {} blocks: generation {}, flushed {}, last operation {}, next inode {}, superblock {}, {} entries",
+                "checkpoint {} at ring block {}, {} blocks: generation {}, flushed {}, \
+                 last operation {}, next inode {}, superblock {}, {} entries",
                 checkpoint.sequence,
                 checkpoint.ring_block,
                 checkpoint.blocks,

@@ -1,7 +1,7 @@
-//! What stands on a volume, as text and as JSON: superblocks, log, trees, space.
+//! The content of a volume as text and as JSON: superblocks, log, trees, space.
 //!
-//! Each function reads the device and returns a value that can be displayed and serialised. Damage
-//! is shown, not hidden: what can't be read appears as a problem where it stands.
+//! Each function reads the device and returns a value that can be displayed and serialised. It
+//! shows damage: what can't be read appears as a problem in its place.
 mod log;
 mod space;
 mod superblocks;

@@ -1,4 +1,4 @@
-//! Free and used space, by block group, as the bitmaps have it.
+//! Free and used space by block group, according to the bitmaps.
 use crate::reader::{Reader, read_blocks};
 use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
@@ -6,7 +6,7 @@ use cairn_format::{Bitmap, BlockRange, Geometry, NODE_BLOCKS, Superblock};
 use serde::Serialize;
 use std::fmt;
 
-/// Powers of two of the histogram's rows: up to a whole group.
+/// Rows of the histogram, by powers of two up to a whole group.
 const ORDERS: usize = Geometry::GROUP_BLOCKS.ilog2() as usize + 1;
 
 /// Space of a volume.
@@ -16,7 +16,7 @@ pub struct SpaceDump {
     pub total_blocks: u64,
     /// Blocks that can be allocated.
     pub allocatable_blocks: u64,
-    /// Used ones, as the superblock says.
+    /// Used blocks, according to the superblock.
     pub used_blocks: u64,
     /// The groups.
     pub groups: Vec<GroupDump>,
@@ -29,13 +29,13 @@ pub struct SpaceDump {
 pub struct GroupDump {
     /// Its number.
     pub group: u64,
-    /// The slot that counts; none if neither is valid.
+    /// The current slot; `None` if neither is valid.
     pub slot: Option<usize>,
     /// Transaction of that slot.
     pub generation: u64,
     /// Free blocks.
     pub free_blocks: u64,
-    /// Free aligned runs of four blocks: room for nodes.
+    /// Free aligned runs of four blocks, each room for a node.
     pub free_clusters: u64,
     /// Longest free run, in blocks.
     pub longest_run_blocks: u64,
@@ -44,7 +44,7 @@ pub struct GroupDump {
 /// Reads the bitmaps.
 ///
 /// # Errors
-/// There is no valid superblock.
+/// If there is no valid superblock.
 pub fn dump_space(device: &dyn BlockDevice) -> Result<SpaceDump, FsckError> {
     let superblock = superblocks::read(device)?.newest;
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
@@ -121,7 +121,8 @@ impl fmt::Display for SpaceDump {
                 None => writeln!(f, "group {}: no valid bitmap", group.group)?,
                 Some(slot) => writeln!(
                     f,
-                    "group {}: slot {slot}, generation {}, {} blocks free, {} clusters free, longest run {}",
+                    "group {}: slot {slot}, generation {}, {} blocks free, {} clusters free, \
+                     longest run {}",
                     group.group,
                     group.generation,
                     group.free_blocks,

@@ -15,11 +15,11 @@ pub struct SuperDump {
 /// One superblock.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SuperblockDump {
-    /// Where it stands.
+    /// The block that it is in.
     pub block: u64,
     /// Whether it is the newest valid one.
     pub newest: bool,
-    /// What is wrong with it.
+    /// The problem with it, if any.
     pub problem: Option<String>,
     /// Its fields, if it is valid.
     pub fields: Option<SuperblockFields>,
@@ -84,7 +84,7 @@ impl SuperblockFields {
 /// Reads the three superblocks.
 ///
 /// # Errors
-/// None of them is valid.
+/// If none of them is valid.
 pub fn dump_super(device: &dyn BlockDevice) -> Result<SuperDump, FsckError> {
     let found = superblocks::read(device)?;
     let dump =

@@ -1,4 +1,4 @@
-//! The nodes and items of a tree, as the superblock has it (without the log).
+//! The nodes and items of a tree in the superblock's state (without the log).
 use crate::reader::Reader;
 use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// A tree, or the part of it that was asked for.
+/// A tree, or the requested part of it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TreeDump {
     /// Number of the tree.
@@ -22,7 +22,7 @@ pub struct TreeDump {
 /// One node.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct NodeDump {
-    /// Where it stands.
+    /// The block that it is in.
     pub block: u64,
     /// Height above the leaves.
     pub level: u8,
@@ -41,14 +41,14 @@ pub struct NodeDump {
 pub struct ItemDump {
     /// Its key.
     pub key: String,
-    /// What it says.
+    /// Its value, in words.
     pub value: String,
 }
 
-/// Reads tree `tree`; only items of `inodes`, if given.
+/// Reads tree `tree`, or only its items of `inodes`.
 ///
 /// # Errors
-/// There is no valid superblock, or no such tree.
+/// If there is no valid superblock, or no such tree.
 pub fn dump_tree(
     device: &dyn BlockDevice,
     tree: TreeId,
@@ -57,7 +57,7 @@ pub fn dump_tree(
     let superblock = superblocks::read(device)?.newest;
     let reader = Reader { device, volume: superblock.volume, geometry: superblock.geometry };
     let of_roots = if tree == TREE_ROOTS { inodes.clone() } else { Some(tree.0..=tree.0) };
-    let mut walk = Walk { reader, inodes: of_roots, nodes: Vec::new(), found: None };
+    let mut walk = DumpWalk { reader, inodes: of_roots, nodes: Vec::new(), found: None };
     walk.visit(superblock.root.block, superblock.root.level);
     if tree == TREE_ROOTS {
         return Ok(TreeDump { tree: tree.0, nodes: walk.nodes });
@@ -65,12 +65,12 @@ pub fn dump_tree(
     let Some(RootItem { root }) = walk.found else {
         return Err(FsckError::NoTree { tree: tree.0 });
     };
-    let mut walk = Walk { reader, inodes, nodes: Vec::new(), found: None };
+    let mut walk = DumpWalk { reader, inodes, nodes: Vec::new(), found: None };
     walk.visit(root.block, root.level);
     Ok(TreeDump { tree: tree.0, nodes: walk.nodes })
 }
 
-struct Walk<'a> {
+struct DumpWalk<'a> {
     reader: Reader<'a>,
     inodes: Option<RangeInclusive<u64>>,
     nodes: Vec<NodeDump>,
@@ -78,8 +78,8 @@ struct Walk<'a> {
     found: Option<RootItem>,
 }
 
-impl Walk<'_> {
-    /// Dumps a node and what is below it. Levels go down by one, so the walk ends whatever the
+impl DumpWalk<'_> {
+    /// Dumps a node and the nodes below it. Levels go down by one, so the walk ends whatever the
     /// nodes hold.
     fn visit(&mut self, block: BlockNumber, level: u8) {
         let readable = level < LEVELS_MAX
@@ -131,7 +131,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether an item, or what a child may contain, is among the inodes asked for.
+    /// Whether an item, or a possible item of a child, is among the requested inodes.
     fn is_selected(&self, node: &Node, index: usize) -> bool {
         let Some(inodes) = &self.inodes else { return true };
         if node.level() == 0 {

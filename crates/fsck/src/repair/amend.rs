@@ -1,11 +1,11 @@
-//! Makes of what was gathered a tree of files without contradictions. Nothing that has a name or
-//! data is dropped if it can be kept: what lost its name moves to `lost+found`.
+//! Turns the gathered items into a file tree without contradictions. Whatever has a name or data is
+//! kept if possible; inodes without a name move to `lost+found`.
 //!
 //! 1. Attributes: an inode without its item gets one; impossible fields become possible ones.
 //! 2. Contents: extents (`extents`), extended attributes, targets of links.
-//! 3. Names: each leads to something, stands in a slot of its hash, and occurs once; a directory
-//!    has one.
-//! 4. What the root does not reach, and is not an orphan, moves to `lost+found`.
+//! 3. Names: each leads to an inode, is in a slot of its hash, and occurs once; a directory has
+//!    one.
+//! 4. Inodes that are not reachable from the root and are no orphans move to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, Gathered, Inode, invented_item};
 use cairn_format::{
@@ -17,15 +17,15 @@ use std::collections::{BTreeMap, BTreeSet};
 const NANOSECONDS_MAX: u32 = 999_999_999;
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// What the repaired volume is like.
-pub(super) struct Rules {
+/// Constants of the repaired volume.
+pub(super) struct RepairRules {
     pub(super) hash_seed: [u8; 16],
     /// The repair's transaction.
     pub(super) generation: Generation,
 }
 
-/// Steps 1 to 5; extents have been sorted out. Returns how many inodes moved to `lost+found`.
-pub(super) fn amend(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) -> u64 {
+/// Steps 1 to 5, after the extents are sorted out. Returns how many inodes moved to `lost+found`.
+pub(super) fn amend(gathered: &mut Gathered, rules: &RepairRules, next_inode: &mut u64) -> u64 {
     attributes(gathered, rules);
     gathered.inodes.iter_mut().for_each(|(_, inode)| contents(inode, rules));
     names(gathered, rules);
@@ -41,7 +41,7 @@ pub(super) fn amend(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64
     count
 }
 
-fn attributes(gathered: &mut Gathered, rules: &Rules) {
+fn attributes(gathered: &mut Gathered, rules: &RepairRules) {
     gathered.inodes.entry(INODE_ROOT.0).or_default();
     for (&number, inode) in &mut gathered.inodes {
         if number == INODE_ROOT.0 && inode.file_type() != Some(FileType::Directory) {
@@ -61,7 +61,7 @@ fn attributes(gathered: &mut Gathered, rules: &Rules) {
     gathered.inodes.retain(|_, inode| inode.can_be_kept());
 }
 
-fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &Rules) {
+fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &RepairRules) {
     item.generation = item.generation.clamp(Generation(1), rules.generation);
     for time in [&mut item.accessed, &mut item.modified, &mut item.changed, &mut item.created] {
         *time = Timestamp { nanoseconds: time.nanoseconds.min(NANOSECONDS_MAX), ..*time };
@@ -78,7 +78,7 @@ fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &Rules) {
     }
 }
 
-fn contents(inode: &mut Inode, rules: &Rules) {
+fn contents(inode: &mut Inode, rules: &RepairRules) {
     let file_type = inode.file_type();
     if file_type != Some(FileType::Directory) {
         inode.entries.clear();
@@ -99,9 +99,9 @@ fn contents(inode: &mut Inode, rules: &Rules) {
     xattrs(inode, rules);
 }
 
-/// Each attribute that is complete, once, in a slot of its name's hash: the one it has if that is
-/// one.
-fn xattrs(inode: &mut Inode, rules: &Rules) {
+/// Keeps each complete attribute, once, in a slot of its name's hash; in its own slot if that is
+/// one of them.
+fn xattrs(inode: &mut Inode, rules: &RepairRules) {
     let mut known = BTreeSet::new();
     let slots_of =
         |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
@@ -127,7 +127,7 @@ fn xattrs(inode: &mut Inode, rules: &Rules) {
 }
 
 /// Step 3.
-fn names(gathered: &mut Gathered, rules: &Rules) {
+fn names(gathered: &mut Gathered, rules: &RepairRules) {
     let types: BTreeMap<u64, FileType> = gathered
         .inodes
         .iter()
@@ -138,7 +138,7 @@ fn names(gathered: &mut Gathered, rules: &Rules) {
         .iter()
         .filter_map(|(&number, inode)| Some((number, inode.item?.parent)))
         .collect();
-    // A directory keeps the name in the directory that it takes for its parent, or else the first.
+    // A directory keeps its name in the directory that its item names as parent, or else the first.
     let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
     for (&directory, inode) in &gathered.inodes {
         for child in inode
@@ -177,8 +177,8 @@ fn names(gathered: &mut Gathered, rules: &Rules) {
     }
 }
 
-/// Puts a name into the first free slot of its hash; says whether there was one.
-fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &Rules) -> bool {
+/// Puts a name into the first free slot of its hash. Returns whether there was one.
+fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &RepairRules) -> bool {
     let slot = name_slot_range(hash_name(&rules.hash_seed, &entry.name))
         .find(|slot| !inode.entries.contains_key(slot));
     let Some(slot) = slot else { return false };
@@ -187,7 +187,7 @@ fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &Rules) -> bool
 }
 
 /// Step 4, first half: inodes that need a new name. A circle of directories is opened at its lowest
-/// number.
+/// inode number.
 fn unreachable(gathered: &mut Gathered) -> Vec<u64> {
     let mut names: BTreeMap<u64, u64> = BTreeMap::new();
     for inode in gathered.inodes.values() {
@@ -225,7 +225,7 @@ fn unreachable(gathered: &mut Gathered) -> Vec<u64> {
     lost
 }
 
-/// Adds what can be reached from `start`.
+/// Adds everything reachable from `start`.
 fn reach(gathered: &Gathered, start: u64, reached: &mut BTreeSet<u64>) {
     let mut todo = vec![start];
     while let Some(number) = todo.pop() {
@@ -238,7 +238,7 @@ fn reach(gathered: &Gathered, start: u64, reached: &mut BTreeSet<u64>) {
 }
 
 /// Step 4, second half.
-fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &Rules, next_inode: &mut u64) {
+fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &RepairRules, next_inode: &mut u64) {
     if lost.is_empty() {
         return;
     }
@@ -263,8 +263,8 @@ fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &Rules, next_inode: &mut
     }
 }
 
-/// The directory for what lost its name: made if it does not exist.
-fn lost_and_found(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) -> u64 {
+/// The directory for inodes without a name. Made if it does not exist.
+fn lost_and_found(gathered: &mut Gathered, rules: &RepairRules, next_inode: &mut u64) -> u64 {
     let mut name = LOST_AND_FOUND.to_owned();
     while let Some(root) = gathered.inodes.get(&INODE_ROOT.0) {
         match root.entries.values().find(|entry| entry.name == name.as_bytes()) {
@@ -273,7 +273,7 @@ fn lost_and_found(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) 
             None => break,
         }
     }
-    // When all numbers have been given out, one that nobody has.
+    // If all numbers are taken, use one that no inode has.
     let number = match *next_inode {
         INODE_NUMBER_END.. => (INODE_FIRST..)
             .find(|number| !gathered.inodes.contains_key(number))
@@ -292,8 +292,8 @@ fn lost_and_found(gathered: &mut Gathered, rules: &Rules, next_inode: &mut u64) 
             file_type: FileType::Directory,
             name: name.into_bytes(),
         };
-        // 256 names with this hash in one directory: then they stay without a name, and the check
-        // after the repair says so.
+        // If 256 names with this hash are in one directory, the inode stays without a name, and the
+        // check after the repair reports that.
         insert_entry(root, entry, rules);
     }
     number
@@ -336,8 +336,8 @@ fn counts(gathered: &mut Gathered) {
     }
 }
 
-/// An orphan item for each inode without a name and each file with blocks behind its end, and no
-/// other.
+/// Makes an orphan item for each inode without a name and each file with blocks beyond its end, and
+/// no other.
 fn orphans(gathered: &mut Gathered) {
     let before = std::mem::take(&mut gathered.orphans);
     for (&number, inode) in &gathered.inodes {

@@ -1,15 +1,15 @@
-//! Which extents a repaired volume keeps: those within the volume that share no block with another.
-//! Of those that do share one, first the ones whose data matches their checksums.
+//! Decides which extents a repaired volume keeps: those within the volume that share no block with
+//! another. If some share a block, those whose data matches their checksums come first.
 //!
-//! Where two of one file's extents hold data of the same file block, that block becomes the one's
-//! whose data matches its checksums, or else the newer one's; the other one keeps the rest.
+//! If two extents of one file hold data of the same file block, the one whose data matches its
+//! checksums gets the block, or else the newer one. The other one keeps the rest.
 use super::gather::Gathered;
 use crate::block_set::BlockSet;
 use crate::reader::{Reader, read_data};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes, checksum};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Drops what can't be kept.
+/// Drops the extents that can't be kept.
 pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
     for inode in gathered.inodes.values_mut() {
         let (mut end, mut overlap) = (0, false);
@@ -42,14 +42,14 @@ pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
         }
     }
     let mut kept = BlockSet::new(reader.blocks_present());
-    for round in [Claim::Alone, Claim::Verified, Claim::Rest] {
+    for round in [ClaimRound::Alone, ClaimRound::Verified, ClaimRound::Rest] {
         for inode in gathered.inodes.values_mut() {
             inode.extents.retain(|_, extent| {
                 let shared = extent.range().range().any(|block| twice.contains(block));
                 let claims = match round {
-                    Claim::Alone => !shared,
-                    Claim::Verified => shared && verifies(reader, extent),
-                    Claim::Rest => shared && !verifies(reader, extent),
+                    ClaimRound::Alone => !shared,
+                    ClaimRound::Verified => shared && verifies(reader, extent),
+                    ClaimRound::Rest => shared && !verifies(reader, extent),
                 };
                 if !claims {
                     return true;
@@ -64,7 +64,7 @@ pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
     }
 }
 
-/// The extents of one file, each file block in one of them.
+/// The extents of one file, with each file block in only one of them.
 fn disentangle(extents: BTreeMap<u64, Extent>, reader: &Reader<'_>) -> BTreeMap<u64, Extent> {
     let mut claims: Vec<(bool, Generation, u64, Extent)> = extents
         .into_iter()
@@ -92,16 +92,16 @@ fn disentangle(extents: BTreeMap<u64, Extent>, reader: &Reader<'_>) -> BTreeMap<
     kept
 }
 
-/// Rounds in which extents claim their blocks.
+/// The rounds in which extents claim their blocks.
 #[derive(Clone, Copy)]
-enum Claim {
+enum ClaimRound {
     Alone,
     Verified,
     Rest,
 }
 
-/// Cuts the blocks that can't be read, or don't match their checksums, out of the files `given_up`;
-/// returns how many.
+/// Cuts blocks that can't be read, or don't match their checksums, out of the files `given_up`.
+/// Returns how many.
 pub(super) fn drop_damaged(
     gathered: &mut Gathered,
     reader: &Reader<'_>,
@@ -124,7 +124,7 @@ pub(super) fn drop_damaged(
     dropped
 }
 
-/// Of each block, whether it can be read and is what was written.
+/// For each block, whether it can be read and matches its checksum.
 fn good_blocks(reader: &Reader<'_>, extent: &Extent) -> Vec<bool> {
     if extent.kind != ExtentKind::Data {
         return vec![true; extent.blocks as usize];

@@ -1,5 +1,5 @@
-//! Nodes of the file tree wherever they stand, whether anything leads to them or not.
-use super::versions::Claim;
+//! Nodes of the file tree anywhere on the volume, whether a pointer leads to them or not.
+use super::versions::KeyClaim;
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use crate::reader::NODES_PER_READ;
@@ -8,11 +8,11 @@ use cairn_format::{
 };
 use std::collections::BTreeMap;
 
-/// A node as others refer to it.
+/// A node as a pointer names it.
 pub(super) type Version = (BlockNumber, Generation);
 
-/// The children of an inner node: the smallest key of each, where the next one begins, and which
-/// node it is.
+/// The children of an inner node: the smallest key of each, the key where the next one begins, and
+/// the node pointed to.
 pub(super) fn children(node: &Node) -> impl Iterator<Item = (Key, Option<Key>, Version)> {
     (0..node.count()).map(|index| {
         let child = node.child(index);
@@ -24,7 +24,7 @@ pub(super) fn children(node: &Node) -> impl Iterator<Item = (Key, Option<Key>, V
     })
 }
 
-/// What is kept of a leaf.
+/// The facts kept of a leaf.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaf {
     pub(super) block: BlockNumber,
@@ -56,9 +56,9 @@ impl Leaf {
         (self.block, self.generation)
     }
 
-    /// That its keys were its own when it was written.
-    pub(super) fn claim(&self) -> Claim {
-        Claim {
+    /// The claim that its keys were its own when it was written.
+    pub(super) fn claim(&self) -> KeyClaim {
+        KeyClaim {
             generation: self.generation,
             lower: self.first,
             upper: self.last.successor(),
@@ -67,15 +67,15 @@ impl Leaf {
     }
 }
 
-/// What a search found, by block.
-pub(super) struct Found {
+/// The nodes that a search found, by block.
+pub(super) struct FoundNodes {
     pub(super) leaves: BTreeMap<u64, Leaf>,
     pub(super) inner: BTreeMap<u64, Node>,
 }
 
-impl Found {
-    /// All nodes, but for those that the check has used, and those newer than the superblock. Where
-    /// the bitmaps can be trusted, only in blocks that they call used.
+impl FoundNodes {
+    /// Finds all nodes except those that the check has used and those newer than the superblock. If
+    /// the bitmaps can be trusted, it searches only blocks that they mark used.
     pub(super) fn search(checker: &Checker<'_>, allocation: &Allocation) -> Self {
         let reader = &checker.reader;
         let allocatable = checker.superblock.geometry.allocatable().range();
@@ -85,7 +85,7 @@ impl Found {
             let range = BlockRange::node(BlockNumber(*start));
             let used =
                 !allocation.trusted || range.range().all(|block| allocation.used.contains(block));
-            // A node that is damaged or an older version counts as referred to.
+            // A damaged node or an older version counts as referred to.
             used && reader.contains(range)
                 && (checker.doubtful_nodes.contains(start) || !checker.referenced.contains(*start))
         };

@@ -1,5 +1,5 @@
-//! Takes the items apart, inode by inode. What can't be decoded, or stands where nothing can stand,
-//! is left out: nobody could read it.
+//! Sorts the items by inode. Items that can't be decoded, or have an impossible key, are left out:
+//! no reader could use them.
 use cairn_format::{
     DirectoryEntry, Extent, FileType, Generation, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT,
     InodeItem, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX,
@@ -14,7 +14,7 @@ pub(super) struct Attribute {
 }
 
 impl Attribute {
-    /// Whether all parts are there, in their full length.
+    /// Whether all parts are present, in their full length.
     pub(super) fn is_complete(&self) -> bool {
         let value_bytes = self.item.value_bytes as usize;
         let count = XattrItem::parts(value_bytes);
@@ -41,7 +41,7 @@ pub(super) struct Inode {
 }
 
 impl Inode {
-    /// Its type: of one without an item, what it must have been.
+    /// Its type. For an inode without an item: the type that it must have had.
     pub(super) fn file_type(&self) -> Option<FileType> {
         match &self.item {
             Some(item) => FileType::from_mode(item.mode),
@@ -52,7 +52,7 @@ impl Inode {
         }
     }
 
-    /// Whether there is enough of it to keep it.
+    /// Whether enough of it is left to keep it.
     pub(super) fn can_be_kept(&self) -> bool {
         match self.file_type() {
             Some(FileType::Symlink) => self.whole_target().is_some(),
@@ -71,7 +71,7 @@ impl Inode {
     }
 }
 
-/// An inode's attributes when its item is lost: nobody but the owner of the volume may look.
+/// The attributes of an inode whose item is lost: only the owner of the volume has access.
 pub(super) fn invented_item(
     file_type: FileType,
     permissions: u32,
@@ -105,7 +105,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Adds an item, unless nobody could read it.
+    /// Adds an item, unless no reader could use it.
     pub(super) fn add(&mut self, key: Key, value: &[u8], inode_first: u64) {
         let Some(kind) = ItemKind::from_u8(key.kind) else { return };
         if kind == ItemKind::Orphan && key.inode == INODE_ORPHANS.0 {

@@ -1,5 +1,5 @@
-//! What a repair could not bring back, as far as what is left tells: names of inodes that are gone,
-//! and counters of what there was.
+//! What a repair could not restore, as far as the remaining items show it: names of lost inodes,
+//! and counters of what existed.
 use super::gather::{Gathered, Inode};
 use super::salvage::Salvaged;
 use crate::checker::LostNode;
@@ -14,7 +14,7 @@ fn finding(pass: PassId, structure: Structure, problem: impl Into<String>) -> Fi
     Finding::new(pass, Severity::Error, structure, problem).lost(LOST)
 }
 
-/// Where keys of the file tree are missing.
+/// The gaps in the keys of the file tree.
 struct Gaps<'c>(&'c [LostNode]);
 
 impl Gaps<'_> {
@@ -33,7 +33,7 @@ impl Gaps<'_> {
     }
 }
 
-/// What is missing in `gathered`, of which nothing has been amended yet.
+/// What is missing in `gathered`, before it is amended.
 pub(super) fn of(
     gathered: &Gathered,
     nodes: &[LostNode],
@@ -47,7 +47,7 @@ pub(super) fn of(
         nodes.iter().filter_map(|lost| Some(lost.pointer?.block.0)).collect();
     for (block, keys) in &salvaged.lost_leaves {
         losses.leaves += 1;
-        // Of the others the check has told.
+        // The check has reported the others.
         if !known.contains(&block.0) {
             let problem = format!("a leaf of the file tree that cannot be used: {}", inodes(*keys));
             findings.push(finding(PassId::Trees, Structure::Node, problem).at(block.0));
@@ -92,7 +92,7 @@ pub(super) fn of(
     (findings, losses)
 }
 
-/// What one inode's own counters tell. A damaged one may say any number.
+/// The losses that one inode's own counters show. A damaged counter may have any value.
 fn of_one(
     number: u64,
     inode: &Inode,
@@ -144,7 +144,7 @@ fn of_one(
     }
 }
 
-/// The inodes to which these keys belong, in words.
+/// The inodes of these keys, in words.
 pub(super) fn inodes((lower, upper): (Key, Option<Key>)) -> String {
     let first = lower.inode.max(INODE_ROOT.0);
     let end = upper.map(|upper| {
@@ -161,7 +161,7 @@ pub(super) fn inodes((lower, upper): (Key, Option<Key>)) -> String {
     }
 }
 
-/// Puts the paths that they have after the repair into `findings`.
+/// Adds the paths after the repair to `findings`.
 pub(super) fn add_paths(gathered: &Gathered, findings: &mut [Finding]) {
     if findings.is_empty() {
         return;

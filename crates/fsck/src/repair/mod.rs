@@ -1,12 +1,12 @@
-//! The repair that makes the file tree anew: for damage that changing single blocks can't mend.
+//! Rebuilds the file tree: the repair of damage that changes of single blocks can't repair.
 //!
-//! Everything that can be read is taken together: the superblock's trees, on top of them the log as
-//! far as a mount would replay it, and leaves that only a damaged node led to (`salvage`). Of that,
-//! what can't be kept is dropped and what is missing is counted anew (`gather`, `extents`,
-//! `amend`); what lost its name moves to `lost+found`. Then all of it becomes durable at once
-//! (`write`): a crash leaves the volume as it was before.
+//! It gathers all readable items: those of the superblock's trees, on top of them the log as far as
+//! a mount would replay it, and leaves that only a damaged node led to (`salvage`). It drops what
+//! can't be kept and counts the rest anew (`gather`, `extents`, `amend`); inodes without a name
+//! move to `lost+found`. Then all of it becomes durable at once (`write`): a crash leaves the
+//! volume as it was before.
 //!
-//! It takes memory for all items of the volume.
+//! It needs memory for all items of the volume.
 mod amend;
 mod extents;
 mod found;
@@ -29,35 +29,35 @@ use gather::Gathered;
 use salvage::Salvaged;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a repair has done.
+/// The results of a repair.
 #[derive(Default)]
-pub(crate) struct Done {
+pub(crate) struct RepairSummary {
     /// Inodes that moved to `lost+found`.
     pub(crate) rescued: u64,
     /// Leaves that only a damaged node had led to.
     pub(crate) salvaged: u64,
-    /// Blocks of what was found again and had perhaps been removed.
+    /// Blocks of salvaged items that may have been removed before.
     pub(crate) surplus_blocks: u64,
-    /// What of the nodes at these blocks is lost, in words.
+    /// The losses of the nodes at these blocks, in words.
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// Files whose damaged data was given up.
     pub(crate) given_up: BTreeSet<u64>,
-    /// What else is lost.
+    /// Other losses.
     pub(crate) lost: Vec<Finding>,
     pub(crate) losses: Losses,
 }
 
-/// What a repair has done, or why it can't be done.
-pub(crate) enum Outcome {
-    Done(Done),
+/// The results of a repair, or the reason why it is impossible.
+pub(crate) enum RepairResult {
+    Repaired(RepairSummary),
     Impossible(&'static str),
 }
 
-struct Collector {
+struct ItemCollector {
     items: BTreeMap<Key, Vec<u8>>,
 }
 
-impl Visitor for Collector {
+impl Visitor for ItemCollector {
     fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
         self.items.insert(item.key, item.value.to_vec());
         Ok(())
@@ -65,23 +65,23 @@ impl Visitor for Collector {
     fn leaves_done(&mut self, _done: u64) {}
 }
 
-/// Makes the volume anew from what `checker`, whose passes have run, could read. Damaged data of
-/// the inodes `given_up` is left out.
+/// Rebuilds the volume from what `checker`, whose passes have run, could read. Leaves out the
+/// damaged data of the inodes `given_up`.
 pub(crate) fn rebuild(
     checker: &Checker<'_>,
     given_up: &BTreeSet<u64>,
-) -> Result<Outcome, FsckError> {
+) -> Result<RepairResult, FsckError> {
     if let Some(obstacle) = obstacle(checker) {
-        return Ok(Outcome::Impossible(obstacle));
+        return Ok(RepairResult::Impossible(obstacle));
     }
-    let mut collector = Collector { items: BTreeMap::new() };
+    let mut collector = ItemCollector { items: BTreeMap::new() };
     visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
     let allocation = allocation(checker);
     let salvaged = salvage::lost_leaves(checker, &allocation, &mut collector.items);
     if collector.items.is_empty() {
-        return Ok(Outcome::Impossible("nothing of the file tree can be read"));
+        return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
-    // What the log removed stays removed, also where it was salvaged.
+    // What the log removed stays removed, also if it was salvaged.
     for (key, change) in &checker.overlay.changes {
         if change.value.is_none() {
             collector.items.remove(key);
@@ -97,11 +97,11 @@ pub(crate) fn rebuild(
     losses.data_blocks = losses.data_blocks.saturating_add(dropped);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
-    let rules = amend::Rules { hash_seed: checker.superblock.hash_seed, generation };
+    let rules = amend::RepairRules { hash_seed: checker.superblock.hash_seed, generation };
     let mut next_inode = checker.overlay.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let rescued = amend::amend(&mut gathered, &rules, &mut next_inode);
     losses::add_paths(&gathered, &mut lost);
-    // Those of what turned out not to be a file are gone.
+    // The extents of inodes that turned out to be no files are gone.
     let mut kept = BlockSet::new(checker.reader.blocks_present());
     for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
         kept.insert(extent.range());
@@ -110,7 +110,7 @@ pub(crate) fn rebuild(
         block: checker.superblock.log_tail.block,
         sequence: checker.superblock.log_tail.sequence.max(1),
     };
-    let commit = write::Commit { generation, next_inode, log_tail, superblock_index };
+    let commit = write::RepairCommit { generation, next_inode, log_tail, superblock_index };
     let items = write::items(&gathered);
     if !write::commit(
         checker,
@@ -119,13 +119,13 @@ pub(crate) fn rebuild(
         [&allocation.used, &salvaged.found],
         &commit,
     )? {
-        return Ok(Outcome::Impossible(
+        return Ok(RepairResult::Impossible(
             "there is not enough free space for a second copy of the trees",
         ));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
     let (given_up, surplus_blocks) = (given_up.clone(), salvaged.surplus_blocks);
-    Ok(Outcome::Done(Done {
+    Ok(RepairResult::Repaired(RepairSummary {
         rescued,
         salvaged: salvaged.leaves,
         surplus_blocks,
@@ -136,7 +136,7 @@ pub(crate) fn rebuild(
     }))
 }
 
-/// What came of the nodes that could not be used, where not all was found again.
+/// The losses of the unusable nodes whose items were not all found again.
 fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, String> {
     let mut dropped = BTreeMap::new();
     for lost in checker.lost_nodes.iter().filter(|_| !salvaged.complete) {
@@ -157,7 +157,7 @@ fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, St
     dropped
 }
 
-/// A repair counts on by so many at most; what it leaves can be mounted.
+/// The most by which a repair raises counters; the repaired volume can be mounted.
 const COUNTED_MAX: u64 = 2;
 
 fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
@@ -179,8 +179,8 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     }
 }
 
-/// Above everything there is, and of the parity of the slot that does not hold the superblock that
-/// counts.
+/// A generation above all existing ones, with the parity of the slot that does not hold the current
+/// superblock.
 fn next_generation(checker: &Checker<'_>, superblock_index: usize) -> Generation {
     let next = checker.superblock.generation.max(checker.overlay.generation_max).next();
     let wrong_slot = superblock_index < 2 && next.0 % 2 == superblock_index as u64;

@@ -1,18 +1,18 @@
 //! Finds leaves of the file tree that no inner node leads to any more, because one of those is
 //! damaged.
 //!
-//! 1. All nodes of the file tree where the bitmaps say that one may be; if the bitmaps can't be
-//!    trusted, everywhere (`found`).
-//! 2. Which of the leaves are in use (`versions`): if the root tree is damaged, those of a whole
-//!    tree that accounts for every block in use; otherwise, what the bitmaps call used, or if they
-//!    can't be trusted, what no newer node contradicts. Some of these may have held what was
-//!    removed: to bring that back is better than to leave out what is in use.
-//! 3. Of these, the items whose keys belong where a node is missing, unless a newer leaf says what
-//!    is there.
-//! 4. Whether that is all: what was found is compared with the number of blocks in use that the
-//!    superblock gives.
-use super::found::{Found, Leaf, Version, children};
-use super::versions::{self, Claims};
+//! 1. Find all nodes of the file tree where one may be according to the bitmaps; everywhere if the
+//!    bitmaps can't be trusted (`found`).
+//! 2. Decide which of the leaves are in use (`versions`). If the root tree is damaged: those of a
+//!    whole tree that accounts for every block in use. Otherwise: those that the bitmaps mark used,
+//!    or, if they can't be trusted, those that no newer node contradicts. Some of these may hold
+//!    removed items; restoring those is better than leaving out items in use.
+//! 3. Of these leaves, take the items whose keys belong where a node is missing, unless a newer
+//!    leaf holds that range.
+//! 4. Check whether that is all: compare the blocks found with the number of blocks in use that the
+//!    superblock states.
+use super::found::{FoundNodes, Leaf, Version, children};
+use super::versions::{self, KeyClaims};
 use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
 use crate::checker::{Checker, LostNode};
@@ -20,27 +20,27 @@ use cairn_format::node::LEVELS_MAX;
 use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, NodePointer};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What could be made up for the nodes that were lost.
+/// The replacement for the lost nodes.
 pub(super) struct Salvaged {
-    /// Leaves that helped.
+    /// Leaves that contributed items.
     pub(super) leaves: u64,
-    /// Where they stand, whatever came of them.
+    /// The blocks of the leaves, whatever was taken from them.
     pub(super) nodes: BlockSet,
-    /// All nodes by which that was decided, and those that came to nothing.
+    /// All nodes that the decision used, and those that contributed nothing.
     pub(super) found: BlockSet,
     /// Whether nothing is missing.
     pub(super) complete: bool,
-    /// Lost leaves: where each stood, and the keys that it may have held.
+    /// Lost leaves: the block of each, and the keys that it may have held.
     pub(super) lost_leaves: BTreeMap<BlockNumber, (Key, Option<Key>)>,
-    /// Of these, the ones that an older version stands in for.
+    /// Those of them that an older version replaces.
     pub(super) older_versions: HashSet<BlockNumber>,
-    /// Blocks in use that nothing found belongs to.
+    /// Blocks in use that belong to no node or extent found.
     pub(super) missing_blocks: u64,
-    /// Blocks that what was found takes and that were not in use: something of it had been removed.
+    /// Blocks of the items found that were not in use: some of these items had been removed.
     pub(super) surplus_blocks: u64,
 }
 
-/// Adds to `items` what such leaves hold, unless it is there.
+/// Adds the items of such leaves to `items`, unless they are there already.
 pub(super) fn lost_leaves(
     checker: &Checker<'_>,
     allocation: &Allocation,
@@ -59,7 +59,7 @@ pub(super) fn lost_leaves(
     if checker.lost_nodes.is_empty() {
         return salvaged;
     }
-    let found = Found::search(checker, allocation);
+    let found = FoundNodes::search(checker, allocation);
     for &block in found.leaves.keys().chain(found.inner.keys()) {
         salvaged.found.insert(BlockRange::node(BlockNumber(block)));
     }
@@ -85,10 +85,10 @@ fn merge<'f>(
     items: &mut BTreeMap<Key, Vec<u8>>,
     salvaged: &mut Salvaged,
 ) -> Vec<&'f Leaf> {
-    // Of two leaves that overlap, the newer one says what there is between its first and its last
-    // key. A transaction writes no leaf twice: of two of the same generation neither is a version
+    // Of two leaves that overlap, the newer one holds the range from its first to its last key.
+    // A transaction writes no leaf twice: of two leaves of one generation neither is a version
     // of the other, and one of them has a key that does not belong there.
-    let (mut newer, mut in_use) = (Claims::default(), Vec::new());
+    let (mut newer, mut in_use) = (KeyClaims::default(), Vec::new());
     for together in leaves.chunk_by(|one, other| one.generation == other.generation) {
         for &leaf in together {
             let Ok(node) = checker.reader.node(leaf.block) else { continue };
@@ -120,14 +120,14 @@ fn merge<'f>(
     in_use
 }
 
-/// Leaves in the order of their first keys, some of which may overlap.
-struct ByKey<'f> {
+/// Leaves in the order of their first keys. Some may overlap.
+struct LeavesByKey<'f> {
     leaves: Vec<&'f Leaf>,
-    /// For each, the greatest last key of it and those before it.
+    /// For each leaf, the greatest last key of it and its predecessors.
     reach: Vec<Key>,
 }
 
-impl<'f> ByKey<'f> {
+impl<'f> LeavesByKey<'f> {
     fn new(leaves: &[&'f Leaf]) -> Self {
         let mut leaves = leaves.to_vec();
         leaves.sort_by_key(|leaf| leaf.first);
@@ -138,19 +138,19 @@ impl<'f> ByKey<'f> {
         Self { leaves, reach }
     }
 
-    /// How many begin before `upper`.
+    /// The number of leaves that begin before `upper`.
     fn beginning_before(&self, upper: Option<Key>) -> usize {
         upper.map_or(self.leaves.len(), |upper| {
             self.leaves.partition_point(|leaf| leaf.first < upper)
         })
     }
 
-    /// Whether one has keys there.
+    /// Whether a leaf has keys in the range.
     fn touches(&self, (lower, upper): (Key, Option<Key>)) -> bool {
         self.beginning_before(upper).checked_sub(1).is_some_and(|last| self.reach[last] >= lower)
     }
 
-    /// Those that have no keys elsewhere.
+    /// The leaves whose keys all lie in the range.
     fn within(&self, (lower, upper): (Key, Option<Key>)) -> impl Iterator<Item = &'f Leaf> {
         let begin = self.beginning_before(Some(lower));
         let candidates = &self.leaves[begin..self.beginning_before(upper).max(begin)];
@@ -158,14 +158,14 @@ impl<'f> ByKey<'f> {
     }
 }
 
-/// Blocks in use that the check has not met.
+/// The number of blocks in use that the check has not met.
 fn needed_blocks(checker: &Checker<'_>) -> u64 {
     checker.superblock.used_blocks.saturating_sub(checker.referenced.count())
 }
 
 /// Step 4.
-fn account(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], salvaged: &mut Salvaged) {
-    let by_key = ByKey::new(in_use);
+fn account(checker: &Checker<'_>, found: &FoundNodes, in_use: &[&Leaf], salvaged: &mut Salvaged) {
+    let by_key = LeavesByKey::new(in_use);
     for lost in &checker.lost_nodes {
         let Some(pointer) = lost.leaf() else { continue };
         match by_key.within(lost.keys).map(|leaf| leaf.generation).max() {
@@ -180,19 +180,20 @@ fn account(checker: &Checker<'_>, found: &Found, in_use: &[&Leaf], salvaged: &mu
     let (needed, present) = (needed_blocks(checker), leaf_blocks + inner * NODE_BLOCKS);
     salvaged.missing_blocks = needed.saturating_sub(present);
     salvaged.surplus_blocks = present.saturating_sub(needed);
-    // What is too much may hide what is missing.
+    // Surplus blocks may hide missing ones.
     salvaged.complete = salvaged.lost_leaves.is_empty()
         && salvaged.missing_blocks == 0
         && salvaged.surplus_blocks == 0;
 }
 
-/// How many inner nodes below the lost ones there must be, given the leaves in use: of several
-/// versions that lead to the same node the newest, and one that can't be read for nodes to which
-/// none leads. Leaves that the readable ones lead to and that can't be read are added to `lost`.
+/// The number of inner nodes that must exist below the lost ones, given the leaves in use. Of
+/// several versions that lead to the same node, the newest counts; nodes to which none leads need
+/// an unreadable one. Leaves that readable inner nodes lead to, but that can't be read, are added
+/// to `lost`.
 fn inner_nodes(
     checker: &Checker<'_>,
-    found: &Found,
-    in_use: &ByKey<'_>,
+    found: &FoundNodes,
+    in_use: &LeavesByKey<'_>,
     lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>,
 ) -> u64 {
     let pointers: Vec<Option<NodePointer>> =
@@ -230,8 +231,7 @@ fn inner_nodes(
                 lost.insert(child.0, (lower, upper));
             }
         }
-        // Those below a lost node of this level have that for a parent, which counts as referred
-        // to.
+        // A lost node of this level is the parent of the nodes below it, and counts as referred to.
         let at_level =
             |lost: &&LostNode| lost.pointer.is_some_and(|pointer| pointer.level == level);
         let has_known_parent =

@@ -1,23 +1,25 @@
-//! Which of several versions of the file tree's nodes are in use, when no bitmap says so.
+//! Decides which of several versions of the file tree's nodes are in use, when no bitmap shows it.
 //!
-//! Nodes are never changed in place, so a node that is out of use never comes back into use.
-//! Whatever a node says about its time therefore speaks against older nodes for ever:
+//! Nodes are never changed in place, so a node that is out of use never comes back into use. So
+//! what a node shows about its time refutes older nodes for ever:
 //! - of two leaves whose keys overlap, the older one is out of use;
 //! - a leaf is out of use if an inner node that is not older leads to another leaf for its keys.
 //!
-//! What a transaction wrote that was never finished can't be told from the rest if a later one has
-//! its number; then a node may seem out of use that is not. The account of blocks shows that
-//! something is missing.
-use super::found::{Found, Leaf, Version, children};
+//! Nodes of an unfinished transaction look like all others if a later transaction has its number.
+//! Then a node in use may seem out of use. The account of blocks shows that something is missing.
+use super::found::{FoundNodes, Leaf, Version, children};
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The leaves of the tree that takes exactly the blocks that the superblock calls used and nothing
-/// else refers to, if a node of the newest transaction is its root: no other version can be the one
-/// in use.
-pub(super) fn whole_tree(checker: &Checker<'_>, found: &Found) -> Option<HashSet<BlockNumber>> {
+/// The leaves of the tree that takes exactly the blocks that the superblock counts as used and that
+/// nothing else refers to, if its root is a node of the newest transaction: only this version can
+/// be in use.
+pub(super) fn whole_tree(
+    checker: &Checker<'_>,
+    found: &FoundNodes,
+) -> Option<HashSet<BlockNumber>> {
     let needed = checker.superblock.used_blocks.checked_sub(checker.referenced.count())?;
     let generations = found
         .leaves
@@ -36,8 +38,8 @@ pub(super) fn whole_tree(checker: &Checker<'_>, found: &Found) -> Option<HashSet
     roots.into_iter().find_map(|root| tree_of(found, root, needed)).or(single)
 }
 
-/// The leaves below `root`, if all are there and the tree takes `needed` blocks.
-fn tree_of(found: &Found, root: &Node, needed: u64) -> Option<HashSet<BlockNumber>> {
+/// The leaves below `root`, if all are present and the tree takes `needed` blocks.
+fn tree_of(found: &FoundNodes, root: &Node, needed: u64) -> Option<HashSet<BlockNumber>> {
     let (mut leaves, mut blocks, mut todo) = (HashSet::new(), 0u64, vec![root]);
     while let Some(node) = todo.pop() {
         blocks += NODE_BLOCKS;
@@ -61,9 +63,9 @@ fn tree_of(found: &Found, root: &Node, needed: u64) -> Option<HashSet<BlockNumbe
     (blocks == needed).then_some(leaves)
 }
 
-/// That in some transaction's time, these keys belonged to this leaf.
+/// The claim that these keys belonged to this leaf at the time of some transaction.
 #[derive(Clone, Copy)]
-pub(super) struct Claim {
+pub(super) struct KeyClaim {
     pub(super) generation: Generation,
     pub(super) lower: Key,
     pub(super) upper: Option<Key>,
@@ -72,12 +74,12 @@ pub(super) struct Claim {
 
 /// The newest claim for each key.
 #[derive(Default)]
-pub(super) struct Claims {
+pub(super) struct KeyClaims {
     /// By lower key; they don't overlap.
     segments: BTreeMap<Key, (Option<Key>, Version)>,
 }
 
-impl Claims {
+impl KeyClaims {
     pub(super) fn overlapping(
         &self,
         lower: Key,
@@ -92,8 +94,8 @@ impl Claims {
         reaches.into_iter().chain(within).map(|(start, (end, leaf))| (*start, *end, *leaf))
     }
 
-    /// Where no newer claim is.
-    pub(super) fn add_older(&mut self, claim: &Claim) {
+    /// Adds the claim for the keys that no newer claim covers.
+    pub(super) fn add_older(&mut self, claim: &KeyClaim) {
         let (mut at, mut gaps) = (Some(claim.lower), Vec::new());
         for (start, end, _) in self.overlapping(claim.lower, claim.upper) {
             gaps.extend(at.filter(|at| *at < start).map(|at| (at, Some(start))));
@@ -106,17 +108,17 @@ impl Claims {
     }
 }
 
-/// Leaves that may be in use, as far as bitmaps and other nodes tell.
+/// Leaves that may be in use, as far as bitmaps and other nodes show.
 pub(super) fn current<'f>(
     checker: &Checker<'_>,
     allocation: &Allocation,
-    found: &'f Found,
+    found: &'f FoundNodes,
 ) -> Vec<&'f Leaf> {
     let mut claims = claims_of_inner_nodes(found);
     claims.extend(checker.lost_nodes.iter().filter_map(|lost| {
         let pointer = lost.leaf()?;
         let (lower, upper) = lost.keys;
-        Some(Claim {
+        Some(KeyClaim {
             generation: lost.parent_generation,
             lower,
             upper,
@@ -126,7 +128,7 @@ pub(super) fn current<'f>(
     claims.sort_by_key(|claim| claim.generation);
     let mut leaves: Vec<&Leaf> = found.leaves.values().collect();
     leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
-    let (mut newest, mut current) = (Claims::default(), Vec::new());
+    let (mut newest, mut current) = (KeyClaims::default(), Vec::new());
     for together in leaves.chunk_by(|one, other| one.generation == other.generation) {
         while let Some(claim) = claims.pop_if(|claim| claim.generation >= together[0].generation) {
             newest.add_older(&claim);
@@ -148,9 +150,9 @@ pub(super) fn current<'f>(
     current
 }
 
-/// What the inner nodes above the leaves say. Where the last child's keys end only a node above
-/// knows.
-fn claims_of_inner_nodes(found: &Found) -> Vec<Claim> {
+/// The claims of the inner nodes above the leaves. Only a node above knows where the last child's
+/// keys end.
+fn claims_of_inner_nodes(found: &FoundNodes) -> Vec<KeyClaim> {
     let mut nodes: Vec<&Node> = found.inner.values().collect();
     nodes.sort_by_key(|node| (std::cmp::Reverse(node.level()), node.generation()));
     let mut ends: HashMap<BlockNumber, Option<Key>> = HashMap::new();
@@ -160,7 +162,7 @@ fn claims_of_inner_nodes(found: &Found) -> Vec<Claim> {
         for (lower, next, child) in children(node) {
             let Some(upper) = next.map(Some).or(end) else { continue };
             if node.level() == 1 {
-                claims.push(Claim { generation: node.generation(), lower, upper, leaf: child });
+                claims.push(KeyClaim { generation: node.generation(), lower, upper, leaf: child });
             } else if found.inner.get(&child.0.0).is_some_and(|inner| inner.generation() == child.1)
             {
                 ends.insert(child.0, upper);

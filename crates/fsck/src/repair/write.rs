@@ -1,14 +1,14 @@
-//! Writes a repaired volume as a transaction of its own: the old state counts until the new
+//! Writes a repaired volume as a transaction of its own: the old state stays current until the new
 //! superblock is durable.
 //!
-//! 1. New trees into clusters that nothing refers to, neither before nor after the repair, and in
-//!    which no salvaged node is. *Crash: the old superblock, and all that the next repair needs;
-//!    but for lack of other room, it may know less of what was removed.*
-//! 2. The bitmaps into the slots that don't count; flush. *Crash: the old superblock, whose bitmaps
+//! 1. Write new trees into clusters that nothing refers to, neither before nor after the repair,
+//!    and that hold no salvaged node. *Crash: the old superblock, and all that the next repair
+//!    needs; if room was short, it may know less of what was removed.*
+//! 2. Write the bitmaps into the slots not in use; flush. *Crash: the old superblock, whose bitmaps
 //!    are untouched.*
-//! 3. The superblock into the slot that does not hold the one that counts; flush. It has a new log
-//!    epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
-//! 4. The superblock's copy, then the other slot, each flushed.
+//! 3. Write the superblock into the slot that does not hold the current one; flush. It has a new
+//!    log epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
+//! 4. Write the superblock's copy, then the other slot, each flushed.
 use super::gather::Gathered;
 use crate::FsckError;
 use crate::bitmaps::{expected_bits, slot_in_use};
@@ -67,7 +67,7 @@ pub(super) fn items(gathered: &Gathered) -> Vec<(Key, Vec<u8>)> {
     items
 }
 
-/// Puts nodes where nothing is.
+/// Writes nodes into free clusters.
 struct NodeWriter<'a> {
     reader: Reader<'a>,
     generation: Generation,
@@ -127,10 +127,10 @@ impl NodeWriter<'_> {
     }
 }
 
-/// Clusters in which no block is in one of `used`: neither what the volume refers to, nor what will
-/// be kept, nor the nodes that were salvaged, which the next repair needs if this one is cut short.
-/// Those that the bitmaps call free come last, and are used first; those with `found` nodes, by
-/// which the next repair would decide, come first.
+/// Clusters with no block in one of `used`: what the volume refers to, what will be kept, and the
+/// salvaged nodes, which the next repair needs if this one is interrupted. Clusters that the
+/// bitmaps mark free come last and are used first. Those with `found` nodes, which the next repair
+/// would use to decide, come first.
 fn free_clusters(
     checker: &Checker<'_>,
     used: [&BlockSet; 3],
@@ -154,23 +154,23 @@ fn free_clusters(
 }
 
 /// What the repair commits besides the items.
-pub(super) struct Commit {
+pub(super) struct RepairCommit {
     pub(super) generation: Generation,
     pub(super) next_inode: u64,
     pub(super) log_tail: LogPosition,
-    /// Which of the three superblocks counts.
+    /// Which of the three superblocks is current.
     pub(super) superblock_index: usize,
 }
 
-/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the nodes that were
-/// salvaged, `allocated` what the bitmaps say, `found` all nodes that stand somewhere. Whether
-/// there was room.
+/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the salvaged nodes,
+/// `allocated` the content of the bitmaps, `found` all nodes on the volume. Returns whether there
+/// was room.
 pub(super) fn commit(
     checker: &Checker<'_>,
     items: &[(Key, Vec<u8>)],
     [extents, sources]: [&BlockSet; 2],
     [allocated, found]: [&BlockSet; 2],
-    commit: &Commit,
+    commit: &RepairCommit,
 ) -> Result<bool, FsckError> {
     let (device, geometry) = (checker.reader.device, checker.superblock.geometry);
     let free = free_clusters(checker, [&checker.referenced, extents, sources], [allocated, found]);

@@ -1,4 +1,4 @@
-//! A volume without its zeros, small enough to be kept beside the tests.
+//! A volume without its zeros, small enough to keep beside the tests.
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -9,10 +9,10 @@ use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice};
 
 const MAGIC: &[u8; 8] = b"CRNSPARS";
 const BLOCK_BYTES: usize = 4096;
-/// So many zeros end a run: more than a new run costs.
+/// This many zeros end a run: more than a new run costs.
 const GAP_BYTES: usize = 16;
 
-/// The sparse form of what stands on `device`.
+/// The sparse form of the content of `device`.
 pub fn save(device: &dyn BlockDevice) -> Result<Vec<u8>, DeviceError> {
     let mut sparse = [&MAGIC[..], &device.length_bytes().to_le_bytes()].concat();
     let mut block = vec![0; BLOCK_BYTES];
@@ -42,7 +42,7 @@ fn next_run(block: &[u8], from: usize) -> Option<std::ops::Range<usize>> {
 /// A device with the volume that `sparse` describes.
 ///
 /// # Panics
-/// When that is not one.
+/// If `sparse` is not a sparse image.
 #[allow(dead_code)] // the generator only saves
 pub fn load(sparse: &[u8]) -> MemoryDevice {
     let (head, mut rest) = sparse.split_at(16);
