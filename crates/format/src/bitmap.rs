@@ -1,4 +1,4 @@
-//! Allocation bitmap of one block group: one bit per block, set when the block is in use.
+//! The allocation bitmap of a block group: one bit per block, set if the block is in use.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BLOCK_SIZE, BlockNumber, Generation, VolumeId};
 use crate::{Features, FormatError, Geometry, Structure, Superblock};
@@ -9,7 +9,7 @@ const MAGIC: [u8; 4] = *b"CRNB";
 const BITS_AT: usize = HEADER_BYTES + 16;
 const LENGTH: usize = BITS_AT + BITMAP_BYTES;
 
-/// Generation of the volume that mkfs makes.
+/// The generation of a new volume, as mkfs makes it.
 const GENERATION_OF_MKFS: Generation = Generation(1);
 
 /// A bitmap slot, decoded. On disk: header, group number u64, reserved u64, bits.
@@ -17,17 +17,16 @@ const GENERATION_OF_MKFS: Generation = Generation(1);
 pub struct Bitmap {
     /// The group that it describes.
     pub group: u64,
-    /// Transaction whose state it is.
+    /// The transaction whose state it describes.
     pub generation: Generation,
     /// Bit `i % 8` of byte `i / 8` belongs to block `i` of the group.
     pub bits: Box<[u8; BITMAP_BYTES]>,
 }
 
-/// Tells a set of bitmaps from every other: CRC-32C over their generations, in the order of groups.
-/// Never 0.
+/// Identifies a set of bitmaps: CRC-32C over their generations, in the order of groups. Never 0.
 ///
-/// An older bitmap of a group is valid too, but calls free what was used since; with this a reader
-/// notices when one stands in for a newer one that is damaged.
+/// An older bitmap of a group is valid too, but marks blocks free that were used since. With this
+/// checksum a reader notices an older bitmap in place of a damaged newer one.
 pub fn bitmap_generations_checksum(generations: impl IntoIterator<Item = Generation>) -> u32 {
     let sum = generations
         .into_iter()
@@ -52,8 +51,7 @@ impl Bitmap {
         bytes
     }
 
-    /// The bitmap of a group in which nothing has been allocated: in use is only what can't be
-    /// allocated.
+    /// The bitmap of a group without allocations: only blocks that can't be allocated are in use.
     pub fn initial(geometry: &Geometry, group: u64) -> Self {
         let mut bits: Box<[u8; BITMAP_BYTES]> =
             vec![0; BITMAP_BYTES].into_boxed_slice().try_into().expect("size matches");
@@ -67,15 +65,15 @@ impl Bitmap {
         Self { group, generation: GENERATION_OF_MKFS, bits }
     }
 
-    /// What slot `slot` (0 or 1) of `group` says, of which `bytes` were read.
+    /// Decodes the `bytes` of slot `slot` (0 or 1) of `group`.
     ///
-    /// mkfs writes only the bitmaps of groups in which it allocated something. Every other group's
-    /// slot 1 holds zeros, which stand for [`Bitmap::initial`]; the first transaction that changes
-    /// the group writes slot 0. A slot that lost its content is no bitmap of the set that the
-    /// superblock names ([`bitmap_generations_checksum`]), whatever its zeros stand for.
+    /// mkfs writes only the bitmaps of groups in which it allocated blocks. Slot 1 of every other
+    /// group holds zeros, which stand for [`Bitmap::initial`]; the first transaction that changes
+    /// the group writes slot 0. The zeros of a slot that lost its content are no bitmap of the
+    /// superblock's set ([`bitmap_generations_checksum`]).
     ///
     /// # Errors
-    /// Damage, a bitmap of another group, or zeros that stand for nothing.
+    /// If the slot is damaged, describes another group, or holds zeros that stand for no bitmap.
     pub fn decode_slot(
         bytes: &[u8],
         superblock: &Superblock,
@@ -93,7 +91,7 @@ impl Bitmap {
     /// Decodes the slot read from `address` and checks that it describes `group`.
     ///
     /// # Errors
-    /// Damage, or a bitmap of another group.
+    /// If the slot is damaged or describes another group.
     pub fn decode(
         bytes: &[u8],
         volume: VolumeId,

@@ -1,18 +1,18 @@
-//! A log checkpoint: the items that changed since the checkpoint before it.
+//! A log checkpoint: the items that changed since the previous checkpoint.
 //!
 //! ```text
 //! | header | checkpoint header | entry | entry | … | zeros to a whole block |
 //! entry: tree u64, inode u64, offset u64, value length u16, kind u8, flags u8, reserved u32, value
 //! ```
-//! It stands in the ring at consecutive blocks, going round at the ring's end. The common header's
-//! address is the block **within the ring** at which it starts, its generation the transaction that
-//! it belongs to, and its length covers header and entries.
+//! It occupies consecutive blocks of the ring, wrapping at the ring's end. The address in the
+//! common header is its first block **within the ring**, the generation is its transaction, and the
+//! length covers header and entries.
 //!
-//! Replay accepts a checkpoint only if its checksum holds, its epoch is the superblock's, its
-//! sequence is the one expected, its generation is not smaller than its predecessor's, it doesn't
-//! rely on a superblock newer than the one that replay found, and, unless a later checkpoint's
-//! `flushed_sequence` or the superblock covers it, all data extents marked [`EntryFlags::NEW_DATA`]
-//! verify.
+//! Replay accepts a checkpoint only if its checksum matches, its epoch is the superblock's, its
+//! sequence is the expected one, its generation is not below its predecessor's, and it doesn't rely
+//! on a superblock newer than the one that replay found. All data extents marked
+//! [`EntryFlags::NEW_DATA`] must also verify, unless the superblock or a later checkpoint's
+//! `flushed_sequence` covers the checkpoint.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, LogSeq, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure, node::VALUE_BYTES_MAX};
@@ -26,32 +26,32 @@ pub const CHECKPOINT_HEADER_BYTES: usize = ENTRIES_AT;
 /// Bytes of an entry before its value.
 pub const ENTRY_HEADER_BYTES: usize = size_of::<RawEntry>();
 
-/// What follows the common header in a checkpoint.
+/// The part of a checkpoint after the common header.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawCheckpoint {
-    /// Position in the chain; each checkpoint has its predecessor's plus 1.
+    /// Position in the chain: the predecessor's plus 1.
     pub sequence: U64,
     /// Mount during which it was written.
     pub log_epoch: U64,
     /// Newest checkpoint known to be durable when this one was written.
     pub flushed_sequence: U64,
-    /// Last operation that it contains.
+    /// Last operation in the checkpoint.
     pub last_operation: U64,
     /// Next inode number at that time.
     pub next_inode: U64,
     /// Number of entries.
     pub entries: U32,
-    /// How many generations its own is above that of the newest superblock known to be durable when
-    /// it was written; 0 if that is not said.
+    /// Its own generation minus that of the newest superblock known to be durable when it was
+    /// written; 0 if not recorded.
     pub superblock_distance: U32,
 }
 
-/// Opens an entry.
+/// The beginning of an entry.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawEntry {
-    /// Tree that the item belongs to.
+    /// The item's tree.
     pub tree: U64,
     /// Key: inode.
     pub inode: U64,
@@ -67,7 +67,7 @@ pub struct RawEntry {
     pub reserved: U32,
 }
 
-/// What an entry does.
+/// The effect of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct EntryFlags(pub u8);
 
@@ -86,11 +86,11 @@ impl EntryFlags {
 /// One change of one item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckpointEntry<'a> {
-    /// Tree that the item belongs to.
+    /// The item's tree.
     pub tree: TreeId,
     /// The item's key.
     pub key: Key,
-    /// What happens to it.
+    /// The effect on it.
     pub flags: EntryFlags,
     /// Its new value; empty for a removal.
     pub value: &'a [u8],
@@ -110,21 +110,21 @@ pub struct CheckpointHeader {
     pub sequence: u64,
     /// Mount during which it was written.
     pub log_epoch: u64,
-    /// Transaction that it belongs to.
+    /// Its transaction.
     pub generation: Generation,
     /// Newest checkpoint known to be durable when this one was written.
     pub flushed_sequence: u64,
-    /// Last operation that it contains.
+    /// Last operation in the checkpoint.
     pub last_operation: LogSeq,
     /// Next inode number at that time.
     pub next_inode: u64,
-    /// Newest superblock known to be durable when this was written: items that its trees have may
-    /// be in no checkpoint from here on. 0: not said.
+    /// Newest superblock known to be durable when this was written. Items in its trees may be in no
+    /// checkpoint from here on. 0 if not recorded.
     pub superblock: Generation,
 }
 
 impl CheckpointHeader {
-    /// What the checkpoint says of [`CheckpointHeader::superblock`]: nothing of what doesn't fit.
+    /// The stored form of [`CheckpointHeader::superblock`]; 0 if the value doesn't fit.
     fn superblock_distance(&self) -> u32 {
         self.generation
             .0
@@ -134,7 +134,7 @@ impl CheckpointHeader {
     }
 }
 
-/// Collects entries and makes the blocks of a checkpoint, in memory of the caller.
+/// Collects entries and makes the blocks of a checkpoint in the caller's memory.
 pub struct CheckpointBuilder<'m> {
     memory: &'m mut [u8],
     length_bytes: usize,
@@ -142,11 +142,11 @@ pub struct CheckpointBuilder<'m> {
 }
 
 impl<'m> CheckpointBuilder<'m> {
-    /// A builder in `memory`, whatever that holds: whole blocks, with room for
+    /// A builder in `memory`, with any content: whole blocks, with room for
     /// [`CHECKPOINT_HEADER_BYTES`] and all entries.
     ///
     /// # Panics
-    /// When there is no room for the header.
+    /// If there is no room for the header.
     pub fn new(memory: &'m mut [u8]) -> Self {
         assert!(
             memory.len() >= ENTRIES_AT && memory.len().is_multiple_of(BLOCK_SIZE),
@@ -158,7 +158,7 @@ impl<'m> CheckpointBuilder<'m> {
     /// Adds an entry.
     ///
     /// # Panics
-    /// When the memory has no room for it.
+    /// If the memory has no room for it.
     pub fn push(&mut self, entry: CheckpointEntry<'_>) {
         debug_assert!(entry.value.len() <= VALUE_BYTES_MAX);
         let raw = RawEntry {
@@ -181,11 +181,11 @@ impl<'m> CheckpointBuilder<'m> {
     pub fn entries(&self) -> u32 {
         self.entries
     }
-    /// Blocks that the checkpoint will take.
+    /// Number of blocks that the checkpoint will take.
     pub fn blocks(&self) -> u64 {
         self.length_bytes.div_ceil(BLOCK_SIZE) as u64
     }
-    /// The sealed blocks of the checkpoint that starts at `ring_block`: the beginning of the
+    /// The sealed blocks of the checkpoint that starts at `ring_block`, at the beginning of the
     /// memory.
     pub fn finish(
         self,
@@ -228,19 +228,19 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Blocks of the checkpoint whose first block is `block`, if that looks like one. Says nothing
-    /// about validity.
+    /// Number of blocks of the checkpoint with the first block `block`, if that looks like one.
+    /// Does not validate it.
     pub fn blocks_announced(block: &[u8]) -> Option<u64> {
         let (header, _) = Header::read_from_prefix(block).ok()?;
         let length = header.length.get() as usize;
         (header.magic == MAGIC && length >= ENTRIES_AT).then(|| length.div_ceil(BLOCK_SIZE) as u64)
     }
 
-    /// Decodes the checkpoint in `bytes` (whole blocks), which starts at `ring_block`; checks every
-    /// entry.
+    /// Decodes the checkpoint in `bytes` (whole blocks), which starts at `ring_block`, and checks
+    /// every entry.
     ///
     /// # Errors
-    /// Anything wrong with it.
+    /// If anything in it is wrong.
     pub fn decode(
         mut bytes: Vec<u8>,
         volume: VolumeId,
@@ -321,7 +321,7 @@ impl Checkpoint {
             entry
         })
     }
-    /// Blocks in the ring.
+    /// Number of blocks in the ring.
     pub fn blocks(&self) -> u64 {
         self.bytes.len().div_ceil(BLOCK_SIZE) as u64
     }

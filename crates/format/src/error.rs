@@ -1,4 +1,4 @@
-//! The one error of this crate: what is damaged, where, and how.
+//! The one error of this crate: the damaged structure, its block, and the damage.
 use crate::units::BlockNumber;
 use std::fmt;
 
@@ -33,11 +33,11 @@ impl fmt::Display for Structure {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{structure} at block {block}: {problem}")]
 pub struct FormatError {
-    /// What was being read.
+    /// The structure that was read.
     pub structure: Structure,
-    /// Where it stands (for an item: the block of its node, or 0 when unknown).
+    /// Its block (for an item: the block of its node, or 0 if unknown).
     pub block: BlockNumber,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
 }
 

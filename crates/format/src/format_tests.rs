@@ -4,12 +4,22 @@ use std::collections::BTreeMap;
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
 
-/// Of all lengths, but often the shortest and the empty one.
+/// Values of all lengths, often the shortest and the empty one.
 fn values() -> impl Strategy<Value = Vec<u8>> {
-    prop_oneof![4 => proptest::collection::vec(any::<u8>(), 0..900), 1 => proptest::collection::vec(any::<u8>(), 0..2)]
+    prop_oneof![
+        4 => proptest::collection::vec(any::<u8>(), 0..900),
+        1 => proptest::collection::vec(any::<u8>(), 0..2)
+    ]
 }
 
-/// The value beside an empty one goes, before and after everything was squeezed together.
+/// Key, flags and value of an entry.
+fn entries() -> impl Strategy<Value = Vec<(u64, u8, u64, u8, Vec<u8>)>> {
+    let value = proptest::collection::vec(any::<u8>(), 0..300);
+    let entry = (any::<u64>(), any::<u8>(), any::<u64>(), 0u8..4, value);
+    proptest::collection::vec(entry, 0..60)
+}
+
+/// Removes the value beside an empty one, before and after the node is compacted.
 #[test]
 fn an_empty_value_stays_inside_its_node() {
     let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
@@ -34,18 +44,25 @@ fn an_empty_value_stays_inside_its_node() {
 
 proptest! {
     #[test]
-    fn node_behaves_like_a_map(operations in proptest::collection::vec((0u64..60, 0u8..3, values()), 1..200)) {
+    fn node_behaves_like_a_map(
+        operations in proptest::collection::vec((0u64..60, 0u8..3, values()), 1..200),
+    ) {
         let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
         let mut model = BTreeMap::new();
         for (offset, what, value) in operations {
             let key = Key::new(InodeNumber(9), ItemKind::Extent, offset);
             match (node.search(&key), what) {
                 (Ok(index), 0) => { node.remove(index); model.remove(&key); }
-                (Ok(index), _) => if node.replace(index, &value).is_ok() { model.insert(key, value); },
+                (Ok(index), _) => if node.replace(index, &value).is_ok() {
+                    model.insert(key, value);
+                },
                 (Err(_), 0) => {}
-                (Err(index), _) => if node.insert(index, key, &value).is_ok() { model.insert(key, value); },
+                (Err(index), _) => if node.insert(index, key, &value).is_ok() {
+                    model.insert(key, value);
+                },
             }
-            prop_assert_eq!(node.used_bytes(), model.values().map(|v| Node::item_bytes(v.len())).sum::<usize>());
+            let used_bytes: usize = model.values().map(|v| Node::item_bytes(v.len())).sum();
+            prop_assert_eq!(node.used_bytes(), used_bytes);
         }
         node.seal();
         let copy = Node::decode(Box::new(*node.page()), VOLUME, BlockNumber(400)).unwrap();
@@ -60,40 +77,58 @@ proptest! {
         }
     }
 
-    /// A value moved anywhere is refused exactly when it shares a byte with another one, if nothing
-    /// else gives it away.
+    /// The decoder refuses a value moved anywhere exactly if it shares a byte with another one,
+    /// unless another check finds it first.
     #[test]
-    fn values_lie_beside_each_other(lengths in proptest::collection::vec(0usize..150, 2..12), moved in any::<usize>(), by in -200i32..200) {
+    fn values_lie_beside_each_other(
+        lengths in proptest::collection::vec(0usize..150, 2..12),
+        moved in any::<usize>(),
+        by in -200i32..200,
+    ) {
         let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
         for (index, length) in lengths.iter().enumerate() {
-            node.insert(index, Key::new(InodeNumber(9), ItemKind::Extent, index as u64), &vec![1; *length]).unwrap();
+            let key = Key::new(InodeNumber(9), ItemKind::Extent, index as u64);
+            node.insert(index, key, &vec![1; *length]).unwrap();
         }
         let mut page = *node.page();
-        let place = |page: &[u8; NODE_SIZE], index: usize, at: usize| {
+        let field = |page: &[u8; NODE_SIZE], index: usize, at: usize| {
             let at = NODE_SIZE - crate::node::NODE_CAPACITY + index * crate::node::SLOT_BYTES + at;
             (at, u16::from_le_bytes([page[at], page[at + 1]]))
         };
-        let (at, start) = place(&page, moved % lengths.len(), 16);
+        let (at, start) = field(&page, moved % lengths.len(), 16);
         page[at..at + 2].copy_from_slice(&((i32::from(start) + by) as u16).to_le_bytes());
         let values: Vec<_> = (0..lengths.len())
-            .map(|index| (usize::from(place(&page, index, 16).1), usize::from(place(&page, index, 18).1)))
-            .filter(|(_, length)| *length > 0)
+            .map(|index| [16, 18].map(|at| usize::from(field(&page, index, at).1)))
+            .filter(|[_, length]| *length > 0)
             .collect();
-        let apart = |one: &(usize, usize), other: &(usize, usize)| one.0 + one.1 <= other.0 || other.0 + other.1 <= one.0;
-        let overlap = values.iter().enumerate().any(|(index, value)| values[..index].iter().any(|other| !apart(value, other)));
+        let apart = |one: &[usize; 2], other: &[usize; 2]| {
+            one[0] + one[1] <= other[0] || other[0] + other[1] <= one[0]
+        };
+        let overlap = values.iter().enumerate().any(|(index, value)| {
+            values[..index].iter().any(|other| !apart(value, other))
+        });
         Header::seal(&mut page);
         match Node::decode(Box::new(page), VOLUME, BlockNumber(400)) {
             Ok(_) => prop_assert!(!overlap),
-            Err(error) => prop_assert!(error.problem.contains("lies outside") || (overlap && error.problem.contains("overlaps"))),
+            Err(error) => prop_assert!(
+                error.problem.contains("lies outside")
+                    || (overlap && error.problem.contains("overlaps"))
+            ),
         }
     }
 
     #[test]
-    fn decoders_survive_damage(seed in any::<u64>(), position in 0usize..NODE_SIZE, value in any::<u8>(), resealed in any::<bool>()) {
+    fn decoders_survive_damage(
+        seed in any::<u64>(),
+        position in 0usize..NODE_SIZE,
+        value in any::<u8>(),
+        resealed in any::<bool>(),
+    ) {
         let mut node = Node::new(VOLUME, TREE_FILES, 0, BlockNumber(400), Generation(3));
         for i in 0..50 {
             let key = Key::new(InodeNumber(seed % 9 + 1), ItemKind::Extent, i);
-            node.insert(i as usize, key, &vec![i as u8; (seed as usize + i as usize) % 200]).unwrap();
+            let value = vec![i as u8; (seed as usize + i as usize) % 200];
+            node.insert(i as usize, key, &value).unwrap();
         }
         node.seal();
         let mut page = Box::new(*node.page());
@@ -105,13 +140,27 @@ proptest! {
     }
 
     #[test]
-    fn checkpoint_round_trip(entries in proptest::collection::vec((any::<u64>(), any::<u8>(), any::<u64>(), 0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60), superblock in 0u64..8, damage in any::<Option<(u16, u8)>>()) {
+    fn checkpoint_round_trip(
+        entries in entries(),
+        superblock in 0u64..8,
+        damage in any::<Option<(u16, u8)>>(),
+    ) {
         let mut memory = vec![0xee; 16 * BLOCK_SIZE];
         let mut builder = CheckpointBuilder::new(&mut memory);
         for (inode, kind, offset, flags, value) in &entries {
-            builder.push(CheckpointEntry { tree: TREE_FILES, key: Key { inode: *inode, kind: *kind, offset: *offset }, flags: EntryFlags(*flags), value });
+            let key = Key { inode: *inode, kind: *kind, offset: *offset };
+            let flags = EntryFlags(*flags);
+            builder.push(CheckpointEntry { tree: TREE_FILES, key, flags, value });
         }
-        let header = CheckpointHeader { sequence: 5, log_epoch: 2, generation: Generation(8), flushed_sequence: 4, last_operation: LogSeq(77), next_inode: 12, superblock: Generation(superblock) };
+        let header = CheckpointHeader {
+            sequence: 5,
+            log_epoch: 2,
+            generation: Generation(8),
+            flushed_sequence: 4,
+            last_operation: LogSeq(77),
+            next_inode: 12,
+            superblock: Generation(superblock),
+        };
         let blocks = builder.blocks();
         let mut bytes = builder.finish(&header, VOLUME, 33).to_vec();
         prop_assert_eq!(Checkpoint::blocks_announced(&bytes), Some(blocks));
@@ -126,7 +175,8 @@ proptest! {
             prop_assert_eq!(decoded.header, header);
             prop_assert_eq!(decoded.entries().count(), entries.len());
             for (a, b) in decoded.entries().zip(&entries) {
-                prop_assert_eq!((a.key.inode, a.key.kind, a.key.offset, a.flags.0, a.value), (b.0, b.1, b.2, b.3, &b.4[..]));
+                let found = (a.key.inode, a.key.kind, a.key.offset, a.flags.0, a.value);
+                prop_assert_eq!(found, (b.0, b.1, b.2, b.3, &b.4[..]));
             }
         }
     }

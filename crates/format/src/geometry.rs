@@ -1,4 +1,4 @@
-//! Where the fixed structures of a volume stand.
+//! The blocks of the fixed structures of a volume.
 //!
 //! ```text
 //! block 0        never written (room for a boot sector)
@@ -8,10 +8,10 @@
 //! then           first block that can be allocated, aligned to a node
 //! last block     superblock copy
 //! ```
-//! The bitmaps cover the device from block 0; the fixed structures are marked used in them.
+//! The bitmaps cover the device from block 0. The fixed structures are marked used in them.
 use crate::units::{BLOCK_SIZE, BlockNumber, BlockRange, NODE_BLOCKS};
 
-/// Sizes and places, all derived from four numbers of the superblock.
+/// Sizes and addresses, all derived from numbers in the superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Length of the volume in blocks, the superblock copy included.
@@ -61,7 +61,7 @@ impl Geometry {
     pub fn superblock_copy(&self) -> BlockNumber {
         BlockNumber(self.total_blocks - 1)
     }
-    /// Blocks that can be allocated: those from `data_start` to the copy of the superblock.
+    /// Blocks that can be allocated: from `data_start` to the copy of the superblock.
     pub fn allocatable(&self) -> BlockRange {
         let start = self.data_start();
         BlockRange::new(start, self.superblock_copy().0.saturating_sub(start.0))
@@ -73,9 +73,8 @@ impl Geometry {
             && range.start >= allocatable.start
             && range.start.0.checked_add(range.blocks).is_some_and(|end| end <= allocatable.end().0)
     }
-    /// The geometry that mkfs gives to a volume of `bytes` bytes; the log takes 1/64 of it, between
-    /// 4 MiB and 256 MiB, unless `log_bytes` says otherwise. `None` if that leaves less than half
-    /// for files.
+    /// The geometry that mkfs gives a volume of `bytes` bytes. The log takes 1/64 of it, between
+    /// 4 MiB and 256 MiB, unless `log_bytes` is given. `None` if less than half remains for files.
     pub fn for_size(bytes: u64, log_bytes: Option<u64>) -> Option<Self> {
         let total_blocks = bytes / BLOCK_SIZE as u64;
         let log_bytes = log_bytes.unwrap_or_else(|| (bytes / 64).clamp(4 << 20, 256 << 20));

@@ -1,4 +1,4 @@
-//! The header that opens every structure.
+//! The header at the beginning of every structure.
 use crate::units::{BlockNumber, Generation, VolumeId};
 use crate::{FORMAT_VERSION, FormatError, Structure, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a [`Header`].
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
-/// Opens every structure. The checksum covers `length` bytes from the header's first, with the
-/// checksum field itself taken as zero.
+/// The beginning of every structure. The checksum covers `length` bytes from the header's first,
+/// with the checksum field itself as zero.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -22,16 +22,16 @@ pub struct Header {
     pub reserved: U16,
     /// Bytes covered by the checksum, header included.
     pub length: U32,
-    /// The volume that this structure belongs to.
+    /// The volume of this structure.
     pub volume: [u8; 16],
-    /// Where it stands, in blocks.
+    /// The address of this structure, in blocks.
     pub address: U64,
     /// Transaction that wrote it.
     pub generation: U64,
 }
 
 impl Header {
-    /// A header without checksum; [`Header::seal`] adds that.
+    /// A header without a checksum; [`Header::seal`] adds it.
     pub fn new(
         magic: [u8; 4],
         length: usize,
@@ -60,7 +60,7 @@ impl Header {
         bytes[4..8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Checks magic, version, length, checksum, volume (when given) and address, in this order.
+    /// Checks magic, version, length, checksum, volume (if given) and address, in this order.
     ///
     /// # Errors
     /// The first check that fails.

@@ -8,11 +8,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Blocks of the longest extent (1 MiB): its checksums take 1 KiB of the item.
 pub const MAX_EXTENT_BLOCKS: u64 = 256;
-/// Bytes of an xattr value that stand in its first item; the rest goes to parts of up to this size.
+/// Bytes of an xattr value in its first item. The rest goes to parts of up to this size.
 pub const XATTR_INLINE_BYTES_MAX: usize = 3072;
 
-/// Bytes of a symbolic link's target in its first item; the rest of a longer one stands in a
-/// second, with offset 1.
+/// Bytes of a symbolic link's target in its first item. The rest of a longer one is in a second
+/// item, with offset 1.
 pub const SYMLINK_PART_BYTES: usize = 3072;
 
 fn damaged(what: &str) -> FormatError {
@@ -135,7 +135,7 @@ impl InodeItem {
     /// The type in `mode`.
     ///
     /// # Errors
-    /// Type bits that mean nothing.
+    /// If the type bits are unknown.
     pub fn file_type(&self) -> Result<FileType, FormatError> {
         FileType::from_mode(self.mode)
             .ok_or_else(|| damaged(&format!("inode with mode {:o}", self.mode)))
@@ -169,7 +169,7 @@ impl InodeItem {
     /// From an item value.
     ///
     /// # Errors
-    /// Wrong length or impossible fields.
+    /// If it has a wrong length or impossible fields.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
         let raw = RawInode::read_from_bytes(value)
             .map_err(|_| damaged(&format!("inode item of {} bytes", value.len())))?;
@@ -203,11 +203,11 @@ impl InodeItem {
 /// An entry of a directory. On disk: inode u64, type u8, name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirectoryEntry {
-    /// The object that the name refers to.
+    /// The object of the name.
     pub inode: InodeNumber,
     /// Its type.
     pub file_type: FileType,
-    /// 1 to 255 bytes, neither `/` nor NUL among them.
+    /// 1 to 255 bytes, without `/` and NUL.
     pub name: Vec<u8>,
 }
 
@@ -222,14 +222,14 @@ impl DirectoryEntry {
     /// Item value.
     ///
     /// # Panics
-    /// When the name is longer than [`Self::NAME_BYTES_MAX`].
+    /// If the name is longer than [`Self::NAME_BYTES_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         Self::encode_in(&mut [0; Self::BYTES_MAX], self.inode, self.file_type, &self.name).to_vec()
     }
     /// Item value of an entry with these fields, in `buffer`.
     ///
     /// # Panics
-    /// When the name is longer than [`Self::NAME_BYTES_MAX`].
+    /// If the name is longer than [`Self::NAME_BYTES_MAX`].
     pub fn encode_in<'a>(
         buffer: &'a mut [u8; Self::BYTES_MAX],
         inode: InodeNumber,
@@ -263,12 +263,12 @@ impl DirectoryEntry {
     /// From an item value.
     ///
     /// # Errors
-    /// Impossible name, type or inode number.
+    /// If its name, type or inode number is impossible.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
         let (inode, file_type) = Self::target_of(value)?;
         Ok(Self { inode, file_type, name: Self::name_of(value)?.to_vec() })
     }
-    /// What the name in an item value stands for, without copying the name.
+    /// The inode and type in an item value, without copying the name.
     ///
     /// # Errors
     /// As [`DirectoryEntry::decode`].
@@ -284,7 +284,7 @@ impl DirectoryEntry {
     }
 }
 
-/// What an extent's blocks hold.
+/// The content of an extent's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum ExtentKind {
@@ -300,11 +300,11 @@ pub enum ExtentKind {
 /// (0), reserved u8, then one CRC-32C u32 per block if `kind` is `Data`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Where the blocks are.
+    /// The first block.
     pub start: BlockNumber,
-    /// How many; 1 to [`MAX_EXTENT_BLOCKS`] for data.
+    /// Number of blocks; 1 to [`MAX_EXTENT_BLOCKS`] for data.
     pub blocks: u64,
-    /// Data or only allocated.
+    /// Written or only allocated.
     pub kind: ExtentKind,
     /// Transaction that inserted the blocks into the file.
     pub generation: Generation,
@@ -321,7 +321,7 @@ impl Extent {
     pub fn range(&self) -> BlockRange {
         BlockRange::new(self.start, self.blocks)
     }
-    /// The part that starts `skip` blocks in and has `blocks` blocks.
+    /// The part that begins `skip` blocks in and has `blocks` blocks.
     #[must_use]
     pub fn slice(&self, skip: u64, blocks: u64) -> Self {
         let checksums = match self.kind {
@@ -345,7 +345,8 @@ impl Extent {
     /// From an item value.
     ///
     /// # Errors
-    /// Wrong length, impossible kind, or a transformation that this version doesn't know.
+    /// If it has a wrong length, an impossible kind, or a transformation that this version doesn't
+    /// know.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
         let Some((head, sums)) = value.split_at_checked(Self::CHECKSUMS_AT) else {
             return Err(damaged(&format!("extent item of {} bytes", value.len())));
@@ -391,8 +392,8 @@ impl Extent {
 }
 
 /// First item of an extended attribute. On disk: value length u32, name length u16, reserved u16,
-/// name, the first part of the value (as much as [`XattrItem::inline_bytes`] says); the rest stands
-/// in `XattrPart` items.
+/// name, the first part of the value ([`XattrItem::inline_bytes`]). The rest is in `XattrPart`
+/// items.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct XattrItem {
     /// Name with its namespace, e.g. `user.comment`.
@@ -405,14 +406,14 @@ pub struct XattrItem {
 
 impl XattrItem {
     const NAME_AT: usize = 8;
-    /// Longest value, as Linux allows.
+    /// Longest value that Linux allows.
     pub const VALUE_BYTES_MAX: usize = 65536;
 
-    /// How many bytes of a value of `value_bytes` stand in the first item.
+    /// Bytes of a value of `value_bytes` in the first item.
     pub fn inline_bytes(value_bytes: usize) -> usize {
         value_bytes.min(XATTR_INLINE_BYTES_MAX)
     }
-    /// How many further parts a value of `value_bytes` needs.
+    /// Number of further parts of a value of `value_bytes`.
     pub fn parts(value_bytes: usize) -> usize {
         (value_bytes - Self::inline_bytes(value_bytes)).div_ceil(XATTR_INLINE_BYTES_MAX)
     }
@@ -429,7 +430,7 @@ impl XattrItem {
     /// From an item value.
     ///
     /// # Errors
-    /// Lengths that don't add up.
+    /// If its lengths don't add up.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
         let fail = || damaged(&format!("xattr item of {} bytes", value.len()));
         let Some((head, rest)) = value.split_at_checked(Self::NAME_AT) else { return Err(fail()) };
@@ -468,7 +469,7 @@ impl RootItem {
     /// From an item value.
     ///
     /// # Errors
-    /// Wrong length.
+    /// If it has a wrong length.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
         let bytes: &[u8; Self::BYTES] = value
             .try_into()
@@ -485,11 +486,11 @@ impl RootItem {
     }
 }
 
-/// Why an inode has an orphan item.
+/// The reason for an inode's orphan item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum OrphanKind {
-    /// It has no name any more and is removed when nobody uses it.
+    /// It has no name any more and is removed after its last use.
     Remove = 1,
     /// Blocks past its size are still being freed.
     Truncate = 2,
@@ -503,7 +504,7 @@ pub fn encode_orphan(kind: OrphanKind) -> [u8; 1] {
 /// From the value of an orphan item.
 ///
 /// # Errors
-/// Unknown kind.
+/// If the kind is unknown.
 pub fn decode_orphan(value: &[u8]) -> Result<OrphanKind, FormatError> {
     match value {
         [1] => Ok(OrphanKind::Remove),

@@ -1,4 +1,4 @@
-//! Keys of items, and how names become keys.
+//! Keys of items, and the keys of names.
 use crate::units::{FileBlock, InodeNumber, TreeId};
 use siphasher::sip::SipHasher13;
 use std::fmt;
@@ -11,12 +11,12 @@ pub const TREE_ROOTS: TreeId = TreeId(1);
 pub const TREE_FILES: TreeId = TreeId(256);
 /// The root directory.
 pub const INODE_ROOT: InodeNumber = InodeNumber(1);
-/// The first inode number that files get; smaller ones are reserved.
+/// The first inode number for files; smaller ones are reserved.
 pub const INODE_FIRST: u64 = 16;
-/// Owner of the orphan items: inodes without a name whose removal isn't complete.
+/// Inode of the orphan items, for inodes without a name whose removal isn't complete.
 pub const INODE_ORPHANS: InodeNumber = InodeNumber(2);
 
-/// What an item is. The number is on disk and sorts items of one inode.
+/// The kind of an item. The number is on disk and sorts the items of one inode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum ItemKind {
@@ -61,11 +61,11 @@ impl ItemKind {
 /// [`ItemKind`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Key {
-    /// The object that the item belongs to.
+    /// The object of the item.
     pub inode: u64,
     /// An [`ItemKind`].
     pub kind: u8,
-    /// Meaning depends on the kind.
+    /// Its meaning depends on the kind.
     pub offset: u64,
 }
 
@@ -113,7 +113,7 @@ impl Key {
             offset: u64::MAX,
         }
     }
-    /// The key that follows, or `None` for the largest.
+    /// The next key, or `None` for the largest.
     pub fn successor(self) -> Option<Self> {
         if let Some(offset) = self.offset.checked_add(1) {
             return Some(Self { offset, ..self });
@@ -128,15 +128,16 @@ impl Key {
 /// Slots per hash value, for names with equal hashes.
 const SLOTS: u64 = 256;
 
-/// Hash of a name, 47 bits, keyed by the volume's seed so that nobody can provoke collisions.
+/// Hash of a name, 47 bits, keyed by the volume's seed so that an attacker can't provoke
+/// collisions.
 pub fn hash_name(seed: &[u8; 16], name: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_key(seed);
     hasher.write(name);
     hasher.finish() >> 17
 }
 
-/// The slots in which a name with this hash may stand: 256 of them, below 2^55, so that a slot
-/// serves as a directory cookie and a slot × 256 + part as an offset.
+/// The slots for names with this hash: 256 of them, below 2^55, so that a slot can be a directory
+/// cookie and slot × 256 + part can be an offset.
 pub fn name_slot_range(hash: u64) -> RangeInclusive<u64> {
     let first = (hash & ((1 << 47) - 1)) * SLOTS;
     first..=first + SLOTS - 1

@@ -1,14 +1,14 @@
-//! On-disk structures of a Cairn volume. No I/O happens here.
+//! On-disk structures of a Cairn volume. This crate does no I/O.
 //!
-//! Every structure that stands alone on the device (superblock, node, bitmap, checkpoint) opens
-//! with a [`Header`]: magic, CRC-32C, version, length, volume id, its own address and a generation.
+//! Every structure with blocks of its own (superblock, node, bitmap, checkpoint) begins with a
+//! [`Header`]: magic, CRC-32C, version, length, volume id, its own address and a generation.
 //! Integers are little-endian. `docs/format.md` has one table row per field; the test `layout`
-//! holds the two together.
+//! compares it with the code.
 //!
-//! Invariants that hold for every decoder in this crate:
+//! Invariants of every decoder in this crate:
 //! - a decoder never panics, whatever the bytes are; it returns a [`FormatError`] that names
 //!   structure and block;
-//! - a decoder checks checksum, volume id and address before it looks at any other field;
+//! - a decoder checks checksum, volume id and address before any other field;
 //! - an encoder followed by the decoder is the identity.
 #![forbid(unsafe_code)]
 

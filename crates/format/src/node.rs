@@ -5,43 +5,43 @@
 //! | header | node header | slots, 24 bytes each → |  free  | ← values, any order |
 //! ```
 //! Slots are sorted by key. A leaf (level 0) holds items. An inner node holds, per child, the
-//! smallest key that the child may contain and a [`ChildPointer`] as value; the first child's key
-//! is not compared (it takes everything below the second).
+//! smallest key that the child may contain and a [`ChildPointer`] as value. The first child's key
+//! is not compared: that child takes all keys below the second.
 //!
 //! Invariants: keys strictly ascend; values don't overlap, and lie between `values_start` and the
-//! page's end; `garbage` counts the bytes between `values_start` and the end that no slot refers
-//! to.
+//! page's end; `garbage` is the number of bytes between `values_start` and the end to which no slot
+//! refers.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BlockNumber, Generation, NODE_BLOCKS, NODE_SIZE, TreeId, VolumeId};
 use crate::{FormatError, Key, Structure};
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A tree has at most this many levels.
+/// The most levels of a tree.
 pub const LEVELS_MAX: u8 = 12;
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = size_of::<RawSlot>();
 /// Bytes that slots and values share.
 pub const NODE_CAPACITY: usize = NODE_SIZE - SLOTS_AT;
-/// Largest value of an item. Four of them fit into a node, so that a split always makes room.
+/// Largest value of an item. Four of them fit into a node, so a split always makes room.
 pub const VALUE_BYTES_MAX: usize = 3800;
 
 const MAGIC: [u8; 4] = *b"CRNN";
-/// An empty value lies at the end of the node, which stays inside the values whatever is removed.
+/// An empty value is at the end of the node, which stays within the values after any removal.
 const EMPTY_VALUE_AT: usize = NODE_SIZE;
 const SLOTS_AT: usize = HEADER_BYTES + size_of::<RawNodeHeader>();
 
-/// What follows the common header in a node.
+/// The part of a node after the common header.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawNodeHeader {
-    /// Tree that the node belongs to.
+    /// The node's tree.
     pub tree: U64,
     /// Number of items or children.
     pub count: U16,
     /// First byte of the values.
     pub values_start: U16,
-    /// Bytes among the values that nothing refers to.
+    /// Bytes among the values to which no slot refers.
     pub garbage: U16,
     /// Height above the leaves.
     pub level: u8,
@@ -57,7 +57,7 @@ pub struct RawSlot {
     pub inode: U64,
     /// Key: offset.
     pub offset: U64,
-    /// Where the value starts in the page.
+    /// Offset of the value in the page.
     pub value_start: U16,
     /// Its length.
     pub value_length: U16,
@@ -77,19 +77,19 @@ impl RawSlot {
     }
 }
 
-/// Value of an inner node's slot: where the child is, and which transaction wrote it.
+/// Value of an inner node's slot: the child's address and the transaction that wrote it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChildPointer {
     /// First block of the child.
     pub block: BlockNumber,
-    /// Transaction that wrote the child; a child with another generation is a lost write.
+    /// Transaction that wrote the child. A child with another generation is a lost write.
     pub generation: Generation,
 }
 
 impl ChildPointer {
     /// Bytes on disk.
     pub const BYTES: usize = 16;
-    /// Bytes for a slot's value.
+    /// The bytes of a slot's value.
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.block.0.to_le_bytes());
@@ -103,14 +103,14 @@ impl ChildPointer {
     }
 }
 
-/// A node in memory: the page as it stands on the device, without a valid checksum until
+/// A node in memory: the page as it is on the device, without a valid checksum until
 /// [`Node::seal`].
 #[derive(Clone)]
 pub struct Node {
     page: Box<[u8; NODE_SIZE]>,
 }
 
-/// Node has no room for an item of this size.
+/// The node has no room for an item of this size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeFull;
 
@@ -140,10 +140,10 @@ impl Node {
     }
 
     /// Takes a page that was read from `address`, after checking everything: checksum, slots in
-    /// order, values inside the page and beside each other.
+    /// order, values inside the page and without overlap.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem found.
     pub fn decode(
         page: Box<[u8; NODE_SIZE]>,
         volume: VolumeId,
@@ -202,9 +202,9 @@ impl Node {
         Ok(node)
     }
 
-    /// The first slot whose value, inside the page, shares a byte with one of a slot before it.
+    /// The first slot whose value, inside the page, shares a byte with that of an earlier slot.
     fn overlapping_value(&self) -> Option<usize> {
-        // A bit for each byte of the page, since values stand in any order.
+        // A bit for each byte of the page, since values are in any order.
         let mut taken = [0u64; NODE_SIZE / 64];
         self.slots().iter().position(|slot| {
             let value = slot.value();
@@ -259,7 +259,7 @@ impl Node {
     pub fn level(&self) -> u8 {
         self.raw().level
     }
-    /// Tree that the node belongs to.
+    /// The node's tree.
     pub fn tree(&self) -> TreeId {
         TreeId(self.raw().tree.get())
     }
@@ -271,7 +271,7 @@ impl Node {
     pub fn generation(&self) -> Generation {
         Generation(self.header().generation.get())
     }
-    /// Gives the node a new place and generation: the heart of copy-on-write.
+    /// Gives the node a new address and generation: the heart of copy-on-write.
     pub fn relocate(&mut self, address: BlockNumber, generation: Generation) {
         let header = Header::mut_from_bytes(&mut self.page[..HEADER_BYTES]).expect("size matches");
         header.address = U64::new(address.0);
@@ -288,7 +288,7 @@ impl Node {
     pub fn item_bytes(value_bytes: usize) -> usize {
         SLOT_BYTES + value_bytes
     }
-    /// Bytes free for new items, once garbage is squeezed out.
+    /// Bytes free for new items after compaction.
     pub fn free_bytes(&self) -> usize {
         self.values_start() - SLOTS_AT - self.count() * SLOT_BYTES + self.garbage()
     }
@@ -315,11 +315,11 @@ impl Node {
         (0..self.count()).map(|index| (self.key(index), self.value(index)))
     }
 
-    /// `Ok(index)` of the item with `key`, or `Err(index)` where it would be inserted.
+    /// `Ok(index)` of the item with `key`, or `Err(index)` of its insertion point.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         self.slots().binary_search_by(|slot| slot.key().cmp(key))
     }
-    /// Index of the child that `key` belongs to.
+    /// Index of the child for `key`.
     pub fn child_index(&self, key: &Key) -> usize {
         match self.search(key) {
             Ok(index) => index,
@@ -327,7 +327,7 @@ impl Node {
         }
     }
 
-    /// Inserts an item at `index`, which [`Node::search`] gave.
+    /// Inserts an item at `index`, which [`Node::search`] returned.
     ///
     /// # Errors
     /// [`NodeFull`]; the node is unchanged.
@@ -398,7 +398,7 @@ impl Node {
         }
     }
 
-    /// Sets the key of item `index`; the order must stay.
+    /// Sets the key of item `index`. The order must not change.
     pub fn set_key(&mut self, index: usize, key: Key) {
         let slot = self.slot_mut(index);
         slot.inode = U64::new(key.inode);
@@ -431,7 +431,7 @@ impl Node {
         Ok(())
     }
 
-    /// The index at which a split leaves the two halves as equal as possible in bytes; at least one
+    /// The split index that makes the two halves as equal as possible in bytes, with at least one
     /// item on each side.
     pub fn split_index(&self) -> usize {
         let half = self.used_bytes() / 2;

@@ -1,8 +1,8 @@
-//! The superblock: what a volume is, and which trees and which part of the log are valid.
+//! The superblock: the volume's parameters, and its valid trees and log.
 //!
-//! It is written to slot `generation % 2`; after that has been flushed, a copy goes to the end of
-//! the device. A reader takes the valid one with the highest generation, so a torn write loses
-//! nothing.
+//! It is written to slot `generation % 2`. After that has been flushed, a copy is written to the
+//! end of the device. A reader takes the valid one with the highest generation, so a torn write
+//! loses nothing.
 use crate::header::{HEADER_BYTES, Header};
 use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, NODE_BLOCKS, VolumeId};
 use crate::{FormatError, Geometry, Structure};
@@ -27,8 +27,7 @@ pub struct NodePointer {
     pub level: u8,
 }
 
-/// Features that a volume uses; a reader refuses what it doesn't know, according to the word it
-/// stands in.
+/// Features that a volume uses. For an unknown feature, its word decides what a reader refuses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Features {
     /// Unknown bits don't matter.
@@ -46,16 +45,16 @@ impl Features {
     pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS;
 }
 
-/// A place in the log ring and the checkpoint expected there.
+/// A position in the log ring and the checkpoint expected there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LogPosition {
     /// Block within the ring, below `log_blocks`.
     pub block: u64,
-    /// Sequence of the checkpoint that stands there, or will.
+    /// Sequence of the checkpoint at that block, or of the next one to be written there.
     pub sequence: u64,
 }
 
-/// The superblock, decoded.
+/// A decoded superblock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Superblock {
     /// The volume's identity.
@@ -68,25 +67,25 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// Root of the root tree.
     pub root: NodePointer,
-    /// The next inode number to give out.
+    /// The next inode number to allocate.
     pub next_inode: u64,
-    /// Number of read-write mounts; checkpoints carry it, so that a checkpoint of an earlier mount
+    /// Number of read-write mounts. Checkpoints carry it, so that a checkpoint of an earlier mount
     /// is never replayed.
     pub log_epoch: u64,
     /// Where replay starts.
     pub log_tail: LogPosition,
     /// Allocated blocks among the allocatable ones.
     pub used_blocks: u64,
-    /// [`bitmap_generations_checksum`](crate::bitmap_generations_checksum) of the bitmaps that
-    /// belong to this superblock; 0 if it was not recorded.
+    /// [`bitmap_generations_checksum`](crate::bitmap_generations_checksum) of this superblock's
+    /// bitmaps; 0 if not recorded.
     pub bitmaps_checksum: u32,
-    /// Inodes in the tree, those without a name among them; 0 if it was not recorded.
+    /// Inodes in the tree, including those without a name; 0 if not recorded.
     pub inodes: u64,
     /// Key of the name hash.
     pub hash_seed: [u8; 16],
-    /// When mkfs ran, in nanoseconds since 1970.
+    /// Time of mkfs, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// Whether the volume was unmounted: then the log holds nothing to replay.
+    /// Whether the volume was unmounted cleanly: then the log holds nothing to replay.
     pub clean: bool,
     /// Name given by the user.
     pub label: String,
@@ -189,7 +188,7 @@ impl Superblock {
     /// Decodes and validates the superblock that was read from `address`.
     ///
     /// # Errors
-    /// Anything that makes it unusable, an unknown incompatible feature among it.
+    /// If anything makes it unusable, such as an unknown incompatible feature.
     pub fn decode(bytes: &[u8], address: BlockNumber) -> Result<Self, FormatError> {
         let fail = |problem: String| Err(FormatError::new(Structure::Superblock, address, problem));
         Header::verify(bytes, MAGIC, Structure::Superblock, None, address)?;

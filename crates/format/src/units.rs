@@ -1,4 +1,4 @@
-//! Newtypes for every kind of id, address and sequence, and the sizes that the format fixes.
+//! Newtypes for every kind of id, address and sequence, and the fixed sizes of the format.
 use std::fmt;
 use std::ops::{Add, AddAssign, Range, Sub};
 
@@ -6,7 +6,7 @@ use std::ops::{Add, AddAssign, Range, Sub};
 pub const BLOCK_SIZE: usize = 4096;
 /// Size of a B-tree node, in bytes.
 pub const NODE_SIZE: usize = 16 * 1024;
-/// Blocks of one node. A node's address is a multiple of it ("cluster").
+/// Blocks of one node ("cluster"). A node's address is a multiple of it.
 pub const NODE_BLOCKS: u64 = (NODE_SIZE / BLOCK_SIZE) as u64;
 /// Smallest unit that a device writes atomically, in bytes.
 pub const SECTOR_SIZE: usize = 512;
@@ -47,7 +47,7 @@ id!(
 id!(/** Number of a transaction; 0 means "none". */ Generation);
 id!(/** Number of a file system object; never used twice in the life of a volume. */ InodeNumber);
 id!(/** Number of a tree in the root tree. */ TreeId);
-id!(/** Position of an operation in the order in which operations happened; 0 means "none". */ LogSeq);
+id!(/** Position of an operation in the order of all operations; 0 means "none". */ LogSeq);
 
 impl BlockNumber {
     /// Byte offset of this block on the device.
@@ -106,12 +106,12 @@ impl Sub for FileBlock {
     }
 }
 
-/// Generations, inode numbers, epochs and sequences beyond this are damage: no volume lives so
-/// long, and the next ones can still be counted.
+/// Generations, inode numbers, epochs and sequences above this are damage: no volume lives that
+/// long, and there is still room to count.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
-/// A volume with a generation, epoch or sequence beyond this is only mounted for reading, and no
-/// repair counts on: nothing can count so far that the next reader finds damage.
+/// A volume with a generation, epoch or sequence above this is mounted read-only, and no repair
+/// raises its counters. So no counter ever reaches the value that a reader takes for damage.
 pub const COUNTER_WRITABLE_MAX: u64 = 1 << 61;
 
 /// Inode numbers are below this.
@@ -152,7 +152,7 @@ impl BlockRange {
     pub fn new(start: BlockNumber, blocks: u64) -> Self {
         Self { start, blocks }
     }
-    /// One block past the last one.
+    /// The block after the last one.
     pub fn end(self) -> BlockNumber {
         BlockNumber(self.start.0 + self.blocks)
     }

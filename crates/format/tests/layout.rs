@@ -1,4 +1,4 @@
-//! Holds `docs/format.md` and the code together: each row of each table against the struct or the
+//! Compares `docs/format.md` with the code: each row of each table against the struct or the
 //! encoder.
 use cairn_format::node::{RawNodeHeader, RawSlot};
 use cairn_format::*;
@@ -7,7 +7,7 @@ use std::mem::offset_of;
 
 const DOCUMENT: &str = include_str!("../../../docs/format.md");
 
-/// A row: offset, bytes (none: the rest), field.
+/// A row: offset, bytes (`None`: the rest), field.
 type Row = (usize, Option<usize>, String);
 
 /// The rows of all tables whose first column is `structure`.
@@ -39,7 +39,7 @@ fn field_bytes<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// All fields of a struct, in order; fails to compile when one is missing here.
+/// All fields of a struct, in order. Does not compile if one is missing here.
 macro_rules! fields {
     ($structure:ident { $($field:ident),* }) => {{
         let _ = |$structure { $($field: _),* }: $structure| ();
@@ -58,17 +58,19 @@ fn structs_are_as_documented() {
         fields!(Header { magic, checksum, version, reserved, length, volume, address, generation });
     #[rustfmt::skip]
     let superblock = fields!(RawSuperblock {
-        header, features_compatible, features_read_only, features_incompatible, block_size, node_size, group_blocks, flags,
-        total_blocks, log_blocks, root_block, root_generation, root_level, next_inode, log_epoch, log_tail_block,
-        log_tail_sequence, used_blocks, created_ns, hash_seed, label, bitmaps_checksum, inodes, reserved
+        header, features_compatible, features_read_only, features_incompatible, block_size,
+        node_size, group_blocks, flags, total_blocks, log_blocks, root_block, root_generation,
+        root_level, next_inode, log_epoch, log_tail_block, log_tail_sequence, used_blocks,
+        created_ns, hash_seed, label, bitmaps_checksum, inodes, reserved
     });
     let node_header =
         fields!(RawNodeHeader { tree, count, values_start, garbage, level, reserved });
     let slot = fields!(RawSlot { inode, offset, value_start, value_length, kind, reserved });
     #[rustfmt::skip]
     let inode = fields!(RawInode {
-        mode, uid, gid, links, size, blocks, device, parent, entries, generation, accessed_seconds, modified_seconds,
-        changed_seconds, created_seconds, accessed_ns, modified_ns, changed_ns, created_ns, flags, reserved
+        mode, uid, gid, links, size, blocks, device, parent, entries, generation,
+        accessed_seconds, modified_seconds, changed_seconds, created_seconds, accessed_ns,
+        modified_ns, changed_ns, created_ns, flags, reserved
     });
     let checkpoint = fields!(RawCheckpoint {
         sequence,
@@ -100,8 +102,8 @@ fn structs_are_as_documented() {
     );
 }
 
-/// Checks that `encoded` has these bytes in these fields, that these are all the rows of the table,
-/// and that the rows leave no gap.
+/// Checks that `encoded` has these bytes in these fields, that the table has no other rows, and
+/// that the rows leave no gap.
 fn check_encoding(structure: &str, encoded: &[u8], fields: &[(&str, Vec<u8>)]) {
     let tables = tables();
     let rows = &tables[structure];
@@ -251,7 +253,8 @@ fn the_other_numbers_are_as_documented() {
         .filter_map(|number| Some((number, format!("{:?}", ItemKind::from_u8(number)?))))
         .collect();
     assert_eq!(kinds, known);
-    let types = "1 fifo, 2 character device, 4 directory, 6 block device, 8 file, 10 symbolic link, 12 socket";
+    let types = "1 fifo, 2 character device, 4 directory, 6 block device, 8 file, \
+                 10 symbolic link, 12 socket";
     assert!(DOCUMENT.contains(types));
     let documented: BTreeSet<u8> =
         types.split(", ").map(|part| part.split(' ').next().unwrap().parse().unwrap()).collect();
