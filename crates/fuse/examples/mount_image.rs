@@ -1,4 +1,4 @@
-//! Mounts an image file, which is made if it does not exist, and serves it until it is unmounted.
+//! Mounts an image file, creates it first if it does not exist, and serves it until the unmount.
 //!
 //!     cargo run -p cairn-fuse --example mount_image -- IMAGE DIRECTORY [plain] [writeback]
 use cairn_blockdev::{FileDevice, OpenMode};

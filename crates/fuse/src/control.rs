@@ -1,8 +1,8 @@
-//! What a program does with somebody's mount: unmount it, make it durable, trim it, shut it down,
-//! ask for its statistics.
+//! What a program does with a mount, its own or another's: unmount, sync, trim, shut down, and read
+//! statistics.
 //!
-//! Attributes that only the root directory of a mount has, and that no listing shows, answer
-//! questions: [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
+//! Only the root directory of a mount has the attributes [`XATTR_STATISTICS`], [`XATTR_SERVER`] and
+//! [`XATTR_SHUTDOWN`]. No listing shows them.
 use crate::error::MountError;
 use crate::kernel;
 use crate::mounting::{self, MountInfo, find_mount};
@@ -18,10 +18,10 @@ use std::path::Path;
 pub const XATTR_STATISTICS: &str = "user.cairn.statistics";
 /// Extended attribute of a mount's root directory: the process id of its server, in decimal.
 pub const XATTR_SERVER: &str = "user.cairn.server";
-/// Extended attribute of a mount's root directory, which it has once the volume was shut down.
+/// Extended attribute of a mount's root directory, present once the volume was shut down.
 pub const XATTR_SHUTDOWN: &str = "user.cairn.shutdown";
 
-/// How long a server may take to end after its mount is gone.
+/// How long a server may take to end after its mount has ended.
 const SERVER_END_SECONDS_MAX: u64 = 60;
 /// Type that statfs(2) gives for `fuse` and `fuseblk`.
 const FUSE_MAGIC: u64 = 0x6573_5546;
@@ -29,16 +29,16 @@ const FUSE_MAGIC: u64 = 0x6573_5546;
 const ANONYMOUS_MAJOR: u32 = 0;
 const XATTR_BYTES_MAX: usize = 64 * 1024;
 
-/// Unmounts `mountpoint`. When this returns, all changes are durable and the server has let the
-/// volume go.
+/// Unmounts `mountpoint`. On return all changes are durable and the server has released the
+/// volume.
 ///
 /// # Errors
-/// It is no mount of Cairn, or is in use, or its server does not end.
+/// If it is no mount of Cairn, is in use, or its server does not end.
 pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
     let mount = cairn_mount(mountpoint)?;
     let server = server_of(&mount.mountpoint);
-    // umount(2) does not reach the server of a plain mount, so its error could not be told. A dead
-    // server is no obstacle.
+    // umount(2) does not reach the server of a plain mount, so its error could not be reported. A
+    // dead server does not prevent the unmount.
     if !mount.forwards_sync() && server.is_some() && !is_shut_down(&mount.mountpoint) {
         sync(&mount.mountpoint)?;
     }
@@ -56,7 +56,7 @@ pub fn unmount(mountpoint: &Path) -> Result<(), MountError> {
 /// Makes everything durable that was written below `directory`, which is in a mount of Cairn.
 ///
 /// # Errors
-/// It is not, or something could not be written.
+/// If it is not, or something could not be written.
 pub fn sync(directory: &Path) -> Result<(), MountError> {
     as_owner(directory, sync_as_oneself)
 }
@@ -65,44 +65,44 @@ fn sync_as_oneself(directory: &Path) -> Result<(), MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let open = open_in_mount(directory)?;
     let synced = rustix::fs::syncfs(&open).map_err(no_answer);
-    // For `fuseblk` the kernel has waited until all it had cached was written, and then told the
-    // server to sync. For plain `fuse` an older kernel has only begun to write, and tells nothing;
-    // the server waits for the rest.
+    // For `fuseblk` the kernel has waited until all cached data was written, and has then sent a
+    // sync request. For plain `fuse` an older kernel has only begun to write, and sends none; the
+    // server waits for the rest.
     let device = rustix::fs::fstat(&open).map_err(no_answer)?.st_dev;
     if rustix::fs::major(device) != ANONYMOUS_MAJOR {
         return synced;
     }
-    // Also when the kernel reports an error of one file: the others have a right to be written.
+    // Even if the kernel reports an error of one file: the other files must be written.
     kernel::request_sync(&open).map_err(no_answer).and(synced)
 }
 
-/// Stops the volume that `directory` shows, as a crash would; everything becomes durable before if
-/// `flush`. From then on every request but to unmount fails with EIO. Only root and the server's
-/// user may ask.
+/// Stops the volume that `directory` shows, as a crash would; with `flush`, everything becomes
+/// durable first. From then on every request except an unmount fails with EIO. Only root and the
+/// server's user may do this.
 ///
 /// # Errors
-/// It is in no mount of Cairn, or not everything became durable; the volume is stopped all the
+/// If it is in no mount of Cairn, or not everything became durable; the volume is stopped all the
 /// same.
 pub fn shut_down(directory: &Path, flush: bool) -> Result<(), MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let open = open_in_mount(directory)?;
-    // What the kernel holds comes first; the server waits until it has arrived.
+    // The kernel sends its cached data first; the server waits until it has arrived.
     let synced = if flush { rustix::fs::syncfs(&open).map_err(no_answer) } else { Ok(()) };
     kernel::request_shutdown(&open, flush).map_err(no_answer).and(synced)
 }
 
-/// Discards what is free in the volume that `directory` shows, so that its image file takes less
-/// room; returns how many bytes were free. Only root and the server's user may ask.
+/// Discards the free space of the volume that `directory` shows, so that its image file takes less
+/// room. Returns the number of free bytes. Only root and the server's user may do this.
 ///
 /// # Errors
-/// It is in no mount of Cairn, or the volume can't be changed.
+/// If it is in no mount of Cairn, or the volume can't be changed.
 pub fn trim(directory: &Path) -> Result<u64, MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let open = open_in_mount(directory)?;
     kernel::request_trim(&open).map_err(no_answer)
 }
 
-/// Whether the volume mounted on `mountpoint` was shut down, and waits for its mount to end.
+/// Whether the volume mounted on `mountpoint` was shut down and its mount has not ended yet.
 pub fn is_shut_down(mountpoint: &Path) -> bool {
     as_owner(mountpoint, |mountpoint| attribute(mountpoint, XATTR_SHUTDOWN)).is_ok()
 }
@@ -128,7 +128,7 @@ fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
     }
 }
 
-/// What is wrong with a path itself.
+/// The problem of the path itself, if it has one.
 fn unusable(path: &Path, errno: Errno) -> Option<MountError> {
     let of_path = matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG);
     of_path.then(|| MountError::PathUnusable { path: path.to_owned(), errno })
@@ -137,7 +137,7 @@ fn unusable(path: &Path, errno: Errno) -> Option<MountError> {
 /// Statistics of the volume mounted on `mountpoint`, as JSON.
 ///
 /// # Errors
-/// It is no mount of Cairn, or does not answer.
+/// If it is no mount of Cairn, or does not answer.
 pub fn statistics(mountpoint: &Path) -> Result<String, MountError> {
     let mount = cairn_mount(mountpoint)?;
     let value = as_owner(&mount.mountpoint, |mountpoint| attribute(mountpoint, XATTR_STATISTICS))

@@ -1,9 +1,9 @@
-//! Why a mount could not be made, found, used or taken away.
+//! Why a mount could not be made, found, used or removed.
 use crate::transport::RingFailure;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Failure of mounting, unmounting, or talking to a mount.
+/// An error of mounting, unmounting, or using a mount.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum MountError {

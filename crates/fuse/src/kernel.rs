@@ -1,7 +1,7 @@
-//! System calls that have no safe wrapper: cloning a FUSE device, setting up loop devices, Cairn's
-//! own requests, the scheduling policy of a thread, and what a server does not inherit.
+//! System calls without a safe wrapper: cloning a FUSE device, setting up loop devices, Cairn's own
+//! requests, the scheduling policy of a thread, and the files that child processes inherit.
 //!
-//! The only module of the crate with `unsafe`.
+//! The crate's only module with `unsafe`, besides `kernel_ring`.
 #![allow(unsafe_code)]
 use crate::protocol::wire::TrimRange;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,11 +15,11 @@ pub const IOCTL_SYNC: u32 = 0xca01;
 pub const IOCTL_SHUTDOWN: u32 = 0xca02;
 /// `_IO(0xCA, 3)`: stop at once.
 pub const IOCTL_SHUTDOWN_DROP: u32 = 0xca03;
-/// `XFS_IOC_GOINGDOWN`, which ext4 and btrfs know as well. The kernel keeps its argument, a word of
-/// flags, to itself.
+/// `XFS_IOC_GOINGDOWN`, which ext4 and btrfs have as well. The kernel does not pass its argument, a
+/// word of flags, to the server.
 pub const IOCTL_GOING_DOWN: u32 = 0x8004_587d;
 
-/// `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`: discard what is free. fstrim(8) sends it to a
+/// `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`: discard free space. fstrim(8) sends it to a
 /// directory.
 pub const IOCTL_TRIM: u32 = 0xc018_5879;
 
@@ -27,9 +27,9 @@ const FUSE_DEV_IOC_CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
 const LOOP_CTL_GET_FREE: Opcode = 0x4c82;
 const LOOP_CONFIGURE: Opcode = 0x4c0a;
 
-/// `lo_flags`: nobody may write.
+/// `lo_flags`: read-only.
 pub const LOOP_READ_ONLY: u32 = 1;
-/// `lo_flags`: the device lets go of its file when nobody has it open any more.
+/// `lo_flags`: the device detaches its file when its last user closes it.
 pub const LOOP_AUTOCLEAR: u32 = 4;
 
 /// `struct loop_info64`.
@@ -61,7 +61,7 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// The calling thread's number in the system.
+/// The calling thread's id in the system.
 pub fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -91,8 +91,7 @@ fn last_error() -> io::Errno {
     io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(io::Errno::INVAL)
 }
 
-/// Makes `device`, a freshly opened `/dev/fuse`, another queue of the connection that `connection`
-/// belongs to.
+/// Makes `device`, a freshly opened `/dev/fuse`, another queue of the connection of `connection`.
 pub fn clone_fuse_device(device: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     let number = connection.as_raw_fd() as u32;
     // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, a descriptor number, through its argument, and
@@ -119,13 +118,13 @@ unsafe impl Ioctl for LoopGetFree {
     }
 }
 
-/// Number of a loop device that nobody uses at the moment.
+/// Number of a loop device that is unused at the moment.
 pub fn free_loop_device(control: &OwnedFd) -> io::Result<i32> {
     // SAFETY: see `LoopGetFree`.
     unsafe { ioctl::ioctl(control, LoopGetFree) }
 }
 
-/// Attaches `backing` to the loop device `device`. `EBUSY` if somebody else took the device
+/// Attaches `backing` to the loop device `device`. `EBUSY` if another process took the device
 /// meanwhile.
 pub fn configure_loop_device(
     device: &OwnedFd,
@@ -143,15 +142,14 @@ pub fn configure_loop_device(
     unsafe { ioctl::ioctl(device, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
 }
 
-/// Asks the mount that `directory` belongs to, to make everything durable.
+/// Asks the mount of `directory` to make everything durable.
 pub fn request_sync(directory: impl AsFd) -> io::Result<()> {
     // SAFETY: the request has no argument, by its number; a file system that does not know it
     // answers ENOTTY.
     unsafe { ioctl::ioctl(directory, NoArg::<{ IOCTL_SYNC as Opcode }>::new()) }
 }
 
-/// Asks the mount that `directory` belongs to, to stop; everything becomes durable before if
-/// `flush`.
+/// Asks the mount of `directory` to stop; with `flush`, everything becomes durable first.
 pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
     // SAFETY: the requests have no argument, by their numbers; a file system that does not know
     // them answers ENOTTY.
@@ -164,8 +162,7 @@ pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
     }
 }
 
-/// Asks the mount that `directory` belongs to, to discard what is free; returns how many bytes that
-/// was.
+/// Asks the mount of `directory` to discard its free space. Returns the number of bytes.
 pub fn request_trim(directory: impl AsFd) -> io::Result<u64> {
     let mut range = TrimRange { start: 0, length: u64::MAX, least_bytes: 0 };
     // SAFETY: FITRIM reads and writes one `struct fstrim_range`, whose layout `TrimRange` has
@@ -190,8 +187,8 @@ pub mod mapping {
 
     impl Mapping {
         pub fn new(file: &File, length_bytes: usize) -> Self {
-            // SAFETY: a new mapping at an address of the kernel's choice. Nobody shortens the file
-            // while it is mapped.
+            // SAFETY: a new mapping at an address of the kernel's choice. The test does not shorten
+            // the file while it is mapped.
             let start = unsafe {
                 rustix::mm::mmap(
                     std::ptr::null_mut(),
@@ -223,7 +220,7 @@ pub mod mapping {
 
     impl Drop for Mapping {
         fn drop(&mut self) {
-            // SAFETY: made by `new` with this length; nobody has a reference into it.
+            // SAFETY: made by `new` with this length; no reference into it exists.
             unsafe { rustix::mm::munmap(self.start.cast(), self.length_bytes) }.unwrap();
         }
     }
@@ -242,8 +239,8 @@ mod tests {
     }
 }
 
-/// Programs that this process starts get its standard streams and none of its other open files.
-/// (Before Linux 5.11 they get what the process itself was started with, as any program.)
+/// Makes programs that this process starts inherit its standard streams and no other open files.
+/// (Before Linux 5.11 they inherit the files that the process itself was started with, as usual.)
 pub fn hand_on_standard_streams_only() {
     // SAFETY: the call takes no memory, and sets a flag of descriptors, which closes none in this
     // process.

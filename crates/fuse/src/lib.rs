@@ -1,15 +1,15 @@
-//! Cairn's own FUSE transport, and the mount that answers with a volume.
+//! Cairn's own FUSE transport, and the mount that serves a volume.
 //!
-//! Layers, imports pointing down: [`mount`] and what a program does with a mount ([`unmount`],
+//! Layers, with imports pointing down: [`mount`] and what a program does with a mount ([`unmount`],
 //! [`sync`], [`trim`], [`shut_down`], [`statistics`], [`find_mount`]); the adapter that answers
 //! requests with a volume ([`VolumeHandler`]); the session (INIT to unmount); making mounts;
-//! [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). `unsafe` stands in two
-//! modules: one wraps ioctls, the other io_uring.
+//! [`transport`] (reads requests, writes replies); [`protocol`] (the bytes). Two modules have
+//! `unsafe`: one wraps ioctls, the other io_uring.
 //!
-//! Requests that only this crate knows: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount
-//! makes everything durable, `0xca02` does so and stops the volume, `0xca03` stops it at once; the
-//! root directory's attributes [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] tell
-//! statistics, server, and whether it was stopped.
+//! Requests of this crate only: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes
+//! everything durable, `0xca02` does so and stops the volume, `0xca03` stops it at once. The root
+//! directory's attributes [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] hold the
+//! statistics, the server's process id, and whether the volume was stopped.
 //!
 //! ```no_run
 //! use cairn_blockdev::{FileDevice, OpenMode};
@@ -20,7 +20,7 @@
 //! let device = Arc::new(FileDevice::open(image, OpenMode::ReadWrite)?);
 //! let volume = Volume::open(device, VolumeOptions::default())?;
 //! let mounted = cairn_fuse::mount(volume, image, Path::new("/mnt"), &MountOptions::default())?;
-//! mounted.run()?; // until somebody unmounts
+//! mounted.run()?; // until the unmount
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]

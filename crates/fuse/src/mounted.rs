@@ -1,5 +1,5 @@
 //! A mounted volume: the session, the handler that answers with the volume, and the thread that
-//! commits where the kernel does not tell when.
+//! commits if the kernel sends no sync requests.
 use crate::adapter::{PeriodicCommit, VolumeHandler};
 use crate::error::MountError;
 use crate::mounting::MountOptions;
@@ -8,8 +8,8 @@ use cairn_engine::Volume;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Mounts `volume`, which lies in `source` (an image file or a block device), on the directory
-/// `mountpoint`. The mount answers when this returns. When it ends the volume is closed.
+/// Mounts `volume` from `source` (an image file or a block device) on the directory `mountpoint`.
+/// On return the mount answers. When it ends, the volume is closed.
 ///
 /// # Errors
 /// See [`MountError`]; nothing is mounted then, and the volume is still open.
@@ -51,7 +51,7 @@ impl MountedVolume {
     pub(crate) fn unmounter(&self) -> Unmounter {
         self.session.unmounter()
     }
-    /// A handle that ends the mount, for another thread: one that waits for signals, say.
+    /// A handle that ends the mount, for another thread, such as one that waits for signals.
     pub fn ender(&self) -> MountEnder {
         MountEnder { unmounter: self.session.unmounter(), handler: Arc::clone(&self.handler) }
     }
@@ -60,13 +60,13 @@ impl MountedVolume {
         self.session.is_over_ring()
     }
     /// Whether sync(2), syncfs(2) and umount(2) reach the volume. If not, it commits every second
-    /// when something changed.
+    /// if there were changes.
     pub fn forwards_sync(&self) -> bool {
         self.session.forwards_sync()
     }
 }
 
-/// Ends a mount. Every copy stands for the same mount; never call it on a thread that answers
+/// Ends a mount. Every copy stands for the same mount. Never call it on a thread that answers
 /// requests.
 #[derive(Clone, Debug)]
 pub struct MountEnder {
@@ -75,27 +75,26 @@ pub struct MountEnder {
 }
 
 impl MountEnder {
-    /// Unmounts; [`MountedVolume::run`] then returns. Nothing happens when the mount is gone
-    /// already.
+    /// Unmounts; [`MountedVolume::run`] then returns. Does nothing if the mount has ended already.
     ///
     /// # Errors
-    /// The mount is in use, or may not be unmounted.
+    /// If the mount is in use, or may not be unmounted.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.unmounter.unmount()
     }
-    /// Makes everything durable, also what the kernel has kept so far.
+    /// Makes everything durable, including what the kernel has cached.
     ///
     /// # Errors
-    /// Something could not be written.
+    /// If something could not be written.
     pub fn sync(&self) -> Result<(), MountError> {
         self.unmounter.sync()
     }
-    /// Makes everything durable and stops the volume, although it is mounted: all later calls fail,
-    /// and once this process has ended the image is free. The mount stays where it is, so that
-    /// nothing is written into the directory underneath.
+    /// Makes everything durable and stops the volume while it stays mounted. All later calls fail,
+    /// and once this process has ended the image is free. The mount stays, so that programs don't
+    /// write into the directory underneath.
     ///
     /// # Errors
-    /// Something could not be written; the volume is stopped all the same.
+    /// If something could not be written; the volume is stopped all the same.
     pub fn stop(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let synced = if self.handler.is_shut_down() { Ok(()) } else { self.unmounter.sync() };
         self.handler.stop()?;

@@ -1,31 +1,33 @@
-//! INIT: what kernel and server agree on.
+//! INIT: the agreement of kernel and server.
 use crate::error::MountError;
 use crate::protocol::wire::{InitIn, InitOut, init_flag};
 use crate::protocol::{MAJOR_VERSION, MINOR_VERSION, MINOR_VERSION_MIN};
 use crate::transport::TRANSFER_BYTES_MAX;
 
-/// Requests that the kernel may have outstanding without a caller that waits (read-ahead,
+/// The most requests that the kernel has outstanding without a waiting caller (read-ahead,
 /// writeback, asynchronous I/O).
 const BACKGROUND_REQUESTS_MAX: u16 = 128;
-/// From this number on the kernel calls the device congested.
+/// From this number on the kernel treats the device as congested.
 const CONGESTION_THRESHOLD: u16 = 96;
-/// Longest read-ahead that we would serve; the kernel takes the smaller of this and its own.
+/// The longest read-ahead that the server accepts; the kernel takes the smaller of this and its
+/// own.
 const READAHEAD_BYTES_MAX: u32 = TRANSFER_BYTES_MAX as u32;
 const PAGE_BYTES: usize = 4096;
 
-/// What is asked for if the kernel has it. Left out on purpose: AUTO_INVAL_DATA (with the writeback
-/// cache every cached read would ask for attributes), ATOMIC_O_TRUNC (there are no opens to carry
-/// it), POSIX_LOCKS and FLOCK_LOCKS (one kernel uses the volume, its own locks suffice), the SPLICE
-/// flags, POSIX_ACL. OVER_IO_URING is a promise, made only with rings at hand.
+/// The capabilities that the server requests. Omitted on purpose: AUTO_INVAL_DATA (with the
+/// writeback cache every cached read would ask for attributes), ATOMIC_O_TRUNC (there are no opens
+/// to carry it), POSIX_LOCKS and FLOCK_LOCKS (one kernel uses the volume, so its own locks
+/// suffice), the SPLICE flags, POSIX_ACL. OVER_IO_URING is a promise, made only after the rings
+/// exist.
 ///
-/// ASYNC_DIO is left out, too. With it the kernel completes a direct write of libaio or io_uring
-/// after it has given up the inode's lock, and keeps the pages that a reader cached meanwhile.
-/// Those stay old for ever, a store into one puts old data over durable data, and a truncation can
-/// overtake the write. The server could have the pages dropped before it replies, but it cannot
-/// tell for which WRITEs: a buffered write through a descriptor with O_DIRECT looks the same and
-/// keeps its page locked until the reply, so dropping that page would never end. And with the
-/// writeback cache the kernel does not believe the server's size. Without the flag a direct write
-/// completes under the inode's lock, with the pages dropped.
+/// ASYNC_DIO is omitted, too. With it the kernel completes a direct write of libaio or io_uring
+/// after it has released the inode's lock, and keeps the pages that a reader cached meanwhile.
+/// Those stay stale for ever, a store into one puts old data over durable data, and a truncation
+/// can overtake the write. The server could invalidate the pages before it replies, but it cannot
+/// see for which WRITEs: a buffered write through a descriptor with O_DIRECT looks the same and
+/// keeps its page locked until the reply, so invalidating that page would never end. And with the
+/// writeback cache the kernel ignores the server's size. Without the flag a direct write completes
+/// under the inode's lock, with the pages dropped.
 const WANTED: u64 = init_flag::ASYNC_READ
     | init_flag::EXPORT_SUPPORT
     | init_flag::BIG_WRITES
@@ -41,27 +43,27 @@ const WANTED: u64 = init_flag::ASYNC_READ
     | init_flag::HANDLE_KILLPRIV_V2
     | init_flag::INIT_EXT;
 
-/// What was agreed on.
+/// The result of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Minor version of the protocol in use.
     pub minor: u32,
     /// Capabilities in use.
     pub flags: u64,
-    /// Answer for the kernel.
+    /// The answer to the kernel.
     pub answer: InitOut,
 }
 
-/// What the server can do beyond what it always wants.
+/// Optional abilities of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extras {
-    /// Let the kernel keep written data for a while.
+pub struct OptionalFeatures {
+    /// Let the kernel cache written data.
     pub writeback: bool,
     /// Serve requests over rings.
     pub ring: bool,
 }
 
-impl Extras {
+impl OptionalFeatures {
     fn flags(self) -> u64 {
         let flag = |wanted: bool, flag: u64| if wanted { flag } else { 0 };
         flag(self.writeback, init_flag::WRITEBACK_CACHE) | flag(self.ring, init_flag::OVER_IO_URING)
@@ -69,17 +71,20 @@ impl Extras {
 }
 
 impl Agreement {
-    /// Whether requests are to come over rings.
+    /// Whether requests will come over rings.
     pub fn over_ring(&self) -> bool {
         self.flags & init_flag::OVER_IO_URING != 0
     }
 }
 
-/// Answers `offer`. `None` when the kernel's major version is newer: it will ask again with ours.
+/// Answers `offer`. `None` if the kernel's major version is newer: it will ask again with this one.
 ///
 /// # Errors
-/// A kernel that is too old.
-pub fn negotiate(offer: &InitIn, extras: Extras) -> Result<Option<Agreement>, MountError> {
+/// If the kernel is too old.
+pub fn negotiate(
+    offer: &InitIn,
+    extras: OptionalFeatures,
+) -> Result<Option<Agreement>, MountError> {
     if offer.major > MAJOR_VERSION {
         return Ok(None);
     }
@@ -114,7 +119,7 @@ pub fn negotiate(offer: &InitIn, extras: Extras) -> Result<Option<Agreement>, Mo
     Ok(Some(Agreement { minor, flags, answer }))
 }
 
-/// The answer to a kernel whose major version is newer than ours.
+/// The answer to a kernel with a newer major version.
 pub fn own_version() -> InitOut {
     InitOut { major: MAJOR_VERSION, minor: MINOR_VERSION, ..InitOut::default() }
 }
@@ -134,11 +139,11 @@ mod tests {
         }
     }
 
-    const CACHED: Extras = Extras { writeback: true, ring: false };
+    const CACHED: OptionalFeatures = OptionalFeatures { writeback: true, ring: false };
 
     #[test]
     fn only_what_is_wanted_and_offered_is_taken() {
-        let both = Extras { writeback: true, ring: true };
+        let both = OptionalFeatures { writeback: true, ring: true };
         let agreed = negotiate(&offer(7, 45), both).unwrap().unwrap();
         assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE | init_flag::OVER_IO_URING);
         assert!(agreed.over_ring() && agreed.answer.flags2 == 1 << 9);
@@ -149,8 +154,9 @@ mod tests {
             (agreed.answer.minor, agreed.answer.flags2, agreed.answer.max_pages),
             (MINOR_VERSION, 0, 256)
         );
-        let through =
-            negotiate(&offer(7, 45), Extras { writeback: false, ring: false }).unwrap().unwrap();
+        let through = negotiate(&offer(7, 45), OptionalFeatures { writeback: false, ring: false })
+            .unwrap()
+            .unwrap();
         assert_eq!(through.flags & init_flag::WRITEBACK_CACHE, 0);
         let poor = InitIn { flags: init_flag::ASYNC_READ as u32, ..offer(7, 31) };
         let agreed = negotiate(&poor, CACHED).unwrap().unwrap();

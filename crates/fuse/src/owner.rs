@@ -1,17 +1,17 @@
-//! Talking to the mount of another user.
+//! Access to the mount of another user.
 //!
-//! The kernel lets only its owner into a mount without `allow_other`: root cannot sync it, or ask
-//! who serves it. Root can take the owner's identity, though, and keeps its right to pass
-//! directories that the owner may not enter. Only a thread of its own does so: for the kernel,
-//! identities belong to threads.
+//! The kernel admits only the owner to a mount without `allow_other`: root cannot sync it or ask
+//! for its server. But root can take the owner's identity, and keeps its right to pass directories
+//! that the owner may not enter. Only a thread of its own does so: in the kernel, identities belong
+//! to threads.
 use crate::mounting::find_mount;
 use cairn_environment::thread;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::path::Path;
 
-/// What `work` returns for `directory`; as the owner of the mount whose root this is, if root could
-/// not do it.
+/// The result of `work` for `directory`. If root is refused, `work` runs as the owner of the mount
+/// with this root.
 pub fn as_owner<T: Send + 'static>(
     directory: &Path,
     work: impl FnOnce(&Path) -> T + Send + 'static,
@@ -26,14 +26,14 @@ pub fn as_owner<T: Send + 'static>(
     };
     let directory = directory.to_owned();
     let worker = thread::spawn("owner", move || {
-        // If it fails, the work fails as it would have without it.
+        // If this fails, the work fails as it would have without it.
         let _ = become_user(user, group);
         work(&directory)
     });
     worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// In this thread, for ever.
+/// Changes the identity of this thread, for ever.
 fn become_user(user: u32, group: u32) -> rustix::io::Result<()> {
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
     rustix::thread::set_thread_groups(&[])?;

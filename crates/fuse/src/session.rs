@@ -1,17 +1,17 @@
-//! A mount that is served: from INIT until the kernel has unmounted it.
+//! A served mount: from INIT until the kernel has unmounted it.
 //!
-//! States: *made* (the kernel knows the mount) → *agreed* (INIT answered) → *served* (request
-//! threads run) → *ended* (all of them have stopped, the handler has finished). [`Session`] exists
-//! from *served* on; on a failure before it, the mount is taken away again.
+//! States: *made* (the kernel has the mount) → *agreed* (INIT answered) → *served* (request threads
+//! run) → *ended* (all of them have stopped, the handler has finished). [`Session`] exists from
+//! *served* on. A failure before that removes the mount again.
 use crate::control;
 use crate::error::MountError;
 use crate::mounting::{
     self, MadeMount, MountOptions, SourceLink, Transport, find_mount, find_mount_of_device,
 };
-use crate::negotiation::{self, Agreement, Extras};
+use crate::negotiation::{self, Agreement, OptionalFeatures};
 use crate::protocol::Operation;
 use crate::transport::{
-    Channel, End, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingFailure,
+    Channel, EndReason, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingFailure,
     RingThreads, Rings,
 };
 use cairn_blockdev::BlockPool;
@@ -19,14 +19,13 @@ use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why a session did not end well.
+/// Why a session failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The last changes may not be durable.
     #[error("{0}")]
     Finish(HandlerFailure),
-    /// Somebody cut the connection, although the file system was mounted. Everything received is
-    /// durable.
+    /// The connection was cut while the file system was mounted. Everything received is durable.
     #[error("the connection to the kernel was cut while mounted on {0}")]
     Aborted(PathBuf),
     /// The FUSE device failed. Everything received is durable.
@@ -57,8 +56,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Mounts `source` on `mountpoint` and lets `handler` answer. The mount answers when this
-    /// returns.
+    /// Mounts `source` on `mountpoint` and serves it with `handler`. On return the mount answers.
     ///
     /// # Errors
     /// See [`MountError`]; nothing is mounted then.
@@ -72,7 +70,7 @@ impl Session {
         Self::serve(mounting::make_mount(source, mountpoint, options)?, rings, options, handler)
     }
 
-    /// Lets `handler` answer for a mount that has been made.
+    /// Serves an existing mount with `handler`.
     pub(crate) fn serve(
         made: MadeMount,
         rings: Option<Rings>,
@@ -80,7 +78,7 @@ impl Session {
         handler: Arc<dyn Handler>,
     ) -> Result<Self, MountError> {
         let MadeMount { device, mountpoint, forwards_sync, link } = made;
-        // Nobody has used it yet.
+        // The mount is not in use yet.
         let mount = find_mount(&mountpoint)
             .inspect_err(|_| drop(mounting::take_away(&mountpoint, true)))?;
         let unmounter = Unmounter {
@@ -88,8 +86,10 @@ impl Session {
             device_number: mount.as_ref().map(|mount| mount.device_number),
         };
         let channel = Arc::new(Channel::new(device));
-        let extras =
-            Extras { writeback: options.writeback && !options.read_only, ring: rings.is_some() };
+        let extras = OptionalFeatures {
+            writeback: options.writeback && !options.read_only,
+            ring: rings.is_some(),
+        };
         let agreement = agree(&channel, extras).inspect_err(|_| {
             if let Err(error) = unmounter.detach() {
                 tracing::error!("{error}");
@@ -98,7 +98,7 @@ impl Session {
         if let Some(mount) = mount.filter(|_| rustix::process::geteuid().is_root()) {
             mounting::lengthen_read_ahead(&mount);
         }
-        // Requests wait in the kernel until the rings that were promised are registered.
+        // Requests wait in the kernel until the promised rings are registered.
         let rings = rings
             .filter(|_| agreement.over_ring())
             .map(|rings| RingThreads::start(rings, &channel, options.threads, &handler));
@@ -128,7 +128,7 @@ impl Session {
     pub fn is_over_ring(&self) -> bool {
         self.over_ring
     }
-    /// What kernel and server agreed on.
+    /// The agreement of kernel and server.
     pub fn agreement(&self) -> &Agreement {
         &self.agreement
     }
@@ -139,9 +139,9 @@ impl Session {
     /// See [`SessionError`].
     pub fn run(self) -> Result<(), SessionError> {
         let end = self.threads.join();
-        if end != End::Unmounted {
-            // If it is in use it stays, and answers everything with "transport endpoint is not
-            // connected": without it, the paths below it would be those of the directory
+        if end != EndReason::Unmounted {
+            // A mount in use stays, and answers everything with "transport endpoint is not
+            // connected". Without it, the paths below it would be those of the directory
             // underneath.
             if let Err(error) = self.unmounter.unmount() {
                 tracing::warn!("{error}; take it away with `cairn umount` when nothing uses it");
@@ -154,14 +154,14 @@ impl Session {
         drop(self.link);
         finished.map_err(SessionError::Finish)?;
         match end {
-            End::Unmounted => Ok(()),
-            End::Aborted => Err(SessionError::Aborted(self.unmounter.mountpoint)),
-            End::Failed(errno) => Err(SessionError::Device(errno)),
+            EndReason::Unmounted => Ok(()),
+            EndReason::Aborted => Err(SessionError::Aborted(self.unmounter.mountpoint)),
+            EndReason::Failed(errno) => Err(SessionError::Device(errno)),
         }
     }
 }
 
-/// Unmounts one session's mount. Every copy stands for the same mount; never call it on a thread
+/// Unmounts one session's mount. Every copy stands for the same mount. Never call it on a thread
 /// that answers requests.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
@@ -170,23 +170,23 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// Where the session is mounted.
+    /// The mount point of the session.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
-    /// Has the kernel send what it keeps, and makes it durable. Nothing happens when the session's
-    /// mount is gone already.
+    /// Makes the kernel send its cached data, and makes it durable. Does nothing if the session's
+    /// mount has ended already.
     ///
     /// # Errors
-    /// Something could not be written.
+    /// If something could not be written.
     pub fn sync(&self) -> Result<(), MountError> {
         if self.is_mounted()? {
             return control::sync(&self.mountpoint);
         }
-        // A copy of the mount may live elsewhere, as a bind mount, or below what covers its path.
+        // The mount may have another path, as a bind mount, or be covered by another mount.
         let copy = self.device_number.and_then(find_mount_of_device);
         match copy.map_or(Ok(()), |copy| control::sync(&copy.mountpoint)) {
-            // It can't be entered by its path.
+            // Its path does not lead to it.
             Err(
                 MountError::NotInCairn(_)
                 | MountError::NoAnswer { errno: Errno::NOTDIR | Errno::NOENT, .. },
@@ -194,20 +194,20 @@ impl Unmounter {
             synced => synced,
         }
     }
-    /// Unmounts; [`Session::run`] then returns. Nothing happens when the session's mount is gone
+    /// Unmounts; [`Session::run`] then returns. Does nothing if the session's mount has ended
     /// already.
     ///
     /// # Errors
-    /// The mount is in use, or may not be unmounted.
+    /// If the mount is in use, or may not be unmounted.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.take_away(false)
     }
-    /// Takes the mount out of the tree now; [`Session::run`] returns when its last user is gone.
-    /// Only for a mount that nobody has used yet: what others do below its path from now on happens
-    /// in the directory underneath.
+    /// Removes the mount from the tree now; [`Session::run`] returns when its last user is gone.
+    /// Only for a mount that was not used yet: later accesses below its path go to the directory
+    /// underneath.
     ///
     /// # Errors
-    /// The mount may not be unmounted.
+    /// If the mount may not be unmounted.
     pub(crate) fn detach(&self) -> Result<(), MountError> {
         self.take_away(true)
     }
@@ -216,7 +216,7 @@ impl Unmounter {
         if self.is_mounted()? { mounting::take_away(&self.mountpoint, detach) } else { Ok(()) }
     }
 
-    /// Whether what is mounted there is this session's.
+    /// Whether the mount at that path is this session's.
     fn is_mounted(&self) -> Result<bool, MountError> {
         let present = find_mount(&self.mountpoint)?;
         Ok(present.is_some_and(|mount| {
@@ -237,8 +237,9 @@ fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
             Ok(rings) => Ok(Some(rings)),
             Err(RingFailure::Off) if is_root && Rings::can_be_switched_on() => {
                 tracing::info!(
-                    "requests come over /dev/fuse; over io_uring most of them take half the time. -o transport=uring switches it on, for \
-                     all FUSE mounts of this machine that ask for it"
+                    "requests come over /dev/fuse; over io_uring most of them take half the \
+                     time. -o transport=uring switches it on, for all FUSE mounts of this machine \
+                     that ask for it"
                 );
                 Ok(None)
             }
@@ -250,8 +251,8 @@ fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
     }
 }
 
-/// Answers INIT, which the kernel sends before anything else.
-fn agree(channel: &Arc<Channel>, extras: Extras) -> Result<Agreement, MountError> {
+/// Answers INIT, the kernel's first request.
+fn agree(channel: &Arc<Channel>, extras: OptionalFeatures) -> Result<Agreement, MountError> {
     let mut buffer = RequestBuffer::new(&BlockPool::new(0));
     loop {
         let length_bytes = channel.receive(&mut buffer).map_err(|_| MountError::NoConnection)?;

@@ -20,7 +20,7 @@ fn can_mount() -> bool {
     possible
 }
 
-struct Mounted {
+struct MountedSession {
     file_system: Arc<TinyFileSystem>,
     unmounter: Unmounter,
     server: Option<JoinHandle<()>>,
@@ -28,7 +28,7 @@ struct Mounted {
     forwards_sync: bool,
 }
 
-impl Mounted {
+impl MountedSession {
     fn new(options: &MountOptions) -> Self {
         Self::made_by(|image, mountpoint, handler| {
             Session::start(image, mountpoint, options, handler)
@@ -61,7 +61,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedSession {
     fn drop(&mut self) {
         // A failed test leaves no mount behind.
         let _ = self.unmounter.detach();
@@ -94,7 +94,7 @@ fn a_root_mount_reads_writes_syncs_and_unmounts() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedSession::new(&options_of_tests());
     exercise(&mounted.path());
     let info = find_mount(&mounted.path()).unwrap().expect("mounted");
     if mounted.forwards_sync {
@@ -124,7 +124,7 @@ fn a_plain_mount_without_the_writeback_cache_works_on_one_thread() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions {
+    let mounted = MountedSession::new(&MountOptions {
         plain: true,
         writeback: false,
         threads: 1,
@@ -145,7 +145,7 @@ fn the_helper_mounts_and_hands_the_connection_over() {
         return;
     }
     let options = MountOptions { read_only: true, ..options_of_tests() };
-    let mounted = Mounted::made_by(|image, mountpoint, handler| {
+    let mounted = MountedSession::made_by(|image, mountpoint, handler| {
         let device = helper::mount(
             image,
             mountpoint,
@@ -188,7 +188,7 @@ fn an_unanswered_request_fails_with_an_io_error() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedSession::new(&options_of_tests());
     fs::write(mounted.path().join("file"), "x").unwrap();
     assert_eq!(rustix::fs::removexattr(mounted.path().join("file"), "user.a"), Err(Errno::IO));
     mounted.unmount();
@@ -199,7 +199,7 @@ fn a_mount_in_use_is_busy_until_it_is_detached() {
     if !can_mount() {
         return;
     }
-    let mut mounted = Mounted::new(&options_of_tests());
+    let mut mounted = MountedSession::new(&options_of_tests());
     fs::write(mounted.path().join("file"), "x").unwrap();
     let open = fs::File::open(mounted.path().join("file")).unwrap();
     assert_eq!(crate::unmount(&mounted.path()), Err(MountError::MountBusy(mounted.path())));
@@ -224,7 +224,7 @@ fn loop_devices_are_released() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedSession::new(&options_of_tests());
     let image = mounted.image();
     if !mounted.forwards_sync {
         return;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The default mount options, with the transport that `CAIRN_TEST_TRANSPORT` names.
+/// The default mount options, with the transport in `CAIRN_TEST_TRANSPORT`.
 pub fn options_of_tests() -> MountOptions {
     let transport = match std::env::var("CAIRN_TEST_TRANSPORT").as_deref() {
         Err(_) | Ok("") => Transport::Auto,
@@ -23,8 +23,8 @@ pub fn options_of_tests() -> MountOptions {
     MountOptions { transport, ..MountOptions::default() }
 }
 
-/// Unmounts what this test has made. A process that another test starts has all files of this one,
-/// until it runs its program.
+/// Unmounts a mount of this test. A process that another test starts holds all files of this one
+/// until it runs its program, so this retries.
 pub fn unmount_soon(unmounter: &Unmounter) {
     for _ in 0..1000 {
         match unmounter.unmount() {
@@ -35,9 +35,9 @@ pub fn unmount_soon(unmounter: &Unmounter) {
     unmounter.unmount().unwrap();
 }
 
-/// What the tests look at afterwards.
+/// The requests that the tests look at afterwards.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ServedRequests {
     pub fsyncs: usize,
     pub syncs: usize,
     pub ioctls: usize,
@@ -48,25 +48,25 @@ pub struct Seen {
 }
 
 #[derive(Default)]
-struct State {
+struct TinyState {
     names: BTreeMap<Vec<u8>, u64>,
     files: BTreeMap<u64, Vec<u8>>,
     next_node: u64,
-    seen: Seen,
+    seen: ServedRequests,
 }
 
-pub struct TinyFileSystem(Mutex<State>);
+pub struct TinyFileSystem(Mutex<TinyState>);
 
 impl TinyFileSystem {
     pub fn new() -> Self {
-        Self(Mutex::new(Rank::INODE, State { next_node: 10, ..State::default() }))
+        Self(Mutex::new(Rank::INODE, TinyState { next_node: 10, ..TinyState::default() }))
     }
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> ServedRequests {
         self.0.lock().seen.clone()
     }
 }
 
-impl State {
+impl TinyState {
     fn attr(&self, node: u64) -> Result<Attr, Errno> {
         let (mode, size) = match node {
             ROOT_NODE => (0o040_755, 0),

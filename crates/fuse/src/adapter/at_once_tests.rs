@@ -1,6 +1,6 @@
-//! Over io_uring, what takes nothing but memory is answered where it arrived, and the rest by a
-//! worker.
-use super::volume_tests::{Mounted, can_mount, pattern};
+//! Over io_uring, the queue's thread answers requests that need only memory; a worker answers the
+//! others.
+use super::volume_tests::{MountedImage, can_mount, pattern};
 use crate::tiny_file_system::options_of_tests;
 use crate::{MountOptions, Transport};
 use cairn_blockdev::AlignedBuffer;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Of the requests with a name that begins with `name`: all, and those that were answered at once.
-fn counts(mounted: &Mounted, name: &str) -> (u64, u64) {
+/// For requests whose name begins with `name`: the number of all, and of those answered at once.
+fn counts(mounted: &MountedImage, name: &str) -> (u64, u64) {
     let statistics: serde_json::Value =
         serde_json::from_str(&crate::statistics(&mounted.root()).unwrap()).unwrap();
     let requests = statistics["requests"]
@@ -31,7 +31,7 @@ fn counts(mounted: &Mounted, name: &str) -> (u64, u64) {
     })
 }
 
-/// What the kernel has of the file is read from the server again.
+/// Drops the kernel's cache of the file and reads it from the server again.
 fn read_again(file: &File, length: usize) -> Vec<u8> {
     file.sync_all().unwrap();
     fadvise(file, 0, None, Advice::DontNeed).unwrap();
@@ -40,13 +40,12 @@ fn read_again(file: &File, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Background work may have a file at any moment: then a request does not wait for it where it
-/// arrived.
+/// Background work may hold a file at any moment; then the queue's thread does not wait for it.
 const TRIES: usize = 50;
 
-/// Whether one of several times `call` costs requests `name` of which `at_once` are answered at
-/// once, all or none.
-fn comes_to(mounted: &Mounted, name: &str, at_once: bool, mut call: impl FnMut()) -> bool {
+/// Whether at least one of several tries of `call` sends requests `name` that are all answered at
+/// once (`at_once`), or none of them.
+fn comes_to(mounted: &MountedImage, name: &str, at_once: bool, mut call: impl FnMut()) -> bool {
     (0..TRIES).any(|_| {
         let before = counts(mounted, name);
         call();
@@ -68,7 +67,7 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
         return;
     }
     let options = MountOptions { transport: Transport::Ring, ..MountOptions::default() };
-    let mounted = Mounted::new(&options);
+    let mounted = MountedImage::new(&options);
     let content = pattern(30_000);
     fs::write(mounted.path("small"), &content).unwrap();
     let file = File::options().read(true).write(true).open(mounted.path("small")).unwrap();
@@ -82,13 +81,13 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
         file.sync_all().unwrap();
     };
     assert!(comes_to(&mounted, "FSYNC", true, || changed_and_synced(b"changed")));
-    // Much data keeps the thread of the queue too long.
+    // Much data would keep the queue's thread busy too long.
     let much = File::create_new(mounted.path("much")).unwrap();
     assert!(comes_to(&mounted, "FSYNC", false, || {
         much.write_all_at(&pattern(1 << 20), 0).unwrap();
         much.sync_all().unwrap();
     }));
-    // The copy is the source as it is now.
+    // The copy equals the current source.
     let copy = File::create_new(mounted.path("copy")).unwrap();
     let copy_all = || {
         assert_eq!(
@@ -111,8 +110,8 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
     );
     drop((file, much, copy, closed));
 
-    // After another mount nothing is in memory: the queue's thread has the device read, also much
-    // at a time.
+    // After a remount nothing is in memory: the queue's thread lets the kernel read the device,
+    // also for large reads.
     fs::write(mounted.path("large"), pattern(1 << 20)).unwrap();
     let mounted = mounted.remount(&options);
     let read_cold = |name: &str, length_bytes: usize| {
@@ -130,31 +129,30 @@ fn what_takes_only_memory_is_answered_where_it_arrives() {
     mounted.unmount();
 }
 
-/// A block of the test below: of which file block it is, and of which version.
+/// A block of the test below: it names its file block and its version.
 fn block_of(index: usize, version: u64) -> Vec<u8> {
     [index as u64, version].map(u64::to_ne_bytes).concat().repeat(BLOCK / 16)
 }
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 512;
-/// The file is that long at least.
+/// The minimum length of the file, in blocks.
 const KEPT_BLOCKS: usize = 256;
 
-/// What has been done to a block: an odd version is data, an even one a hole.
+/// The changes of a block: an odd version is data, an even one a hole.
 #[derive(Default)]
 struct Versions {
     begun: AtomicU64,
     done: AtomicU64,
 }
 
-/// Reads of one file by several readers, beside one who changes it: each sees a version that a
-/// block had meanwhile.
+/// Several readers of one file beside a writer: each reads a version that the block had meanwhile.
 #[test]
 fn reads_beside_changes_see_what_was_there() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let path = mounted.path("file");
     fs::write(&path, vec![0; BLOCKS * BLOCK]).unwrap();
     let versions: Arc<Vec<Versions>> = Arc::new((0..BLOCKS).map(|_| Versions::default()).collect());
@@ -162,7 +160,7 @@ fn reads_beside_changes_see_what_was_there() {
     let readers: Vec<_> = (0..4)
         .map(|number| {
             let (versions, is_done) = (Arc::clone(&versions), Arc::clone(&is_done));
-            // Past the kernel's cache.
+            // Bypasses the kernel's cache.
             let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty())
                 .map(File::from)
                 .unwrap();
@@ -231,7 +229,7 @@ fn read_versions(number: u64, file: &File, versions: &[Versions], is_done: &Atom
             let block = first + index;
             let possible = before[index]..=versions[block].begun.load(Ordering::SeqCst);
             if content.iter().all(|byte| *byte == 0) {
-                // A hole, or one between two versions that were told.
+                // A hole, or a hole between two reported versions.
                 assert!(
                     possible.clone().any(|version| version % 2 == 0),
                     "block {block} is empty, but was version {possible:?}"
@@ -250,14 +248,14 @@ fn read_versions(number: u64, file: &File, versions: &[Versions], is_done: &Atom
     reads
 }
 
-/// The mount ends while the device is read for requests: nobody waits for ever, and the server
-/// ends.
+/// The mount ends while the kernel reads the device for requests: no caller waits for ever, and the
+/// server ends.
 #[test]
 fn a_connection_may_be_cut_while_the_device_is_read() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let path = mounted.path("file");
     fs::write(&path, pattern(BLOCKS * BLOCK)).unwrap();
     let mounted = mounted.remount(&options_of_tests());
@@ -283,7 +281,7 @@ fn a_connection_may_be_cut_while_the_device_is_read() {
     while reads.load(Ordering::SeqCst) < 100 {
         clock::sleep(Duration::from_millis(1));
     }
-    // Force cuts the connection first; then the mount is busy.
+    // The forced unmount first cuts the connection; then the mount is busy.
     let open = File::open(&path).unwrap();
     assert!(rustix::mount::unmount(mounted.root(), UnmountFlags::FORCE).is_err());
     readers.into_iter().for_each(|reader| reader.join().unwrap());

@@ -1,4 +1,4 @@
-//! GETATTR, STATX, SETATTR, and attributes in every answer that has them.
+//! GETATTR, STATX, SETATTR, and the attributes in every other answer.
 use super::set_id::is_in_group;
 use super::{Answer, VolumeHandler};
 use crate::protocol::wire::{
@@ -8,8 +8,8 @@ use crate::protocol::wire::{
 use crate::protocol::{ROOT_NODE, RequestHeader};
 use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
 
-/// Seconds for which names and attributes are valid: for ever, whether the kernel takes them as
-/// signed or not.
+/// Seconds for which names and attributes are valid: for ever, whether the kernel reads the number
+/// as signed or not.
 const VALID_SECONDS: u64 = i64::MAX as u64;
 const BLOCK_BYTES: u32 = 4096;
 
@@ -43,9 +43,9 @@ pub fn attr_out(attributes: &Attributes) -> AttrOut {
     }
 }
 
-/// What a file handle holds beside the number of the inode; the kernel takes 32 bits of it. The
-/// same for as long as the inode exists. Numbers are used twice only after a crash, for files that
-/// were never durable: those were made at another time. The kernel's own root has 0.
+/// The part of a file handle beside the inode number; the kernel keeps 32 bits of it. It is the
+/// same as long as the inode exists. Inode numbers are reused only after a crash, for files that
+/// were never durable; those were made at another time. The kernel's own root has 0.
 fn handle_generation(attributes: &Attributes) -> u64 {
     if attributes.inode.0 == ROOT_NODE {
         return 0;
@@ -69,7 +69,7 @@ pub fn entry_out(attributes: &Attributes) -> EntryOut {
     }
 }
 
-/// Says that a name does not exist, in a way that is cached.
+/// The cacheable answer for a name that does not exist.
 pub fn negative_entry() -> EntryOut {
     EntryOut { entry_valid_seconds: VALID_SECONDS, ..EntryOut::default() }
 }
@@ -118,8 +118,7 @@ fn time_change(
     }
 }
 
-/// Clearing set-id bits is left to us: a change of owner clears those of everything but
-/// directories.
+/// The server clears set-id bits: a change of owner clears those of everything but directories.
 fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> AttributeChange {
     let valid = set.valid;
     let given = |bit: u32, value: u32| (valid & bit != 0).then_some(value);

@@ -1,8 +1,8 @@
 //! READ, WRITE, FALLOCATE, COPY_FILE_RANGE, FSYNC, FSYNCDIR.
-use super::{Answer, Failure, VolumeHandler, answer, answer_status, fail};
+use super::{Answer, RequestFailure, VolumeHandler, answer, answer_status, fail};
 use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteOut};
 use crate::protocol::{Operation, RequestHeader, WriteData};
-use crate::transport::{AtOnce, DeviceRead, Reply, TRANSFER_BYTES_MAX};
+use crate::transport::{AtOnceResult, DeviceRead, Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
 use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber, ReadAtOnce};
 use rustix::fs::FallocateFlags;
@@ -24,8 +24,8 @@ fn fsync_kind(data_only: bool) -> FsyncKind {
     if data_only { FsyncKind::DataOnly } else { FsyncKind::Full }
 }
 
-/// Longest READ that is answered where it arrived. Others of the same CPU wait meanwhile, but a
-/// worker would take as much of that CPU's time, and a hand-over besides.
+/// The longest READ that the queue's thread answers. Others of the same CPU wait meanwhile, but a
+/// worker would take as much of that CPU's time, plus a hand-over.
 const AT_ONCE_BYTES_MAX: usize = TRANSFER_BYTES_MAX;
 
 impl VolumeHandler {
@@ -92,13 +92,13 @@ impl VolumeHandler {
         }
     }
 
-    /// Answers what takes nothing but memory, or says what of the device it takes besides.
+    /// Answers a request that needs only memory, or returns the device read that it also needs.
     pub(super) fn handle_from_memory(
         &self,
         header: &RequestHeader,
         operation: &Operation<'_>,
         reply: Reply,
-    ) -> AtOnce {
+    ) -> AtOnceResult {
         let node = InodeNumber(header.node);
         match *operation {
             Operation::Read { offset_bytes, length_bytes }
@@ -114,15 +114,15 @@ impl VolumeHandler {
                     None => Err(None),
                 };
                 match reply.filled(length_bytes as usize, read) {
-                    Ok(_) => AtOnce::Answered,
-                    Err((reply, None)) => AtOnce::Left(reply),
+                    Ok(_) => AtOnceResult::Answered,
+                    Err((reply, None)) => AtOnceResult::Left(reply),
                     Err((reply, Some(planned))) => {
                         let (file, offset_bytes, room) = (
                             planned.file().clone(),
                             planned.device_offset_bytes(),
                             planned.bytes(),
                         );
-                        AtOnce::Read(
+                        AtOnceResult::Read(
                             reply,
                             DeviceRead { file, offset_bytes, room, plan: Box::new(planned) },
                         )
@@ -145,29 +145,29 @@ impl VolumeHandler {
                     to_offset_bytes,
                     length_bytes,
                 ) {
-                    None => return AtOnce::Left(reply),
+                    None => return AtOnceResult::Left(reply),
                     Some(copied) => self.answer_copy(header, to, copied, wide, reply),
                 }
-                AtOnce::Answered
+                AtOnceResult::Answered
             }
-            // Nothing is written, and nobody waited for.
+            // Nothing to write, and no wait for another thread.
             Operation::Fsync { data_only } | Operation::FsyncDirectory { data_only }
                 if self.volume.is_durable(node, fsync_kind(data_only)) =>
             {
                 self.fsync(node, data_only, reply);
-                AtOnce::Answered
+                AtOnceResult::Answered
             }
             Operation::Fsync { data_only } if self.volume.is_little_to_sync(node) => {
                 let flush = reply.has_time();
                 let completion = Box::new(move |result| answer_status(reply, result));
                 self.volume.fsync_briefly(node, fsync_kind(data_only), flush, completion);
-                AtOnce::Answered
+                AtOnceResult::Answered
             }
-            _ => AtOnce::Left(reply),
+            _ => AtOnceResult::Left(reply),
         }
     }
 
-    /// Ends a READ whose data has come from the device.
+    /// Finishes a READ whose data the device has delivered.
     pub(super) fn finish_read(&self, plan: &(dyn Any + Send), payload: &[u8]) -> Option<usize> {
         self.volume.finish_read(plan.downcast_ref()?, payload)
     }
@@ -180,7 +180,7 @@ impl VolumeHandler {
         wide: bool,
         reply: Reply,
     ) {
-        let copied = copied.map_err(Failure::from).and_then(|copied| {
+        let copied = copied.map_err(RequestFailure::from).and_then(|copied| {
             if copied > 0 && header.uid != 0 {
                 self.clear_set_id(header, to, &reply)?;
             }
@@ -227,7 +227,7 @@ impl VolumeHandler {
         Ok(WriteOut { size: written_bytes as u32, padding: 0 })
     }
 
-    /// Returns how much was written: as much as there is room for, if somebody hears of it.
+    /// Returns the number of bytes written: as many as fit, if the caller gets that number.
     fn write_parts(
         &self,
         node: InodeNumber,
@@ -246,7 +246,7 @@ impl VolumeHandler {
                 0..here_bytes,
             ) {
                 Ok(()) => written_bytes += here_bytes,
-                // The kernel forgets what of its own pages was not taken.
+                // The kernel drops those of its own pages that were not accepted.
                 Err(error) if written_bytes == 0 || flags & WRITE_CACHE != 0 => {
                     return Err(error.into());
                 }
@@ -256,7 +256,7 @@ impl VolumeHandler {
         Ok(written_bytes)
     }
 
-    /// The answer goes out from wherever the data became durable.
+    /// The thread that makes the data durable sends the answer.
     fn fsync(&self, node: InodeNumber, data_only: bool, reply: Reply) {
         self.volume.fsync(
             node,

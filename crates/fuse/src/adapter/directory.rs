@@ -1,5 +1,4 @@
-//! READDIR and READDIRPLUS. Cookies 1 and 2 stand for what comes after "." and ".."; the volume's
-//! begin at 3.
+//! READDIR and READDIRPLUS. Cookies 1 and 2 continue after "." and ".."; the volume's begin at 3.
 use super::attributes::entry_out;
 use super::{Answer, VolumeHandler, fail};
 use crate::protocol::directory_list::ListedName;
@@ -21,8 +20,7 @@ fn listed<'a>(item: &DirectoryItem<'a>) -> ListedName<'a> {
 }
 
 impl VolumeHandler {
-    /// Calls `push` for "." and "..", as far as they come after `cookie`. False when `push` had no
-    /// room.
+    /// Calls `push` for "." and "..", those after `cookie`. Returns false if `push` had no room.
     fn list_dots(
         &self,
         node: InodeNumber,

@@ -1,15 +1,15 @@
-//! Whether a caller was killed while it waits for an answer.
+//! Tells whether a caller was killed while it waits for an answer.
 //!
 //! The kernel sends INTERRUPT for every signal that a program handles, and most programs don't
-//! expect `EINTR` from a file system. Only who was killed is sure not to look at the answer; it
-//! stays until it gets one.
+//! expect `EINTR` from a file system. Only a killed caller certainly ignores the answer; the
+//! request stays until it gets one.
 use std::fs;
 
 /// SIGKILL in a set of signals as `/proc` prints it.
 const KILL: u64 = 1 << 8;
 
-/// Whether the thread has ended or has a fatal signal to die of. 0 is a caller that can't be seen
-/// from here.
+/// Whether the thread has ended or has a pending fatal signal. 0 is a caller outside this process
+/// id namespace.
 pub fn is_dying(thread: u32) -> bool {
     if thread == 0 {
         return false;

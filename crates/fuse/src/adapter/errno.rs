@@ -1,8 +1,8 @@
-//! The one place where the engine's errors become numbers.
+//! The one place that turns the engine's errors into errnos.
 use cairn_engine::Error;
 use rustix::io::Errno;
 
-/// What the caller of a system call gets for `error`.
+/// The errno of the system call for `error`.
 pub fn errno_of(error: &Error) -> Errno {
     match error {
         Error::NotFound => Errno::NOENT,
@@ -22,7 +22,7 @@ pub fn errno_of(error: &Error) -> Errno {
         Error::TooManyLinks => Errno::MLINK,
         Error::OutOfRange => Errno::NXIO,
         Error::XattrTooLarge => Errno::TOOBIG,
-        // "Structure needs cleaning": what ext4, XFS and btrfs say of damaged metadata.
+        // "Structure needs cleaning", as ext4, XFS and btrfs return it for damaged metadata.
         Error::Damaged(_) | Error::NotAVolume(_) => Errno::UCLEAN,
         Error::Device(_) | Error::DataChecksum { .. } | Error::Aborted(_) | Error::Closed => {
             Errno::IO
@@ -30,7 +30,7 @@ pub fn errno_of(error: &Error) -> Errno {
     }
 }
 
-/// Whether `error` tells of a fault of volume or device, and not of the request.
+/// Whether `error` is a fault of the volume or device, not of the request.
 pub fn is_volume_failure(error: &Error) -> bool {
     matches!(errno_of(error), Errno::IO | Errno::UCLEAN)
 }

@@ -1,4 +1,4 @@
-//! Extended attributes, and those that the root directory makes up: [`XATTR_STATISTICS`],
+//! Extended attributes, including the synthetic ones of the root directory: [`XATTR_STATISTICS`],
 //! [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`].
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
 use crate::control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS};
@@ -9,8 +9,8 @@ use cairn_engine::{InodeNumber, XattrMode};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-/// Namespaces that the volume stores. `system.` holds access control lists, which would have to be
-/// obeyed.
+/// Namespaces that the volume stores. `system.` holds access control lists, which Cairn does not
+/// enforce.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 const ROOT_USER: u32 = 0;
 
@@ -98,7 +98,7 @@ impl VolumeHandler {
                 Err(Errno::NODATA.into())
             };
         }
-        // As text, since a `Value` would not keep the order: what failed comes first.
+        // As text, since a `Value` would not keep the order: failures come first.
         let statistics = serde_json::to_string(&self.volume.statistics()).map_err(|_| Errno::IO)?;
         let fields = statistics.strip_suffix('}').ok_or(Errno::IO)?;
         Ok(format!("{fields},\"requests\":{}}}", self.requests.to_json()).into_bytes())
@@ -106,7 +106,7 @@ impl VolumeHandler {
 
     fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {
         let names = self.volume.list_xattrs(InodeNumber(header.node))?;
-        // As in other file systems, the names of trusted attributes are root's to see.
+        // As in other file systems, only root sees the names of trusted attributes.
         let shown =
             names.iter().filter(|name| header.uid == ROOT_USER || !name.starts_with(b"trusted."));
         Ok(shown.flat_map(|name| [name.as_slice(), b"\0"]).flatten().copied().collect())

@@ -1,6 +1,6 @@
-//! A device that can't write some blocks: whoever asks for them to be durable is told, whichever
-//! way the request takes.
-use super::volume_tests::{Mounted, can_mount};
+//! A device that can't write some blocks: every caller that syncs them gets the error, on every
+//! path of the request.
+use super::volume_tests::{MountedImage, can_mount};
 use crate::tiny_file_system::options_of_tests;
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, Operation, forward_to_device};
 use cairn_environment::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,16 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 const BLOCK: usize = 4096;
-/// What nobody else writes.
+/// A content that no other write has.
 const BAD: u8 = 0xb5;
 
-/// Refuses blocks full of [`BAD`], while it is told to.
-struct Refusing {
+/// Refuses blocks full of [`BAD`] while its flag is set.
+struct RefusingDevice {
     device: FileDevice,
     refuses: Arc<AtomicBool>,
 }
 
-impl BlockDevice for Refusing {
+impl BlockDevice for RefusingDevice {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let is_bad = |block: &[u8]| block.iter().all(|byte| *byte == BAD);
         if self.refuses.load(Ordering::SeqCst)
@@ -45,14 +45,15 @@ fn an_fsync_whose_data_cannot_be_written_says_so() {
         return;
     }
     let refuses = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&refuses);
-    let wrap = |device| Arc::new(Refusing { device, refuses: told }) as Arc<dyn BlockDevice>;
-    let mounted = Mounted::new(&options_of_tests()).remount_through(wrap, &options_of_tests());
+    let switch = Arc::clone(&refuses);
+    let wrap =
+        |device| Arc::new(RefusingDevice { device, refuses: switch }) as Arc<dyn BlockDevice>;
+    let mounted = MountedImage::new(&options_of_tests()).remount_through(wrap, &options_of_tests());
     type Sync = fn(&File) -> std::io::Result<()>;
     let syncs: [Sync; 2] = [File::sync_all, File::sync_data];
     let error = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
     for (number, sync) in syncs.into_iter().enumerate() {
-        // So much is prepared where it arrived, by a worker, and not with a group.
+        // Sizes for the queue's thread, for a worker, and for a write without a group.
         for blocks in [1, 16, 200] {
             let name = format!("{number} {blocks}");
             let bad = File::create_new(mounted.path(&name)).unwrap();

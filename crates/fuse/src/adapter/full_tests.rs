@@ -1,6 +1,6 @@
-//! Real mounts that get full: what was accepted without the kernel's writeback cache is stored, and
-//! what the kernel accepted on its own and could not be stored is reported.
-use super::volume_tests::{Mounted, can_mount, pattern};
+//! Real mounts that get full. Without the kernel's writeback cache, accepted writes are stored.
+//! With it, data that the kernel accepted and that could not be stored is reported.
+use super::volume_tests::{MountedImage, can_mount, pattern};
 use crate::MountOptions;
 use crate::tiny_file_system::options_of_tests;
 use cairn_environment::clock;
@@ -12,17 +12,17 @@ use std::process::Command;
 use std::time::Duration;
 
 const CHUNK_BYTES: usize = 64 << 10;
-/// What a nearly full volume has left.
+/// Free space of a nearly full volume.
 const BYTES_LEFT: u64 = 6 << 20;
-/// With what reclaim finds.
+/// The same, plus what reclaim finds.
 const STORED_BYTES_MAX: u64 = 2 * BYTES_LEFT;
-/// Far more than the kernel keeps dirty for a mount, in MiB.
+/// In MiB, far more than the kernel keeps dirty for a mount.
 const WRITES_MAX: u64 = 8192;
-/// More than that.
+/// More than fits.
 const BYTES_TOO_MANY: u64 = 24 << 20;
 
-/// Fills the volume but for a little.
-fn nearly_fill(mounted: &Mounted) {
+/// Fills the volume almost completely.
+fn nearly_fill(mounted: &MountedImage) {
     let filler = File::create(mounted.path("filler")).unwrap();
     let space = rustix::fs::statvfs(mounted.root()).unwrap();
     let left = space.f_bavail * space.f_frsize;
@@ -39,7 +39,7 @@ fn without_writeback_what_was_accepted_on_a_nearly_full_volume_is_stored() {
         return;
     }
     let options = MountOptions { writeback: false, ..options_of_tests() };
-    let mounted = Mounted::new(&options);
+    let mounted = MountedImage::new(&options);
     nearly_fill(&mounted);
     let data = pattern(CHUNK_BYTES);
     let mut contents = Vec::new();
@@ -48,7 +48,7 @@ fn without_writeback_what_was_accepted_on_a_nearly_full_volume_is_stored() {
         let file = File::create(mounted.path(&format!("file {number}"))).unwrap();
         let mut content: Vec<u8> = Vec::new();
         for step in 0..40_usize {
-            // Pieces of all lengths, with gaps, some over what is there.
+            // Pieces of all lengths, with gaps, some overwriting existing data.
             let (at, length) = (step * 50_000 % 700_000, 1 + step * 1777 % CHUNK_BYTES);
             let written = match file.write_at(&data[..length], at as u64) {
                 Ok(written) => written,
@@ -88,9 +88,9 @@ fn without_writeback_what_was_accepted_on_a_nearly_full_volume_is_stored() {
     mounted.unmount();
 }
 
-/// Writes more than there is room for; what the kernel did not refuse at once, it must tell in one
-/// of the ways below.
-fn write_too_much(mounted: &Mounted, name: &str) -> (File, bool) {
+/// Writes more than fits. What the kernel did not refuse at once must be reported in one of the
+/// ways below.
+fn write_too_much(mounted: &MountedImage, name: &str) -> (File, bool) {
     let file = OpenOptions::new()
         .create(true)
         .truncate(true)
@@ -116,7 +116,7 @@ fn with_writeback_writing_ends_with_an_error_and_the_file_shows_what_was_stored(
         return;
     }
     let options = MountOptions { writeback: true, ..options_of_tests() };
-    let mounted = Mounted::new(&options);
+    let mounted = MountedImage::new(&options);
     nearly_fill(&mounted);
     let file = File::create(mounted.path("endless")).unwrap();
     let chunk = vec![7; 1 << 20];
@@ -125,7 +125,7 @@ fn with_writeback_writing_ends_with_an_error_and_the_file_shows_what_was_stored(
     let (accepted, error) = refused.expect("write(2) never fails");
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(is_no_space(rustix::fs::fsync(&file)), "fsync was silent");
-    // It stays so, is no obstacle to others, and ends with the reason.
+    // The file stays refused, other files do not, and the state ends with its cause.
     assert!(file.write_at(&chunk, accepted << 20).is_err());
     assert!(file.metadata().is_ok());
     drop(file);
@@ -141,7 +141,7 @@ fn with_writeback_writing_ends_with_an_error_and_the_file_shows_what_was_stored(
     let mounted = mounted.remount(&options);
     let metadata = fs::metadata(mounted.path("endless")).unwrap();
     let stored = metadata.len();
-    // Pages that were sent later may have found room again, and leave a hole before them.
+    // Pages sent later may have found room again, and leave a hole before them.
     assert!(metadata.blocks() * 512 <= STORED_BYTES_MAX, "{metadata:?}");
     assert!(stored <= accepted << 20, "{stored} bytes are stored of {accepted} MiB");
     assert!(
@@ -176,14 +176,14 @@ fn with_writeback_the_loss_is_reported_by_fsync_close_and_syncfs() {
         return;
     }
     let options = MountOptions { writeback: true, ..options_of_tests() };
-    let mounted = Mounted::new(&options);
+    let mounted = MountedImage::new(&options);
     nearly_fill(&mounted);
     let root = File::open(mounted.root()).unwrap();
-    let (file, told) = write_too_much(&mounted, "fsync");
-    assert!(told | is_no_space(rustix::fs::fsync(&file)), "fsync was silent");
+    let (file, reported) = write_too_much(&mounted, "fsync");
+    assert!(reported | is_no_space(rustix::fs::fsync(&file)), "fsync was silent");
     drop(file);
     fs::remove_file(mounted.path("fsync")).unwrap();
-    // dd says what write or close told it.
+    // dd prints the error of write or close.
     let target = format!("of={}", mounted.path("close").display());
     let dd =
         Command::new("dd").args(["if=/dev/zero", &target, "bs=1M", "count=24"]).output().unwrap();
@@ -193,12 +193,12 @@ fn with_writeback_the_loss_is_reported_by_fsync_close_and_syncfs() {
         "close was silent: {said}"
     );
     fs::remove_file(mounted.path("close")).unwrap();
-    let (file, told) = write_too_much(&mounted, "syncfs");
-    assert!(told | is_no_space(rustix::fs::syncfs(&root)), "syncfs was silent");
+    let (file, reported) = write_too_much(&mounted, "syncfs");
+    assert!(reported | is_no_space(rustix::fs::syncfs(&root)), "syncfs was silent");
     drop((file, root));
     fs::remove_file(mounted.path("syncfs")).unwrap();
     fs::remove_file(mounted.path("filler")).unwrap();
-    // Nothing is broken: what fits can be stored.
+    // Nothing is broken: data that fits can be stored.
     fs::write(mounted.path("fits"), pattern(5_000_000)).unwrap();
     File::open(mounted.path("fits")).unwrap().sync_all().unwrap();
     let mounted = mounted.remount(&options);

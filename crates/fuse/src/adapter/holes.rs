@@ -1,13 +1,13 @@
-//! LSEEK: where a file has data and where it has none.
+//! LSEEK: where a file has data and where it has holes.
 //!
-//! What a program has written through a mapping, the kernel keeps until it is synced, unmapped or
-//! old, and it doesn't send it before it asks. The volume would call it a hole, and a program that
-//! copies a file would leave it out. So before an answer claims a hole, the kernel is told to
-//! forget what it has cached of it; what it has not sent yet, it then sends. That happens on a
-//! thread of its own, since this data needs request threads.
+//! The kernel keeps what a program has written through a mapping until it is synced, unmapped or
+//! old; it does not send it before it asks. The volume would report a hole there, and a program
+//! that copies a file would skip that data. So before an answer reports a hole, the server
+//! invalidates the kernel's cache of it, and the kernel sends what it has not sent yet. That runs
+//! on a thread of its own, since the kernel's WRITEs need request threads.
 //!
-//! With the writeback cache the same holds for whatever was written, so the request is refused
-//! once, and the kernel calls the whole file data.
+//! With the writeback cache the same holds for all written data. So the request is refused once,
+//! and the kernel treats the whole file as data.
 use super::{Answer, VolumeHandler, answer, fail};
 use crate::protocol::wire::LseekOut;
 use crate::transport::Reply;
@@ -18,13 +18,13 @@ use std::ops::Range;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
-/// Programs may go on writing through their mappings; after as many attempts everything counts as
+/// Programs may keep writing through their mappings; after this many attempts everything counts as
 /// data.
 const ATTEMPTS_MAX: usize = 8;
 
-/// A question of lseek(2).
+/// The arguments of lseek(2).
 #[derive(Clone, Copy)]
-struct Question {
+struct SeekQuery {
     node: InodeNumber,
     offset_bytes: u64,
     target: SeekTarget,
@@ -38,14 +38,14 @@ impl VolumeHandler {
             SEEK_HOLE => SeekTarget::Hole,
             _ => return reply.error(Errno::INVAL),
         };
-        let question = Question { node, offset_bytes, target };
-        match question.ask(&self.volume) {
+        let query = SeekQuery { node, offset_bytes, target };
+        match query.ask(&self.volume) {
             Err(failure) => fail(reply, &failure),
             Ok((found, None)) => answer(reply, found.map(to_wire)),
             Ok((_, Some(_))) => {
                 let volume = self.volume.clone();
                 thread::spawn("cairn-holes", move || {
-                    let found = question.ask_when_written(&volume, &reply);
+                    let found = query.ask_when_written(&volume, &reply);
                     answer(reply, found.map(to_wire));
                 });
             }
@@ -57,8 +57,8 @@ fn to_wire(offset: u64) -> LseekOut {
     LseekOut { offset }
 }
 
-impl Question {
-    /// The volume's answer, and the bytes that it claims to be a hole.
+impl SeekQuery {
+    /// The volume's answer, and the bytes that it reports as a hole.
     fn ask(&self, volume: &Volume) -> Answer<(Answer<u64>, Option<Range<u64>>)> {
         let size = volume.attributes(self.node)?.size_bytes;
         let found = match volume.seek(self.node, self.offset_bytes, self.target) {
@@ -76,7 +76,7 @@ impl Question {
         Ok((found, (!hole.is_empty()).then_some(hole)))
     }
 
-    /// The answer when the kernel has sent what it held of the hole.
+    /// The answer after the kernel has sent what it held of the hole.
     fn ask_when_written(&self, volume: &Volume, reply: &Reply) -> Answer<u64> {
         let mut written = None;
         for _ in 0..ATTEMPTS_MAX {

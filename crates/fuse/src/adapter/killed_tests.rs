@@ -1,5 +1,5 @@
-//! A program that is killed while it waits for space on a real mount: it ends at once, and nothing
-//! is left behind.
+//! A program on a real mount is killed while it waits for space: it ends at once, and leaves
+//! nothing behind.
 use crate::mount;
 use crate::tiny_file_system::options_of_tests;
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, forward_to_device};
@@ -17,22 +17,22 @@ use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// A device whose flushes wait while it is shut: no commit ends, so who waits for space goes on
-/// waiting.
-struct Gated {
+/// A device whose flushes wait while the gate is shut: no commit ends, so a caller that waits for
+/// space keeps waiting.
+struct GatedDevice {
     device: MemoryDevice,
     shut: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gated {
+impl GatedDevice {
     fn set_shut(&self, shut: bool) {
         *self.shut.lock() = shut;
         self.opened.notify_all();
     }
 }
 
-impl BlockDevice for Gated {
+impl BlockDevice for GatedDevice {
     fn flush(&self) -> Result<(), DeviceError> {
         let mut shut = self.shut.lock();
         while *shut {
@@ -80,10 +80,10 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     }
     let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
     let (image, mountpoint) = (directory.path().join("image"), directory.path().join("mnt"));
-    // The kernel wants something to mount; what it holds is in memory.
+    // The kernel needs an image to mount; the content is in memory.
     drop(FileDevice::create(&image, VOLUME_BYTES).unwrap());
     std::fs::create_dir(&mountpoint).unwrap();
-    let device = Arc::new(Gated {
+    let device = Arc::new(GatedDevice {
         device: MemoryDevice::new(VOLUME_BYTES),
         shut: Mutex::new(Rank::LEAF, false),
         opened: Condvar::new(),
@@ -101,7 +101,7 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     fill(&volume);
     device.set_shut(true);
 
-    // Something to commit, or the wait would be over in a moment.
+    // The commit needs a change, or the wait would end at once.
     volume.unlink(volume.root(), b"extra").unwrap();
     let target = format!("of={}", mountpoint.join("written").display());
     let mut child = Command::new("dd")
@@ -112,7 +112,7 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
         clock::sleep(Duration::from_millis(1));
     }
     child.kill().unwrap();
-    // The device is shut until then: nothing but the call to stop ends this wait.
+    // The device is shut until then: only the cancelled request ends this wait.
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     while volume.statistics().tickets_waiting > 0 {
         clock::sleep(Duration::from_millis(1));
@@ -123,13 +123,13 @@ fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     assert_eq!(std::fs::metadata(mountpoint.join("written")).unwrap().len(), 0);
     volume.sync().unwrap();
     volume.commit().unwrap();
-    // The kernel forgets the removed file when it likes; what this frees and takes is then on its
-    // way.
+    // The kernel forgets the removed file at a time of its choice; what this frees and reserves is
+    // then in progress.
     let settled = || {
         volume.space().free_blocks + 64 >= before.free_blocks
             && volume.statistics().reserved_bytes == 0
     };
-    // Once is enough: what runs in the background reserves something now and then.
+    // Once is enough, since background work reserves blocks now and then.
     let has_settled = (0..30_000).any(|_| {
         let settled = settled();
         if !settled {

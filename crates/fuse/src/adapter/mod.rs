@@ -1,23 +1,23 @@
 //! Answers the kernel's requests with a [`Volume`].
 //!
-//! A node id is an inode number. The kernel owns names, attributes and pages that it has been
-//! given: they are valid for ever, because nobody else changes the volume. So OPEN, OPENDIR, FLUSH,
+//! A node id is an inode number. The kernel owns the names, attributes and pages that it was given:
+//! they are valid for ever, because no other program changes the volume. So OPEN, OPENDIR, FLUSH,
 //! ACCESS and CREATE are refused once with ENOSYS and never come again, and a missing name is
-//! answered with an entry that is cached, too.
+//! answered with a cacheable entry, too.
 //!
 //! Invariants:
 //! - every entry delivered in an answer (LOOKUP, MKNOD, READDIRPLUS, …) takes one reference on its
-//!   inode, and one whose answer was lost gives it back; FORGET gives back the others;
-//! - with the kernel's writeback cache, the kernel owns size and times of regular files: what it
-//!   sets is stored as it is;
+//!   inode; a lost answer drops its reference, and FORGET drops the others;
+//! - with the kernel's writeback cache, the kernel owns size and times of regular files: the server
+//!   stores them as the kernel sets them;
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
-//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation; the
-//! ioctls that sync or shut down and the search for holes have threads of their own; the rest may
-//! block its thread while it waits for the device.
+//! Threads: all methods run on request threads, several at once. Fsync waits as a continuation. The
+//! ioctls that sync or shut down and the search for holes have threads of their own. Other requests
+//! may block their thread while they wait for the device.
 //!
-//! The volume's end: DESTROY and the end of the session both close it; one of them does, and the
-//! other waits for the outcome.
+//! The volume's end: DESTROY and the end of the session both close it. One of them does, and the
+//! other waits for the result.
 
 #[cfg(test)]
 mod at_once_tests;
@@ -52,7 +52,7 @@ use self::settle::WritesInWork;
 use self::shutdown::ShutdownState;
 use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
-use crate::transport::{AtOnce, Delivery, Handler, HandlerFailure, Reply};
+use crate::transport::{AtOnceResult, Delivery, Handler, HandlerFailure, Reply};
 use cairn_blockdev::BlockPool;
 use cairn_engine::{Caller, Error, FsyncKind, InodeNumber, Volume, on_behalf_of};
 use cairn_environment::atomic::{AtomicBool, Ordering};
@@ -65,28 +65,28 @@ use zerocopy::{Immutable, IntoBytes};
 const NAME_BYTES_MAX: u32 = 255;
 
 /// Result of an operation whose failure goes to the caller.
-type Answer<T> = Result<T, Failure>;
+type Answer<T> = Result<T, RequestFailure>;
 
-/// Why a request failed: in the volume, or already here.
+/// Why a request failed: an error of the volume, or an errno of the adapter.
 #[derive(Debug)]
-enum Failure {
+enum RequestFailure {
     Volume(Error),
     Errno(Errno),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for RequestFailure {
     fn from(error: Error) -> Self {
         Self::Volume(error)
     }
 }
 
-impl From<Errno> for Failure {
+impl From<Errno> for RequestFailure {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)
     }
 }
 
-impl Failure {
+impl RequestFailure {
     fn errno(&self) -> Errno {
         match self {
             Self::Volume(error) => errno::errno_of(error),
@@ -95,27 +95,27 @@ impl Failure {
     }
 }
 
-/// Answers with a volume.
+/// Answers requests with a volume.
 pub struct VolumeHandler {
     volume: Volume,
     writeback: bool,
     /// Changes of names and attributes are durable before they are answered.
     synchronous: bool,
-    /// Something may have changed since the last sync.
+    /// There may have been changes since the last sync.
     changed: AtomicBool,
     writes: WritesInWork,
     requests: RequestCounters,
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
-    /// The volume's end has begun.
+    /// The close of the volume has begun.
     ending: AtomicBool,
-    /// How it went.
+    /// The result of the close.
     closed: OnceLock<Result<(), Error>>,
 }
 
 impl VolumeHandler {
-    /// Answers with `volume` and closes it when the mount ends. `writeback`: the kernel may keep
-    /// written data for a while.
+    /// Answers with `volume` and closes it when the mount ends. With `writeback`, the kernel may
+    /// keep written data for a while.
     pub fn new(volume: Volume, writeback: bool) -> Self {
         Self {
             volume,
@@ -131,15 +131,15 @@ impl VolumeHandler {
         }
     }
 
-    /// Makes changes of names and attributes durable before they are answered, if `synchronous`:
-    /// mount(8)'s `sync` and `dirsync`.
+    /// With `synchronous`, makes changes of names and attributes durable before it answers: `sync`
+    /// and `dirsync` of mount(8).
     #[must_use]
     pub fn synchronous(self, synchronous: bool) -> Self {
         Self { synchronous, ..self }
     }
 
-    /// A change of `node`, or of the names in it, is about to be answered. Its fsync covers
-    /// whatever was logged before.
+    /// Called before a change of `node`, or of the names in it, is answered. Its fsync covers
+    /// everything logged before.
     fn settle_change(&self, node: InodeNumber) -> Answer<()> {
         if self.synchronous {
             Ok(self.volume.fsync_blocking(node, FsyncKind::Full)?)
@@ -148,14 +148,14 @@ impl VolumeHandler {
         }
     }
 
-    /// Makes everything durable that was received.
+    /// Makes everything received durable.
     fn sync(&self) -> Result<(), Error> {
         self.changed.store(false, Ordering::Release);
-        // What could not be written is still to be written, although nothing changes.
+        // What could not be written must still be written, even without new changes.
         self.volume.sync().inspect_err(|_| self.changed.store(true, Ordering::Release))
     }
 
-    /// Syncs if something was received since the last time, and the volume is still open.
+    /// Syncs if there were requests since the last sync and the volume is still open.
     fn sync_if_changed(&self) -> Result<(), Error> {
         let open = !self.ending.load(Ordering::Acquire) && !self.shutdown.has_begun();
         if open && self.changed.load(Ordering::Acquire) { self.sync() } else { Ok(()) }
@@ -164,13 +164,13 @@ impl VolumeHandler {
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
         let end = || {
-            // After an unmount the kernel uses nothing any more, and has dropped the FORGETs that
-            // were not read before.
+            // After an unmount the kernel uses no inode any more, and it has dropped the FORGETs
+            // that were not read before.
             if !self.shutdown.has_begun() {
                 self.volume.forget_all();
             }
-            // After a shutdown there is nothing that could still become durable, and the one that
-            // asked for it has been told.
+            // After a shutdown nothing can become durable any more, and the caller that requested
+            // it has the result.
             self.volume
                 .close()
                 .or_else(|error| if self.shutdown.is_asked_for() { Ok(()) } else { Err(error) })
@@ -200,8 +200,8 @@ impl VolumeHandler {
         }
     }
 
-    /// Sends an answer that gives the kernel a reference on `node`; takes the reference back if it
-    /// gets lost.
+    /// Sends an answer that gives the kernel a reference on `node`. Drops the reference if the
+    /// answer is lost.
     fn deliver_reference<T: IntoBytes + Immutable>(&self, reply: Reply, node: u64, value: &T) {
         if reply.structure(value) == Delivery::Lost {
             self.forget(node, 1);
@@ -209,10 +209,10 @@ impl VolumeHandler {
     }
 }
 
-/// Sends a failure. What is wrong with the volume is also written to the log, since errno can't
-/// tell; what failed on the device is reported by the engine.
-fn fail(reply: Reply, failure: &Failure) {
-    if let Failure::Volume(error) = failure
+/// Sends a failure. Faults of the volume are also logged, since an errno can't describe them. The
+/// engine reports faults of the device.
+fn fail(reply: Reply, failure: &RequestFailure) {
+    if let RequestFailure::Volume(error) = failure
         && errno::is_volume_failure(error)
         && !matches!(error, Error::Device(_) | Error::DataChecksum { .. })
     {
@@ -238,7 +238,7 @@ fn answer_bytes(reply: Reply, result: Answer<impl AsRef<[u8]>>) {
 }
 
 /// Sends success without a result, or a failure.
-fn answer_status(reply: Reply, result: Result<(), impl Into<Failure>>) {
+fn answer_status(reply: Reply, result: Result<(), impl Into<RequestFailure>>) {
     match result {
         Ok(()) => reply.status(Ok(())),
         Err(error) => fail(reply, &error.into()),
@@ -263,17 +263,17 @@ impl Handler for VolumeHandler {
         self.requests.count(request.header.opcode, || {
             on_behalf_of(caller, || self.dispatch(request, reply))
         });
-        // Afterwards: a sync that runs meanwhile may miss the change.
+        // Set afterwards: a sync that runs meanwhile may miss the change.
         if changes {
             self.changed.store(true, Ordering::Release);
         }
     }
 
-    fn handle_at_once(&self, request: &Request<'_>, reply: Reply) -> AtOnce {
+    fn handle_at_once(&self, request: &Request<'_>, reply: Reply) -> AtOnceResult {
         let changes = request.operation.changes_volume();
         let in_work = if changes { self.shutdown.begin_change() } else { None };
         if self.shutdown.has_begun() || (changes && in_work.is_none()) {
-            return AtOnce::Left(reply);
+            return AtOnceResult::Left(reply);
         }
         let caller = Caller {
             request: request.header.unique,
@@ -285,10 +285,10 @@ impl Handler for VolumeHandler {
                 self.handle_from_memory(&request.header, &request.operation, reply)
             })
         };
-        let done = self
-            .requests
-            .count_at_once(request.header.opcode, serve, |done| matches!(done, AtOnce::Answered));
-        if changes && matches!(done, AtOnce::Answered) {
+        let done = self.requests.count_at_once(request.header.opcode, serve, |done| {
+            matches!(done, AtOnceResult::Answered)
+        });
+        if changes && matches!(done, AtOnceResult::Answered) {
             self.changed.store(true, Ordering::Release);
         }
         done
@@ -322,15 +322,15 @@ impl VolumeHandler {
         let Request { header, operation } = request;
         let node = InodeNumber(header.node);
         match operation {
-            // Refused once; the kernel then does without. For CREATE it sends MKNOD, and since it
-            // opens nothing, it has no RELEASE to send when the file is closed.
+            // Refused once; the kernel then works without. Instead of CREATE it sends MKNOD, and
+            // without an open it sends no RELEASE at the close.
             Op::Open | Op::OpenDirectory | Op::Flush | Op::Access | Op::Create { .. } => {
                 reply.error(Errno::NOSYS)
             }
             Op::Release | Op::ReleaseDirectory => reply.status(Ok(())),
             Op::Forget { count } => self.forget(header.node, count),
             Op::BatchForget(list) => list.iter().for_each(|(node, count)| self.forget(node, count)),
-            // What else a request waits for doesn't take long.
+            // All other waits of a request are short.
             Op::Interrupt { unique } => drop(self.volume.call_off(unique)),
             Op::NotifyReply => {}
             Op::GetAttributes { of_open_file: true }

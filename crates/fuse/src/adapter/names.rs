@@ -1,4 +1,4 @@
-//! LOOKUP and everything that makes, moves or removes names.
+//! LOOKUP and all requests that make, move or remove names.
 use super::attributes::{entry_out, negative_entry};
 use super::{Answer, VolumeHandler, answer_bytes, answer_status, fail};
 use crate::protocol::wire::{CreateOut, OPEN_KEEP_CACHE, OpenOut};
@@ -22,7 +22,7 @@ fn new_inode<'a>(header: &RequestHeader, file_type: FileType, mode: u32) -> NewI
     }
 }
 
-/// How to rename, and whether a whiteout is to stand at the old name afterwards.
+/// The mode of a rename, and whether it leaves a whiteout at the old name.
 fn rename_mode(flags: u32) -> Answer<(RenameMode, bool)> {
     let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
     let whiteout = flags.contains(RenameFlags::WHITEOUT);
@@ -97,7 +97,7 @@ impl VolumeHandler {
                         Ok(self.volume.rename(parent, old_name, new_parent, new_name, mode)?)
                     }
                     true => {
-                        // Device 0/0 with no permissions, as all file systems make it.
+                        // Device 0/0 without permissions, as in all file systems.
                         let left = new_inode(header, FileType::CharacterDevice, 0);
                         Ok(self
                             .volume
@@ -110,8 +110,8 @@ impl VolumeHandler {
         }
     }
 
-    /// `.` and `..` stand in no directory: the kernel asks for them when a file handle names an
-    /// inode that it does not know. What does not exist is a stale handle then.
+    /// `.` and `..` are no entries of a directory: the kernel asks for them when a file handle
+    /// names an inode that it does not know. If the inode does not exist, the handle is stale.
     fn lookup(&self, parent: InodeNumber, name: &[u8], reply: Reply) {
         let found = match name {
             b"." => self.volume.lookup_inode(parent),
@@ -140,12 +140,12 @@ impl VolumeHandler {
         Ok(self.volume.create(InodeNumber(header.node), name, &node)?)
     }
 
-    /// Answers what changed names in `parent`.
+    /// Answers a change of names in `parent`.
     fn answer_changed(&self, reply: Reply, parent: InodeNumber, result: Answer<()>) {
         answer_status(reply, result.and_then(|()| self.settle_change(parent)));
     }
 
-    /// Answers what made a name in `parent`.
+    /// Answers the creation of a name in `parent`.
     fn answer_made(&self, reply: Reply, parent: InodeNumber, result: Answer<Attributes>) {
         let settled = result.and_then(|attributes| match self.settle_change(parent) {
             Ok(()) => Ok(attributes),

@@ -1,21 +1,22 @@
-//! Files whose data the kernel accepted on its own, with its writeback cache, and the volume has no
-//! room for.
+//! Files with data that the kernel accepted into its writeback cache but that does not fit into the
+//! volume.
 //!
-//! The kernel drops such data, tells fsync or close, and would accept more for ever, since it asks
-//! nobody before. But it asks for the attributes of an open file before each write(2) (and before a
-//! read at its end), if it has none that are valid. So a file becomes *overdrawn* with its first
-//! WRITE from the cache that finds no room: its attributes are invalidated, and from then on that
-//! question is answered with ENOSPC, which write(2) returns. What the kernel had accepted until
-//! then is what it has at most: its limit for dirty pages of a FUSE mount.
+//! The kernel drops such data and reports it to fsync or close. It would accept more for ever,
+//! since it asks the server only later. But if it has no valid attributes of an open file, it asks
+//! for them before each write(2) (and before a read at its end). So a file becomes *overdrawn* with
+//! its first WRITE from the cache that finds no room: the server invalidates its attributes and
+//! from then on answers that question with ENOSPC, which write(2) returns. So the kernel accepts at
+//! most what it had accepted until then: its limit for dirty pages of a FUSE mount.
 //!
-//! With this cache the kernel also owns the file's length, and goes on showing the one that did not
-//! come about. Therefore it is told to forget the file as soon as nobody has it open (Linux 6.18;
-//! before, it shows it until it forgets by itself); the length is then what was stored.
+//! With this cache the kernel also owns the file's length, and it keeps showing a length that was
+//! never stored. So the server asks it to forget the file as soon as no program has it open (Linux
+//! 6.18; an older kernel shows the length until it forgets the file by itself). Then the length is
+//! what was stored.
 //!
 //! States: *as others* → *overdrawn* → *as others*, when there is room again, the length is set, or
-//! the kernel has forgotten it.
+//! the kernel has forgotten the file.
 //!
-//! Lock: rank `LEAF`, for moments.
+//! Lock: rank `LEAF`, held briefly.
 use crate::protocol::wire::WRITE_CACHE;
 use crate::transport::{Notifier, Reply};
 use cairn_engine::{InodeNumber, Volume};
@@ -27,34 +28,34 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// With so much free, none of the largest WRITEs finds too little.
+/// With this much free space, even the largest WRITEs fit.
 const ROOM_BYTES: u64 = 4 << 20;
-/// How soon the kernel is told to forget files, and told again.
+/// The interval between requests to the kernel to forget files.
 const PRUNE_INTERVAL: Duration = Duration::from_millis(500);
 
-struct Nodes {
+struct OverdrawnNodes {
     overdrawn: BTreeSet<u64>,
-    /// Somebody tells the kernel to forget them.
+    /// A thread asks the kernel to forget them.
     is_pruned: bool,
 }
 
 /// The overdrawn files of a mount.
 #[derive(Clone)]
 pub struct Overdrawn {
-    /// Whether there are any: known without the lock.
+    /// Whether there are any, readable without the lock.
     any: Arc<AtomicBool>,
-    nodes: Arc<Mutex<Nodes>>,
+    nodes: Arc<Mutex<OverdrawnNodes>>,
 }
 
 impl Default for Overdrawn {
     fn default() -> Self {
-        let nodes = Nodes { overdrawn: BTreeSet::new(), is_pruned: false };
+        let nodes = OverdrawnNodes { overdrawn: BTreeSet::new(), is_pruned: false };
         Self { any: Arc::default(), nodes: Arc::new(Mutex::new(Rank::LEAF, nodes)) }
     }
 }
 
 impl Overdrawn {
-    /// A WRITE to `node`, with `flags`, failed with `errno`; not answered yet.
+    /// Records that a WRITE to `node`, with `flags`, failed with `errno`. Called before the answer.
     pub fn note(&self, node: InodeNumber, flags: u32, errno: Errno, reply: &Reply) {
         if flags & WRITE_CACHE == 0 || errno != Errno::NOSPC {
             return;
@@ -69,7 +70,7 @@ impl Overdrawn {
         thread::spawn("cairn-prune", move || shared.prune(&notifier));
     }
 
-    /// Until there are none, or the kernel can't.
+    /// Runs until there are no overdrawn files, or the kernel can't forget files.
     fn prune(&self, notifier: &Notifier) {
         loop {
             clock::sleep(PRUNE_INTERVAL);
@@ -88,7 +89,7 @@ impl Overdrawn {
         }
     }
 
-    /// The file is as others.
+    /// Makes the file a normal one again.
     pub fn forgive(&self, node: u64) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -98,7 +99,7 @@ impl Overdrawn {
         self.any.store(!nodes.overdrawn.is_empty(), Ordering::Release);
     }
 
-    /// Whether nothing may be written to the file: it is overdrawn, and there is no room yet.
+    /// Whether the file must not be written: it is overdrawn, and there is no room yet.
     pub fn refuses(&self, node: InodeNumber, volume: &Volume) -> bool {
         if !self.any.load(Ordering::Acquire) || !self.nodes.lock().overdrawn.contains(&node.0) {
             return false;

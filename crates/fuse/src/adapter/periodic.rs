@@ -1,7 +1,7 @@
-//! Commits every second, for a mount whose server is told neither of sync(2) nor of umount(2). A
-//! failure to write data may pass, so it goes on after one, until the volume has stopped.
+//! Commits every second, for a mount whose server gets no request for sync(2) and umount(2). A
+//! failed write may succeed later, so it continues after a failure until the volume has stopped.
 //!
-//! Locks: `stopped` is held for checking and waiting only, never while the volume commits.
+//! Locks: `stopped` is held to check and wait, never while the volume commits.
 use super::VolumeHandler;
 use cairn_engine::Error;
 use cairn_environment::Rank;
@@ -12,26 +12,26 @@ use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-struct Stop {
+struct StopSignal {
     stopped: Mutex<bool>,
     change: Condvar,
 }
 
-/// A thread that commits a volume every second when something changed. Dropped, it ends.
+/// A thread that commits a volume every second if there were changes. Dropping it ends the thread.
 pub struct PeriodicCommit {
-    stop: Arc<Stop>,
+    stop: Arc<StopSignal>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl PeriodicCommit {
-    /// Starts it.
+    /// Starts the thread.
     pub fn start(handler: Arc<VolumeHandler>) -> Self {
         Self::start_every(handler, INTERVAL)
     }
 
     fn start_every(handler: Arc<VolumeHandler>, interval: Duration) -> Self {
         let stop =
-            Arc::new(Stop { stopped: Mutex::new(Rank::LEAF, false), change: Condvar::new() });
+            Arc::new(StopSignal { stopped: Mutex::new(Rank::LEAF, false), change: Condvar::new() });
         let seen = Arc::clone(&stop);
         let thread = thread::spawn("cairn-periodic", move || {
             let mut failed_before = false;
@@ -52,8 +52,8 @@ impl PeriodicCommit {
     }
 }
 
-impl Stop {
-    /// Waits for the next turn. Returns whether to stop.
+impl StopSignal {
+    /// Waits for the next commit. Returns whether to stop.
     fn wait(&self, interval: Duration) -> bool {
         let mut stopped = self.stopped.lock();
         if !*stopped {
@@ -96,7 +96,7 @@ mod tests {
         target: None,
     };
 
-    /// What a power failure would leave of the file.
+    /// The content of the file after a power failure now.
     fn durable(device: &SimulatedDevice) -> Vec<u8> {
         let state = Arc::new(device.crash_state_with(|unflushed| {
             vec![cairn_blockdev::simulated::Fate::Lost; unflushed.len()]

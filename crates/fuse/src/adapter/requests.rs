@@ -1,7 +1,6 @@
-//! How many requests of each kind have come, and how long they kept the threads that served them.
+//! Counts the requests of each kind, and the time that they took of their threads.
 //!
-//! The time of an fsync is that until its data is written: the answer goes out later and from
-//! elsewhere.
+//! The time of an fsync ends when its data is written: another thread sends the answer later.
 use crate::protocol::wire::opcode;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::clock;
@@ -12,20 +11,20 @@ use std::time::Duration;
 const OPCODE_END: usize = 64;
 
 #[derive(Default)]
-struct Counter {
+struct OpcodeCounter {
     count: AtomicU64,
-    /// Those of them that were answered where they arrived, although such requests may have to
+    /// Requests that the queue's thread answered, although requests of this kind may have to
     /// wait.
     at_once: AtomicU64,
     time_ns: AtomicU64,
 }
 
-/// Counters since the mount was made.
-pub struct RequestCounters([Counter; OPCODE_END]);
+/// Counters since the start of the mount.
+pub struct RequestCounters([OpcodeCounter; OPCODE_END]);
 
 impl Default for RequestCounters {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Counter::default()))
+        Self(std::array::from_fn(|_| OpcodeCounter::default()))
     }
 }
 
@@ -37,8 +36,8 @@ impl RequestCounters {
         self.add(number, begin.elapsed());
     }
 
-    /// As [`RequestCounters::count`]; counts the request if what `serve` returns `says` that it is
-    /// served.
+    /// As [`RequestCounters::count`], but counts the request only if `says` returns true for the
+    /// result of `serve`.
     pub fn count_at_once<R>(
         &self,
         number: u32,
@@ -63,8 +62,8 @@ impl RequestCounters {
         }
     }
 
-    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came; `at_once` if
-    /// there were any.
+    /// `{"LOOKUP": {"count": 3, "time_ns": 4000}, …}`, without those that never came; with
+    /// `at_once` if it is not zero.
     pub fn to_json(&self) -> Value {
         let counters = self.0.iter().enumerate().filter_map(|(number, counter)| {
             let count = counter.count.load(Ordering::Relaxed);

@@ -1,8 +1,9 @@
-//! Who keeps the set-id bits of a file when its content or its owner changes.
+//! Decides which set-id bits of a file stay when its content or its owner changes.
 //!
-//! Set-user-id always goes. Set-group-id goes where the group may execute; without that bit it once
-//! stood for mandatory locks, and stays for a caller who is in the file's group: the rule that the
-//! kernel has for its own file systems (`setattr_should_drop_sgid`), and leaves to us.
+//! Set-user-id is always cleared. Set-group-id is cleared if the group may execute. Without that
+//! bit it once stood for mandatory locks, and stays for a caller in the file's group. That is the
+//! kernel's rule for its own file systems (`setattr_should_drop_sgid`), which FUSE leaves to the
+//! server.
 use super::{Answer, VolumeHandler};
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
@@ -13,14 +14,14 @@ const SET_ID_BITS: u32 = 0o6000;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// Whether the caller is in the group of the file, as far as that matters for its set-group-id bit.
+/// Whether the caller is in the group of the file, where that matters for its set-group-id bit.
 pub fn is_in_group(header: &RequestHeader, file: &Attributes) -> bool {
     let matters = file.mode & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID;
     !matters || header.gid == file.gid || has_group(header.pid, file.gid)
 }
 
-/// Whether the thread has `group` among its further groups. 0 is a caller that can't be seen from
-/// here: it has none.
+/// Whether `group` is among the thread's supplementary groups. 0 is a caller outside this process
+/// id namespace: it has none.
 fn has_group(thread: u32, group: u32) -> bool {
     thread != 0
         && fs::read_to_string(format!("/proc/{thread}/status"))
@@ -33,8 +34,8 @@ fn lists_group(status: &str, group: u32) -> bool {
 }
 
 impl VolumeHandler {
-    /// The caller, who has no right to the set-id bits of `node`, changed its content. The kernel
-    /// keeps attributes for ever, so it is told before it hears that the change is done.
+    /// Clears the set-id bits of `node` after a caller without the right to them changed its
+    /// content. The kernel keeps attributes for ever, so it is notified before the answer.
     pub(super) fn clear_set_id(
         &self,
         header: &RequestHeader,

@@ -1,12 +1,12 @@
-//! Waiting until all data has arrived that the kernel had begun to send.
+//! Waits until all data has arrived that the kernel had begun to send.
 //!
-//! syncfs(2) on a plain `fuse` mount writes back everything dirty. Linux 6.18 waits until that is
-//! done (measured with slow WRITEs); before 6.16 it only began, since a page counted as written as
-//! soon as it was copied into a request, and a request to sync that followed could overtake the
-//! data. The kernel keeps at most a fixed number of such WRITEs with the server and sends the next
-//! when one is answered. So once no request waits on the device and no WRITE is in work, all have
-//! been answered. Between the moment a thread has read a request and the one it counts it, neither
-//! shows; therefore the quiet must last for a while.
+//! syncfs(2) on a plain `fuse` mount writes back all dirty data. Linux 6.18 waits until that is
+//! done (measured with slow WRITEs). Before 6.16 it only began: a page counted as written as soon
+//! as it was copied into a request, so a sync request that followed could overtake the data. The
+//! kernel keeps a limited number of such WRITEs in flight and sends the next when one is answered.
+//! So once no request waits on the device and no WRITE is in work, all have been answered. A
+//! request that a thread has read but not counted yet shows in neither; therefore the quiet must
+//! last for a while.
 use crate::transport::Reply;
 use cairn_environment::atomic::{AtomicUsize, Ordering};
 use cairn_environment::clock;
@@ -14,27 +14,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const STEP: Duration = Duration::from_millis(2);
-/// Steps that the quiet must last.
+/// The number of steps that the quiet must last.
 const QUIET_STEPS: u32 = 5;
-/// Others may go on using the mount, and what they write meanwhile needs no waiting for.
+/// Other programs may keep using the mount; what they write meanwhile is not waited for.
 const STEPS_MAX: u32 = 5000;
 
-/// How many WRITEs are in work.
+/// The number of WRITEs in work.
 #[derive(Clone, Default)]
 pub struct WritesInWork(Arc<AtomicUsize>);
 
-/// One of them.
+/// One WRITE in work.
 pub struct WriteInWork<'a>(&'a AtomicUsize);
 
 impl WritesInWork {
-    /// Counts one more, until the guard is dropped.
+    /// Counts one more WRITE until the guard is dropped.
     pub fn begin(&self) -> WriteInWork<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
         WriteInWork(&self.0)
     }
 
-    /// Waits for the quiet; `reply` tells which connection to look at. Not on a request thread: it
-    /// could be the only one.
+    /// Waits for the quiet on the connection of `reply`. Not on a request thread, which could be
+    /// the only one.
     pub fn wait_for_quiet(&self, reply: &Reply) {
         let mut quiet_steps = 0;
         for _ in 0..STEPS_MAX {

@@ -1,14 +1,14 @@
-//! The volume's end while it is mounted: by IOCTL, or because the server has to end. IOCTL also
-//! makes everything durable, and discards what is free.
+//! Stops the volume while it is mounted: by an IOCTL, or because the server must end. An IOCTL also
+//! syncs it, and trims it.
 //!
-//! States: *running* → *begun*. Once a shutdown has begun, every request is refused with EIO but
+//! States: *running* → *begun*. After a shutdown has begun, every request fails with EIO except
 //! those that end the mount. One atomic number holds the state and counts the changing requests in
-//! work, so each of them either ends before the volume's end is waited for, or is refused: none is
-//! answered with success and then forgotten.
+//! work. So each of them either ends before the shutdown stops waiting for changes, or is refused:
+//! none is answered with success and then lost.
 //!
-//! The ioctl that other file systems have comes without its flags. Whoever sends it gets the
-//! shutdown that loses nothing, which no flag forbids; the one that drops what isn't durable has a
-//! number of its own.
+//! The GOINGDOWN ioctl of other file systems comes without its flags. Its caller gets the shutdown
+//! that loses nothing, which every flag permits. The one that drops what isn't durable has a number
+//! of its own.
 use super::extended::is_made_up;
 use super::{VolumeHandler, answer};
 use crate::kernel;
@@ -25,14 +25,14 @@ use zerocopy::FromBytes;
 
 /// In the state: a shutdown has begun.
 const BEGUN: usize = 1 << 63;
-/// In the state: somebody asked for it, and is told how it went. The bits below count.
+/// In the state: a caller requested it and gets the result. The bits below count.
 const ASKED_FOR: usize = 1 << 62;
 const STEP: Duration = Duration::from_millis(2);
-/// Requests that wait longer than this for a device are left alone: they get an error when the
-/// volume has stopped.
+/// The shutdown does not wait longer than this for requests on a device. They get an error when
+/// the volume has stopped.
 const STEPS_MAX: u32 = 500;
 
-/// Whether a shutdown has begun, and how many changing requests are in work.
+/// Whether a shutdown has begun, and the number of changing requests in work.
 #[derive(Clone, Default)]
 pub struct ShutdownState(Arc<AtomicUsize>);
 
@@ -45,14 +45,14 @@ impl ShutdownState {
         self.0.load(Ordering::Acquire) & BEGUN != 0
     }
 
-    /// Lets a changing request in, until the guard is dropped; `None` once a shutdown has begun.
+    /// Admits a changing request until the guard is dropped; `None` once a shutdown has begun.
     pub fn begin_change(&self) -> Option<ChangeInWork<'_>> {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
         let change = ChangeInWork(&self.0);
         (before & BEGUN == 0).then_some(change)
     }
 
-    /// Whether somebody asked for the shutdown, who is told of what was lost.
+    /// Whether a caller requested the shutdown; it gets the report of what was lost.
     pub fn is_asked_for(&self) -> bool {
         self.0.load(Ordering::Acquire) & ASKED_FOR != 0
     }
@@ -61,7 +61,7 @@ impl ShutdownState {
         self.0.fetch_or(BEGUN | bits, Ordering::AcqRel);
     }
 
-    /// Waits for the changes in work. Not on a request thread: it could be the one that works.
+    /// Waits for the changes in work. Not on a request thread, which could be doing one of them.
     fn wait_for_changes(&self) {
         for _ in 0..STEPS_MAX {
             if self.0.load(Ordering::Acquire) & !(BEGUN | ASKED_FOR) == 0 {
@@ -78,8 +78,8 @@ impl Drop for ChangeInWork<'_> {
     }
 }
 
-/// Whether `request` is answered after a shutdown: it ends the mount, or it is what somebody who
-/// unmounts has to know.
+/// Whether `request` is answered after a shutdown: it ends the mount, or an unmounting program
+/// needs its answer.
 pub fn is_still_answered(request: &Request<'_>) -> bool {
     let node = request.header.node;
     match &request.operation {
@@ -90,17 +90,17 @@ pub fn is_still_answered(request: &Request<'_>) -> bool {
     }
 }
 
-/// Root and the server's user.
+/// Whether the caller is root or the server's user.
 fn is_privileged(header: &RequestHeader) -> bool {
     header.uid == 0 || header.uid == rustix::process::geteuid().as_raw()
 }
 
 impl VolumeHandler {
-    /// Stops the volume with everything durable that was answered with success; all later requests
+    /// Makes durable all that was answered with success, and stops the volume; all later requests
     /// fail. Not on a request thread.
     ///
     /// # Errors
-    /// When something could not be written; the volume is stopped all the same.
+    /// If something could not be written; the volume is stopped all the same.
     pub fn stop(&self) -> Result<(), Error> {
         self.shutdown.begin(0);
         self.shutdown.wait_for_changes();
@@ -112,7 +112,7 @@ impl VolumeHandler {
         self.shutdown.has_begun()
     }
 
-    /// FITRIM, on a thread of its own: it may take long.
+    /// FITRIM, on a thread of its own since it may take long.
     fn trim(&self, header: &RequestHeader, input: &[u8], reply: Reply) {
         if !is_privileged(header) {
             return reply.error(Errno::PERM);
@@ -152,7 +152,7 @@ impl VolumeHandler {
             let done = match shutdown {
                 None => volume.sync(),
                 Some(log) => {
-                    // First: what is answered from now on would be neither refused nor durable.
+                    // First: a later answer would be neither refused nor durable.
                     state.begin(ASKED_FOR);
                     if log == ShutdownLog::Flush {
                         state.wait_for_changes();

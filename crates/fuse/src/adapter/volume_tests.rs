@@ -34,7 +34,7 @@ fn open_volume(image: &Path, read_only: bool) -> Volume {
         .unwrap()
 }
 
-/// Only what the mount asks for becomes durable.
+/// Only explicit syncs make anything durable.
 fn volume_options(read_only: bool) -> VolumeOptions {
     VolumeOptions {
         read_only,
@@ -43,14 +43,14 @@ fn volume_options(read_only: bool) -> VolumeOptions {
     }
 }
 
-pub struct Mounted {
+pub struct MountedImage {
     unmounter: Unmounter,
     server: Option<JoinHandle<()>>,
     directory: TempDir,
     forwards_sync: bool,
 }
 
-impl Mounted {
+impl MountedImage {
     pub fn new(options: &MountOptions) -> Self {
         let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         let device = FileDevice::create(&directory.path().join("image"), IMAGE_BYTES).unwrap();
@@ -63,7 +63,7 @@ impl Mounted {
         let volume = open_volume(&directory.path().join("image"), options.read_only);
         Self::mount_volume(directory, volume, options)
     }
-    /// The same image again, through the device that `wrap` makes of its own.
+    /// The same image again, on the device that `wrap` makes of the image's device.
     pub fn remount_through(
         self,
         wrap: impl FnOnce(FileDevice) -> Arc<dyn BlockDevice>,
@@ -98,12 +98,12 @@ impl Mounted {
     pub fn remount(self, options: &MountOptions) -> Self {
         Self::mount(self.unmount(), options)
     }
-    /// The content of a file of the root directory, after somebody else unmounted.
+    /// The content of a file of the root directory, after another program unmounted.
     fn after_unmount(mut self, name: &str) -> Option<Vec<u8>> {
         self.server.take().unwrap().join().unwrap();
         self.after_crash(name)
     }
-    /// The content of a file of the root directory, as it would be after a crash now.
+    /// The content of a file of the root directory after a crash now.
     fn after_crash(&self, name: &str) -> Option<Vec<u8>> {
         let copy = self.directory.path().join("copy");
         fs::copy(self.directory.path().join("image"), &copy).unwrap();
@@ -119,7 +119,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedImage {
     fn drop(&mut self) {
         // A failed test leaves no mount behind.
         let _ = self.unmounter.detach();
@@ -137,7 +137,7 @@ fn files_and_names_survive_a_remount() {
     }
     for writeback in [true, false] {
         let options = MountOptions { writeback, ..options_of_tests() };
-        let mounted = Mounted::new(&options);
+        let mounted = MountedImage::new(&options);
         let big = pattern(5_000_001);
         fs::create_dir_all(mounted.path("a/b")).unwrap();
         fs::write(mounted.path("a/b/big"), &big).unwrap();
@@ -170,7 +170,7 @@ fn what_fsync_acknowledged_survives_a_crash() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let content = pattern(300_000);
     let mut file = File::create(mounted.path("synced")).unwrap();
     file.write_all(&content).unwrap();
@@ -195,7 +195,7 @@ fn many_fsyncs_at_once_are_all_answered() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions { threads: 2, ..options_of_tests() });
+    let mounted = MountedImage::new(&MountOptions { threads: 2, ..options_of_tests() });
     let threads: Vec<_> = (0..24)
         .map(|number| {
             let path = mounted.path(&format!("file{number}"));
@@ -218,7 +218,7 @@ fn syncs_of_the_whole_volume_reach_it() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     if mounted.forwards_sync {
         fs::write(mounted.path("one"), "1").unwrap();
         rustix::fs::syncfs(File::open(mounted.root()).unwrap()).unwrap();
@@ -227,7 +227,7 @@ fn syncs_of_the_whole_volume_reach_it() {
     mounted.unmount();
 
     for threads in [1, 8] {
-        let plain = Mounted::new(&MountOptions { plain: true, threads, ..options_of_tests() });
+        let plain = MountedImage::new(&MountOptions { plain: true, threads, ..options_of_tests() });
         let content = pattern(24 << 20);
         fs::write(plain.path("two"), &content).unwrap();
         crate::sync(&plain.root()).unwrap();
@@ -235,17 +235,17 @@ fn syncs_of_the_whole_volume_reach_it() {
         plain.unmount();
     }
 
-    // Nobody asks for anything here.
+    // No program syncs here.
     let through =
-        Mounted::new(&MountOptions { plain: true, writeback: false, ..options_of_tests() });
+        MountedImage::new(&MountOptions { plain: true, writeback: false, ..options_of_tests() });
     fs::write(through.path("three"), "3").unwrap();
-    // It comes by itself, on a busy machine later than after a second.
+    // The commit comes by itself; on a busy machine it takes longer than a second.
     let turns = (0..600).take_while(|_| through.after_crash("three").as_deref() != Some(&b"3"[..]));
     let waited =
         turns.inspect(|_| cairn_environment::clock::sleep(Duration::from_millis(100))).count();
     assert!(waited < 600, "it is never committed");
     fs::write(through.path("four"), "4").unwrap();
-    // Finds the server in its own process and does not wait for its end.
+    // The server is this process, so the unmount does not wait for its end.
     crate::unmount(&through.root()).unwrap();
     assert_eq!(through.after_unmount("four").as_deref(), Some(&b"4"[..]));
 }
@@ -255,7 +255,7 @@ fn all_is_durable_when_umount_returns() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     if mounted.forwards_sync {
         let content = pattern(24 << 20);
         fs::write(mounted.path("unsynced"), &content).unwrap();
@@ -269,7 +269,7 @@ fn attributes_are_kept_and_set_id_bits_cleared() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let path = mounted.path("file");
     let file = File::create(&path).unwrap();
     let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
@@ -329,7 +329,7 @@ fn large_directories_are_listed_once_each() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let names: std::collections::BTreeSet<String> =
         (0..2500).map(|i| format!("{i:0width$}", width = 1 + i % 200)).collect();
     names.iter().for_each(|name| drop(File::create(mounted.path(name)).unwrap()));
@@ -356,7 +356,7 @@ fn ranges_are_allocated_freed_and_copied() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let content = pattern(1 << 20);
     fs::write(mounted.path("file"), &content).unwrap();
     let file = File::options().read(true).write(true).open(mounted.path("file")).unwrap();
@@ -386,14 +386,14 @@ fn ranges_are_allocated_freed_and_copied() {
     mounted.unmount();
 }
 
-/// A program that copies a sparse file asks where its data is right after somebody wrote it.
+/// A program that copies a sparse file asks for its data right after another program wrote it.
 #[test]
 fn data_that_the_kernel_still_holds_is_not_called_a_hole() {
     if !can_mount() {
         return;
     }
     for writeback in [true, false] {
-        let mounted = Mounted::new(&MountOptions { writeback, ..options_of_tests() });
+        let mounted = MountedImage::new(&MountOptions { writeback, ..options_of_tests() });
         let file = File::create(mounted.path("sparse")).unwrap();
         file.set_len(1 << 20).unwrap();
         file.write_all_at(&[7; 4096], 512 << 10).unwrap();
@@ -410,7 +410,7 @@ fn data_that_the_kernel_still_holds_is_not_called_a_hole() {
     }
 }
 
-/// Whether SEEK_DATA leads to `at`, with only holes around it.
+/// Whether SEEK_DATA finds `at`, with only holes around it.
 fn is_data(file: &File, at: u64) -> bool {
     let data = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)).unwrap();
     let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at)).unwrap();
@@ -423,7 +423,7 @@ fn what_is_written_through_a_mapping_is_seen_by_all_and_made_durable() {
         return;
     }
     for (writeback, plain) in [(true, false), (false, false), (false, true)] {
-        let mounted = Mounted::new(&MountOptions { writeback, plain, ..options_of_tests() });
+        let mounted = MountedImage::new(&MountOptions { writeback, plain, ..options_of_tests() });
         let file = File::options()
             .read(true)
             .write(true)
@@ -476,7 +476,7 @@ fn appended_parts_follow_each_other_whatever_their_length() {
     }
     for writeback in [true, false] {
         let options = MountOptions { writeback, ..options_of_tests() };
-        let mounted = Mounted::new(&options);
+        let mounted = MountedImage::new(&options);
         let all = pattern(3_000_000);
         let mut file =
             File::options().append(true).create_new(true).open(mounted.path("appended")).unwrap();
@@ -501,7 +501,7 @@ fn extended_attributes_and_those_of_the_mount() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let path = mounted.path("file");
     fs::write(&path, "").unwrap();
     let value = pattern(5000);
@@ -547,7 +547,7 @@ fn files_without_names_live_until_they_are_closed() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let mut file = File::options()
         .read(true)
         .write(true)
@@ -585,7 +585,7 @@ fn renames_replace_refuse_or_exchange() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let (a, b) = (mounted.path("a"), mounted.path("b"));
     fs::write(&a, "a").unwrap();
     fs::write(&b, "b").unwrap();
@@ -600,20 +600,20 @@ fn renames_replace_refuse_or_exchange() {
     mounted.unmount();
 }
 
-/// What an overlay file system needs of its upper layer.
+/// What an overlay file system needs from its upper layer.
 #[test]
 fn a_rename_leaves_a_whiteout() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     let (a, b) = (mounted.path("a"), mounted.path("b"));
     fs::write(&a, "a").unwrap();
     let rename =
         |from: &Path, to: &Path, flags| rustix::fs::renameat_with(CWD, from, CWD, to, flags);
     rename(&a, &b, RenameFlags::WHITEOUT).unwrap();
     assert_eq!(rename(&a, &b, RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(Errno::EXIST));
-    let check = |mounted: &Mounted| {
+    let check = |mounted: &MountedImage| {
         let left = fs::symlink_metadata(mounted.path("a")).unwrap();
         assert!(left.file_type().is_char_device());
         assert_eq!((left.rdev(), left.mode() & 0o7777, left.uid()), (0, 0, 0));
@@ -633,7 +633,7 @@ fn a_read_only_mount_reads_and_nothing_else() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&options_of_tests());
+    let mounted = MountedImage::new(&options_of_tests());
     fs::write(mounted.path("file"), "text").unwrap();
     let mounted = mounted.remount(&MountOptions { read_only: true, ..options_of_tests() });
     assert_eq!(fs::read(mounted.path("file")).unwrap(), b"text");
@@ -650,7 +650,7 @@ fn a_full_volume_says_so_and_files_can_be_removed() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::new(&MountOptions { writeback: false, ..options_of_tests() });
+    let mounted = MountedImage::new(&MountOptions { writeback: false, ..options_of_tests() });
     let block = vec![1; 1 << 20];
     let mut file = File::create(mounted.path("filler")).unwrap();
     let failure = (0..512)
@@ -659,14 +659,15 @@ fn a_full_volume_says_so_and_files_can_be_removed() {
     assert_eq!(failure.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     drop(file);
     fs::remove_file(mounted.path("filler")).unwrap();
-    // The kernel forgets the removed file when it likes; over io_uring a write may overtake that.
+    // The kernel forgets the removed file at a time of its choice; over io_uring a write may
+    // overtake that.
     let available_bytes = || {
         rustix::fs::statvfs(mounted.root()).map(|space| space.f_bavail * space.f_frsize).unwrap()
     };
     while available_bytes() < IMAGE_BYTES * 3 / 4 {
         clock::sleep(Duration::from_millis(1));
     }
-    // What was freed can be had again.
+    // The freed space can be used again.
     let mut file = File::create(mounted.path("again")).unwrap();
     for _ in 0..IMAGE_BYTES / 2 / block.len() as u64 {
         file.write_all(&block).unwrap();

@@ -1,5 +1,5 @@
-//! `fusermount3`: the set-uid program through which users other than root mount. It opens
-//! `/dev/fuse`, mounts, and sends the descriptor over the socket that it finds in `_FUSE_COMMFD`.
+//! `fusermount3`: the set-uid program by which users other than root mount. It opens `/dev/fuse`,
+//! mounts, and sends the descriptor over the socket in `_FUSE_COMMFD`.
 use super::{MountOptions, find_mount};
 use crate::error::MountError;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -65,8 +65,8 @@ pub fn unmount(mountpoint: &Path, detach: bool) -> Result<(), MountError> {
     })
 }
 
-/// The helper unmounts what its caller has mounted, and says of the rest that it stands in no
-/// table.
+/// The helper unmounts only what its caller has mounted; for other mounts it reports that they are
+/// in no table.
 fn of_other_user(mountpoint: &Path) -> Option<MountError> {
     let user = find_mount(mountpoint).ok()??.user?;
     let path = || mountpoint.to_owned();

@@ -1,4 +1,4 @@
-//! The options of mount(8) that the kernel acts on, for whatever file system is mounted.
+//! The options of mount(8) that the kernel handles for every file system.
 //!
 //! Invariant: of options that exclude each other (`suid` and `nosuid`, `noatime` and `relatime`)
 //! the later one wins.
@@ -22,9 +22,9 @@ impl Default for KernelOptions {
 
 struct FlagOption {
     name: &'static str,
-    /// What it switches off; of a group that excludes each other, all.
+    /// The flags that it clears; of a group of exclusive flags, all.
     clears: MountFlags,
-    /// What it switches on.
+    /// The flags that it sets.
     sets: MountFlags,
 }
 
@@ -69,11 +69,11 @@ const FLAGS: &[FlagOption] = &[
     off("loud", MountFlags::SILENT),
 ];
 
-/// Only root's mounts can be without these; `fusermount3` sets them always.
+/// Only root's mounts may omit these; `fusermount3` always sets them.
 const ROOT_ONLY: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// What `fusermount3` does not know in all its versions, and what changes nothing on a mount of
-/// FUSE: the server keeps the times.
+/// Flags that not all versions of `fusermount3` know, and that have no effect on a FUSE mount: the
+/// server keeps the times.
 const NOT_FOR_HELPER: MountFlags = MountFlags::SILENT
     .union(MountFlags::LAZYTIME)
     .union(MountFlags::NODIRATIME)
@@ -81,7 +81,7 @@ const NOT_FOR_HELPER: MountFlags = MountFlags::SILENT
     .union(MountFlags::STRICTATIME);
 
 impl KernelOptions {
-    /// Takes the option `name` of mount(8) into account; false when it is none of the kernel's.
+    /// Applies the option `name` of mount(8). Returns false if it is none of the kernel's.
     ///
     /// ```
     /// let mut options = cairn_fuse::KernelOptions::default();
@@ -94,8 +94,8 @@ impl KernelOptions {
         true
     }
 
-    /// Has the kernel give files an SELinux context: `name` is `context`, `fscontext`, `defcontext`
-    /// or `rootcontext`.
+    /// Makes the kernel give files an SELinux context: `name` is `context`, `fscontext`,
+    /// `defcontext` or `rootcontext`.
     pub fn set_context(&mut self, name: &str, value: &str) {
         let start = format!("{name}=");
         self.contexts.retain(|context| !context.starts_with(&start));
@@ -107,22 +107,22 @@ impl KernelOptions {
         FLAGS.iter().map(|option| option.name)
     }
 
-    /// Whether changes of names and attributes must be durable before the caller hears of them.
+    /// Whether changes of names and attributes must be durable before the caller gets the answer.
     pub fn synchronous(&self) -> bool {
         self.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC)
     }
 
-    /// Whether a SELinux context is set.
+    /// Whether an SELinux context is set.
     pub fn has_context(&self) -> bool {
         !self.contexts.is_empty()
     }
 
-    /// For mount(2).
+    /// The flags of mount(2).
     pub(super) fn flags(&self) -> MountFlags {
         self.flags
     }
 
-    /// For the data of mount(2); begins with a comma.
+    /// A part of the data of mount(2). Begins with a comma.
     pub(super) fn data(&self) -> String {
         self.contexts.iter().fold(String::new(), |mut data, context| {
             let _ = write!(data, ",{context}");
@@ -130,7 +130,7 @@ impl KernelOptions {
         })
     }
 
-    /// For `fusermount3`; begins with a comma.
+    /// Options for `fusermount3`. Begins with a comma.
     pub(super) fn helper_options(&self) -> String {
         let flags = self.flags.difference(ROOT_ONLY | NOT_FOR_HELPER);
         let names =

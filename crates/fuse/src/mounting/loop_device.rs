@@ -1,5 +1,4 @@
-//! A block device over an image file, so that it can be mounted as `fuseblk`. No data goes through
-//! it.
+//! A block device over an image file, so that it can be mounted as `fuseblk`. It carries no data.
 use crate::kernel;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -7,10 +6,10 @@ use rustix::io::{self, Errno};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Tries when others take free devices at the same time.
+/// The number of attempts while other processes take free devices.
 const ATTEMPTS_MAX: usize = 32;
 
-/// A configured loop device. It lets go of its file when this and the mount are gone.
+/// A configured loop device. It detaches its file when this value and the mount are gone.
 #[derive(Debug)]
 pub struct LoopDevice {
     /// `/dev/loopN`.
@@ -19,10 +18,10 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Sets a free loop device up over `image`.
+    /// Sets up a free loop device over `image`.
     ///
     /// # Errors
-    /// There are no loop devices here, or this process may not use them.
+    /// If there are no loop devices, or this process may not use them.
     pub fn attach(image: &Path, read_only: bool) -> io::Result<Self> {
         let (access, flags) = match read_only {
             true => (OFlags::RDONLY, kernel::LOOP_AUTOCLEAR | kernel::LOOP_READ_ONLY),

@@ -1,11 +1,11 @@
-//! Making, finding and taking away mounts.
+//! Makes, finds and removes mounts.
 //!
-//! Root mounts with mount(2), as `fuseblk.cairn` where the volume is or can be made a block device
-//! (a loop device for an image file): only then do sync(2), syncfs(2) and umount(2) reach the
-//! server. Other users mount with `fusermount3`.
+//! Root mounts with mount(2). If the volume is a block device, or can be made one (by a loop device
+//! over an image file), root mounts it as `fuseblk.cairn`: only then do sync(2), syncfs(2) and
+//! umount(2) reach the server. Other users mount with `fusermount3`.
 //!
-//! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind: the
-//! loop device clears itself when the last who has it open closes it.
+//! Invariant: a mount that cannot be completed leaves neither a mount nor a loop device behind. The
+//! loop device clears itself at the last close.
 
 pub(crate) mod helper;
 mod kernel_options;
@@ -26,38 +26,39 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 
-/// How requests travel.
+/// The transport of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// FUSE over io_uring where the kernel allows it, else `/dev/fuse`.
     #[default]
     Auto,
-    /// FUSE over io_uring; root switches it on, for the whole machine.
+    /// FUSE over io_uring. Root enables it for the whole machine.
     Ring,
     /// `/dev/fuse`.
     Device,
 }
 
-/// How a volume is mounted.
+/// Options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Threads that read requests; over io_uring, those for requests that may wait for the device.
+    /// Threads that read requests; over io_uring, threads for requests that may wait for the
+    /// device.
     pub threads: usize,
-    /// Whether the kernel keeps written data for a while. Without it, each write(2) is a request,
-    /// and reports a lack of space.
+    /// Whether the kernel caches written data. Without that, each write(2) is a request, and
+    /// reports a lack of space.
     pub writeback: bool,
-    /// Whether other users may enter, subject to permissions. Root's mounts always allow it.
+    /// Whether other users have access, subject to permissions. Root's mounts always allow it.
     pub allow_other: bool,
-    /// No writing.
+    /// Whether the mount is read-only.
     pub read_only: bool,
-    /// How requests travel.
+    /// The transport of requests.
     pub transport: Transport,
-    /// Mount as plain `fuse` also where a block device could be had; sync(2) and umount(2) do not
-    /// reach the server then.
+    /// Mount as plain `fuse` even if a block device is available; then sync(2) and umount(2) do not
+    /// reach the server.
     pub plain: bool,
-    /// What the kernel does for any file system: `nosuid`, `noexec` and the like.
+    /// Options that the kernel handles for any file system: `nosuid`, `noexec` and the like.
     pub kernel: KernelOptions,
-    /// How the image is called where mounts are listed; without it, by its path.
+    /// The image's name in lists of mounts; `None` for its path.
     pub shown: Option<ShownSource>,
 }
 
@@ -76,8 +77,8 @@ impl Default for MountOptions {
     }
 }
 
-/// Takes the mount at `mountpoint` away; it must not be in use, unless `detach`: then it vanishes
-/// from the tree now and ends with its last user.
+/// Unmounts `mountpoint`, which must not be in use. With `detach` it vanishes from the tree now and
+/// ends with its last user.
 pub(crate) fn take_away(mountpoint: &Path, detach: bool) -> Result<(), MountError> {
     let path = || PathBuf::from(mountpoint);
     if !rustix::process::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! One mount, from the checks to the connection's descriptor.
+//! Makes one mount, from the checks to the connection's descriptor.
 use super::loop_device::LoopDevice;
 use super::source_name::SourceLink;
 use super::table::{find_mount, real_path};
@@ -12,16 +12,16 @@ use rustix::mount::MountFlags;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
-/// A mount that the kernel knows and that nobody serves yet.
+/// A mount that the kernel has and that has no server yet.
 #[derive(Debug)]
 pub struct MadeMount {
     /// The connection.
     pub device: OwnedFd,
-    /// Where, without symbolic links.
+    /// The mount point, without symbolic links.
     pub mountpoint: PathBuf,
     /// Whether sync(2), syncfs(2) and umount(2) reach the server.
     pub forwards_sync: bool,
-    /// The name that the kernel shows as source.
+    /// The link that the kernel shows as source.
     pub link: Option<SourceLink>,
 }
 
@@ -40,7 +40,7 @@ pub fn make_mount(
         errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
     })?;
     if !rustix::process::geteuid().is_root() {
-        // The helper opens the device; this only gives a clear error.
+        // The helper opens the device; this check only gives a clear error.
         rustix::fs::stat(DEVICE_PATH).map_err(|_| MountError::FuseMissing)?;
         let device = helper::mount(shown(&source, options), &mountpoint, options)?;
         return Ok(MadeMount { device, mountpoint, forwards_sync: false, link: None });
@@ -56,7 +56,7 @@ pub fn make_mount(
     Ok(made)
 }
 
-/// What a mount without a block device shows as its source.
+/// The source that a mount without a block device shows.
 fn shown<'a>(source: &'a Path, options: &'a MountOptions) -> &'a Path {
     options.shown.as_ref().map_or(source, |shown| Path::new(&shown.full))
 }
@@ -89,7 +89,7 @@ fn open_device() -> Result<OwnedFd, MountError> {
     })
 }
 
-/// Mounts as `fuseblk`; false when there is no block device to be had for `source`.
+/// Mounts as `fuseblk`. Returns false if `source` has no block device and can't get one.
 fn mount_as_block_device(
     made: &mut MadeMount,
     source: &Path,
@@ -98,14 +98,15 @@ fn mount_as_block_device(
     let stat = rustix::fs::stat(source)
         .map_err(|errno| MountError::SourceUnusable { path: source.to_owned(), errno })?;
     let is_block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-    // Kept open until the mount has opened it too; otherwise it would clear itself.
+    // Kept open until the mount has opened it too; otherwise the loop device would clear itself.
     let loop_device = match is_block_device {
         true => None,
         false => match LoopDevice::attach(source, options.read_only) {
             Ok(loop_device) => Some(loop_device),
             Err(error) => {
                 tracing::warn!(
-                    "no loop device for {}: {error}; sync(2) and umount(2) will not reach the volume",
+                    "no loop device for {}: {error}; sync(2) and umount(2) will not reach the \
+                     volume",
                     source.display()
                 );
                 return Ok(false);
@@ -151,7 +152,8 @@ fn mount_plain(
 fn mount_data(device: &OwnedFd) -> String {
     let descriptor = device.as_raw_fd();
     format!(
-        "fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES_MAX}"
+        "fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions,\
+         allow_other,max_read={TRANSFER_BYTES_MAX}"
     )
 }
 

@@ -1,11 +1,12 @@
-//! What the kernel, df(1) and findmnt(8) show as the source of a mount.
+//! The source of a mount that the kernel, df(1) and findmnt(8) show.
 //!
-//! The source of a `fuseblk` mount must lead to a block device, and the kernel shows it as it was
-//! given: so a symbolic link in [`DIRECTORY`] bears the image's name and leads to the loop device.
+//! The source of a `fuseblk` mount must lead to a block device, and the kernel shows the path as it
+//! was given. So a symbolic link in [`DIRECTORY`] has the image's name and leads to the loop
+//! device.
 //!
-//! Invariants: a link that a living mount shows is never replaced, so a second volume of the same
-//! name gets another one; whoever made a link removes it, unless it leads elsewhere by then. Links
-//! are made, replaced and removed under a lock.
+//! Invariants: the link of a living mount is never replaced, so a second volume of the same name
+//! gets another one. The process that made a link removes it, unless it leads elsewhere by then.
+//! Links are made, replaced and removed under a lock.
 use super::table::backing_file_of;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -14,25 +15,25 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Where the links are.
+/// The directory of the links.
 const DIRECTORY: &str = "/run/cairn";
 
-/// A file there that only root can open, and so lock.
+/// The lock file there. Only root can open it, and so lock it.
 const LOCK: &str = ".lock";
 
-/// Volumes of one name that are mounted at the same time.
+/// The most volumes of one name mounted at the same time.
 const SAME_NAMES_MAX: usize = 100;
 
-/// How the image is called where the kernel shows a mount's source.
+/// The image's name where the kernel shows a mount's source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownSource {
-    /// In full: `/data/volume.cairn`, or `mirror:/data/a,/data/b`.
+    /// The full name: `/data/volume.cairn`, or `mirror:/data/a,/data/b`.
     pub full: String,
     /// A file name for it: `volume.cairn`, or `mirror:a,b`.
     pub name: String,
 }
 
-/// A link that bears the image's name; removed when this is dropped.
+/// A link with the image's name. Dropping this removes it.
 #[derive(Debug)]
 pub struct SourceLink {
     /// The link.
@@ -41,7 +42,7 @@ pub struct SourceLink {
 }
 
 impl SourceLink {
-    /// Has `mount` mount a link to `block_device` that is called `name`, or the device itself where
+    /// Calls `mount` with a link to `block_device` called `name`, or with the device itself if
     /// there can be no link.
     ///
     /// # Errors
@@ -53,7 +54,7 @@ impl SourceLink {
     ) -> Result<Option<Self>, E> {
         let made = lock().and_then(|lock| Ok((make(name, block_device)?, lock)));
         match made {
-            // Under the lock: nobody replaces the link before the kernel has followed it.
+            // Under the lock: no process replaces the link before the kernel has followed it.
             Ok((path, _lock)) => {
                 let mounted = mount(&path);
                 if mounted.is_err() {
@@ -77,7 +78,7 @@ impl Drop for SourceLink {
     }
 }
 
-/// Removes the link that a mount showed whose server has been killed, if it leads nowhere any more.
+/// Removes the link of a mount whose server was killed, if it leads nowhere any more.
 pub fn remove_stale(path: &Path) {
     let ours = path.parent() == Some(Path::new(DIRECTORY));
     if ours
@@ -109,12 +110,12 @@ fn make(name: &str, block_device: &Path) -> io::Result<PathBuf> {
             format!("{name}-{count}")
         });
         match fs::read_link(&path) {
-            // The device has been set up by this process alone, so nobody else's mount shows this.
+            // Only this process has set up the device, so no other mount shows it.
             Ok(target) if target == block_device => return Ok(path),
             Ok(target) if !is_stale(&path, &target) => continue,
             Ok(_) => fs::remove_file(&path)?,
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // No link: not of this program's making.
+            // No link, so this program did not make it.
             Err(_) => continue,
         }
         symlink(block_device, &path)?;
@@ -138,7 +139,7 @@ fn is_stale(path: &Path, target: &Path) -> bool {
 
 fn remove_link(path: &Path, target: &Path) {
     if fs::read_link(path).is_ok_and(|found| found == target) {
-        // What stays is replaced by the next mount of that name.
+        // If this fails, the next mount of that name replaces the link.
         let _ = fs::remove_file(path);
     }
 }

@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 /// Major device number of loop devices.
 const LOOP_MAJOR: u32 = 7;
 
-/// A mount, as the kernel lists it.
+/// A mount in the kernel's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
-    /// Where it is mounted, without symbolic links.
+    /// The mount point, without symbolic links.
     pub mountpoint: PathBuf,
-    /// The volume: for a loop device the file behind it.
+    /// The volume; for a loop device, the file behind it.
     pub source: PathBuf,
-    /// What the kernel lists as source.
+    /// The source in the kernel's list.
     pub device: PathBuf,
     /// `fuseblk.cairn` or `fuse.cairn` for Cairn; `fuseblk` for an earlier version.
     pub file_system_type: String,
     /// Device number, as `major` and `minor`.
     pub device_number: (u32, u32),
-    /// Mounted without writing.
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// User who mounted it, if it is a mount of FUSE.
+    /// The user that mounted it, if it is a FUSE mount.
     pub user: Option<u32>,
-    /// The user and the group that alone may enter it, if not everybody may.
+    /// The only user and group with access, unless all users have it.
     pub only_for: Option<(u32, u32)>,
 }
 
@@ -34,13 +34,13 @@ impl MountInfo {
     pub fn forwards_sync(&self) -> bool {
         self.file_system_type.split('.').next() == Some("fuseblk")
     }
-    /// Whether the type is one that Cairn mounts with. Other programs use `fuseblk` too.
+    /// Whether Cairn mounts with this type. Other programs use `fuseblk` too.
     pub fn may_be_cairn(&self) -> bool {
         matches!(self.file_system_type.as_str(), "fuseblk.cairn" | "fuseblk" | "fuse.cairn")
     }
 }
 
-/// The mount whose root is `mountpoint`; the topmost, if several are. Also finds mounts whose
+/// The mount with the root `mountpoint`; the topmost, if there are several. Also finds mounts whose
 /// server is dead.
 ///
 /// ```
@@ -50,7 +50,7 @@ impl MountInfo {
 /// ```
 ///
 /// # Errors
-/// The list of mounts cannot be read.
+/// If the list of mounts cannot be read.
 pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {
     let wanted = real_path(mountpoint);
     Ok(mounts()?.into_iter().rfind(|mount| mount.mountpoint == wanted))
@@ -65,7 +65,7 @@ pub fn is_mounted(image: &Path) -> bool {
     mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.may_be_cairn() && shows(mount)))
 }
 
-/// What tells a file or a block device from others; a loop device is the file behind it.
+/// Identifies a file or a block device. A loop device counts as the file behind it.
 fn identity(path: &Path) -> Option<(bool, u64, u64)> {
     let mut stat = rustix::fs::stat(path).ok()?;
     let mut is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
@@ -79,7 +79,7 @@ fn identity(path: &Path) -> Option<(bool, u64, u64)> {
     Some(if is_device { (true, stat.st_rdev, 0) } else { (false, stat.st_dev, stat.st_ino) })
 }
 
-/// The files or devices of a source: of `mirror:/a,/b` both.
+/// The files or devices of a source; of `mirror:/a,/b` both.
 fn members(source: &Path) -> Vec<PathBuf> {
     let bytes = source.as_os_str().as_bytes();
     match bytes.strip_prefix(b"mirror:").or_else(|| bytes.strip_prefix(b"concat:")) {
@@ -91,7 +91,7 @@ fn members(source: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// The last mount of the file system with this device number, wherever it is.
+/// The last mount of the file system with this device number, at any path.
 pub fn find_mount_of_device(device_number: (u32, u32)) -> Option<MountInfo> {
     mounts().ok()?.into_iter().rfind(|mount| mount.device_number == device_number)
 }
@@ -107,12 +107,12 @@ fn mounts() -> Result<Vec<MountInfo>, MountError> {
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse_line).map(with_backing).collect())
 }
 
-/// What the kernel lists as source, of all mounts.
+/// The sources of all mounts, as the kernel lists them.
 pub(super) fn sources() -> Result<Vec<PathBuf>, MountError> {
     Ok(mounts()?.into_iter().map(|mount| mount.device).collect())
 }
 
-/// `path` without symbolic links, never touching what is mounted there: its server may be dead.
+/// `path` without symbolic links. Never touches the mount there: its server may be dead.
 pub(super) fn real_path(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     match (absolute.parent(), absolute.file_name()) {
@@ -154,7 +154,7 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     })
 }
 
-/// From the options of a FUSE connection: `rw,user_id=1000,group_id=1000,allow_other`.
+/// A number from the options of a FUSE connection: `rw,user_id=1000,group_id=1000,allow_other`.
 fn number_of(name: &str, options: &str) -> Option<u32> {
     options.split(',').find_map(|option| option.strip_prefix(name)?.parse().ok())
 }
@@ -164,7 +164,7 @@ fn only_for(options: &str) -> Option<(u32, u32)> {
     (owner.0 != 0 && !options.split(',').any(|option| option == "allow_other")).then_some(owner)
 }
 
-/// Blanks and the like stand in the list as three octal digits after a backslash.
+/// The kernel writes blanks and the like as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -185,7 +185,7 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// The file behind a loop device, given by its number.
+/// The file behind the loop device with this number.
 pub(super) fn backing_file_of(major: u32, minor: u32) -> Option<PathBuf> {
     if major != LOOP_MAJOR {
         return None;
@@ -201,7 +201,11 @@ mod tests {
 
     #[test]
     fn a_line_is_parsed_with_blanks_and_optional_fields() {
-        let mount = parse_line(br"36 35 7:3 / /a\040b/c rw,noatime shared:1 master:2 - fuseblk /dev/loop3 rw,user_id=0").unwrap();
+        let line = concat!(
+            r"36 35 7:3 / /a\040b/c rw,noatime shared:1 master:2 - ",
+            "fuseblk /dev/loop3 rw,user_id=0"
+        );
+        let mount = parse_line(line.as_bytes()).unwrap();
         assert_eq!(mount.mountpoint, Path::new("/a b/c"));
         assert_eq!(mount.device, Path::new("/dev/loop3"));
         assert_eq!(

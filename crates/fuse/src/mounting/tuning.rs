@@ -6,7 +6,7 @@
 use super::MountInfo;
 use crate::transport::TRANSFER_BYTES_MAX;
 
-/// Sets the read-ahead of `mount`, which takes root. If it cannot be set it stays as it is.
+/// Sets the read-ahead of `mount`, which needs root. If that fails, it stays as it is.
 pub fn lengthen_read_ahead(mount: &MountInfo) {
     let (major, minor) = mount.device_number;
     let suffix = if mount.forwards_sync() { "-fuseblk" } else { "" };

@@ -1,5 +1,5 @@
 //! The payload of READDIR and READDIRPLUS: entries one after the other, each padded to 8 bytes, up
-//! to the length that the kernel asked for.
+//! to the requested length.
 use super::wire::{Dirent, EntryOut};
 use zerocopy::IntoBytes;
 
@@ -7,7 +7,7 @@ fn padded(length_bytes: usize) -> usize {
     length_bytes.next_multiple_of(8)
 }
 
-/// One entry as READDIR has it.
+/// One entry of READDIR.
 #[derive(Clone, Copy, Debug)]
 pub struct ListedName<'a> {
     /// Its name.
@@ -16,7 +16,7 @@ pub struct ListedName<'a> {
     pub inode: u64,
     /// Number of the type, as in `readdir`.
     pub file_type: u8,
-    /// Where a listing continues after this entry.
+    /// The cookie with which a listing continues after this entry.
     pub cookie: u64,
 }
 
@@ -32,7 +32,7 @@ fn append(bytes: &mut Vec<u8>, entry: &ListedName<'_>) {
     bytes.resize(padded(bytes.len()), 0);
 }
 
-/// A READDIR reply being built.
+/// A READDIR reply under construction.
 #[derive(Debug)]
 pub struct DirectoryList {
     bytes: Vec<u8>,
@@ -45,7 +45,7 @@ impl DirectoryList {
         let length_bytes_max = length_bytes_max as usize;
         Self { bytes: Vec::with_capacity(length_bytes_max.min(128 * 1024)), length_bytes_max }
     }
-    /// Adds an entry; false, and nothing added, when there is no room for it.
+    /// Adds an entry. Returns false, and adds nothing, if there is no room for it.
     pub fn push(&mut self, entry: &ListedName<'_>) -> bool {
         let fits = self.bytes.len() + padded(size_of::<Dirent>() + entry.name.len())
             <= self.length_bytes_max;
@@ -60,7 +60,7 @@ impl DirectoryList {
     }
 }
 
-/// A READDIRPLUS reply being built: before each name stand the attributes, as LOOKUP would answer.
+/// A READDIRPLUS reply under construction: before each name are its attributes, as in LOOKUP.
 #[derive(Debug)]
 pub struct DirectoryPlusList {
     list: DirectoryList,
@@ -72,8 +72,8 @@ impl DirectoryPlusList {
     pub fn new(length_bytes_max: u32) -> Self {
         Self { list: DirectoryList::new(length_bytes_max), nodes: Vec::new() }
     }
-    /// Adds an entry; false, and nothing added, when there is no room for it. An `entry` of node id
-    /// 0 gives the kernel a name only.
+    /// Adds an entry. Returns false, and adds nothing, if there is no room for it. An `entry` of
+    /// node id 0 gives the kernel a name only.
     pub fn push(&mut self, name: &ListedName<'_>, entry: &EntryOut) -> bool {
         let length_bytes = size_of::<EntryOut>() + padded(size_of::<Dirent>() + name.name.len());
         if self.list.bytes.len() + length_bytes > self.list.length_bytes_max {
@@ -90,7 +90,7 @@ impl DirectoryPlusList {
     pub fn as_bytes(&self) -> &[u8] {
         &self.list.bytes
     }
-    /// Nodes to which the kernel gets one reference each, if the reply arrives.
+    /// Nodes on which the kernel gets one reference each, if the reply arrives.
     pub fn nodes(&self) -> &[u64] {
         &self.nodes
     }

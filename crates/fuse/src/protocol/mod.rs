@@ -1,5 +1,5 @@
-//! The FUSE wire protocol, version 7.40: structures, parsing of requests, building of replies. No
-//! I/O happens here.
+//! The FUSE wire protocol, version 7.40: structures, parsing of requests, building of replies. This
+//! module does no I/O.
 //!
 //! Invariants:
 //! - a request parser never panics, whatever the bytes are; it returns a [`MalformedRequest`];
@@ -21,7 +21,7 @@ pub use request::{ForgetList, Operation, Request, RequestHeader, WriteData};
 pub const MAJOR_VERSION: u32 = 7;
 /// Newest minor version whose structures this crate has.
 pub const MINOR_VERSION: u32 = 40;
-/// Oldest minor version that is served: it is the first that knows zero-message opens and cached
+/// The oldest minor version that is served: the first one with opens without a message and cached
 /// symbolic links.
 pub const MINOR_VERSION_MIN: u32 = 29;
 /// Node id of the root directory.

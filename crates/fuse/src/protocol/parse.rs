@@ -1,26 +1,27 @@
-//! From the bytes of a request to a [`Request`].
+//! Parses the bytes of a request into a [`Request`].
 use super::request::{ForgetList, Operation, Request, RequestHeader, WriteData};
 use super::wire::{self, InHeader, opcode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A request that cannot be understood.
+/// A request that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request {unique} with opcode {opcode} is malformed: {what}")]
 pub struct MalformedRequest {
-    /// Number of the request, 0 if not even the header could be read.
+    /// The request's number; 0 if not even the header could be read.
     pub unique: u64,
     /// Its opcode.
     pub opcode: u32,
-    /// What is wrong with it.
+    /// The problem with it.
     pub what: &'static str,
 }
 
-/// Parses what one read of the FUSE device returned.
+/// Parses the result of one read of the FUSE device.
 ///
 /// ```
 /// use cairn_fuse::protocol::{Operation, parse, wire::{InHeader, opcode}};
 /// use zerocopy::IntoBytes;
-/// let header = InHeader { length: 40, opcode: opcode::GETATTR, unique: 2, node: 1, ..InHeader::default() };
+/// let (opcode, unique, node) = (opcode::GETATTR, 2, 1);
+/// let header = InHeader { length: 40, opcode, unique, node, ..InHeader::default() };
 /// let request = parse(header.as_bytes())?;
 /// assert!(matches!(request.operation, Operation::GetAttributes { of_open_file: false }));
 /// assert!(parse(b"nonsense").is_err());
@@ -28,7 +29,7 @@ pub struct MalformedRequest {
 /// ```
 ///
 /// # Errors
-/// Bytes that are no request.
+/// If the bytes are no request.
 pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
     let malformed = |unique, opcode, what| MalformedRequest { unique, opcode, what };
     let (header, body) = InHeader::read_from_prefix(bytes)
@@ -37,10 +38,10 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, MalformedRequest> {
     parse_parts(&header, body, &[])
 }
 
-/// Checks that as much was read as the header says.
+/// Checks that the length read is that of the header.
 ///
 /// # Errors
-/// It wasn't.
+/// If it is not.
 pub(crate) fn check_length(header: &InHeader, length_bytes: usize) -> Result<(), MalformedRequest> {
     let &InHeader { unique, opcode, .. } = header;
     let what = "length in the header is not the length read";
@@ -51,18 +52,18 @@ pub(crate) fn check_length(header: &InHeader, length_bytes: usize) -> Result<(),
     }
 }
 
-/// Parses a request that arrived in parts: its header, the structure of its opcode (which some have
-/// not), and the rest.
+/// Parses a request that arrived in parts: its header, the structure of its opcode (if it has one),
+/// and the rest.
 ///
 /// # Errors
-/// Bytes that are no request.
+/// If the bytes are no request.
 pub fn parse_parts<'a>(
     header: &InHeader,
     structure: &'a [u8],
     rest: &'a [u8],
 ) -> Result<Request<'a>, MalformedRequest> {
     let mut body = Body { now: structure, then: rest };
-    // Extensions (supplementary groups, security contexts) stand at the end; none is negotiated.
+    // Extensions (supplementary groups, security contexts) are at the end; none is negotiated.
     let last = if body.then.is_empty() { &mut body.now } else { &mut body.then };
     *last = &last[..last.len().saturating_sub(usize::from(header.extension_words) * 8)];
     let &InHeader { unique, opcode, .. } = header;
@@ -71,10 +72,10 @@ pub fn parse_parts<'a>(
     Ok(Request { header: request_header(header), operation })
 }
 
-/// Parses a WRITE whose data is at hand.
+/// Parses a WRITE whose data is in memory already.
 ///
 /// # Errors
-/// Bytes that are no such request.
+/// If the bytes are no WRITE.
 pub(crate) fn parse_write<'a>(
     header: &InHeader,
     structure: &'a [u8],
@@ -94,14 +95,14 @@ fn request_header(header: &InHeader) -> RequestHeader {
 
 type Parsed<T> = Result<T, &'static str>;
 
-/// What of a request has not been parsed yet, in up to two parts. Nothing stands in both.
+/// The part of a request that is not parsed yet, in up to two pieces. Nothing is in both.
 struct Body<'a> {
     now: &'a [u8],
     then: &'a [u8],
 }
 
 impl<'a> Body<'a> {
-    /// The part at hand.
+    /// The current piece.
     fn part(&mut self) -> &mut &'a [u8] {
         if self.now.is_empty() {
             self.now = std::mem::take(&mut self.then);
@@ -132,7 +133,7 @@ impl<'a> Body<'a> {
         Ok(bytes)
     }
 
-    /// A structure that older kernels send shorter; what is missing is zero.
+    /// A structure that older kernels send shorter; missing fields are zero.
     fn structure_padded<T: FromBytes + IntoBytes + Immutable + KnownLayout + Default>(
         &mut self,
         length_bytes_min: usize,

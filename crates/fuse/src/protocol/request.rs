@@ -1,15 +1,14 @@
-//! A request of the kernel, parsed. Names and data borrow the buffer that the request was read
-//! into.
+//! A parsed request of the kernel. Names and data borrow the buffer that the request was read into.
 use super::wire::{ForgetOne, InitIn, SetattrIn};
 use cairn_blockdev::SharedBlocks;
 use zerocopy::FromBytes;
 
-/// What all requests have.
+/// The header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// Number of the request, which the reply repeats.
     pub unique: u64,
-    /// What kind of request, as a number.
+    /// The kind of request, as a number.
     pub opcode: u32,
     /// Node id of the object concerned.
     pub node: u64,
@@ -24,13 +23,13 @@ pub struct RequestHeader {
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
-    /// Who asks, about which object.
+    /// The caller and the object.
     pub header: RequestHeader,
-    /// What is asked.
+    /// The operation.
     pub operation: Operation<'a>,
 }
 
-/// What a request asks. Names are as the kernel sent them, without the zero byte.
+/// The operation of a request. Names are as the kernel sent them, without the zero byte.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum Operation<'a> {
@@ -44,7 +43,8 @@ pub enum Operation<'a> {
     },
     BatchForget(ForgetList<'a>),
     GetAttributes {
-        /// Before the kernel writes to an open file, or reads at its end, with its writeback cache.
+        /// The kernel with its writeback cache asks before a write to an open file, or a read at
+        /// its end.
         of_open_file: bool,
     },
     Statx {
@@ -154,7 +154,7 @@ pub enum Operation<'a> {
     },
     Ioctl {
         command: u32,
-        /// What the caller's argument points to, if the number says that it is read.
+        /// The caller's argument, if the ioctl's number says that it is read.
         input: &'a [u8],
         out_length_bytes: u32,
     },
@@ -177,7 +177,7 @@ impl Operation<'_> {
         )
     }
 
-    /// Of how many nodes the kernel gives references back.
+    /// The number of nodes on which the kernel drops references.
     pub fn forgotten_nodes(&self) -> usize {
         match self {
             Self::Forget { .. } => 1,
@@ -185,7 +185,7 @@ impl Operation<'_> {
             _ => 0,
         }
     }
-    /// Whether data or metadata may be different afterwards.
+    /// Whether the request may change data or metadata.
     pub fn changes_volume(&self) -> bool {
         matches!(
             self,
@@ -208,12 +208,12 @@ impl Operation<'_> {
     }
 }
 
-/// Data of a WRITE.
+/// The data of a WRITE.
 #[derive(Clone, Copy, Debug)]
 pub enum WriteData<'a> {
     /// Memory that belongs to the request.
     Bytes(&'a [u8]),
-    /// Blocks that may be kept. The data begins with the first, and each part but the last is full.
+    /// Blocks that may be kept. The data begins with the first; each part except the last is full.
     Shared {
         /// The blocks.
         parts: &'a [SharedBlocks],
@@ -237,7 +237,7 @@ impl WriteData<'_> {
 pub struct ForgetList<'a>(pub(super) &'a [u8]);
 
 impl ForgetList<'_> {
-    /// Node ids with the number of references that the kernel gives back.
+    /// Node ids, each with the number of references that the kernel drops.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0
             .chunks_exact(size_of::<ForgetOne>())

@@ -247,7 +247,11 @@ fn a_listing_ends_where_the_room_ends() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_parser_panic(opcode in 0_u32..56, body in prop::collection::vec(any::<u8>(), 0..200), extension in 0_u16..40) {
+    fn no_bytes_make_the_parser_panic(
+        opcode in 0_u32..56,
+        body in prop::collection::vec(any::<u8>(), 0..200),
+        extension in 0_u16..40,
+    ) {
         let mut bytes = request(opcode, &[&body]);
         bytes[36..38].copy_from_slice(&extension.to_ne_bytes());
         if let Ok(request) = parse(&bytes) {

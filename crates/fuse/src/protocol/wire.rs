@@ -7,7 +7,8 @@ macro_rules! wire {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
         $(
             $(#[$doc])*
-            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
             #[repr(C)]
             pub struct $name { $(pub $field: $type),* }
         )*
@@ -16,10 +17,13 @@ macro_rules! wire {
 
 wire! {
     /// Before every request.
-    InHeader { length: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, extension_words: u16, padding: u16 }
+    InHeader {
+        length: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32,
+        extension_words: u16, padding: u16,
+    }
     /// Before every reply; `error` is 0 or a negative errno.
     OutHeader { length: u32, error: i32, unique: u64 }
-    /// A notification: its header has this number in place of an error, and no request's number.
+    /// A notification: its header has this number instead of an error, and no request's number.
     InvalidateInode { node: u64, offset_bytes: i64, length_bytes: i64 }
     /// A notification, followed by the numbers of `count` nodes.
     PruneOut { count: u32, padding: u32, spare: u64 }
@@ -42,15 +46,22 @@ wire! {
     Rename2In { new_parent: u64, flags: u32, padding: u32 }
     LinkIn { node: u64 }
     SetattrIn {
-        valid: u32, padding: u32, handle: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
-        atime_ns: u32, mtime_ns: u32, ctime_ns: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
+        valid: u32, padding: u32, handle: u64, size: u64, lock_owner: u64,
+        atime: u64, mtime: u64, ctime: u64, atime_ns: u32, mtime_ns: u32, ctime_ns: u32,
+        mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
     }
     CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     OpenOut { handle: u64, open_flags: u32, backing_id: i32 }
     /// Answer to CREATE and TMPFILE.
     CreateOut { entry: EntryOut, open: OpenOut }
-    ReadIn { handle: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
-    WriteIn { handle: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    ReadIn {
+        handle: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32,
+        padding: u32,
+    }
+    WriteIn {
+        handle: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32,
+        padding: u32,
+    }
     WriteOut { size: u32, padding: u32 }
     StatfsOut {
         blocks: u64, blocks_free: u64, blocks_available: u64, files: u64, files_free: u64,
@@ -60,13 +71,15 @@ wire! {
     SetxattrIn { size: u32, flags: u32 }
     GetxattrIn { size: u32, padding: u32 }
     GetxattrOut { size: u32, padding: u32 }
-    InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32, unused: [u32; 11] }
+    InitIn {
+        major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32, unused: [u32; 11],
+    }
     /// What a kernel before 7.36 sends.
     InitInShort { major: u32, minor: u32, max_readahead: u32, flags: u32 }
     InitOut {
-        major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,
-        max_write: u32, time_granularity_ns: u32, max_pages: u16, map_alignment: u16, flags2: u32,
-        max_stack_depth: u32, unused: [u32; 6],
+        major: u32, minor: u32, max_readahead: u32, flags: u32,
+        max_background: u16, congestion_threshold: u16, max_write: u32, time_granularity_ns: u32,
+        max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32, unused: [u32; 6],
     }
     InterruptIn { unique: u64 }
     IoctlIn { handle: u64, flags: u32, command: u32, argument: u64, in_size: u32, out_size: u32 }
@@ -79,7 +92,10 @@ wire! {
     FallocateIn { handle: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     LseekIn { handle: u64, offset: u64, whence: u32, padding: u32 }
     LseekOut { offset: u64 }
-    CopyFileRangeIn { handle_in: u64, offset_in: u64, node_out: u64, handle_out: u64, offset_out: u64, length: u64, flags: u64 }
+    CopyFileRangeIn {
+        handle_in: u64, offset_in: u64, node_out: u64, handle_out: u64, offset_out: u64,
+        length: u64, flags: u64,
+    }
     CopyFileRangeOut { bytes_copied: u64 }
     /// Before each name of a READDIR reply.
     Dirent { inode: u64, offset: u64, name_length: u32, file_type: u32 }
@@ -87,16 +103,18 @@ wire! {
     StatxIn { getattr_flags: u32, padding: u32, handle: u64, flags: u32, mask: u32 }
     StatxTime { seconds: i64, nanoseconds: u32, padding: i32 }
     Statx {
-        mask: u32, block_size: u32, attributes: u64, links: u32, uid: u32, gid: u32, mode: u16, spare0: u16,
-        inode: u64, size: u64, blocks: u64, attributes_mask: u64,
+        mask: u32, block_size: u32, attributes: u64, links: u32, uid: u32, gid: u32,
+        mode: u16, spare0: u16, inode: u64, size: u64, blocks: u64, attributes_mask: u64,
         atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
-    /// What the kernel tells about a request over a ring, after its two headers.
+    /// The ring's part of a request, after its two headers.
     RingEntry { flags: u64, commit_id: u64, payload_length: u32, padding: u32, reserved: u64 }
     /// The command in a submission to the ring.
     RingCommand { flags: u64, commit_id: u64, queue: u16, padding: [u8; 6] }
-    StatxOut { attr_valid_seconds: u64, attr_valid_ns: u32, flags: u32, spare: [u64; 2], stat: Statx }
+    StatxOut {
+        attr_valid_seconds: u64, attr_valid_ns: u32, flags: u32, spare: [u64; 2], stat: Statx,
+    }
 }
 
 macro_rules! opcodes {
@@ -185,7 +203,7 @@ pub mod init_flag {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Which fields of [`SetattrIn`] count.
+/// The valid fields of [`SetattrIn`].
 pub mod setattr_flag {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -201,17 +219,17 @@ pub mod setattr_flag {
 
 /// Code of the notification [`InvalidateInode`].
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
-/// Since Linux 6.18: drop inodes that nobody uses from the cache.
+/// Since Linux 6.18: drop unused inodes from the cache.
 pub const NOTIFY_PRUNE: i32 = 9;
 /// In [`Statx`]: all basic attributes and the time of birth, `STATX_BASIC_STATS | STATX_BTIME`.
 pub const STATX_MASK: u32 = 0x0fff;
-/// In `GetattrIn`: somebody works with an open file, and does not only ask for its attributes.
+/// In `GetattrIn`: the caller works with an open file, and does not only ask for its attributes.
 pub const GETATTR_OF_OPEN_FILE: u32 = 1;
-/// `write_flags`: the kernel writes pages of its own, and tells nobody how many were taken.
+/// `write_flags`: the kernel writes cached pages; no caller gets the number of bytes accepted.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// `write_flags`: the writer may not keep the set-id bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `fsync_flags`: data only.
 pub const FSYNC_DATA_ONLY: u32 = 1 << 0;
-/// `open_flags` of a reply: what is cached of the file stays valid.
+/// `open_flags` of a reply: the cached data of the file stays valid.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;

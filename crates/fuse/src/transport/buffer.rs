@@ -1,11 +1,10 @@
-//! Where requests are read to.
+//! The memory that requests are read into.
 //!
 //! The kernel fills a list of pieces: the head, which ends where the data of a WRITE begins, and
-//! buffers of whole blocks for what follows. So the data of a WRITE lies in aligned memory of the
-//! volume's pool. When there is much of it, it is handed on by reference, and other buffers from
-//! the pool take the place of those that are used; little data is copied by whoever wants it, since
-//! it would keep a large buffer alive. Any other request is short, and joined together to be
-//! parsed.
+//! buffers of whole blocks for the rest. So the data of a WRITE lies in aligned memory of the
+//! volume's pool. Much data is passed on by reference, and other buffers from the pool replace the
+//! used ones. Little data is copied by its user, since a reference would keep a large buffer alive.
+//! Any other request is short; it is joined into one piece to be parsed.
 use super::TRANSFER_BYTES_MAX;
 use crate::protocol::wire::{InHeader, WriteIn, opcode};
 use crate::protocol::{self, MalformedRequest, Request, WriteData};
@@ -14,13 +13,13 @@ use std::fmt;
 use std::io::IoSliceMut;
 use zerocopy::FromBytes;
 
-/// What stands before the data of a WRITE.
+/// Bytes before the data of a WRITE.
 const HEAD_BYTES: usize = size_of::<InHeader>() + size_of::<WriteIn>();
-/// Lengths of the buffers. The first holds what most requests have; together they hold
-/// [`TRANSFER_BYTES_MAX`], and the last what a later kernel may append.
+/// Lengths of the buffers. The first has room for most requests; together they have room for
+/// [`TRANSFER_BYTES_MAX`], and the last one for what a later kernel may append.
 const BODY_BYTES: [usize; 6] = [64 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 4 << 10];
-/// From this length on the data of a WRITE is handed on by reference: at most as much again stays
-/// in memory with it.
+/// From this length on the data of a WRITE is passed on by reference: it keeps at most twice its
+/// length in memory.
 const SHARED_BYTES_MIN: usize = BODY_BYTES[0] / 2;
 const _: () = assert!(
     BODY_BYTES[0] + BODY_BYTES[1] + BODY_BYTES[2] + BODY_BYTES[3] + BODY_BYTES[4]
@@ -31,15 +30,15 @@ const _: () = assert!(
 pub struct RequestBuffer {
     head: [u8; HEAD_BYTES],
     body: [BlockBuffer; BODY_BYTES.len()],
-    /// Data of the request at hand that is handed on.
+    /// Data of the current request that is passed on.
     shared: Vec<SharedBlocks>,
-    /// The request at hand, if it is longer than its head and no WRITE.
+    /// The current request, if it is longer than its head and no WRITE.
     joined: Vec<u8>,
     pool: BlockPool,
 }
 
 impl RequestBuffer {
-    /// Memory for the longest request, out of `pool`.
+    /// Memory for the longest request, from `pool`.
     pub fn new(pool: &BlockPool) -> Self {
         let body = BODY_BYTES.map(|length_bytes| pool.take(length_bytes));
         Self {
@@ -51,13 +50,13 @@ impl RequestBuffer {
         }
     }
 
-    /// The whole room for a request, in pieces that follow each other.
+    /// The whole room for a request, in consecutive pieces.
     pub fn room(&mut self) -> [IoSliceMut<'_>; 1 + BODY_BYTES.len()] {
         let [a, b, c, d, e, f] = &mut self.body;
         [&mut self.head[..], a, b, c, d, e, f].map(IoSliceMut::new)
     }
 
-    /// Lets go of what the last request handed on.
+    /// Drops the references to the last request's data.
     pub fn release(&mut self) {
         self.shared.clear();
     }
@@ -65,7 +64,7 @@ impl RequestBuffer {
     /// Parses the request of `length_bytes` that was read into the room.
     ///
     /// # Errors
-    /// Bytes that are no request.
+    /// If the bytes are no request.
     pub fn parse(&mut self, length_bytes: usize) -> Result<Request<'_>, MalformedRequest> {
         if length_bytes <= HEAD_BYTES {
             return protocol::parse(&self.head[..length_bytes]);
@@ -132,7 +131,7 @@ mod tests {
     use crate::protocol::Operation;
     use zerocopy::IntoBytes;
 
-    /// Puts a request into the room as the kernel does.
+    /// Fills a request into the room as the kernel does.
     fn fill(buffer: &mut RequestBuffer, request: &[u8]) -> usize {
         let mut rest = request;
         for mut part in buffer.room() {
@@ -184,13 +183,13 @@ mod tests {
                 WriteData::Bytes(bytes) => {
                     assert!(length_bytes < SHARED_BYTES_MIN && bytes == data)
                 }
-                WriteData::Shared { parts, length_bytes: told } => {
-                    assert!(length_bytes >= SHARED_BYTES_MIN && told == length_bytes);
+                WriteData::Shared { parts, length_bytes: given } => {
+                    assert!(length_bytes >= SHARED_BYTES_MIN && given == length_bytes);
                     kept.push((parts.to_vec(), data));
                 }
             }
         }
-        // Later requests have not changed what is kept.
+        // Later requests have not changed the kept data.
         for (parts, data) in kept {
             assert!(parts.iter().flat_map(|part| part.iter()).take(data.len()).eq(&data));
         }

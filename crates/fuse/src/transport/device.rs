@@ -1,9 +1,9 @@
-//! `/dev/fuse`: request threads that read, and replies written from whichever thread has them.
+//! `/dev/fuse`: request threads that read, and replies written from any thread.
 //!
-//! Beside rings nothing comes this way but FORGETs, for which nobody waits, and the rare INTERRUPT.
-//! While many FORGETs come, as when a tree is removed, the thread pauses before it reads on
-//! ([`Forgetting`]): one read then brings many, and the kernel wakes nobody for each of them, which
-//! would cost the program that removes more than the FORGET itself.
+//! With rings, only FORGETs, which have no waiting caller, and rare INTERRUPTs come this way. While
+//! many FORGETs come, as when a tree is removed, the thread pauses before the next read
+//! ([`ForgetRate`]). Then one read returns many, and the kernel does not wake a thread for each of
+//! them, which would cost the removing program more than the FORGET itself.
 use super::turns::Turns;
 use super::{Handler, Reply, RequestBuffer};
 use crate::kernel;
@@ -20,9 +20,9 @@ use std::time::Duration;
 /// The FUSE device.
 pub const DEVICE_PATH: &str = "/dev/fuse";
 
-/// Why requests stopped coming.
+/// Why no more requests come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum EndReason {
     /// The file system was unmounted.
     Unmounted,
     /// The connection was cut while it was mounted.
@@ -38,7 +38,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The channel of a descriptor that a mount was made with.
+    /// The channel of the descriptor of a new mount.
     pub fn new(device: OwnedFd) -> Self {
         Self { device }
     }
@@ -47,7 +47,7 @@ impl Channel {
     /// threads do not contend.
     ///
     /// # Errors
-    /// The device cannot be opened or cloned.
+    /// If the device cannot be opened or cloned.
     pub fn clone_descriptor(&self) -> io::Result<Self> {
         let device = rustix::fs::open(DEVICE_PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         kernel::clone_fuse_device(&device, &self.device)?;
@@ -57,16 +57,16 @@ impl Channel {
     /// Waits for a request and reads it. Returns its length.
     ///
     /// # Errors
-    /// There will be no more requests.
-    pub fn receive(&self, buffer: &mut RequestBuffer) -> Result<usize, End> {
+    /// If there will be no more requests.
+    pub fn receive(&self, buffer: &mut RequestBuffer) -> Result<usize, EndReason> {
         loop {
             return match io::readv(&self.device, &mut buffer.room()) {
                 Ok(length_bytes) => Ok(length_bytes),
                 // ENOENT: the caller was killed before the request could be read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
-                Err(Errno::NODEV) => Err(End::Unmounted),
-                Err(Errno::CONNABORTED) => Err(End::Aborted),
-                Err(error) => Err(End::Failed(error)),
+                Err(Errno::NODEV) => Err(EndReason::Unmounted),
+                Err(Errno::CONNABORTED) => Err(EndReason::Aborted),
+                Err(error) => Err(EndReason::Failed(error)),
             };
         }
     }
@@ -86,24 +86,24 @@ impl Channel {
     }
 }
 
-/// How long the thread beside rings pauses.
+/// The pause of the thread beside rings.
 const FORGET_PAUSE: Duration = Duration::from_millis(1);
-/// It does so from so many FORGETs on within this time.
+/// The thread pauses from this many FORGETs on within [`FORGETS_SPAN`].
 const FORGETS_MANY: usize = 16;
 const FORGETS_SPAN: Duration = Duration::from_millis(4);
 
-/// Whether many FORGETs come.
-struct Forgetting {
+/// Detects many FORGETs.
+struct ForgetRate {
     begun: Monotonic,
     count: usize,
 }
 
-impl Forgetting {
+impl ForgetRate {
     fn new() -> Self {
         Self { begun: clock::now_monotonic(), count: 0 }
     }
 
-    /// Another `count` have come at the time `now`; whether those are many.
+    /// Counts another `count` at the time `now`. Returns whether there are many.
     fn are_many(&mut self, count: usize, now: Monotonic) -> bool {
         if now - self.begun > FORGETS_SPAN {
             *self = Self { begun: now, count: 0 };
@@ -113,8 +113,8 @@ impl Forgetting {
     }
 }
 
-/// Hands the request of `length_bytes` in `buffer` to `handler`. Returns of how many nodes it gave
-/// references back.
+/// Passes the request of `length_bytes` in `buffer` to `handler`. Returns the number of nodes whose
+/// references it dropped.
 fn serve_one(
     channel: &Arc<Channel>,
     buffer: &mut RequestBuffer,
@@ -147,7 +147,7 @@ fn serve_one(
 /// The threads that read requests. They end when the file system is unmounted.
 #[derive(Debug)]
 pub struct RequestThreads {
-    threads: Vec<JoinHandle<End>>,
+    threads: Vec<JoinHandle<EndReason>>,
 }
 
 impl RequestThreads {
@@ -156,7 +156,7 @@ impl RequestThreads {
         Self::start_each(channel, count, handler, serve)
     }
 
-    /// Starts the thread for what does not come over rings.
+    /// Starts the thread for requests that do not come over rings.
     pub fn start_beside_rings(channel: &Arc<Channel>, handler: &Arc<dyn Handler>) -> Self {
         Self::start_each(channel, 1, handler, |channel, handler, _| {
             serve_beside_rings(channel, handler)
@@ -167,7 +167,7 @@ impl RequestThreads {
         channel: &Arc<Channel>,
         count: usize,
         handler: &Arc<dyn Handler>,
-        serve: fn(&Arc<Channel>, &dyn Handler, Option<Turns>) -> End,
+        serve: fn(&Arc<Channel>, &dyn Handler, Option<Turns>) -> EndReason,
     ) -> Self {
         let turns = Turns::new(count);
         let threads = (0..count.max(1))
@@ -183,14 +183,17 @@ impl RequestThreads {
         Self { threads }
     }
 
-    /// Waits until all have ended. Returns why the first one did.
-    pub fn join(self) -> End {
-        let ends: Vec<End> = self
+    /// Waits until all have ended. Returns the first one's reason.
+    pub fn join(self) -> EndReason {
+        let ends: Vec<EndReason> = self
             .threads
             .into_iter()
-            .map(|thread| thread.join().unwrap_or(End::Failed(Errno::IO)))
+            .map(|thread| thread.join().unwrap_or(EndReason::Failed(Errno::IO)))
             .collect();
-        ends.iter().copied().find(|end| *end != End::Unmounted).unwrap_or(End::Unmounted)
+        ends.iter()
+            .copied()
+            .find(|end| *end != EndReason::Unmounted)
+            .unwrap_or(EndReason::Unmounted)
     }
 }
 
@@ -204,7 +207,7 @@ fn clone_or_share(channel: &Arc<Channel>) -> Arc<Channel> {
     }
 }
 
-fn serve(channel: &Arc<Channel>, handler: &dyn Handler, turns: Option<Turns>) -> End {
+fn serve(channel: &Arc<Channel>, handler: &dyn Handler, turns: Option<Turns>) -> EndReason {
     let mut buffer = RequestBuffer::new(&handler.buffers());
     let turn = turns.map(Turns::join);
     loop {
@@ -220,9 +223,9 @@ fn serve(channel: &Arc<Channel>, handler: &dyn Handler, turns: Option<Turns>) ->
     }
 }
 
-fn serve_beside_rings(channel: &Arc<Channel>, handler: &dyn Handler) -> End {
+fn serve_beside_rings(channel: &Arc<Channel>, handler: &dyn Handler) -> EndReason {
     let mut buffer = RequestBuffer::new(&handler.buffers());
-    let mut forgetting = Forgetting::new();
+    let mut forgetting = ForgetRate::new();
     loop {
         let forgotten_nodes = match channel.receive(&mut buffer) {
             Ok(length_bytes) => serve_one(channel, &mut buffer, length_bytes, handler),
@@ -242,12 +245,12 @@ mod tests {
     fn many_forgets_are_those_that_come_close_together() {
         let begin = clock::now_monotonic();
         let at = |ms| begin + Duration::from_millis(ms);
-        let mut forgetting = Forgetting { begun: begin, count: 0 };
+        let mut forgetting = ForgetRate { begun: begin, count: 0 };
         assert!(
             (1..FORGETS_MANY as u64 * 3).all(|second| !forgetting.are_many(1, at(second))),
             "one in a millisecond"
         );
-        let mut forgetting = Forgetting { begun: begin, count: 0 };
+        let mut forgetting = ForgetRate { begun: begin, count: 0 };
         assert!(
             (1..FORGETS_MANY).all(|_| !forgetting.are_many(1, at(1)))
                 && forgetting.are_many(1, at(2))

@@ -1,14 +1,14 @@
-//! How requests come from the kernel and replies go back.
+//! Transport of requests from the kernel and of replies to it.
 //!
 //! There are two ways: `/dev/fuse` (`device.rs`), with one cloned descriptor per request thread,
 //! and FUSE over io_uring (`ring`), with one queue per CPU. [`Reply`] hides the difference.
 //!
 //! Invariants:
-//! - every request that expects a reply gets exactly one, also when its handler drops the [`Reply`]
+//! - every request that expects a reply gets exactly one, even if its handler drops the [`Reply`]
 //!   or panics;
-//! - a reply goes the way its request came: the kernel looks for it nowhere else.
+//! - a reply goes the way of its request: the kernel expects it nowhere else.
 //!
-//! Locks: `FUSE` for the outbox of a queue and the list of jobs, for a moment each. A handler may
+//! Locks: `FUSE` for the outbox of a queue and the list of jobs, each held briefly. A handler may
 //! answer from any thread, with locks of lower ranks held: a reply never sleeps.
 
 mod buffer;
@@ -18,7 +18,7 @@ mod ring;
 mod turns;
 
 pub use buffer::RequestBuffer;
-pub use device::{Channel, DEVICE_PATH, End, RequestThreads};
+pub use device::{Channel, DEVICE_PATH, EndReason, RequestThreads};
 pub use reply::{Delivery, Notifier, Reply};
 pub use ring::{RingFailure, RingThreads, Rings};
 
@@ -30,50 +30,50 @@ use std::ops::Range;
 /// Longest data of one read or write, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 
-/// Why a handler could not finish its work.
+/// Why a handler could not finish.
 pub type HandlerFailure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What became of a request that was to be answered without waiting.
+/// The result of a request that may not wait.
 #[derive(Debug)]
-pub enum AtOnce {
+pub enum AtOnceResult {
     /// It is answered, or will be.
     Answered,
-    /// Its answer takes more.
+    /// Its answer needs more than memory.
     Left(Reply),
-    /// Its answer takes a read of the device, which the caller lets the kernel do, and nothing else
-    /// but memory.
+    /// Its answer needs one read of the device, which the caller delegates to the kernel, and
+    /// otherwise only memory.
     Read(Reply, DeviceRead),
 }
 
 /// A read of the device into the memory of a reply.
 #[derive(Debug)]
 pub struct DeviceRead {
-    /// What is read.
+    /// The file to read.
     pub file: RawFile,
-    /// Where it is read from.
+    /// The offset to read at.
     pub offset_bytes: u64,
-    /// Where in the reply's payload it is put: whole blocks, which no longer hold anything of the
+    /// The part of the reply's payload to read into: whole blocks, which no longer hold any of the
     /// request.
     pub room: Range<usize>,
-    /// What [`Handler::handle_read`] wants back.
+    /// The value to pass to [`Handler::handle_read`].
     pub plan: Box<dyn Any + Send>,
 }
 
-/// What answers requests. Called by all request threads at once.
+/// Answers requests. All request threads call it at once.
 pub trait Handler: Send + Sync + 'static {
     /// Answers `request` through `reply`, now or later, on this thread or another.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
-    /// As [`Handler::handle`], if what is done here takes nothing but memory: it waits neither for
-    /// the device nor for long, unless [`Reply::has_time`]. The answer may come later, from
-    /// elsewhere. Otherwise says what to do, and nothing has happened.
-    fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> AtOnce {
-        AtOnce::Left(reply)
+    /// As [`Handler::handle`], if the work here needs only memory: it waits neither for the device
+    /// nor for long, unless [`Reply::has_time`]. The answer may come later, from another thread.
+    /// Otherwise it has no effect and returns what the request needs.
+    fn handle_at_once(&self, _request: &Request<'_>, reply: Reply) -> AtOnceResult {
+        AtOnceResult::Left(reply)
     }
 
-    /// Goes on with a request for which [`AtOnce::Read`] was returned: `payload` is the memory of
-    /// its reply, into which the device has read. Waits neither for the device nor for long.
-    /// Returns how long the answer in `payload` is; `None` if [`Handler::handle`] must answer.
+    /// Continues a request that returned [`AtOnceResult::Read`]. `payload` is the memory of its
+    /// reply, into which the device was read. Waits neither for the device nor for long. Returns
+    /// the length of the answer in `payload`; `None` if [`Handler::handle`] must answer.
     fn handle_read(
         &self,
         _request: &Request<'_>,
@@ -83,7 +83,7 @@ pub trait Handler: Send + Sync + 'static {
         None
     }
 
-    /// Memory that data of WRITEs arrives in.
+    /// The memory for the data of WRITEs.
     fn buffers(&self) -> BlockPool {
         BlockPool::new(0)
     }
@@ -91,6 +91,6 @@ pub trait Handler: Send + Sync + 'static {
     /// Called once, when no more requests come.
     ///
     /// # Errors
-    /// What was asked for earlier could not be made durable.
+    /// If earlier changes could not be made durable.
     fn finish(&self) -> Result<(), HandlerFailure>;
 }

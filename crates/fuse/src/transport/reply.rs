@@ -1,4 +1,4 @@
-//! The duty to answer one request.
+//! The obligation to answer one request.
 use super::device::Channel;
 use super::ring::RingReply;
 use crate::protocol::wire::{
@@ -13,31 +13,31 @@ use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
 
 thread_local! {
-    /// Where this thread reads file data to, again and again: new memory for each read would be
-    /// cleared by the kernel.
+    /// This thread's buffer for file data, reused by each read: the kernel would zero new memory
+    /// for each.
     static READ_DATA: RefCell<AlignedBuffer> = RefCell::new(AlignedBuffer::default());
 }
 
-/// What became of a reply.
+/// What happened to a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// The kernel has it.
     Delivered,
-    /// The caller is gone (interrupted, or the mount is): references that the reply would have
-    /// given do not count.
+    /// The caller is gone (interrupted, or the mount ended). The kernel does not count the
+    /// references in the reply.
     Lost,
 }
 
-/// Tells the kernel what nobody asked for.
+/// Sends the kernel notifications.
 #[derive(Debug)]
 pub struct Notifier(Arc<Channel>);
 
 impl Notifier {
-    /// Has the kernel drop `nodes` from its cache, those that nobody has open: what it knew of them
-    /// is gone. Never on a request thread.
+    /// Makes the kernel drop those of `nodes` that are not open from its cache. Never on a request
+    /// thread.
     ///
     /// # Errors
-    /// The mount is gone, or the kernel is older than Linux 6.18.
+    /// If the mount has ended, or the kernel is older than Linux 6.18.
     pub fn prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         let prune = PruneOut { count: nodes.len() as u32, ..PruneOut::default() };
         let length = (size_of::<OutHeader>() + size_of::<PruneOut>() + size_of_val(nodes)) as u32;
@@ -50,23 +50,23 @@ impl Notifier {
     }
 }
 
-/// Answers one request, exactly once. May be moved to another thread. Dropped without an answer it
+/// Answers one request, exactly once. May be moved to another thread. A drop without an answer
 /// sends EIO.
 #[derive(Debug)]
 pub struct Reply {
-    /// `None` once answered, or when the request expects no reply.
-    route: Option<Route>,
+    /// `None` once answered, or if the request expects no reply.
+    route: Option<ReplyRoute>,
     unique: u64,
 }
 
-/// The way the request came.
+/// The way of the request.
 #[derive(Debug)]
-enum Route {
+enum ReplyRoute {
     Device(Arc<Channel>),
     Ring(RingReply),
 }
 
-impl Route {
+impl ReplyRoute {
     fn channel(&self) -> &Channel {
         match self {
             Self::Device(channel) => channel,
@@ -77,19 +77,19 @@ impl Route {
 
 impl Reply {
     pub(crate) fn new(channel: Arc<Channel>, unique: u64) -> Self {
-        Self { route: Some(Route::Device(channel)), unique }
+        Self { route: Some(ReplyRoute::Device(channel)), unique }
     }
     pub(super) fn over_ring(ring: RingReply, unique: u64) -> Self {
-        Self { route: Some(Route::Ring(ring)), unique }
+        Self { route: Some(ReplyRoute::Ring(ring)), unique }
     }
-    /// The way back over the ring, of a request that is answered later by another `Reply`.
+    /// The way back over the ring, for a request that another `Reply` answers later.
     pub(super) fn into_ring(mut self) -> Option<RingReply> {
-        match self.route.take_if(|route| matches!(route, Route::Ring(_)))? {
-            Route::Ring(ring) => Some(ring),
-            Route::Device(_) => None,
+        match self.route.take_if(|route| matches!(route, ReplyRoute::Ring(_)))? {
+            ReplyRoute::Ring(ring) => Some(ring),
+            ReplyRoute::Device(_) => None,
         }
     }
-    /// For a request that expects no reply: answering does nothing.
+    /// For a request that expects no reply: its answers have no effect.
     pub(crate) fn silent(unique: u64) -> Self {
         Self { route: None, unique }
     }
@@ -101,32 +101,31 @@ impl Reply {
     pub fn requests_wait(&self) -> bool {
         match &self.route {
             None => false,
-            Some(Route::Device(channel)) => channel.is_readable(),
-            Some(Route::Ring(ring)) => ring.queue.requests_wait(),
+            Some(ReplyRoute::Device(channel)) => channel.is_readable(),
+            Some(ReplyRoute::Ring(ring)) => ring.queue.requests_wait(),
         }
     }
-    /// Whether the thread that the request came to may take as long as a flush for it: requests
-    /// come there one by one.
+    /// Whether the request's thread may take as long as a flush for it, since requests come to that
+    /// thread one by one.
     pub fn has_time(&self) -> bool {
-        matches!(&self.route, Some(Route::Ring(ring)) if ring.has_time())
+        matches!(&self.route, Some(ReplyRoute::Ring(ring)) if ring.has_time())
     }
-    /// Tells the kernel to forget the attributes that it keeps of `node`; may be called before the
-    /// answer.
+    /// Makes the kernel drop its cached attributes of `node`. May be called before the answer.
     pub fn invalidate_attributes(&self, node: u64) {
         // A negative offset means: no data.
         self.invalidate(InvalidateInode { node, offset_bytes: -1, length_bytes: 0 });
     }
-    /// Tells the kernel to forget what it has cached of `bytes` of `node`. Returns when the kernel
-    /// has sent what of it was written through mappings: never call it on a request thread.
+    /// Makes the kernel drop its cache of `bytes` of `node`. Returns after the kernel has sent what
+    /// was written there through mappings: never call it on a request thread.
     pub fn invalidate_data(&self, node: u64, bytes: &Range<u64>) {
         let length_bytes = (bytes.end - bytes.start) as i64;
         self.invalidate(InvalidateInode { node, offset_bytes: bytes.start as i64, length_bytes });
     }
-    /// A way to the kernel that outlives the request; `None` if nobody waits for an answer.
+    /// A way to the kernel that outlives the request; `None` if no caller waits for an answer.
     pub fn notifier(&self) -> Option<Notifier> {
         let channel = match self.route.as_ref()? {
-            Route::Device(channel) => channel,
-            Route::Ring(ring) => ring.queue.channel(),
+            ReplyRoute::Device(channel) => channel,
+            ReplyRoute::Ring(ring) => ring.queue.channel(),
         };
         Some(Notifier(Arc::clone(channel)))
     }
@@ -158,15 +157,14 @@ impl Reply {
     pub fn bytes(mut self, bytes: &[u8]) -> Delivery {
         self.send(0, bytes)
     }
-    /// Result as bytes, up to `length_bytes`, that `read` puts into memory in which anything may
-    /// stand before; it says how many. Where the way back has room for them, they are put there at
-    /// once.
+    /// Result as bytes, up to `length_bytes`, which `read` writes into memory with any content; it
+    /// returns their number. If the way back has room for them, `read` writes there directly.
     pub fn filled<E>(
         mut self,
         length_bytes: usize,
         read: impl FnOnce(&mut [u8]) -> Result<usize, E>,
     ) -> Result<Delivery, (Self, E)> {
-        if let Some(Route::Ring(ring)) = &mut self.route
+        if let Some(ReplyRoute::Ring(ring)) = &mut self.route
             && let Some(room) = ring.room(length_bytes)
         {
             return match read(room) {
@@ -189,10 +187,10 @@ impl Reply {
         self.bytes(value.as_bytes())
     }
 
-    /// Sends what stands in the room of the ring.
+    /// Sends the bytes in the ring's room.
     fn send_room(&mut self, length_bytes: usize) -> Delivery {
         let length = (size_of::<OutHeader>() + length_bytes) as u32;
-        if let Some(Route::Ring(ring)) = self.route.take() {
+        if let Some(ReplyRoute::Ring(ring)) = self.route.take() {
             ring.send_room(OutHeader { length, error: 0, unique: self.unique }, length_bytes);
         }
         Delivery::Delivered
@@ -203,11 +201,11 @@ impl Reply {
         let length = (size_of::<OutHeader>() + payload.len()) as u32;
         let header = OutHeader { length, error, unique: self.unique };
         let channel = match route {
-            Route::Device(channel) => channel,
-            Route::Ring(ring) => {
+            ReplyRoute::Device(channel) => channel,
+            ReplyRoute::Ring(ring) => {
                 ring.send(header, payload);
-                // A caller waits for the reply to a request that has left the kernel's queue, even
-                // when it is killed.
+                // The caller waits for the reply to a request that has left the kernel's queue,
+                // even after it was killed.
                 return Delivery::Delivered;
             }
         };

@@ -1,24 +1,24 @@
-//! How many threads wait for requests, or serve them, at a time.
+//! Limits the number of threads that wait for requests, or serve them, at a time.
 //!
 //! The kernel wakes another thread for each request as long as one waits, always the one that has
-//! waited longest, although one that is about to be free would come as soon, with warm caches, and
-//! without a switch of threads. So there are only as many turns as CPUs. A thread needs a turn to
-//! read a request and keeps it while it serves; when it is about to wait for the device or for
-//! others ([`cairn_environment::thread::will_block`]), it lets its turn go, and takes one again
-//! before it reads the next request.
+//! waited longest. But a thread that is about to be free would take the request as soon, with warm
+//! caches, and without a thread switch. So there are only as many turns as CPUs. A thread needs a
+//! turn to read a request and keeps it while it serves. When it is about to wait for the device or
+//! for other threads ([`cairn_environment::thread::will_block`]), it releases its turn, and takes
+//! one again before it reads the next request.
 //!
-//! A turn that was let go is *kept* as long as another thread waits for requests: often its owner
-//! is back before it is missed. When nobody waits for requests any more, it is *handed on* to a
+//! A released turn is *kept* as long as another thread waits for requests: often its owner is back
+//! before the turn is needed. When no thread waits for requests any more, it is *handed on* to a
 //! thread that waits for a turn.
 //!
 //! Invariants:
-//! - a turn is with one thread, kept, or in the pipe; a thread gives it back when it blocks or
-//!   ends, also by a panic;
-//! - when a turn is kept, a thread waits for requests, or is about to look whether one is kept;
-//! - no thread waits for a condition or for the device with a turn. (It may wait for a lock:
-//!   whoever has that goes on without.)
+//! - a turn is with one thread, kept, or in the pipe; a thread releases it when it blocks or ends,
+//!   also by a panic;
+//! - when a turn is kept, a thread waits for requests, or is about to check whether one is kept;
+//! - no thread waits for a condition or for the device with a turn. (It may wait for a lock: the
+//!   lock's holder continues without a turn.)
 //!
-//! Locks: none, so that a turn can be let go with any locks held. Threads wait for a turn by
+//! Locks: none, so that a turn can be released with any locks held. Threads wait for a turn by
 //! reading a byte from a pipe, whose writers wake one reader.
 use cairn_environment::atomic::{AtomicUsize, Ordering};
 use cairn_environment::thread;
@@ -29,35 +29,35 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Fewer would not let one thread read while another serves.
+/// With fewer, one thread could not read while another serves.
 const TURNS_MIN: usize = 2;
 
 /// The turns of the threads of one mount.
 #[derive(Clone, Debug)]
-pub struct Turns(Arc<Shared>);
+pub struct Turns(Arc<TurnPool>);
 
 #[derive(Debug)]
-struct Shared {
+struct TurnPool {
     /// Threads that wait for requests.
     waiting: AtomicUsize,
-    /// Turns that were let go while somebody waited for requests.
+    /// Turns that were released while a thread waited for requests.
     kept: AtomicUsize,
-    /// A byte for each turn that was handed on.
+    /// The pipe has a byte for each turn that was handed on.
     reader: OwnedFd,
     writer: OwnedFd,
 }
 
-/// The turns that the calling thread takes part in, and whether it has one.
-struct Member {
+/// The turns of the calling thread, and whether it holds one.
+struct ThreadTurn {
     turns: Turns,
     has_turn: bool,
 }
 
 thread_local! {
-    static MEMBER: RefCell<Option<Member>> = const { RefCell::new(None) };
+    static THREAD_TURN: RefCell<Option<ThreadTurn>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's part. Dropped, it gives the turn back.
+/// The calling thread's membership. Dropping it releases the turn.
 #[derive(Debug)]
 pub struct Membership {
     turns: Turns,
@@ -65,7 +65,7 @@ pub struct Membership {
 }
 
 impl Turns {
-    /// Turns for `thread_count` threads; none where all of them may read at once.
+    /// Turns for `thread_count` threads; `None` if all of them may read at once.
     pub fn new(thread_count: usize) -> Option<Self> {
         let turns =
             std::thread::available_parallelism().map_or(TURNS_MIN, usize::from).max(TURNS_MIN);
@@ -80,20 +80,20 @@ impl Turns {
     fn with_count(turns: usize) -> io::Result<Self> {
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let shared =
-            Shared { waiting: AtomicUsize::new(0), kept: AtomicUsize::new(0), reader, writer };
+            TurnPool { waiting: AtomicUsize::new(0), kept: AtomicUsize::new(0), reader, writer };
         (0..turns).for_each(|_| shared.hand_on());
         Ok(Self(Arc::new(shared)))
     }
 
-    /// From now on the calling thread takes part.
+    /// Makes the calling thread a member.
     pub fn join(self) -> Membership {
-        MEMBER.set(Some(Member { turns: self.clone(), has_turn: false }));
-        thread::on_block(Some(let_go));
+        THREAD_TURN.set(Some(ThreadTurn { turns: self.clone(), has_turn: false }));
+        thread::on_block(Some(release_turn));
         Membership { turns: self, thread: PhantomData }
     }
 }
 
-impl Shared {
+impl TurnPool {
     fn hand_on(&self) {
         // The pipe has room for all turns.
         if let Err(errno) = io::write(&self.writer, &[0]) {
@@ -115,11 +115,11 @@ impl Shared {
             }
     }
 
-    /// Gives a turn away.
-    fn give(&self) {
+    /// Releases a turn.
+    fn release(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.kept.fetch_add(1, Ordering::SeqCst);
-            // Whoever has waited may have looked before.
+            // The thread that waited may have checked before.
             if self.waiting.load(Ordering::SeqCst) > 0 || !self.take_kept() {
                 return;
             }
@@ -129,10 +129,10 @@ impl Shared {
 }
 
 impl Membership {
-    /// Waits by `wait` for a request, with a turn.
+    /// Waits for a request by `wait`, with a turn.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
-        MEMBER.with_borrow_mut(|member| {
-            if let Some(Member { turns, has_turn: has_turn @ false }) = member {
+        THREAD_TURN.with_borrow_mut(|member| {
+            if let Some(ThreadTurn { turns, has_turn: has_turn @ false }) = member {
                 *has_turn = turns.0.take();
             }
         });
@@ -149,21 +149,21 @@ impl Membership {
     }
 }
 
-/// Gives the calling thread's turn away.
-fn let_go() {
-    MEMBER.with_borrow_mut(|member| {
-        if let Some(Member { turns, has_turn: has_turn @ true }) = member {
+/// Releases the calling thread's turn.
+fn release_turn() {
+    THREAD_TURN.with_borrow_mut(|member| {
+        if let Some(ThreadTurn { turns, has_turn: has_turn @ true }) = member {
             *has_turn = false;
-            turns.0.give();
+            turns.0.release();
         }
     });
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let_go();
+        release_turn();
         thread::on_block(None);
-        MEMBER.set(None);
+        THREAD_TURN.set(None);
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
         member.wait(|| ());
         assert_eq!(turns.0.kept.load(Ordering::SeqCst), 0, "taken back");
         thread::will_block();
-        // The other thread gets a request: nobody waits any more.
+        // The other thread gets a request: no thread waits any more.
         turns.0.waiting.fetch_sub(1, Ordering::SeqCst);
         let third = turns.clone();
         thread::spawn("third", move || third.join().wait(|| ())).join().unwrap();
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_takes_no_part_gives_nothing_away() {
-        let_go();
+        release_turn();
         thread::will_block();
         assert!(Turns::new(1).is_none());
     }

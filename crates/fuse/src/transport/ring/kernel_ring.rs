@@ -1,21 +1,21 @@
-//! One io_uring over which the kernel hands over requests, and the memory that it copies them to.
+//! One io_uring by which the kernel delivers requests, and the memory that it copies them to.
 //!
 //! States of an entry: *with the kernel* (registered or committed; the kernel may write to its
-//! memory at any time) → *in work* (its request has arrived, and whoever has its [`EntryMemory`]
-//! owns it) → *with the kernel* again by [`KernelRing::commit`], or *retired* when the kernel gave
-//! it back without a request: the connection has ended. From *in work* it may go to *reading* and
-//! back: the kernel fills a part of its memory from the device ([`KernelRing::read`]).
+//! memory at any time) → *in work* (its request has arrived, and the holder of its [`EntryMemory`]
+//! owns it) → *with the kernel* again by [`KernelRing::commit`], or *retired* when the kernel
+//! returns it without a request: the connection has ended. From *in work* it may go to *reading*
+//! and back: the kernel fills a part of its memory from the device ([`KernelRing::read`]).
 //!
 //! Invariants:
 //! - the memory of an entry is with the kernel or with its one owner, never with both: it moves out
 //!   of the ring with the request and back in with the commit;
-//! - the same holds for memory that the device is read into: it comes back when that is over,
-//!   whatever became of it;
+//! - the same holds for memory that the device is read into: it comes back at the end of the read,
+//!   successful or not;
 //! - memory that is still with the kernel when a ring is dropped is never unmapped;
-//! - an entry that reads is live: the ring is served until the read is over, also when the
-//!   connection has ended meanwhile.
+//! - an entry that reads is live: the ring is served until the read has ended, even if the
+//!   connection ends meanwhile.
 //!
-//! Beside `kernel.rs` the only module of the crate with `unsafe`.
+//! The crate's only module with `unsafe`, besides `kernel.rs`.
 #![allow(unsafe_code)]
 use super::super::TRANSFER_BYTES_MAX;
 use super::super::device::Channel;
@@ -48,9 +48,9 @@ const COMMAND_BYTES: usize = 80;
 
 const COMMAND_REGISTER: u32 = 1;
 const COMMAND_COMMIT_AND_FETCH: u32 = 2;
-/// Completion of the poll on the waker, which is no entry's.
+/// Completion of the poll on the waker, which belongs to no entry.
 const USER_DATA_WAKER: u64 = u64::MAX;
-/// In that of a read of the device, beside the index of the entry.
+/// Marks the completion of a device read, beside the index of the entry.
 const USER_DATA_READ: u64 = 1 << 32;
 const POLL_IN: u32 = 1;
 
@@ -82,7 +82,7 @@ impl EntryMemory {
     }
     fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping has ENTRY_BYTES initialised bytes, lives as long as `self`, and
-        // nobody writes to it meanwhile: the kernel does so only while the ring has the value, and
+        // nothing writes to it meanwhile: the kernel does so only while the ring has the value, and
         // the ring then reads nothing of it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), ENTRY_BYTES) }
     }
@@ -90,8 +90,8 @@ impl EntryMemory {
         // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), ENTRY_BYTES) }
     }
-    /// The headers of a request that has arrived: its own, the structure of its opcode with zeros
-    /// behind it, and the ring's.
+    /// The headers of an arrived request: its own, the structure of its opcode followed by zeros,
+    /// and the ring's.
     pub fn headers(&self) -> (InHeader, [u8; STRUCTURE_ROOM_BYTES], RingEntry) {
         let bytes = &self.bytes()[..HEADERS_BYTES];
         let header = InHeader::read_from_prefix(bytes)
@@ -101,11 +101,11 @@ impl EntryMemory {
         let entry = RingEntry::read_from_bytes(&bytes[ENTRY_OFFSET_BYTES..]).unwrap_or_default();
         (header, structure, entry)
     }
-    /// What follows the structure: names, or data.
+    /// The part after the structure: names, or data.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[PAGE_BYTES..]
     }
-    /// The same, to be filled with a reply.
+    /// The same part, to be filled with a reply.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         &mut self.bytes_mut()[PAGE_BYTES..]
     }
@@ -126,26 +126,26 @@ impl Drop for EntryMemory {
     }
 }
 
-enum Entry {
+enum EntryState {
     WithKernel(EntryMemory),
     InWork { commit_id: u64 },
     Reading { commit_id: u64, memory: EntryMemory, room: Range<usize> },
     Retired,
 }
 
-/// What has come out of a ring.
+/// An event of a ring.
 #[derive(Debug)]
-pub enum Arrival {
+pub enum RingEvent {
     /// A request in the memory of the entry with this index.
     Request {
-        /// Which entry.
+        /// The entry's index.
         index: usize,
         /// Its memory, until [`KernelRing::commit`].
         memory: EntryMemory,
     },
-    /// A read of the device into the memory of an entry in work is over.
+    /// A read of the device into the memory of an entry in work has ended.
     Read {
-        /// Which entry.
+        /// The entry's index.
         index: usize,
         /// Its memory.
         memory: EntryMemory,
@@ -156,12 +156,12 @@ pub enum Arrival {
     Retired(Errno),
 }
 
-/// A ring with its entries, for the requests of one CPU. One thread at a time uses it, from
-/// [`KernelRing::register`] on always the same.
+/// A ring with its entries, for the requests of one CPU. Only one thread at a time uses it; from
+/// [`KernelRing::register`] on, always the same one.
 pub struct KernelRing {
     ring: IoUring<Entry128, cqueue::Entry>,
-    entries: Vec<Entry>,
-    arrived: VecDeque<Arrival>,
+    entries: Vec<EntryState>,
+    arrived: VecDeque<RingEvent>,
     waker: Arc<OwnedFd>,
     waker_is_polled: bool,
     queue: u16,
@@ -169,13 +169,13 @@ pub struct KernelRing {
 }
 
 impl KernelRing {
-    /// A ring with `entry_count` entries for the CPU `queue`; no entry is registered yet.
+    /// A ring with `entry_count` entries for the CPU `queue`. No entry is registered yet.
     ///
     /// # Errors
-    /// The kernel has no io_uring, or not for this user, or no memory.
+    /// If the kernel has no io_uring, refuses it to this user, or has no memory.
     pub fn new(queue: u16, entry_count: usize) -> std::io::Result<Self> {
         let submissions = (entry_count + 1).next_power_of_two() as u32;
-        // Work is done when the thread asks for it and does not interrupt it.
+        // The kernel does the work when the thread asks for it, and does not interrupt the thread.
         let ring = IoUring::builder()
             .setup_submit_all()
             .setup_r_disabled()
@@ -183,7 +183,7 @@ impl KernelRing {
             .setup_defer_taskrun()
             .build(submissions)?;
         let entries = (0..entry_count)
-            .map(|_| EntryMemory::map().map(Entry::WithKernel))
+            .map(|_| EntryMemory::map().map(EntryState::WithKernel))
             .collect::<io::Result<_>>()?;
         let waker =
             Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -198,33 +198,33 @@ impl KernelRing {
         })
     }
 
-    /// An eventfd: whoever adds to it lets [`KernelRing::wait`] return.
+    /// An eventfd: adding to it makes [`KernelRing::wait`] return.
     pub fn waker(&self) -> &Arc<OwnedFd> {
         &self.waker
     }
-    /// The CPU whose requests arrive.
+    /// The CPU of the requests.
     pub fn queue(&self) -> u16 {
         self.queue
     }
-    /// How many entries there are.
+    /// The number of entries.
     pub fn entry_count(&self) -> usize {
         self.entries.len()
     }
     /// Whether a request may still arrive, or a reply is missing.
     pub fn is_live(&self) -> bool {
-        self.entries.iter().any(|entry| !matches!(entry, Entry::Retired))
+        self.entries.iter().any(|entry| !matches!(entry, EntryState::Retired))
     }
 
-    /// Gives all entries to the connection of `channel`. From now on the calling thread is the
-    /// ring's.
+    /// Registers all entries with the connection of `channel`. From now on the calling thread owns
+    /// the ring.
     ///
     /// # Errors
-    /// The kernel took none of them.
+    /// If the kernel took none of them.
     pub fn register(&mut self, channel: &Arc<Channel>) -> std::io::Result<()> {
         self.channel = Some(Arc::clone(channel));
         self.ring.submitter().register_enable_rings()?;
         // Lives until the kernel has read it.
-        let parts: Vec<[IoSlice<'_>; 2]> = self.entries.iter().map(Entry::parts).collect();
+        let parts: Vec<[IoSlice<'_>; 2]> = self.entries.iter().map(EntryState::parts).collect();
         let submissions: Vec<Entry128> = parts
             .iter()
             .enumerate()
@@ -247,21 +247,21 @@ impl KernelRing {
         }
         let submitted = self.ring.submit();
         if !matches!(submitted, Ok(count) if count == submissions.len()) {
-            // What is left is submitted later, and then read.
+            // The remaining ones are submitted later; the kernel reads the parts then.
             std::mem::forget(parts);
         }
         submitted?;
         self.collect();
         match self.arrived.iter().find_map(|arrival| {
-            if let Arrival::Retired(errno) = arrival { Some(*errno) } else { None }
+            if let RingEvent::Retired(errno) = arrival { Some(*errno) } else { None }
         }) {
             Some(errno) if !self.is_live() => Err(errno.into()),
             _ => Ok(()),
         }
     }
 
-    /// Hands the reply in `memory` over, and lets the entry wait for its next request; both at the
-    /// next [`KernelRing::wait`].
+    /// Submits the reply in `memory`, and makes the entry wait for its next request. Both take
+    /// effect at the next [`KernelRing::wait`].
     pub fn commit(
         &mut self,
         index: usize,
@@ -269,7 +269,7 @@ impl KernelRing {
         header: &OutHeader,
         payload_length_bytes: usize,
     ) {
-        let (Some(channel), Some(&Entry::InWork { commit_id })) =
+        let (Some(channel), Some(&EntryState::InWork { commit_id })) =
             (self.channel.clone(), self.entries.get(index))
         else {
             debug_assert!(false, "entry {index} is not in work");
@@ -286,13 +286,13 @@ impl KernelRing {
         let request = RingCommand { commit_id, queue: self.queue, ..RingCommand::default() };
         let submission =
             command(&channel, COMMAND_COMMIT_AND_FETCH, &request, index).build_with_address(0);
-        self.entries[index] = Entry::WithKernel(memory);
+        self.entries[index] = EntryState::WithKernel(memory);
         self.push(&submission);
     }
 
-    /// Lets the kernel fill `room` of the payload of an entry in work from `file`, whose descriptor
-    /// is open until that is over. It begins with the next [`KernelRing::wait`], and ends with an
-    /// [`Arrival::Read`].
+    /// Makes the kernel fill `room` of the payload of an entry in work from `file`, whose
+    /// descriptor stays open until the end of the read. The read begins with the next
+    /// [`KernelRing::wait`], and ends with a [`RingEvent::Read`].
     pub fn read(
         &mut self,
         index: usize,
@@ -301,11 +301,11 @@ impl KernelRing {
         offset_bytes: u64,
         room: &Range<usize>,
     ) {
-        let (Some(&Entry::InWork { commit_id }), Some(payload)) =
+        let (Some(&EntryState::InWork { commit_id }), Some(payload)) =
             (self.entries.get(index), memory.payload_mut().get_mut(room.clone()))
         else {
             debug_assert!(false, "entry {index} is not in work, or has no {room:?}");
-            return self.arrived.push_back(Arrival::Read { index, memory, complete: false });
+            return self.arrived.push_back(RingEvent::Read { index, memory, complete: false });
         };
         let read = opcode::Read::new(
             types::Fd(file.as_raw_fd()),
@@ -314,19 +314,19 @@ impl KernelRing {
         )
         .offset(offset_bytes);
         let submission = Entry128::from(read.build().user_data(index as u64 | USER_DATA_READ));
-        self.entries[index] = Entry::Reading { commit_id, memory, room: room.clone() };
+        self.entries[index] = EntryState::Reading { commit_id, memory, room: room.clone() };
         self.push(&submission);
     }
 
     fn push(&mut self, submission: &Entry128) {
         loop {
             // SAFETY: the submission points to a descriptor that the ring keeps open (the channel,
-            // the waker), or its caller does (the device), and to the memory of an entry that is
-            // `WithKernel` or `Reading`: so it stays mapped, and nobody uses it.
+            // the waker) or that its caller keeps open (the device), and to the memory of an entry
+            // that is `WithKernel` or `Reading`: so it stays mapped and unused.
             if unsafe { self.ring.submission().push(submission) }.is_ok() {
                 return;
             }
-            // The queue has room for all entries, so this is the poll's turn.
+            // The queue has room for all entries, so only the poll can be too much.
             if let Err(error) = self.ring.submit() {
                 tracing::error!("a reply cannot be handed to the kernel: {error}");
                 return;
@@ -334,12 +334,12 @@ impl KernelRing {
         }
     }
 
-    /// Hands over what was committed, and waits until something has arrived or the waker was used.
-    /// Both in one call, so that requests arrive however many replies there are: without waiting,
-    /// the kernel brings none.
+    /// Submits the committed replies, and waits until an event has arrived or the waker was used.
+    /// One call does both, so that requests arrive even while there are many replies: the kernel
+    /// delivers requests only to a waiting thread.
     ///
     /// # Errors
-    /// The ring does not work any more.
+    /// If the ring does not work any more.
     pub fn wait(&mut self) -> std::io::Result<()> {
         if !self.waker_is_polled {
             let poll = opcode::PollAdd::new(types::Fd(self.waker.as_raw_fd()), POLL_IN)
@@ -363,13 +363,13 @@ impl KernelRing {
         Ok(())
     }
 
-    /// How many requests have arrived and were not taken yet.
+    /// The number of requests that have arrived and were not taken yet.
     pub fn arrived_requests(&self) -> usize {
-        self.arrived.iter().filter(|arrival| matches!(arrival, Arrival::Request { .. })).count()
+        self.arrived.iter().filter(|arrival| matches!(arrival, RingEvent::Request { .. })).count()
     }
 
-    /// What has arrived and was not taken yet.
-    pub fn next(&mut self) -> Option<Arrival> {
+    /// The next event that was not taken yet.
+    pub fn next(&mut self) -> Option<RingEvent> {
         self.arrived.pop_front()
     }
 
@@ -390,16 +390,17 @@ impl KernelRing {
             }
             let index = user_data as usize;
             let Some(entry) = self.entries.get_mut(index) else { continue };
-            let Entry::WithKernel(memory) = std::mem::replace(entry, Entry::Retired) else {
+            let EntryState::WithKernel(memory) = std::mem::replace(entry, EntryState::Retired)
+            else {
                 continue;
             };
             if result < 0 {
-                self.arrived.push_back(Arrival::Retired(Errno::from_raw_os_error(-result)));
+                self.arrived.push_back(RingEvent::Retired(Errno::from_raw_os_error(-result)));
                 continue;
             }
-            let (_, _, told) = memory.headers();
-            *entry = Entry::InWork { commit_id: told.commit_id };
-            self.arrived.push_back(Arrival::Request { index, memory });
+            let (_, _, ring_entry) = memory.headers();
+            *entry = EntryState::InWork { commit_id: ring_entry.commit_id };
+            self.arrived.push_back(RingEvent::Request { index, memory });
         }
     }
 }
@@ -407,18 +408,18 @@ impl KernelRing {
 impl KernelRing {
     fn collect_read(&mut self, index: usize, result: i32) {
         let Some(entry) = self.entries.get_mut(index) else { return };
-        match std::mem::replace(entry, Entry::Retired) {
-            Entry::Reading { commit_id, memory, room } => {
-                *entry = Entry::InWork { commit_id };
+        match std::mem::replace(entry, EntryState::Retired) {
+            EntryState::Reading { commit_id, memory, room } => {
+                *entry = EntryState::InWork { commit_id };
                 let complete = usize::try_from(result) == Ok(room.len());
-                self.arrived.push_back(Arrival::Read { index, memory, complete });
+                self.arrived.push_back(RingEvent::Read { index, memory, complete });
             }
             other => *entry = other,
         }
     }
 }
 
-impl Entry {
+impl EntryState {
     fn parts(&self) -> [IoSlice<'_>; 2] {
         let bytes = if let Self::WithKernel(memory) = self { memory.bytes() } else { &[] };
         let (headers, payload) = bytes.split_at(bytes.len().min(PAGE_BYTES));
@@ -426,21 +427,21 @@ impl Entry {
     }
 }
 
-struct Command {
+struct EntryCommand {
     inner: opcode::UringCmd80,
     index: usize,
 }
 
-fn command(channel: &Channel, number: u32, request: &RingCommand, index: usize) -> Command {
+fn command(channel: &Channel, number: u32, request: &RingCommand, index: usize) -> EntryCommand {
     let mut bytes = [0; COMMAND_BYTES];
     bytes[..size_of::<RingCommand>()].copy_from_slice(request.as_bytes());
-    Command {
+    EntryCommand {
         inner: opcode::UringCmd80::new(types::Fd(channel.raw_descriptor()), number).cmd(bytes),
         index,
     }
 }
 
-impl Command {
+impl EntryCommand {
     fn build_with_address(self, address: u64) -> Entry128 {
         self.inner.addr(Some(address)).build().user_data(self.index as u64)
     }
@@ -465,7 +466,7 @@ impl Drop for KernelRing {
     fn drop(&mut self) {
         for entry in self.entries.drain(..) {
             if self.channel.is_some()
-                && let Entry::WithKernel(memory) | Entry::Reading { memory, .. } = entry
+                && let EntryState::WithKernel(memory) | EntryState::Reading { memory, .. } = entry
             {
                 // The kernel may write to it until the descriptor of the ring is closed and
                 // forgotten.

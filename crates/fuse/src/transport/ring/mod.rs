@@ -1,16 +1,16 @@
 //! FUSE over io_uring: one queue per CPU, each with a ring, a thread and entries that wait for
 //! requests in the kernel.
 //!
-//! A request goes to the queue of the CPU on which it was issued; there is no stealing. FORGET and
+//! A request goes to the queue of the CPU that issued it; queues do not steal. FORGET and
 //! notifications stay on `/dev/fuse`, so one thread reads that as well.
 //!
 //! States: *prepared* (rings and memory exist; nothing is promised to the kernel) → INIT is
 //! answered with the promise to use rings, and requests wait → *registered* (each queue has
-//! entries: the kernel switches over) → *served* → *ended* (the kernel has given all entries back).
-//! When the kernel refuses the entries of a queue, it takes the promise as withdrawn, and
-//! `/dev/fuse` serves as if there had been none.
+//! entries: the kernel switches over) → *served* → *ended* (the kernel has returned all entries).
+//! If the kernel refuses the entries of a queue, it treats the promise as withdrawn, and
+//! `/dev/fuse` serves all requests.
 //!
-//! Locks: those of `queue.rs` and `workers.rs`, none of them together with another.
+//! Locks: those of `queue.rs` and `workers.rs`, never two of them at once.
 
 mod kernel_ring;
 mod outbox;
@@ -21,8 +21,8 @@ mod workers;
 pub use queue::RingReply;
 
 use self::kernel_ring::KernelRing;
-use self::placement::{Manner, Watcher};
-use self::queue::Queue;
+use self::placement::{Watcher, YieldPolicy};
+use self::queue::RingQueue;
 use self::workers::Workers;
 use super::Handler;
 use super::device::Channel;
@@ -33,11 +33,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-/// Where root switches FUSE over io_uring on, with `Y`.
+/// The switch by which root enables FUSE over io_uring, with `Y`.
 const SWITCH_PATH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The kernel wants a queue for each of these.
 const POSSIBLE_CPUS_PATH: &str = "/sys/devices/system/cpu/possible";
-/// Entries of all queues together, as far as each has its least. An fsync holds one until it is
+/// Entries of all queues together, if that gives each its minimum. An fsync holds one until it is
 /// durable.
 const ENTRIES_ALL: usize = 192;
 const ENTRIES_MIN: usize = 4;
@@ -48,7 +48,8 @@ const ENTRIES_MAX: usize = 128;
 #[allow(missing_docs)]
 pub enum RingFailure {
     #[error(
-        "it is switched off, or this kernel (older than 6.14) does not have it; root can switch it on: echo Y > {SWITCH_PATH}"
+        "it is switched off, or this kernel (older than 6.14) does not have it; root can switch it \
+         on: echo Y > {SWITCH_PATH}"
     )]
     Off,
     #[error("{POSSIBLE_CPUS_PATH} is not understood: {0:?}")]
@@ -57,27 +58,28 @@ pub enum RingFailure {
     Setup(String),
 }
 
-/// Rings that nobody uses yet.
+/// Rings that are not in use yet.
 #[derive(Debug)]
 pub struct Rings(Vec<KernelRing>);
 
 impl Rings {
-    /// Whether this kernel has FUSE over io_uring, though perhaps switched off.
+    /// Whether this kernel has FUSE over io_uring, enabled or not.
     pub fn can_be_switched_on() -> bool {
         Path::new(SWITCH_PATH).exists()
     }
 
-    /// Switches FUSE over io_uring on, by root, for the whole machine; says so if it was off.
+    /// Enables FUSE over io_uring, as root, for the whole machine. Logs it if it was disabled.
     ///
     /// # Errors
-    /// The kernel does not have it, or does not allow it.
+    /// If the kernel does not have it, or does not allow it.
     pub fn switch_on() -> Result<(), RingFailure> {
         if is_switched_on() {
             return Ok(());
         }
         fs::write(SWITCH_PATH, "Y").map_err(|_| RingFailure::Off)?;
         tracing::warn!(
-            "FUSE over io_uring is switched on now, for all FUSE mounts of this machine that ask for it ({SWITCH_PATH})"
+            "FUSE over io_uring is switched on now, for all FUSE mounts of this machine that \
+             ask for it ({SWITCH_PATH})"
         );
         Ok(())
     }
@@ -117,14 +119,14 @@ fn cpu_count(list: &str) -> Option<u16> {
 pub struct RingThreads {
     threads: Vec<JoinHandle<()>>,
     watcher: Watcher,
-    /// Why the kernel does not use the rings.
+    /// Why the kernel does not use the rings, if it doesn't.
     pub failure: Option<String>,
 }
 
 impl RingThreads {
-    /// Registers `rings` with the connection of `channel`, after INIT, and lets `handler` answer;
-    /// requests that may wait are served by `worker_count` threads more. When this returns, the
-    /// kernel uses the rings, unless there is a failure.
+    /// Registers `rings` with the connection of `channel`, after INIT, and serves them with
+    /// `handler`; `worker_count` more threads serve requests that may wait. On return the kernel
+    /// uses the rings, unless there is a failure.
     pub fn start(
         rings: Rings,
         channel: &Arc<Channel>,
@@ -151,7 +153,7 @@ impl RingThreads {
         Self { failure: first_failure(&registrations, threads.len()), threads, watcher }
     }
 
-    /// Waits until the kernel has given all entries back.
+    /// Waits until the kernel has returned all entries.
     pub fn join(self) {
         for thread in self.threads {
             if thread.join().is_err() {
@@ -162,16 +164,16 @@ impl RingThreads {
     }
 }
 
-/// Waits until each of `queue_count` threads has told how its registration went, or has ended, and
-/// returns what failed first.
+/// Waits until each of `queue_count` threads has reported its registration or has ended. Returns
+/// the first failure.
 fn first_failure(
     registrations: &Receiver<Result<(), String>>,
     queue_count: usize,
 ) -> Option<String> {
-    let told: Vec<_> = registrations.iter().collect();
+    let results: Vec<_> = registrations.iter().collect();
     let silent =
-        (told.len() < queue_count).then(|| "the thread of a queue has panicked".to_owned());
-    told.into_iter().find_map(Result::err).or(silent)
+        (results.len() < queue_count).then(|| "the thread of a queue has panicked".to_owned());
+    results.into_iter().find_map(Result::err).or(silent)
 }
 
 fn serve_ring(
@@ -180,22 +182,22 @@ fn serve_ring(
     registered: Sender<Result<(), String>>,
     handler: &dyn Handler,
     workers: &Workers,
-    manner: Manner,
+    policy: YieldPolicy,
 ) {
-    // Where its requests come from. A CPU that is switched off has no requests.
+    // The CPU of its requests. A CPU that is offline has no requests.
     let mut cpu = CpuSet::new();
     cpu.set(usize::from(ring.queue()));
     if let Err(errno) = rustix::thread::sched_setaffinity(None, &cpu) {
         tracing::debug!(queue = ring.queue(), "the thread of a queue runs on any CPU: {errno}");
     }
-    let queue = Arc::new(Queue::new(&ring, channel));
+    let queue = Arc::new(RingQueue::new(&ring, channel));
     let result = ring.register(channel);
     let serves = result.is_ok();
-    // Who started the rings takes it, and waits until all have told and let go.
+    // The starter of the rings waits until all threads have reported and dropped their sender.
     let _ = registered.send(result.map_err(|error| error.to_string()));
     drop(registered);
     if serves {
-        queue::serve(&mut ring, &queue, handler, workers, manner);
+        queue::serve(&mut ring, &queue, handler, workers, policy);
     }
 }
 
@@ -215,9 +217,9 @@ mod tests {
 
     #[test]
     fn a_queue_that_fails_or_ends_keeps_nobody_waiting() {
-        let outcome = |told: &[Result<(), String>]| {
+        let outcome = |results: &[Result<(), String>]| {
             let (sender, registrations) = mpsc::channel();
-            told.iter().cloned().try_for_each(|result| sender.send(result)).unwrap();
+            results.iter().cloned().try_for_each(|result| sender.send(result)).unwrap();
             drop(sender);
             first_failure(&registrations, 3)
         };

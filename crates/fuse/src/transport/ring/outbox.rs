@@ -1,9 +1,9 @@
-//! What has come back for the thread of a queue, and whether that thread must be woken for it.
+//! Items that come back for the thread of a queue, and whether that thread must be woken for them.
 //!
-//! No item is left lying while the thread sleeps: it says that it sleeps before it looks for the
-//! last time, and whoever puts an item in looks afterwards whether it sleeps.
+//! No item stays unnoticed while the thread sleeps: the thread marks itself as sleeping before its
+//! last look at the items, and a thread that adds an item checks the mark afterwards.
 //!
-//! Lock: taken alone and for a moment.
+//! Lock: taken alone and briefly.
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
@@ -19,7 +19,7 @@ impl<T> Outbox<T> {
         Self { items: Mutex::new(Rank::FUSE, Vec::new()), sleeping: AtomicBool::new(false) }
     }
 
-    /// Adds an item; whether the thread must be woken now.
+    /// Adds an item. Returns whether the caller must wake the thread.
     #[must_use]
     pub fn put(&self, item: T) -> bool {
         self.items.lock().push(item);
@@ -27,13 +27,13 @@ impl<T> Outbox<T> {
     }
 
     /// The thread takes all items into `taken`, which is empty, and sleeps from then on, unless it
-    /// was to be woken meanwhile.
+    /// was woken meanwhile.
     pub fn take_and_sleep(&self, taken: &mut Vec<T>) {
         self.sleeping.store(true, Ordering::SeqCst);
         std::mem::swap(taken, &mut *self.items.lock());
     }
 
-    /// The thread is awake: nobody need wake it.
+    /// The thread is awake: no other thread need wake it.
     pub fn wake_up(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
     }
@@ -48,7 +48,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Without a system call, or the two would never come close enough to each other.
+    /// Without a system call; otherwise the two threads would never come close enough to each
+    /// other.
     fn wait_until(condition: impl Fn() -> bool) {
         let mut looks = 0_u32;
         while !condition() {
@@ -65,16 +66,17 @@ mod tests {
         (0..random.below(64)).for_each(|_| std::hint::spin_loop());
     }
 
-    /// Each item is put in at some moment while the thread goes to sleep: it finds the item, or is
-    /// woken.
+    /// Each item is added at some moment while the thread goes to sleep. The thread finds the item
+    /// or is woken.
     #[test]
     fn no_item_is_left_lying_while_the_thread_sleeps() {
         const ROUNDS: u64 = 500_000;
-        // Where others compute on the CPUs, the two seldom run at once, and rounds take long.
+        // Where other threads compute on the CPUs, the two seldom run at once, and rounds take
+        // long.
         const TIME_MAX: Duration = Duration::from_secs(3);
         const LAST: u64 = u64::MAX;
         let outbox = Arc::new(Outbox::new());
-        // The last round that has begun, whose item is in, and whose item woke the thread.
+        // The last round that has begun, that has its item, and whose item woke the thread.
         let [begun, put, woke] = std::array::from_fn(|_| Arc::new(AtomicU64::new(0)));
         let putting =
             (Arc::clone(&outbox), Arc::clone(&begun), Arc::clone(&put), Arc::clone(&woke));

@@ -1,34 +1,34 @@
-//! Keeping a caller and the thread of its queue on one CPU.
+//! Keeps a caller and the thread of its queue on one CPU.
 //!
-//! A program that asks for one thing after the other never runs while the thread of the queue
-//! serves it: one CPU is enough for both. But the thread still runs when it hands a reply over, so
-//! the kernel wakes the caller on another CPU, one that is idle. An idle CPU takes long to wake, on
-//! a virtual machine longer than the whole request. A CPU on which only SCHED_IDLE threads run
-//! counts as idle, though. So while requests come one by one and close together, and each is
-//! answered at once, the thread *yields*: it has that policy, and the caller goes on where it was.
+//! A program that sends one request after the other never runs while the queue's thread serves it:
+//! one CPU is enough for both. But the thread still runs when it hands over a reply, so the kernel
+//! wakes the caller on another, idle CPU. An idle CPU takes long to wake, on a virtual machine
+//! longer than the whole request. But a CPU that runs only SCHED_IDLE threads counts as idle. So
+//! while requests come one by one and close together, and each is answered at once, the thread
+//! *yields*: it takes that policy, and the caller continues on the same CPU.
 //!
-//! A thread that yields gets next to nothing of a CPU on which others compute. So a *watcher* looks
-//! every [`TICK`] at the threads that yield, and ends that for a thread that has had a request and
-//! done nothing with it since the last time. Such a thread does not yield again for a while, longer
-//! each time. A thread that is about to wait for others or for the device stops yielding by itself.
-//! When no requests come, the watcher ends the yielding as well, and then sleeps.
+//! A thread that yields gets almost nothing of a CPU on which other threads compute. So a *watcher*
+//! checks the yielding threads every [`TICK`], and stops the yielding of a thread that has had a
+//! request and made no progress since the last check. Such a thread does not yield again for a
+//! while, longer each time. A thread that is about to wait for other threads or for the device
+//! stops yielding by itself. When no requests come, the watcher stops the yielding as well, and
+//! then sleeps.
 //!
 //! States of a queue, in one word with a number that counts how often it began to yield:
-//! - *normal*: the thread's policy is SCHED_OTHER, or about to be so, by a call that someone with
-//!   that policy is in;
+//! - *normal*: the thread's policy is SCHED_OTHER, or about to be so, by a call in progress on a
+//!   thread with that policy;
 //! - *yielding*: the thread's policy is SCHED_IDLE, or about to be so;
-//! - *rescued*: the watcher has set SCHED_OTHER while the thread was not waiting for requests. It
-//!   may just have been about to set SCHED_IDLE, so the watcher does so again until the thread says
-//!   that it is normal, or waits for requests.
+//! - *rescued*: the watcher has set SCHED_OTHER while the thread was not waiting for requests. The
+//!   thread may just have been about to set SCHED_IDLE, so the watcher repeats it until the thread
+//!   reports that it is normal, or waits for requests.
 //!
 //! Invariants:
-//! - only the queue's thread makes its queue yield: first the word, then it wakes the watcher, then
-//!   the policy;
-//! - when the queue's thread sets its queue to normal, then first the policy and then the word;
-//! - the watcher sets a queue to normal only when its thread was waiting for requests, so not about
-//!   to set the policy;
-//! - the watcher sleeps only when it found all queues normal after it had said that it goes to
-//!   sleep.
+//! - only the queue's thread makes its queue yield: it first sets the word, then wakes the watcher,
+//!   then sets the policy;
+//! - when the queue's thread makes its queue normal, it first sets the policy and then the word;
+//! - the watcher makes a queue normal only if its thread was waiting for requests, so not about to
+//!   set the policy;
+//! - the watcher sleeps only if it found all queues normal after it had cleared its `awake` flag.
 //!
 //! Locks: the watcher's mutex (`FUSE`) is taken alone, to begin or end its sleep. The hook of
 //! [`cairn_environment::thread::on_block`] takes none.
@@ -42,19 +42,19 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the watcher looks.
+/// The interval between the watcher's checks.
 const TICK: Duration = Duration::from_millis(1);
 /// Ticks without a request after which a queue is normal again.
 const QUIET_TICKS: u32 = 20;
-/// Requests that came one by one, less those that did not, from which on a queue yields.
+/// A queue yields from this score on: requests that came one by one, less those that did not.
 const SCORE_MIN: u32 = 8;
-/// Further ones don't count.
+/// The score stops rising here.
 const SCORE_MAX: u32 = 32;
-/// What a request that came with others, or was not answered at once, takes away.
+/// The loss of score for a request that came with others, or was not answered at once.
 const SCORE_LOSS: u32 = 16;
-/// The longest time for the first [`SCORE_MIN`] requests.
+/// The most time for the first [`SCORE_MIN`] requests.
 const CLOSE_TOGETHER: Duration = Duration::from_millis(2);
-/// How long a queue is normal after its thread was kept from running.
+/// How long a queue stays normal after its thread was kept from running.
 const PENALTY_MIN: Duration = Duration::from_millis(100);
 const PENALTY_MAX: Duration = Duration::from_secs(2);
 
@@ -64,22 +64,22 @@ const RESCUED: u64 = 2;
 const KIND_MASK: u64 = 3;
 const ONE_EPOCH: u64 = 4;
 
-/// What a queue's thread shares with the watcher.
+/// The state that a queue's thread shares with the watcher.
 #[derive(Debug, Default)]
 pub struct Placement {
     /// Zero before the thread runs.
     thread_id: AtomicI32,
     word: AtomicU64,
-    /// Times that the thread has looked for requests.
+    /// How often the thread has looked for requests.
     rounds: AtomicU64,
     /// The thread waits for requests, or is about to, or has just done so.
     waiting: AtomicBool,
-    /// How often it was kept from running since its thread asked.
+    /// How often it was kept from running since its thread read this.
     starved: AtomicU32,
 }
 
 thread_local! {
-    /// That of the calling thread.
+    /// The placement of the calling thread.
     static OWN: RefCell<Option<Arc<Placement>>> = const { RefCell::new(None) };
 }
 
@@ -88,8 +88,8 @@ impl Placement {
         self.word.load(Ordering::SeqCst) & KIND_MASK
     }
 
-    /// By the queue's thread; `wake` wakes the watcher. First, since with the policy the thread may
-    /// not get far enough to do so.
+    /// Called by the queue's thread. `wake` wakes the watcher; it runs before the policy is set,
+    /// since the thread might not get that far afterwards.
     fn begin_to_yield(&self, wake: impl FnOnce()) {
         let word = self.word.load(Ordering::SeqCst);
         self.word.store((word & !KIND_MASK) + ONE_EPOCH + YIELDING, Ordering::SeqCst);
@@ -97,7 +97,7 @@ impl Placement {
         self.set_policy(true);
     }
 
-    /// By the queue's thread.
+    /// Called by the queue's thread.
     fn be_normal(&self) {
         let word = self.word.load(Ordering::SeqCst);
         if word & KIND_MASK != NORMAL {
@@ -106,7 +106,7 @@ impl Placement {
         }
     }
 
-    /// By the watcher, which has found `word`.
+    /// Called by the watcher, which has read `word`.
     fn rescue(&self, word: u64) {
         let after = if self.waiting.load(Ordering::SeqCst) { NORMAL } else { RESCUED };
         if self
@@ -125,34 +125,34 @@ impl Placement {
     }
 }
 
-/// What a queue's thread has done since it last waited.
+/// What a queue's thread has done since its last wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Round {
-    /// Answered the one request that there was.
+pub enum RoundKind {
+    /// It answered the only request.
     Alone,
-    /// Begun a read of the device for the one request that there is. Its caller and this thread
-    /// take turns all the same.
+    /// It began a read of the device for the only request. The caller and this thread still take
+    /// turns.
     Reading,
     /// Something else.
     Others,
 }
 
-/// The part of a queue's thread.
+/// The queue thread's side of the placement.
 #[derive(Debug)]
-pub struct Manner {
+pub struct YieldPolicy {
     own: Arc<Placement>,
-    watcher: Option<Arc<Shared>>,
+    watcher: Option<Arc<WatcherState>>,
     yields: bool,
     score: u32,
-    /// When the score was last zero.
+    /// The time when the score was last zero.
     begun: Monotonic,
     normal_until: Monotonic,
     penalty: Duration,
 }
 
-impl Manner {
-    /// Of the calling thread, which serves `own`.
-    fn new(own: Arc<Placement>, watcher: Option<Arc<Shared>>) -> Self {
+impl YieldPolicy {
+    /// For the calling thread, which serves `own`.
+    fn new(own: Arc<Placement>, watcher: Option<Arc<WatcherState>>) -> Self {
         own.thread_id.store(kernel::thread_id(), Ordering::Relaxed);
         OWN.set(Some(Arc::clone(&own)));
         thread::on_block(Some(|| {
@@ -170,7 +170,7 @@ impl Manner {
         }
     }
 
-    /// Waits by `wait` for requests.
+    /// Waits for requests by `wait`.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.own.waiting.store(true, Ordering::SeqCst);
         let arrived = wait();
@@ -178,22 +178,22 @@ impl Manner {
         arrived
     }
 
-    /// A round is over.
-    pub fn end_round(&mut self, round: Round) {
+    /// Called at the end of a round.
+    pub fn end_round(&mut self, round: RoundKind) {
         if self.watcher.is_none() {
             return;
         }
         self.own.rounds.fetch_add(1, Ordering::Relaxed);
         let kind = self.own.kind();
         if self.yields && kind != YIELDING {
-            // Waiting for others, the watcher's decision, or its rescue.
+            // It waits for others, or the watcher has decided or rescued it.
             self.own.be_normal();
             self.stop();
         }
-        if round == Round::Reading {
+        if round == RoundKind::Reading {
             return;
         }
-        if round == Round::Others {
+        if round == RoundKind::Others {
             self.score = self.score.saturating_sub(SCORE_LOSS);
             if self.yields && self.score < SCORE_MIN {
                 self.own.be_normal();
@@ -213,7 +213,7 @@ impl Manner {
             }
             self.yields = true;
             let watcher = self.watcher.as_deref();
-            self.own.begin_to_yield(|| watcher.into_iter().for_each(Shared::wake));
+            self.own.begin_to_yield(|| watcher.into_iter().for_each(WatcherState::wake));
         }
     }
 
@@ -228,7 +228,7 @@ impl Manner {
     }
 }
 
-impl Drop for Manner {
+impl Drop for YieldPolicy {
     fn drop(&mut self) {
         self.own.be_normal();
         thread::on_block(None);
@@ -236,7 +236,7 @@ impl Drop for Manner {
     }
 }
 
-/// What a thread does at the moment.
+/// The current activity of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
     /// It runs, or would if it had a CPU.
@@ -246,11 +246,11 @@ enum Activity {
     Other,
 }
 
-/// As /proc tells.
+/// Reads it from /proc.
 fn activity(thread_id: i32) -> Activity {
     let status =
         std::fs::read_to_string(format!("/proc/self/task/{thread_id}/stat")).unwrap_or_default();
-    // The name before it, in parentheses, may have any characters.
+    // The name before it, in parentheses, may contain any characters.
     match status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
         Some('R') => Activity::Runnable,
         Some('S') => Activity::Sleeping,
@@ -259,14 +259,14 @@ fn activity(thread_id: i32) -> Activity {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WatcherState {
     queues: Vec<Arc<Placement>>,
     awake: AtomicBool,
     ended: Mutex<bool>,
     change: Condvar,
 }
 
-impl Shared {
+impl WatcherState {
     fn wake(&self) {
         if !self.awake.swap(true, Ordering::SeqCst) {
             drop(self.ended.lock());
@@ -274,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a queue yields. False at the end.
+    /// Waits until a queue yields. Returns false at the end.
     fn sleep(&self) -> bool {
         let mut ended = self.ended.lock();
         while !*ended && !self.awake.load(Ordering::SeqCst) {
@@ -284,13 +284,13 @@ impl Shared {
     }
 
     fn watch(&self) {
-        let mut seen = vec![Seen::default(); self.queues.len()];
+        let mut samples = vec![QueueSample::default(); self.queues.len()];
         while self.sleep() {
             clock::sleep(TICK);
             self.awake.store(false, Ordering::SeqCst);
             let mut some_yield = false;
-            for (queue, seen) in self.queues.iter().zip(&mut seen) {
-                some_yield |= seen.look(queue, activity);
+            for (queue, sample) in self.queues.iter().zip(&mut samples) {
+                some_yield |= sample.update(queue, activity);
             }
             if some_yield {
                 self.awake.store(true, Ordering::SeqCst);
@@ -299,17 +299,17 @@ impl Shared {
     }
 }
 
-/// What the watcher has seen of a queue.
+/// The watcher's last sample of a queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct QueueSample {
     word: u64,
     rounds: u64,
     quiet_ticks: u32,
 }
 
-impl Seen {
-    /// Looks at `queue` again, and ends its yielding if it must. Whether it was not normal.
-    fn look(&mut self, queue: &Placement, activity: impl Fn(i32) -> Activity) -> bool {
+impl QueueSample {
+    /// Samples `queue` again, and stops its yielding if it must. Returns whether it was not normal.
+    fn update(&mut self, queue: &Placement, activity: impl Fn(i32) -> Activity) -> bool {
         let (word, rounds) =
             (queue.word.load(Ordering::SeqCst), queue.rounds.load(Ordering::Relaxed));
         if word & KIND_MASK == NORMAL {
@@ -331,23 +331,23 @@ impl Seen {
     }
 }
 
-/// The thread that looks at those that yield.
+/// The thread that checks the yielding threads.
 #[derive(Debug)]
 pub struct Watcher {
-    /// `None` where threads may not take their policy back, so none yields.
-    shared: Option<Arc<Shared>>,
+    /// `None` if threads may not take their policy back; then none yields.
+    shared: Option<Arc<WatcherState>>,
     queues: Vec<Arc<Placement>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
-    /// Of `queue_count` queues.
+    /// A watcher of `queue_count` queues.
     pub fn start(queue_count: usize) -> Self {
         let queues: Vec<_> = (0..queue_count).map(|_| Arc::new(Placement::default())).collect();
         if queue_count < 2 || !may_yield() {
             return Self { shared: None, queues, thread: None };
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WatcherState {
             queues: queues.clone(),
             awake: AtomicBool::new(false),
             ended: Mutex::new(Rank::FUSE, false),
@@ -358,10 +358,10 @@ impl Watcher {
         Self { shared: Some(shared), queues, thread: Some(thread) }
     }
 
-    /// For the thread of the queue with this index to call; every index once.
-    pub fn joiner(&self, index: usize) -> impl FnOnce() -> Manner + Send + 'static {
+    /// The returned function runs on the thread of the queue with this index, once per index.
+    pub fn joiner(&self, index: usize) -> impl FnOnce() -> YieldPolicy + Send + 'static {
         let (own, shared) = (Arc::clone(&self.queues[index]), self.shared.clone());
-        move || Manner::new(own, shared)
+        move || YieldPolicy::new(own, shared)
     }
 }
 
@@ -377,8 +377,8 @@ impl Drop for Watcher {
     }
 }
 
-/// Whether a thread of this process may take SCHED_IDLE and give it back: that needs CAP_SYS_NICE,
-/// or a limit for nice values. Tried by a thread that ends.
+/// Whether a thread of this process may take SCHED_IDLE and leave it again: that needs
+/// CAP_SYS_NICE, or a limit for nice values. A thread that ends tries it.
 fn may_yield() -> bool {
     let tried = thread::spawn("cairn-try", || {
         let own = kernel::thread_id();

@@ -6,13 +6,13 @@ fn is_idle(queue: &Placement) -> bool {
     !kernel::has_normal_policy(queue.thread_id.load(Ordering::Relaxed))
 }
 
-/// A queue that yields, of a thread that waits until the channel is closed.
+/// A yielding queue, whose thread waits until the channel is closed.
 fn yielding_queue() -> (Arc<Placement>, std::sync::mpsc::Sender<()>, JoinHandle<()>) {
     let (end, ended) = std::sync::mpsc::channel::<()>();
     let (made, queue) = std::sync::mpsc::channel();
     let thread = thread::spawn("queue", move || {
         let own = Arc::new(Placement::default());
-        let _manner = Manner::new(Arc::clone(&own), None);
+        let _manner = YieldPolicy::new(Arc::clone(&own), None);
         own.begin_to_yield(|| ());
         own.waiting.store(true, Ordering::SeqCst);
         made.send(own).unwrap();
@@ -27,25 +27,33 @@ fn a_thread_that_has_work_and_does_not_run_is_rescued() {
         return eprintln!("left out: this user may not take SCHED_IDLE back");
     }
     let (queue, end, thread) = yielding_queue();
-    let mut seen = Seen::default();
-    assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "it may just have begun");
+    let mut sample = QueueSample::default();
+    assert!(
+        sample.update(&queue, |_| Activity::Runnable) && is_idle(&queue),
+        "it may just have begun"
+    );
     queue.rounds.fetch_add(1, Ordering::Relaxed);
-    assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "it has done something");
+    assert!(
+        sample.update(&queue, |_| Activity::Runnable) && is_idle(&queue),
+        "it has done something"
+    );
     queue.waiting.store(false, Ordering::SeqCst);
-    assert!(seen.look(&queue, |_| Activity::Runnable));
+    assert!(sample.update(&queue, |_| Activity::Runnable));
     assert!(
         !is_idle(&queue) && queue.kind() == RESCUED && queue.starved.load(Ordering::Relaxed) == 1
     );
-    // It had just been about to set the policy.
+    // It was about to set the policy.
     queue.set_policy(true);
-    assert!(seen.look(&queue, |_| Activity::Runnable) && is_idle(&queue), "the word is new");
+    assert!(sample.update(&queue, |_| Activity::Runnable) && is_idle(&queue), "the word is new");
     assert!(
-        seen.look(&queue, |_| Activity::Runnable) && !is_idle(&queue) && queue.kind() == RESCUED
+        sample.update(&queue, |_| Activity::Runnable)
+            && !is_idle(&queue)
+            && queue.kind() == RESCUED
     );
     queue.waiting.store(true, Ordering::SeqCst);
-    assert!(seen.look(&queue, |_| Activity::Sleeping) && queue.kind() == RESCUED);
-    assert!(seen.look(&queue, |_| Activity::Other) && queue.kind() == NORMAL);
-    assert!(!seen.look(&queue, |_| panic!("nothing to look at")));
+    assert!(sample.update(&queue, |_| Activity::Sleeping) && queue.kind() == RESCUED);
+    assert!(sample.update(&queue, |_| Activity::Other) && queue.kind() == NORMAL);
+    assert!(!sample.update(&queue, |_| panic!("nothing to look at")));
     drop(end);
     thread.join().unwrap();
 }
@@ -56,11 +64,11 @@ fn a_queue_without_requests_becomes_normal() {
         return eprintln!("left out: this user may not take SCHED_IDLE back");
     }
     let (queue, end, thread) = yielding_queue();
-    let mut seen = Seen::default();
+    let mut sample = QueueSample::default();
     for _ in 0..=QUIET_TICKS {
-        assert!(seen.look(&queue, |_| Activity::Sleeping) && is_idle(&queue));
+        assert!(sample.update(&queue, |_| Activity::Sleeping) && is_idle(&queue));
     }
-    assert!(seen.look(&queue, |_| Activity::Sleeping));
+    assert!(sample.update(&queue, |_| Activity::Sleeping));
     assert!(
         !is_idle(&queue) && queue.kind() == NORMAL && queue.starved.load(Ordering::Relaxed) == 0
     );
@@ -68,7 +76,7 @@ fn a_queue_without_requests_becomes_normal() {
     thread.join().unwrap();
 }
 
-/// What a handler starts runs as long as it takes: nobody watches it.
+/// A thread that a handler starts has a normal policy: the watcher does not check it.
 #[test]
 fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
     if !may_yield() {
@@ -76,7 +84,7 @@ fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
     }
     let queue = thread::spawn("queue", || {
         let own = Arc::new(Placement::default());
-        let _manner = Manner::new(Arc::clone(&own), None);
+        let _manner = YieldPolicy::new(Arc::clone(&own), None);
         own.begin_to_yield(|| ());
         assert!(is_idle(&own));
         let is_normal = thread::spawn("work", || kernel::has_normal_policy(kernel::thread_id()))
@@ -87,7 +95,7 @@ fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
     queue.join().unwrap();
 }
 
-/// Nobody watches it, so nothing else ends it.
+/// No watcher checks it, so nothing else stops the yielding.
 #[test]
 fn a_queue_yields_while_requests_come_one_by_one_and_are_answered_at_once() {
     if !may_yield() {
@@ -95,41 +103,41 @@ fn a_queue_yields_while_requests_come_one_by_one_and_are_answered_at_once() {
     }
     let served = thread::spawn("queue", || {
         let own = Arc::new(Placement::default());
-        let nobody = Shared {
+        let state = WatcherState {
             queues: Vec::new(),
             awake: AtomicBool::new(false),
             ended: Mutex::new(Rank::FUSE, false),
             change: Condvar::new(),
         };
-        let mut manner = Manner::new(Arc::clone(&own), Some(Arc::new(nobody)));
-        until_it_yields(&mut manner);
+        let mut policy = YieldPolicy::new(Arc::clone(&own), Some(Arc::new(state)));
+        until_it_yields(&mut policy);
         assert!(is_idle(&own));
-        // What waits for others stops yielding at once.
+        // A thread that waits for others stops yielding at once.
         thread::will_block();
         assert!(!is_idle(&own) && own.kind() == NORMAL);
-        manner.end_round(Round::Alone);
-        assert!(!manner.yields && manner.penalty == PENALTY_MIN);
-        // Requests that come together, and one that takes its time, end it as well.
-        until_it_yields(&mut manner);
+        policy.end_round(RoundKind::Alone);
+        assert!(!policy.yields && policy.penalty == PENALTY_MIN);
+        // Requests that come together, and a slow one, stop it as well.
+        until_it_yields(&mut policy);
         for _ in 0..SCORE_MAX {
-            manner.end_round(Round::Reading);
-            assert!(manner.yields && is_idle(&own));
+            policy.end_round(RoundKind::Reading);
+            assert!(policy.yields && is_idle(&own));
         }
         for _ in 0..SCORE_MAX {
-            manner.end_round(Round::Others);
+            policy.end_round(RoundKind::Others);
         }
-        assert!(!manner.yields && !is_idle(&own) && manner.penalty == PENALTY_MIN);
+        assert!(!policy.yields && !is_idle(&own) && policy.penalty == PENALTY_MIN);
     });
     served.join().unwrap();
 }
 
-fn until_it_yields(manner: &mut Manner) {
-    while !manner.yields {
-        manner.end_round(Round::Alone);
+fn until_it_yields(policy: &mut YieldPolicy) {
+    while !policy.yields {
+        policy.end_round(RoundKind::Alone);
     }
 }
 
-/// With the real watcher, and a program on the same CPU that computes.
+/// With the real watcher, and a computing program on the same CPU.
 #[test]
 fn a_queue_that_yields_is_kept_from_starving() {
     if !may_yield() {
@@ -143,17 +151,17 @@ fn a_queue_that_yields_is_kept_from_starving() {
         let mut cpu = CpuSet::new();
         cpu.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &cpu).unwrap();
-        let mut manner = join();
+        let mut policy = join();
         let hog = thread::spawn("hog", move || {
             rustix::thread::sched_setaffinity(None, &cpu).unwrap();
             while !hog_done.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
         });
-        while manner.penalty == PENALTY_MIN {
-            manner.end_round(Round::Alone);
+        while policy.penalty == PENALTY_MIN {
+            policy.end_round(RoundKind::Alone);
         }
-        assert!(!manner.yields);
+        assert!(!policy.yields);
         all_done.store(true, Ordering::Relaxed);
         hog.join().unwrap();
     });
@@ -254,8 +262,7 @@ impl Model {
     }
 }
 
-/// In every interleaving: a thread with SCHED_IDLE is one that the watcher looks at, or is just
-/// setting free.
+/// In every interleaving, the watcher checks a thread with SCHED_IDLE, or is just making it normal.
 #[test]
 fn no_thread_is_left_with_the_idle_policy() {
     let first = Model {
@@ -266,19 +273,19 @@ fn no_thread_is_left_with_the_idle_policy() {
         thread: ThreadStep::Free,
         watcher: WatcherStep::Free,
     };
-    let (mut seen, mut open) = (HashSet::from([first]), vec![first]);
+    let (mut sample, mut open) = (HashSet::from([first]), vec![first]);
     while let Some(model) = open.pop() {
         assert!(
             !model.idle || model.kind != NORMAL || model.watcher == WatcherStep::SetNormal,
             "{model:?}"
         );
-        open.extend(model.steps().into_iter().filter(|next| seen.insert(*next)));
+        open.extend(model.steps().into_iter().filter(|next| sample.insert(*next)));
     }
     assert!(
-        seen.len() > 100
-            && seen.iter().any(|model| model.idle)
-            && seen.iter().any(|model| model.kind == RESCUED),
+        sample.len() > 100
+            && sample.iter().any(|model| model.idle)
+            && sample.iter().any(|model| model.kind == RESCUED),
         "{}",
-        seen.len()
+        sample.len()
     );
 }

@@ -1,31 +1,31 @@
 //! The queue of one CPU: a thread that takes requests out of its ring, and the outbox by which
 //! replies come back to it.
 //!
-//! Only the queue's thread uses the ring. A request is handled on it, or on a worker when it may
-//! wait for the device ([`may_wait`]) and its answer takes more than memory
-//! ([`Handler::handle_at_once`]). The reply is put into the outbox from whichever thread has it,
-//! together with the entry's memory; the thread commits all that it finds there with one system
-//! call, the one with which it also waits for the next request.
+//! Only the queue's thread uses the ring. It handles a request itself, or passes it to a worker if
+//! the request may wait for the device ([`may_wait`]) and its answer needs more than memory
+//! ([`Handler::handle_at_once`]). Any thread may put the reply into the outbox, together with the
+//! entry's memory. The queue's thread commits all replies there with one system call, which also
+//! waits for the next request.
 //!
-//! When the answer takes a read of the device besides ([`AtOnce::Read`]), the ring does that, too,
-//! into the memory of the reply: many may be under way, and the thread waits for them as it waits
-//! for requests. Then [`Handler::handle_read`] ends the request here, or a worker serves it from
-//! its beginning.
+//! If the answer also needs a read of the device ([`AtOnceResult::Read`]), the ring does that, into
+//! the memory of the reply. Many reads may be in flight, and the thread waits for them as it waits
+//! for requests. Then [`Handler::handle_read`] finishes the request here, or a worker serves it
+//! from its beginning.
 //!
 //! Invariants:
 //! - an entry in work comes back exactly once as memory and exactly once as an answer, in any
 //!   order; then it is committed (they are apart since the handler may read the request's names and
 //!   data until it returns), or once as the two in one;
-//! - `reads` has what is to be read for an entry, and keeps its descriptor open, exactly while the
-//!   ring reads for it.
+//! - `reads` has the read of an entry, and keeps its descriptor open, exactly while the ring reads
+//!   for it.
 //!
-//! Locks: that of the outbox, which also sees to it that no reply is left lying while the thread
+//! Locks: that of the outbox, which also ensures that no reply stays unnoticed while the thread
 //! sleeps.
 use super::super::device::Channel;
-use super::super::{AtOnce, DeviceRead, Handler, Reply};
-use super::kernel_ring::{Arrival, EntryMemory, KernelRing};
+use super::super::{AtOnceResult, DeviceRead, Handler, Reply};
+use super::kernel_ring::{EntryMemory, KernelRing, RingEvent};
 use super::outbox::Outbox;
-use super::placement::{Manner, Round};
+use super::placement::{RoundKind, YieldPolicy};
 use super::workers::Workers;
 use crate::protocol::wire::{InHeader, OutHeader, opcode};
 use crate::protocol::{self};
@@ -35,37 +35,37 @@ use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Requests that came one by one after which the next ones are taken to do so, too.
+/// After this many requests that came one by one, the next ones are expected to do so, too.
 const ROUNDS_ALONE: usize = 16;
 
-/// What comes back from work on the entry `index`.
+/// A part of the work on the entry `index` that comes back.
 #[derive(Debug)]
-struct Returned {
+struct ReturnedItem {
     index: usize,
-    what: Half,
+    what: ReturnedPart,
 }
 
 #[derive(Debug)]
-enum Half {
+enum ReturnedPart {
     Memory(EntryMemory),
     Answer(OutHeader, Vec<u8>),
-    /// Both: the reply stands in the memory.
+    /// Both: the reply is in the memory.
     Whole(OutHeader, EntryMemory, usize),
 }
 
-/// What a queue shares with those who answer its requests.
+/// The state that a queue shares with the threads that answer its requests.
 #[derive(Debug)]
-pub struct Queue {
-    outbox: Outbox<Returned>,
+pub struct RingQueue {
+    outbox: Outbox<ReturnedItem>,
     waker: Arc<OwnedFd>,
     in_work: AtomicUsize,
-    /// How often in a row not more than one request was in work.
+    /// The number of rounds in a row with at most one request in work.
     rounds_alone: AtomicUsize,
     entry_count: usize,
     channel: Arc<Channel>,
 }
 
-impl Queue {
+impl RingQueue {
     pub fn new(ring: &KernelRing, channel: &Arc<Channel>) -> Self {
         Self {
             outbox: Outbox::new(),
@@ -77,13 +77,13 @@ impl Queue {
         }
     }
 
-    /// The connection, for what does not travel over the ring.
+    /// The connection, for messages that do not go over the ring.
     pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 
-    /// Whether requests have come one by one for a while, so that nobody else is kept waiting by
-    /// the thread.
+    /// Whether requests have come one by one for a while, so that no other caller waits for the
+    /// thread.
     fn is_one_by_one(&self) -> bool {
         self.in_work.load(Ordering::Acquire) == 1
             && self.rounds_alone.load(Ordering::Relaxed) >= ROUNDS_ALONE
@@ -94,8 +94,8 @@ impl Queue {
         self.in_work.load(Ordering::Acquire) >= self.entry_count || self.channel.is_readable()
     }
 
-    fn put(&self, index: usize, what: Half) {
-        if self.outbox.put(Returned { index, what })
+    fn put(&self, index: usize, what: ReturnedPart) {
+        if self.outbox.put(ReturnedItem { index, what })
             && let Err(errno) = rustix::io::write(&*self.waker, &1_u64.to_ne_bytes())
         {
             tracing::error!("the thread of a queue cannot be woken: {errno}");
@@ -103,12 +103,12 @@ impl Queue {
     }
 }
 
-/// The way back for the reply to one request.
+/// The way back of the reply to one request.
 #[derive(Debug)]
 pub struct RingReply {
-    pub queue: Arc<Queue>,
+    pub queue: Arc<RingQueue>,
     index: usize,
-    /// Where the reply may be written at once: the request has no payload, so nobody reads it.
+    /// Memory for the reply, if the request has no payload that a handler might still read.
     memory: Option<EntryMemory>,
 }
 
@@ -118,7 +118,7 @@ impl RingReply {
         self.queue.is_one_by_one()
     }
 
-    /// Where a result of `length_bytes` may be put at once.
+    /// The room for a result of `length_bytes`.
     pub fn room(&mut self, length_bytes: usize) -> Option<&mut [u8]> {
         self.memory.as_mut()?.payload_mut().get_mut(..length_bytes)
     }
@@ -126,10 +126,15 @@ impl RingReply {
     /// Sends the first `length_bytes` of the room.
     pub fn send_room(self, header: OutHeader, length_bytes: usize) {
         match self.memory {
-            Some(memory) => self.queue.put(self.index, Half::Whole(header, memory, length_bytes)),
+            Some(memory) => {
+                self.queue.put(self.index, ReturnedPart::Whole(header, memory, length_bytes))
+            }
             None => self.queue.put(
                 self.index,
-                Half::Answer(OutHeader { error: -Errno::IO.raw_os_error(), ..header }, Vec::new()),
+                ReturnedPart::Answer(
+                    OutHeader { error: -Errno::IO.raw_os_error(), ..header },
+                    Vec::new(),
+                ),
             ),
         }
     }
@@ -140,37 +145,40 @@ impl RingReply {
             Some(mut memory) => match memory.payload_mut().get_mut(..payload.len()) {
                 Some(room) => {
                     room.copy_from_slice(payload);
-                    Half::Whole(header, memory, payload.len())
+                    ReturnedPart::Whole(header, memory, payload.len())
                 }
-                None => {
-                    Half::Whole(OutHeader { error: -Errno::IO.raw_os_error(), ..header }, memory, 0)
-                }
+                None => ReturnedPart::Whole(
+                    OutHeader { error: -Errno::IO.raw_os_error(), ..header },
+                    memory,
+                    0,
+                ),
             },
-            None => Half::Answer(header, payload.to_vec()),
+            None => ReturnedPart::Answer(header, payload.to_vec()),
         };
         self.queue.put(self.index, what);
     }
 }
 
-/// A request that has arrived, with the memory it stands in.
+/// A request that has arrived, with its memory.
 #[derive(Debug)]
-pub struct Arrived {
-    queue: Arc<Queue>,
+pub struct ArrivedRequest {
+    queue: Arc<RingQueue>,
     index: usize,
     memory: EntryMemory,
 }
 
-impl Arrived {
+impl ArrivedRequest {
     fn opcode(&self) -> u32 {
         self.memory.headers().0.opcode
     }
 
-    /// Lets `handler` answer, if it needs nothing but memory; otherwise the request comes back, and
-    /// perhaps what its answer takes.
+    /// Lets `handler` answer, if it needs only memory. Otherwise returns the request, and the read
+    /// that its answer needs, if that is all.
     fn serve_at_once(self, handler: &dyn Handler) -> Option<(Self, Option<DeviceRead>)> {
-        let (header, structure, told) = self.memory.headers();
-        // What comes with a payload, or is malformed, is left to `serve`.
-        let Some(request) = parse_alone(&header, &structure).filter(|_| told.payload_length == 0)
+        let (header, structure, ring_entry) = self.memory.headers();
+        // `serve` handles requests that have a payload or are malformed.
+        let Some(request) =
+            parse_alone(&header, &structure).filter(|_| ring_entry.payload_length == 0)
         else {
             return Some((self, None));
         };
@@ -179,9 +187,9 @@ impl Arrived {
             Reply::over_ring(RingReply { queue, index, memory: Some(memory) }, header.unique);
         let (reply, read) =
             match catch_unwind(AssertUnwindSafe(|| handler.handle_at_once(&request, reply))) {
-                Ok(AtOnce::Answered) => return None,
-                Ok(AtOnce::Left(reply)) => (reply, None),
-                Ok(AtOnce::Read(reply, read)) => (reply, Some(read)),
+                Ok(AtOnceResult::Answered) => return None,
+                Ok(AtOnceResult::Left(reply)) => (reply, None),
+                Ok(AtOnceResult::Read(reply, read)) => (reply, Some(read)),
                 Err(_) => {
                     tracing::error!(
                         unique = header.unique,
@@ -195,8 +203,8 @@ impl Arrived {
         Some((Self { queue, index, memory: memory? }, read))
     }
 
-    /// Lets `handler` end a request for which the device was read. Returns the header of the reply
-    /// and the length of its payload.
+    /// Lets `handler` finish a request after the read of the device. Returns the header of the
+    /// reply and the length of its payload.
     fn serve_read(
         &mut self,
         handler: &dyn Handler,
@@ -229,8 +237,8 @@ impl Arrived {
     /// Lets `handler` answer.
     pub fn serve(self, handler: &dyn Handler) {
         let Self { queue, index, memory } = self;
-        let (header, structure, told) = memory.headers();
-        let payload_length_bytes = (told.payload_length as usize).min(memory.payload().len());
+        let (header, structure, ring_entry) = memory.headers();
+        let payload_length_bytes = (ring_entry.payload_length as usize).min(memory.payload().len());
         let structure_length_bytes =
             (header.length as usize).saturating_sub(size_of::<InHeader>() + payload_length_bytes);
         let structure = &structure[..structure_length_bytes.min(structure.len())];
@@ -247,8 +255,8 @@ impl Arrived {
         );
         match protocol::parse_parts(&header, structure, payload) {
             Ok(request) => {
-                // A reply that is dropped says EIO. The thread goes on: nobody else serves its
-                // CPU's requests.
+                // A dropped reply sends EIO. The thread continues: no other one serves its CPU's
+                // requests.
                 if catch_unwind(AssertUnwindSafe(|| handler.handle(request, reply))).is_err() {
                     tracing::error!(
                         unique,
@@ -263,7 +271,7 @@ impl Arrived {
             }
         }
         if let Some(memory) = afterwards {
-            queue.put(index, Half::Memory(memory));
+            queue.put(index, ReturnedPart::Memory(memory));
         }
     }
 }
@@ -274,8 +282,8 @@ fn parse_alone<'a>(header: &InHeader, structure: &'a [u8]) -> Option<protocol::R
     protocol::parse_parts(header, &structure[..length_bytes.min(structure.len())], &[]).ok()
 }
 
-/// Whether a request is likely to wait for the device: it must not keep those of other programs
-/// waiting.
+/// Whether a request is likely to wait for the device: then it must not delay those of other
+/// programs.
 fn may_wait(number: u32) -> bool {
     matches!(
         number,
@@ -290,13 +298,13 @@ fn may_wait(number: u32) -> bool {
     )
 }
 
-/// The thread of a queue; returns when the connection has ended and every request is answered.
+/// The thread of a queue. Returns when the connection has ended and every request is answered.
 pub fn serve(
     ring: &mut KernelRing,
-    queue: &Arc<Queue>,
+    queue: &Arc<RingQueue>,
     handler: &dyn Handler,
     workers: &Workers,
-    mut manner: Manner,
+    mut policy: YieldPolicy,
 ) {
     let mut answers: Vec<Option<(OutHeader, Vec<u8>)>> =
         (0..ring.entry_count()).map(|_| None).collect();
@@ -307,13 +315,13 @@ pub fn serve(
     while ring.is_live() {
         queue.outbox.take_and_sleep(&mut returned);
         let in_work = queue.in_work.load(Ordering::Acquire);
-        for Returned { index, what } in returned.drain(..) {
+        for ReturnedItem { index, what } in returned.drain(..) {
             match what {
-                Half::Whole(header, memory, length_bytes) => {
+                ReturnedPart::Whole(header, memory, length_bytes) => {
                     commit(ring, queue, index, memory, &header, length_bytes)
                 }
-                Half::Memory(memory) => memories[index] = Some(memory),
-                Half::Answer(header, payload) => answers[index] = Some((header, payload)),
+                ReturnedPart::Memory(memory) => memories[index] = Some(memory),
+                ReturnedPart::Answer(header, payload) => answers[index] = Some((header, payload)),
             }
             if let Some(memory) = memories[index].take_if(|_| answers[index].is_some())
                 && let Some((header, payload)) = answers[index].take()
@@ -321,17 +329,17 @@ pub fn serve(
                 commit_apart(ring, queue, index, memory, &header, &payload);
             }
         }
-        manner.end_round(match (in_work, queue.in_work.load(Ordering::Acquire)) {
-            (1, 0) => Round::Alone,
-            (1, 1) if reading == 1 => Round::Reading,
-            _ => Round::Others,
+        policy.end_round(match (in_work, queue.in_work.load(Ordering::Acquire)) {
+            (1, 0) => RoundKind::Alone,
+            (1, 1) if reading == 1 => RoundKind::Reading,
+            _ => RoundKind::Others,
         });
-        if let Err(error) = manner.wait(|| ring.wait()) {
+        if let Err(error) = policy.wait(|| ring.wait()) {
             tracing::error!("a queue of requests has failed: {error}");
             return;
         }
         queue.outbox.wake_up();
-        // All that are here count, before the first is served.
+        // All that have arrived count, before the first is served.
         let in_work = ring.arrived_requests()
             + queue.in_work.fetch_add(ring.arrived_requests(), Ordering::AcqRel);
         let rounds_alone =
@@ -339,8 +347,8 @@ pub fn serve(
         queue.rounds_alone.store(rounds_alone, Ordering::Relaxed);
         while let Some(arrival) = ring.next() {
             match arrival {
-                Arrival::Request { index, memory } => {
-                    let arrived = Arrived { queue: Arc::clone(queue), index, memory };
+                RingEvent::Request { index, memory } => {
+                    let arrived = ArrivedRequest { queue: Arc::clone(queue), index, memory };
                     if !may_wait(arrived.opcode()) {
                         arrived.serve(handler);
                         continue;
@@ -348,7 +356,7 @@ pub fn serve(
                     match arrived.serve_at_once(handler) {
                         None => {}
                         Some((arrived, None)) => workers.put(arrived),
-                        Some((Arrived { index, memory, .. }, Some(read))) => {
+                        Some((ArrivedRequest { index, memory, .. }, Some(read))) => {
                             ring.read(
                                 index,
                                 memory,
@@ -361,21 +369,20 @@ pub fn serve(
                         }
                     }
                 }
-                Arrival::Read { index, memory, complete } => {
+                RingEvent::Read { index, memory, complete } => {
                     reading -= 1;
-                    let mut arrived = Arrived { queue: Arc::clone(queue), index, memory };
+                    let mut arrived = ArrivedRequest { queue: Arc::clone(queue), index, memory };
                     let read = reads[index].take().filter(|_| complete);
                     match read.and_then(|read| arrived.serve_read(handler, read)) {
-                        Some((header, length_bytes)) => {
-                            queue.put(index, Half::Whole(header, arrived.memory, length_bytes))
-                        }
+                        Some((header, length_bytes)) => queue
+                            .put(index, ReturnedPart::Whole(header, arrived.memory, length_bytes)),
                         None => workers.put(arrived),
                     }
                 }
-                Arrival::Retired(
+                RingEvent::Retired(
                     Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV,
                 ) => {}
-                Arrival::Retired(errno) => tracing::error!("the kernel refused a reply: {errno}"),
+                RingEvent::Retired(errno) => tracing::error!("the kernel refused a reply: {errno}"),
             }
         }
     }
@@ -383,7 +390,7 @@ pub fn serve(
 
 fn commit(
     ring: &mut KernelRing,
-    queue: &Queue,
+    queue: &RingQueue,
     index: usize,
     memory: EntryMemory,
     header: &OutHeader,
@@ -395,7 +402,7 @@ fn commit(
 
 fn commit_apart(
     ring: &mut KernelRing,
-    queue: &Queue,
+    queue: &RingQueue,
     index: usize,
     mut memory: EntryMemory,
     header: &OutHeader,

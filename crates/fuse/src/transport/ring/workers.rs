@@ -1,57 +1,57 @@
 //! Threads for requests that may wait for the device.
 //!
-//! Locks: `jobs` is held for a moment to put or take one, never while a request is served.
+//! Locks: `jobs` is held briefly to add or take one, never while a request is served.
 use super::super::Handler;
-use super::queue::Arrived;
+use super::queue::ArrivedRequest;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::thread::{self, JoinHandle};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-struct Jobs {
-    waiting: VecDeque<Arrived>,
+struct WaitingJobs {
+    waiting: VecDeque<ArrivedRequest>,
     ended: bool,
 }
 
-struct Shared {
-    jobs: Mutex<Jobs>,
+struct JobQueue {
+    jobs: Mutex<WaitingJobs>,
     change: Condvar,
 }
 
-/// The threads. Dropped, they serve what waits and end.
+/// The threads. Dropping this serves the waiting requests and ends the threads.
 pub struct Workers {
-    shared: Arc<Shared>,
+    queue: Arc<JobQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Workers {
     /// Starts `count` threads.
     pub fn start(count: usize, handler: &Arc<dyn Handler>) -> Self {
-        let jobs = Mutex::new(Rank::FUSE, Jobs { waiting: VecDeque::new(), ended: false });
-        let shared = Arc::new(Shared { jobs, change: Condvar::new() });
+        let jobs = Mutex::new(Rank::FUSE, WaitingJobs { waiting: VecDeque::new(), ended: false });
+        let queue = Arc::new(JobQueue { jobs, change: Condvar::new() });
         let threads = (0..count.max(1))
             .map(|index| {
-                let (shared, handler) = (Arc::clone(&shared), Arc::clone(handler));
+                let (queue, handler) = (Arc::clone(&queue), Arc::clone(handler));
                 thread::spawn(&format!("cairn-worker-{index}"), move || {
-                    while let Some(arrived) = shared.take() {
+                    while let Some(arrived) = queue.take() {
                         arrived.serve(handler.as_ref());
                     }
                 })
             })
             .collect();
-        Self { shared, threads }
+        Self { queue, threads }
     }
 
-    /// Hands `arrived` to the next thread that is free.
-    pub fn put(&self, arrived: Arrived) {
-        self.shared.jobs.lock().waiting.push_back(arrived);
-        self.shared.change.notify_one();
+    /// Passes `arrived` to the next free thread.
+    pub fn put(&self, arrived: ArrivedRequest) {
+        self.queue.jobs.lock().waiting.push_back(arrived);
+        self.queue.change.notify_one();
     }
 }
 
-impl Shared {
-    fn take(&self) -> Option<Arrived> {
+impl JobQueue {
+    fn take(&self) -> Option<ArrivedRequest> {
         let mut jobs = self.jobs.lock();
         loop {
             if let Some(arrived) = jobs.waiting.pop_front() {
@@ -67,8 +67,8 @@ impl Shared {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.shared.jobs.lock().ended = true;
-        self.shared.change.notify_all();
+        self.queue.jobs.lock().ended = true;
+        self.queue.change.notify_all();
         for thread in self.threads.drain(..) {
             drop(thread.join());
         }
