@@ -13,7 +13,7 @@
 
 use crate::aligned::AlignedBuffer;
 use crate::device::BLOCK_BYTES;
-use crate::slab::{Pages, Piece, SLAB_BYTES, Slab, Slabs};
+use crate::slab::{PageKind, SLAB_BYTES, Slab, SlabPiece, Slabs};
 use crate::slab_supply::SlabSupply;
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
@@ -58,7 +58,7 @@ struct UnusedSlabs {
 }
 
 impl UnusedSlabs {
-    fn take(&mut self, class: usize) -> Option<Piece> {
+    fn take(&mut self, class: usize) -> Option<SlabPiece> {
         let piece = self.by_class[class].take()?;
         self.unused_bytes -= piece.len();
         Some(piece)
@@ -71,7 +71,7 @@ impl UnusedSlabs {
 }
 
 impl UnusedMemory {
-    fn take(&self, class: usize) -> Option<Piece> {
+    fn take(&self, class: usize) -> Option<SlabPiece> {
         if let Some(piece) = self.buffers.lock().take(class) {
             return Some(piece);
         }
@@ -87,16 +87,16 @@ impl BlockPool {
     /// A pool that keeps about `unused_bytes_max` of unused memory. With 0, every buffer gets its
     /// own memory.
     pub fn new(unused_bytes_max: usize) -> BlockPool {
-        Self::of(Pages::Large, unused_bytes_max)
+        Self::of(PageKind::Large, unused_bytes_max)
     }
 
     /// As [`BlockPool::new`], for memory that no device reads or writes. It uses ordinary pages,
     /// which the kernel provides faster, one by one.
     pub fn of_ordinary_pages(unused_bytes_max: usize) -> BlockPool {
-        Self::of(Pages::Ordinary, unused_bytes_max)
+        Self::of(PageKind::Ordinary, unused_bytes_max)
     }
 
-    fn of(pages: Pages, unused_bytes_max: usize) -> BlockPool {
+    fn of(pages: PageKind, unused_bytes_max: usize) -> BlockPool {
         let by_class = std::array::from_fn(|class| Slabs::new(BLOCK_BYTES << class));
         let buffers = Mutex::new(Rank::BUFFERS, UnusedSlabs { by_class, unused_bytes: 0 });
         let supply = SlabSupply::new(unused_bytes_max / SUPPLY_SHARE / SLAB_BYTES, pages);
@@ -123,8 +123,8 @@ impl BlockPool {
         let pooled = kept_blocks <= POOLED_BLOCKS_MAX && self.unused.bytes_max > 0;
         let piece = if pooled { self.unused.take(kept_blocks.ilog2() as usize) } else { None };
         let memory = match piece {
-            Some(piece) => Memory::Pooled(Some((piece, Arc::clone(&self.unused)))),
-            None => Memory::Own(AlignedBuffer::zeroed(blocks * BLOCK_BYTES)),
+            Some(piece) => BufferMemory::Pooled(Some((piece, Arc::clone(&self.unused)))),
+            None => BufferMemory::Own(AlignedBuffer::zeroed(blocks * BLOCK_BYTES)),
         };
         BlockBuffer { memory, blocks }
     }
@@ -147,35 +147,35 @@ impl fmt::Debug for BlockPool {
 }
 
 /// The memory of a buffer.
-enum Memory {
+enum BufferMemory {
     /// The drop returns it to its pool; `None` only during the drop.
-    Pooled(Option<(Piece, Arc<UnusedMemory>)>),
+    Pooled(Option<(SlabPiece, Arc<UnusedMemory>)>),
     Own(AlignedBuffer),
 }
 
-impl Deref for Memory {
+impl Deref for BufferMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match self {
-            Memory::Pooled(piece) => piece.as_ref().map_or(&[], |(piece, _)| piece),
-            Memory::Own(buffer) => buffer,
+            BufferMemory::Pooled(piece) => piece.as_ref().map_or(&[], |(piece, _)| piece),
+            BufferMemory::Own(buffer) => buffer,
         }
     }
 }
 
-impl DerefMut for Memory {
+impl DerefMut for BufferMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
-            Memory::Pooled(piece) => piece.as_mut().map_or(&mut [], |(piece, _)| piece),
-            Memory::Own(buffer) => buffer,
+            BufferMemory::Pooled(piece) => piece.as_mut().map_or(&mut [], |(piece, _)| piece),
+            BufferMemory::Own(buffer) => buffer,
         }
     }
 }
 
-impl Drop for Memory {
+impl Drop for BufferMemory {
     fn drop(&mut self) {
-        let Memory::Pooled(piece) = self else { return };
+        let BufferMemory::Pooled(piece) = self else { return };
         let Some((piece, pool)) = piece.take() else { return };
         // A large page is unmapped after the lock is released.
         let _surplus;
@@ -194,7 +194,7 @@ impl Drop for Memory {
 
 /// A buffer with one owner, which may change it.
 pub struct BlockBuffer {
-    memory: Memory,
+    memory: BufferMemory,
     blocks: usize,
 }
 
@@ -223,7 +223,7 @@ impl From<AlignedBuffer> for BlockBuffer {
     /// Memory that belongs to no pool.
     fn from(buffer: AlignedBuffer) -> Self {
         let blocks = buffer.len() / BLOCK_BYTES;
-        Self { memory: Memory::Own(buffer), blocks }
+        Self { memory: BufferMemory::Own(buffer), blocks }
     }
 }
 
@@ -236,7 +236,7 @@ impl fmt::Debug for BlockBuffer {
 /// Whole blocks of a buffer that may have other references. A clone copies no data.
 #[derive(Clone)]
 pub struct SharedBlocks {
-    memory: Arc<Memory>,
+    memory: Arc<BufferMemory>,
     /// The first block, counted from the start of the buffer.
     first: usize,
     count: usize,

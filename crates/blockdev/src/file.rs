@@ -18,7 +18,7 @@ use crate::flush_time::FlushTime;
 use crate::holes::Holes;
 use crate::kernel::{self, PARTS_MAX, Storage};
 use crate::raw_file::RawFile;
-use crate::ring::{RingWrite, Rings};
+use crate::ring::{RingWrite, WriteRings};
 use cairn_environment::{clock, thread};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IoSlice};
@@ -70,7 +70,7 @@ pub struct FileDevice {
     holes: Option<Holes>,
     /// For sets of writes, with direct I/O. Without rings, the writes of a set go one after the
     /// other.
-    rings: Option<Rings>,
+    rings: Option<WriteRings>,
     bounce: BufferPool,
     flush_time: FlushTime,
     counters: Arc<CounterCells>,
@@ -159,7 +159,7 @@ impl FileDevice {
             direct,
             length_bytes,
             holes: (direct && storage == Storage::RegularFile).then(|| Holes::new(length_bytes)),
-            rings: if direct && mode == OpenMode::ReadWrite { Rings::new() } else { None },
+            rings: if direct && mode == OpenMode::ReadWrite { WriteRings::new() } else { None },
             bounce: BufferPool::new(BOUNCE_BYTES, BOUNCE_BUFFERS_KEPT),
             flush_time: FlushTime::default(),
             counters: Arc::default(),
@@ -204,7 +204,6 @@ impl FileDevice {
     ///
     /// # Errors
     /// If the host has no space, or a write or the flush fails.
-    /// When the host has no space, or a write or the flush fails.
     pub fn preallocate_and_zero(
         &self,
         offset_bytes: u64,
@@ -282,7 +281,7 @@ impl FileDevice {
     /// `None` if it must still be written.
     fn write_through_ring(
         &self,
-        rings: &Rings,
+        rings: &WriteRings,
         writes: &[SetWrite<'_>],
         meanwhile: &mut dyn FnMut(),
     ) -> Vec<Option<Result<(), DeviceError>>> {

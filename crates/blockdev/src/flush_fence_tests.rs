@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::io;
 
 /// A device whose flushes end in the order and with the results that the test sets.
-struct Stepped {
+struct SteppedDevice {
     memory: MemoryDevice,
-    state: Mutex<Steps>,
+    state: Mutex<FlushSteps>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Steps {
+struct FlushSteps {
     issued: usize,
     /// By order of issue.
     outcomes: Vec<Option<bool>>,
@@ -22,10 +22,14 @@ struct Steps {
 
 type Caller = thread::JoinHandle<Result<(), DeviceError>>;
 
-impl Stepped {
-    fn new() -> Arc<Stepped> {
-        let state = Mutex::new(Rank::LEAF, Steps::default());
-        Arc::new(Stepped { memory: MemoryDevice::new(1 << 20), state, changed: Condvar::new() })
+impl SteppedDevice {
+    fn new() -> Arc<SteppedDevice> {
+        let state = Mutex::new(Rank::LEAF, FlushSteps::default());
+        Arc::new(SteppedDevice {
+            memory: MemoryDevice::new(1 << 20),
+            state,
+            changed: Condvar::new(),
+        })
     }
 
     fn await_issued(&self, count: usize) {
@@ -52,7 +56,7 @@ impl Stepped {
     }
 }
 
-impl BlockDevice for Stepped {
+impl BlockDevice for SteppedDevice {
     fn flush(&self) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         let number = state.issued;
@@ -88,8 +92,8 @@ fn flush_in_background(fence: &Arc<FlushFence>) -> Caller {
 }
 
 /// A fence with two flushes under way in the device.
-fn two_under_way() -> (Arc<Stepped>, Arc<FlushFence>, [Caller; 2]) {
-    let device = Stepped::new();
+fn two_under_way() -> (Arc<SteppedDevice>, Arc<FlushFence>, [Caller; 2]) {
+    let device = SteppedDevice::new();
     let fence = Arc::new(FlushFence::new(device.clone()));
     let first = flush_in_background(&fence);
     device.await_issued(1);
@@ -136,7 +140,7 @@ fn a_flush_does_not_wait_for_later_ones() {
 
 /// A panicked flush has no known result. A flush that overlaps with it fails and doesn't wait.
 #[test]
-fn nobody_waits_for_a_flush_whose_thread_panicked() {
+fn no_flush_waits_for_one_whose_thread_panicked() {
     let (device, fence, [first, second]) = two_under_way();
     device.panic_in(0);
     assert!(first.join().is_err(), "the panic");

@@ -44,7 +44,6 @@ pub struct DeviceEvent<'a> {
 /// Receives the events of a device, see [`crate::BlockDevice::observe`]. Called on the thread of
 /// the request, which may hold locks of the device: an observer must neither use the device nor
 /// wait.
-/// device nor wait.
 pub trait DeviceObserver: Send + Sync {
     /// Called once for each event.
     fn observe(&self, event: &DeviceEvent<'_>);

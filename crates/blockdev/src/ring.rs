@@ -4,9 +4,9 @@
 //! one after the other. For a single run of blocks there is no difference, so
 //! [`FileDevice`](crate::FileDevice) uses a ring from two writes on.
 //!
-//! States of a request: pushed → taken by the kernel → completed. [`Ring::write`] always waits for
-//! all that the kernel took, since the memory is only lent to the kernel. When the kernel takes no
-//! more, the rest fails, and the ring is not used again.
+//! States of a request: pushed → taken by the kernel → completed. [`WriteRing::write`] always waits
+//! for all that the kernel took, since the memory is only lent to the kernel. When the kernel takes
+//! no more, the rest fails, and the ring is not used again.
 //!
 //! Where the kernel refuses rings (it is old, or the administrator or a container forbids them),
 //! the writes go one after the other. `CAIRN_IO=calls` in the environment does the same.
@@ -38,17 +38,17 @@ pub(crate) struct RingWrite<'a> {
 }
 
 /// The rings of a device.
-pub(crate) struct Rings {
-    unused: Mutex<Vec<Ring>>,
+pub(crate) struct WriteRings {
+    unused: Mutex<Vec<WriteRing>>,
 }
 
-impl Rings {
+impl WriteRings {
     /// Makes rings, if the kernel has them and the environment doesn't forbid them.
     pub(crate) fn new() -> Option<Self> {
         if std::env::var_os("CAIRN_IO").is_some_and(|value| value == "calls") {
             return None;
         }
-        match Ring::new() {
+        match WriteRing::new() {
             Ok(ring) => Some(Self { unused: Mutex::new(Rank::DEVICE, vec![ring]) }),
             Err(error) => {
                 tracing::debug!("no io_uring here ({error}): writes go one after the other");
@@ -69,7 +69,7 @@ impl Rings {
         let unused = self.unused.lock().pop();
         let mut ring = match unused {
             Some(ring) => ring,
-            None => Ring::new().ok()?,
+            None => WriteRing::new().ok()?,
         };
         let mut results = Vec::with_capacity(writes.len());
         let mut once = Some(meanwhile);
@@ -94,13 +94,13 @@ fn untried() -> io::Result<usize> {
     Err(io::Error::other("the kernel did not take the request"))
 }
 
-struct Ring {
+struct WriteRing {
     ring: IoUring,
     /// The ring holds requests that the kernel did not take and must never take.
     broken: bool,
 }
 
-impl Ring {
+impl WriteRing {
     fn new() -> io::Result<Self> {
         Ok(Self { ring: IoUring::new(ENTRIES)?, broken: false })
     }
@@ -195,7 +195,7 @@ mod tests {
         enter: impl FnMut(&mut IoUring, usize) -> io::Result<usize>,
     ) -> Option<(Vec<io::Result<usize>>, bool, File)> {
         let file = tempfile::tempfile().expect("a file");
-        let mut ring = Ring::new().ok()?;
+        let mut ring = WriteRing::new().ok()?;
         let blocks = [AlignedBuffer::copy_of(&[1; 4096]), AlignedBuffer::copy_of(&[2; 4096])];
         let mut results = vec![untried(), untried()];
         for (block, index) in blocks.iter().zip(0..) {

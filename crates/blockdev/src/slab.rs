@@ -36,7 +36,7 @@ const STEP_BYTES: usize = 64 << 10;
 
 /// The kind of pages of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pages {
+pub(crate) enum PageKind {
     /// For memory that a device reads and writes.
     Large,
     /// For memory that is only copied from and to.
@@ -55,20 +55,20 @@ unsafe impl Sync for Slab {}
 
 impl Slab {
     /// A slab of zeros; `None` if there is no memory. Takes long with large pages.
-    pub(crate) fn new(pages: Pages) -> Option<Self> {
+    pub(crate) fn new(pages: PageKind) -> Option<Self> {
         match pages {
-            Pages::Large => Self::ahead(pages),
-            Pages::Ordinary => Self::map(pages),
+            PageKind::Large => Self::ahead(pages),
+            PageKind::Ordinary => Self::map(pages),
         }
     }
 
     /// As [`Slab::new`], with all its pages present. Takes long.
-    pub(crate) fn ahead(pages: Pages) -> Option<Self> {
+    pub(crate) fn ahead(pages: PageKind) -> Option<Self> {
         thread::will_block();
         let slab = Self::map(pages)?;
         let step_bytes = match pages {
-            Pages::Large => SLAB_BYTES,
-            Pages::Ordinary => STEP_BYTES,
+            PageKind::Large => SLAB_BYTES,
+            PageKind::Ordinary => STEP_BYTES,
         };
         for offset_bytes in (0..SLAB_BYTES).step_by(step_bytes) {
             let start = slab.start.as_ptr().wrapping_add(offset_bytes).cast();
@@ -79,7 +79,7 @@ impl Slab {
         Some(slab)
     }
 
-    fn map(pages: Pages) -> Option<Self> {
+    fn map(pages: PageKind) -> Option<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let mapped = unsafe {
@@ -90,8 +90,8 @@ impl Slab {
         let start = mapped.wrapping_byte_add(before_bytes);
         let end = start.wrapping_byte_add(SLAB_BYTES);
         let advice = match pages {
-            Pages::Large => Advice::LinuxHugepage,
-            Pages::Ordinary => Advice::LinuxNoHugepage,
+            PageKind::Large => Advice::LinuxHugepage,
+            PageKind::Ordinary => Advice::LinuxNoHugepage,
         };
         // SAFETY: the mapping was made above with twice the length, so both parts lie in it, and
         // nothing refers to them.
@@ -116,20 +116,20 @@ impl Drop for Slab {
 }
 
 /// Memory with one owner, which [returns](Slabs::give_back) it.
-pub(crate) struct Piece {
+pub(crate) struct SlabPiece {
     slab: Arc<Slab>,
     slot: usize,
     index: usize,
     length_bytes: usize,
 }
 
-impl Piece {
+impl SlabPiece {
     fn start(&self) -> *mut u8 {
         self.slab.start.as_ptr().wrapping_add(self.index * self.length_bytes)
     }
 }
 
-impl Deref for Piece {
+impl Deref for SlabPiece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -139,14 +139,14 @@ impl Deref for Piece {
     }
 }
 
-impl DerefMut for Piece {
+impl DerefMut for SlabPiece {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `deref`, and the piece is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.length_bytes) }
     }
 }
 
-struct Slot {
+struct SlabSlot {
     slab: Arc<Slab>,
     /// A bit for each piece.
     free: [u64; PIECES_MAX / 64],
@@ -156,7 +156,7 @@ struct Slot {
 /// Slabs that are cut into pieces of one size.
 pub(crate) struct Slabs {
     piece_bytes: usize,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<SlabSlot>>,
     /// No slot before this one has a free piece.
     first_free: usize,
 }
@@ -176,7 +176,7 @@ impl Slabs {
     }
 
     /// A piece of an existing slab, with any content.
-    pub(crate) fn take(&mut self) -> Option<Piece> {
+    pub(crate) fn take(&mut self) -> Option<SlabPiece> {
         let piece_bytes = self.piece_bytes;
         while let Some(slot) = self.slots.get_mut(self.first_free) {
             if let Some(slot) = slot.as_mut().filter(|slot| slot.free_pieces > 0)
@@ -186,7 +186,7 @@ impl Slabs {
                 slot.free[word] &= !(1 << bit);
                 slot.free_pieces -= 1;
                 let index = word * 64 + bit as usize;
-                return Some(Piece {
+                return Some(SlabPiece {
                     slab: Arc::clone(&slot.slab),
                     slot: self.first_free,
                     index,
@@ -205,7 +205,7 @@ impl Slabs {
         for piece in 0..pieces {
             free[piece / 64] |= 1 << (piece % 64);
         }
-        let new = Some(Slot { slab: Arc::new(slab), free, free_pieces: pieces });
+        let new = Some(SlabSlot { slab: Arc::new(slab), free, free_pieces: pieces });
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         match self.slots.get_mut(slot) {
             Some(empty) => *empty = new,
@@ -217,7 +217,11 @@ impl Slabs {
     /// Takes a piece back. If `shrink` is set and the piece's slab and another one are unused then,
     /// returns the slab for the caller to drop. (One unused slab stays: otherwise a caller that
     /// takes and returns the same few pieces would make a new slab each time.)
-    pub(crate) fn give_back(&mut self, piece: Piece, shrink: bool) -> Option<impl Sized + use<>> {
+    pub(crate) fn give_back(
+        &mut self,
+        piece: SlabPiece,
+        shrink: bool,
+    ) -> Option<impl Sized + use<>> {
         let pieces = self.pieces_per_slab();
         let place = &mut self.slots[piece.slot];
         let slot = place
@@ -249,11 +253,11 @@ mod tests {
     }
 
     fn add(slabs: &mut Slabs) {
-        slabs.add(Slab::new(Pages::Large).expect("there is memory"));
+        slabs.add(Slab::new(PageKind::Large).expect("there is memory"));
     }
 
     #[test]
-    fn who_makes_a_slab_says_so_and_its_memory_is_there() {
+    fn making_a_slab_declares_the_wait_and_provides_its_memory() {
         thread_local!(static WAITS: Cell<u32> = const { Cell::new(0) });
         thread::on_block(Some(|| WAITS.set(WAITS.get() + 1)));
         let mut slabs = Slabs::new(SLAB_BYTES);
@@ -273,7 +277,7 @@ mod tests {
         assert!(slabs.take().is_none());
         add(&mut slabs);
         add(&mut slabs);
-        let mut pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
+        let mut pieces: Vec<SlabPiece> = std::iter::from_fn(|| slabs.take()).collect();
         assert_eq!(pieces.len(), 64);
         for (fill, piece) in (0..).zip(&mut pieces) {
             assert!(
@@ -293,7 +297,7 @@ mod tests {
         let mut slabs = Slabs::new(1 << 20);
         add(&mut slabs);
         add(&mut slabs);
-        let pieces: Vec<Piece> = std::iter::from_fn(|| slabs.take()).collect();
+        let pieces: Vec<SlabPiece> = std::iter::from_fn(|| slabs.take()).collect();
         let slots: Vec<usize> = pieces.iter().map(|piece| piece.slot).collect();
         assert_eq!(slots, [0, 0, 1, 1]);
         let mut pieces = pieces.into_iter();

@@ -15,7 +15,7 @@
 //! Lock discipline: one mutex (rank `BUFFERS`), held briefly and not while a slab is made. Its
 //! holder has no other lock of that rank.
 
-use crate::slab::{Pages, Slab};
+use crate::slab::{PageKind, Slab};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 
@@ -35,12 +35,12 @@ pub(crate) struct SlabSupply {
     state: Mutex<SupplyState>,
     changed: Condvar,
     ready_max: usize,
-    pages: Pages,
+    pages: PageKind,
 }
 
 impl SlabSupply {
     /// A supply of slabs of `pages`. It keeps at most `slabs_max` ready, and at most [`READY_MAX`].
-    pub(crate) fn new(slabs_max: usize, pages: Pages) -> Self {
+    pub(crate) fn new(slabs_max: usize, pages: PageKind) -> Self {
         let state = Mutex::new(Rank::BUFFERS, SupplyState::default());
         Self { state, changed: Condvar::new(), ready_max: slabs_max.min(READY_MAX), pages }
     }
@@ -109,10 +109,10 @@ mod tests {
 
     #[test]
     fn slabs_are_made_ahead_once_some_were_needed_and_not_too_many() {
-        [Pages::Large, Pages::Ordinary].into_iter().for_each(slabs_are_made_ahead);
+        [PageKind::Large, PageKind::Ordinary].into_iter().for_each(slabs_are_made_ahead);
     }
 
-    fn slabs_are_made_ahead(pages: Pages) {
+    fn slabs_are_made_ahead(pages: PageKind) {
         let supply = Arc::new(SlabSupply::new(3, pages));
         assert!(supply.take().is_some(), "without a maker");
         let own = Arc::clone(&supply);

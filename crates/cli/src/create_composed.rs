@@ -7,7 +7,7 @@ use crate::making::Making;
 use crate::{output, signature};
 use anyhow::{Context, bail};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
-use cairn_blockdev::composed::{Kind, make};
+use cairn_blockdev::composed::{ComposedKind, make};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_format::{Geometry, Superblock};
 use cairn_harness::Size;
@@ -82,7 +82,7 @@ pub fn holds_volume(image: &Image) -> anyhow::Result<bool> {
 
 fn create_composed(
     wanted: &Wanted<'_>,
-    kind: Kind,
+    kind: ComposedKind,
     paths: &[PathBuf],
 ) -> anyhow::Result<Superblock> {
     image::expect_different(paths)?;
@@ -122,10 +122,12 @@ fn create_composed(
 }
 
 /// What each image file needs, so that the volume gets the size that is wanted.
-fn member_size(kind: Kind, size: Size, members: usize) -> Size {
+fn member_size(kind: ComposedKind, size: Size, members: usize) -> Size {
     let bytes = match kind {
-        Kind::Mirror => size.bytes,
-        Kind::Concat => size.bytes.div_ceil(members as u64).next_multiple_of(SIZE_UNIT_BYTES),
+        ComposedKind::Mirror => size.bytes,
+        ComposedKind::Concat => {
+            size.bytes.div_ceil(members as u64).next_multiple_of(SIZE_UNIT_BYTES)
+        }
     };
     Size { bytes: bytes + DATA_START_BYTES }
 }
@@ -133,7 +135,7 @@ fn member_size(kind: Kind, size: Size, members: usize) -> Size {
 /// Tells in `made` which image files were not there before.
 fn make_members_and_volume<'a>(
     wanted: &Wanted<'_>,
-    kind: Kind,
+    kind: ComposedKind,
     paths: &'a [PathBuf],
     size: Option<Size>,
     made: &mut Vec<&'a PathBuf>,
@@ -154,7 +156,7 @@ fn make_members_and_volume<'a>(
         files.iter().map(|file| (file.name().to_owned(), file.clone() as _)).collect();
     let composed_bytes = make(kind, &named)?;
     clear(wanted, kind, &files, composed_bytes)?;
-    if kind == Kind::Mirror {
+    if kind == ComposedKind::Mirror {
         tell_unused(&files, composed_bytes);
     }
     drop((files, named));
@@ -178,7 +180,7 @@ fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
 /// everywhere.
 fn clear(
     wanted: &Wanted<'_>,
-    kind: Kind,
+    kind: ComposedKind,
     files: &[Arc<FileDevice>],
     composed_bytes: u64,
 ) -> anyhow::Result<()> {
@@ -191,8 +193,10 @@ fn clear(
     let mut start_bytes = 0;
     for file in files {
         let own = match kind {
-            Kind::Mirror => 0..composed_bytes,
-            Kind::Concat => start_bytes..start_bytes + file.length_bytes() - DATA_START_BYTES,
+            ComposedKind::Mirror => 0..composed_bytes,
+            ComposedKind::Concat => {
+                start_bytes..start_bytes + file.length_bytes() - DATA_START_BYTES
+            }
         };
         start_bytes = own.end;
         for Range { start, end } in &ranges {

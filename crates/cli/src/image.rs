@@ -5,7 +5,9 @@
 //! written `missing`, or by its old name.
 use crate::{output, signature};
 use anyhow::{Context, bail, ensure};
-use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Label, MemberState, Mirror};
+use cairn_blockdev::composed::{
+    Access, Candidate, ComposedKind, Concat, Label, MemberState, Mirror,
+};
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, OpenMode};
 use cairn_engine::STORAGE_ROOM_BYTES;
 use cairn_environment::clock;
@@ -35,7 +37,7 @@ pub enum Image {
     /// One.
     Single(PathBuf),
     /// Several that make one device.
-    Composed(Kind, Vec<PathBuf>),
+    Composed(ComposedKind, Vec<PathBuf>),
 }
 
 /// For `clap`.
@@ -58,7 +60,8 @@ impl fmt::Display for Image {
 impl Image {
     fn parse(text: OsString) -> Result<Image, String> {
         let bytes = text.as_bytes();
-        let composed = [(Kind::Mirror, &b"mirror:"[..]), (Kind::Concat, &b"concat:"[..])];
+        let composed =
+            [(ComposedKind::Mirror, &b"mirror:"[..]), (ComposedKind::Concat, &b"concat:"[..])];
         let Some((kind, list)) = composed
             .into_iter()
             .find_map(|(kind, prefix)| Some((kind, bytes.strip_prefix(prefix)?)))
@@ -165,10 +168,10 @@ impl Image {
                 }
                 Ok(Arc::new(device))
             }
-            Image::Composed(Kind::Mirror, _) => {
+            Image::Composed(ComposedKind::Mirror, _) => {
                 Ok(Arc::new(Mirror::open(self.candidates(mode, degraded)?, access, degraded)?))
             }
-            Image::Composed(Kind::Concat, _) => {
+            Image::Composed(ComposedKind::Concat, _) => {
                 Ok(Arc::new(Concat::open(self.candidates(mode, false)?, access)?))
             }
         }
@@ -187,17 +190,17 @@ impl Image {
 }
 
 /// Words for kinds that go by other names.
-const OTHER_NAMES: &[(&str, Kind)] = &[
-    ("raid", Kind::Mirror),
-    ("raid1", Kind::Mirror),
-    ("mirrored", Kind::Mirror),
-    ("raid0", Kind::Concat),
-    ("jbod", Kind::Concat),
-    ("linear", Kind::Concat),
-    ("span", Kind::Concat),
-    ("stripe", Kind::Concat),
-    ("concatenate", Kind::Concat),
-    ("concatenation", Kind::Concat),
+const OTHER_NAMES: &[(&str, ComposedKind)] = &[
+    ("raid", ComposedKind::Mirror),
+    ("raid1", ComposedKind::Mirror),
+    ("mirrored", ComposedKind::Mirror),
+    ("raid0", ComposedKind::Concat),
+    ("jbod", ComposedKind::Concat),
+    ("linear", ComposedKind::Concat),
+    ("span", ComposedKind::Concat),
+    ("stripe", ComposedKind::Concat),
+    ("concatenate", ComposedKind::Concat),
+    ("concatenation", ComposedKind::Concat),
 ];
 
 /// At most so many letters are wrong in a kind that was meant.
@@ -213,12 +216,12 @@ fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
     };
     let word = kind.to_lowercase();
     let named = OTHER_NAMES.iter().find(|(name, _)| *name == word).map(|&(_, kind)| kind);
-    let near = [Kind::Mirror, Kind::Concat]
+    let near = [ComposedKind::Mirror, ComposedKind::Concat]
         .into_iter()
         .find(|kind| wrong_letters(&word, &kind.to_string()) <= WRONG_LETTERS_MAX);
     let meant = match named.or(near) {
-        Some(Kind::Mirror) => format!("write mirror:{list} for all of it on each"),
-        Some(Kind::Concat) => format!("write concat:{list} for one behind the other"),
+        Some(ComposedKind::Mirror) => format!("write mirror:{list} for all of it on each"),
+        Some(ComposedKind::Concat) => format!("write concat:{list} for one behind the other"),
         None if list.contains(',') => format!(
             "write mirror:{list} for all of it on each, concat:{list} for one behind the other"
         ),
@@ -390,9 +393,10 @@ mod tests {
     fn images_are_parsed_and_written_again() {
         assert_eq!(parse("volume.cairn"), Ok(Image::Single("volume.cairn".into())));
         assert_eq!(parse("./mirror:a,b"), Ok(Image::Single("./mirror:a,b".into())));
-        for (text, kind, members) in
-            [("mirror:a,/dev/b", Kind::Mirror, 2), ("concat:a,b,c", Kind::Concat, 3)]
-        {
+        for (text, kind, members) in [
+            ("mirror:a,/dev/b", ComposedKind::Mirror, 2),
+            ("concat:a,b,c", ComposedKind::Concat, 3),
+        ] {
             let image = parse(text).unwrap();
             assert_eq!((image.to_string(), image.argument()), (text.to_owned(), text.into()));
             assert!(

@@ -1,5 +1,5 @@
 //! What fails on a device is counted, with the file that it belongs to.
-use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, Mirror, make};
+use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Concat, Mirror, make};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{
     Failure, Failures, FileType, FsyncKind, InodeNumber, NewInode, Statistics, Volume,
@@ -182,7 +182,7 @@ fn candidates(disks: &[Disk; 2]) -> Vec<Candidate> {
     ["one", "two"].into_iter().zip(disks).map(candidate).collect()
 }
 
-fn disks(kind: Kind) -> [Disk; 2] {
+fn disks(kind: ComposedKind) -> [Disk; 2] {
     let disks: [Disk; 2] = std::array::from_fn(|_| Arc::new(SimulatedDevice::new(64 << 20)));
     let named: Vec<(String, Arc<dyn BlockDevice>)> =
         disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
@@ -203,7 +203,7 @@ fn members(statistics: &Statistics) -> Vec<[u64; 4]> {
 
 #[test]
 fn what_a_mirror_reads_around_is_counted_by_member() {
-    let disks = disks(Kind::Mirror);
+    let disks = disks(ComposedKind::Mirror);
     let open = || {
         Arc::new(Mirror::open(candidates(&disks), Access::ReadWrite, false).unwrap())
             as Arc<dyn BlockDevice>
@@ -237,7 +237,7 @@ fn what_a_mirror_reads_around_is_counted_by_member() {
 
 #[test]
 fn failures_of_a_concatenation_are_those_of_a_member() {
-    let disks = disks(Kind::Concat);
+    let disks = disks(ComposedKind::Concat);
     let open = || {
         Arc::new(Concat::open(candidates(&disks), Access::ReadWrite).unwrap())
             as Arc<dyn BlockDevice>

@@ -1,6 +1,6 @@
 //! Reads that are planned, done by somebody else and finished: what is finished is what the file
 //! holds then, whatever happened between.
-use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
+use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Mirror, make};
 use cairn_blockdev::{AlignedBuffer, BlockDevice, FileDevice, MemoryDevice, OpenMode};
 use cairn_engine::{
     AllocateMode, AttributeChange, Error, FileBlock, FileType, FsyncKind, InodeNumber, NewInode,
@@ -467,7 +467,7 @@ fn a_mirror_of_files_is_read_and_repaired_by_the_read_that_may_wait() {
             Arc::new(FileDevice::create(&directory.path().join(name), 64 << 20).unwrap());
         (name.to_owned(), device)
     });
-    make(Kind::Mirror, &members).unwrap();
+    make(ComposedKind::Mirror, &members).unwrap();
     let mirror = || {
         let candidates = members.iter().map(|(name, device)| Candidate {
             name: name.as_str().into(),

@@ -325,7 +325,7 @@ impl Map {
         Ok(Self { geometry: superblock.geometry, nodes })
     }
 
-    pub(crate) fn structure(&self, request: &simulated::Request) -> Structure {
+    pub(crate) fn structure(&self, request: &simulated::RequestInfo) -> Structure {
         let block = BlockNumber(request.offset_bytes / BLOCK_SIZE as u64);
         let within =
             |range: BlockRange| (range.start.0..range.start.0 + range.blocks).contains(&block.0);
@@ -352,10 +352,10 @@ struct Met {
 }
 
 /// Has the requests of `fault` fail; the first of them is kept.
-fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<OnceLock<simulated::Request>> {
+fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<OnceLock<simulated::RequestInfo>> {
     let failed = Arc::new(OnceLock::new());
     let (first, mut seen) = (failed.clone(), 0);
-    let predicate = move |request: &simulated::Request| {
+    let predicate = move |request: &simulated::RequestInfo| {
         if request.operation != fault.kind.request {
             return false;
         }

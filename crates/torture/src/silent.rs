@@ -22,7 +22,7 @@ use crate::search::open;
 use crate::sequence::{Performer, Start, quiet_options};
 use crate::systematic::{self, STEPS};
 use crate::verdict::{judge_found, own_bytes};
-use cairn_blockdev::simulated::{CrashExplorer, Fate, Request};
+use cairn_blockdev::simulated::{CrashExplorer, Fate, RequestInfo};
 use cairn_blockdev::{BlockDevice, Operation as RequestKind, SimulatedDevice};
 use cairn_engine::Volume;
 use cairn_environment::random::Seeded;
@@ -236,7 +236,7 @@ impl Subject {
         let Some(met) = met else { return Ok(None) };
         let operation =
             if kind == Kind::LostFlush { RequestKind::Flush } else { RequestKind::Write };
-        let structure = self.map.structure(&Request {
+        let structure = self.map.structure(&RequestInfo {
             operation,
             offset_bytes: met.offset_bytes,
             length_bytes: met.length_bytes,

@@ -10,7 +10,7 @@
 //! time, on a device that takes as long as it likes, before it has done something and after:
 //! between the failure and the moment at which somebody hears of it, others write, flush and
 //! acknowledge.
-use cairn_blockdev::simulated::Request;
+use cairn_blockdev::simulated::RequestInfo;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FlushPolicy, FsyncKind, InodeNumber, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
@@ -191,7 +191,7 @@ struct Happened {
 fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<Happened> {
     let happened = Arc::new(Happened::default());
     let (flags, mut seen) = (Arc::clone(&happened), 0);
-    let predicate = move |request: &Request| {
+    let predicate = move |request: &RequestInfo| {
         if request.operation == Operation::Read {
             return false;
         }

@@ -3,7 +3,7 @@
 //!
 //! Everything acknowledged must be there after any of it, from both members and from each of them
 //! alone. `CAIRN_SEED` repeats a run.
-use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
+use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Mirror, make};
 use cairn_blockdev::simulated::{Fate, WriteInfo, random_fates};
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
 use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions, mkfs};
@@ -131,7 +131,7 @@ fn both(disks: &[Disk; 2]) -> [Option<Arc<dyn BlockDevice>>; 2] {
 fn new_volume(disks: &[Disk; 2]) -> Superblock {
     let named: Vec<(String, Arc<dyn BlockDevice>)> =
         disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
-    make(Kind::Mirror, &named).unwrap();
+    make(ComposedKind::Mirror, &named).unwrap();
     let log_bytes = Some(1 << 20);
     mkfs::mkfs(
         &mirror(both(disks), Access::ReadWrite),

@@ -1,6 +1,6 @@
 //! Writes and flushes that fail: every waiter gets an error, nothing after the failure is reported
 //! as durable, and what was acknowledged before is there when the volume is opened again.
-use cairn_blockdev::simulated::Request;
+use cairn_blockdev::simulated::RequestInfo;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering, try_update};
@@ -37,7 +37,7 @@ fn bytes_of(range: BlockRange) -> std::ops::Range<u64> {
 }
 
 impl Fault {
-    fn concerns(self, request: &Request) -> bool {
+    fn concerns(self, request: &RequestInfo) -> bool {
         let geometry = Geometry { total_blocks: VOLUME_BYTES / 4096, log_blocks: LOG_BYTES / 4096 };
         let write =
             |range| request.operation == Operation::Write && request.touches(&bytes_of(range));

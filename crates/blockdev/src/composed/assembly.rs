@@ -15,7 +15,7 @@
 //! choose between them.
 
 use super::error::ComposedError;
-use super::label::{Kind, Label, Progress};
+use super::label::{ComposedKind, FillProgress, Label};
 
 /// Why a member is or isn't used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,10 @@ pub(super) struct Assembly {
 const EVENTS_GAP_MAX: u64 = 1;
 
 /// Puts the labels together.
-pub(super) fn assemble(kind: Kind, found: &[LabelledName]) -> Result<Assembly, ComposedError> {
+pub(super) fn assemble(
+    kind: ComposedKind,
+    found: &[LabelledName],
+) -> Result<Assembly, ComposedError> {
     let labelled: Vec<(&str, &Label)> = found
         .iter()
         .filter_map(|found| Some((found.name.as_str(), found.label.as_ref()?)))
@@ -106,7 +109,7 @@ pub(super) fn assemble(kind: Kind, found: &[LabelledName]) -> Result<Assembly, C
         }
     }
     check_pairs(kind, &labelled)?;
-    let complete = labelled.iter().filter(|(_, label)| label.progress == Progress::Complete);
+    let complete = labelled.iter().filter(|(_, label)| label.progress == FillProgress::Complete);
     // Two members with the same counter list each other; either will do.
     let authority = complete
         .map(|(_, label)| *label)
@@ -120,16 +123,20 @@ pub(super) fn assemble(kind: Kind, found: &[LabelledName]) -> Result<Assembly, C
     Ok(Assembly { index_of: indexes(found, &states), authority, states })
 }
 
-fn check_pairs(kind: Kind, labelled: &[(&str, &Label)]) -> Result<(), ComposedError> {
+fn check_pairs(kind: ComposedKind, labelled: &[(&str, &Label)]) -> Result<(), ComposedError> {
     for (at, &(first_name, first)) in labelled.iter().enumerate() {
         for &(second_name, second) in &labelled[at + 1..] {
             let (first_name, second_name) = (first_name.to_owned(), second_name.to_owned());
             if first.member == second.member {
                 return Err(ComposedError::Same { first: first_name, second: second_name });
             }
-            let complete =
-                first.progress == Progress::Complete && second.progress == Progress::Complete;
-            if kind == Kind::Mirror && complete && !first.lists(second) && !second.lists(first) {
+            let complete = first.progress == FillProgress::Complete
+                && second.progress == FillProgress::Complete;
+            if kind == ComposedKind::Mirror
+                && complete
+                && !first.lists(second)
+                && !second.lists(first)
+            {
                 return Err(ComposedError::Diverged { first: first_name, second: second_name });
             }
         }
@@ -139,7 +146,7 @@ fn check_pairs(kind: Kind, labelled: &[(&str, &Label)]) -> Result<(), ComposedEr
 
 fn state_of(authority: &Label, label: Option<&Label>) -> MemberState {
     let Some(label) = label else { return MemberState::Missing };
-    if label.progress == Progress::Rebuilding {
+    if label.progress == FillProgress::Rebuilding {
         return MemberState::Rebuilding;
     }
     if authority.members.get(label.index) != Some(&label.member) {

@@ -2,7 +2,7 @@
 
 use super::assembly::{Assembly, LabelledName, MemberState, assemble};
 use super::error::ComposedError;
-use super::label::{Identity, Kind, Label, Progress};
+use super::label::{ComposedKind, FillProgress, Identity, Label};
 
 fn member(index: usize) -> Identity {
     Identity([index as u8 + 1; 16])
@@ -11,8 +11,8 @@ fn member(index: usize) -> Identity {
 /// The label of member `index` of `count`, at `events`, listing the members in `in_sync`.
 fn label(index: usize, count: usize, events: u64, in_sync: u32) -> Label {
     Label {
-        kind: Kind::Mirror,
-        progress: Progress::Complete,
+        kind: ComposedKind::Mirror,
+        progress: FillProgress::Complete,
         index,
         pool: Identity([9; 16]),
         member: member(index),
@@ -36,12 +36,12 @@ fn found(labels: Vec<Option<Label>>) -> Vec<LabelledName> {
 
 #[track_caller]
 fn assembly(labels: Vec<Option<Label>>) -> Assembly {
-    assemble(Kind::Mirror, &found(labels)).unwrap()
+    assemble(ComposedKind::Mirror, &found(labels)).unwrap()
 }
 
 #[track_caller]
 fn refusal(labels: Vec<Option<Label>>) -> ComposedError {
-    assemble(Kind::Mirror, &found(labels)).unwrap_err()
+    assemble(ComposedKind::Mirror, &found(labels)).unwrap_err()
 }
 
 use MemberState::{InSync, Missing, Rebuilding, Replaced, Stale};
@@ -53,7 +53,7 @@ fn all_in_sync_in_any_order() {
 }
 
 #[test]
-fn a_crash_in_a_raise_leaves_everybody_in_sync_and_an_old_copy_does_not() {
+fn a_crash_in_a_raise_leaves_all_members_in_sync_and_an_old_copy_does_not() {
     assert_eq!(
         assembly(vec![Some(label(0, 2, 6, 3)), Some(label(1, 2, 5, 3))]).states,
         [InSync, InSync]
@@ -65,7 +65,7 @@ fn a_crash_in_a_raise_leaves_everybody_in_sync_and_an_old_copy_does_not() {
 }
 
 #[test]
-fn who_was_left_behind_is_stale_whatever_its_counter_says() {
+fn a_member_left_behind_is_stale_whatever_its_counter() {
     assert_eq!(
         assembly(vec![Some(label(0, 2, 7, 1)), Some(label(1, 2, 6, 3))]).states,
         [InSync, Stale]
@@ -92,7 +92,7 @@ fn a_missing_member_gets_the_place_that_is_left() {
 
 #[test]
 fn a_rebuilding_member_is_never_used_nor_believed() {
-    let rebuilding = Label { progress: Progress::Rebuilding, ..label(1, 2, 50, 2) };
+    let rebuilding = Label { progress: FillProgress::Rebuilding, ..label(1, 2, 50, 2) };
     let assembly = assembly(vec![Some(label(0, 2, 5, 1)), Some(rebuilding.clone())]);
     assert_eq!((assembly.states, assembly.authority.events), (vec![InSync, Rebuilding], 5));
     assert!(matches!(refusal(vec![None, Some(rebuilding)]), ComposedError::NoneComplete { .. }));
@@ -106,7 +106,7 @@ fn a_replaced_member_does_not_come_back() {
 }
 
 #[test]
-fn strangers_copies_and_wrong_numbers_are_told_apart() {
+fn foreign_members_copies_and_wrong_counts_are_distinguished() {
     let good = || Some(label(0, 2, 5, 3));
     let foreign = Label { pool: Identity([8; 16]), ..label(1, 2, 5, 3) };
     assert!(matches!(refusal(vec![good(), Some(foreign)]), ComposedError::Foreign { .. }));
@@ -115,6 +115,6 @@ fn strangers_copies_and_wrong_numbers_are_told_apart() {
         refusal(vec![good(), None, None]),
         ComposedError::MembersNamed { wanted: 2, named: 3, .. }
     ));
-    let concat = Label { kind: Kind::Concat, ..label(0, 2, 5, 3) };
+    let concat = Label { kind: ComposedKind::Concat, ..label(0, 2, 5, 3) };
     assert!(matches!(refusal(vec![Some(concat), None]), ComposedError::Kind { .. }));
 }

@@ -7,7 +7,7 @@
 
 use super::error::ComposedError;
 use super::health::DeviceHealth;
-use super::label::{DATA_START_BYTES, Kind};
+use super::label::{ComposedKind, DATA_START_BYTES};
 use super::members::{Access, Candidate, Members};
 use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, gathered_bytes};
 use crate::error::{DeviceError, Operation};
@@ -19,12 +19,12 @@ use std::time::Duration;
 /// Two to eight members, one behind the other.
 ///
 /// ```
-/// use cairn_blockdev::composed::{Access, Candidate, Concat, Kind, make};
+/// use cairn_blockdev::composed::{Access, Candidate, Concat, ComposedKind, make};
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
 /// use std::sync::Arc;
 /// let disks: [Arc<dyn BlockDevice>; 2] =
 ///     [Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(6 << 20))];
-/// make(Kind::Concat, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
+/// make(ComposedKind::Concat, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
 /// let candidate =
 ///     |disk: &Arc<_>| Candidate { name: "disk".into(), device: Some(Arc::clone(disk)) };
 /// let candidates = disks.iter().map(candidate).collect();
@@ -52,11 +52,11 @@ impl Concat {
     /// # Errors
     /// If they are not the members of one concatenation, or one is missing.
     pub fn open(candidates: Vec<Candidate>, access: Access) -> Result<Concat, ComposedError> {
-        let problems = Members::look(Kind::Concat, &candidates)?;
+        let problems = Members::look(ComposedKind::Concat, &candidates)?;
         if !problems.is_empty() {
             return Err(ComposedError::Incomplete { members: problems });
         }
-        let members = Members::open(Kind::Concat, candidates, access)?;
+        let members = Members::open(ComposedKind::Concat, candidates, access)?;
         let mut starts_bytes = vec![0];
         for (_, label) in members.labels() {
             starts_bytes.push(starts_bytes[label.index] + label.member_bytes);

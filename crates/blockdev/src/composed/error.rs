@@ -1,6 +1,6 @@
 //! Why members cannot make a device.
 
-use super::label::Kind;
+use super::label::ComposedKind;
 use crate::error::DeviceError;
 
 /// Why members could not be put together.
@@ -23,7 +23,7 @@ pub enum ComposedError {
     #[error(
         "{member} belongs to a {found}, not to a {wanted}; write {found}: in front of its members"
     )]
-    Kind { member: String, found: Kind, wanted: Kind },
+    Kind { member: String, found: ComposedKind, wanted: ComposedKind },
     #[error("{first} and {second} belong to different devices ({first_pool} and {second_pool})")]
     Foreign { first: String, second: String, first_pool: String, second_pool: String },
     #[error("{first} and {second} are the same member; one is a copy of the other")]
@@ -32,7 +32,7 @@ pub enum ComposedError {
         "the {kind} has {wanted} members, but {named} are named; write \"missing\" for one \
          that is lost"
     )]
-    MembersNamed { kind: Kind, wanted: usize, named: usize },
+    MembersNamed { kind: ComposedKind, wanted: usize, named: usize },
     #[error(
         "{first} and {second} each went on without the other, so they differ; choose the one \
          to keep, and fill the other from it: `cairn device replace --force MIRROR LOSER LOSER`"
@@ -56,7 +56,7 @@ pub enum ComposedError {
     )]
     WouldLose { member: String },
     #[error("a {kind} has no second copy to fill a new member from")]
-    NoCopy { kind: Kind },
+    NoCopy { kind: ComposedKind },
     #[error("{member} returned other bytes than were written to it, at {offset_bytes}")]
     WriteLost { member: String, offset_bytes: u64 },
     #[error("{0}")]

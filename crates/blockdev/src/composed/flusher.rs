@@ -49,7 +49,7 @@ pub(super) struct Flusher {
 
 /// A requested flush.
 #[derive(Clone, Copy)]
-pub(super) struct Ticket(u64);
+pub(super) struct FlushTicket(u64);
 
 impl Flusher {
     pub(super) fn new(device: Arc<dyn BlockDevice>) -> Flusher {
@@ -65,15 +65,15 @@ impl Flusher {
     }
 
     /// Requests a flush and returns at once.
-    pub(super) fn request(&self) -> Ticket {
+    pub(super) fn request(&self) -> FlushTicket {
         let mut state = self.queue.state.lock();
         state.requested += 1;
         self.queue.requested.notify_one();
-        Ticket(state.requested)
+        FlushTicket(state.requested)
     }
 
     /// Waits for the requested flush.
-    pub(super) fn wait(&self, ticket: Ticket) -> Result<(), DeviceError> {
+    pub(super) fn wait(&self, ticket: FlushTicket) -> Result<(), DeviceError> {
         let mut state = self.queue.state.lock();
         while state.completed < ticket.0 {
             self.queue.completed.wait(&mut state);

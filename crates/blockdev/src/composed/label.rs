@@ -32,18 +32,18 @@ const FLAG_OPEN: u32 = 1;
 
 /// How members form one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ComposedKind {
     /// Each member holds everything.
     Mirror,
     /// The members lie one behind the other.
     Concat,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ComposedKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Kind::Mirror => "mirror",
-            Kind::Concat => "concat",
+            ComposedKind::Mirror => "mirror",
+            ComposedKind::Concat => "concat",
         })
     }
 }
@@ -73,7 +73,7 @@ impl fmt::Debug for Identity {
 
 /// How much of its content a member holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum FillProgress {
     /// All that it should hold, as of `events`.
     Complete,
     /// It is being filled from the others and is never read.
@@ -84,9 +84,9 @@ pub enum Progress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// A mirror or a concatenation.
-    pub kind: Kind,
+    pub kind: ComposedKind,
     /// Whether the member holds all that it should.
-    pub progress: Progress,
+    pub progress: FillProgress,
     /// The member's index among the members.
     pub index: usize,
     /// The identity of the composed device.
@@ -153,12 +153,12 @@ impl Label {
             checksum: U32::ZERO,
             version: U16::new(LABEL_VERSION),
             kind: match self.kind {
-                Kind::Mirror => 1,
-                Kind::Concat => 2,
+                ComposedKind::Mirror => 1,
+                ComposedKind::Concat => 2,
             },
             progress: match self.progress {
-                Progress::Complete => 1,
-                Progress::Rebuilding => 2,
+                FillProgress::Complete => 1,
+                FillProgress::Rebuilding => 2,
             },
             index: U16::new(self.index as u16),
             count: U16::new(self.members.len() as u16),
@@ -191,13 +191,13 @@ impl Label {
             return Err(raw.version.get());
         }
         let kind = match raw.kind {
-            1 => Kind::Mirror,
-            2 => Kind::Concat,
+            1 => ComposedKind::Mirror,
+            2 => ComposedKind::Concat,
             _ => return Ok(None),
         };
         let progress = match raw.progress {
-            1 => Progress::Complete,
-            2 => Progress::Rebuilding,
+            1 => FillProgress::Complete,
+            2 => FillProgress::Rebuilding,
             _ => return Ok(None),
         };
         let (index, count) = (usize::from(raw.index.get()), usize::from(raw.count.get()));

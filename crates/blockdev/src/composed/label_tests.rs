@@ -1,7 +1,8 @@
 //! Labels: the bytes of `docs/format.md`, and what damage does.
 
 use super::label::{
-    DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress, RawLabel,
+    ComposedKind, DATA_START_BYTES, FillProgress, Identity, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX,
+    RawLabel,
 };
 use crate::{BlockDevice, MemoryDevice};
 use std::mem::offset_of;
@@ -10,8 +11,8 @@ const DOCUMENT: &str = include_str!("../../../../docs/format.md");
 
 fn label() -> Label {
     Label {
-        kind: Kind::Mirror,
-        progress: Progress::Complete,
+        kind: ComposedKind::Mirror,
+        progress: FillProgress::Complete,
         index: 1,
         pool: Identity([1; 16]),
         member: Identity([3; 16]),

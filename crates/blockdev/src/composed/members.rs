@@ -14,7 +14,7 @@ use super::error::ComposedError;
 use super::flusher::{Flusher, worthwhile};
 use super::health::{DeviceHealth, MemberHealth};
 use super::label::{
-    DATA_START_BYTES, Identity, Kind, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX, Progress,
+    ComposedKind, DATA_START_BYTES, FillProgress, Identity, LABEL_SLOTS_BYTES, Label, MEMBERS_MAX,
     SIZE_UNIT_BYTES,
 };
 use crate::aligned::AlignedBuffer;
@@ -136,7 +136,10 @@ fn find(candidates: &[Candidate]) -> Result<Vec<LabelledName>, ComposedError> {
 ///
 /// # Errors
 /// If the candidates don't belong together.
-pub fn status(kind: Kind, candidates: &[Candidate]) -> Result<Vec<MemberStatus>, ComposedError> {
+pub fn status(
+    kind: ComposedKind,
+    candidates: &[Candidate],
+) -> Result<Vec<MemberStatus>, ComposedError> {
     let found = find(candidates)?;
     let verdict = assemble(kind, &found)?;
     let status = |(position, found): (usize, LabelledName)| MemberStatus {
@@ -159,7 +162,10 @@ pub fn status(kind: Kind, candidates: &[Candidate]) -> Result<Vec<MemberStatus>,
 ///
 /// # Errors
 /// If there are too few devices, one is too small, or one fails.
-pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u64, ComposedError> {
+pub fn make(
+    kind: ComposedKind,
+    devices: &[(String, Arc<dyn BlockDevice>)],
+) -> Result<u64, ComposedError> {
     if !(2..=MEMBERS_MAX).contains(&devices.len()) {
         return Err(ComposedError::Count { found: devices.len() });
     }
@@ -176,11 +182,11 @@ pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u6
     }
     let smallest = sizes.iter().copied().min().unwrap_or(0);
     let composed_bytes = match kind {
-        Kind::Mirror => {
+        ComposedKind::Mirror => {
             sizes.fill(smallest);
             smallest
         }
-        Kind::Concat => sizes.iter().sum(),
+        ComposedKind::Concat => sizes.iter().sum(),
     };
     let pool = Identity::random();
     let members: Vec<Identity> = devices.iter().map(|_| Identity::random()).collect();
@@ -192,7 +198,7 @@ pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u6
     for (index, (_, device)) in devices.iter().enumerate() {
         let mut label = Label {
             kind,
-            progress: Progress::Complete,
+            progress: FillProgress::Complete,
             index,
             pool,
             member: members[index],
@@ -215,7 +221,10 @@ pub fn make(kind: Kind, devices: &[(String, Arc<dyn BlockDevice>)]) -> Result<u6
 
 impl Members {
     /// The problems of the members, in words; empty if there is none. Opens nothing.
-    pub(super) fn look(kind: Kind, candidates: &[Candidate]) -> Result<String, ComposedError> {
+    pub(super) fn look(
+        kind: ComposedKind,
+        candidates: &[Candidate],
+    ) -> Result<String, ComposedError> {
         let lost = status(kind, candidates)?
             .into_iter()
             .filter(|member| member.state != MemberState::InSync);
@@ -227,7 +236,7 @@ impl Members {
 
     /// Opens the members. If they may be written to, it raises the counters durably.
     pub(super) fn open(
-        kind: Kind,
+        kind: ComposedKind,
         candidates: Vec<Candidate>,
         access: Access,
     ) -> Result<Members, ComposedError> {
@@ -241,7 +250,7 @@ impl Members {
     }
 
     fn assemble(
-        kind: Kind,
+        kind: ComposedKind,
         candidates: Vec<Candidate>,
         access: Access,
     ) -> Result<Members, ComposedError> {
@@ -293,7 +302,8 @@ impl Members {
         }
         members.sort_by_key(|(index, _, _)| *index);
         let each: Vec<_> = members.iter().map(|(_, _, label)| label.clone()).collect();
-        let may_differ = kind == Kind::Mirror && each.iter().flatten().any(|label| label.open);
+        let may_differ =
+            kind == ComposedKind::Mirror && each.iter().flatten().any(|label| label.open);
         let labels = Labels { events: authority.events, each, open: false };
         Ok(Members {
             name,
@@ -478,7 +488,7 @@ impl Members {
                 }
                 Err((index, error)) => {
                     self.count_error(index, 0, &error);
-                    if self.authority.kind != Kind::Mirror {
+                    if self.authority.kind != ComposedKind::Mirror {
                         return Err(error);
                     }
                     self.fail(index, &error);
@@ -571,8 +581,8 @@ impl Members {
         });
         DeviceHealth {
             kind: match self.authority.kind {
-                Kind::Mirror => "mirror",
-                Kind::Concat => "concat",
+                ComposedKind::Mirror => "mirror",
+                ComposedKind::Concat => "concat",
             },
             pool: self.authority.pool.to_string(),
             degraded: self.list.iter().any(|member| member.state() != MemberState::InSync),

@@ -8,7 +8,7 @@
 
 use super::error::ComposedError;
 use super::health::DeviceHealth;
-use super::label::{DATA_START_BYTES, Kind};
+use super::label::{ComposedKind, DATA_START_BYTES};
 use super::members::{Access, Candidate, Members};
 use crate::aligned::AlignedBuffer;
 use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, gathered_bytes};
@@ -28,12 +28,12 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// Two to eight members with the same content.
 ///
 /// ```
-/// use cairn_blockdev::composed::{Access, Candidate, Kind, Mirror, make};
+/// use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Mirror, make};
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
 /// use std::sync::Arc;
 /// let disks: [Arc<dyn BlockDevice>; 2] =
 ///     [Arc::new(MemoryDevice::new(4 << 20)), Arc::new(MemoryDevice::new(4 << 20))];
-/// make(Kind::Mirror, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
+/// make(ComposedKind::Mirror, &[("a".into(), disks[0].clone()), ("b".into(), disks[1].clone())])?;
 ///
 /// let candidate = |name: &str, disk: Option<&Arc<dyn BlockDevice>>| Candidate {
 ///     name: name.into(),
@@ -80,11 +80,11 @@ impl Mirror {
         degraded: bool,
     ) -> Result<Mirror, ComposedError> {
         // Before any label changes.
-        let problems = Members::look(Kind::Mirror, &candidates)?;
+        let problems = Members::look(ComposedKind::Mirror, &candidates)?;
         if !problems.is_empty() && !degraded {
             return Err(ComposedError::Degraded { members: problems });
         }
-        let members = Members::open(Kind::Mirror, candidates, access)?;
+        let members = Members::open(ComposedKind::Mirror, candidates, access)?;
         if !problems.is_empty() {
             tracing::warn!("{} is degraded: {problems}", members.name);
         }

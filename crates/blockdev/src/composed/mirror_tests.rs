@@ -1,10 +1,10 @@
 //! A mirror of simulated devices: loss, return, damage and crashes of its members.
 
 use super::members::{Access, Candidate, make, status};
-use super::{ComposedError, Concat, Kind, MemberState, Mirror};
+use super::{ComposedError, ComposedKind, Concat, MemberState, Mirror};
 use crate::composed::label::DATA_START_BYTES;
 use crate::error::Operation;
-use crate::simulated::{Fate, Request};
+use crate::simulated::{Fate, RequestInfo};
 use crate::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device, read_verified};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -35,7 +35,7 @@ pub(super) fn new_mirror(count: usize) -> Vec<Disk> {
     let disks = disks(count);
     let named: Vec<(String, Arc<dyn BlockDevice>)> =
         disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
-    assert_eq!(make(Kind::Mirror, &named).unwrap(), MEMBER_BYTES - DATA_START_BYTES);
+    assert_eq!(make(ComposedKind::Mirror, &named).unwrap(), MEMBER_BYTES - DATA_START_BYTES);
     disks
 }
 
@@ -55,7 +55,11 @@ pub(super) fn byte(device: &dyn BlockDevice, block: u64) -> u8 {
 }
 
 fn state_of(disks: &[Option<&Disk>]) -> Vec<MemberState> {
-    status(Kind::Mirror, &candidates(disks)).unwrap().iter().map(|member| member.state).collect()
+    status(ComposedKind::Mirror, &candidates(disks))
+        .unwrap()
+        .iter()
+        .map(|member| member.state)
+        .collect()
 }
 
 #[test]
@@ -101,7 +105,7 @@ fn a_member_that_fails_a_write_is_left_behind_and_never_read_again() {
             let mirror = open(&[Some(&disks[0]), Some(&disks[1])], false).unwrap();
             fill(&mirror, 1, 1);
             mirror.flush().unwrap();
-            disks[failing].fail_when(move |request: &Request| request.operation == operation);
+            disks[failing].fail_when(move |request: &RequestInfo| request.operation == operation);
             fill(&mirror, 1, 2);
             mirror.flush().unwrap();
             fill(&mirror, 2, 2);
@@ -124,7 +128,7 @@ fn a_member_that_fails_a_write_is_left_behind_and_never_read_again() {
 }
 
 #[test]
-fn an_error_of_all_members_is_the_callers_and_nobody_is_left_behind() {
+fn an_error_of_all_members_is_returned_and_leaves_no_member_behind() {
     let disks = new_mirror(2);
     let both = [Some(&disks[0]), Some(&disks[1])];
     let mirror = open(&both, false).unwrap();
@@ -304,7 +308,7 @@ fn a_concatenation_goes_across_its_members() {
     let disks = disks(3);
     let named: Vec<(String, Arc<dyn BlockDevice>)> =
         disks.iter().map(|disk| ("disk".to_owned(), disk.clone() as _)).collect();
-    assert_eq!(make(Kind::Concat, &named).unwrap(), 6 << 20);
+    assert_eq!(make(ComposedKind::Concat, &named).unwrap(), 6 << 20);
     // In another order than at creation.
     let order = [Some(&disks[2]), Some(&disks[0]), Some(&disks[1])];
     let concat = Concat::open(candidates(&order), Access::ReadWrite).unwrap();
@@ -409,7 +413,7 @@ impl BlockDevice for LateError {
 }
 
 #[test]
-fn a_flush_beside_one_that_fails_returns_after_the_labels_tell_who_was_left_behind() {
+fn a_flush_beside_one_that_fails_returns_after_the_labels_leave_the_member_behind() {
     let disks = new_mirror(2);
     let late = Arc::new(LateError {
         disk: disks[0].clone(),

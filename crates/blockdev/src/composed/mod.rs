@@ -42,7 +42,7 @@ pub use assembly::MemberState;
 pub use concat::Concat;
 pub use error::ComposedError;
 pub use health::{DeviceHealth, MemberHealth};
-pub use label::{Kind, Label};
+pub use label::{ComposedKind, Label};
 pub use members::{Access, Candidate, MemberStatus, make, status};
 pub use mirror::{CopyFirst, Mirror};
 pub use rebuild::{Rebuild, RebuildView};

@@ -11,7 +11,7 @@
 
 use super::assembly::{LabelledName, assemble};
 use super::error::ComposedError;
-use super::label::{DATA_START_BYTES, Identity, Kind, Label, Progress};
+use super::label::{ComposedKind, DATA_START_BYTES, FillProgress, Identity, Label};
 use super::members::{Access, Candidate};
 use super::mirror::Mirror;
 use crate::aligned::AlignedBuffer;
@@ -60,13 +60,12 @@ impl Rebuild {
                 .flatten();
             found.push(LabelledName { name: candidate.name.clone(), label });
         }
-        if let Some(label) = found
-            .iter()
-            .find_map(|found| found.label.as_ref().filter(|label| label.kind != Kind::Mirror))
-        {
+        if let Some(label) = found.iter().find_map(|found| {
+            found.label.as_ref().filter(|label| label.kind != ComposedKind::Mirror)
+        }) {
             return Err(ComposedError::NoCopy { kind: label.kind });
         }
-        let verdict = assemble(Kind::Mirror, &found)?;
+        let verdict = assemble(ComposedKind::Mirror, &found)?;
         let (index, authority) = (verdict.index_of[position], verdict.authority);
         let Candidate { name: target_name, device: Some(device) } = target else {
             return Err(ComposedError::NotAMember { member: target.name });
@@ -78,7 +77,7 @@ impl Rebuild {
         let earlier =
             Label::read(&*device, &target_name)?.filter(|label| label.pool == authority.pool);
         if let Some(label) =
-            earlier.as_ref().filter(|label| label.progress == Progress::Complete && !force)
+            earlier.as_ref().filter(|label| label.progress == FillProgress::Complete && !force)
         {
             if label.events > authority.events || !label.lists(&authority) {
                 return Err(ComposedError::WouldLose { member: target_name });
@@ -215,7 +214,7 @@ impl Rebuild {
         }
         self.label.open = members.may_differ.load(Ordering::Acquire);
         (self.label.progress, self.label.in_sync, self.label.members) =
-            (Progress::Complete, in_sync, identities);
+            (FillProgress::Complete, in_sync, identities);
         self.label.rebuilt_bytes = 0;
         self.label.events = base + 2;
         for _ in 0..2 {
@@ -229,7 +228,7 @@ impl Rebuild {
 /// The label of a member during its rebuild.
 fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Label {
     let fresh = Label {
-        progress: Progress::Rebuilding,
+        progress: FillProgress::Rebuilding,
         index,
         member: Identity::random(),
         sequence: earlier.as_ref().map_or(0, |label| label.sequence),
@@ -240,7 +239,7 @@ fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Labe
     };
     match earlier {
         Some(label)
-            if label.progress == Progress::Rebuilding
+            if label.progress == FillProgress::Rebuilding
                 && label.index == index
                 && label.events == authority.events =>
         {

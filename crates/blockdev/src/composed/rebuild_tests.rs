@@ -2,7 +2,7 @@
 
 use super::members::status;
 use super::mirror_tests::{Disk, MEMBER_BYTES, byte, candidates, new_mirror, open};
-use super::{Access, Candidate, ComposedError, Kind, MemberState, Mirror, Rebuild};
+use super::{Access, Candidate, ComposedError, ComposedKind, MemberState, Mirror, Rebuild};
 use crate::composed::label::DATA_START_BYTES;
 use crate::error::Operation;
 use crate::simulated::{Fate, WriteInfo, random_fates};
@@ -61,11 +61,12 @@ fn a_member_that_still_works_is_replaced_and_does_not_come_back() {
     let new: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
     rebuild(&[Some(&disks[0]), Some(&disks[1])], 0, &new);
     expect_content(&open(&[Some(&new), Some(&disks[1])], false).unwrap());
-    let states: Vec<_> = status(Kind::Mirror, &candidates(&[Some(&disks[0]), Some(&disks[1])]))
-        .unwrap()
-        .iter()
-        .map(|m| m.state)
-        .collect();
+    let states: Vec<_> =
+        status(ComposedKind::Mirror, &candidates(&[Some(&disks[0]), Some(&disks[1])]))
+            .unwrap()
+            .iter()
+            .map(|m| m.state)
+            .collect();
     assert_eq!(states, [MemberState::Replaced, MemberState::InSync]);
 }
 
@@ -137,7 +138,7 @@ fn an_interrupted_rebuild_goes_on_unless_the_mirror_was_written_to() {
 }
 
 #[test]
-fn a_source_that_cannot_be_read_is_read_around_and_what_nobody_can_read_is_counted() {
+fn a_source_that_cannot_be_read_is_read_around_and_unreadable_blocks_are_counted() {
     let disks = filled(2);
     let new: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
     let bad = DATA_START_BYTES + 8 * 4096..DATA_START_BYTES + 10 * 4096;
@@ -218,7 +219,9 @@ fn a_crash_inside_a_rebuild_leaves_a_member_that_is_known_as_incomplete() {
             if !seen.insert((explorers[0].fingerprint(&source), explorers[1].fingerprint(&new))) {
                 return;
             }
-            match status(Kind::Mirror, &candidates(&[Some(&source), Some(&new)])).unwrap()[1].state
+            match status(ComposedKind::Mirror, &candidates(&[Some(&source), Some(&new)])).unwrap()
+                [1]
+            .state
             {
                 MemberState::InSync => {
                     complete += 1;

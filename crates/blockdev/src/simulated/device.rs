@@ -5,9 +5,9 @@
 
 use super::crash::{Fate, random_fates};
 use super::explorer::CrashExplorer;
-use super::faults::{Faults, Request};
+use super::faults::{InjectedFaults, RequestInfo};
 use super::image::{Block, SparseImage};
-use super::media::{Content, Event, Media, WriteId, WriteInfo, WriteRecord, damage};
+use super::media::{Media, MediaEvent, WriteContent, WriteId, WriteInfo, WriteRecord, damage};
 use crate::counters::{CounterCells, DeviceCounters};
 use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
@@ -40,9 +40,9 @@ struct Delays {
     discard: Duration,
 }
 
-struct History {
+struct RecordedHistory {
     base: Media,
-    events: Vec<Event>,
+    events: Vec<MediaEvent>,
 }
 
 struct SimulatedState {
@@ -52,25 +52,25 @@ struct SimulatedState {
     /// Writes that have completed and are not covered, by order of completion.
     completed: Vec<WriteId>,
     next_write: WriteId,
-    history: Option<History>,
-    faults: Faults,
+    history: Option<RecordedHistory>,
+    faults: InjectedFaults,
     delays: Delays,
     discard_content: DiscardContent,
     powered: bool,
 }
 
 impl SimulatedState {
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: MediaEvent) {
         self.media.apply(&event);
         if let Some(history) = &mut self.history {
             history.events.push(event);
         }
     }
 
-    fn issue(&mut self, offset_bytes: u64, content: Content) -> Arc<WriteRecord> {
+    fn issue(&mut self, offset_bytes: u64, content: WriteContent) -> Arc<WriteRecord> {
         let record = Arc::new(WriteRecord { id: self.next_write, offset_bytes, content });
         self.next_write.0 += 1;
-        self.record(Event::Issued(Arc::clone(&record)));
+        self.record(MediaEvent::Issued(Arc::clone(&record)));
         record
     }
 
@@ -124,7 +124,7 @@ impl SimulatedDevice {
             completed,
             next_write,
             history: None,
-            faults: Faults::default(),
+            faults: InjectedFaults::default(),
             delays: Delays::default(),
             discard_content: DiscardContent::Garbage,
             powered: true,
@@ -193,7 +193,7 @@ impl SimulatedDevice {
     pub fn start_recording(&self) {
         let mut state = self.state.lock();
         let base = state.media.clone();
-        state.history = Some(History { base, events: Vec::new() });
+        state.history = Some(RecordedHistory { base, events: Vec::new() });
     }
 
     /// The number of recorded events. What was acknowledged before this call must survive a crash
@@ -217,7 +217,6 @@ impl SimulatedDevice {
     ///
     /// # Panics
     /// If fewer events are recorded.
-    /// When not so many are recorded.
     pub fn crash_state_at(&self, events: usize, random: &mut Seeded) -> SimulatedDevice {
         let mut explorer = self.explorer();
         explorer.advance_to(events);
@@ -232,14 +231,14 @@ impl SimulatedDevice {
 
     /// Fails, with EIO, every request for which `predicate` returns true, until
     /// [`SimulatedDevice::clear_failures`]. The predicate must not use the device.
-    pub fn fail_when(&self, predicate: impl FnMut(&Request) -> bool + Send + 'static) {
+    pub fn fail_when(&self, predicate: impl FnMut(&RequestInfo) -> bool + Send + 'static) {
         self.state.lock().faults.add(Box::new(predicate), Errno::IO);
     }
 
     /// As [`SimulatedDevice::fail_when`], with ENOSPC: a sparse image on a full file system.
     pub fn fail_for_lack_of_space_when(
         &self,
-        predicate: impl FnMut(&Request) -> bool + Send + 'static,
+        predicate: impl FnMut(&RequestInfo) -> bool + Send + 'static,
     ) {
         self.state.lock().faults.add(Box::new(predicate), Errno::NOSPC);
     }
@@ -279,7 +278,7 @@ impl SimulatedDevice {
         );
         let mut state = self.state.lock();
         damage(&mut state.current, offset_bytes, length_bytes, pattern);
-        state.record(Event::Damaged { offset_bytes, length_bytes, pattern });
+        state.record(MediaEvent::Damaged { offset_bytes, length_bytes, pattern });
     }
 
     /// Sets the time that each request of this kind takes. For flushes, see also
@@ -325,7 +324,7 @@ impl SimulatedDevice {
     fn change(
         &self,
         range: CheckedRange<'_>,
-        content: impl FnOnce(&SimulatedState) -> Option<Content>,
+        content: impl FnOnce(&SimulatedState) -> Option<WriteContent>,
     ) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         powered(&state, range)?;
@@ -342,7 +341,7 @@ impl SimulatedDevice {
         let mut state = self.state.lock();
         powered(&state, range)?;
         match &record {
-            Some(record) if failed.is_some() => state.record(Event::Failed(record.id)),
+            Some(record) if failed.is_some() => state.record(MediaEvent::Failed(record.id)),
             Some(record) => state.complete(record),
             None => {}
         }
@@ -350,8 +349,8 @@ impl SimulatedDevice {
     }
 }
 
-fn request(range: CheckedRange<'_>) -> Request {
-    Request {
+fn request(range: CheckedRange<'_>) -> RequestInfo {
+    RequestInfo {
         operation: range.operation,
         offset_bytes: range.offset_bytes,
         length_bytes: range.length_bytes,
@@ -395,7 +394,7 @@ impl BlockDevice for SimulatedDevice {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         let blocks = blocks_of(buffers);
-        self.change(range, |_| Some(Content::Blocks(blocks)))?;
+        self.change(range, |_| Some(WriteContent::Blocks(blocks)))?;
         self.counters.count_write(range.length_bytes);
         Ok(())
     }
@@ -424,7 +423,7 @@ impl BlockDevice for SimulatedDevice {
             };
             let failed = state.faults.fails(&request(range));
             let record =
-                state.issue(range.offset_bytes, Content::Blocks(blocks_of(&write.buffers)));
+                state.issue(range.offset_bytes, WriteContent::Blocks(blocks_of(&write.buffers)));
             issued.push((index, range, record, failed));
         }
         let delay = state.delays.write;
@@ -438,7 +437,7 @@ impl BlockDevice for SimulatedDevice {
             if let Err(error) = powered(&state, range) {
                 results[index] = Err(error);
             } else if let Some(error) = failed {
-                state.record(Event::Failed(record.id));
+                state.record(MediaEvent::Failed(record.id));
                 results[index] = Err(range.error(error));
             } else {
                 state.complete(&record);
@@ -462,9 +461,9 @@ impl BlockDevice for SimulatedDevice {
         let mut state = self.state.lock();
         powered(&state, range)?;
         state.record(if failed.is_some() {
-            Event::FlushFailed(Arc::clone(&covered))
+            MediaEvent::FlushFailed(Arc::clone(&covered))
         } else {
-            Event::Flushed(Arc::clone(&covered))
+            MediaEvent::Flushed(Arc::clone(&covered))
         });
         let SimulatedState { completed, media, .. } = &mut *state;
         if let Some(error) = failed {
@@ -481,8 +480,8 @@ impl BlockDevice for SimulatedDevice {
         let blocks = length_bytes / BLOCK_BYTES as u64;
         self.change(range, |state| match state.discard_content {
             DiscardContent::Kept => None,
-            DiscardContent::Zeros => Some(Content::Discarded { blocks, block: None }),
-            DiscardContent::Garbage => Some(Content::Discarded {
+            DiscardContent::Zeros => Some(WriteContent::Discarded { blocks, block: None }),
+            DiscardContent::Garbage => Some(WriteContent::Discarded {
                 blocks,
                 block: Some(Arc::new([GARBAGE_BYTE; BLOCK_BYTES])),
             }),

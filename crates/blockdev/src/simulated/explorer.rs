@@ -3,7 +3,7 @@
 use super::crash::{Fate, random_fates};
 use super::device::SimulatedDevice;
 use super::image::{Block, SparseImage};
-use super::media::{Event, Media, WriteId, WriteInfo};
+use super::media::{Media, MediaEvent, WriteId, WriteInfo};
 use cairn_environment::random::Seeded;
 use std::fmt;
 
@@ -60,7 +60,7 @@ pub enum EventInfo {
 /// ```
 #[derive(Clone)]
 pub struct CrashExplorer {
-    events: std::sync::Arc<[Event]>,
+    events: std::sync::Arc<[MediaEvent]>,
     position: usize,
     media: Media,
     /// The durable content when the recording began.
@@ -68,7 +68,7 @@ pub struct CrashExplorer {
 }
 
 impl CrashExplorer {
-    pub(super) fn new(base: Media, events: std::sync::Arc<[Event]>) -> CrashExplorer {
+    pub(super) fn new(base: Media, events: std::sync::Arc<[MediaEvent]>) -> CrashExplorer {
         CrashExplorer { events, position: 0, base: base.durable().clone(), media: base }
     }
 
@@ -111,7 +111,9 @@ impl CrashExplorer {
 
     /// The positions just before and just after each flush, ascending: the most critical ones.
     pub fn flush_positions(&self) -> Vec<usize> {
-        let is_flush = |event: &Event| matches!(event, Event::Flushed(_) | Event::FlushFailed(_));
+        let is_flush = |event: &MediaEvent| {
+            matches!(event, MediaEvent::Flushed(_) | MediaEvent::FlushFailed(_))
+        };
         let mut positions: Vec<usize> = (0..)
             .zip(&*self.events)
             .filter(|(_, event)| is_flush(event))
@@ -194,20 +196,22 @@ impl fmt::Debug for CrashExplorer {
     }
 }
 
-fn describe(event: &Event) -> EventInfo {
+fn describe(event: &MediaEvent) -> EventInfo {
     match event {
-        Event::Issued(record) => {
+        MediaEvent::Issued(record) => {
             let (offset_bytes, length_bytes) = (record.offset_bytes, record.length_bytes());
             match record.content {
-                super::media::Content::Blocks(_) => EventInfo::Write { offset_bytes, length_bytes },
-                super::media::Content::Discarded { .. } => {
+                super::media::WriteContent::Blocks(_) => {
+                    EventInfo::Write { offset_bytes, length_bytes }
+                }
+                super::media::WriteContent::Discarded { .. } => {
                     EventInfo::Discard { offset_bytes, length_bytes }
                 }
             }
         }
-        Event::Failed(_) => EventInfo::WriteFailed,
-        Event::Flushed(_) => EventInfo::Flush,
-        Event::FlushFailed(_) => EventInfo::FlushFailed,
-        Event::Damaged { .. } => EventInfo::Damage,
+        MediaEvent::Failed(_) => EventInfo::WriteFailed,
+        MediaEvent::Flushed(_) => EventInfo::Flush,
+        MediaEvent::FlushFailed(_) => EventInfo::FlushFailed,
+        MediaEvent::Damaged { .. } => EventInfo::Damage,
     }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// A request as a predicate sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct RequestInfo {
     /// Read, write, flush or discard.
     pub operation: Operation,
     /// The offset; zero for a flush.
@@ -18,7 +18,7 @@ pub struct Request {
     pub length_bytes: u64,
 }
 
-impl Request {
+impl RequestInfo {
     /// Whether the request touches a byte of `range_bytes`.
     pub fn touches(&self, range_bytes: &Range<u64>) -> bool {
         self.offset_bytes < range_bytes.end
@@ -26,14 +26,14 @@ impl Request {
     }
 }
 
-type Predicate = Box<dyn FnMut(&Request) -> bool + Send>;
+type Predicate = Box<dyn FnMut(&RequestInfo) -> bool + Send>;
 
 #[derive(Default)]
-pub(super) struct Faults {
+pub(super) struct InjectedFaults {
     predicates: Vec<(Predicate, Errno)>,
 }
 
-impl Faults {
+impl InjectedFaults {
     pub(super) fn add(&mut self, predicate: Predicate, error: Errno) {
         self.predicates.push((predicate, error));
     }
@@ -43,7 +43,7 @@ impl Faults {
     }
 
     /// The error of the request, if it fails.
-    pub(super) fn fails(&mut self, request: &Request) -> Option<Errno> {
+    pub(super) fn fails(&mut self, request: &RequestInfo) -> Option<Errno> {
         self.predicates
             .iter_mut()
             .find_map(|(predicate, error)| predicate(request).then_some(*error))

@@ -43,7 +43,7 @@ impl WriteInfo {
 }
 
 /// The new content of a range. `None` is a block of zeros.
-pub(super) enum Content {
+pub(super) enum WriteContent {
     Blocks(Vec<Arc<Block>>),
     Discarded { blocks: u64, block: Option<Arc<Block>> },
 }
@@ -51,21 +51,21 @@ pub(super) enum Content {
 pub(super) struct WriteRecord {
     pub(super) id: WriteId,
     pub(super) offset_bytes: u64,
-    pub(super) content: Content,
+    pub(super) content: WriteContent,
 }
 
 impl WriteRecord {
     fn blocks(&self) -> u64 {
         match &self.content {
-            Content::Blocks(blocks) => blocks.len() as u64,
-            Content::Discarded { blocks, .. } => *blocks,
+            WriteContent::Blocks(blocks) => blocks.len() as u64,
+            WriteContent::Discarded { blocks, .. } => *blocks,
         }
     }
 
     fn block(&self, index: u64) -> Option<&Arc<Block>> {
         match &self.content {
-            Content::Blocks(blocks) => blocks.get(index as usize),
-            Content::Discarded { block, .. } => block.as_ref(),
+            WriteContent::Blocks(blocks) => blocks.get(index as usize),
+            WriteContent::Discarded { block, .. } => block.as_ref(),
         }
     }
 
@@ -125,7 +125,7 @@ impl WriteRecord {
 
 /// One event of a device.
 #[derive(Clone)]
-pub(super) enum Event {
+pub(super) enum MediaEvent {
     /// A write or discard was issued.
     Issued(Arc<WriteRecord>),
     /// A write returned an error.
@@ -165,9 +165,9 @@ impl Media {
         self.unflushed.contains_key(&id)
     }
 
-    pub(super) fn apply(&mut self, event: &Event) {
+    pub(super) fn apply(&mut self, event: &MediaEvent) {
         match event {
-            Event::Issued(record) => {
+            MediaEvent::Issued(record) => {
                 let unflushed = Unflushed {
                     record: Arc::clone(record),
                     abandoned: false,
@@ -175,10 +175,10 @@ impl Media {
                 };
                 self.unflushed.insert(record.id, unflushed);
             }
-            Event::Failed(id) => self.abandon(*id),
-            Event::Flushed(covered) => covered.iter().for_each(|id| self.cover(*id)),
-            Event::FlushFailed(covered) => covered.iter().for_each(|id| self.abandon(*id)),
-            Event::Damaged { offset_bytes, length_bytes, pattern } => {
+            MediaEvent::Failed(id) => self.abandon(*id),
+            MediaEvent::Flushed(covered) => covered.iter().for_each(|id| self.cover(*id)),
+            MediaEvent::FlushFailed(covered) => covered.iter().for_each(|id| self.abandon(*id)),
+            MediaEvent::Damaged { offset_bytes, length_bytes, pattern } => {
                 damage(&mut self.durable, *offset_bytes, *length_bytes, *pattern);
             }
         }
@@ -222,7 +222,7 @@ impl Media {
             id: write.record.id,
             offset_bytes: write.record.offset_bytes,
             length_bytes: write.record.length_bytes(),
-            is_discard: matches!(write.record.content, Content::Discarded { .. }),
+            is_discard: matches!(write.record.content, WriteContent::Discarded { .. }),
             is_abandoned: write.abandoned,
         };
         self.unflushed.values().map(info).collect()

@@ -27,7 +27,7 @@ mod media;
 pub use crash::{Fate, SectorSet, random_fates};
 pub use device::{DiscardContent, SimulatedDevice};
 pub use explorer::{CrashExplorer, EventInfo};
-pub use faults::Request;
+pub use faults::RequestInfo;
 pub use media::{WriteId, WriteInfo};
 
 /// The unit in which a write may be torn.

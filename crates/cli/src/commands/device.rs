@@ -6,7 +6,7 @@ use crate::{EXIT_UNSOUND, output, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{
-    Candidate, Kind, Label, MemberState, MemberStatus, Rebuild, status,
+    Candidate, ComposedKind, Label, MemberState, MemberStatus, Rebuild, status,
 };
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_fsck::{CheckOptions, FsckError, Progress};
@@ -103,7 +103,7 @@ impl fmt::Display for Status {
     }
 }
 
-fn composed(image: &Image) -> anyhow::Result<(Kind, &[PathBuf])> {
+fn composed(image: &Image) -> anyhow::Result<(ComposedKind, &[PathBuf])> {
     match image {
         Image::Composed(kind, paths) => Ok((*kind, paths)),
         Image::Single(path) => {
@@ -123,10 +123,10 @@ fn show(image: &Image, json: bool) -> anyhow::Result<ExitCode> {
         length_bytes: label.composed_bytes,
         state: match (kind, in_sync == members.len()) {
             (_, true) => "complete",
-            (Kind::Mirror, false) => "degraded",
-            (Kind::Concat, false) => "incomplete",
+            (ComposedKind::Mirror, false) => "degraded",
+            (ComposedKind::Concat, false) => "incomplete",
         },
-        open: kind == Kind::Mirror && label.open,
+        open: kind == ComposedKind::Mirror && label.open,
         members: members.iter().map(member).collect(),
     };
     output::print(&shown, json)?;
@@ -160,7 +160,7 @@ fn newest_label(members: &[MemberStatus]) -> Option<&Label> {
 /// 4. NEW becomes a member, OLD no longer is. *A crash in between: NEW is incomplete, go on.*
 fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result<()> {
     let (kind, paths) = composed(image)?;
-    ensure!(kind == Kind::Mirror, "a {kind} has no second copy to fill a new member from");
+    ensure!(kind == ComposedKind::Mirror, "a {kind} has no second copy to fill a new member from");
     let position = paths.iter().position(|path| path == old || image::same_file(path, old));
     let position = position
         .with_context(|| format!("{} is not among the members of {image}", old.display()))?;
