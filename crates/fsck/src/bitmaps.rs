@@ -20,7 +20,7 @@ const GROUPS_PER_READ: u64 = 256;
 type Bits = Box<[u8; BITMAP_BYTES]>;
 
 /// The content of a slot.
-enum BitmapSlot {
+enum SlotContent {
     Valid(Bitmap),
     /// Zeros: never written.
     Empty,
@@ -50,7 +50,7 @@ fn finding(severity: Severity, block: BlockNumber, problem: impl Into<String>) -
 }
 
 /// Slot `slot` of `count` groups.
-fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec<BitmapSlot> {
+fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec<SlotContent> {
     let (device, geometry) = (checker.reader.device, &checker.superblock.geometry);
     let together = read_blocks(device, BlockRange::new(geometry.bitmap_block(first, slot), count));
     let decode = |group: u64| {
@@ -63,7 +63,7 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
             Err(_) => read_blocks(device, BlockRange::new(address, 1)).map(|block| block.to_vec()),
         };
         match block {
-            Err(error) => BitmapSlot::Damaged(format!("cannot be read: {error}")),
+            Err(error) => SlotContent::Damaged(format!("cannot be read: {error}")),
             Ok(block) => {
                 let decode = |block: &[u8]| {
                     Bitmap::decode_slot(block, &checker.superblock, group, slot)
@@ -75,10 +75,10 @@ fn read_slots(checker: &Checker<'_>, first: u64, count: u64, slot: usize) -> Vec
                     _ => read_decoded(device, BlockRange::new(address, 1), decode),
                 };
                 match decode(&block) {
-                    Err(_) if is_empty => BitmapSlot::Empty,
+                    Err(_) if is_empty => SlotContent::Empty,
                     decoded => decoded
                         .or_else(other_copy)
-                        .map_or_else(BitmapSlot::Damaged, BitmapSlot::Valid),
+                        .map_or_else(SlotContent::Damaged, SlotContent::Valid),
                 }
             }
         }
@@ -91,11 +91,11 @@ fn check_group(
     checker: &mut Checker<'_>,
     geometry: &Geometry,
     group: u64,
-    slots: [&BitmapSlot; 2],
+    slots: [&SlotContent; 2],
 ) -> Result<Generation, FsckError> {
     let superblock_generation = checker.superblock.generation;
-    let generation_of = |slot: &BitmapSlot| match slot {
-        BitmapSlot::Valid(bitmap) if bitmap.generation <= superblock_generation => {
+    let generation_of = |slot: &SlotContent| match slot {
+        SlotContent::Valid(bitmap) if bitmap.generation <= superblock_generation => {
             Some(bitmap.generation)
         }
         _ => None,
@@ -111,13 +111,13 @@ fn check_group(
     }
     let active = usize::from(generation_1 > generation_0);
     let expected = expected_bits(&checker.referenced, geometry, group);
-    let (BitmapSlot::Valid(bitmap), Some(_)) =
+    let (SlotContent::Valid(bitmap), Some(_)) =
         (slots[active], [generation_0, generation_1][active])
     else {
         let state = slots.map(|slot| match slot {
-            BitmapSlot::Damaged(problem) => problem.clone(),
-            BitmapSlot::Empty => "never written".into(),
-            BitmapSlot::Valid(bitmap) => {
+            SlotContent::Damaged(problem) => problem.clone(),
+            SlotContent::Empty => "never written".into(),
+            SlotContent::Valid(bitmap) => {
                 format!("generation {} is newer than the superblock", bitmap.generation)
             }
         });
@@ -155,14 +155,14 @@ fn check_unused(
     checker: &mut Checker<'_>,
     group: u64,
     address: BlockNumber,
-    slot: &BitmapSlot,
+    slot: &SlotContent,
 ) -> Result<(), FsckError> {
     match slot {
-        BitmapSlot::Damaged(problem) => {
+        SlotContent::Damaged(problem) => {
             let problem = format!("the slot of group {group} that is not in use: {problem}");
             clear(checker, finding(Severity::Warning, address, problem), address)
         }
-        BitmapSlot::Valid(bitmap) if bitmap.generation > checker.superblock.generation => {
+        SlotContent::Valid(bitmap) if bitmap.generation > checker.superblock.generation => {
             let problem = format!(
                 "group {group} has a bitmap of generation {}, left by a commit that was not \
                  finished; it would count as soon as another commit has that generation",
@@ -191,7 +191,7 @@ pub(crate) fn expected_bits(referenced: &BlockSet, geometry: &Geometry, group: u
 /// The bitmap of a group that a mount would use, and its slot.
 fn in_use(checker: &Checker<'_>, group: u64) -> Option<(usize, Bitmap)> {
     let valid = |slot| match read_slots(checker, group, 1, slot).pop() {
-        Some(BitmapSlot::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => {
+        Some(SlotContent::Valid(bitmap)) if bitmap.generation <= checker.superblock.generation => {
             Some((slot, bitmap))
         }
         _ => None,

@@ -7,7 +7,7 @@
 //!    one.
 //! 4. Inodes that are not reachable from the root and are no orphans move to `lost+found`.
 //! 5. Counts: links, entries, sizes, blocks, parents.
-use super::gather::{Attribute, Gathered, Inode, invented_item};
+use super::gather::{Attribute, GatheredInode, GatheredItems, invented_item};
 use cairn_format::{
     DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT, InodeItem,
     InodeNumber, OrphanKind, Timestamp, XattrItem, blocks_for_bytes, hash_name, name_slot_range,
@@ -25,7 +25,11 @@ pub(super) struct RepairRules {
 }
 
 /// Steps 1 to 5, after the extents are sorted out. Returns how many inodes moved to `lost+found`.
-pub(super) fn amend(gathered: &mut Gathered, rules: &RepairRules, next_inode: &mut u64) -> u64 {
+pub(super) fn amend(
+    gathered: &mut GatheredItems,
+    rules: &RepairRules,
+    next_inode: &mut u64,
+) -> u64 {
     attributes(gathered, rules);
     gathered.inodes.iter_mut().for_each(|(_, inode)| contents(inode, rules));
     names(gathered, rules);
@@ -41,7 +45,7 @@ pub(super) fn amend(gathered: &mut Gathered, rules: &RepairRules, next_inode: &m
     count
 }
 
-fn attributes(gathered: &mut Gathered, rules: &RepairRules) {
+fn attributes(gathered: &mut GatheredItems, rules: &RepairRules) {
     gathered.inodes.entry(INODE_ROOT.0).or_default();
     for (&number, inode) in &mut gathered.inodes {
         if number == INODE_ROOT.0 && inode.file_type() != Some(FileType::Directory) {
@@ -78,7 +82,7 @@ fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &RepairRules) {
     }
 }
 
-fn contents(inode: &mut Inode, rules: &RepairRules) {
+fn contents(inode: &mut GatheredInode, rules: &RepairRules) {
     let file_type = inode.file_type();
     if file_type != Some(FileType::Directory) {
         inode.entries.clear();
@@ -101,7 +105,7 @@ fn contents(inode: &mut Inode, rules: &RepairRules) {
 
 /// Keeps each complete attribute, once, in a slot of its name's hash; in its own slot if that is
 /// one of them.
-fn xattrs(inode: &mut Inode, rules: &RepairRules) {
+fn xattrs(inode: &mut GatheredInode, rules: &RepairRules) {
     let mut known = BTreeSet::new();
     let slots_of =
         |attribute: &Attribute| name_slot_range(hash_name(&rules.hash_seed, &attribute.item.name));
@@ -127,7 +131,7 @@ fn xattrs(inode: &mut Inode, rules: &RepairRules) {
 }
 
 /// Step 3.
-fn names(gathered: &mut Gathered, rules: &RepairRules) {
+fn names(gathered: &mut GatheredItems, rules: &RepairRules) {
     let types: BTreeMap<u64, FileType> = gathered
         .inodes
         .iter()
@@ -178,7 +182,7 @@ fn names(gathered: &mut Gathered, rules: &RepairRules) {
 }
 
 /// Puts a name into the first free slot of its hash. Returns whether there was one.
-fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &RepairRules) -> bool {
+fn insert_entry(inode: &mut GatheredInode, entry: DirectoryEntry, rules: &RepairRules) -> bool {
     let slot = name_slot_range(hash_name(&rules.hash_seed, &entry.name))
         .find(|slot| !inode.entries.contains_key(slot));
     let Some(slot) = slot else { return false };
@@ -188,7 +192,7 @@ fn insert_entry(inode: &mut Inode, entry: DirectoryEntry, rules: &RepairRules) -
 
 /// Step 4, first half: inodes that need a new name. A circle of directories is opened at its lowest
 /// inode number.
-fn unreachable(gathered: &mut Gathered) -> Vec<u64> {
+fn unreachable(gathered: &mut GatheredItems) -> Vec<u64> {
     let mut names: BTreeMap<u64, u64> = BTreeMap::new();
     for inode in gathered.inodes.values() {
         inode.entries.values().for_each(|entry| *names.entry(entry.inode.0).or_default() += 1);
@@ -226,7 +230,7 @@ fn unreachable(gathered: &mut Gathered) -> Vec<u64> {
 }
 
 /// Adds everything reachable from `start`.
-fn reach(gathered: &Gathered, start: u64, reached: &mut BTreeSet<u64>) {
+fn reach(gathered: &GatheredItems, start: u64, reached: &mut BTreeSet<u64>) {
     let mut todo = vec![start];
     while let Some(number) = todo.pop() {
         if reached.insert(number)
@@ -238,13 +242,14 @@ fn reach(gathered: &Gathered, start: u64, reached: &mut BTreeSet<u64>) {
 }
 
 /// Step 4, second half.
-fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &RepairRules, next_inode: &mut u64) {
+fn rescue(gathered: &mut GatheredItems, lost: &[u64], rules: &RepairRules, next_inode: &mut u64) {
     if lost.is_empty() {
         return;
     }
     let home = lost_and_found(gathered, rules, next_inode);
     for &number in lost {
-        let Some(file_type) = gathered.inodes.get(&number).and_then(Inode::file_type) else {
+        let Some(file_type) = gathered.inodes.get(&number).and_then(GatheredInode::file_type)
+        else {
             continue;
         };
         gathered.orphans.remove(&number);
@@ -264,7 +269,7 @@ fn rescue(gathered: &mut Gathered, lost: &[u64], rules: &RepairRules, next_inode
 }
 
 /// The directory for inodes without a name. Made if it does not exist.
-fn lost_and_found(gathered: &mut Gathered, rules: &RepairRules, next_inode: &mut u64) -> u64 {
+fn lost_and_found(gathered: &mut GatheredItems, rules: &RepairRules, next_inode: &mut u64) -> u64 {
     let mut name = LOST_AND_FOUND.to_owned();
     while let Some(root) = gathered.inodes.get(&INODE_ROOT.0) {
         match root.entries.values().find(|entry| entry.name == name.as_bytes()) {
@@ -285,7 +290,7 @@ fn lost_and_found(gathered: &mut Gathered, rules: &RepairRules, next_inode: &mut
         parent: INODE_ROOT.0,
         ..invented_item(FileType::Directory, 0o700, rules.generation)
     };
-    gathered.inodes.insert(number, Inode { item: Some(item), ..Inode::default() });
+    gathered.inodes.insert(number, GatheredInode { item: Some(item), ..GatheredInode::default() });
     if let Some(root) = gathered.inodes.get_mut(&INODE_ROOT.0) {
         let entry = DirectoryEntry {
             inode: InodeNumber(number),
@@ -300,7 +305,7 @@ fn lost_and_found(gathered: &mut Gathered, rules: &RepairRules, next_inode: &mut
 }
 
 /// Step 5.
-fn counts(gathered: &mut Gathered) {
+fn counts(gathered: &mut GatheredItems) {
     let mut links: BTreeMap<u64, u32> = BTreeMap::new();
     let mut parents: BTreeMap<u64, u64> = BTreeMap::from([(INODE_ROOT.0, INODE_ROOT.0)]);
     for (&directory, inode) in &gathered.inodes {
@@ -338,7 +343,7 @@ fn counts(gathered: &mut Gathered) {
 
 /// Makes an orphan item for each inode without a name and each file with blocks beyond its end, and
 /// no other.
-fn orphans(gathered: &mut Gathered) {
+fn orphans(gathered: &mut GatheredItems) {
     let before = std::mem::take(&mut gathered.orphans);
     for (&number, inode) in &gathered.inodes {
         let Some(item) = &inode.item else { continue };

@@ -3,14 +3,14 @@
 //!
 //! If two extents of one file hold data of the same file block, the one whose data matches its
 //! checksums gets the block, or else the newer one. The other one keeps the rest.
-use super::gather::Gathered;
+use super::gather::GatheredItems;
 use crate::block_set::BlockSet;
 use crate::reader::{Reader, read_data};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes, checksum};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Drops the extents that can't be kept.
-pub(super) fn sort_out(gathered: &mut Gathered, reader: &Reader<'_>) {
+pub(super) fn sort_out(gathered: &mut GatheredItems, reader: &Reader<'_>) {
     for inode in gathered.inodes.values_mut() {
         let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
@@ -103,7 +103,7 @@ enum ClaimRound {
 /// Cuts blocks that can't be read, or don't match their checksums, out of the files `given_up`.
 /// Returns how many.
 pub(super) fn drop_damaged(
-    gathered: &mut Gathered,
+    gathered: &mut GatheredItems,
     reader: &Reader<'_>,
     given_up: &BTreeSet<u64>,
 ) -> u64 {

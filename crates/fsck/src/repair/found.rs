@@ -26,7 +26,7 @@ pub(super) fn children(node: &Node) -> impl Iterator<Item = (Key, Option<Key>, V
 
 /// The facts kept of a leaf.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Leaf {
+pub(super) struct FoundLeaf {
     pub(super) block: BlockNumber,
     pub(super) generation: Generation,
     pub(super) first: Key,
@@ -35,7 +35,7 @@ pub(super) struct Leaf {
     pub(super) extent_blocks: u64,
 }
 
-impl Leaf {
+impl FoundLeaf {
     fn of(node: &Node) -> Option<Self> {
         let (first, last) = (node.items().next()?.0, node.items().last()?.0);
         let extents = node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
@@ -69,7 +69,7 @@ impl Leaf {
 
 /// The nodes that a search found, by block.
 pub(super) struct FoundNodes {
-    pub(super) leaves: BTreeMap<u64, Leaf>,
+    pub(super) leaves: BTreeMap<u64, FoundLeaf>,
     pub(super) inner: BTreeMap<u64, Node>,
 }
 
@@ -98,7 +98,7 @@ impl FoundNodes {
                 }
                 if node.level() > 0 {
                     found.inner.insert(node.address().0, node);
-                } else if let Some(leaf) = Leaf::of(&node) {
+                } else if let Some(leaf) = FoundLeaf::of(&node) {
                     found.leaves.insert(leaf.block.0, leaf);
                 }
             }

@@ -30,7 +30,7 @@ impl Attribute {
 
 /// Everything about one inode.
 #[derive(Default)]
-pub(super) struct Inode {
+pub(super) struct GatheredInode {
     pub(super) item: Option<InodeItem>,
     /// By slot.
     pub(super) entries: BTreeMap<u64, DirectoryEntry>,
@@ -40,7 +40,7 @@ pub(super) struct Inode {
     pub(super) extents: BTreeMap<u64, Extent>,
 }
 
-impl Inode {
+impl GatheredInode {
     /// Its type. For an inode without an item: the type that it must have had.
     pub(super) fn file_type(&self) -> Option<FileType> {
         match &self.item {
@@ -99,12 +99,12 @@ pub(super) fn invented_item(
 
 /// All inodes, and the orphan items.
 #[derive(Default)]
-pub(super) struct Gathered {
-    pub(super) inodes: BTreeMap<u64, Inode>,
+pub(super) struct GatheredItems {
+    pub(super) inodes: BTreeMap<u64, GatheredInode>,
     pub(super) orphans: BTreeMap<u64, OrphanKind>,
 }
 
-impl Gathered {
+impl GatheredItems {
     /// Adds an item, unless no reader could use it.
     pub(super) fn add(&mut self, key: Key, value: &[u8], inode_first: u64) {
         let Some(kind) = ItemKind::from_u8(key.kind) else { return };

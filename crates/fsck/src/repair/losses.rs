@@ -1,6 +1,6 @@
 //! What a repair could not restore, as far as the remaining items show it: names of lost inodes,
 //! and counters of what existed.
-use super::gather::{Gathered, Inode};
+use super::gather::{GatheredInode, GatheredItems};
 use super::salvage::Salvaged;
 use crate::checker::LostNode;
 use crate::paths::path_of;
@@ -35,7 +35,7 @@ impl Gaps<'_> {
 
 /// What is missing in `gathered`, before it is amended.
 pub(super) fn of(
-    gathered: &Gathered,
+    gathered: &GatheredItems,
     nodes: &[LostNode],
     salvaged: &Salvaged,
 ) -> (Vec<Finding>, Losses) {
@@ -68,7 +68,7 @@ pub(super) fn of(
         for entry in inode.entries.values() {
             let child = entry.inode.0;
             let is_gone = child != INODE_ROOT.0
-                && !gathered.inodes.get(&child).is_some_and(Inode::can_be_kept);
+                && !gathered.inodes.get(&child).is_some_and(GatheredInode::can_be_kept);
             if is_gone && gaps.of_inode(child) {
                 gone.insert(child);
                 let problem = format!(
@@ -95,7 +95,7 @@ pub(super) fn of(
 /// The losses that one inode's own counters show. A damaged counter may have any value.
 fn of_one(
     number: u64,
-    inode: &Inode,
+    inode: &GatheredInode,
     gaps: &Gaps<'_>,
     findings: &mut Vec<Finding>,
     losses: &mut Losses,
@@ -162,7 +162,7 @@ pub(super) fn inodes((lower, upper): (Key, Option<Key>)) -> String {
 }
 
 /// Adds the paths after the repair to `findings`.
-pub(super) fn add_paths(gathered: &Gathered, findings: &mut [Finding]) {
+pub(super) fn add_paths(gathered: &GatheredItems, findings: &mut [Finding]) {
     if findings.is_empty() {
         return;
     }

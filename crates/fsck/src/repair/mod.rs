@@ -25,7 +25,7 @@ use crate::report::{Finding, Losses};
 use cairn_format::{
     COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition,
 };
-use gather::Gathered;
+use gather::GatheredItems;
 use salvage::Salvaged;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,7 +87,7 @@ pub(crate) fn rebuild(
             collector.items.remove(key);
         }
     }
-    let mut gathered = Gathered::default();
+    let mut gathered = GatheredItems::default();
     // Parts of an extended attribute follow it in key order.
     collector.items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
     drop(collector);

@@ -11,7 +11,7 @@
 //!    leaf holds that range.
 //! 4. Check whether that is all: compare the blocks found with the number of blocks in use that the
 //!    superblock states.
-use super::found::{FoundNodes, Leaf, Version, children};
+use super::found::{FoundLeaf, FoundNodes, Version, children};
 use super::versions::{self, KeyClaims};
 use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
@@ -65,7 +65,7 @@ pub(super) fn lost_leaves(
     }
     let tree_is_lost = checker.lost_nodes.iter().any(|lost| lost.pointer.is_none());
     let whole = if tree_is_lost { versions::whole_tree(checker, &found) } else { None };
-    let mut leaves: Vec<&Leaf> = match &whole {
+    let mut leaves: Vec<&FoundLeaf> = match &whole {
         Some(blocks) => found.leaves.values().filter(|leaf| blocks.contains(&leaf.block)).collect(),
         None if allocation.trusted => found.leaves.values().collect(),
         None => versions::current(checker, allocation, &found),
@@ -81,10 +81,10 @@ pub(super) fn lost_leaves(
 /// Step 3. Returns the leaves that are in use where a node is missing.
 fn merge<'f>(
     checker: &Checker<'_>,
-    leaves: &[&'f Leaf],
+    leaves: &[&'f FoundLeaf],
     items: &mut BTreeMap<Key, Vec<u8>>,
     salvaged: &mut Salvaged,
-) -> Vec<&'f Leaf> {
+) -> Vec<&'f FoundLeaf> {
     // Of two leaves that overlap, the newer one holds the range from its first to its last key.
     // A transaction writes no leaf twice: of two leaves of one generation neither is a version
     // of the other, and one of them has a key that does not belong there.
@@ -122,13 +122,13 @@ fn merge<'f>(
 
 /// Leaves in the order of their first keys. Some may overlap.
 struct LeavesByKey<'f> {
-    leaves: Vec<&'f Leaf>,
+    leaves: Vec<&'f FoundLeaf>,
     /// For each leaf, the greatest last key of it and its predecessors.
     reach: Vec<Key>,
 }
 
 impl<'f> LeavesByKey<'f> {
-    fn new(leaves: &[&'f Leaf]) -> Self {
+    fn new(leaves: &[&'f FoundLeaf]) -> Self {
         let mut leaves = leaves.to_vec();
         leaves.sort_by_key(|leaf| leaf.first);
         let mut reach: Vec<Key> = leaves.iter().map(|leaf| leaf.last).collect();
@@ -151,7 +151,7 @@ impl<'f> LeavesByKey<'f> {
     }
 
     /// The leaves whose keys all lie in the range.
-    fn within(&self, (lower, upper): (Key, Option<Key>)) -> impl Iterator<Item = &'f Leaf> {
+    fn within(&self, (lower, upper): (Key, Option<Key>)) -> impl Iterator<Item = &'f FoundLeaf> {
         let begin = self.beginning_before(Some(lower));
         let candidates = &self.leaves[begin..self.beginning_before(upper).max(begin)];
         candidates.iter().copied().filter(move |leaf| upper.is_none_or(|upper| leaf.last < upper))
@@ -164,7 +164,12 @@ fn needed_blocks(checker: &Checker<'_>) -> u64 {
 }
 
 /// Step 4.
-fn account(checker: &Checker<'_>, found: &FoundNodes, in_use: &[&Leaf], salvaged: &mut Salvaged) {
+fn account(
+    checker: &Checker<'_>,
+    found: &FoundNodes,
+    in_use: &[&FoundLeaf],
+    salvaged: &mut Salvaged,
+) {
     let by_key = LeavesByKey::new(in_use);
     for lost in &checker.lost_nodes {
         let Some(pointer) = lost.leaf() else { continue };

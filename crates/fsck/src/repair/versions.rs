@@ -7,7 +7,7 @@
 //!
 //! Nodes of an unfinished transaction look like all others if a later transaction has its number.
 //! Then a node in use may seem out of use. The account of blocks shows that something is missing.
-use super::found::{FoundNodes, Leaf, Version, children};
+use super::found::{FoundLeaf, FoundNodes, Version, children};
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node};
@@ -113,7 +113,7 @@ pub(super) fn current<'f>(
     checker: &Checker<'_>,
     allocation: &Allocation,
     found: &'f FoundNodes,
-) -> Vec<&'f Leaf> {
+) -> Vec<&'f FoundLeaf> {
     let mut claims = claims_of_inner_nodes(found);
     claims.extend(checker.lost_nodes.iter().filter_map(|lost| {
         let pointer = lost.leaf()?;
@@ -126,7 +126,7 @@ pub(super) fn current<'f>(
         })
     }));
     claims.sort_by_key(|claim| claim.generation);
-    let mut leaves: Vec<&Leaf> = found.leaves.values().collect();
+    let mut leaves: Vec<&FoundLeaf> = found.leaves.values().collect();
     leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
     let (mut newest, mut current) = (KeyClaims::default(), Vec::new());
     for together in leaves.chunk_by(|one, other| one.generation == other.generation) {

@@ -9,7 +9,7 @@
 //! 3. Write the superblock into the slot that does not hold the current one; flush. It has a new
 //!    log epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
 //! 4. Write the superblock's copy, then the other slot, each flushed.
-use super::gather::Gathered;
+use super::gather::GatheredItems;
 use crate::FsckError;
 use crate::bitmaps::{expected_bits, slot_in_use};
 use crate::block_set::BlockSet;
@@ -22,7 +22,7 @@ use cairn_format::{
 };
 
 /// The items of the new file tree, in key order.
-pub(super) fn items(gathered: &Gathered) -> Vec<(Key, Vec<u8>)> {
+pub(super) fn items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
     let mut items = Vec::new();
     for (&number, inode) in &gathered.inodes {
         let key = |kind, offset| Key::new(InodeNumber(number), kind, offset);
