@@ -11,8 +11,8 @@ use crate::mounting::{
 use crate::negotiation::{self, Agreement, OptionalFeatures};
 use crate::protocol::Operation;
 use crate::transport::{
-    Channel, EndReason, Handler, HandlerFailure, Reply, RequestBuffer, RequestThreads, RingFailure,
-    RingThreads, Rings,
+    Channel, EndReason, Handler, HandlerFailure, KernelRings, Reply, RequestBuffer, RequestThreads,
+    RingFailure, RingThreads,
 };
 use cairn_blockdev::BlockPool;
 use rustix::io::Errno;
@@ -73,7 +73,7 @@ impl Session {
     /// Serves an existing mount with `handler`.
     pub(crate) fn serve(
         made: MadeMount,
-        rings: Option<Rings>,
+        rings: Option<KernelRings>,
         options: &MountOptions,
         handler: Arc<dyn Handler>,
     ) -> Result<Self, MountError> {
@@ -225,17 +225,18 @@ impl Unmounter {
     }
 }
 
-fn prepare_rings(transport: Transport) -> Result<Option<Rings>, MountError> {
+fn prepare_rings(transport: Transport) -> Result<Option<KernelRings>, MountError> {
     let is_root = rustix::process::geteuid().is_root();
     match transport {
         Transport::Device => Ok(None),
-        Transport::Ring if is_root => {
-            Rings::switch_on().and_then(|()| Rings::prepare()).map(Some).map_err(MountError::NoRing)
-        }
-        Transport::Ring => Rings::prepare().map(Some).map_err(MountError::NoRing),
-        Transport::Auto => match Rings::prepare() {
+        Transport::Ring if is_root => KernelRings::switch_on()
+            .and_then(|()| KernelRings::prepare())
+            .map(Some)
+            .map_err(MountError::NoRing),
+        Transport::Ring => KernelRings::prepare().map(Some).map_err(MountError::NoRing),
+        Transport::Auto => match KernelRings::prepare() {
             Ok(rings) => Ok(Some(rings)),
-            Err(RingFailure::Off) if is_root && Rings::can_be_switched_on() => {
+            Err(RingFailure::Off) if is_root && KernelRings::can_be_switched_on() => {
                 tracing::info!(
                     "requests come over /dev/fuse; over io_uring most of them take half the \
                      time. -o transport=uring switches it on, for all FUSE mounts of this machine \

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fallocate_modes_are_told_apart() {
+    fn fallocate_modes_are_distinguished() {
         let mode = |flags: FallocateFlags| allocate_mode(flags.bits()).ok();
         let keep = FallocateFlags::KEEP_SIZE;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Tells whether a caller was killed while it waits for an answer.
+//! Reports whether a caller was killed while it waits for an answer.
 //!
 //! The kernel sends INTERRUPT for every signal that a program handles, and most programs don't
 //! expect `EINTR` from a file system. Only a killed caller certainly ignores the answer; the

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn set_flags_are_told_apart() {
+    fn set_flags_are_distinguished() {
         assert_eq!(set_mode(0).ok(), Some(XattrMode::Any));
         assert_eq!(set_mode(1).ok(), Some(XattrMode::Create));
         assert_eq!(set_mode(2).ok(), Some(XattrMode::Replace));

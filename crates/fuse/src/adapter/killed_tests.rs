@@ -74,7 +74,7 @@ fn fill(volume: &Volume) {
 }
 
 #[test]
-fn who_is_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
+fn a_program_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     if !super::volume_tests::can_mount() {
         return;
     }

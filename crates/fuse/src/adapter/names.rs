@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rename_flags_are_told_apart() {
+    fn rename_flags_are_distinguished() {
         assert_eq!(rename_mode(0).ok(), Some((RenameMode::Replace, false)));
         assert_eq!(rename_mode(1).ok(), Some((RenameMode::NoReplace, false)));
         assert_eq!(rename_mode(2).ok(), Some((RenameMode::Exchange, false)));

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_of_one_user_is_told_from_one_for_all() {
+    fn a_mount_of_one_user_is_distinguished_from_one_for_all() {
         let of = |options: &str| {
             parse_line(format!("40 1 0:44 / /m rw - fuse.cairn /x {options}").as_bytes())
                 .unwrap()

@@ -62,7 +62,7 @@ pub fn parse_parts<'a>(
     structure: &'a [u8],
     rest: &'a [u8],
 ) -> Result<Request<'a>, MalformedRequest> {
-    let mut body = Body { now: structure, then: rest };
+    let mut body = RequestBody { now: structure, then: rest };
     // Extensions (supplementary groups, security contexts) are at the end; none is negotiated.
     let last = if body.then.is_empty() { &mut body.now } else { &mut body.then };
     *last = &last[..last.len().saturating_sub(usize::from(header.extension_words) * 8)];
@@ -82,7 +82,7 @@ pub(crate) fn parse_write<'a>(
     data: WriteData<'a>,
 ) -> Result<Request<'a>, MalformedRequest> {
     let &InHeader { unique, opcode, .. } = header;
-    let write: Parsed<wire::WriteIn> = Body { now: structure, then: &[] }.structure();
+    let write: Parsed<wire::WriteIn> = RequestBody { now: structure, then: &[] }.structure();
     let write = write.map_err(|what| MalformedRequest { unique, opcode, what })?;
     let operation = Operation::Write { offset_bytes: write.offset, data, flags: write.write_flags };
     Ok(Request { header: request_header(header), operation })
@@ -96,12 +96,12 @@ fn request_header(header: &InHeader) -> RequestHeader {
 type Parsed<T> = Result<T, &'static str>;
 
 /// The part of a request that is not parsed yet, in up to two pieces. Nothing is in both.
-struct Body<'a> {
+struct RequestBody<'a> {
     now: &'a [u8],
     then: &'a [u8],
 }
 
-impl<'a> Body<'a> {
+impl<'a> RequestBody<'a> {
     /// The current piece.
     fn part(&mut self) -> &mut &'a [u8] {
         if self.now.is_empty() {
@@ -150,7 +150,7 @@ impl<'a> Body<'a> {
     }
 }
 
-fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+fn parse_operation(number: u32, mut body: RequestBody<'_>) -> Parsed<Operation<'_>> {
     Ok(match number {
         opcode::INIT => Operation::Init(body.structure_padded(size_of::<wire::InitInShort>())?),
         opcode::DESTROY => Operation::Destroy,
@@ -202,11 +202,11 @@ fn parse_operation(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
     })
 }
 
-fn parse_data_only(body: &mut Body<'_>) -> Parsed<bool> {
+fn parse_data_only(body: &mut RequestBody<'_>) -> Parsed<bool> {
     Ok(body.structure::<wire::FsyncIn>()?.flags & wire::FSYNC_DATA_ONLY != 0)
 }
 
-fn parse_names(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+fn parse_names(number: u32, mut body: RequestBody<'_>) -> Parsed<Operation<'_>> {
     Ok(match number {
         opcode::LOOKUP => Operation::Lookup { name: body.name()? },
         opcode::READLINK => Operation::ReadLink,
@@ -254,7 +254,7 @@ fn parse_names(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
     })
 }
 
-fn parse_xattr(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+fn parse_xattr(number: u32, mut body: RequestBody<'_>) -> Parsed<Operation<'_>> {
     Ok(match number {
         opcode::SETXATTR => {
             let set: wire::SetxattrIn = body.structure()?;
@@ -275,7 +275,7 @@ fn parse_xattr(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
     })
 }
 
-fn parse_data(number: u32, mut body: Body<'_>) -> Parsed<Operation<'_>> {
+fn parse_data(number: u32, mut body: RequestBody<'_>) -> Parsed<Operation<'_>> {
     Ok(match number {
         opcode::READ | opcode::READDIR | opcode::READDIRPLUS => {
             let wire::ReadIn { offset, size, .. } = body.structure()?;

@@ -135,7 +135,7 @@ fn an_old_kernels_init_is_short() {
 }
 
 #[test]
-fn both_lengths_of_copies_are_told_apart() {
+fn both_lengths_of_copies_are_distinguished() {
     let copy = wire::CopyFileRangeIn {
         offset_in: 1,
         node_out: 2,

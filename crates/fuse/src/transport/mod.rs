@@ -20,7 +20,7 @@ mod turns;
 pub use buffer::RequestBuffer;
 pub use device::{Channel, DEVICE_PATH, EndReason, RequestThreads};
 pub use reply::{Delivery, Notifier, Reply};
-pub use ring::{RingFailure, RingThreads, Rings};
+pub use ring::{KernelRings, RingFailure, RingThreads};
 
 use crate::protocol::Request;
 use cairn_blockdev::{BlockPool, RawFile};

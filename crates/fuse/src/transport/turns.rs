@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_handed_on_by_who_blocks_ends_or_panics() {
+    fn a_thread_that_blocks_ends_or_panics_hands_its_turn_on() {
         let turns = Turns::with_count(1).unwrap();
         let member = turns.clone().join();
         member.wait(|| assert!(!is_free(&turns)));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_kept_as_long_as_somebody_waits_for_requests() {
+    fn a_turn_is_kept_as_long_as_a_thread_waits_for_requests() {
         let turns = Turns::with_count(2).unwrap();
         let member = turns.clone().join();
         member.wait(|| ());
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_takes_no_part_gives_nothing_away() {
+    fn a_thread_without_a_membership_releases_nothing() {
         release_turn();
         thread::will_block();
         assert!(Turns::new(1).is_none());

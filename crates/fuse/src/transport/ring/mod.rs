@@ -60,9 +60,9 @@ pub enum RingFailure {
 
 /// Rings that are not in use yet.
 #[derive(Debug)]
-pub struct Rings(Vec<KernelRing>);
+pub struct KernelRings(Vec<KernelRing>);
 
-impl Rings {
+impl KernelRings {
     /// Whether this kernel has FUSE over io_uring, enabled or not.
     pub fn can_be_switched_on() -> bool {
         Path::new(SWITCH_PATH).exists()
@@ -128,7 +128,7 @@ impl RingThreads {
     /// `handler`; `worker_count` more threads serve requests that may wait. On return the kernel
     /// uses the rings, unless there is a failure.
     pub fn start(
-        rings: Rings,
+        rings: KernelRings,
         channel: &Arc<Channel>,
         worker_count: usize,
         handler: &Arc<dyn Handler>,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_fails_or_ends_keeps_nobody_waiting() {
+    fn a_queue_that_fails_or_ends_finishes_the_wait() {
         let outcome = |results: &[Result<(), String>]| {
             let (sender, registrations) = mpsc::channel();
             results.iter().cloned().try_for_each(|result| sender.send(result)).unwrap();

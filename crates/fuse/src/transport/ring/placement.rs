@@ -66,7 +66,7 @@ const ONE_EPOCH: u64 = 4;
 
 /// The state that a queue's thread shares with the watcher.
 #[derive(Debug, Default)]
-pub struct Placement {
+pub struct ThreadPlacement {
     /// Zero before the thread runs.
     thread_id: AtomicI32,
     word: AtomicU64,
@@ -80,10 +80,10 @@ pub struct Placement {
 
 thread_local! {
     /// The placement of the calling thread.
-    static OWN: RefCell<Option<Arc<Placement>>> = const { RefCell::new(None) };
+    static OWN: RefCell<Option<Arc<ThreadPlacement>>> = const { RefCell::new(None) };
 }
 
-impl Placement {
+impl ThreadPlacement {
     fn kind(&self) -> u64 {
         self.word.load(Ordering::SeqCst) & KIND_MASK
     }
@@ -140,7 +140,7 @@ pub enum RoundKind {
 /// The queue thread's side of the placement.
 #[derive(Debug)]
 pub struct YieldPolicy {
-    own: Arc<Placement>,
+    own: Arc<ThreadPlacement>,
     watcher: Option<Arc<WatcherState>>,
     yields: bool,
     score: u32,
@@ -152,7 +152,7 @@ pub struct YieldPolicy {
 
 impl YieldPolicy {
     /// For the calling thread, which serves `own`.
-    fn new(own: Arc<Placement>, watcher: Option<Arc<WatcherState>>) -> Self {
+    fn new(own: Arc<ThreadPlacement>, watcher: Option<Arc<WatcherState>>) -> Self {
         own.thread_id.store(kernel::thread_id(), Ordering::Relaxed);
         OWN.set(Some(Arc::clone(&own)));
         thread::on_block(Some(|| {
@@ -260,7 +260,7 @@ fn activity(thread_id: i32) -> Activity {
 
 #[derive(Debug)]
 struct WatcherState {
-    queues: Vec<Arc<Placement>>,
+    queues: Vec<Arc<ThreadPlacement>>,
     awake: AtomicBool,
     ended: Mutex<bool>,
     change: Condvar,
@@ -309,7 +309,7 @@ struct QueueSample {
 
 impl QueueSample {
     /// Samples `queue` again, and stops its yielding if it must. Returns whether it was not normal.
-    fn update(&mut self, queue: &Placement, activity: impl Fn(i32) -> Activity) -> bool {
+    fn update(&mut self, queue: &ThreadPlacement, activity: impl Fn(i32) -> Activity) -> bool {
         let (word, rounds) =
             (queue.word.load(Ordering::SeqCst), queue.rounds.load(Ordering::Relaxed));
         if word & KIND_MASK == NORMAL {
@@ -336,14 +336,15 @@ impl QueueSample {
 pub struct Watcher {
     /// `None` if threads may not take their policy back; then none yields.
     shared: Option<Arc<WatcherState>>,
-    queues: Vec<Arc<Placement>>,
+    queues: Vec<Arc<ThreadPlacement>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
     /// A watcher of `queue_count` queues.
     pub fn start(queue_count: usize) -> Self {
-        let queues: Vec<_> = (0..queue_count).map(|_| Arc::new(Placement::default())).collect();
+        let queues: Vec<_> =
+            (0..queue_count).map(|_| Arc::new(ThreadPlacement::default())).collect();
         if queue_count < 2 || !may_yield() {
             return Self { shared: None, queues, thread: None };
         }

@@ -2,16 +2,16 @@ use super::*;
 use rustix::thread::CpuSet;
 use std::collections::HashSet;
 
-fn is_idle(queue: &Placement) -> bool {
+fn is_idle(queue: &ThreadPlacement) -> bool {
     !kernel::has_normal_policy(queue.thread_id.load(Ordering::Relaxed))
 }
 
 /// A yielding queue, whose thread waits until the channel is closed.
-fn yielding_queue() -> (Arc<Placement>, std::sync::mpsc::Sender<()>, JoinHandle<()>) {
+fn yielding_queue() -> (Arc<ThreadPlacement>, std::sync::mpsc::Sender<()>, JoinHandle<()>) {
     let (end, ended) = std::sync::mpsc::channel::<()>();
     let (made, queue) = std::sync::mpsc::channel();
     let thread = thread::spawn("queue", move || {
-        let own = Arc::new(Placement::default());
+        let own = Arc::new(ThreadPlacement::default());
         let _manner = YieldPolicy::new(Arc::clone(&own), None);
         own.begin_to_yield(|| ());
         own.waiting.store(true, Ordering::SeqCst);
@@ -83,7 +83,7 @@ fn a_thread_that_a_yielding_one_starts_has_the_normal_policy() {
         return eprintln!("left out: this user may not take SCHED_IDLE back");
     }
     let queue = thread::spawn("queue", || {
-        let own = Arc::new(Placement::default());
+        let own = Arc::new(ThreadPlacement::default());
         let _manner = YieldPolicy::new(Arc::clone(&own), None);
         own.begin_to_yield(|| ());
         assert!(is_idle(&own));
@@ -102,7 +102,7 @@ fn a_queue_yields_while_requests_come_one_by_one_and_are_answered_at_once() {
         return eprintln!("left out: this user may not take SCHED_IDLE back");
     }
     let served = thread::spawn("queue", || {
-        let own = Arc::new(Placement::default());
+        let own = Arc::new(ThreadPlacement::default());
         let state = WatcherState {
             queues: Vec::new(),
             awake: AtomicBool::new(false),
@@ -170,7 +170,7 @@ fn a_queue_that_yields_is_kept_from_starving() {
 }
 
 #[test]
-fn what_a_thread_does_is_told() {
+fn the_activity_of_a_thread_is_reported() {
     assert_eq!(activity(kernel::thread_id()), Activity::Runnable);
     assert_eq!(activity(i32::MAX), Activity::Other);
 }
