@@ -171,7 +171,7 @@ impl WriteRing {
                     let not_taken = self.ring.submission().len();
                     if completed + not_taken >= count {
                         tracing::warn!(
-                            "a ring takes no requests ({error}): {not_taken} writes go another way"
+                            "a ring takes no requests ({error}): {not_taken} writes use plain calls"
                         );
                         self.broken |= not_taken > 0;
                         return;

@@ -40,7 +40,7 @@ impl MemberState {
         match self {
             MemberState::InSync => "in sync",
             MemberState::Missing => "missing",
-            MemberState::Stale => "stale: the others went on without it",
+            MemberState::Stale => "stale: the other members were written without it",
             MemberState::Replaced => "replaced by another member",
             MemberState::Rebuilding => "incomplete: its rebuild was not finished",
             MemberState::Failed => "failed while in use",

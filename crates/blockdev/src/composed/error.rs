@@ -34,15 +34,15 @@ pub enum ComposedError {
     )]
     MembersNamed { kind: ComposedKind, wanted: usize, named: usize },
     #[error(
-        "{first} and {second} each went on without the other, so they differ; choose the one \
-         to keep, and fill the other from it: `cairn device replace --force MIRROR LOSER LOSER`"
+        "{first} and {second} were each written without the other, so they differ; choose the \
+         one to keep, and fill the other from it: `cairn device replace --force MIRROR LOSER LOSER`"
     )]
     Diverged { first: String, second: String },
     #[error("no complete member is there: {members}")]
     NoneComplete { members: String },
     #[error(
         "the mirror is not complete: {members}; `cairn mount -o degraded` and `cairn fsck --repair \
-         --degraded` go on without, `cairn device replace` mends it"
+         --degraded` work without them, `cairn device replace` replaces them"
     )]
     Degraded { members: String },
     #[error("the concatenation is not complete: {members}")]
@@ -52,7 +52,8 @@ pub enum ComposedError {
     #[error("{member} is in sync already; nothing has to be replaced")]
     InSync { member: String },
     #[error(
-        "{member} went on without the other members; --force gives up what was written to it alone"
+        "{member} was written without the other members; --force discards what was written to it \
+         alone"
     )]
     WouldLose { member: String },
     #[error("a {kind} has no second copy to fill a new member from")]

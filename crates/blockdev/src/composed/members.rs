@@ -413,7 +413,7 @@ impl Members {
         if !member.failed.swap(true, Ordering::AcqRel) {
             tracing::warn!(
                 member = %member.name,
-                "the member failed, {} goes on without it: {error}", self.name
+                "the member failed, {} continues without it: {error}", self.name
             );
         }
     }

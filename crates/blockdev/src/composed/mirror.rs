@@ -319,7 +319,7 @@ impl BlockDevice for Mirror {
         let written = self.resynchronised_blocks.load(Ordering::Relaxed);
         if written > 0 {
             tracing::info!(
-                "{}: {written} blocks that a crash had left different are the same in all copies",
+                "{}: {written} blocks differed after a crash; all copies are the same now",
                 self.members.name
             );
         }
