@@ -165,7 +165,7 @@ fn check_unused(
         SlotContent::Valid(bitmap) if bitmap.generation > checker.superblock.generation => {
             let problem = format!(
                 "group {group} has a bitmap of generation {}, left by a commit that was not \
-                 finished; it would count as soon as another commit has that generation",
+                 finished; it would become valid with a later commit of that generation",
                 bitmap.generation
             );
             clear(checker, finding(Severity::Warning, address, problem), address)

@@ -131,13 +131,13 @@ impl FileGroup {
         let hash = hash_name(&self.rules.hash_seed, name);
         let shown = || String::from_utf8_lossy(name).into_owned();
         require(name_slot_range(hash).contains(&key.offset), || {
-            format!("the name {:?} stands in a slot of another hash value", shown())
+            format!("the name {:?} is in a slot of another hash value", shown())
         })?;
         if (self.recent_names.0, self.recent_names.1) != (key.kind, hash) {
             self.recent_names = (key.kind, hash, Vec::new());
         }
         require(!self.recent_names.2.iter().any(|known| known == name), || {
-            format!("the name {:?} stands here twice", shown())
+            format!("the name {:?} is here twice", shown())
         })?;
         self.recent_names.2.push(name.to_vec());
         Ok(())

@@ -101,7 +101,10 @@ impl ItemsPass<'_, '_> {
         } else if inode >= self.next_inode.min(INODE_NUMBER_END) {
             self.item_problem(
                 item,
-                format!("the inode number was not given out: the next one is {}", self.next_inode),
+                format!(
+                    "the inode number was never allocated: the next one is {}",
+                    self.next_inode
+                ),
             );
         }
         if item.key.kind != ItemKind::Inode as u8 {

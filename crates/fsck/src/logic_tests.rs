@@ -53,7 +53,7 @@ fn items_that_cannot_be() {
     expect("an item of an inode that does not exist", |v| {
         drop(v.items.insert(key(30_000, ItemKind::Symlink, 0), vec![1]))
     });
-    expect("the inode number was not given out", |v| v.superblock.next_inode = 50);
+    expect("the inode number was never allocated", |v| v.superblock.next_inode = 50);
     expect("the inode number is a reserved one", |v| v.put_inode(9, &inode_item(0o100644, 1, 0)));
     expect("inode item of 3 bytes", |v| {
         drop(v.items.insert(key(NEW, ItemKind::Inode, 0), vec![0; 3]))
@@ -81,7 +81,7 @@ fn directories_that_cannot_be() {
         let (name, value) = TestVolume::entry(LARGE, NEW, "x", 0o100644);
         v.items.insert(Key { offset: name.offset + 256, ..name }, value);
     });
-    expect("stands here twice", |v| {
+    expect("is here twice", |v| {
         let (name, value) = TestVolume::entry(LARGE, NEW, "x", 0o100644);
         v.items.insert(Key { offset: name.offset + 3, ..name }, value.clone());
         v.items.insert(name, value);

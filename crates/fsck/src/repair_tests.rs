@@ -160,7 +160,7 @@ fn an_inode_beyond_all_numbers_is_left_out() {
     volume.put_inode(INODE_NUMBER_END + 3, &item);
     volume.put_inode(INODE_NUMBER_END - 1, &item);
     volume.write();
-    volume.assert_error("was not given out");
+    volume.assert_error("was never allocated");
     volume.assert_repairable();
     // The last possible number was taken, so lost+found got the first free one.
     let text = crate::dump::dump_tree(&volume.device, TREE_FILES, None).unwrap().to_string();

@@ -368,7 +368,7 @@ impl Report {
             (summary.salvaged, "leaves of the file tree found again"),
             (
                 summary.surplus_blocks,
-                "blocks more were found again than were in use: what had been removed may be back",
+                "more blocks were found than were in use: removed files may be back",
             ),
         ];
         for (count, what) in notes {

@@ -88,7 +88,7 @@ fn of_two_damaged_structures_all_that_is_left_is_found() {
             let is_reported = report
                 .findings
                 .iter()
-                .any(|finding| finding.problem.contains("what had been removed may be back"));
+                .any(|finding| finding.problem.contains("removed files may be back"));
             assert!(
                 back.is_empty() || (is_reported && *other_kind == "all bitmaps"),
                 "{what}: {back:?} were removed: {report}"

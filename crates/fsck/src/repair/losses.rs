@@ -109,7 +109,7 @@ fn of_one(
                 finding(
                     PassId::Items,
                     Structure::Inode,
-                    "attributes; its owner and its rights are made up",
+                    "attributes; its owner and permissions are placeholders",
                 )
                 .of(number),
             );

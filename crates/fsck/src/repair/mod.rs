@@ -144,11 +144,11 @@ fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, St
         let items = losses::inodes(lost.keys);
         let text = match salvaged.lost_leaves.contains_key(&block) {
             true if salvaged.older_versions.contains(&block) => {
-                format!("an older version was taken; what was newer is lost: {items}")
+                format!("an older version was used; newer changes are lost: {items}")
             }
             true => format!("dropped; lost with it: {items}"),
             false if lost.leaf().is_none() && salvaged.missing_blocks > 0 => {
-                format!("dropped; not all that it led to was found: {items}")
+                format!("dropped; not all nodes below it were found: {items}")
             }
             false => continue,
         };

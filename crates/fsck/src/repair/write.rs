@@ -215,7 +215,7 @@ pub(super) fn commit(
     let slot = slots[(commit.generation.0 % 2) as usize];
     debug_assert!(
         commit.superblock_index > 1 || slots[commit.superblock_index] != slot,
-        "the superblock that counts stays"
+        "the current superblock stays"
     );
     for address in
         [slot, geometry.superblock_copy(), slots[((commit.generation.0 + 1) % 2) as usize]]
