@@ -144,7 +144,7 @@ impl Session {
             // connected". Without it, the paths below it would be those of the directory
             // underneath.
             if let Err(error) = self.unmounter.unmount() {
-                tracing::warn!("{error}; take it away with `cairn umount` when nothing uses it");
+                tracing::warn!("{error}; remove it with `cairn umount` when nothing uses it");
             }
         }
         if let Some(rings) = self.rings {

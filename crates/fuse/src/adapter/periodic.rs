@@ -41,7 +41,7 @@ impl PeriodicCommit {
                     continue;
                 };
                 if !std::mem::replace(&mut failed_before, true) {
-                    tracing::error!("periodic commit: {error}");
+                    tracing::error!("the periodic commit failed: {error}");
                 }
                 if matches!(error, Error::Aborted(_) | Error::Closed) {
                     return;

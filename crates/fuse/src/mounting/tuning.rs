@@ -12,6 +12,6 @@ pub fn lengthen_read_ahead(mount: &MountInfo) {
     let suffix = if mount.forwards_sync() { "-fuseblk" } else { "" };
     let path = format!("/sys/class/bdi/{major}:{minor}{suffix}/read_ahead_kb");
     if let Err(error) = std::fs::write(&path, (TRANSFER_BYTES_MAX / 1024).to_string()) {
-        tracing::debug!("{path} stays as it is: {error}");
+        tracing::debug!("{path} cannot be set: {error}");
     }
 }

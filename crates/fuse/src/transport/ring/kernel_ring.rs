@@ -121,7 +121,7 @@ impl Drop for EntryMemory {
         // SAFETY: the mapping was made by `map` with this length, and no reference to it outlives
         // the value. The kernel doesn't have it: `KernelRing` forgets the value otherwise.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), ENTRY_BYTES) } {
-            tracing::warn!("memory of a request cannot be given back: {errno}");
+            tracing::warn!("the memory of a request cannot be unmapped: {errno}");
         }
     }
 }
