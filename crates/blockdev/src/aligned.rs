@@ -46,7 +46,7 @@ impl AlignedBuffer {
         }
     }
 
-    /// Copies the blocks one behind the other. The memory is touched once.
+    /// Copies the blocks into one buffer, in order. The memory is touched once.
     pub fn of_blocks<'a>(
         blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK_BYTES]>,
     ) -> AlignedBuffer {

@@ -16,7 +16,7 @@ pub const BLOCK_BYTES: usize = 4096;
 pub struct SetWrite<'a> {
     /// The offset.
     pub offset_bytes: u64,
-    /// The content, one behind the other; each in whole blocks.
+    /// The content, in order; each buffer in whole blocks.
     pub buffers: Vec<&'a [u8]>,
 }
 
@@ -44,7 +44,7 @@ pub trait BlockDevice: Send + Sync {
     /// If the device reports one, or the range reaches past its end.
     fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Writes `buffers` one behind the other, beginning at `offset_bytes`. Offset and each length
+    /// Writes `buffers` one after the other, beginning at `offset_bytes`. Offset and each length
     /// are multiples of 4,096 (asserted). On return the write is *completed*: the next flush makes
     /// it durable.
     ///

@@ -114,7 +114,7 @@ pub(crate) fn read_all(
     Ok(())
 }
 
-/// Writes all buffers, one behind the other, with as few system calls as possible.
+/// Writes all buffers, one after the other, with as few system calls as possible.
 pub(crate) fn write_all(file: &File, mut offset_bytes: u64, buffers: &[&[u8]]) -> io::Result<()> {
     let mut slices: Vec<IoSlice<'_>> = buffers
         .iter()

@@ -120,7 +120,7 @@ impl TreeWalk<'_, '_> {
             return false;
         }
         if generation > expected.parent_generation || generation.0 == 0 {
-            // A mount follows the pointer all the same, so nothing is lost.
+            // A mount still follows the pointer, so nothing is lost.
             let problem = format!(
                 "tree {}: generation {generation} below a parent of generation {}",
                 expected.tree, expected.parent_generation

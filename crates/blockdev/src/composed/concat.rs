@@ -1,4 +1,4 @@
-//! A concatenation: members one behind the other, in the order of their labels.
+//! A concatenation: members end to end, in the order of their labels.
 //!
 //! Invariant: all members are present and in sync. There is no second copy of anything, so an
 //! error of one member is an error of the whole.
@@ -16,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Two to eight members, one behind the other.
+/// Two to eight members, end to end.
 ///
 /// ```
 /// use cairn_blockdev::composed::{Access, Candidate, Concat, ComposedKind, make};

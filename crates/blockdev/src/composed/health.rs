@@ -1,4 +1,4 @@
-//! How the members of a composed device are, for statistics and for people.
+//! The health of the members of a composed device, for statistics and for display.
 
 /// A composed device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,11 +9,11 @@ pub struct DeviceHealth {
     pub pool: String,
     /// Whether a member is lost, stale or incomplete.
     pub degraded: bool,
-    /// Whether it was not closed as it should, and its copies have not been compared since.
+    /// Whether it was not closed cleanly, and its copies have not been compared since.
     pub copies_may_differ: bool,
-    /// Blocks of 4 KiB that were written again from another copy.
+    /// Blocks of 4 KiB that were rewritten from another copy.
     pub repaired_blocks: u64,
-    /// Blocks whose copies differed after an unclean stop.
+    /// Blocks whose copies differed after an unclean shutdown.
     pub resynchronised_blocks: u64,
     /// The members, in order.
     pub members: Vec<MemberHealth>,

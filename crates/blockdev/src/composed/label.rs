@@ -35,7 +35,7 @@ const FLAG_OPEN: u32 = 1;
 pub enum ComposedKind {
     /// Each member holds everything.
     Mirror,
-    /// The members lie one behind the other.
+    /// The members lie end to end.
     Concat,
 }
 

@@ -156,7 +156,7 @@ fn going_on_without_a_member_is_asked_for_and_remembered() {
     fill(&open(&first, true).unwrap(), 5, 2);
     assert_eq!(state_of(&both), [MemberState::InSync, MemberState::Stale]);
     assert_eq!(byte(&open(&both, true).unwrap(), 5), 2);
-    // The second member alone does not show the damage; both together do.
+    // The stale member alone opens; both together show that they diverged.
     fill(&open(&second, true).unwrap(), 5, 3);
     assert!(matches!(open(&both, true), Err(ComposedError::Diverged { .. })));
 }
@@ -185,8 +185,8 @@ fn a_bad_copy_is_read_around_and_written_again() {
             if bytes.iter().all(|byte| *byte == 4) { Ok(()) } else { Err("damaged") }
         };
         assert_eq!(read_verified(&mirror, 9 * 4096, &mut bytes, verify).unwrap(), Ok(()));
-        // If the other member was damaged, the first one that reads try was good: nothing was seen
-        // and nothing repaired.
+        // Reads try member 0 first. If member 1 was damaged, they saw no damage and repaired
+        // nothing.
         assert_eq!(mirror.health().unwrap().repaired_blocks, u64::from(bad == 0));
         mirror.repair(9 * 4096, &bytes).unwrap();
         assert_eq!(mirror.health().unwrap().repaired_blocks, 1);

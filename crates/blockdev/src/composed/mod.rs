@@ -1,5 +1,5 @@
 //! Devices made of devices: a [`Mirror`] holds everything on each member, a [`Concat`] puts members
-//! one behind the other.
+//! end to end.
 //!
 //! A member carries a label ([`label`]) outside the composed address space. It distinguishes
 //! members from other devices, and a stale member from a current one (`assembly`). `members` holds

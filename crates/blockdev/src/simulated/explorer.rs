@@ -50,7 +50,7 @@ pub enum EventInfo {
 /// let mut explorer = device.explorer();
 /// loop {
 ///     let survivor = explorer.state(&mut random);
-///     // … open `survivor`, and check that what was acknowledged by now is there …
+///     // … open `survivor`, and check that it holds what was acknowledged …
 ///     if !explorer.advance() {
 ///         break;
 ///     }
