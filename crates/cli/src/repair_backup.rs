@@ -166,7 +166,10 @@ impl BlockDevice for BackingUp {
 
     // A mirror's `repair` needs no backup: a copy that no reader could use becomes what another,
     // verified one holds already.
-    forward_to_device!(self => self.device; read, flush, discard, length_bytes, flush_time, copies, read_copy, repair, health);
+    forward_to_device!(
+        self => self.device;
+        read, flush, discard, length_bytes, flush_time, copies, read_copy, repair, health
+    );
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Stopping a volume on request. This is what ext4, XFS and btrfs do with their shutdown ioctl: what
-//! a crash leaves, without a crash.
+//! Stopping a volume on request. This is what ext4, XFS and btrfs do with their shutdown ioctl:
+//! what a crash leaves, without a crash.
 use crate::layers::Layers;
 use crate::{Error, Result};
 use cairn_log::LogError;

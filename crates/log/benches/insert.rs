@@ -1,6 +1,7 @@
 //! How many operations per second enter the committed item list.
 //!
-//!     cargo bench -p cairn-log --bench insert --features baselines -- [--threads 1,2,8,64] [--seconds 1] [--rounds 5]
+//!     cargo bench -p cairn-log --bench insert --features baselines -- \
+//!         [--threads 1,2,8,64] [--seconds 1] [--rounds 5]
 //!
 //! Loads, each thread for itself but on the same list:
 //! - `create`: a new inode, a new entry, and the directory's inode, which the thread changes again

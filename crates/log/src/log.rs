@@ -33,7 +33,8 @@ use std::sync::Arc;
 /// use cairn_blockdev::{BlockDevice, MemoryDevice};
 /// use cairn_environment::atomic::AtomicU64;
 /// use cairn_format::{
-///     EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES, VolumeId,
+///     EntryFlags, Generation, Geometry, InodeNumber, ItemKind, Key, LogPosition, TREE_FILES,
+///     VolumeId,
 /// };
 /// use cairn_log::{Batch, Log, LogOptions, LogStart};
 /// use std::sync::Arc;

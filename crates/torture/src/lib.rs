@@ -7,8 +7,8 @@
 //! [`verdict`] decide whether what a crash left is permitted.
 //!
 //! `runs` and `mounted` are the parts of `cairn torture`: the former in memory, the latter on real
-//! mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of them: there are
-//! no processes, no signals and no kernel in it.
+//! mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of them: there
+//! are no processes, no signals and no kernel in it.
 //!
 //! Everything follows from a seed. With one client and no background work the same seed gives the
 //! same run; with several, the seed fixes what each client does, but not how they interleave.

@@ -1,5 +1,5 @@
-//! What `baselines.rs` has, in a program without the feature `baselines`: nothing that came before a
-//! mechanism. [`Mechanism::check_built`] refuses to measure what would need it.
+//! What `baselines.rs` has, in a program without the feature `baselines`: nothing that came before
+//! a mechanism. [`Mechanism::check_built`] refuses to measure what would need it.
 use super::mechanism::Mechanism;
 use crate::engine_settings::EngineSettings;
 

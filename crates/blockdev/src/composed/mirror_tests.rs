@@ -1,6 +1,7 @@
 //! A mirror of simulated devices: loss, return, damage and crashes of its members.
 
-use super::members::{Access, Candidate, make, status};
+use super::making::make;
+use super::members::{Access, Candidate, status};
 use super::{ComposedError, ComposedKind, Concat, MemberState, Mirror};
 use crate::composed::label::DATA_START_BYTES;
 use crate::error::Operation;

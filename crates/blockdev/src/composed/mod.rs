@@ -34,6 +34,7 @@ mod error;
 mod flusher;
 mod health;
 pub mod label;
+mod making;
 mod members;
 mod mirror;
 mod rebuild;
@@ -43,7 +44,8 @@ pub use concat::Concat;
 pub use error::ComposedError;
 pub use health::{DeviceHealth, MemberHealth};
 pub use label::{ComposedKind, Label};
-pub use members::{Access, Candidate, MemberStatus, make, status};
+pub use making::make;
+pub use members::{Access, Candidate, MemberStatus, status};
 pub use mirror::{CopyFirst, Mirror};
 pub use rebuild::{Rebuild, RebuildView};
 

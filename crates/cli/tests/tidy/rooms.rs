@@ -9,8 +9,12 @@ use crate::source::{SourceFile, rust_files};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Folders and files of the engine, from the ground to the top. What is not named stands on top.
-const ENGINE_FLOORS: &[&[&str]] =
-    &[&["error", "options", "types"], &["store"], &["file"], &["names"]];
+const ENGINE_FLOORS: &[&[&str]] = &[
+    &["baselines", "error", "no_baselines", "options", "types"],
+    &["store"],
+    &["file"],
+    &["names"],
+];
 
 /// Crates whose modules don't import each other in circles.
 const WITHOUT_CIRCLES: &[&str] = &["engine"];

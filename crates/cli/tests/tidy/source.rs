@@ -89,6 +89,13 @@ impl SourceFile {
         self.is_test() || module_at.is_some_and(|start| line > start)
     }
 
+    /// Whether a string or a character stands on `line`, wholly or in part.
+    pub fn has_literal_at(&self, line: usize) -> bool {
+        let of = |text: &str| text.lines().nth(line - 1).unwrap_or_default().trim_end().to_owned();
+        let (text, code) = (of(&self.text), of(&self.code));
+        text.split("//").next().unwrap_or_default().trim_end() != code && text != code
+    }
+
     /// The line in which the code mentions `call` or imports it; paths may be broken up by braces.
     pub fn mentions(&self, call: &str) -> Option<usize> {
         self.at(call, |_, _| true).or_else(|| {

@@ -1,5 +1,5 @@
-//! What a writer does when memory holds too much dirty data: it writes some out itself, of whichever
-//! file's turn it is. [`super::throttle`] limits how many do so at once.
+//! What a writer does when memory holds too much dirty data: it writes some out itself, of
+//! whichever file's turn it is. [`super::throttle`] limits how many do so at once.
 use super::Files;
 use super::inode::Inode;
 use crate::Result;
@@ -62,8 +62,8 @@ impl Files {
         Some(Arc::clone(inode))
     }
 
-    /// Writes a file's dirty data unless another thread does already; returns for how many blocks it kept
-    /// space.
+    /// Writes a file's dirty data unless another thread does already; returns for how many blocks
+    /// it kept space.
     pub(crate) fn write_back_if_idle(&self, inode: &Arc<Inode>) -> Result<u64> {
         let Some(_extents) = inode.extents.try_lock() else { return Ok(0) };
         let blocks = self

@@ -9,8 +9,8 @@
 //! reference goes.
 //!
 //! Lock discipline: extents mutex (EXTENTS) before joining a transaction; state locks (INODE) in
-//! ascending inode number, several of them only through [`Files::lock_inodes`](super::Files::lock_inodes); the table's
-//! shards (INODE_TABLE) inside.
+//! ascending inode number, several of them only through
+//! [`Files::lock_inodes`](super::Files::lock_inodes); the table's shards (INODE_TABLE) inside.
 use crate::file::pages::Pages;
 use crate::{Error, Result};
 use cairn_environment::Rank;

@@ -1,7 +1,7 @@
 //! Locking inodes, which loads them.
 //!
-//! Lock discipline: as in [`super::inode`]; several state locks are taken in ascending inode number,
-//! here only.
+//! Lock discipline: as in [`super::inode`]; several state locks are taken in ascending inode
+//! number, here only.
 use super::Files;
 use super::inode::{Inode, InodeState, ReadGuard, WriteGuard};
 use crate::{Error, Result};

@@ -27,9 +27,9 @@ pub(crate) enum PageState {
     Dirty,
     /// Being written by whoever holds the extents mutex; not in the tree yet.
     Writing,
-    /// In tree and log, and in the hands of the log; the number is its [`crate::file::inode::Flight`]'s.
-    /// Whoever changes or drops it leaves blocks behind that may still be written to: they are
-    /// pinned until the transaction is durable, which comes later.
+    /// In tree and log, and in the hands of the log; the number is its
+    /// [`crate::file::inode::Flight`]'s. Whoever changes or drops it leaves blocks behind that may
+    /// still be written to: they are pinned until the transaction is durable, which comes later.
     Logged(u64),
 }
 

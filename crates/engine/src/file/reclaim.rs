@@ -29,8 +29,8 @@ impl Files {
         true
     }
 
-    /// Writes a file's dirty data as soon as no other thread does, or until one other write-back was
-    /// seen from its beginning to its end. Such a thread waits for commits only
+    /// Writes a file's dirty data as soon as no other thread does, or until one other write-back
+    /// was seen from its beginning to its end. Such a thread waits for commits only
     /// ([`Effort::Writeback`]), so this wait ends. Others that have the file locked may wait for
     /// this thread, so they get only a few looks.
     fn await_write_back(&self, inode: &Arc<Inode>, enough: &dyn Fn() -> bool) {

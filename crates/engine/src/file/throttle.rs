@@ -1,4 +1,5 @@
-//! What a writer does when memory holds too much dirty data: it writes some out itself, of any file.
+//! What a writer does when memory holds too much dirty data: it writes some out itself, of any
+//! file.
 //!
 //! Each writer owes a multiple of what it is about to make dirty, so that dirty data shrinks
 //! however many of them there are, and none of them waits for much longer than its own share takes.
@@ -11,8 +12,8 @@
 //! processor among hundreds, and a thread that creates or removes that file would wait as long.
 //!
 //! Lock discipline: places and the list of dirty inodes are locked for one step; an inode's extents
-//! mutex is tried, never waited for, but the writer's own. A thread that waits for a place holds no lock and
-//! has joined no transaction.
+//! mutex is tried, never waited for, but the writer's own. A thread that waits for a place holds no
+//! lock and has joined no transaction.
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, assert_may_block};

@@ -7,8 +7,8 @@
 //! 4. Under the inode's state lock: reads what the blocks at both ends held before, if that
 //!    matters; changes the pages; keeps the space for them; notes length and times.
 //!
-//! It joins no transaction. *A crash: nothing of it is durable before an fsync or a sweep.* Bytes of
-//! a page past the end of the file are zero, always: extending a file then shows zeros.
+//! It joins no transaction. *A crash: nothing of it is durable before an fsync or a sweep.* Bytes
+//! of a page past the end of the file are zero, always: extending a file then shows zeros.
 use super::Files;
 use super::extents::gaps;
 use super::inode::{Inode, InodeState};

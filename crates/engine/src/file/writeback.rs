@@ -16,8 +16,8 @@
 //! **An fsync of little data** leaves the writing of step 3 to the log, which writes the data of a
 //! whole group together with the group's checkpoint ([`Delivery::WithGroup`]): one wait for the
 //! device instead of one per file and another. Until the data is written its pages stay in memory
-//! as [`PageState::Logged`](crate::file::pages::PageState::Logged). More data than that is written here,
-//! by its own thread, so that a large fsync never stands in the way of a group; and so is
+//! as [`PageState::Logged`](crate::file::pages::PageState::Logged). More data than that is written
+//! here, by its own thread, so that a large fsync never stands in the way of a group; and so is
 //! everything while the log holds much.
 //!
 //! Such data goes next to that of the others in the group, so that it is one write on the device,

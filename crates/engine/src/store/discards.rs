@@ -1,5 +1,5 @@
-//! Counting the discards of free blocks that are under way: a volume that stops waits for them, since
-//! the next owner of the device may write there.
+//! Counting the discards of free blocks that are under way: a volume that stops waits for them,
+//! since the next owner of the device may write there.
 //!
 //! Lock discipline: the counter's lock (rank `LEAF`), for moments.
 use cairn_environment::Rank;

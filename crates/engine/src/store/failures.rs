@@ -500,6 +500,6 @@ impl BlockDevice for Watched {
         });
     }
 
-    forward_to_device!(self => self.device; length_bytes, flush_time, copies, read_copy, repair, resynchronise, close, raw_file, health,
-        observe, keep_spare);
+    forward_to_device!(self => self.device; length_bytes, flush_time, copies, read_copy, repair,
+        resynchronise, close, raw_file, health, observe, keep_spare);
 }

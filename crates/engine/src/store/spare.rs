@@ -69,7 +69,8 @@ impl Store {
                 .is_ok()
         };
         if dirty_bytes.abs_diff(looked_at_bytes) >= NODES_STEP_BYTES && is_mine() {
-            // An operation that adds something gets the error from its reservation; a removal goes on.
+            // An operation that adds something gets the error from its reservation; a removal goes
+            // on.
             let _reported = self.noted(self.look_for_storage_room());
         }
         room.suspect.load(Ordering::Acquire) || room.is_tight()

@@ -131,7 +131,8 @@ impl Volume {
     /// Allocates or frees a range of a file.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::InvalidArgument`], [`Error::NoSpace`], [`Error::FileTooLarge`].
+    /// [`Error::NotFound`], [`Error::InvalidArgument`], [`Error::NoSpace`],
+    /// [`Error::FileTooLarge`].
     pub fn allocate(
         &self,
         inode: InodeNumber,
@@ -213,8 +214,8 @@ impl Volume {
         self.files().remove_xattr(inode, name)
     }
 
-    /// As [`Volume::read_into`], but only if everything is in memory and no thread changes the file at
-    /// this moment: it does not wait for the device, nor for others. `None` if not, or if there
+    /// As [`Volume::read_into`], but only if everything is in memory and no thread changes the file
+    /// at this moment: it does not wait for the device, nor for others. `None` if not, or if there
     /// would be an error.
     pub fn read_cached_into(
         &self,
@@ -244,8 +245,8 @@ impl Volume {
         self.files().finish_read(planned, buffer)
     }
 
-    /// As [`Volume::copy_range`], if what is copied is little and in memory, and no thread changes the
-    /// source at this moment. Otherwise `None`, and nothing has happened.
+    /// As [`Volume::copy_range`], if what is copied is little and in memory, and no thread changes
+    /// the source at this moment. Otherwise `None`, and nothing has happened.
     pub fn copy_cached(
         &self,
         from: InodeNumber,
@@ -280,8 +281,8 @@ impl Volume {
         self.files().fsync(inode, kind, CallerLeads::UntilSeveralWait, completion);
     }
 
-    /// Whether an fsync has little to prepare: it writes no data by itself, and no thread works on the
-    /// file at this moment.
+    /// Whether an fsync has little to prepare: it writes no data by itself, and no thread works on
+    /// the file at this moment.
     pub fn is_little_to_sync(&self, inode: InodeNumber) -> bool {
         self.files().is_little_to_sync(inode)
     }

@@ -75,7 +75,14 @@ impl Drop for Shared {
 /// let device = Arc::new(MemoryDevice::new(32 << 20));
 /// mkfs::mkfs(&*device, &mkfs::MkfsOptions::default())?;
 /// let volume = Volume::open(device, VolumeOptions::default())?;
-/// let new = NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
+/// let new = NewInode {
+///     file_type: FileType::Regular,
+///     mode: 0o644,
+///     uid: 0,
+///     gid: 0,
+///     device: 0,
+///     target: None,
+/// };
 /// let file = volume.create(volume.root(), b"greeting", &new)?.inode;
 /// volume.write(file, 0, b"hello")?;
 /// volume.fsync_blocking(file, FsyncKind::Full)?;
@@ -241,8 +248,8 @@ impl Volume {
         self.shared.layers.shut_down(log)
     }
 
-    /// The caller of this request (see [`crate::on_behalf_of`]) was asked to stop. If it is gone and
-    /// waits for space, the wait ends with [`Error::Interrupted`]; returns whether it did.
+    /// The caller of this request (see [`crate::on_behalf_of`]) was asked to stop. If it is gone
+    /// and waits for space, the wait ends with [`Error::Interrupted`]; returns whether it did.
     pub fn call_off(&self, request: u64) -> bool {
         self.store().space.call_off(request)
     }

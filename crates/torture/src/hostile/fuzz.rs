@@ -299,11 +299,10 @@ impl Fuzzer<'_> {
                 }
                 let kind = kind_of(&problem);
                 if self.known.insert(kind.clone()) {
-                    let small = shrink(
-                        &input,
-                        60,
-                        |bytes| matches!(self.attempt(bytes), Outcome::Failed(other) if kind_of(&other) == kind),
-                    );
+                    let small = shrink(&input, 60, |bytes| match self.attempt(bytes) {
+                        Outcome::Failed(other) => kind_of(&other) == kind,
+                        _ => false,
+                    });
                     self.findings.push(Finding { input: small, problem });
                 }
             }

@@ -81,8 +81,8 @@ impl Bitmaps {
     }
 
     /// The older bitmap of a group is valid too, but calls free what was used since: it must not
-    /// stand in for a newest one that is damaged or was never written. The superblock decides: which
-    /// generations belong to it, and the sum of the bits.
+    /// stand in for a newest one that is damaged or was never written. The superblock decides:
+    /// which generations belong to it, and the sum of the bits.
     fn check_sum(&self, superblock: &Superblock) -> Result<()> {
         let geometry = superblock.geometry;
         let set: u64 = self
