@@ -59,14 +59,14 @@ impl BlockNumber {
 impl FileBlock {
     /// The first block of a file.
     pub const FIRST: Self = Self(0);
-    /// Behind every block that a file can have.
+    /// The bound above all blocks of a file.
     pub const END: Self = Self(u64::MAX);
 
-    /// The block in which the byte at `offset_bytes` lies.
+    /// The block that holds the byte at `offset_bytes`.
     pub fn round_down(offset_bytes: u64) -> Self {
         Self(offset_bytes / BLOCK_SIZE as u64)
     }
-    /// The first block that begins at or behind `offset_bytes`.
+    /// The first block that begins at or after `offset_bytes`.
     pub fn round_up(offset_bytes: u64) -> Self {
         Self(blocks_for_bytes(offset_bytes))
     }
