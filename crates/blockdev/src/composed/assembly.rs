@@ -158,8 +158,8 @@ fn state_of(authority: &Label, label: Option<&Label>) -> MemberState {
     MemberState::InSync
 }
 
-/// Each member gets the index of its label, in any order of the names. A name without
-/// a label, or with a label whose index is taken, gets a free index.
+/// Each member gets the index of its label, in any order of the names. A name without a label, or
+/// with a label whose index is taken, gets a free index.
 fn indexes(found: &[LabelledName], states: &[MemberState]) -> Vec<usize> {
     let mut index_of = vec![usize::MAX; found.len()];
     let mut taken = vec![false; found.len()];
