@@ -7,7 +7,7 @@ use crate::expected::Bounds;
 use crate::handle::ReadNode;
 use crate::tree::Tree;
 use crate::walk::unseen;
-use cairn_format::Key;
+use cairn_format::{BlockNumber, Key};
 
 /// A leaf under its shared lock.
 pub(crate) struct Leaf {
@@ -36,6 +36,14 @@ impl Tree {
     ) -> Result<Option<R>, TreeError> {
         let leaf = self.leaf(key)?.node;
         Ok(leaf.search(key).ok().map(|index| read(leaf.value(index))))
+    }
+
+    /// The block of the leaf in which `key` has its place, for messages about its item.
+    ///
+    /// # Errors
+    /// When a node on the way can't be read.
+    pub fn leaf_block(&self, key: &Key) -> Result<BlockNumber, TreeError> {
+        Ok(self.leaf(key)?.node.handle.root_pointer().block)
     }
 
     /// Whether the leaf for `key` can be reached without the device, now.

@@ -1,4 +1,5 @@
 //! The one error of this crate: the damaged structure, its block, and the damage.
+use crate::key::Key;
 use crate::units::BlockNumber;
 use std::fmt;
 
@@ -35,7 +36,8 @@ impl fmt::Display for Structure {
 pub struct FormatError {
     /// The structure that was read.
     pub structure: Structure,
-    /// Its block (for an item: the block of its node, or 0 if unknown).
+    /// Its block. For an item that of its node or checkpoint, or 0 as long as
+    /// [`FormatError::of_item`] has not named it.
     pub block: BlockNumber,
     /// The problem.
     pub problem: String,
@@ -45,5 +47,11 @@ impl FormatError {
     /// An error about `structure` at `block`.
     pub fn new(structure: Structure, block: BlockNumber, problem: impl Into<String>) -> Self {
         Self { structure, block, problem: problem.into() }
+    }
+
+    /// The same problem of the item under `key`, which stands in the node or checkpoint at `block`.
+    #[must_use]
+    pub fn of_item(self, key: &Key, block: BlockNumber) -> Self {
+        Self { block, problem: format!("{key:?}: {}", self.problem), ..self }
     }
 }

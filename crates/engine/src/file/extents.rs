@@ -66,7 +66,7 @@ impl Files {
         }
         let up_to_start = key(FileBlock::FIRST)..=key(blocks.start);
         if let Some((first, value)) = self.store.file_tree.last(up_to_start)? {
-            let extent = Extent::decode(&value)?;
+            let extent = self.store.of_item(&first, Extent::decode(&value))?;
             if first.file_block() + extent.blocks > blocks.start {
                 found.push((first.file_block(), extent));
             }
@@ -78,7 +78,8 @@ impl Files {
                     break;
                 }
                 let (key, value) = item?;
-                found.push((key.file_block(), Extent::decode(&value)?));
+                let extent = self.store.of_item(&key, Extent::decode(&value))?;
+                found.push((key.file_block(), extent));
             }
         }
         Ok(found)

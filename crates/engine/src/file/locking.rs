@@ -31,14 +31,12 @@ impl LockedInodes<'_> {
 
 impl Files {
     fn load(&self, number: InodeNumber) -> Result<Box<InodeState>> {
-        let value = self
-            .store
-            .file_tree
-            .get(&Key::new(number, ItemKind::Inode, 0))?
-            .ok_or(Error::NotFound)?;
+        let key = Key::new(number, ItemKind::Inode, 0);
+        let value = self.store.file_tree.get(&key)?.ok_or(Error::NotFound)?;
+        let item = self.store.of_item(&key, InodeItem::decode(&value))?;
         // An inode that left memory may have items in the CIL: an fsync of it waits for everything
         // logged so far.
-        Ok(Box::new(InodeState::new(InodeItem::decode(&value)?, self.store.log.last())))
+        Ok(Box::new(InodeState::new(item, self.store.log.last())))
     }
 
     /// Locks an inode exclusively, loading it when needed.

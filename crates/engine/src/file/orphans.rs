@@ -130,19 +130,20 @@ impl Files {
             (1..).zip(self.store.file_tree.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)))
         {
             meter.at("unfinished removals", done, 0);
-            let done = item
-                .map_err(Error::from)
-                .and_then(|(key, value)| self.finish_orphan(InodeNumber(key.offset), &value));
+            let done = item.map_err(Error::from).and_then(|(key, value)| {
+                let kind = self.store.of_item(&key, decode_orphan(&value))?;
+                self.finish_orphan(InodeNumber(key.offset), kind)
+            });
             if let Err(error) = done {
                 tracing::warn!("an unfinished removal has to wait: {error}");
             }
         }
     }
 
-    fn finish_orphan(&self, number: InodeNumber, value: &[u8]) -> Result<()> {
+    fn finish_orphan(&self, number: InodeNumber, kind: OrphanKind) -> Result<()> {
         let inode = self.inodes.get(number);
         let _extents = inode.extents.lock();
-        match decode_orphan(value)? {
+        match kind {
             OrphanKind::Remove => self.remove_inode(&inode, Effort::Removal, &mut 0),
             OrphanKind::Truncate => self.finish_truncation(&inode),
         }

@@ -220,7 +220,7 @@ impl Files {
             }
             removed += 1;
             let extent = if key.kind == ItemKind::Extent as u8 {
-                Some(Extent::decode(&value)?)
+                Some(self.store.of_item(&key, Extent::decode(&value))?)
             } else {
                 None
             };

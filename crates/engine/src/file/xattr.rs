@@ -7,8 +7,7 @@ use crate::types::XattrMode;
 use crate::types::now;
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, FormatError, InodeNumber, ItemKind, Key, Structure, XATTR_INLINE_BYTES_MAX,
-    XattrItem, hash_name, name_slot_range,
+    InodeNumber, ItemKind, Key, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range,
 };
 
 const NAME_BYTES_MAX: usize = 255;
@@ -43,7 +42,7 @@ impl Files {
                 ..=Key::new(inode, ItemKind::Xattr, *slots.end()),
         ) {
             let (key, value) = item?;
-            let found = XattrItem::decode(&value)?;
+            let found = self.store.of_item(&key, XattrItem::decode(&value))?;
             if found.name == name {
                 return Ok((Some((key.offset, found)), free));
             }
@@ -68,12 +67,9 @@ impl Files {
         if value.len() == item.value_bytes as usize {
             return Ok(value);
         }
-        let problem = format!(
-            "inode {number}: an extended attribute has {} of its {} bytes",
-            value.len(),
-            item.value_bytes
-        );
-        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
+        let problem =
+            format!("an extended attribute has {} of its {} bytes", value.len(), item.value_bytes);
+        Err(self.store.damaged_item(&Key::new(number, ItemKind::Xattr, slot), problem))
     }
 
     /// Names of all attributes.
@@ -83,7 +79,10 @@ impl Files {
         self.store
             .file_tree
             .range(Key::all(number, ItemKind::Xattr))
-            .map(|item| Ok(XattrItem::decode(&item?.1)?.name))
+            .map(|item| {
+                let (key, value) = item?;
+                Ok(self.store.of_item(&key, XattrItem::decode(&value))?.name)
+            })
             .collect()
     }
 

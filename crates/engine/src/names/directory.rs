@@ -11,8 +11,7 @@ use crate::types::now;
 use crate::types::{Attributes, NewInode};
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, FileType, FormatError, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
-    SYMLINK_PART_BYTES, Structure, encode_orphan,
+    FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, encode_orphan,
 };
 use std::sync::atomic::Ordering;
 
@@ -276,10 +275,9 @@ impl Names {
     ) -> Result<()> {
         match self.peek_entry(parent, name)? {
             Some(entry) if entry.inode == seen => {
-                let problem = format!(
-                    "an entry of directory {parent} names inode {seen}, which does not exist"
-                );
-                Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
+                let problem = format!("it names inode {seen}, which does not exist");
+                let key = Key::new(parent, ItemKind::DirectoryEntry, entry.slot);
+                Err(self.store.damaged_item(&key, problem))
             }
             _ => Ok(()),
         }
@@ -328,10 +326,10 @@ impl Names {
             return Ok(target);
         }
         let problem = format!(
-            "inode {number}: a symbolic link of {length} bytes with an impossible target of {}",
+            "a symbolic link of {length} bytes with an impossible target of {}",
             target.len()
         );
-        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
+        Err(self.store.damaged_item(&Key::new(number, ItemKind::Symlink, 0), problem))
     }
 
     /// The directory that contains `directory`.

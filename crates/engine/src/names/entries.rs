@@ -7,8 +7,8 @@ use crate::names::Names;
 use crate::types::{Attributes, DirectoryItem};
 use crate::{Error, Result};
 use cairn_format::{
-    DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure, hash_name,
-    name_slot_range,
+    BlockNumber, DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure,
+    hash_name, name_slot_range,
 };
 use std::ops::{Range, RangeInclusive};
 
@@ -101,13 +101,16 @@ impl Names {
         let mut free = Some(*slots.start());
         let mut found = Ok(None);
         self.store.file_tree.scan(keys, |key, value| {
-            found = FoundEntry::if_named(name, key.offset, value);
+            found = FoundEntry::if_named(name, key.offset, value).map_err(|error| (key, error));
             if free == Some(key.offset) && matches!(found, Ok(None)) {
                 free = (key.offset < *slots.end()).then_some(key.offset + 1);
             }
             matches!(found, Ok(None))
         })?;
-        Ok((found?, free))
+        match found {
+            Ok(found) => Ok((found, free)),
+            Err((key, error)) => self.store.of_item(&key, Err(error)),
+        }
     }
 
     /// The entry with this name, or `NotFound`.
@@ -163,7 +166,7 @@ impl Names {
         }
         for item in self.store.file_tree.range(listing_keys(directory, cookie)) {
             let (key, value) = item?;
-            if !take(self.listed_item(&key, &value)?) {
+            if !take(self.store.of_item(&key, Self::listed_item(&key, &value))?) {
                 break;
             }
         }
@@ -171,13 +174,14 @@ impl Names {
     }
 
     /// What a listing says of the entry with this key and item value.
-    fn listed_item<'v>(&self, key: &Key, value: &'v [u8]) -> Result<DirectoryItem<'v>> {
+    fn listed_item<'v>(
+        key: &Key,
+        value: &'v [u8],
+    ) -> std::result::Result<DirectoryItem<'v>, FormatError> {
         let (inode, file_type) = DirectoryEntry::target_of(value)?;
-        // No hash has a slot so high; the file tree's root stands for the place.
+        // No hash has a slot so high.
         let cookie = key.offset.checked_add(3).ok_or_else(|| {
-            let problem =
-                format!("inode {}: a name in the impossible slot {}", key.inode, key.offset);
-            FormatError::new(Structure::Item, self.store.file_tree.root().block, problem)
+            FormatError::new(Structure::Item, BlockNumber(0), "a name in an impossible slot")
         })?;
         Ok(DirectoryItem { name: DirectoryEntry::name_of(value)?, inode, file_type, cookie })
     }
@@ -193,15 +197,16 @@ impl Names {
         }
         let mut damage = None;
         let scanned = self.store.file_tree.scan(listing_keys(directory, cookie), |key, value| {
-            match self.listed_item(&key, value) {
+            match Self::listed_item(&key, value) {
                 Ok(item) => {
                     self.files.inodes.retain(item.inode);
                     part.push(&item);
                 }
-                Err(error) => damage = Some(error),
+                Err(error) => damage = Some((key, error)),
             }
             damage.is_none() && part.entries.len() < LISTED_ENTRIES
         });
+        let damage = damage.map(|(key, error)| self.store.damaged(&key, error));
         match damage.or(scanned.err().map(Error::from)) {
             // What comes before it is a listing.
             Some(error) if part.entries.is_empty() => Err(error),

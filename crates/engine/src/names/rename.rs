@@ -17,10 +17,7 @@ use crate::types::now;
 use crate::types::{NewInode, RenameMode};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{
-    BlockNumber, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key,
-    Structure,
-};
+use cairn_format::{FileType, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key};
 use std::sync::Arc;
 
 /// Deeper than any path can be made in practice: a longer chain of parents is a cycle.
@@ -234,7 +231,7 @@ impl Names {
             at = self.parent(at)?;
         }
         let problem = format!("directory {directory} has more than {DEPTH_MAX} ancestors");
-        Err(FormatError::new(Structure::Item, BlockNumber(0), problem).into())
+        Err(self.store.damaged_item(&Key::new(directory, ItemKind::Inode, 0), problem))
     }
 
     fn replace(

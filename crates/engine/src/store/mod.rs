@@ -16,6 +16,7 @@
 mod commit;
 mod committer;
 pub(crate) mod counters;
+mod damage;
 mod discard;
 mod discards;
 pub(crate) mod failures;

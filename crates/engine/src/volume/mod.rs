@@ -262,7 +262,7 @@ impl Volume {
         &self.shared.layers.files
     }
 
-    fn names(&self) -> &Names {
+    pub(crate) fn names(&self) -> &Names {
         &self.shared.layers.names
     }
 }

@@ -296,6 +296,11 @@ impl<'d> Replay<'d> {
     /// The checkpoints to apply, in order; each is read when its turn comes. After an error,
     /// nothing more may be applied.
     pub fn checkpoints(&self) -> impl Iterator<Item = Result<Checkpoint, ReplayError>> + '_ {
-        self.chain.iter().filter(|found| self.applies(found)).map(|found| self.read_again(found))
+        self.to_apply().map(|found| self.read_again(found))
+    }
+
+    /// What is known of the checkpoints to apply, in order.
+    pub fn to_apply(&self) -> impl Iterator<Item = &ReplayedCheckpoint> {
+        self.chain.iter().filter(|found| self.applies(found))
     }
 }

@@ -2,6 +2,7 @@
 use super::meter::RecoveryMeter;
 use super::superblock::{overwritten_in_place, settle_superblocks};
 use crate::store::counters::Counters;
+use crate::store::damage::of_item;
 use crate::store::inode_count::InodeCount;
 use crate::{Error, Result};
 use cairn_blockdev::BlockDevice;
@@ -118,30 +119,41 @@ impl Replayer<'_> {
     ) -> Result<()> {
         let total = replay.chain.len() as u64;
         // Step 3: these blocks are free in the bitmaps but hold the data of logged extents.
-        for (done, checkpoint) in (1..).zip(replay.checkpoints()) {
+        let geometry = &self.superblock.geometry;
+        let blocks: Vec<_> = replay
+            .to_apply()
+            .map(|found| BlockNumber(geometry.log().start.0 + found.ring_block))
+            .collect();
+        for ((done, checkpoint), block) in (1..).zip(replay.checkpoints()).zip(&blocks) {
             for entry in checkpoint?.entries() {
-                if let Some(range) = extent_of(&entry)? {
+                if let Some(range) = extent_of(&entry, *block)? {
                     self.space.reference_missing(range)?;
                 }
             }
             meter.at("mark blocks", done, total);
         }
-        for (done, checkpoint) in (1..).zip(replay.checkpoints()) {
-            self.apply(&checkpoint?, generation)?;
+        for ((done, checkpoint), block) in (1..).zip(replay.checkpoints()).zip(&blocks) {
+            self.apply(&checkpoint?, *block, generation)?;
             self.counters.replayed_checkpoints.fetch_add(1, Ordering::Relaxed);
             meter.at("apply log", done, total);
         }
         Ok(())
     }
 
-    /// Applies one checkpoint. A block leaves its file only if no item of the same checkpoint holds
+    /// Applies the checkpoint at `block`. A block leaves its file only if no item of the same checkpoint holds
     /// it: extents are cut and joined, and then old and new item share blocks.
-    fn apply(&self, checkpoint: &Checkpoint, generation: Generation) -> Result<()> {
+    fn apply(
+        &self,
+        checkpoint: &Checkpoint,
+        block: BlockNumber,
+        generation: Generation,
+    ) -> Result<()> {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for entry in checkpoint.entries() {
             if entry.tree != TREE_FILES {
                 let problem = format!("a logged item of unknown tree {}", entry.tree);
-                return Err(FormatError::new(Structure::Checkpoint, BlockNumber(0), problem).into());
+                let error = FormatError::new(Structure::Checkpoint, block, problem);
+                return Err(error.of_item(&entry.key, block).into());
             }
             let reservation = self.space.reserve(
                 Request { data_blocks: 0, nodes: self.files.worst_case(1) },
@@ -161,9 +173,11 @@ impl Replayer<'_> {
             if entry.key.kind == ItemKind::Extent as u8
                 && let Some(old) = old
             {
-                removed.push(Extent::decode(&old)?.range());
+                let extent = Extent::decode(&old);
+                let named = extent.map_err(|error| of_item(self.files, &entry.key, error));
+                removed.push(named?.range());
             }
-            added.extend(extent_of(&entry)?);
+            added.extend(extent_of(&entry, block)?);
             self.counters.replayed_items.fetch_add(1, Ordering::Relaxed);
         }
         for range in subtract(removed, added) {
@@ -181,12 +195,13 @@ fn name_of(phase: ReplayPhase) -> &'static str {
     }
 }
 
-/// The blocks of an inserted extent.
-fn extent_of(entry: &CheckpointEntry<'_>) -> Result<Option<BlockRange>> {
+/// The blocks of an inserted extent, of an entry of the checkpoint at `block`.
+fn extent_of(entry: &CheckpointEntry<'_>, block: BlockNumber) -> Result<Option<BlockRange>> {
     if entry.key.kind != ItemKind::Extent as u8 || entry.flags.contains(EntryFlags::DELETE) {
         return Ok(None);
     }
-    Ok(Some(Extent::decode(entry.value)?.range()))
+    let extent = Extent::decode(entry.value).map_err(|error| error.of_item(&entry.key, block))?;
+    Ok(Some(extent.range()))
 }
 
 /// The blocks of `from` that are not in `without`.
