@@ -155,7 +155,7 @@ impl Candidate for waking::RwLock<[u64; 64]> {
     }
 }
 
-impl Candidate for std::sync::RwLock<[u64; 64]> {
+impl Candidate for waking::FutexLock<[u64; 64]> {
     fn look(&self) {
         touch(&self.read().expect("no panic"));
     }
@@ -214,7 +214,7 @@ fn tree_operation(
 fn main() {
     let locks = [
         ("parking_lot", lock_operation(RwLock::new(Rank::LEAF, [0; 64]))),
-        ("futex word", lock_operation(std::sync::RwLock::new([0; 64]))),
+        ("futex word", lock_operation(waking::FutexLock::new([0; 64]))),
         ("waking", lock_operation(waking::RwLock::waking(Rank::LEAF, [0; 64]))),
     ];
     table("bare locks, 9 readers to a writer", &locks);

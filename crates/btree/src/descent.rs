@@ -82,25 +82,32 @@ impl<'a> Descent<'a> {
         read: impl Fn(&[u8]) -> R,
     ) -> Result<Option<R>, Stop> {
         let key = edit.key();
+        // 2. A root without room.
         if edit.lack(&self.node) == Lack::Room {
             self.grow()?;
         }
         while self.node.level() > 0 {
+            // 3. The child for the key.
             let child = self.lock_child(self.node.child_index(key), Class::First)?;
+            // 4. Copied, and with all it lacks.
             let child = match edit.lack(&child.node) {
                 Lack::Room => self.split(child, key)?,
                 Lack::Items if self.node.count() > 1 => self.refill(child, key, loaded)?,
                 Lack::Items | Lack::Nothing => self.own(child)?,
             };
+            // 5. A root with one child.
             if edit.removes() && self.root.is_some() && self.node.count() == 1 {
                 self.collapse_into(child)?;
                 continue;
             }
+            // 7. A leaf that becomes empty.
             if child.node.level() == 0 && edit.empties(&child.node) {
                 return Ok(self.empty(child, edit, read)?);
             }
+            // 6. One level down.
             self.enter(child);
         }
+        // 7. Any other leaf.
         Ok(edit.apply(&mut self.node, read))
     }
 

@@ -36,6 +36,9 @@ enum Kind {
     Waking(WakingLock),
 }
 
+/// The standard library's lock on a futex word, to measure beside the others; it has no rank.
+pub use std::sync::RwLock as FutexLock;
+
 /// A reader-writer lock of one kind or the other.
 pub type RwLock<T> = lock::RwLock<T, EitherLock>;
 
