@@ -6,7 +6,7 @@ use crate::history::ClientHistory;
 use crate::runner::make_bases;
 use crate::uneven::Uneven;
 use crate::verdict::judge;
-use cairn_blockdev::simulated::Request;
+use cairn_blockdev::simulated::RequestInfo;
 use cairn_blockdev::{BlockDevice, Operation as Deed, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Volume, VolumeOptions};
@@ -134,7 +134,7 @@ fn plan_faults(scene: &Scene, device: &SimulatedDevice, broken: &Arc<AtomicBool>
         Geometry { total_blocks: scene.volume_bytes / 4096, log_blocks: scene.log_bytes / 4096 };
     let metadata_end = geometry.allocatable().start.offset_bytes();
     let (mut seen, broken) = (0, Arc::clone(broken));
-    device.fail_when(move |asked: &Request| {
+    device.fail_when(move |asked: &RequestInfo| {
         let concerned = match flush {
             true => asked.operation == Deed::Flush,
             // Log, superblocks and bitmaps lie before what can be allocated.
