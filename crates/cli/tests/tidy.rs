@@ -73,9 +73,6 @@ const BANNED: &[(&str, &str)] = &[
 /// Banned in the product only: a test may wait for threads of its own.
 const ALLOWED_IN_TESTS: &[&str] = &["std::thread::scope"];
 
-/// A benchmark compares the product's lock with the standard library's.
-const COMPARED: (&str, &str) = ("crates/btree/benches/node_locks.rs", "std::sync::RwLock");
-
 /// The doors live here.
 const DOOR_CRATE: &str = "crates/environment/";
 
@@ -138,8 +135,7 @@ fn banned_calls(file: &SourceFile) -> Vec<String> {
     }
     let found = |(call, instead): &(&str, &str)| {
         let line = file.mentions(call)?;
-        let allowed = (ALLOWED_IN_TESTS.contains(call) && file.is_test_at(line))
-            || COMPARED == (file.path.as_str(), *call);
+        let allowed = ALLOWED_IN_TESTS.contains(call) && file.is_test_at(line);
         (!allowed).then(|| format!("{}:{line}: {call}: {instead}", file.path))
     };
     BANNED.iter().filter_map(found).collect()

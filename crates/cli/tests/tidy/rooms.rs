@@ -17,7 +17,7 @@ const ENGINE_FLOORS: &[&[&str]] = &[
 ];
 
 /// Crates whose modules don't import each other in circles.
-const WITHOUT_CIRCLES: &[&str] = &["engine"];
+const WITHOUT_CIRCLES: &[&str] = &["btree", "engine", "log"];
 
 /// Modules, and what each imports of the same crate. A module is its path within the crate, with
 /// `::` between; the crate's root is empty.
