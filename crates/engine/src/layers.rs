@@ -1,5 +1,5 @@
-//! The layers of an open volume, and what takes all of them: opening, closing, trimming, free
-//! space.
+//! The layers of an open volume, and the operations that need all of them: opening, closing,
+//! trimming, free space.
 use crate::file::Files;
 use crate::file::removal_queue::RemovalQueue;
 use crate::names::Names;

@@ -1,5 +1,5 @@
-//! Which blocks are free, which requests may have them, and which wait. Memory state only: no I/O
-//! happens here.
+//! M4: which blocks are free, which requests may have them, and which wait. Memory state only: no
+//! I/O happens here.
 //!
 //! Purpose: an operation *reserves* its worst case before it joins a transaction
 //! ([`Space::reserve`]); what it holds then ([`Reservation`]) is certain, whatever other threads

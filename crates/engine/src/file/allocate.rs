@@ -14,9 +14,9 @@ use cairn_format::{Extent, ExtentKind, InodeNumber};
 use cairn_space::Request;
 use std::sync::Arc;
 
-/// A copy goes in steps of so much.
+/// Longest step of a copy.
 const COPY_STEP_BYTES: u64 = 1 << 20;
-/// Most that is copied on a thread that must not be kept.
+/// Longest copy on a thread that must not be blocked.
 const CACHED_COPY_BYTES_MAX: u64 = 128 << 10;
 
 impl Files {

@@ -10,9 +10,10 @@ use cairn_space::Reservation;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Of what a writer makes dirty it writes so many times as much.
+/// A writer writes out this many times what it is about to make dirty.
 const SHARE: u64 = 2;
-/// When nothing can be written, so many times the limit may be dirty; then writers get errors.
+/// When nothing can be written, dirty data may reach this many times the limit; then writers get
+/// errors.
 const STUCK_SHARE: u64 = 2;
 /// Files that a writer looks at before it writes its own.
 const LOOKS_MAX: usize = 64;

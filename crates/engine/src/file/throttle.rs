@@ -1,5 +1,5 @@
-//! What a writer does when memory holds too much dirty data: it writes some out itself, of any
-//! file.
+//! How many writers write out at once when memory holds too much dirty data, and which files come
+//! first ([`super::dirty`] does the writing).
 //!
 //! Each writer owes a multiple of what it is about to make dirty, so that dirty data shrinks
 //! however many of them there are, and none of them waits for much longer than its own share takes.

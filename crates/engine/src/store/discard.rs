@@ -2,8 +2,8 @@
 //!
 //! Invariant: a block is discarded only while it cannot be allocated, and nothing durable refers to
 //! it: freed blocks after their transaction is durable and before they are free; free blocks while
-//! they are held ([`Space::hold_free`](cairn_space::Space::hold_free)). So a discard is for a crash
-//! what writing something else there would be.
+//! they are held ([`Space::hold_free`](cairn_space::Space::hold_free)). So after a
+//! crash a discarded block is as harmless as one that was given to another file.
 //!
 //! Lock discipline: nothing is held while the device works.
 use crate::store::Store;

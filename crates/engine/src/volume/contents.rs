@@ -13,7 +13,7 @@ use cairn_log::CallerLeads;
 use std::ops::Range;
 use std::time::Duration;
 
-/// A thread that others wait for may wait for a flush that takes no longer than this.
+/// A request thread of a mount waits itself for a flush that takes no longer than this.
 const SHORT_FLUSH_TIME: Duration = Duration::from_millis(1);
 
 /// Inodes and their contents.

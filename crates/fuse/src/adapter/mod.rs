@@ -13,8 +13,8 @@
 //! - an operation that failed left the volume unchanged, or aborted it.
 //!
 //! Threads: all methods run on request threads, several at once. Fsync waits as a continuation. The
-//! ioctls that sync or shut down and the search for holes have threads of their own. Other requests
-//! may block their thread while they wait for the device.
+//! ioctls that sync, trim or shut down and the search for holes have threads of their own. Other
+//! requests may block their thread while they wait for the device.
 //!
 //! The volume's end: DESTROY and the end of the session both close it. One of them does, and the
 //! other waits for the result.

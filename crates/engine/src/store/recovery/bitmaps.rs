@@ -23,7 +23,7 @@ pub(super) struct Bitmaps {
 }
 
 impl Bitmaps {
-    /// Takes the bitmap of `group` that counts, of what was read from its two slots.
+    /// Chooses the bitmap of `group` that counts from the content of its two slots.
     fn add_group(
         &mut self,
         device: &dyn BlockDevice,
