@@ -173,7 +173,10 @@ impl<'a> Mounted<'a> {
             return process::run_to_end(mount, self.stage.folder(), &Default::default()).map(drop);
         };
         serve.env("PATH", process::search_path());
-        let server = ServerProcess::start(serve, &self.stage.folder().join("server.err"))?;
+        // Of an earlier server.
+        let log = self.stage.folder().join("server.err");
+        let _ = fs::remove_file(&log);
+        let server = ServerProcess::start(serve, &log)?;
         let interrupt = &self.settings.interrupt;
         let server = self.server.insert(server);
         server.wait_for_mount(&self.path, MOUNT_TIME_MAX, || interrupt.check())

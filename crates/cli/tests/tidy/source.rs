@@ -85,7 +85,8 @@ impl SourceFile {
 
     /// Whether `line` belongs to a test: of a test file, or of the test module that ends a file.
     pub fn is_test_at(&self, line: usize) -> bool {
-        let module_at = self.text.lines().position(|text| text == "#[cfg(test)]");
+        let is_test = |text: &str| text == "#[cfg(test)]" || text.starts_with("#[cfg(all(test,");
+        let module_at = self.text.lines().position(is_test);
         self.is_test() || module_at.is_some_and(|start| line > start)
     }
 

@@ -6,10 +6,9 @@ use cairn_format::{BlockNumber, FormatError, Key, Structure};
 
 /// `error` as one about the item under `key` of `tree`. No leaf is locked.
 pub(super) fn of_item(tree: &Tree, key: &Key, error: FormatError) -> Error {
-    match tree.leaf_block(key) {
-        Ok(block) => error.of_item(key, block).into(),
-        Err(unreadable) => unreadable.into(),
-    }
+    // If the leaf can't be read any more, the error still names the item.
+    let block = tree.leaf_block(key).unwrap_or(error.block);
+    error.of_item(key, block).into()
 }
 
 impl Store {
@@ -35,38 +34,5 @@ impl Store {
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use crate::mkfs::{MkfsOptions, mkfs};
-    use crate::store::operation::Effort;
-    use crate::{Error, Volume, VolumeOptions};
-    use cairn_blockdev::MemoryDevice;
-    use cairn_format::{InodeNumber, ItemKind, Key};
-    use std::sync::Arc;
-
-    #[test]
-    fn an_error_names_the_item_and_its_node() {
-        let device = Arc::new(MemoryDevice::new(64 << 20));
-        mkfs(&*device, &MkfsOptions::default()).unwrap();
-        let options = VolumeOptions { background: false, ..VolumeOptions::default() };
-        let volume = Volume::open(device, options).unwrap();
-        let (store, inode) = (volume.store(), InodeNumber(900));
-        let mut operation = store.begin(2, 0, Effort::Ordinary).unwrap();
-        for kind in [ItemKind::Inode, ItemKind::DirectoryEntry] {
-            operation.put(Key::new(inode, kind, 0), &[1, 2, 3]).unwrap();
-        }
-        operation.log();
-        drop(operation);
-        let key = Key::new(inode, ItemKind::Inode, 0);
-        let block = store.file_tree.leaf_block(&key).unwrap();
-        assert_ne!(block.0, 0);
-        let Err(Error::Damaged(error)) = volume.attributes(inode) else { panic!("it is damaged") };
-        assert_eq!(error.block, block);
-        assert!(error.to_string().contains(&format!("{key:?}")), "{error}");
-        // Found in the middle of a scan, under the leaf's lock.
-        let found = volume.names().find_entry(inode, b"name").map(drop);
-        let listed = volume.read_directory(inode, 0, &mut |_| true);
-        for result in [found, listed] {
-            assert!(matches!(&result, Ok(()) | Err(Error::Damaged(_))), "{result:?}");
-        }
-    }
-}
+#[path = "damage_tests.rs"]
+mod tests;

@@ -44,10 +44,10 @@ impl Shared {
         store.halt(CLOSED, LogError::Stopped);
         store.wait_for_discards();
         store.stop_threads();
+        files.stop_threads();
         store.space.stop();
         store.log.stop();
         store.failures.stop();
-        files.stop_threads();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             // A panic there has been reported by the panic hook; nothing can be added here.

@@ -140,8 +140,8 @@ impl Replayer<'_> {
         Ok(())
     }
 
-    /// Applies the checkpoint at `block`. A block leaves its file only if no item of the same checkpoint holds
-    /// it: extents are cut and joined, and then old and new item share blocks.
+    /// Applies the checkpoint at `block`. A block leaves its file only if no item of the same
+    /// checkpoint holds it: extents are cut and joined, and then old and new item share blocks.
     fn apply(
         &self,
         checkpoint: &Checkpoint,
