@@ -76,8 +76,8 @@ pub fn content(image: &Path) -> anyhow::Result<Content> {
     if let Some(name) = signature::recognise(&file).with_context(cannot_read)? {
         return Ok(Content::Known(name));
     }
-    // A disk always has bytes; without a signature they mean nothing. A file's mean something to
-    // somebody.
+    // A disk always has bytes; without a signature they mean nothing. A file's data means something
+    // to its owner.
     let has_data = file_type.is_file() && rustix::fs::seek(&file, SeekFrom::Data(0)).is_ok();
     Ok(if has_data { Content::Unknown } else { Content::Empty })
 }
@@ -186,8 +186,8 @@ pub fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
         .create(wanted.image, || Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?))
 }
 
-/// Opens what exists; a regular file gets the size that is asked for, once it is known that nobody
-/// uses it.
+/// Opens what exists. A regular file gets the size that is asked for, once it is known to be
+/// unused.
 pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     let image = wanted.image.display();
     let device = FileDevice::open(wanted.image, OpenMode::ReadWrite)?;

@@ -132,7 +132,7 @@ fn member_size(kind: ComposedKind, size: Size, members: usize) -> Size {
     Size { bytes: bytes + DATA_START_BYTES }
 }
 
-/// Tells in `made` which image files were not there before.
+/// Adds to `made` the image files that did not exist before.
 fn make_members_and_volume<'a>(
     wanted: &Wanted<'_>,
     kind: ComposedKind,

@@ -15,8 +15,8 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 const READY: &str = "ready";
 
-/// Starts this program with `arguments` and none of this process's open files, and returns when it
-/// said that it is ready, or with its exit code when it ended instead; then it has told the user
+/// Starts this program with `arguments` and none of this process's open files. Returns when the
+/// program says that it is ready; or with its exit code when it ended instead, after it reported
 /// why.
 ///
 /// # Errors
@@ -45,8 +45,8 @@ fn exit_code(child: &mut Child) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Where output goes that nobody reads. It is opened before the mount stands: nothing that can fail
-/// comes after.
+/// Where output goes that no process reads. It is opened before the mount stands: no step that can
+/// fail comes after.
 pub struct Nowhere(File);
 
 impl Nowhere {
@@ -58,8 +58,8 @@ impl Nowhere {
     }
 }
 
-/// Tells the waiting parent that the mount stands, then leaves its terminal, its folder and its
-/// output; messages go to `log`, or to the system's log at `socket`.
+/// Reports to the waiting parent that the mount stands, then leaves its terminal, its folder and
+/// its output; messages go to `log`, or to the system's log at `socket`.
 ///
 /// # Errors
 /// When the system refuses; the parent then sees the process end without the line.

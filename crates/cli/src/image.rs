@@ -128,7 +128,7 @@ impl Image {
         }
     }
 
-    /// What the kernel is told to have mounted: the first of its files that exists.
+    /// The source that the mount names to the kernel: the first of its files that exists.
     pub fn mount_source(&self) -> &Path {
         let paths = self.paths();
         paths.iter().find(|path| path.exists()).unwrap_or(&paths[0])
@@ -203,7 +203,7 @@ const OTHER_NAMES: &[(&str, ComposedKind)] = &[
     ("concatenation", ComposedKind::Concat),
 ];
 
-/// At most so many letters are wrong in a kind that was meant.
+/// A kind with more wrong letters than this was not meant.
 const WRONG_LETTERS_MAX: usize = 2;
 
 /// A word that is meant as several devices, but isn't written so, would become the name of a file.
@@ -346,7 +346,7 @@ pub fn same_file(first: &Path, second: &Path) -> bool {
     }
 }
 
-/// Tells the user that a device goes on without some of its members.
+/// Warns the user that a device goes on without some of its members.
 pub fn warn_if_degraded(device: &dyn BlockDevice) {
     let Some(health) = device.health().filter(|health| health.degraded) else { return };
     for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text())
@@ -358,8 +358,8 @@ pub fn warn_if_degraded(device: &dyn BlockDevice) {
     }
 }
 
-/// Tells the user when the disk that holds a sparse image is full: the volume is well, and still
-/// can't be written to.
+/// Warns the user when the disk that holds a sparse image is full: the volume is well, but can't be
+/// written to.
 pub fn warn_if_storage_is_full(image: &Image) {
     for path in image.paths() {
         let Ok(metadata) = fs::metadata(path) else { continue };

@@ -3,7 +3,7 @@
 //!
 //! The system's log is a datagram socket, usually `/dev/log`, at which syslogd or journald listens.
 //! A message is one datagram as in RFC 3164. Without a listener it is dropped, and the next message
-//! tries again: whoever listens may have been restarted.
+//! tries again: the listener may have been restarted.
 use anyhow::Context;
 use cairn_environment::{calendar, clock};
 use std::fmt;
@@ -181,7 +181,7 @@ mod tests {
         assert!(
             datagram(3, 0, 1, &[b'x'; 100_000]).starts_with(b"<27>Jan  1 00:00:00 cairn[1]: xxx")
         );
-        // One that does not listen fills up; a message is dropped then, and nobody waits.
+        // A socket that no process reads fills up; then messages are dropped without a wait.
         while send(&place, b"full").is_ok() {}
     }
 }

@@ -84,7 +84,7 @@ fn main() -> ExitCode {
 /// a device is degraded.
 pub(crate) const EXIT_UNSOUND: u8 = 4;
 
-/// The exit code of a command; an error is told on standard error first.
+/// The exit code of a command; an error goes to standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
         output::tell(&format_args!("cairn: {}", message(&error)));
@@ -92,8 +92,8 @@ fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     })
 }
 
-/// The error and its causes, each told once: some errors name their cause themselves. Of a lock,
-/// the way out is told instead of the system's "temporarily unavailable".
+/// The error and its causes, each once: some errors name their cause themselves. Of a lock, the way
+/// out stands instead of the system's "temporarily unavailable".
 fn message(error: &anyhow::Error) -> String {
     let in_use = error
         .chain()

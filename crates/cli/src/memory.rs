@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 const DATA_CACHE_SHARE: u64 = 32;
 const DIRTY_DATA_SHARE: u64 = 16;
 const NODE_CACHE_SHARE: u64 = 16;
-/// An inode in the cache, with what belongs to it, has about so many bytes; one part in as many of
-/// memory as of nodes.
+/// About the bytes of a cached inode with what belongs to it. Inodes get the same share of memory
+/// as nodes.
 const INODE_BYTES: u64 = 1 << 10;
 /// Clean file data, however much memory there is.
 const DATA_CACHE_BYTES_MAX: u64 = 512 << 20;

@@ -28,7 +28,7 @@ pub struct EndOnSignal {
     signals: Signals,
     ender: MountEnder,
     directory: PathBuf,
-    /// Set by SIGINT: whoever waits for a command that Ctrl-C has ended is to hear of it.
+    /// Set by SIGINT: the process that waits for a command must learn that Ctrl-C ended it.
     interrupted: Arc<AtomicBool>,
 }
 
@@ -75,7 +75,7 @@ impl EndOnSignal {
         self.interrupted.fetch_or(signals.contains(&SIGINT), Ordering::AcqRel);
     }
 
-    /// Nobody waits for it: another signal has to be heard meanwhile.
+    /// In a thread of its own: the server must take another signal meanwhile.
     fn write_early(&self) {
         let ender = self.ender.clone();
         let _ = thread::spawn("cairn-sync", move || {
@@ -85,14 +85,14 @@ impl EndOnSignal {
         });
     }
 
-    /// `signals` have come so far; a second one ends the waiting. The process ends by itself when
-    /// the mount is gone; a copy of the mount (bound elsewhere, or in another namespace) keeps it
-    /// alive, and something that covers the mount may go away.
+    /// `signals` is the number that came so far; a second one ends the wait. The process ends by
+    /// itself when the mount is gone; a copy of the mount (bound elsewhere, or in another
+    /// namespace) keeps it alive, and something that covers the mount may go away.
     fn unmount_until_deadline(&mut self, mut signals: usize) {
         let begin = clock::now_monotonic();
         while signals < 2 && begin.elapsed() < STOP_AFTER {
             clock::sleep(RETRY_INTERVAL);
-            // Its error has been told.
+            // Its error has been reported.
             let _ = self.ender.unmount();
             let more: Vec<i32> = self.signals.pending().collect();
             self.note(&more);

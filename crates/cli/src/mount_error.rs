@@ -18,7 +18,7 @@ pub fn explain(error: MountError) -> anyhow::Error {
 /// The same for a mount that is gone, so that no advice is needed.
 pub fn after_unmount(error: MountError) -> anyhow::Error {
     match error {
-        // syncfs(2) reports once, to whoever asks first, that the kernel could not write something
+        // syncfs(2) reports once, to its first caller, that the kernel could not write something
         // from its page cache.
         MountError::NoAnswer { path, errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO) } => {
             anyhow::anyhow!(
@@ -30,8 +30,8 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
     }
 }
 
-/// Refuses a volume that was shut down: nothing of it can be made durable any more, and who shut it
-/// down was told what was lost.
+/// Refuses a volume that was shut down: nothing of it can become durable any more, and the shutdown
+/// reported to its caller what was lost.
 pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     ensure!(

@@ -1,6 +1,6 @@
 //! What stands on a device already: recognises file systems and other owners of a device by their
-//! signatures, so that `mkfs` and `mount --create` overwrite nothing by mistake, and that whoever
-//! opens something else as a volume is told what it is.
+//! signatures. So `mkfs` and `mount --create` overwrite nothing by mistake, and a command that
+//! opens something else as a volume reports what it is.
 use cairn_format::{BLOCK_SIZE, Geometry};
 use rustix::fs::SeekFrom;
 use std::fs::File;

@@ -42,7 +42,7 @@ fn exits_with(code: i32, folder: &Path, arguments: &[&str]) -> String {
     told(&output)
 }
 
-/// Files in a folder, at most so many as one expects to be none.
+/// The names of the files in a folder.
 fn left_in(folder: &Path) -> Vec<String> {
     fs::read_dir(folder)
         .unwrap()

@@ -187,7 +187,7 @@ fn mistakes_get_clear_messages() {
     cairn.exits_with(2, &["no-such-command"]);
 }
 
-/// What blkid(8) tells of other file systems.
+/// What blkid(8) reports of other file systems.
 #[test]
 fn a_volume_says_which_it_is() {
     let cairn = Cairn::new();

@@ -23,7 +23,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const BLOCK_BYTES: usize = 4096;
-/// What one round writes at once: so many parts of so many blocks.
+/// What one round writes at once: `PARTS` parts of `PART_BLOCKS` blocks each.
 const PARTS: usize = 10;
 const PART_BLOCKS: usize = 16;
 const WRITTEN_BLOCKS: usize = PARTS * PART_BLOCKS;

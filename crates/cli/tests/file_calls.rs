@@ -24,8 +24,8 @@ fn is_root() -> bool {
     rustix::process::getuid().is_root()
 }
 
-/// Has the kernel forget all inodes that nobody uses. (Not sync(2), which waits for every file
-/// system of the machine.)
+/// Has the kernel forget all unused inodes. (Not sync(2), which waits for every file system of the
+/// machine.)
 fn drop_inodes(mount: &Path) {
     rustix::fs::syncfs(File::open(mount).unwrap()).unwrap();
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
@@ -128,8 +128,8 @@ struct Known {
     is_there: Option<bool>,
 }
 
-/// Also where numbers of inodes are used again, because the server was killed before it synced
-/// those who had them.
+/// Also where inode numbers are used again, because the server was killed before it synced the
+/// inodes that had them.
 #[test]
 fn a_file_handle_never_leads_to_another_file() {
     let Some(mounted) = Mounted::new() else { return };
@@ -238,7 +238,7 @@ fn what_is_written_into_preallocated_blocks_is_counted_once() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
-/// Somebody who changes a file.
+/// A user that changes a file.
 struct Changer {
     user: u32,
     group: u32,

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const LIMIT_BYTES: u64 = 512 << 20;
-/// A load that takes so long hangs.
+/// A load that takes longer hangs.
 const PATIENCE: Duration = Duration::from_mins(8);
 /// More than the group has memory for: a large file, a tree copied twice, and small files with an
 /// fsync each, all at once.

@@ -102,7 +102,7 @@ fn an_image_in_use_is_left_alone_by_its_loop_device_too() {
     assert!(String::from_utf8_lossy(&image_refused.stderr).contains("in use"), "{image_refused:?}");
 }
 
-/// Attributes live in the kernel for ever, so it has to be told.
+/// The kernel keeps attributes for ever, so the server has to report the change to it.
 #[test]
 fn set_id_bits_go_when_another_user_changes_the_content() {
     let Some(mounted) = Mounted::new() else { return };
@@ -186,7 +186,7 @@ fn a_mount_goes_on_when_its_messages_cannot_be_written() {
     use_it();
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "image"]);
-    // That a directory is no member is told before the server logs anything.
+    // The server reports that a directory is no member before it logs anything.
     mounted.succeeds(&["mkfs", "mirror:a,b", "--size", "64M"]);
     fs::create_dir(mounted.path("wrong")).unwrap();
     let mut server =

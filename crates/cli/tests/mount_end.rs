@@ -33,8 +33,8 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     panic!("{what} never came");
 }
 
-/// Creates files by absolute path until it is told to stop; returns for each whether it was created
-/// and written.
+/// Creates files by absolute path until `stop` is set; returns for each whether it was created and
+/// written.
 fn create_files(directory: PathBuf, stop: Arc<AtomicBool>) -> Vec<bool> {
     let mut outcomes = Vec::new();
     while !stop.load(Ordering::Acquire) {
@@ -47,8 +47,8 @@ fn create_files(directory: PathBuf, stop: Arc<AtomicBool>) -> Vec<bool> {
     outcomes
 }
 
-/// Somebody keeps a file open, and creates others by absolute path; `signals` are sent, and the
-/// server ends by itself.
+/// A user of the mount keeps a file open, and creates others by absolute path; `signals` are sent,
+/// and the server ends by itself.
 fn end_in_use(signals: &[Signal], code: i32) {
     let Some(mounted) = Mounted::new() else { return };
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
@@ -179,7 +179,7 @@ fn a_mount_that_fails_leaves_no_mount_behind() {
     assert!(failed > 0);
 }
 
-/// The kernel does not tell a plain mount of sync(2), so its server holds up nobody.
+/// The kernel does not pass sync(2) on to a plain mount, so its server delays no caller.
 #[test]
 fn a_stopped_server_of_a_plain_mount_holds_up_no_sync() {
     let Some(mounted) = Mounted::new() else { return };

@@ -326,7 +326,7 @@ fn checks_of_a_degraded_mirror_say_so_by_their_exit_code() {
     host.unmount();
     host.succeeds(&["device", "replace", "mirror:a,b", "b", "b"]);
     host.succeeds(&["device", "status", "mirror:a,b"]);
-    // Nobody counts what fails.
+    // Without a mount no server counts failures.
     assert!(host.exits_with(1, &["stats", "mirror:a,b", "--check"]).contains("not mounted"));
     host.exits_with(1, &["stats", "dir", "--check"]);
 }

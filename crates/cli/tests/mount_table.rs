@@ -91,7 +91,7 @@ fn a_mirror_shows_all_its_members() {
     assert!(fs::symlink_metadata(link(&image)).is_err());
 }
 
-/// Whoever takes the dead mount away.
+/// Whichever command takes the dead mount away.
 #[test]
 fn the_name_left_by_a_killed_server_is_used_again() {
     let Some(mounted) = of_root() else { return };

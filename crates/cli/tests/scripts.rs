@@ -71,7 +71,7 @@ fn what_failed_is_named_last_with_its_program() {
     let last: Vec<&str> = told.lines().skip_while(|line| !line.contains("FAILED:")).collect();
     assert_eq!(last[..3], ["== FAILED:", "  cairn_log: group::waits", "  bench: peers"], "{told}");
     assert!(last.len() == 4 && last[3].contains("SIGABRT"), "{told}");
-    // Without tests it is the compiler that failed.
+    // When no test ran, the compiler failed.
     let output = run("test", &["-p", "cairn-log"], "1.99.0", "error: no such thing\n");
     assert!(
         String::from_utf8_lossy(&output.stdout)

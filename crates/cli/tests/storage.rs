@@ -55,7 +55,7 @@ impl Host {
             .unwrap()
     }
 
-    /// What the command tells; it succeeds.
+    /// The output of the command, which succeeds.
     #[track_caller]
     fn succeeds(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
@@ -151,8 +151,8 @@ fn on_a_full_disk_files_can_be_read_and_removed_and_with_room_all_goes_on() {
     let written = write_until_full(&directory, "file");
     let log = || fs::read_to_string(host.path("log")).unwrap();
     let told = |text: &str| log().matches(text).count();
-    // The image gives back what it does not use before it refuses; somebody else takes that. A name
-    // is refused when it is asked for, not when it is synced.
+    // Before the image refuses, it gives back what it does not use; the test takes that space. A
+    // name is refused when it is asked for, not when it is synced.
     let refused = (0..200).find_map(|count| {
         host.fill(&format!("rest {count}"));
         write(&directory.join(format!("late {count}")), &kept[..100_000]).err()?;
@@ -172,7 +172,7 @@ fn on_a_full_disk_files_can_be_read_and_removed_and_with_room_all_goes_on() {
     write(&directory.join("new"), &kept[..MIB]).unwrap();
     assert!(told("has room again") > 0, "{}", log());
 
-    // Full again. It unmounts, mounts, and lets go of files as before.
+    // Full again. It unmounts, mounts, and frees files as before.
     write_until_full(&directory, "again");
     let _something_was_not_stored = host.run(&["umount", "dir"]);
     assert!(host.succeeds(&["fsck", "host/image"]).contains("is full"));

@@ -353,7 +353,7 @@ fn a_second_signal_ends_a_run_at_once() {
 fn server_of(run: &Child) -> Pid {
     let children =
         fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.id())).unwrap_or_default();
-    // Not all kernels tell a process's children.
+    // Not all kernels list a process's children.
     let all = fs::read_dir("/proc")
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

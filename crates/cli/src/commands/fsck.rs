@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(report.exit_code().max(members)))
 }
 
-/// Tells what can be done about the errors that are left.
+/// Prints what the user can do about the errors that are left.
 fn advise(report: &Report, arguments: &Arguments) {
     let image = quoted(&arguments.image.to_string());
     let data = |finding: &&Finding| finding.structure == Structure::Data;
@@ -196,7 +196,7 @@ fn may_differ(device: &dyn BlockDevice) -> bool {
     device.health().is_some_and(|health| health.copies_may_differ)
 }
 
-/// Tells which members hold blocks that are good in another copy; the exit code that this asks for.
+/// Reports which members hold blocks that are good in another copy; returns the exit code for that.
 fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
     let Some(health) = device.health() else { return 0 };
     if health.copies_may_differ {

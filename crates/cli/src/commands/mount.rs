@@ -191,7 +191,7 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     let ender = session.ender();
     let interrupted = EndOnSignal::start(signals, ender.clone(), arguments.dir.clone());
     if arguments.serve {
-        // A mount that nobody serves must not stay behind.
+        // A mount without a server must not stay behind.
         daemon::detach(log, &arguments.log_socket, &nowhere)
             .inspect_err(|_| drop(ender.unmount()))?;
     }

@@ -64,7 +64,7 @@ pub fn run() -> ExitCode {
         Ok((_, true)) => ExitCode::SUCCESS,
         Ok((Mount { arguments }, false)) => report(mount_once(&arguments), EXIT_FAILURE),
         Err(error) => {
-            // There is nobody to tell when it can't be printed.
+            // A failure to print can't be reported anywhere.
             let _ = error.print();
             if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
         }

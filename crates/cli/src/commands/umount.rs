@@ -13,8 +13,8 @@ pub struct Arguments {
 }
 
 /// Ends the mount in this order:
-/// 1. Sync, while a failure can still be told. *Its error is kept, and the mount ended all the
-///    same.* A volume that was shut down has nothing to sync.
+/// 1. Sync, while the command can still report a failure. *It keeps the error, and ends the mount
+///    all the same.* A volume that was shut down has nothing to sync.
 /// 2. Unmount, and wait until the server has closed the volume and ended.
 ///
 /// # Errors

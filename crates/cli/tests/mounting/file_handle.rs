@@ -46,7 +46,7 @@ impl FileHandle {
 
     /// Opens it for reading; `mount` is anything on the same mount.
     pub fn open(mut self, mount: &File) -> io::Result<File> {
-        // SAFETY: as above; the descriptor is new and nobody else's.
+        // SAFETY: as above; the descriptor is new and has no other owner.
         unsafe {
             let opened = libc::open_by_handle_at(
                 mount.as_raw_fd(),

@@ -7,7 +7,7 @@ use cairn_environment::lock::{Mutex, MutexGuard};
 use std::fs;
 
 /// One test at a time: a command that one test starts holds, between fork and exec, the files that
-/// another test has open, and whoever unmounts in that moment finds the mount busy.
+/// another test has open; an unmount in that moment finds the mount busy.
 static ALONE: Mutex<()> = Mutex::new(Rank::LEAF, ());
 
 /// The right to mount; `None` where mounts are not possible.

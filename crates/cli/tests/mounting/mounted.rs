@@ -97,7 +97,7 @@ impl Mounted {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Whether the kernel lists the mount, also when nobody serves it.
+    /// Whether the kernel lists the mount, also without a server.
     pub fn is_listed(&self) -> bool {
         mounts::is_mounted_below(&self.path("dir"))
     }
