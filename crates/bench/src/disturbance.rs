@@ -27,7 +27,7 @@ pub struct Disturbance {
 }
 
 impl Disturbance {
-    /// Whether figures that came about meanwhile are to be doubted.
+    /// Whether figures from that time are doubtful.
     pub fn is_busy(&self) -> bool {
         self.cpu_share + self.stolen_share >= BUSY_SHARE
     }

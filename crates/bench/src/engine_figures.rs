@@ -1,5 +1,5 @@
 //! What the engine's counters say: where the time of an fsync goes, how well fsyncs share flushes,
-//! who waited for what.
+//! how often threads waited, and for what.
 //!
 //! They arrive as JSON: from the engine in this process, from a mount's server, or from a file that
 //! another version wrote. So a missing counter is zero and a missing list is empty.
@@ -63,7 +63,7 @@ pub fn lock_waits(statistics: &Value) -> u64 {
         .sum()
 }
 
-/// The stages in their order; empty when the engine was built without recording them, or nobody
+/// The stages in their order; empty when the engine was built without recording them, or no client
 /// asked for an fsync.
 pub fn stages(statistics: &Value) -> Vec<Stage> {
     let listed = statistics.get("fsync_stages").cloned().unwrap_or_default();

@@ -7,18 +7,18 @@ fn before(count: usize, percent: usize) -> usize {
     (count * percent).div_ceil(100).saturating_sub(1)
 }
 
-/// The least of the sorted values that so many per cent of them don't exceed; zero of none.
+/// The least of the sorted values that `percent` per cent of them don't exceed; zero of none.
 pub(crate) fn quantile(sorted: &[f64], percent: usize) -> f64 {
     sorted.get(before(sorted.len(), percent)).copied().unwrap_or(0.0)
 }
 
-/// The greatest of the sorted values that so many per cent of them reach; zero of none.
+/// The greatest of the sorted values that `percent` per cent of them reach; zero of none.
 pub(crate) fn reached_by(sorted: &[f64], percent: usize) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     sorted[last - before(sorted.len(), percent)]
 }
 
-/// What the figure is called that so many per cent of the intervals reach.
+/// The name of the figure that `$percent` per cent of the intervals reach.
 macro_rules! rate_name {
     ($percent:literal) => {
         concat!("rate that ", $percent, " % of the intervals reach")

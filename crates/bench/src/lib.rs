@@ -4,7 +4,7 @@
 //! transport's limit a volume reaches, which `memory_file_system` has; `peers` and `ab` compare
 //! runs; `workloads` are the generators; `client` runs their threads, `recorder` keeps latencies,
 //! `report` is what comes out; `target` is what they run against, named by `spec`; `machine`
-//! tells what this machine is.
+//! describes this machine.
 //!
 //! Every generator works below one directory of its own inside the target and removes it when it
 //! ends, also after an interruption ([`cairn_harness::Interrupt`]) or an error.

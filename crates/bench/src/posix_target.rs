@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Nobody sets it.
+/// No program sets it.
 const MISSING_ATTRIBUTE: &str = "user.cairn-bench";
 
 /// A directory.

@@ -23,7 +23,7 @@ impl Progress {
         Self { bar: ProgressBar::load(task, total), over_time: false }
     }
 
-    /// Moves on: so much time is over, so many operations are done.
+    /// Moves on: `elapsed` is over, and `operations` are done.
     pub fn set(&self, elapsed: Duration, operations: u64) {
         self.bar.set(if self.over_time { milliseconds(elapsed) } else { operations });
         self.bar.note(format!("{operations} operations, {:.0} s", elapsed.as_secs_f64()));

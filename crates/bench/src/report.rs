@@ -12,7 +12,7 @@ use std::path::Path;
 /// A number with its unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// What it tells.
+    /// What it measures.
     pub name: String,
     /// How much.
     pub value: f64,
@@ -27,7 +27,7 @@ impl Figure {
     }
 }
 
-/// The latencies of one operation. Some tools tell no quantiles.
+/// The latencies of one operation. Some tools report no quantiles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct OperationSummary {

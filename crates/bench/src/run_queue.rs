@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct RunQueue(File);
 
 impl RunQueue {
-    /// That of the calling thread; `None` where the kernel doesn't tell.
+    /// That of the calling thread; `None` where the kernel doesn't report it.
     pub fn of_this_thread() -> Option<RunQueue> {
         File::open("/proc/thread-self/schedstat").ok().map(RunQueue)
     }

@@ -9,7 +9,7 @@ pub(crate) struct ScratchImage {
 }
 
 impl ScratchImage {
-    /// Takes the name; the image is made by whoever opens it.
+    /// Takes the name; opening the image makes it.
     ///
     /// # Errors
     /// When there is something of that name.

@@ -35,7 +35,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// When a request that comes `now` and takes so long is done.
+    /// The time at which a request that comes at `now` and takes `service_time` is done.
     fn admit(&self, now: Monotonic, service_time: Duration) -> Monotonic {
         let mut free_at = self.free_at.lock();
         *free_at = now.max(*free_at) + service_time;

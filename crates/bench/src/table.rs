@@ -127,7 +127,7 @@ pub fn microseconds(value_us: f64) -> String {
     }
 }
 
-/// A time with its unit, or what stands for one that nobody told.
+/// A time with its unit, or what stands for an unknown one.
 pub fn known_microseconds(value_us: Option<f64>) -> String {
     value_us.map_or_else(|| "-".into(), microseconds)
 }

@@ -17,7 +17,7 @@ pub enum Open {
     Directory,
 }
 
-/// What a target tells about a path or an open file. Times in seconds since 1970.
+/// What a target reports about a path or an open file. Times in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Status {
@@ -127,7 +127,7 @@ pub trait TargetFile: Send {
     /// # Errors
     /// Those of fstat(2).
     fn status(&self) -> io::Result<Status>;
-    /// Takes or releases a lock on the file, where the target has locks; nobody else asks for it.
+    /// Takes or releases a lock on the file, where the target has locks; no other user asks for it.
     ///
     /// # Errors
     /// Those of fcntl(2).

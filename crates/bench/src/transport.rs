@@ -117,7 +117,7 @@ impl Limits {
     }
 }
 
-/// Measures the limits. What is going on is told on standard error.
+/// Measures the limits, and reports the progress on standard error.
 ///
 /// # Errors
 /// As those of [`peers::run`].

@@ -37,7 +37,7 @@ fn every_measurement_has_all_its_figures_on_both_sides() {
     for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.check_built().is_ok())
     {
         let mut settings = settings(mechanism, folder.path());
-        // As much memory as a volume's size is not wanted in a test.
+        // A test must not take as much memory as a volume's size.
         settings.device = Some(DeviceSpec::Simulated {
             size_bytes: 256 << 20,
             flush_time: Duration::from_micros(100),
@@ -75,7 +75,7 @@ fn every_measurement_has_all_its_figures_on_both_sides() {
     }
 }
 
-/// A report that was stored shows what the one that was printed had shown.
+/// A stored report shows the same as the printed one.
 #[test]
 fn figures_survive_json_to_the_last_digit() {
     let mut random = cairn_environment::random::Seeded::new(1);

@@ -39,7 +39,7 @@ impl Spread {
 /// One figure on both sides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What it tells.
+    /// What it measures.
     pub figure: String,
     /// Of what.
     pub unit: String,

@@ -107,7 +107,7 @@ impl Wanted {
     }
 }
 
-/// What every comparison tells about the process.
+/// What every comparison reports about the process.
 pub(super) const RESOURCES: [Wanted; 2] = [
     Wanted::less("CPU per op", "µs", Source::CpuPerOperation),
     Wanted::less("switches per op", "", Source::SwitchesPerOperation),

@@ -14,7 +14,7 @@ use std::time::Duration;
 const VOLUME_BYTES: u64 = 4 << 30;
 /// Room for the files of 200 clients of dbench, 24 MB each.
 const DBENCH_VOLUME_BYTES: u64 = 8 << 30;
-/// From so many clients on dbench first writes for a while, before anything competes for the tree.
+/// From this many clients on, dbench first writes a while before anything competes for the tree.
 const DBENCH_CLIENTS_MANY: usize = 100;
 /// Its fifth, the warm-up, is for that.
 const DBENCH_DURATION_MIN: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! The five mechanisms: their names, what was published about them, and how a load is told to do
-//! without one.
+//! The five mechanisms: their names, what was published about them, and how a load does without
+//! one.
 use super::baselines;
 use crate::workloads::Settings;
 use anyhow::ensure;

@@ -54,7 +54,7 @@ pub struct AbSettings {
     pub interrupt: Interrupt,
 }
 
-/// Measures a mechanism; `tell` hears what is going on.
+/// Measures a mechanism, and reports the progress to `tell`.
 ///
 /// # Errors
 /// When this program was built without the mechanism's predecessor, a run fails, or on
@@ -65,7 +65,7 @@ pub fn run(settings: &AbSettings, tell: &mut dyn FnMut(&str)) -> anyhow::Result<
     ensure!(settings.repeat > 0, "at least one round is needed; write for example --repeat 5");
     let folder = match &settings.device {
         Some(DeviceSpec::Image { path, .. }) => {
-            // Its size and its log would not be those that the measurements are about.
+            // Its size and its log would not be those of the measurements.
             ScratchImage::refuse_existing(path)?;
             path.parent()
         }

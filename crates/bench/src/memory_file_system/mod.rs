@@ -1,7 +1,7 @@
 //! A file system in memory that answers FUSE requests: what the transport alone can do.
 //!
 //! Names, attributes and data lie in tables; nothing is ever durable, so FSYNC is answered at once.
-//! What the kernel is told is what a mounted volume tells it: names and attributes are valid for
+//! The kernel gets the same answers as from a mounted volume: names and attributes are valid for
 //! ever, a missing name is cached, OPEN, OPENDIR, FLUSH, ACCESS and CREATE are refused once. So it
 //! sends the same requests, over the same transport, and only the work behind them is gone.
 //!

@@ -138,8 +138,8 @@ impl Table {
         Ok(self.node(number)?.entry())
     }
 
-    /// Takes a name away; the node, when nobody has it any more, is for the caller to drop without
-    /// the lock.
+    /// Takes a name away. Returns the node when it is unused now; the caller drops it without the
+    /// lock.
     pub(super) fn unlink(
         &mut self,
         parent: u64,

@@ -86,7 +86,7 @@ pub struct Sample {
     /// Other figures.
     #[serde(default)]
     pub figures: Vec<PeerFigure>,
-    /// Latencies by operation, as far as a tool tells them; 0 where it does not. Those of an own
+    /// Latencies by operation, as far as a tool reports them; 0 where it does not. Those of an own
     /// load, too.
     #[serde(default)]
     pub latencies: Vec<OperationSummary>,
@@ -121,7 +121,7 @@ pub struct Sample {
 /// A figure beside the main one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerFigure {
-    /// What it tells.
+    /// What it measures.
     pub name: String,
     /// How much.
     pub value: f64,
@@ -260,7 +260,7 @@ impl PeersSettings {
     }
 }
 
-/// Runs the comparison. What is going on is told on standard error: with a bar on a terminal, else
+/// Runs the comparison, and reports the progress on standard error: with a bar on a terminal, else
 /// in lines.
 ///
 /// # Errors
@@ -413,7 +413,7 @@ fn measure_one(
     workload::clean_up(mounted.path())?;
     // The next load must not pay for this one.
     rustix::fs::syncfs(File::open(mounted.path())?)?;
-    // An own load tells what its measured time took, without what it prepares and removes; a tool
+    // An own load reports what its measured time took, without what it prepares and removes; a tool
     // counts as a whole.
     let own = sample
         .report

@@ -17,12 +17,12 @@ pub struct Understood {
     pub completed: u64,
     /// Other figures.
     pub figures: Vec<PeerFigure>,
-    /// Latencies, as far as they are told.
+    /// Latencies, as far as the tool reports them.
     pub latencies: Vec<OperationSummary>,
 }
 
 impl Understood {
-    /// So much of something each second.
+    /// `value` of something each second.
     pub fn rate(value: f64, unit: &str, completed: u64) -> Self {
         Self {
             value,
@@ -133,7 +133,7 @@ pub fn of_dbench(output: &str) -> Option<Understood> {
     Some(Understood { figures, latencies, ..Understood::rate(value, "MB/s", completed) })
 }
 
-/// The operations of which fs_mark tells least, mean and largest time, in the order of its columns.
+/// The operations whose least, mean and largest time fs_mark reports, in the order of its columns.
 const FS_MARK_OPERATIONS: [&str; 6] = ["create", "write", "fsync", "sync", "close", "unlink"];
 const FS_MARK_COLUMNS: usize = 5;
 

@@ -56,7 +56,7 @@ const SETTINGS: [&str; 9] = [
     "GIT_WORK_TREE",
 ];
 
-/// The same command of git or cargo, without the settings of whoever runs this.
+/// The same command of git or cargo, without the settings of the user.
 pub fn without_settings(mut command: Command) -> Command {
     for name in SETTINGS {
         command.env_remove(name);
@@ -148,7 +148,7 @@ fn first_lines(text: &str) -> String {
     lines[..lines.len().min(MESSAGE_LINES_MAX)].join("; ")
 }
 
-/// Of standard output, where tools tell their errors after everything else.
+/// Of standard output, where tools report their errors after everything else.
 fn last_lines(text: &str) -> String {
     let lines = lines_of(text);
     lines[lines.len().saturating_sub(MESSAGE_LINES_MAX)..].join("; ")
@@ -198,7 +198,7 @@ mod tests {
         let grandchild = fs::read_to_string(&pid_file).unwrap().trim().to_owned();
         end(&mut child);
         let stat = format!("/proc/{grandchild}/stat");
-        // Until somebody has waited for it, it is there without running.
+        // Until a process has waited for it, it is there without running.
         while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             clock::sleep(POLL_INTERVAL);
         }

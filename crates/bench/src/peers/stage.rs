@@ -34,7 +34,7 @@ pub struct Stage {
     folder: WorkFolder,
 }
 
-/// Tells what could not be taken down.
+/// Warns of what could not be taken down.
 fn warn(message: fmt::Arguments<'_>) {
     console::tell(&format_args!("cairn: {message}"));
 }
@@ -45,7 +45,7 @@ struct LoopDevice {
 }
 
 /// Whether the kernel granted direct I/O, by what `state` holds: where a file system can't do that,
-/// it attaches without, and doesn't tell.
+/// the kernel attaches without, and reports no error.
 fn check_direct_io(state: &Path, image: &Path) -> anyhow::Result<()> {
     let told = fs::read_to_string(state).with_context(|| {
         format!("cannot tell whether the loop device does direct I/O: {}", state.display())

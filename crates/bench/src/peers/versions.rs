@@ -1,4 +1,4 @@
-//! Versions of the programs that take part, as they tell them.
+//! Versions of the programs that take part, as the programs report them.
 use super::process::{command, is_installed};
 use super::summary::ToolVersion;
 use std::process::Stdio;
@@ -21,7 +21,7 @@ const QUESTIONS: &[(&str, &[&str])] = &[
     ("pgbench", &["pgbench", "--version"]),
 ];
 
-/// Of those of `programs` that tell it.
+/// Of those of `programs` that report it.
 pub fn of(programs: &[&str]) -> Vec<ToolVersion> {
     let asked =
         QUESTIONS.iter().filter(|(program, _)| programs.contains(program) && is_installed(program));

@@ -27,7 +27,7 @@ pub struct Curve {
 impl Curve {
     /// The medians over the rounds, each of which has one summary.
     pub fn new(label: String, place: usize, rounds: &[&OperationSummary]) -> Option<Self> {
-        // Older results have a zero for what nobody told.
+        // Older results have a zero for an unknown value.
         let middle = |of: fn(&OperationSummary) -> Option<f64>| {
             let known: Vec<f64> =
                 rounds.iter().filter_map(|round| of(round)).filter(|value| *value > 0.0).collect();

@@ -1,7 +1,7 @@
 //! One colour, one mark and one kind of line for each system, the same in every chart of every
 //! page.
 //!
-//! The colours differ in lightness as well as in hue, and no chart tells systems apart by colour
+//! The colours differ in lightness as well as in hue, and no chart distinguishes systems by colour
 //! alone.
 use super::html::Html;
 

@@ -12,7 +12,7 @@ use crate::report::OperationSummary;
 use crate::table::number;
 use serde_json::Value;
 
-/// Operations that make something durable, whose latency is what counts.
+/// Operations that make something durable: their latency is what counts.
 const DURABLE: [&str; 3] = ["fsync", "Flush", "sync"];
 
 /// Draws a comparison.
@@ -41,7 +41,7 @@ pub fn draw(html: &mut Html, palette: &mut Palette, summary: &Summary, source: &
         for ((workload, system), samples) in
             grouped(&summary.samples, |sample| (&sample.workload, &sample.system))
         {
-            // Of all rounds the last one: counters of several mounts don't add up.
+            // Only the last round: counters of several mounts do not add up.
             if let Some(statistics) = samples.iter().rev().find_map(|sample| counted(sample)) {
                 stage_chart::draw(
                     html,
@@ -172,7 +172,7 @@ fn label(row: &SummaryRow) -> String {
 }
 
 fn peer_group(palette: &mut Palette, rows: &[&&SummaryRow]) -> Group {
-    // Without a peer the first system is what the others are compared with.
+    // Without a peer, the first system is the base of the comparison.
     let first = rows.first().map_or(0.0, |row| row.median);
     let all: Vec<&SummaryRow> = rows.iter().map(|row| **row).collect();
     let bars = rows.iter().filter_map(|row| {

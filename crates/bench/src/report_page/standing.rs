@@ -7,7 +7,7 @@ use crate::peers::{Summary, SummaryRow};
 
 /// What is closer to 1 than this is even.
 const EVEN: f64 = 1.1;
-/// A part of a whole has no ratio that tells anything: 2 % would be twice as bad as 1 %.
+/// A part of a whole has no meaningful ratio: 2 % would be twice as bad as 1 %.
 pub const PERCENT: &str = "%";
 
 /// How a figure stands beside that with which it is compared.

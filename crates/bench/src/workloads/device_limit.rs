@@ -26,9 +26,9 @@ const SIZES: [(&str, usize); 11] = [
     ("4 MiB", 4 << 20),
 ];
 const RING_BYTES: u64 = 1 << 30;
-/// Writes come from so much memory in turns,
+/// Writes come from this memory in turns,
 const MEMORY_BYTES: usize = 64 << 20;
-/// of so much in one piece.
+/// in pieces of this size.
 const PART_BYTES: usize = 1 << 20;
 
 pub fn run(spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {

@@ -17,9 +17,9 @@ use std::path::Path;
 const FILES_PER_CLIENT: u64 = 8;
 const FILE_BYTES: u64 = 256 << 10;
 const BLOCK_BYTES: usize = 4096;
-/// One of so many writes is followed by an fsync.
+/// An fsync follows one write in this many.
 const WRITES_PER_FSYNC: u64 = 5;
-/// At the beginning nobody has to wait for a flush yet: that part of the time is not measured.
+/// At the beginning no client has to wait for a flush yet: that part of the time is not measured.
 const WARMUP_DIVISOR: u32 = 3;
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {

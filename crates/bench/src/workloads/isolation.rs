@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 const SMALL_BYTES: usize = 4 << 10;
-/// Each client's file is written from the start again after so many blocks.
+/// Each client writes its file from the start again after this many blocks.
 const SMALL_BLOCKS: u64 = 1024;
 /// Unless that is more than a quarter of the free space.
 const LARGE_BYTES: u64 = 1 << 30;
@@ -90,7 +90,7 @@ fn fsync_small_file(
         file.write_at(&block, round % SMALL_BLOCKS * SMALL_BYTES as u64)?;
         let begin = clock::now_monotonic();
         file.sync()?;
-        // One that took so long that the large fsync ended meanwhile counts above all.
+        // An fsync that outlasts the large one counts above all.
         match before {
             WAITS => recorder.record(QUIET, begin),
             FSYNCS => recorder.record(BESIDE, begin),

@@ -189,7 +189,7 @@ pub struct Settings {
     pub sync_method: SyncMethod,
     /// Load file of `dbench`; `None` for the one that its package installs.
     pub loadfile: Option<PathBuf>,
-    /// Whether `dbench` also tells latencies without the time in which a thread had no CPU.
+    /// Whether `dbench` also reports latencies without the time in which a thread had no CPU.
     pub run_queue: bool,
     /// How the engine shares flushes.
     pub policy: FlushPolicy,
@@ -360,7 +360,7 @@ fn run_and_clean_up(
     with_end(ran.map(|findings| (findings, statistics)), cleaned)
 }
 
-/// What came of something whose end may have failed, too; then both errors are told.
+/// The result of something whose end may have failed, too; then the error reports both.
 fn with_end<T>(ran: anyhow::Result<T>, end: anyhow::Result<()>) -> anyhow::Result<T> {
     match (ran, end) {
         (Err(error), Err(also)) => Err(anyhow!("{error:#}; also, {also:#}")),

@@ -23,7 +23,7 @@ const SEED: u64 = 0xca12;
 
 /// What some files of a tree contain, and nothing else does.
 pub const NEEDLE: &str = "needle_in_a_haystack";
-/// Of so many files one has it.
+/// One file in this many has it.
 const FILES_PER_NEEDLE: usize = 500;
 
 const WORDS: [&str; 24] = [

@@ -121,7 +121,7 @@ impl Materials {
         (LARGE_FILE_BYTES_MAX.min(self.size_bytes / 4) >> 20).max(1)
     }
 
-    /// Size of each of so many files, in whole MiB.
+    /// Size of each of `files` files, in whole MiB.
     pub fn synced_file_mib(&self, files: usize) -> u64 {
         ((SYNCED_BYTES_MAX.min(self.size_bytes / 4) / files as u64) >> 20).max(1)
     }

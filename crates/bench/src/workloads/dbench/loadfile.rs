@@ -6,8 +6,8 @@
 //! seconds, from the start of the pass, before which it is not run. Operations of newer versions
 //! that this file format has no rule for are an error, with the line.
 //!
-//! A load is checked once and kept as text: whoever replays it interprets each line again, as
-//! dbench does, whose figures hold that work.
+//! A load is checked once and kept as text: each replay interprets the lines again, as dbench does,
+//! whose figures hold that work.
 use anyhow::{Context, bail};
 use std::time::Duration;
 

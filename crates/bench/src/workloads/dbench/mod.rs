@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Where Debian's package has it.
 const LOADFILE_DEFAULT: &str = "/usr/share/dbench/client.txt";
-/// Of so many whole seconds, one more comes first in which nothing counts yet.
+/// For this many whole seconds, one more comes first, in which nothing counts yet.
 const WARMUP_DIVISOR: u64 = 5;
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
