@@ -3,7 +3,7 @@
 //!
 //! `simulate [--seed S] [--seconds N] [--threads N] [--states N] [--runs N] [--case CASE] [--json]`
 //!
-//! Every few seconds standard error tells how far it is. Exit code: 0 nothing was found, 1
+//! Every few seconds standard error reports the progress. Exit code: 0 nothing was found, 1
 //! something was, 2 wrong usage.
 use cairn_environment::simulation::real_time;
 use cairn_torture::simulation::{Failed, Options, Progress, Report, simulate};
@@ -20,7 +20,7 @@ fn value<T: FromStr>(name: &str, text: Option<String>) -> Result<T, String> {
     text.parse().map_err(|_| format!("{name} {text}: that is no value for it"))
 }
 
-/// What to do, and whether to tell it as JSON.
+/// What to do, and whether to report it as JSON.
 fn options() -> Result<(Options, bool), String> {
     let mut json = false;
     let mut options = Options { seed: std::process::id().into(), ..Options::default() };
@@ -44,10 +44,10 @@ fn options() -> Result<(Options, bool), String> {
     Ok((options, json))
 }
 
-/// Tells how far it is, now and then.
+/// Reports the progress, now and then.
 fn show(progress: &Progress, told_at: &AtomicU64) {
     let (now, last) = (real_time().as_secs(), told_at.load(Ordering::Relaxed));
-    // Of several threads one tells.
+    // Of several threads one reports.
     if now >= last + PROGRESS_SECONDS
         && told_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {

@@ -87,7 +87,7 @@ impl AceFile {
     /// Number and text of the workload at `index`.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// When `index` is not below their number.
     pub fn workload(&self, index: u64) -> (u64, &str) {
         let (number, range) = &self.workloads[index as usize];
         (*number, &self.text[range.clone()])

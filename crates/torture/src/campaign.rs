@@ -10,12 +10,12 @@ use cairn_environment::{Rank, clock, thread};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A campaign ends after so many findings, unless its options say something else.
+/// A campaign ends after this many findings, unless its options say something else.
 pub const FINDINGS_MAX: usize = 10;
 
 /// What to run.
 pub enum Source {
-    /// The sequences of so many steps.
+    /// The sequences of this many steps.
     Systematic(u32),
     /// The workloads of a file.
     Ace(AceFile),
@@ -24,7 +24,7 @@ pub enum Source {
 /// How much of it, and how.
 #[derive(Clone, Debug)]
 pub struct CampaignOptions {
-    /// Only so many workloads, chosen by the seed; all otherwise.
+    /// Only this many workloads, chosen by the seed; all otherwise.
     pub sample: Option<u64>,
     /// The place to begin at, when no sample is chosen.
     pub from: u64,
@@ -34,7 +34,7 @@ pub struct CampaignOptions {
     pub seed: u64,
     /// Threads that work.
     pub threads: usize,
-    /// The campaign ends after so many findings.
+    /// The campaign ends after this many findings.
     pub findings_max: usize,
     /// No workload begins later than this after the start.
     pub duration: Option<Duration>,
@@ -210,7 +210,7 @@ fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
     chosen
 }
 
-/// Runs a campaign. `progress` is told the workloads done and to be done, and the states checked,
+/// Runs a campaign. `progress` gets the workloads done and to be done, and the states checked,
 /// several times a second; `stop` ends it early.
 ///
 /// # Errors

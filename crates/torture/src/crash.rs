@@ -150,7 +150,7 @@ impl Shape {
         }
     }
 
-    /// Whether the seed decides all of the run, also who does something first.
+    /// Whether the seed decides all of the run, also which thread does something first.
     fn repeats_exactly(&self) -> bool {
         self.clients == 1 && !self.background
     }
@@ -465,7 +465,7 @@ fn one_run(
 /// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
 /// many.
 pub const STATES_PER_RUN: u64 = 250;
-/// Without a finished run for so long, the volume hangs.
+/// A volume without a finished run for this long hangs.
 const HANG_TIME: Duration = Duration::from_secs(240);
 
 /// What the workers of a test share.
@@ -553,7 +553,7 @@ pub fn run(options: &CrashOptions) -> Result<CrashReport, String> {
     outcome.map(|()| report).map_err(|finding| finding.problem)
 }
 
-/// As [`run`], until `stop` is set; `progress` is told several times a second what has been tested.
+/// As [`run`], until `stop` is set; `progress` gets what has been tested, several times a second.
 /// What was tested is returned with a finding, too.
 pub fn run_until(
     options: &CrashOptions,

@@ -2,10 +2,10 @@
 //! writes, then flushes; once, or from then on; with EIO, and writes and flushes also with ENOSPC,
 //! as of a sparse image whose file system is full.
 //!
-//! Required: who asked is told, or nobody needs to be; what is read is right; and whatever was
-//! acknowledged, before the failure or after it, is there after a power failure at the end. One
-//! operation that fails for any other reason than the model's, and is no fsync, ends the run, since
-//! it may have been done or not.
+//! Required: the caller gets the error, unless no caller needs it; what is read is right; and
+//! whatever was acknowledged, before the failure or after it, is there after a power failure at the
+//! end. One operation that fails for any other reason than the model's, and is no fsync, ends the
+//! run, since it may have been done or not.
 //!
 //! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them
 //! one after the other are another.
@@ -128,7 +128,7 @@ pub struct Outcomes {
     pub reported: u64,
     /// The same, and the volume stopped: nothing could be changed any more.
     pub stopped: u64,
-    /// Nobody was told, and nothing was lost.
+    /// No caller got an error, and nothing was lost.
     pub absorbed: u64,
     /// A rule did not hold.
     pub wrong: u64,
@@ -200,7 +200,7 @@ fn all_rows(kinds: &[FaultKind]) -> Vec<FaultRow> {
     kinds.iter().flat_map(|kind| Structure::ALL.map(|structure| row(*kind, structure))).collect()
 }
 
-/// Runs everything. `progress` is told the workloads done and to be done; `stop` ends it early.
+/// Runs everything. `progress` gets the workloads done and to be done; `stop` ends it early.
 ///
 /// # Errors
 /// The volume to begin with can't be made. Findings are in the report.
@@ -438,7 +438,7 @@ fn judge_states(
     Ok(count)
 }
 
-/// Whether anybody was told of the fault.
+/// Whether a caller learned of the fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {
     Nothing,
@@ -471,8 +471,8 @@ pub(crate) fn perform(
     Ok(told)
 }
 
-/// Judges a state. Data that could not be written may be missing, which is an error for who reads
-/// it, and a finding of fsck.
+/// Judges a state. Data that could not be written may be missing: an error for its reader, and a
+/// finding of fsck.
 fn judge(
     state: Arc<SimulatedDevice>,
     history: &ClientHistory,

@@ -10,13 +10,13 @@ use cairn_environment::random::Seeded;
 pub struct Profile {
     /// Regular files are kept below this length, rare sparse ones aside.
     pub file_bytes_max: u64,
-    /// Every so many operations, one makes something durable.
+    /// One operation in this many makes something durable.
     pub durability_interval: u64,
     /// Extended attributes up to 64 KiB, files of a TiB.
     pub extremes: bool,
-    /// Fsyncs that nobody waits for.
+    /// Fsyncs that no client waits for.
     pub fsync_without_wait: bool,
-    /// So many percent of the operations put an extended attribute of about 60 KiB into the log.
+    /// This percentage of operations puts an extended attribute of about 60 KiB into the log.
     pub log_pressure_percent: u64,
 }
 

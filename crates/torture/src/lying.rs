@@ -46,7 +46,7 @@ impl Lying {
         Arc::new(Self { device, lie, after, seen: AtomicU64::new(0), met: OnceLock::new() })
     }
 
-    /// The request that was lied about, if there were so many.
+    /// The request that was lied about, if the run got that far.
     pub fn met(&self) -> Option<Met> {
         self.met.get().copied()
     }

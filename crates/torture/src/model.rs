@@ -115,7 +115,7 @@ impl Node {
     }
 }
 
-/// Who uses the model.
+/// Which clients use the model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
     /// One client that owns the volume: its own directory is the volume's root, the shared one is

@@ -16,7 +16,7 @@ use cairn_engine::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Called when an fsync that nobody waits for has ended.
+/// Called when an fsync that no client waits for has ended.
 pub type FsyncEnded = Arc<dyn Fn(usize, Result<(), Error>) + Send + Sync>;
 
 /// A client of a volume.

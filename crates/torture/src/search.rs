@@ -23,9 +23,9 @@ use std::sync::Arc;
 /// How a run is searched.
 #[derive(Clone, Debug)]
 pub struct SearchOptions {
-    /// One image of so many is recovered for writing as well; 0 for none.
+    /// One image in this many is recovered for writing as well; 0 for none.
     pub recover_one_of: u64,
-    /// Of what is unflushed all survives, or nothing: no other sets, and no torn writes.
+    /// All unflushed writes survive, or none: no other sets, and no torn writes.
     pub boundaries_only: bool,
     /// Where to keep the image of a state that fails.
     pub keep_in: Option<PathBuf>,

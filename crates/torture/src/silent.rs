@@ -58,7 +58,7 @@ pub struct Outcomes {
     pub states: u64,
     /// Everything that was acknowledged is there.
     pub unharmed: u64,
-    /// Nobody says anything, and something that was acknowledged is not there.
+    /// Nothing reports an error, and something that was acknowledged is not there.
     pub older: u64,
     /// Only fsck finds an error.
     pub found_by_fsck: u64,
@@ -328,7 +328,7 @@ struct Histories {
 /// The end of the run, and what power failures leave, with the positions in the device's history:
 /// at once, before and after the next flushes, at any time, at the end. Behind a lie about a
 /// superblock, many times until its copy is durable: as long as the copy may be lost as well, the
-/// volume goes on from what nobody has.
+/// volume goes on from what no block holds.
 fn states(
     device: &SimulatedDevice,
     met: Met,

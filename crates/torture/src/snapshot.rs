@@ -37,7 +37,7 @@ pub struct Facts {
     pub first_name: FullPath,
 }
 
-/// A namespace; `Id` tells the objects apart.
+/// A namespace; `Id` identifies the objects.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot<Id> {
     /// Each name with what it refers to.

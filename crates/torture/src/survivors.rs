@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Up to so many unflushed writes, every set of them is tried.
+/// Up to this many unflushed writes, every set of them is tried.
 pub const ALL_SETS_UP_TO: usize = 10;
 /// Pairs of lost writes and random sets that are tried when there are more.
 const SAMPLES: usize = 64;

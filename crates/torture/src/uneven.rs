@@ -1,8 +1,8 @@
 //! A device that takes as long as it likes: before it does what it was asked to, and after, until
-//! the caller hears of it.
+//! the caller gets the result.
 //!
-//! Between the moment at which a request fails and the one at which somebody knows, others write,
-//! flush and acknowledge. A simulated device tells at once.
+//! Between the moment at which a request fails and the one at which its caller knows, other threads
+//! write, flush and acknowledge. A simulated device reports at once.
 //!
 //! Some devices answer in moments for hours, and then, once, after seconds: they collect garbage,
 //! or a disk spins up. Such a *spike* lets timeouts end and queues fill that otherwise never do.
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Before a request, and after it: one pause in so many is a spike.
+/// Before a request, and after it: one pause in this many is a spike.
 const SPIKE_ONE_OF: u64 = 200;
 
 /// See the [module](self).

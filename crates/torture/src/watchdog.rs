@@ -1,5 +1,5 @@
 //! Ends the process when something takes longer than anything but a hang could: a test that hangs
-//! tells nothing.
+//! reports nothing.
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, clock, thread};
 use std::sync::Arc;

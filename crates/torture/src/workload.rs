@@ -175,7 +175,7 @@ pub(crate) fn now() -> Timestamp {
     Timestamp { seconds, nanoseconds }
 }
 
-/// Fsyncs of one client that ended without anybody waiting for them.
+/// Fsyncs of one client that ended without a thread that waited for them.
 #[derive(Clone)]
 struct EndedFsyncs {
     device: Arc<SimulatedDevice>,
@@ -258,7 +258,7 @@ fn close(
     }
 }
 
-/// Lets all clients work at the same time, beside one who trims if `trim`, and closes the volume.
+/// Lets all clients work at the same time, beside a trimmer if `trim`, and closes the volume.
 ///
 /// # Errors
 /// An operation did not return what the model says, an fsync failed, or the volume could not be

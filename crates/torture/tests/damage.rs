@@ -230,7 +230,7 @@ fn an_old_bitmap_does_not_stand_in_for_a_damaged_one() {
     assert_eq!(refused, 1, "one of the two is in use");
 }
 
-/// Both bitmaps of the group have as many bits set: only their generations tell them apart.
+/// Both bitmaps of the group have equally many bits set: only their generations differ.
 #[test]
 fn an_old_bitmap_with_the_same_sum_is_noticed_too() {
     let device = populated(&mut Seeded::new(seed_from_environment()));
@@ -259,7 +259,7 @@ fn an_old_bitmap_with_the_same_sum_is_noticed_too() {
     assert_eq!(refused.count(), 1, "one of the two is in use");
 }
 
-/// Whoever puts all superblocks back leaves bitmaps of which none is old enough.
+/// When all superblocks are put back, none of the bitmaps is old enough.
 #[test]
 fn an_old_superblock_before_new_bitmaps_is_refused_with_the_reason() {
     let device = populated(&mut Seeded::new(seed_from_environment()));

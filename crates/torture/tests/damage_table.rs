@@ -1,20 +1,20 @@
 //! Damage to each single block of a volume, in every way that a device damages blocks: zeros, one
 //! flipped bit, another block's content (a misdirected write), half of an old version (a torn
 //! write), all of an old version (a lost write). Nodes have several blocks that are written at
-//! once: all of them in an old version, too, which no checksum gives away.
+//! once: all of them in an old version, too, which no checksum reveals.
 //!
 //! Required of each, by what refers to the block (`cairn_torture::references`):
 //!
 //! - Nothing, or only padding is damaged: everything reads as before, every name, attribute and
 //!   byte.
 //! - Superblocks: fsck says so, and everything reads as before. One exception: an older superblock
-//!   in the slot that the newest one doesn't use harms nobody, and fsck can't tell.
+//!   in the slot that the newest one doesn't use does no harm, and fsck can't notice it.
 //! - Bitmaps, nodes and data: fsck says so, and what is read is right or an error; of nodes and
 //!   data something is an error.
 //! - A checkpoint that a later one says was flushed: fsck says so, a mount refuses, and one for
 //!   reading shows what was before it.
 //! - The last checkpoint, and its data: what was before it is there, as after a crash that cut it
-//!   short. Nobody can tell.
+//!   short. No check can distinguish the two.
 //!
 //! What the engine stumbles over, fsck finds; after a repair that leaves no errors the volume can
 //! be mounted and changed.
@@ -114,8 +114,8 @@ enum Required {
     RightOrError,
     /// The same, and something is an error.
     Error,
-    /// The state before this checkpoint for who only reads, and nothing for the others; fsck says
-    /// so.
+    /// The state before this checkpoint for a mount that only reads, and nothing for other mounts;
+    /// fsck says so.
     LostCheckpoint(usize),
     /// The state before the last checkpoint.
     AsAfterACrash,

@@ -177,7 +177,7 @@ fn two_damaged_structures() {
                 show(back[0])
             );
             assert!(found.len() <= expected.len(), "{what}: {} files: {report}", found.len());
-            // Of superblocks two must be left to tell which one is the newest.
+            // Two superblocks must be left to show which one is the newest.
             let superblocks =
                 of_one == Kind::Superblock && of_other == Kind::Superblock && one != other;
             if of_one != Kind::Leaf && of_other != Kind::Leaf && !superblocks {

@@ -6,10 +6,10 @@
 //! writes of a set complete in an order of their own. Which request is the n-th differs a little
 //! from run to run; all of them have their turn.
 //!
-//! A device tells one of its callers of a failure. So once more with a thread that commits all the
-//! time, on a device that takes as long as it likes, before it has done something and after:
-//! between the failure and the moment at which somebody hears of it, others write, flush and
-//! acknowledge.
+//! A device reports a failure to one of its callers. So once more with a thread that commits all
+//! the time, on a device that takes as long as it likes, before it has done something and after:
+//! between the failure and the moment at which its caller learns of it, other threads write, flush
+//! and acknowledge.
 use cairn_blockdev::simulated::RequestInfo;
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{Error, FlushPolicy, FsyncKind, InodeNumber, Volume, VolumeOptions};
@@ -136,15 +136,15 @@ impl File {
     }
 }
 
-/// Who works on the volume.
+/// The threads that work on the volume.
 #[derive(Clone, Copy, Debug)]
 struct Company {
     clients: u8,
-    /// Somebody commits all the time, and the device is [`Uneven`].
+    /// One thread commits all the time, and the device is [`Uneven`].
     committer: bool,
 }
 
-/// Commits until it is told to stop, or can't; returns the error.
+/// Commits until `stop` is set, or a commit fails; returns the error.
 fn commit_all_the_time(volume: &Volume, stop: &AtomicBool) -> Option<Error> {
     while !stop.load(Ordering::SeqCst) {
         if let Err(error) = volume.commit() {
@@ -182,8 +182,8 @@ fn client(volume: &Volume, number: u8) -> Option<File> {
 #[derive(Default)]
 struct Happened {
     any: AtomicBool,
-    /// Something else than a discard, which is only a hint: if all that follows fails as well,
-    /// somebody must be told.
+    /// Something else than a discard, which is only a hint: if all that follows fails as well, a
+    /// caller must get the error.
     matters: AtomicBool,
 }
 
@@ -356,7 +356,7 @@ fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, 
         let healed = expect_healed(&volume, &mut files);
         judge(&device, &files, random)?;
         let closed = volume.close().map_err(|error| format!("closing: {error}"));
-        // The thread that wrote the log may hear of it last, when a commit has made everything
+        // The thread that wrote the log may learn of it last, when a commit has made everything
         // durable.
         let learned_late =
             seen.happened && volume.statistics().failure.is_some_and(|failure| failure != CLOSED);

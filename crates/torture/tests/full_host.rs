@@ -1,9 +1,9 @@
 //! A sparse image whose host is full: the volume has room, but there is none to store it. A real
 //! file on a real, small tmpfs.
 //!
-//! Whoever waits is told, nothing claims to be durable that isn't, files can be read and removed,
-//! also after another mount, and once the host has room again all goes on, and everything that was
-//! acknowledged is there.
+//! The caller that waits gets the error, nothing claims to be durable that isn't, files can be read
+//! and removed, also after another mount, and once the host has room again all goes on, and
+//! everything that was acknowledged is there.
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
@@ -33,7 +33,7 @@ struct Host {
 }
 
 impl Host {
-    /// `None` for those who may not mount.
+    /// `None` for a user that may not mount.
     fn mount() -> Option<Host> {
         let folder = tempfile::tempdir().expect("a folder");
         match mount("tmpfs", folder.path(), "tmpfs", MountFlags::empty(), HOST) {
@@ -71,7 +71,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // After a panic somebody may still have the image open.
+        // After a panic a thread may still have the image open.
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
     }
 }
@@ -122,7 +122,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The data of a file that nobody was told to be durable may be lost, and reading it an error.
+    /// The data of a file that was never reported durable may be lost, and reading it an error.
     fn remove_refused(&mut self, volume: &Volume) {
         for name in self.refused.drain(..) {
             match volume.unlink(volume.root(), &name) {
@@ -132,7 +132,7 @@ impl Writer {
         }
     }
 
-    /// Until the host is full, and somebody is told so.
+    /// Until the host is full, and a caller gets that error.
     fn write_until_full(&mut self, volume: &Volume, length_bytes_max: u64, what: &str) -> Error {
         for _ in 0..ATTEMPTS_MAX {
             if let Err(error) = self.write(volume, length_bytes_max) {

@@ -1,5 +1,5 @@
 //! Fill to the last block, empty, and again: what `df` promised can be written, what `write`
-//! accepted can be stored, every deletion works, and nobody hangs.
+//! accepted can be stored, every deletion works, and no thread hangs.
 //!
 //! A small form runs always. `CAIRN_FULL_ROUNDS` (default 3) and `CAIRN_FULL_BYTES` (default 192
 //! MiB) set a larger one: `CAIRN_FULL_ROUNDS=100 CAIRN_FULL_BYTES=1073741824 cargo test --profile

@@ -137,8 +137,8 @@ fn overwriting_a_full_volume_with_fsync_keeps_what_was_there() {
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Discards what is free again and again, until `done`. What is being discarded lacks nobody in the
-/// end.
+/// Discards what is free again and again, until `done`. In the end no writer lacks what is being
+/// discarded.
 fn trim_until(volume: &Volume, done: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
     let (volume, done) = (volume.clone(), Arc::clone(done));
     thread::spawn("trimmer", move || {
@@ -350,8 +350,8 @@ fn nobody_waits_for_reclaim_that_meets_a_write_error() {
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Removal goes on behind the scenes; who needs the space meanwhile waits for it, and `df` counts
-/// it.
+/// Removal goes on in the background; a writer that needs the space meanwhile waits for it, and
+/// `df` counts it.
 #[test]
 fn what_a_removed_file_held_can_be_written_at_once() {
     let device = Arc::new(MemoryDevice::new(64 << 20));

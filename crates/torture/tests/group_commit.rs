@@ -16,7 +16,7 @@ fn name(number: u64) -> Vec<u8> {
     format!("file {number}").into_bytes()
 }
 
-/// A volume with some files, on which nobody commits.
+/// A volume with some files, on which no thread commits.
 fn with_files(device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> (Volume, Vec<InodeNumber>) {
     let options = VolumeOptions {
         commit_interval: Duration::from_secs(3600),
@@ -33,7 +33,7 @@ fn with_files(device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> (Volume, Vec<
 #[derive(Default)]
 struct Barrier {
     is_down: bool,
-    /// Somebody waits there.
+    /// A thread waits there.
     is_met: bool,
 }
 
@@ -73,8 +73,8 @@ impl BlockDevice for Barred {
     forward_to_device!(self => self.device; read, write, discard, length_bytes, flush_time);
 }
 
-/// Whoever comes while a flush is under way shares the next one: who that is, the barrier decides,
-/// and not the scheduler.
+/// An fsync that comes while a flush is under way shares the next one. The barrier decides which
+/// fsyncs those are, not the scheduler.
 #[test]
 fn all_that_come_during_a_flush_share_the_next() {
     let _watchdog = Watchdog::new("an fsync, or its flush,".into(), Duration::from_secs(120));

@@ -196,7 +196,7 @@ fn replacing_by_rename_leaves_old_or_new_contents() {
     volume
         .rename(volume.root(), b"config.new", volume.root(), b"config", RenameMode::Replace)
         .expect("both exist");
-    // Somebody else's fsync makes the rename durable, nobody ever asked for the file's data.
+    // The fsync of another file makes the rename durable; no client ever asked for the file's data.
     volume.write(other, 0, b"y").expect("space");
     volume.fsync_blocking(other, FsyncKind::Full).expect("it is healthy");
     let mut explorer = device.explorer();

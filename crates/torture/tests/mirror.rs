@@ -85,7 +85,7 @@ impl Recorder {
     }
 }
 
-/// A member that tells the recorder of each request.
+/// A member that reports each request to the recorder.
 struct Tap {
     disk: Disk,
     recorder: Arc<Recorder>,
@@ -451,7 +451,7 @@ fn a_rotten_structure_of_each_kind_is_read_around_and_mended() {
                 [("closed", &closed, &in_closed), ("crashed", &crashed, &in_crashed)]
             {
                 if (what, state) == ("log", "closed") {
-                    continue; // Nobody reads it.
+                    continue; // Nothing reads it.
                 }
                 let disks = [0, 1].map(|disk| Arc::new(disks[disk].snapshot()));
                 rot(&disks[damaged], range.clone());

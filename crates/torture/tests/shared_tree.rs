@@ -2,10 +2,10 @@
 //! directories themselves: no deadlock, a clean volume, and the result is what a model says.
 //!
 //! Two kinds of names. *Own* names belong to one thread, which knows exactly where each of its
-//! files is and how many names it has. *Contended* names are fought for by all; for each, those who
-//! made it appear and those who made it vanish are counted, and as no operation replaces anything,
-//! at every moment one more or as many have appeared. What is there in the end must be what both
-//! say, and nothing else.
+//! files is and how many names it has. *Contended* names are fought for by all; for each, the test
+//! counts how often it appeared and how often it vanished. No operation replaces anything, so at
+//! every moment it has appeared as often as it vanished, or once more. What is there in the end
+//! must be what both say, and nothing else.
 //!
 //! `CAIRN_SHARED_SECONDS` (default 5) and `CAIRN_SHARED_THREADS` (default 200) set a longer run.
 use cairn_blockdev::{BlockDevice, MemoryDevice};

@@ -19,7 +19,7 @@ use std::time::Duration;
 const VOLUME_BYTES: u64 = 64 << 20;
 const LOG_BYTES: u64 = 1 << 20;
 const CLIENTS: u8 = 4;
-/// Nothing may take so long.
+/// Nothing may take longer.
 const HANG_TIME: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,7 +150,7 @@ fn survive(fault: Fault, seed: u64) {
     reopen(&device, &files, &mut random, &what);
 }
 
-/// Nothing is wrong with the volume but the data of files that nobody was told to be durable.
+/// Nothing is wrong with the volume but the data of files that were never reported durable.
 fn expect_clean_but_for_others(state: &SimulatedDevice, files: &Files) -> Result<(), String> {
     let report = check(state, &CheckOptions { data: true, repair: false }, &mut |_| {})
         .map_err(|error| format!("fsck: {error}"))?;
@@ -272,8 +272,8 @@ fn a_failed_node_write_stops_the_volume() {
     );
 }
 
-/// Many files in one group, and the blocks of one can't be written: that file's fsync fails, the
-/// others' don't, and what they were told is there after a crash.
+/// Many files in one group, and the blocks of one can't be written: that file's fsync fails. The
+/// other fsyncs succeed, and what they reported is there after a crash.
 #[test]
 fn of_a_group_only_the_file_whose_data_is_lost_fails() {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
@@ -335,8 +335,8 @@ fn of_a_group_only_the_file_whose_data_is_lost_fails() {
     expect_files(&volume, &files).expect("all of them");
 }
 
-/// Data on its way with an fsync that nobody has heard the end of belongs to a sync and to a rename
-/// over another file.
+/// Data on its way with an fsync that has not returned yet belongs to a sync and to a rename over
+/// another file.
 #[test]
 fn a_sync_during_a_failing_fsync_is_not_fooled() {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));

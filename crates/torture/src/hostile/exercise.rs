@@ -222,7 +222,7 @@ fn repair(
         }
         Err(_) => {}
     }
-    // Of two extents with the same block only one can stay, whatever both held.
+    // Only one of two extents with the same block can stay, whatever both held.
     let shared =
         before.findings.iter().any(|finding| finding.problem.contains("is referred to twice"));
     let Some(read_before) = read_before.filter(|_| !shared) else { return Ok(()) };

@@ -39,9 +39,9 @@ pub struct AllocationMeter {
 pub struct FuzzOptions {
     /// The same seed makes the same inputs, as long as what they show is the same.
     pub seed: u64,
-    /// Ends after so much time…
+    /// Ends after this time…
     pub time: Duration,
-    /// …or after so many inputs.
+    /// …or after this many inputs.
     pub runs_max: u64,
     /// Inputs to begin with.
     pub corpus: Vec<Vec<u8>>,

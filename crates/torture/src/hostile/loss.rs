@@ -21,7 +21,7 @@ fn findings(report: &Report, inode: u64) -> impl Iterator<Item = &Finding> {
 }
 
 fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
-    // Of overlapping extents, what reading gave depended on where it began.
+    // What a read of overlapping extents returned depended on where it began.
     let overlap = |inode| {
         findings(report, inode)
             .any(|finding| finding.problem.contains("inside the extent before it"))
@@ -60,8 +60,8 @@ fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> 
 
 fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Option<String> {
     let (names_before, names_after) = (names_of_each(before), names_of_each(after));
-    // The root's change when it gets lost+found, and counts when a name comes or goes; nobody has
-    // compared these if passes were left out.
+    // The root's change when it gets lost+found, and counts when a name comes or goes; if passes
+    // were left out, fsck has not compared these.
     let gets_name = |inode: u64| inode == INODE_ROOT.0 && after.names.len() > before.names.len();
     let left_out = report.findings.iter().any(|finding| finding.problem.contains("was left out"));
     let both = before

@@ -53,12 +53,12 @@ struct Entry {
 pub fn walk(volume: &Volume) -> Found {
     let mut found = Found { complete: true, ..Found::default() };
     match volume.attributes(volume.root()) {
-        // Of such a root a repair makes a directory.
+        // A repair turns such a root into a directory.
         Ok(attributes) if attributes.file_type != FileType::Directory => {}
         attributes => note_inode(&mut found, volume, "/", attributes),
     }
     for entry in entries(volume, &mut found) {
-        // Names of the root are nobody's, and no repair keeps them.
+        // A name that leads to the root belongs to no object, and no repair keeps it.
         if entry.inode == volume.root() {
             continue;
         }
@@ -158,7 +158,7 @@ fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
     }
     match attributes.file_type {
         FileType::Symlink => volume.read_link(inode)?.hash(&mut hasher),
-        // Of another file it means nothing.
+        // Other files have no meaningful device number.
         FileType::BlockDevice | FileType::CharacterDevice => attributes.device.hash(&mut hasher),
         FileType::Regular => {
             attributes.size_bytes.hash(&mut hasher);

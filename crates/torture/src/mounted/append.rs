@@ -124,7 +124,7 @@ impl Worker for Append {
                         bytes.len()
                     ));
                 }
-                // What was not acknowledged may be missing, but it is never somebody else's.
+                // What was not acknowledged may be missing, but nothing else may stand there.
                 let foreign = found
                     .iter()
                     .zip(&record)

@@ -220,7 +220,7 @@ impl Libaio {
 
 impl Drop for Libaio {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and used by nobody any more.
+        // SAFETY: made by `new`, and not used any more.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The disk's write log has the journal's records among the volume's writes, in the order in which
 //! they were completed. A record that is there was written before everything that follows it, so
-//! each worker's last record before a power cut tells what it had begun and what had been
+//! each worker's last record before a power cut shows what it had begun and what had been
 //! acknowledged. Records need no flush for that, and so add none to what the volume does.
 //!
 //! A record: magic, number of the slot, length of the text (u32 each, little-endian, after the

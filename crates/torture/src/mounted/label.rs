@@ -275,7 +275,7 @@ mod tests {
         fremovexattr(&file, attribute_name(index)).unwrap();
         let told = label.check(folder.path()).unwrap_err();
         assert!(told.contains("version None") && told.contains("was acknowledged"), "{told}");
-        // Of a removal that was only begun, both may be found.
+        // After a removal that was only begun, the check accepts both states.
         label.attributes[index].begin(None);
         label.check(folder.path()).unwrap();
         // And one that was acknowledged must not come back.

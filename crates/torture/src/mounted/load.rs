@@ -36,7 +36,7 @@ pub(super) enum Stop {
     Shutdown {
         flush: bool,
     },
-    /// In order, once nobody uses the mount.
+    /// In order, once no process uses the mount.
     Unmount,
 }
 
@@ -162,7 +162,7 @@ impl Stop {
         }
     }
 
-    /// Ends the mount that was stopped so; nobody uses it any more.
+    /// Ends the mount that was stopped so; no process uses it any more.
     pub fn take_away(self, server: &Server, running: &mut ServerProcess) -> Result<(), Problem> {
         match self {
             Self::Kill => server.take_away_dead_mount(),

@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
-/// A pipe takes as much without anybody who reads.
+/// A pipe takes this much without a reader.
 const PIPE_BYTES: usize = 4096;
 
 /// A part of a file.
@@ -51,8 +51,8 @@ impl Mapping {
         let places = (at..).step_by(PIPE_BYTES);
         for (at, part) in places.zip(bytes.chunks(PIPE_BYTES)) {
             writer.write_all(part)?;
-            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`. Nobody
-            // else uses the file; only the kernel touches this memory.
+            // SAFETY: inside of the mapping, as just checked, which lives as long as `self`.
+            // Nothing else uses the file; only the kernel touches this memory.
             let memory = unsafe {
                 std::slice::from_raw_parts_mut(self.start.cast::<u8>().add(at), part.len())
             };
@@ -88,7 +88,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made by `new` with this length; nobody has a reference into it.
+        // SAFETY: made by `new` with this length; no reference into it is left.
         let _ = unsafe { munmap(self.start, self.length_bytes) };
     }
 }

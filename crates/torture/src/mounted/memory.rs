@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::io;
 
-/// After a power cut the versions that were given since may be on the disk, but the memory from
-/// before the cut does not know them: so many are skipped.
+/// After a power cut the disk may have versions that were given since, but the memory from before
+/// the cut does not know them: it skips this many.
 const LOST_VERSIONS_MAX: u64 = 1 << 24;
 
 /// A worker whose memory can be kept elsewhere.

@@ -9,7 +9,7 @@
 //! - `workers` use the mount and remember what was acknowledged (`append`, `direct`, `label`,
 //!   `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`, `memory`,
 //!   [`mapping`] and [`asynchronous`].
-//! - A `machine` is a virtual one; its `journal` and its disk's `write_log` tell what was on the
+//! - A `machine` is a virtual one; its `journal` and its disk's `write_log` show what was on the
 //!   disk when.
 mod append;
 pub mod asynchronous;

@@ -1,4 +1,4 @@
-//! The checker of [`Reshape`] is not blind: whatever was acknowledged and is missing is told.
+//! The checker of [`Reshape`] is not blind: it reports whatever was acknowledged and is missing.
 use super::*;
 
 /// A file of 100 units, written and acknowledged, with a hole of two blocks at unit 40.
@@ -104,7 +104,7 @@ fn room_that_was_allocated_and_is_missing_is_told() {
     reshape.begin(&Step::Allocate { units: 0..256, keep_size: true });
     reshape.acknowledge();
     assert!(reshape.check(folder.path()).unwrap_err().contains("were allocated"));
-    // Given back, nobody misses it.
+    // The file gave it back, so the checker does not miss it.
     reshape.begin(&Step::Truncate { units: 100 });
     reshape.begin(&Step::Punch(0..104));
     reshape.check(folder.path()).unwrap();

@@ -14,10 +14,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
-/// For a server to end that `cairn umount` has waited for already.
+/// Time for a server to end after `cairn umount` has waited for it.
 const END_TIME_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// For others to leave a mount that is to end.
+/// Time for other processes to leave a mount before it ends.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 /// This program, even when another one has taken its place.
 const PROGRAM: &str = "/proc/self/exe";
@@ -98,7 +98,7 @@ impl Server {
         self.image.with_extension("log")
     }
 
-    /// Takes away the mount whose server is dead, and waits until the kernel has let go of the
+    /// Takes away the mount whose server is dead, and waits until the kernel has released the
     /// image.
     pub fn take_away_dead_mount(&self) -> Result<(), Problem> {
         let begin = clock::now_monotonic();
@@ -110,9 +110,9 @@ impl Server {
             }
             clock::sleep(POLL_INTERVAL);
         }
-        // A mount that was taken away may live on for a moment, in somebody's sync(2), and holds
-        // its loop device so long; what a dead server had in an io_uring holds its files until the
-        // kernel has cleaned up.
+        // A mount that was taken away may live on for a moment, in the sync(2) of another process,
+        // and holds its loop device that long; what a dead server had in an io_uring holds its
+        // files until the kernel has cleaned up.
         let image = fs::canonicalize(&self.image).map_err(text)?;
         let file = fs::File::open(&image).map_err(text)?;
         while is_behind_a_loop_device(&image)
@@ -126,7 +126,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the mount in order; the server must end well, too. Somebody else may look into the
+    /// Ends the mount in order; the server must end well, too. Another process may look into the
     /// mount for a moment, an indexer or a file manager: that is no finding.
     pub fn unmount(&self, running: &mut ServerProcess) -> Result<(), Problem> {
         let begin = clock::now_monotonic();

@@ -210,7 +210,7 @@ impl Session {
         }
     }
 
-    /// Tells of a step that is done.
+    /// Reports a step that is done.
     pub fn tell(&self, line: &str) {
         self.bar.tell(line);
     }
@@ -333,7 +333,7 @@ impl fmt::Display for RunReport<SessionReport> {
                 self.seed
             );
         };
-        // What was found comes last: of a long output, the end is what is kept.
+        // The findings come last: the end of a long output is what is kept.
         if let Some(log) = server_log {
             writeln!(formatter, "\nthe server's last words:\n{log}")?;
         }

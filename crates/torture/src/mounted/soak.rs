@@ -30,7 +30,7 @@ use std::time::Duration;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_secs(2);
 const FILL_FILE_BYTES: usize = 3 << 20;
-/// The unit in which the time of a run is told.
+/// The unit in which the time of a run is reported.
 pub const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// How long a run goes on, and with what.
@@ -240,8 +240,8 @@ impl Cycles<'_> {
         Ok(files)
     }
 
-    /// The kernel keeps a refusal of data for lack of space for whoever syncs next, whose data it
-    /// need not have been.
+    /// The kernel keeps a refusal of data for lack of space until the next sync, even one of other
+    /// data.
     fn take_refusal(&self) -> Result<(), Problem> {
         self.server
             .sync()

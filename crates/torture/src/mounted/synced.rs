@@ -46,7 +46,7 @@ pub struct SyncOptions {
 }
 
 /// Runs it. The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last
-/// one, since only root's mounts hear of the others.
+/// one, since the kernel passes the others only to root's mounts.
 ///
 /// # Errors
 /// When this machine cannot run it.

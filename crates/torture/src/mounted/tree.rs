@@ -255,7 +255,7 @@ impl Worker for Tree {
     fn check(&mut self, folder: &Path) -> Result<(), Problem> {
         let mut found = BTreeMap::new();
         read_tree(folder, Path::new(""), &mut found).map_err(|error| error.to_string())?;
-        // The newest state first: its mismatch tells the most.
+        // The newest state first: its mismatch says the most.
         let problems: Vec<Problem> =
             self.states.iter().rev().map_while(|state| self.fits(state, &found).err()).collect();
         if problems.len() == self.states.len() {

@@ -2,7 +2,7 @@
 //! may have left.
 //!
 //! One boot: the guest mounts the volume as the last power cut left it, its workers check it and
-//! work; the host kills the machine at a random moment. The disk's write log then tells what was
+//! work; the host kills the machine at a random moment. The disk's write log then shows what was
 //! flushed when. From it the host builds disks for several power cuts: the one that happened, and
 //! others at random moments before it. Of what was not flushed at a cut, a random part is on the
 //! disk, some of it torn. Each disk must pass `fsck`, mount, hold everything that was acknowledged
@@ -248,7 +248,7 @@ impl Campaign<'_> {
     }
 
     /// Epochs in which the power is cut: the last one, where it was cut, and others. While the
-    /// workers check what they found they change it, and nobody's memory is true.
+    /// workers check what they found they change it, and the memory of none is true.
     fn choose_cuts(&mut self, known: &[Known]) -> Vec<usize> {
         let possible: Vec<usize> =
             (0..known.len()).filter(|epoch| known[*epoch].mark != Some(Mark::Checking)).collect();

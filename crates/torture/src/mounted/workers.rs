@@ -25,8 +25,8 @@ pub type Problem = String;
 
 /// A pattern of use, with its memory of what was acknowledged.
 pub trait Worker: Memory + Send {
-    /// Works below `folder` until an error comes, or `stop` is set. `journal` is told before each
-    /// change that a crash may leave, and after each acknowledgement.
+    /// Works below `folder` until an error comes, or `stop` is set. `journal` gets a record before
+    /// each change that a crash may leave, and after each acknowledgement.
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()>;
     /// How often something was acknowledged, in all rounds.
     fn acknowledgements(&self) -> u64;

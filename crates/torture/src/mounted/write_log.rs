@@ -52,7 +52,7 @@ pub struct WriteLog {
 pub enum Survivors {
     Nothing,
     Everything,
-    /// Each write with this chance of so many quarters, and one in eight of them torn.
+    /// Each write with a chance of this many quarters, and one in eight of them torn.
     Random(u64),
 }
 

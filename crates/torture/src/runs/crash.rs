@@ -42,7 +42,7 @@ pub fn run(
     Ok(RunReport { command: "crash".into(), seed, passed, interrupted, report })
 }
 
-/// The processor's time that this process has had, all threads together, where the system tells.
+/// The processor's time of this process, all threads together, where the system reports it.
 fn processor_seconds() -> Option<f64> {
     ProcessTimes::of("self").map(|times| times.seconds())
 }

@@ -68,7 +68,7 @@ pub struct FuzzFindings {
     kept: u64,
     /// Different things seen.
     features: u64,
-    /// Most memory that one input took, if the kernel tells.
+    /// Most memory that one input took, if the kernel reports it.
     memory_bytes_max: u64,
     seconds: f64,
     findings: Vec<Found>,

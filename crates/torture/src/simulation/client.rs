@@ -117,7 +117,7 @@ impl Client {
         Ok(!failed)
     }
 
-    /// Adds what became of fsyncs that nobody waited for.
+    /// Adds what became of fsyncs that no client waited for.
     pub(super) fn settle(&mut self, stage: &Stage) -> Result<(), String> {
         for (acknowledgement, result) in self.ended.lock().drain(..) {
             match result {

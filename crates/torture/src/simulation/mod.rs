@@ -2,10 +2,10 @@
 //! in one thread of the system, with a crash at many points of the run.
 //!
 //! One *run* is a small volume (its [`Scene`]), on which 8 to 32 clients work at the same time
-//! until they are done, the power goes, or the device fails. Who runs when, how long requests take,
-//! and when timeouts end follows from the seed, so that a failure can be repeated exactly. Then the
-//! device's record is crashed at many points, each time with another choice of what the unflushed
-//! writes left, and every state must recover to what the clients' histories permit.
+//! until they are done, the power goes, or the device fails. The seed decides which thread runs
+//! when, how long requests take, and when timeouts end, so that a failure can be repeated exactly.
+//! Then the device's record is crashed at many points, each time with another choice of what the
+//! unflushed writes left, and every state must recover to what the clients' histories permit.
 //!
 //! A failure is *shrunk*: operations are taken away as long as some schedule still fails. What is
 //! left is named by a [`Case`], which prints as one line and repeats the failure.
@@ -247,7 +247,7 @@ fn worker(
     Ok(report)
 }
 
-/// Simulates. `progress` hears of each run's end, on the thread that did it.
+/// Simulates. `progress` is called at each run's end, on the thread that did it.
 ///
 /// # Errors
 /// The first run that went wrong, shrunk.

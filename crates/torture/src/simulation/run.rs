@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Whoever needs more decisions of the scheduler spins.
+/// A run that needs more decisions of the scheduler spins.
 const STEPS_MAX: usize = 30_000_000;
-/// No operation takes so long, whatever the others do.
+/// No operation takes longer, whatever the others do.
 const QUIET_MAX: Duration = Duration::from_secs(120);
 
 /// What became of a run.
@@ -42,7 +42,7 @@ pub struct Outcome {
     pub steps: u64,
     /// Time that passed.
     pub simulated: Duration,
-    /// Tells runs apart: what the device was asked to do, in its order.
+    /// Identifies the run: what the device was asked to do, in its order.
     pub fingerprint: u64,
 }
 
@@ -127,7 +127,7 @@ fn quiet_options() -> VolumeOptions {
     }
 }
 
-/// Has requests fail as the scene says; whether one did is told by `broken`.
+/// Has requests fail as the scene says; `broken` reports whether one did.
 fn plan_faults(scene: &Scene, device: &SimulatedDevice, broken: &Arc<AtomicBool>) {
     let Ending::Fault { request, lasting, flush } = scene.ending else { return };
     let geometry =

@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 pub enum Ending {
     /// All clients do what they wanted, and the volume is closed.
     Orderly,
-    /// The power goes after so many microseconds.
+    /// The power goes after `after_us` microseconds.
     PowerCut {
         /// Since the clients began.
         after_us: u64,
@@ -129,7 +129,8 @@ impl Scene {
             && pause_us < 1_000_000
             && random.chance(3, 4)
         {
-            // Log and commits flush at the same time, and whose flush fails hears of it late.
+            // Log and commits flush at the same time, and the thread of a failed flush learns it
+            // late.
             options.commit_interval = Duration::from_millis(2);
             uneven_us = one_of(random, &[1000, 5000]);
         }
