@@ -58,8 +58,8 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// One that signals set from now on; the user is told that the run ends. A second signal ends
-    /// the process at once.
+    /// One that signals set from now on. The first signal reports to the user that the run ends; a
+    /// second one ends the process at once.
     ///
     /// # Errors
     /// When the system refuses.

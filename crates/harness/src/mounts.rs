@@ -1,6 +1,6 @@
-//! What is mounted, as the kernel tells it in `/proc/self/mountinfo`; and how a mount is taken out
-//! of the tree. In the table a blank, a tab, a line feed and a backslash in a name are three octal
-//! digits behind a backslash.
+//! What is mounted, as the kernel reports it in `/proc/self/mountinfo`; and how a mount is taken
+//! out of the tree. In the table a blank, a tab, a line feed and a backslash in a name are three
+//! octal digits behind a backslash.
 use crate::process::output_of;
 use anyhow::bail;
 use std::ffi::OsString;

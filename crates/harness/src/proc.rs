@@ -86,7 +86,7 @@ impl Status {
         value.split_whitespace().next()?.parse().ok()
     }
 
-    /// The amount of memory behind `name:`, which the kernel tells in KiB.
+    /// The amount of memory behind `name:`, which the kernel reports in KiB.
     pub fn bytes(&self, name: &str) -> Option<u64> {
         self.number(name).map(|kib| kib << 10)
     }
@@ -124,7 +124,7 @@ pub struct MachineTimes {
 }
 
 impl MachineTimes {
-    /// Until now; zeros where the kernel doesn't tell.
+    /// Until now; zeros where the kernel doesn't report them.
     pub fn now() -> Self {
         Self::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }

@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn a_command_that_a_signal_for_the_run_has_ended_runs_again() {
-        // Whoever runs this test may ignore signals, as nohup does, and what it starts would, too.
+        // The process that runs this test may ignore signals, as nohup does; its children would,
+        // too.
         if !Command::new("env")
             .args(["--default-signal", "true"])
             .output()

@@ -15,7 +15,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Shows how far something has got; disappears when dropped.
 pub struct ProgressBar {
     bar: Bar,
-    /// When the last line was told, of a task that tells where it is when there is no terminal.
+    /// When a task without a terminal last printed how far it is.
     told: Option<Cell<clock::Monotonic>>,
 }
 
@@ -92,7 +92,7 @@ impl ProgressBar {
         self.bar.set_message(text);
     }
 
-    /// Tells `line` above the bar, or where it would be.
+    /// Prints `line` above the bar, or where it would be.
     pub fn tell(&self, line: &str) {
         if self.bar.is_hidden() {
             console::tell(&line);

@@ -46,8 +46,8 @@ impl Drop for WorkFolder {
     }
 }
 
-/// Removes the folder `path` with all that is in it, unless something is mounted there; tells what
-/// is left behind.
+/// Removes the folder `path` with all that is in it, unless something is mounted there; reports
+/// what is left behind.
 pub fn remove(path: &Path) {
     if mounts::is_mounted_below(path) {
         console::tell(&format_args!(
