@@ -26,12 +26,14 @@ fn replaced(baselines: Baselines) -> Baselines {
     let volume = Volume::open(device, options).unwrap();
     let store = volume.store();
     let created = volume.create(volume.root(), b"file", &FILE).unwrap();
+    // Before the fsync, which empties the list.
+    let two_pass_insertion = store.log.two_pass_items() > 0;
     volume.fsync_blocking(created.inode, FsyncKind::Full).unwrap();
     let found = Baselines {
         waking_locks: leaf_lock_wakes(store),
         locked_descents: !descends_by_routes(store),
         shared_flusher: store.space.has_shared_flusher(),
-        two_pass_insertion: store.log.two_pass_items() > 0,
+        two_pass_insertion,
         commits_only: volume.statistics().fsyncs_committed > 0,
     };
     volume.forget(created.inode, 1);
