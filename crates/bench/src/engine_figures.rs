@@ -15,7 +15,7 @@ pub const STAGE_TOTAL: &str = "total";
 
 /// Sizes, states and maxima, which no difference makes sense of; everything else that is a whole
 /// number counts up.
-const GAUGES: [&str; 14] = [
+const GAUGES: [&str; 16] = [
     "generation",
     "total_bytes",
     "available_bytes",
@@ -26,6 +26,8 @@ const GAUGES: [&str; 14] = [
     "nodes_in_memory",
     "nodes_dirty",
     "log_blocks_used",
+    "log_context_bytes",
+    "log_context_items",
     "fsync_group_size_max",
     "ticket_wait_max_ns",
     "worst_case_used_percent",

@@ -3,21 +3,28 @@
 //! Lock discipline: no lock; relaxed atomics on which no other memory depends.
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{BlockNumber, NODE_BLOCKS};
+use serde::{Deserialize, Serialize};
 
-/// What the cache holds and has done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// What the cache holds and has done. The serialised names are those of `cairn stats`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CacheStatistics {
     /// Lookups that found the node in memory.
+    #[serde(rename = "node_cache_hits")]
     pub hits: u64,
     /// Descents that took no lock but their leaf's; they aren't among the hits.
     pub quick_descents: u64,
     /// Lookups that read the node from the device.
+    #[serde(rename = "node_cache_misses")]
     pub misses: u64,
     /// Nodes in memory.
+    #[serde(rename = "nodes_in_memory")]
     pub nodes: u64,
     /// Nodes that aren't on the device yet, those being written included.
+    #[serde(rename = "nodes_dirty")]
     pub dirty: u64,
     /// Clean nodes dropped to make room.
+    #[serde(rename = "node_cache_evictions")]
     pub evictions: u64,
     /// Times that a thread had to wait for the lock of a tree's root pointer.
     pub root_lock_waits: u64,

@@ -34,7 +34,7 @@ fn replaced(baselines: Baselines) -> Baselines {
         locked_descents: !descends_by_routes(store),
         shared_flusher: store.space.has_shared_flusher(),
         two_pass_insertion,
-        commits_only: volume.statistics().fsyncs_committed > 0,
+        commits_only: volume.statistics().log.committed > 0,
     };
     volume.forget(created.inode, 1);
     volume.close().unwrap();

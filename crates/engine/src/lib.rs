@@ -29,10 +29,12 @@ mod types;
 mod volume;
 
 pub use baselines::Baselines;
+pub use cairn_btree::CacheStatistics;
 pub use cairn_format::{
     FileBlock, FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp,
 };
 pub use cairn_log::FlushPolicy;
+pub use cairn_log::LogStatistics;
 pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
 pub use file::planned_read::{PlannedRead, ReadAtOnce};

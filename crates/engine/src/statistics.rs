@@ -5,8 +5,10 @@ use crate::store::failures::Failures;
 use crate::store::recovery::meter::RecoveryPhase;
 use cairn_blockdev::DeviceHealth;
 use cairn_blockdev::composed::MemberHealth;
+use cairn_btree::CacheStatistics;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{BLOCK_SIZE, NODE_BLOCKS};
+use cairn_log::LogStatistics;
 use serde::{Deserialize, Serialize};
 
 /// Counters since the volume was opened, and sizes now. Times in nanoseconds where the name says
@@ -29,38 +31,16 @@ pub struct Statistics {
     pub pinned_bytes: u64,
     pub dirty_data_bytes: u64,
     pub inodes_in_memory: u64,
-    pub nodes_in_memory: u64,
-    pub nodes_dirty: u64,
-    pub node_cache_hits: u64,
-    pub node_cache_misses: u64,
+    /// Of the tree nodes in memory.
+    #[serde(flatten)]
+    pub nodes: CacheStatistics,
     /// Blocks of file data that were read from memory, although the device had them.
     pub data_cache_hits: u64,
     /// Blocks of file data that were read from the device; 0 without the cache.
     pub data_cache_misses: u64,
     pub data_cache_bytes: u64,
-    pub quick_descents: u64,
-    pub root_lock_waits: u64,
-    pub root_write_lock_waits: u64,
-    pub inner_lock_waits: u64,
-    pub inner_write_lock_waits: u64,
-    pub leaf_lock_waits: u64,
-    pub leaf_write_lock_waits: u64,
-    pub operations_logged: u64,
-    pub items_logged: u64,
-    pub bytes_logged: u64,
-    pub checkpoints: u64,
-    pub log_blocks_written: u64,
-    pub log_blocks_used: u64,
-    pub log_flushes: u64,
-    pub fsync_groups: u64,
-    pub fsyncs_grouped: u64,
-    pub fsyncs_committed: u64,
-    pub fsyncs_immediate: u64,
-    pub fsync_group_size_max: u64,
-    pub fallbacks_ring_full: u64,
-    pub fallbacks_context_too_large: u64,
-    pub log_throttle_waits: u64,
-    pub log_wraps: u64,
+    #[serde(flatten)]
+    pub log: LogStatistics,
     /// Space that operations in work and delayed data hold.
     pub reserved_bytes: u64,
     pub tickets_waiting: u64,
@@ -89,7 +69,8 @@ pub struct Statistics {
 impl Statistics {
     /// Fsyncs that ended well, and syncs.
     pub fn fsyncs(&self) -> u64 {
-        self.fsyncs_grouped + self.fsyncs_committed + self.fsyncs_immediate
+        let log = &self.log;
+        log.grouped + log.committed + log.immediate
     }
 }
 
@@ -157,8 +138,7 @@ impl Layers {
     /// Reads all counters; they belong to about the same moment.
     pub(crate) fn statistics(&self) -> Statistics {
         let Self { store, files, names, recovery } = self;
-        let (log, cache, space) =
-            (store.log.statistics(), store.cache.statistics(), store.space.report());
+        let space = store.space.report();
         let data_cache = files.data_cache.statistics();
         let block = BLOCK_SIZE as u64;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -175,36 +155,11 @@ impl Layers {
             pinned_bytes: space.pinned * block,
             dirty_data_bytes: count(&store.delayed_blocks) * block,
             inodes_in_memory: files.inodes.len() as u64,
-            nodes_in_memory: cache.nodes,
-            nodes_dirty: cache.dirty,
-            node_cache_hits: cache.hits,
-            node_cache_misses: cache.misses,
+            nodes: store.cache.statistics(),
             data_cache_hits: data_cache.hits,
             data_cache_misses: data_cache.misses,
             data_cache_bytes: data_cache.bytes,
-            quick_descents: cache.quick_descents,
-            root_lock_waits: cache.root_lock_waits,
-            root_write_lock_waits: cache.root_write_lock_waits,
-            inner_lock_waits: cache.inner_lock_waits,
-            inner_write_lock_waits: cache.inner_write_lock_waits,
-            leaf_lock_waits: cache.leaf_lock_waits,
-            leaf_write_lock_waits: cache.leaf_write_lock_waits,
-            operations_logged: log.operations,
-            items_logged: log.items_logged,
-            bytes_logged: log.bytes_logged,
-            checkpoints: log.checkpoints,
-            log_blocks_written: log.blocks_written,
-            log_blocks_used: log.ring_blocks_used,
-            log_flushes: log.flushes,
-            fsync_groups: log.groups,
-            fsyncs_grouped: log.grouped,
-            fsyncs_committed: log.committed,
-            fsyncs_immediate: log.immediate,
-            fsync_group_size_max: log.group_size_max,
-            fallbacks_ring_full: log.fallbacks_ring_full,
-            fallbacks_context_too_large: log.fallbacks_context_too_large,
-            log_throttle_waits: log.throttle_waits,
-            log_wraps: log.wraps,
+            log: store.log.statistics(),
             reserved_bytes: (space.reserved_data + space.reserved_nodes * NODE_BLOCKS) * block,
             tickets_waiting: space.tickets_waiting,
             tickets_waited: space.tickets_waited,

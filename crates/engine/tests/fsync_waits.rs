@@ -166,7 +166,7 @@ fn freeing_blocks_is_in_no_fsyncs_way() {
 fn with_complete_an_fsync_that_became_a_commit_waits_for_it() {
     fsyncs_beside_held_discards(FsyncWait::Complete, |gate, volume, done| {
         gate.wait_until_something_is_held();
-        while volume.statistics().fallbacks_ring_full == 0 {
+        while volume.statistics().log.fallbacks_ring_full == 0 {
             clock::sleep(Duration::from_millis(1));
         }
         assert!(done.load(Ordering::SeqCst) < FSYNCS);
@@ -295,8 +295,8 @@ fn every_fsync_can_be_made_a_commit() {
         .collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
     let statistics = volume.statistics();
-    assert_eq!((statistics.fsyncs_grouped, statistics.checkpoints), (0, 0), "{statistics:?}");
-    assert!(statistics.fsyncs_committed >= 5, "{statistics:?}");
+    assert_eq!((statistics.log.grouped, statistics.log.checkpoints), (0, 0), "{statistics:?}");
+    assert!(statistics.log.committed >= 5, "{statistics:?}");
     volume.close().unwrap();
 }
 

@@ -42,7 +42,10 @@ impl Fixture {
         work(self);
         self.volume.sync().unwrap();
         let after = self.volume.statistics();
-        (after.items_logged - before.items_logged, after.bytes_logged - before.bytes_logged)
+        (
+            after.log.items_logged - before.log.items_logged,
+            after.log.bytes_logged - before.log.bytes_logged,
+        )
     }
 
     fn items(&self, work: impl FnOnce(&Self)) -> u64 {
@@ -139,10 +142,10 @@ fn an_fsync_of_what_is_durable_logs_nothing() {
     assert_eq!(fixture.items(fsync), 4, "inode, extent, entry, directory");
     assert_eq!(fixture.items(fsync), 0);
     // Another file in the same directory is no reason to log this one again.
-    let flushes = fixture.volume.statistics().log_flushes;
+    let flushes = fixture.volume.statistics().log.flushes;
     assert_eq!(fixture.items(|f| _ = f.create(b"another")), 3);
     assert_eq!(fixture.items(fsync), 0);
-    assert_eq!(fixture.volume.statistics().log_flushes, flushes + 1);
+    assert_eq!(fixture.volume.statistics().log.flushes, flushes + 1);
 }
 
 #[test]
@@ -163,6 +166,6 @@ fn an_append_of_one_block_logs_less_than_a_kibibyte() {
     }
     assert!(largest_bytes < 2048, "{largest_bytes} bytes");
     let statistics = fixture.volume.statistics();
-    let average_bytes = statistics.bytes_logged / statistics.fsyncs();
+    let average_bytes = statistics.log.bytes_logged / statistics.fsyncs();
     assert!(average_bytes < 1024, "{average_bytes} bytes on average");
 }

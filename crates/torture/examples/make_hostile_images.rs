@@ -165,7 +165,7 @@ fn wrapped(volume: &Volume) -> Done {
         volume.write(inode, 0, b"once more")?;
         volume.fsync_blocking(inode, FsyncKind::Full)?;
         volume.commit()?;
-        if volume.statistics().log_blocks_written % volume.superblock().geometry.log_blocks > 215 {
+        if volume.statistics().log.blocks_written % volume.superblock().geometry.log_blocks > 215 {
             break;
         }
     }

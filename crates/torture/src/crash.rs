@@ -223,8 +223,9 @@ fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
         let volume = open()?;
         session(&mut clients, volume.clone(), &device, shape.operations_each, shape.trims())?;
         let statistics = volume.statistics();
-        log_blocks_written += statistics.log_blocks_written;
-        fallbacks += statistics.fallbacks_ring_full + statistics.fallbacks_context_too_large;
+        log_blocks_written += statistics.log.blocks_written;
+        fallbacks +=
+            statistics.log.fallbacks_ring_full + statistics.log.fallbacks_context_too_large;
     }
     let histories = clients.into_iter().map(|client| client.history).collect();
     Ok(Recorded { device, histories, log_blocks_written, fallbacks })

@@ -110,7 +110,7 @@ fn all_that_come_during_a_flush_share_the_next() {
         (1..FILES).for_each(|_| told.recv().expect("it is told").expect("it is healthy"));
         let after = volume.statistics();
         assert_eq!(after.commits, before.commits, "round {round}: a commit would flush as well");
-        assert_eq!(after.fsync_groups - before.fsync_groups, 2, "round {round}");
+        assert_eq!(after.log.groups - before.log.groups, 2, "round {round}");
         assert_eq!(
             device.counters().flushes - flushes,
             2,

@@ -363,9 +363,9 @@ fn threads_in_one_tree_do_not_deadlock_and_agree_with_the_model() {
         "{} operations by {threads} threads, {} came second; waits for locks: root {}, inner {}, leaf {}; {} commits",
         shared.operations.load(Ordering::Relaxed),
         shared.lost.load(Ordering::Relaxed),
-        statistics.root_lock_waits,
-        statistics.inner_lock_waits,
-        statistics.leaf_lock_waits,
+        statistics.nodes.root_lock_waits,
+        statistics.nodes.inner_lock_waits,
+        statistics.nodes.leaf_lock_waits,
         statistics.commits,
     );
     shared.volume.close().expect("it closes");

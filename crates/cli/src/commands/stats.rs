@@ -214,7 +214,7 @@ fn flatten(name: &str, value: &Value, lines: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_engine::Failures;
+    use cairn_engine::{Failures, LogStatistics};
 
     #[test]
     fn nested_statistics_become_lines() {
@@ -241,11 +241,14 @@ mod tests {
         let statistics = Statistics {
             volume: "1234".into(),
             failure: Some("the log cannot be written".into()),
-            fsyncs_grouped: 40,
-            log_flushes: 10,
-            checkpoints: 8,
-            bytes_logged: 16_000,
-            log_blocks_written: 12,
+            log: LogStatistics {
+                grouped: 40,
+                flushes: 10,
+                checkpoints: 8,
+                bytes_logged: 16_000,
+                blocks_written: 12,
+                ..LogStatistics::default()
+            },
             fsync_stages: vec![stage],
             recovery: vec![RecoveryPhase {
                 phase: "apply log".into(),

@@ -1,20 +1,19 @@
 //! Which transaction runs, how many operations have joined it, and how far commits have come.
 //!
 //! ```text
-//! Running → CommitPrep → CommitStart → CommitDoing → Unblocked → SuperCommitted → Completed
-//!           wait for     no joins,     the cut       the next      its superblock   its freed
-//!           the commit   drain                       one runs      is durable       blocks are
-//!           before                                                                  free
+//! Running → CommitStart → CommitDoing → Unblocked → SuperCommitted → Running …      Completed
+//!           no joins,     the cut       the next      its superblock               its freed
+//!           drain                       one runs      is durable                   blocks are
+//!                                                                                  free
 //! ```
-//! [`Phase`] is that of the transaction which operations join. After the cut that is the next one
-//! already: its phase is *Running* while the one before is *Unblocked*, and its own commit is in
-//! *CommitPrep* as long as that lasts. *SuperCommitted* and *Completed* are how far transactions
-//! have come, as generations. The last commit ends in *Ended* instead of a next transaction: what a
-//! clean superblock says stays true.
+//! [`Phase`] says how far the commit in flight is. A second committer waits in *CommitPrep* until
+//! the machine is *Running* again. *Completed* trails: the freed blocks of a transaction may become
+//! free while later ones run, so it is a generation and no phase. The last commit ends in *Ended*
+//! instead of a next transaction: what a clean superblock says stays true.
 //!
 //! Invariants:
 //! - `generation` grows by one at each cut, and only while `joined` is 0;
-//! - one commit is between CommitPrep and SuperCommitted at any time;
+//! - one commit is in flight at any time: only *Running* lets one begin, and only its end leads back;
 //! - `super_committed` and `completed` are set under the lock before their waiters are woken, and a
 //!   woken thread checks again; a failure wakes everybody.
 //!
@@ -25,16 +24,27 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_format::Generation;
 
-/// Phases of the transaction that operations join.
+/// How far the commit in flight is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
+    /// No commit is in flight.
     Running,
     /// New joins wait, and the joined operations leave.
     CommitStart,
     /// No operation is joined: the cut.
     CommitDoing,
-    /// The last transaction was cut.
+    /// Joins go on, into the next transaction; the one before is being written.
+    Unblocked,
+    /// The superblock is durable; the commit ends.
+    SuperCommitted,
+    /// The last transaction was cut: no joins and no commits any more.
     Ended,
+}
+
+impl Phase {
+    fn takes_joins(self) -> bool {
+        matches!(self, Self::Running | Self::Unblocked | Self::SuperCommitted)
+    }
 }
 
 struct State {
@@ -43,8 +53,6 @@ struct State {
     generation: Generation,
     /// Operations in it.
     joined: u64,
-    /// A commit is between CommitStart and SuperCommitted; another one waits in CommitPrep.
-    committing: bool,
     super_committed: Generation,
     completed: Generation,
     failure: Option<String>,
@@ -97,8 +105,6 @@ impl Drop for Handle<'_> {
 pub(crate) struct Commit<'a> {
     transactions: &'a Transactions,
     generation: Generation,
-    unblocked: bool,
-    finished: bool,
 }
 
 impl Commit<'_> {
@@ -109,15 +115,15 @@ impl Commit<'_> {
 
     /// After the cut: the next transaction runs.
     pub(crate) fn unblock(&mut self) {
-        self.continue_with(Phase::Running);
+        self.leave_the_cut(Phase::Unblocked);
     }
 
     /// After the cut of the last commit: joins and commits fail.
     pub(crate) fn end(&mut self) {
-        self.continue_with(Phase::Ended);
+        self.leave_the_cut(Phase::Ended);
     }
 
-    fn continue_with(&mut self, phase: Phase) {
+    fn leave_the_cut(&mut self, phase: Phase) {
         let mut state = self.transactions.state.lock();
         assert_eq!(
             (state.phase, state.joined),
@@ -126,18 +132,19 @@ impl Commit<'_> {
         );
         state.generation = self.generation.next();
         state.phase = phase;
-        self.unblocked = true;
         self.transactions.changed.notify_all();
     }
 
     /// The superblock is durable. The right to commit stays: what follows a commit happens in the
     /// order of commits.
     pub(crate) fn super_committed(&mut self) {
-        assert!(self.unblocked, "a superblock is written after the cut");
         let mut state = self.transactions.state.lock();
+        assert!(state.generation > self.generation, "a superblock is written after the cut");
         assert!(state.super_committed < self.generation);
         state.super_committed = self.generation;
-        self.finished = true;
+        if state.phase == Phase::Unblocked {
+            state.phase = Phase::SuperCommitted;
+        }
         self.transactions.changed.notify_all();
     }
 }
@@ -145,14 +152,15 @@ impl Commit<'_> {
 impl Drop for Commit<'_> {
     fn drop(&mut self) {
         let mut state = self.transactions.state.lock();
-        if !self.unblocked {
-            state.phase = Phase::Running;
-        } else if !self.finished {
+        let was_cut = state.generation > self.generation;
+        if was_cut && state.super_committed < self.generation {
             // The next transaction refers to what this one did not write: it must never get a
             // superblock.
             state.failure.get_or_insert_with(|| "a commit was not finished".into());
         }
-        state.committing = false;
+        if state.phase != Phase::Ended {
+            state.phase = Phase::Running;
+        }
         self.transactions.changed.notify_all();
     }
 }
@@ -165,7 +173,6 @@ impl Transactions {
             phase: Phase::Running,
             generation: running,
             joined: 0,
-            committing: false,
             super_committed: before,
             completed: before,
             failure: None,
@@ -178,7 +185,7 @@ impl Transactions {
         let mut state = self.state.lock();
         loop {
             state.check_open()?;
-            if state.phase == Phase::Running {
+            if state.phase.takes_joins() {
                 state.joined += 1;
                 return Ok(Handle { transactions: self, generation: state.generation });
             }
@@ -200,19 +207,13 @@ impl Transactions {
             if state.super_committed >= wanted {
                 return Ok(None);
             }
-            if !state.committing {
+            if state.phase == Phase::Running {
                 break;
             }
             self.changed.wait(&mut state);
         }
-        state.committing = true;
         state.phase = Phase::CommitStart;
-        let commit = Commit {
-            transactions: self,
-            generation: state.generation,
-            unblocked: false,
-            finished: false,
-        };
+        let commit = Commit { transactions: self, generation: state.generation };
         while state.joined > 0 && state.failure.is_none() {
             self.changed.wait(&mut state);
         }
