@@ -40,7 +40,7 @@
 //!
 //! // A transaction changes a tree.
 //! let nodes = 1 + Tree::worst_case_nodes(1, 0);
-//! let reservation = space.reserve(Request { data_blocks: 0, nodes }, Urgency::Normal)?;
+//! let reservation = space.reserve(Request { data_blocks: 0, nodes }, Urgency::Ordinary)?;
 //! let change = Change { generation: Generation(1), reservation: &reservation };
 //! let tree = Tree::create(Arc::clone(&cache), Arc::clone(&space), TREE_FILES, &change)?;
 //! let key = Key::new(INODE_ROOT, ItemKind::Extent, 7);

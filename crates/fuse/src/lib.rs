@@ -7,9 +7,10 @@
 //! `unsafe`: one wraps ioctls, the other io_uring.
 //!
 //! Requests of this crate only: ioctl `_IO(0xCA, 1)` = `0xca01` on a directory of the mount makes
-//! everything durable, `0xca02` does so and stops the volume, `0xca03` stops it at once. The root
-//! directory's attributes [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] hold the
-//! statistics, the server's process id, and whether the volume was stopped.
+//! everything durable, `0xca02` does so and stops the volume, `0xca03` stops it at once. FITRIM and
+//! the GOINGDOWN of other file systems work as there. The root directory's attributes
+//! [`XATTR_STATISTICS`], [`XATTR_SERVER`] and [`XATTR_SHUTDOWN`] hold the statistics, the server's
+//! process id, and whether the volume was stopped.
 //!
 //! ```no_run
 //! use cairn_blockdev::{FileDevice, OpenMode};

@@ -52,12 +52,12 @@ impl Request {
 pub enum Urgency {
     /// An ordinary change: leaves the global reserve alone; may wait until delayed data is written
     /// and committed.
-    Normal,
-    /// A name or a small attribute: as [`Urgency::Normal`] while reclaim can help, then from a
+    Ordinary,
+    /// A name or a small attribute: as [`Urgency::Ordinary`] while reclaim can help, then from a
     /// quarter of the global reserve, for which it may wait for commits only.
     Name,
     /// Writeback of delayed data: may use half of the global reserve; may wait for commits only.
-    Priority,
+    Writeback,
     /// Deletion or truncation: may use the global reserve but for the commit's part; may wait for
     /// commits only.
     Removal,
@@ -132,9 +132,9 @@ impl Budget {
     /// Room for nodes, in blocks free anywhere, that a grant to `urgency` must leave.
     fn kept_nodes(&self, urgency: Urgency) -> u64 {
         match urgency {
-            Urgency::Normal => self.global_nodes,
+            Urgency::Ordinary => self.global_nodes,
             Urgency::Name => self.global_nodes - self.global_nodes / 4,
-            Urgency::Priority => self.global_nodes / 2,
+            Urgency::Writeback => self.global_nodes / 2,
             Urgency::Removal => self.global_nodes / 4,
             Urgency::Commit => 0,
         }
@@ -143,16 +143,16 @@ impl Budget {
     /// Clusters that a grant to `urgency` must leave.
     fn kept_clusters(&self, urgency: Urgency) -> u64 {
         match urgency {
-            Urgency::Normal => {
+            Urgency::Ordinary => {
                 (self.global_nodes / 2).max(KEPT_CLUSTERS_MIN.min(self.global_nodes))
             }
             Urgency::Name => {
                 let for_removals = self.kept_clusters(Urgency::Removal) + KEPT_CLUSTERS_MIN;
                 (self.global_nodes * 3 / 8)
                     .max(for_removals)
-                    .min(self.kept_clusters(Urgency::Normal))
+                    .min(self.kept_clusters(Urgency::Ordinary))
             }
-            Urgency::Priority => self.global_nodes * 3 / 8,
+            Urgency::Writeback => self.global_nodes * 3 / 8,
             Urgency::Removal => self.global_nodes / 4,
             Urgency::Commit => 0,
         }
@@ -233,7 +233,7 @@ impl Budget {
     pub(crate) fn room_blocks(&self) -> u64 {
         let clusters = self
             .free_clusters
-            .saturating_sub(self.nodes_reserved + self.kept_clusters(Urgency::Normal));
+            .saturating_sub(self.nodes_reserved + self.kept_clusters(Urgency::Ordinary));
         let blocks = self
             .free_blocks
             .saturating_sub(self.reserved_blocks() + self.global_nodes * NODE_BLOCKS);
@@ -250,7 +250,7 @@ impl Budget {
     /// could refer to them.
     pub(crate) fn available_blocks(&self) -> u64 {
         let kept_nodes = self.nodes_reserved + self.global_nodes;
-        if self.free_clusters <= self.nodes_reserved + self.kept_clusters(Urgency::Normal) {
+        if self.free_clusters <= self.nodes_reserved + self.kept_clusters(Urgency::Ordinary) {
             return 0;
         }
         self.free_blocks.saturating_sub(self.data_reserved + kept_nodes * NODE_BLOCKS)
@@ -260,7 +260,8 @@ impl Budget {
     /// `coming_blocks` free and gives back what nodes of delayed data were reserved for nothing:
     /// nearly all of them.
     pub(crate) fn obtainable_blocks(&self, coming_blocks: u64) -> u64 {
-        if self.free_clusters + coming_blocks / NODE_BLOCKS <= self.kept_clusters(Urgency::Normal) {
+        if self.free_clusters + coming_blocks / NODE_BLOCKS <= self.kept_clusters(Urgency::Ordinary)
+        {
             return 0;
         }
         let delayed_nodes = self.nodes_reserved.min(self.data_reserved) / DELAYED_NODES_PER_NODE;

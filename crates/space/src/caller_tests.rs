@@ -22,7 +22,7 @@ fn who_is_killed_while_it_waits_leaves_nothing_behind() {
                 // The second one lives on, though it got a signal.
                 let asked =
                     caller(request, if request == 2 { |_| false } else { |thread| thread == 5 });
-                on_behalf_of(asked, || other.reserve(data(11), Urgency::Normal))
+                on_behalf_of(asked, || other.reserve(data(11), Urgency::Ordinary))
             });
             (request, handle)
         })
@@ -60,10 +60,12 @@ fn a_caller_that_dies_later_is_found_by_its_ticket() {
     let held = fill(&space, 10);
     let other = Arc::clone(&space);
     let first = thread::spawn("killed", move || {
-        on_behalf_of(caller(1, |_| DEAD.load(SeqCst)), || other.reserve(data(11), Urgency::Normal))
+        on_behalf_of(caller(1, |_| DEAD.load(SeqCst)), || {
+            other.reserve(data(11), Urgency::Ordinary)
+        })
     });
     until(|| space.report().tickets_waiting == 1);
-    let second = waiting(&space, data(9), Urgency::Normal);
+    let second = waiting(&space, data(9), Urgency::Ordinary);
     assert!(!space.call_off(1), "it lives");
     DEAD.store(true, SeqCst);
     assert!(space.call_off(1));

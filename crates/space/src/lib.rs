@@ -37,7 +37,7 @@
 //!
 //! let geometry = Geometry::for_size(64 << 20, None).unwrap();
 //! let space = Space::new(geometry, Space::fresh_bitmaps(&geometry));
-//! let reservation = space.reserve(Request { data_blocks: 256, nodes: 4 }, Urgency::Normal)?;
+//! let reservation = space.reserve(Request { data_blocks: 256, nodes: 4 }, Urgency::Ordinary)?;
 //! let range = space.allocate_data(&reservation, 256, None)?;
 //! assert_eq!(range.blocks, 256);
 //! space.reference(range);

@@ -34,9 +34,9 @@ enum Step {
 
 fn urgencies() -> impl Strategy<Value = Urgency> {
     prop_oneof![
-        Just(Urgency::Normal),
+        Just(Urgency::Ordinary),
         Just(Urgency::Name),
-        Just(Urgency::Priority),
+        Just(Urgency::Writeback),
         Just(Urgency::Removal),
         Just(Urgency::Commit)
     ]
@@ -125,9 +125,9 @@ impl Model {
     fn fits(&self, request: Request, urgency: Urgency) -> bool {
         let global = self.space.report().global_reserve_nodes;
         let kept = match urgency {
-            Urgency::Normal => global,
+            Urgency::Ordinary => global,
             Urgency::Name => global - global / 4,
-            Urgency::Priority => global / 2,
+            Urgency::Writeback => global / 2,
             Urgency::Removal => global / 4,
             Urgency::Commit => 0,
         };
@@ -240,7 +240,7 @@ impl Model {
         let first = within.range().find(|number| self.blocks[*number as usize] == State::Free);
         let Some(range) = self.space.hold_free(within) else {
             let ordinary = Request { data_blocks: 4 * NODE_BLOCKS, nodes: 0 };
-            let is_needed = || self.space.try_reserve(ordinary, Urgency::Normal).is_err();
+            let is_needed = || self.space.try_reserve(ordinary, Urgency::Ordinary).is_err();
             assert!(
                 first.is_none() || is_needed(),
                 "nothing to discard in {within:?}, where block {first:?} is free"
@@ -416,7 +416,7 @@ fn a_generation_is_unpinned_once() {
 #[should_panic(expected = "unpinned already")]
 fn nothing_is_pinned_by_a_generation_that_is_over() {
     let (_, space) = small();
-    let held = space.reserve(Request { data_blocks: 1, nodes: 0 }, Urgency::Normal).unwrap();
+    let held = space.reserve(Request { data_blocks: 1, nodes: 0 }, Urgency::Ordinary).unwrap();
     let range = space.allocate_data(&held, 1, None).unwrap();
     space.reference(range);
     space.unpin(Generation(5));
@@ -491,7 +491,7 @@ fn a_bitmap_can_be_written_without_a_change() {
 #[test]
 fn wrong_addresses_from_the_device_are_errors() {
     let (geometry, space) = small();
-    let held = space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Normal).unwrap();
+    let held = space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Ordinary).unwrap();
     let node = space.allocate_node(&held).unwrap();
     let (two, three) = (Generation(2), Generation(3));
     for address in [

@@ -113,7 +113,7 @@ impl Full {
     fn check(&self) {
         let global = self.space.report().global_reserve_nodes;
         for (urgency, part) in
-            [(Urgency::Removal, global / 8), (Urgency::Priority, 0), (Urgency::Commit, global / 4)]
+            [(Urgency::Removal, global / 8), (Urgency::Writeback, 0), (Urgency::Commit, global / 4)]
         {
             assert!(
                 self.space.try_reserve(nodes(part), urgency).is_ok(),
@@ -123,7 +123,7 @@ impl Full {
         }
         let written = Request { data_blocks: global / 8, nodes: 0 };
         assert!(
-            self.space.try_reserve(written, Urgency::Priority).is_ok(),
+            self.space.try_reserve(written, Urgency::Writeback).is_ok(),
             "writeback: {:?}",
             self.space.report()
         );
@@ -139,7 +139,9 @@ fn names_take_from_the_reserve_only_what_reclaim_cannot_bring() {
             match full.random.below(16) {
                 0 => full.remove_some(),
                 // Space that comes back fills the reserve first.
-                1 => drop(full.space.try_reserve(data(1 + full.random.below(20)), Urgency::Normal)),
+                1 => {
+                    drop(full.space.try_reserve(data(1 + full.random.below(20)), Urgency::Ordinary))
+                }
                 _ => match full.make_name() {
                     Some(false) => ordinary += 1,
                     Some(true) => from_the_reserve += 1,

@@ -10,7 +10,7 @@ fn volume(bytes: u64) -> (Geometry, Arc<Space>) {
 }
 
 fn reserve(space: &Arc<Space>, data_blocks: u64, nodes: u64) -> Reservation {
-    space.reserve(Request { data_blocks, nodes }, Urgency::Normal).unwrap()
+    space.reserve(Request { data_blocks, nodes }, Urgency::Ordinary).unwrap()
 }
 
 fn contiguous(ranges: &[BlockRange]) -> bool {
@@ -213,7 +213,7 @@ fn ordinary_data_leaves_the_global_reserve_in_clusters() {
     loop {
         let blocks = 1 + random.below(5);
         let Ok(held) =
-            space.try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal)
+            space.try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Ordinary)
         else {
             break;
         };
@@ -224,7 +224,7 @@ fn ordinary_data_leaves_the_global_reserve_in_clusters() {
     }
     let report = space.report();
     assert!(report.available_blocks < 5, "{report:?}");
-    assert!(space.try_reserve(Request { data_blocks: 0, nodes: 1 }, Urgency::Normal).is_err());
+    assert!(space.try_reserve(Request { data_blocks: 0, nodes: 1 }, Urgency::Ordinary).is_err());
     let removal = space
         .try_reserve(Request { data_blocks: 0, nodes: global - global / 4 }, Urgency::Removal)
         .unwrap();
@@ -307,7 +307,7 @@ fn a_nearly_full_large_volume_still_gives_what_it_has() {
     }
     let space = Space::new(geometry, bitmaps);
     let held =
-        space.reserve(Request { data_blocks: 20_000, nodes: 2000 }, Urgency::Normal).unwrap();
+        space.reserve(Request { data_blocks: 20_000, nodes: 2000 }, Urgency::Ordinary).unwrap();
     let mut taken = 0;
     for _ in 0..2000 {
         space.allocate_data(&held, 1, None).unwrap();

@@ -40,7 +40,7 @@ use std::time::Duration;
 pub trait Reclaimer: Send + Sync {
     /// Writes delayed data, so that its reservations shrink to what was really needed: at most
     /// about `blocks` blocks of it, and only until it is `enough`, which is asked between one file
-    /// and the next with no lock held. May reserve with [`Urgency::Priority`] and wait. Without
+    /// and the next with no lock held. May reserve with [`Urgency::Writeback`] and wait. Without
     /// `blocks` a ticket may fail after it: then all of it, and it waits for data that other
     /// threads write just now, since that shrinks their reservations as well.
     fn write_delayed_data(&self, blocks: Option<u64>, enough: &dyn Fn() -> bool);
@@ -148,7 +148,7 @@ impl Reclaim {
 
     /// Wakes the thread that serves tickets of `urgency`.
     pub(crate) fn kick(&self, urgency: Urgency) {
-        if urgency == Urgency::Normal {
+        if urgency == Urgency::Ordinary {
             self.wake.reclaim.notify_one()
         } else {
             self.wake.commit.notify_one()
@@ -223,7 +223,7 @@ impl Ledger {
             && recent >= self.worthwhile_blocks();
         if due && self.lacks_room(pinned_blocks, 1) {
             self.reclaim.preempt = true;
-            self.reclaim.kick(Urgency::Normal);
+            self.reclaim.kick(Urgency::Ordinary);
         }
     }
 

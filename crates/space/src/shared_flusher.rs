@@ -81,8 +81,8 @@ enum Stage {
 impl Stage {
     fn first(urgency: Urgency) -> Option<Stage> {
         match urgency {
-            Urgency::Normal => Some(Stage::SomeDelayedData),
-            Urgency::Name | Urgency::Priority | Urgency::Removal => Some(Stage::Commit),
+            Urgency::Ordinary => Some(Stage::SomeDelayedData),
+            Urgency::Name | Urgency::Writeback | Urgency::Removal => Some(Stage::Commit),
             Urgency::Commit => None,
         }
     }
@@ -146,7 +146,7 @@ impl Turn<'_> {
         mut ledger: MutexGuard<'_, Ledger>,
         stage: Option<Stage>,
     ) -> Result<Attempt, SpaceError> {
-        if self.urgency == Urgency::Normal && !self.flushes {
+        if self.urgency == Urgency::Ordinary && !self.flushes {
             self.wait_for_flusher(&mut ledger);
         }
         if ledger.budget.shortage_blocks(self.request, self.urgency) == 0 {

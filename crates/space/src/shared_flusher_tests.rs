@@ -26,7 +26,7 @@ fn who_finds_no_space_flushes_stage_by_stage_and_fails_after_the_last() {
     let _held = fill(&space, 10);
     started(&space, &gate);
     assert_eq!(
-        space.reserve(data(11), Urgency::Normal).unwrap_err(),
+        space.reserve(data(11), Urgency::Ordinary).unwrap_err(),
         SpaceError::NoSpace { data_blocks: 11, nodes: 0 }
     );
     assert_eq!(gate.calls(), (2, 1));
@@ -57,7 +57,7 @@ fn a_flush_that_helps_ends_after_its_stage() {
     // Before the start: no preemptive run mixes in.
     *delayed.lock() = Some(fill(&space, 0));
     started(&space, &gate);
-    assert_eq!(space.reserve(data(77), Urgency::Normal).unwrap().data_blocks(), 77);
+    assert_eq!(space.reserve(data(77), Urgency::Ordinary).unwrap().data_blocks(), 77);
     assert_eq!(gate.calls(), (1, 0));
     space.stop();
 }
@@ -68,14 +68,14 @@ fn all_others_wait_for_the_flusher_whether_they_would_fit_or_not() {
     let gate = Gate::closed();
     let held = fill(&space, 50);
     started(&space, &gate);
-    let flusher = asking(&space, data(100), Urgency::Normal);
+    let flusher = asking(&space, data(100), Urgency::Ordinary);
     until(|| gate.calls().0 == 1);
-    let fitting: Vec<_> = (0..4).map(|_| asking(&space, data(10), Urgency::Normal)).collect();
+    let fitting: Vec<_> = (0..4).map(|_| asking(&space, data(10), Urgency::Ordinary)).collect();
     cairn_environment::clock::sleep(Duration::from_millis(20));
     assert!(fitting.iter().all(|handle| !handle.is_finished()));
     assert_eq!(space.report().reserved_data, held.data_blocks(), "nobody was served");
     assert_eq!(
-        space.reserve(data(1), Urgency::Priority).unwrap().data_blocks(),
+        space.reserve(data(1), Urgency::Writeback).unwrap().data_blocks(),
         1,
         "an urgent one waits for nobody"
     );
@@ -93,9 +93,9 @@ fn stopping_wakes_all_who_wait() {
     let gate = Gate::closed();
     let _held = fill(&space, 0);
     started(&space, &gate);
-    let mut waiters = vec![asking(&space, data(10), Urgency::Normal)];
+    let mut waiters = vec![asking(&space, data(10), Urgency::Ordinary)];
     until(|| gate.calls().0 == 1);
-    waiters.extend((0..3).map(|_| asking(&space, data(10), Urgency::Normal)));
+    waiters.extend((0..3).map(|_| asking(&space, data(10), Urgency::Ordinary)));
     space.shut_down();
     gate.set_open(true);
     for waiter in waiters {

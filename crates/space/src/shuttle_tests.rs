@@ -46,7 +46,7 @@ fn nearly_full(free_blocks: u64) -> NearlyFull {
     let reclaimer: Arc<dyn Reclaimer> = Arc::new(Idle);
     space.start(Arc::downgrade(&reclaimer));
     let available = space.report().available_blocks;
-    let held = space.try_reserve(data(available - free_blocks), Urgency::Normal).unwrap();
+    let held = space.try_reserve(data(available - free_blocks), Urgency::Ordinary).unwrap();
     NearlyFull { space, held, available, _reclaimer: reclaimer }
 }
 
@@ -73,9 +73,9 @@ fn check_adversely(model: impl Fn() + Send + Sync + 'static) {
 fn compete(stop_early: bool) {
     let NearlyFull { space, held, available, _reclaimer } = nearly_full(10);
     let requests = [
-        (40, Urgency::Normal),
-        (15, Urgency::Normal),
-        (5, Urgency::Normal),
+        (40, Urgency::Ordinary),
+        (15, Urgency::Ordinary),
+        (5, Urgency::Ordinary),
         (700, Urgency::Removal),
     ];
     let waiters: Vec<_> = requests
@@ -134,7 +134,7 @@ fn a_returned_block_wakes_the_only_waiter() {
         });
         // It fits at once, or it waits and is granted, or reclaim found the holder too slow; it
         // never hangs.
-        let reserved = space.reserve(data(1), Urgency::Normal);
+        let reserved = space.reserve(data(1), Urgency::Ordinary);
         returner.join().unwrap();
         drop(reserved);
         space.stop();
@@ -159,7 +159,7 @@ fn a_small_request_outlives_a_large_one_that_fails() {
         let NearlyFull { space, held, available: _, _reclaimer } = nearly_full(10);
         let reserver = |blocks: u64| {
             spawn("waiter", &space, move |space| {
-                space.reserve(data(blocks), Urgency::Normal).map(drop).is_ok()
+                space.reserve(data(blocks), Urgency::Ordinary).map(drop).is_ok()
             })
         };
         let large = reserver(50);
@@ -180,7 +180,7 @@ fn nobody_barges() {
         let first_is_served = Arc::new(AtomicBool::new(false));
         let served = Arc::clone(&first_is_served);
         let first = spawn("first", &space, move |space| {
-            let reserved = space.reserve(data(15), Urgency::Normal);
+            let reserved = space.reserve(data(15), Urgency::Ordinary);
             served.store(true, SeqCst);
             reserved
         });
@@ -189,7 +189,7 @@ fn nobody_barges() {
                 thread::yield_now();
             }
             let reserved: Vec<bool> =
-                (0..3).map(|_| space.try_reserve(data(5), Urgency::Normal).is_ok()).collect();
+                (0..3).map(|_| space.try_reserve(data(5), Urgency::Ordinary).is_ok()).collect();
             // Once the first has failed, it waits no longer.
             reserved.contains(&true) && space.report().tickets_failed == 0
         });
@@ -212,7 +212,7 @@ fn unpinning_frees_each_block_once() {
     let model = || {
         let space = volume();
         let all =
-            space.try_reserve(data(space.report().available_blocks), Urgency::Normal).unwrap();
+            space.try_reserve(data(space.report().available_blocks), Urgency::Ordinary).unwrap();
         let mut extents = Vec::new();
         while all.data_blocks() > 0 {
             let range = space.allocate_data(&all, all.data_blocks(), None).unwrap();
@@ -233,7 +233,7 @@ fn unpinning_frees_each_block_once() {
             let owned = Arc::clone(&owned);
             move |space: &Arc<Space>| {
                 for _ in 0..tries {
-                    let Ok(reservation) = space.try_reserve(data(2), Urgency::Normal) else {
+                    let Ok(reservation) = space.try_reserve(data(2), Urgency::Ordinary) else {
                         continue;
                     };
                     while reservation.data_blocks() > 0 {

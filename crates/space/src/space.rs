@@ -213,7 +213,7 @@ impl Space {
         let ticket = ledger.tickets.enqueue(request, urgency, caller);
         ledger.reclaim.kick(urgency);
         drop(ledger);
-        if urgency == Urgency::Normal && caller.is_some_and(Caller::is_gone) {
+        if urgency == Urgency::Ordinary && caller.is_some_and(Caller::is_gone) {
             self.withdraw(&ticket);
         }
         match ticket.wait() {
@@ -232,17 +232,17 @@ impl Space {
         request: Request,
     ) -> Result<Reservation, SpaceError> {
         let mut ledger = self.ledger.lock();
-        if self.grant_at_once(&mut ledger, request, Urgency::Normal) {
+        if self.grant_at_once(&mut ledger, request, Urgency::Ordinary) {
             return Ok(Reservation::new(self, request));
         }
         let coming_blocks =
             self.pinned_hint() + self.returning_hint() + ledger.budget.delayed_blocks();
-        let hopeless = ledger.budget.shortage_blocks(request, Urgency::Normal) > coming_blocks;
+        let hopeless = ledger.budget.shortage_blocks(request, Urgency::Ordinary) > coming_blocks;
         drop(ledger);
         if hopeless {
             Err(no_space(request))
         } else {
-            self.reserve_for(caller, request, Urgency::Normal)
+            self.reserve_for(caller, request, Urgency::Ordinary)
         }
     }
 

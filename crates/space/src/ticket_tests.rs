@@ -98,7 +98,7 @@ pub(crate) fn started(space: &Arc<Space>, gate: &Arc<Gate>) {
 
 /// Holds all that an ordinary request could get but `left` blocks.
 pub(crate) fn fill(space: &Arc<Space>, left: u64) -> Reservation {
-    space.try_reserve(data(space.report().available_blocks - left), Urgency::Normal).unwrap()
+    space.try_reserve(data(space.report().available_blocks - left), Urgency::Ordinary).unwrap()
 }
 
 /// A request on a thread of its own; returns when its ticket is in the queue.
@@ -127,12 +127,12 @@ fn before_the_start_nobody_waits() {
     let space = volume(16 << 20);
     let held = fill(&space, 10);
     assert_eq!(
-        space.reserve(data(11), Urgency::Normal).unwrap_err(),
+        space.reserve(data(11), Urgency::Ordinary).unwrap_err(),
         SpaceError::NoSpace { data_blocks: 11, nodes: 0 }
     );
-    assert!(space.reserve(data(10), Urgency::Normal).is_ok());
+    assert!(space.reserve(data(10), Urgency::Ordinary).is_ok());
     drop(held);
-    assert!(space.reserve(data(11), Urgency::Normal).is_ok());
+    assert!(space.reserve(data(11), Urgency::Ordinary).is_ok());
 }
 
 #[test]
@@ -141,10 +141,10 @@ fn first_come_first_served_and_nobody_barges() {
     let gate = Gate::closed();
     started(&space, &gate);
     let held = fill(&space, 50);
-    let first = waiting(&space, data(100), Urgency::Normal);
-    let second = waiting(&space, data(20), Urgency::Normal);
+    let first = waiting(&space, data(100), Urgency::Ordinary);
+    let second = waiting(&space, data(20), Urgency::Ordinary);
     // 50 blocks are free, and yet neither a ticket behind the first nor a newcomer gets them.
-    assert!(space.try_reserve(data(1), Urgency::Normal).is_err(), "barged");
+    assert!(space.try_reserve(data(1), Urgency::Ordinary).is_err(), "barged");
     assert_eq!(space.report().tickets_waiting, 2);
     held.give_back(40, 0);
     assert_eq!(space.report().tickets_waiting, 2, "90 blocks are not 100");
@@ -167,8 +167,8 @@ fn urgent_tickets_come_first() {
     started(&space, &gate);
     let global_blocks = space.report().global_reserve_nodes * 4;
     let held = fill(&space, 0);
-    let normal = waiting(&space, data(10), Urgency::Normal);
-    let priority = waiting(&space, data(global_blocks / 2 + 10), Urgency::Priority);
+    let normal = waiting(&space, data(10), Urgency::Ordinary);
+    let priority = waiting(&space, data(global_blocks / 2 + 10), Urgency::Writeback);
     let removal = waiting(&space, data(global_blocks * 3 / 4 + 10), Urgency::Removal);
     assert!(space.try_reserve(data(1), Urgency::Removal).is_err(), "barged");
     drop(space.try_reserve(data(1), Urgency::Commit).expect("a commit overtakes everybody"));
@@ -190,10 +190,10 @@ fn a_failed_first_ticket_lets_small_ones_through() {
     let gate = Gate::closed();
     started(&space, &gate);
     let _held = fill(&space, 50);
-    let large = waiting(&space, data(100), Urgency::Normal);
-    let larger = waiting(&space, data(200), Urgency::Normal);
-    let small = waiting(&space, data(30), Urgency::Normal);
-    let medium = waiting(&space, data(40), Urgency::Normal);
+    let large = waiting(&space, data(100), Urgency::Ordinary);
+    let larger = waiting(&space, data(200), Urgency::Ordinary);
+    let small = waiting(&space, data(30), Urgency::Ordinary);
+    let medium = waiting(&space, data(40), Urgency::Ordinary);
     gate.set_open(true);
     assert_eq!(
         large.join().unwrap().unwrap_err(),
@@ -235,7 +235,7 @@ fn nobody_fails_for_what_others_hold_for_a_moment() {
         },
     );
     started(&space, &gate);
-    let granted = space.reserve(data(100), Urgency::Normal).expect("the holder gives it back");
+    let granted = space.reserve(data(100), Urgency::Ordinary).expect("the holder gives it back");
     assert_eq!((granted.data_blocks(), space.report().tickets_failed), (100, 0));
     assert!(gate.calls().1 <= 2, "{:?} calls: it was no use to try again and again", gate.calls());
     space.stop();
@@ -265,9 +265,9 @@ fn full_with_pinned_blocks() -> (Arc<Space>, Reservation, Arc<Gate>) {
 fn nobody_fails_while_a_commit_would_unpin_what_it_lacks() {
     let (space, _held, gate) = full_with_pinned_blocks();
     started(&space, &gate);
-    let granted = space.reserve(data(100), Urgency::Normal).expect("all that it lacks is pinned");
+    let granted = space.reserve(data(100), Urgency::Ordinary).expect("all that it lacks is pinned");
     assert_eq!((granted.data_blocks(), gate.calls().1), (100, 6));
-    let refused = space.reserve(data(1), Urgency::Normal);
+    let refused = space.reserve(data(1), Urgency::Ordinary);
     assert!(
         refused.is_err() && gate.calls().1 <= 8,
         "{:?} calls: nothing is pinned any more",
@@ -281,8 +281,8 @@ fn nobody_fails_with_a_large_request_before_it() {
     let (space, _held, gate) = full_with_pinned_blocks();
     gate.set_open(false);
     started(&space, &gate);
-    let large = waiting(&space, data(1000), Urgency::Normal);
-    let small = waiting(&space, data(50), Urgency::Normal);
+    let large = waiting(&space, data(1000), Urgency::Ordinary);
+    let small = waiting(&space, data(50), Urgency::Ordinary);
     gate.set_open(true);
     assert!(large.join().unwrap().is_err(), "it lacks more than is pinned");
     assert_eq!(small.join().unwrap().expect("all that it lacks is pinned").data_blocks(), 50);
@@ -317,7 +317,7 @@ fn a_stage_ends_when_it_has_what_was_asked_for() {
     // As if preemptive reclaim, which wants more than was asked for, had just run.
     let granted_blocks = space.ledger.lock().reclaim.granted_blocks;
     space.ledger.lock().reclaim.preempted_at = granted_blocks;
-    let reservation = space.reserve(data(25), Urgency::Normal).unwrap();
+    let reservation = space.reserve(data(25), Urgency::Ordinary).unwrap();
     space.stop();
     assert_eq!((reclaimer.held.lock().len(), reservation.data_blocks()), (17, 25));
 }
@@ -332,7 +332,10 @@ fn a_request_larger_than_the_volume_fails_at_once() {
         Request { data_blocks: 0, nodes: u64::MAX },
         data(space.report().total_blocks),
     ] {
-        assert!(matches!(space.reserve(request, Urgency::Normal), Err(SpaceError::NoSpace { .. })));
+        assert!(matches!(
+            space.reserve(request, Urgency::Ordinary),
+            Err(SpaceError::NoSpace { .. })
+        ));
     }
     assert_eq!(gate.calls(), (0, 0));
     space.stop();
@@ -354,7 +357,7 @@ fn reclaim_stops_when_the_tickets_are_satisfied() {
     );
     started(&space, &gate);
     *delayed.lock() = Some(fill(&space, 0));
-    drop(space.reserve(data(77), Urgency::Normal).unwrap());
+    drop(space.reserve(data(77), Urgency::Ordinary).unwrap());
     until(|| space.report().tickets_waiting == 0);
     sleep(Duration::from_millis(20));
     assert_eq!((gate.calls(), asked.load(SeqCst)), ((1, 0), 77), "one stage was enough");
@@ -376,7 +379,7 @@ fn a_commit_unpins_for_the_waiter() {
         move || committer.upgrade().unwrap().unpin(Generation(generation.fetch_add(1, SeqCst))),
     );
     started(&space, &gate);
-    for urgency in [Urgency::Normal, Urgency::Priority] {
+    for urgency in [Urgency::Ordinary, Urgency::Writeback] {
         drop(space.reserve(data(space.report().total_blocks / 2), urgency).unwrap());
     }
     assert_eq!(space.report().pinned, 0);
@@ -403,7 +406,7 @@ fn writing_delayed_data_may_itself_wait_for_a_commit() {
                 space.free(range, Generation(2)).unwrap();
                 writer_pinned.store(true, SeqCst);
                 let extra =
-                    space.reserve(data(global_blocks / 2 + 100), Urgency::Priority).unwrap();
+                    space.reserve(data(global_blocks / 2 + 100), Urgency::Writeback).unwrap();
                 drop((held, extra));
             }
         },
@@ -415,7 +418,7 @@ fn writing_delayed_data_may_itself_wait_for_a_commit() {
     );
     started(&space, &gate);
     *delayed.lock() = Some(fill(&space, 0));
-    drop(space.reserve(data(300), Urgency::Normal).unwrap());
+    drop(space.reserve(data(300), Urgency::Ordinary).unwrap());
     space.stop();
 }
 
@@ -425,7 +428,7 @@ fn stopping_wakes_all_who_wait() {
     let gate = Gate::closed();
     started(&space, &gate);
     let held = fill(&space, 0);
-    let urgencies = [Urgency::Normal, Urgency::Priority, Urgency::Removal, Urgency::Normal];
+    let urgencies = [Urgency::Ordinary, Urgency::Writeback, Urgency::Removal, Urgency::Ordinary];
     let waiters: Vec<_> =
         urgencies.iter().map(|&urgency| waiting(&space, data(2000), urgency)).collect();
     let opener = Arc::clone(&gate);
@@ -438,10 +441,13 @@ fn stopping_wakes_all_who_wait() {
         assert_eq!(waiter.join().unwrap().unwrap_err(), SpaceError::Stopped);
     }
     late.join().unwrap();
-    assert!(matches!(space.reserve(data(2000), Urgency::Normal), Err(SpaceError::NoSpace { .. })));
+    assert!(matches!(
+        space.reserve(data(2000), Urgency::Ordinary),
+        Err(SpaceError::NoSpace { .. })
+    ));
     drop(held);
     let _fits = space
-        .reserve(data(2000), Urgency::Normal)
+        .reserve(data(2000), Urgency::Ordinary)
         .expect("what fits is granted after the stop, too");
     space.stop();
 }
@@ -472,7 +478,7 @@ impl Drop for Owner {
 
 #[test]
 fn the_last_reference_may_die_on_a_reclaim_thread() {
-    for urgency in [Urgency::Normal, Urgency::Removal] {
+    for urgency in [Urgency::Ordinary, Urgency::Removal] {
         let space = volume(16 << 20);
         let steps = Arc::new([false; 3].map(AtomicBool::new));
         let owner = Arc::new(Owner { space: Arc::clone(&space), steps: Arc::clone(&steps) });
@@ -496,20 +502,20 @@ fn preemptive_reclaim_neither_spins_nor_runs_without_need() {
     started(&space, &gate);
     let available = space.report().available_blocks;
     // Half-empty, however busy: never.
-    let half = space.reserve(data(available / 2), Urgency::Normal).unwrap();
+    let half = space.reserve(data(available / 2), Urgency::Ordinary).unwrap();
     for _ in 0..20_000 {
-        drop(space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Normal).unwrap());
+        drop(space.reserve(Request { data_blocks: 8, nodes: 2 }, Urgency::Ordinary).unwrap());
     }
     sleep(Duration::from_millis(20));
     assert_eq!(gate.calls(), (0, 0));
     // Nearly all reserved: it begins before anybody must wait.
-    let rest = space.reserve(data(available * 9 / 20), Urgency::Normal).unwrap();
+    let rest = space.reserve(data(available * 9 / 20), Urgency::Ordinary).unwrap();
     until(|| gate.calls().0 == 1);
     assert_eq!(space.report().tickets_granted, 0);
     // It gained nothing, and goes on only at the pace of the grants.
     let runs_max = 2000 * 8 / (space.report().total_blocks / 64) + 2;
     for _ in 0..2000 {
-        drop(space.reserve(data(8), Urgency::Normal).unwrap());
+        drop(space.reserve(data(8), Urgency::Ordinary).unwrap());
     }
     sleep(Duration::from_millis(20));
     assert!(
@@ -524,16 +530,16 @@ fn preemptive_reclaim_neither_spins_nor_runs_without_need() {
         }
     }
     let _last =
-        space.reserve(data(space.report().available_blocks - 20), Urgency::Normal).map(|held| {
+        space.reserve(data(space.report().available_blocks - 20), Urgency::Ordinary).map(|held| {
             while held.data_blocks() > 0 {
                 space.reference(space.allocate_data(&held, held.data_blocks(), None).unwrap());
             }
         });
-    let few = space.reserve(data(space.report().available_blocks - 8), Urgency::Normal);
+    let few = space.reserve(data(space.report().available_blocks - 8), Urgency::Ordinary);
     sleep(Duration::from_millis(20));
     let before = gate.calls();
     for _ in 0..20_000 {
-        drop(space.reserve(data(8), Urgency::Normal).unwrap());
+        drop(space.reserve(data(8), Urgency::Ordinary).unwrap());
     }
     sleep(Duration::from_millis(20));
     assert_eq!(gate.calls(), before, "a full volume is left alone");
@@ -547,7 +553,7 @@ fn stress(space: &Arc<Space>, generation: &AtomicU64, cut: &Mutex<()>, seed: u64
     let (mut granted, mut refused) = (0, 0);
     let mut owned: Vec<BlockRange> = Vec::new();
     for round in 0..400 {
-        let urgency = [Urgency::Normal, Urgency::Normal, Urgency::Priority, Urgency::Removal]
+        let urgency = [Urgency::Ordinary, Urgency::Ordinary, Urgency::Writeback, Urgency::Removal]
             [random.below(4) as usize];
         let request = Request { data_blocks: random.below(200), nodes: random.below(6) };
         // Some callers are gone before they have waited.

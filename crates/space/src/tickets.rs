@@ -81,9 +81,9 @@ pub(crate) struct Tickets {
 fn queue_of(urgency: Urgency) -> usize {
     match urgency {
         Urgency::Removal | Urgency::Commit => 0,
-        Urgency::Priority => 1,
+        Urgency::Writeback => 1,
         Urgency::Name => 2,
-        Urgency::Normal => NORMAL,
+        Urgency::Ordinary => NORMAL,
     }
 }
 

@@ -187,7 +187,7 @@ impl Files {
         let count = blocks.end - blocks.start;
         let request = Request { data_blocks: count, nodes: 1 + count / 64 };
         if self.store.check_storage_room().is_ok()
-            && let Ok(reservation) = self.store.space.try_reserve(request, Urgency::Normal)
+            && let Ok(reservation) = self.store.space.try_reserve(request, Urgency::Ordinary)
         {
             return Ok(reservation);
         }

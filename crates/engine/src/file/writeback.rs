@@ -392,7 +392,7 @@ impl Files {
         let reservation = self
             .store
             .space
-            .try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Normal)
+            .try_reserve(Request { data_blocks: blocks, nodes: 0 }, Urgency::Ordinary)
             .ok()?;
         self.store.space.allocate_data(&reservation, blocks, None).ok()
     }

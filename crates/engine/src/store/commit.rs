@@ -8,8 +8,9 @@
 //! 3. Nodes and bitmaps are written, and the data that the log still holds. *A crash: the trees of
 //!    the superblock before are untouched, and the bitmaps are in the slots that it does not use.*
 //! 4. Flush. *A crash: as before.*
-//! 5. The superblock is written, into the slot that the one before does not use. *A crash: torn, it
-//!    leaves the one before.*
+//! 5. The superblock is written, into the slot that the one before does not use. *A crash: torn or
+//!    not there, it leaves the one before; whole, it may count already. Both are sound, and no
+//!    waiter has returned. The next mount settles which of them counts.*
 //! 6. Flush. *SuperCommitted*: this superblock counts, and all fsyncs that wait for it return
 //!    before anything else is done ([early wake-up](crate::FsyncWait)). *A crash: the log is
 //!    replayed from the new tail.*

@@ -123,9 +123,9 @@ impl Store {
             self.check_storage_room()?;
         }
         Ok(match effort {
-            Effort::Ordinary => self.space.reserve(request, Urgency::Normal)?,
+            Effort::Ordinary => self.space.reserve(request, Urgency::Ordinary)?,
             Effort::Name => self.space.reserve(request, Urgency::Name)?,
-            Effort::Writeback => self.space.reserve(request, Urgency::Priority)?,
+            Effort::Writeback => self.space.reserve(request, Urgency::Writeback)?,
             Effort::Removal => self.space.reserve(request, Urgency::Removal)?,
             Effort::Reclaim => self.space.try_reserve(request, Urgency::Removal)?,
         })

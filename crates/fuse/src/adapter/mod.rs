@@ -32,6 +32,7 @@ mod failing_tests;
 #[cfg(test)]
 mod full_tests;
 mod holes;
+mod ioctl;
 #[cfg(test)]
 mod killed_tests;
 mod names;

@@ -5,12 +5,12 @@
 //!    written by a commit that a crash cut short; such a group is written again by the first
 //!    commit, or the stale slot could be taken for that commit's. Their sum must be the
 //!    superblock's, or an older one stands in for one that is damaged.
-//! 3. Mark the blocks that the log's extents use, before any node is allocated.
-//! 4. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
-//! 5. Settle the superblocks: which one was found must not depend on what isn't durable. *A crash:
-//!    again.*
-//! 6. On a mirror that was not closed, make the copies of what is overwritten in place the same
-//!    (`cairn_blockdev::composed` says why that is right). *A crash: again.*
+//! 3. Walk the log from the superblock's tail to the first checkpoint that fails.
+//! 4. Mark the blocks that the log's extents use, before any node is allocated.
+//! 5. Apply the log's checkpoints in order to the trees, in memory, in a transaction of its own.
+//! 6. Settle the superblocks: which one was found must not depend on what isn't durable. *A crash:
+//!    again.* On a mirror that was not closed, make the copies of what is overwritten in place the
+//!    same (`cairn_blockdev::composed` says why that is right). *A crash: again.*
 //! 7. The first commit makes all that durable together with a new log epoch. *A crash before: all
 //!    of this again.*
 mod bitmaps;

@@ -118,7 +118,7 @@ impl Replayer<'_> {
         meter: &mut RecoveryMeter<'_>,
     ) -> Result<()> {
         let total = replay.chain.len() as u64;
-        // Step 3: these blocks are free in the bitmaps but hold the data of logged extents.
+        // Step 4: these blocks are free in the bitmaps but hold the data of logged extents.
         let geometry = &self.superblock.geometry;
         let blocks: Vec<_> = replay
             .to_apply()
