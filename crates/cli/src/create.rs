@@ -133,7 +133,7 @@ fn check_file(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
         let free_bytes = host.f_bavail * host.f_frsize + existing_bytes;
         ensure!(
             bytes <= free_bytes,
-            "{} has only {free_bytes} bytes free, {bytes} are to be written",
+            "{} has only {free_bytes} bytes free, but {bytes} must be written",
             parent.display()
         );
     }
@@ -146,7 +146,7 @@ pub fn check(wanted: &NewVolume<'_>, bytes: u64) -> anyhow::Result<()> {
     let label_bytes = wanted.label.len();
     ensure!(
         label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
-        "the label has {label_bytes} bytes, but {LABEL_BYTES} are possible"
+        "the label has {label_bytes} bytes; it may have at most {LABEL_BYTES}, and no NUL"
     );
     if (bytes > 0 || wanted.size.is_some())
         && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none()
@@ -194,7 +194,7 @@ pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
     if device.is_block_device() {
         ensure!(
             wanted.size.is_none(),
-            "{image} is a block device and has its size; --size is for image files"
+            "{image} is a block device, so its size is fixed; --size is for image files"
         );
         // The kernel refuses this while the device is mounted or part of another device.
         let exclusive = OpenOptions::new()

@@ -93,7 +93,7 @@ fn create_composed(
         let is_device = exists && !fs::metadata(path)?.is_file();
         if is_device && member_size.is_some() {
             bail!(
-                "{} is a block device and has its size; --size is for image files",
+                "{} is a block device, so its size is fixed; --size is for image files",
                 path.display()
             );
         }

@@ -31,7 +31,7 @@ pub fn start(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let mut child = command.spawn().context("cannot start the server")?;
     let mut line = String::new();
     let output = child.stdout.take().context("the server has no standard output")?;
-    BufReader::new(output).read_line(&mut line).context("cannot hear from the server")?;
+    BufReader::new(output).read_line(&mut line).context("cannot read from the server")?;
     if line.trim_end() == READY { Ok(ExitCode::SUCCESS) } else { exit_code(&mut child) }
 }
 
@@ -41,7 +41,7 @@ fn exit_code(child: &mut Child) -> anyhow::Result<ExitCode> {
         Some(code) => {
             Ok(ExitCode::from(u8::try_from(code).ok().filter(|code| *code != 0).unwrap_or(1)))
         }
-        None => bail!("the server ended before the mount stood: {status}"),
+        None => bail!("the server ended before it mounted the volume: {status}"),
     }
 }
 

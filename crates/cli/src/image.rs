@@ -220,15 +220,15 @@ fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
         .into_iter()
         .find(|kind| wrong_letters(&word, &kind.to_string()) <= WRONG_LETTERS_MAX);
     let meant = match named.or(near) {
-        Some(ComposedKind::Mirror) => format!("write mirror:{list} for all of it on each"),
-        Some(ComposedKind::Concat) => format!("write concat:{list} for one behind the other"),
+        Some(ComposedKind::Mirror) => format!("write mirror:{list} to keep all data on each"),
+        Some(ComposedKind::Concat) => format!("write concat:{list} to put one behind the other"),
         None if list.contains(',') => format!(
-            "write mirror:{list} for all of it on each, concat:{list} for one behind the other"
+            "write mirror:{list} to keep all data on each, or concat:{list} to put one behind the other"
         ),
         None => return Ok(()),
     };
     Err(format!(
-        "there is no kind \"{kind}\" of several devices; {meant}, or ./{text} for a file of that name"
+        "\"{kind}\" is not a kind of composed device; {meant}, or write ./{text} for a file of that name"
     ))
 }
 
@@ -273,7 +273,7 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
             Ok(Candidate { name, device: None })
         }
         Err(error) if tolerant && !error.is_in_use() => {
-            output::tell(&format_args!("cairn: warning: {error}; going on without it"));
+            output::tell(&format_args!("cairn: warning: {error}; continuing without it"));
             Ok(Candidate { name, device: None })
         }
         Err(error) => Err(error.into()),
@@ -352,7 +352,7 @@ pub fn warn_if_degraded(device: &dyn BlockDevice) {
     for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text())
     {
         output::tell(&format_args!(
-            "cairn: warning: the {} goes on without {}: {}",
+            "cairn: warning: the {} is used without {}: {}",
             health.kind, member.name, member.state
         ));
     }
@@ -372,8 +372,8 @@ pub fn warn_if_storage_is_full(image: &Image) {
         let free_bytes = free_blocks.saturating_mul(host.f_frsize);
         if free_bytes < STORAGE_ROOM_BYTES {
             output::tell(&format_args!(
-                "cairn: warning: the disk that holds {} is full ({} KiB are free), and the image needs room there to be written to; a mount \
-                 lets read and remove files, or only read; free space on that disk",
+                "cairn: warning: the disk that holds {} is full ({} KiB are free), so there is no room for writes to the image; a mount \
+                 can only read and remove files, or only read; free space on that disk",
                 path.display(),
                 free_bytes / 1024
             ));
@@ -418,7 +418,7 @@ mod tests {
             ("MIRROR:a,b", "write mirror:a,b"),
             ("concta:a,b", "write concat:a,b"),
             ("jbod:a,b", "write concat:a,b"),
-            ("zzzzzz:a,b", "write mirror:a,b for all of it on each, concat:a,b"),
+            ("zzzzzz:a,b", "write mirror:a,b to keep all data on each, or concat:a,b"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(meant) && error.contains(&format!("./{text}")), "{error}");

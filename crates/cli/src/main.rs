@@ -99,15 +99,15 @@ fn message(error: &anyhow::Error) -> String {
         .chain()
         .any(|cause| cause.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_in_use));
     let causes = error.chain().filter(|cause| !(in_use && cause.is::<io::Error>()));
-    let told = causes.fold(String::new(), |told, cause| {
+    let text = causes.fold(String::new(), |text, cause| {
         let cause = cause.to_string();
-        match told.as_str() {
+        match text.as_str() {
             "" => cause,
-            told if told.contains(&cause) => told.to_owned(),
-            told => format!("{told}: {cause}"),
+            text if text.contains(&cause) => text.to_owned(),
+            text => format!("{text}: {cause}"),
         }
     });
-    if in_use { format!("{told}; if it is mounted, `cairn umount DIR` frees it") } else { told }
+    if in_use { format!("{text}; if it is mounted, run `cairn umount DIR`") } else { text }
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_printed_once() {
         let error = anyhow::anyhow!("no space").context("image: no space").context("mkfs");
         assert_eq!(message(&error), "mkfs: image: no space");
     }

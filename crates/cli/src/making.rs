@@ -28,23 +28,23 @@ struct State {
 impl State {
     /// Removes what was made; returns what a user must know of the rest.
     fn take_back(&mut self) -> Vec<String> {
-        let mut told = vec!["interrupted: no volume was made".to_owned()];
+        let mut messages = vec!["interrupted: no volume was made".to_owned()];
         for path in self.made.drain(..) {
             let path_shown = path.display();
             match fs::remove_file(&path) {
-                Ok(()) => told.push(format!("{path_shown} is removed again")),
-                Err(error) => told
-                    .push(format!("{path_shown} holds no volume, and cannot be removed: {error}")),
+                Ok(()) => messages.push(format!("{path_shown} was removed")),
+                Err(error) => messages
+                    .push(format!("{path_shown} holds no volume and cannot be removed: {error}")),
             }
         }
         let overwritten = self.overwritten.drain(..);
-        told.extend(overwritten.map(|path| {
+        messages.extend(overwritten.map(|path| {
             format!(
                 "{} holds no volume now: make it again with `cairn mkfs --force`",
                 path.display()
             )
         }));
-        told
+        messages
     }
 }
 
@@ -60,7 +60,7 @@ impl Making {
     /// # Errors
     /// When the system does not let it.
     pub fn start() -> anyhow::Result<Self> {
-        let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
+        let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
         let state = Arc::new(Mutex::new(Rank::LEAF, State::default()));
         let making = Self { state: Arc::clone(&state), signals: signals.handle() };
         // It ends when the signals are closed.
@@ -128,13 +128,13 @@ mod tests {
                 ))
                 .is_err()
         );
-        let told = making.state.lock().take_back().join("; ");
+        let messages = making.state.lock().take_back().join("; ");
         assert!(!new.exists() && old.exists());
         assert!(
-            told.contains("new is removed again")
-                && told.contains("old holds no volume now")
-                && !told.contains("never"),
-            "{told}"
+            messages.contains("new was removed")
+                && messages.contains("old holds no volume now")
+                && !messages.contains("never"),
+            "{messages}"
         );
     }
 }

@@ -75,11 +75,13 @@ pub fn share(options: &mut VolumeOptions, memory_bytes: u64, data_cache_bytes: O
 /// works as long as memory is not short.
 pub fn keep_out_of_reclaim() {
     if let Err(error) = configure_io_flusher_behavior(true) {
-        tracing::debug!("memory may be made free by writing to this mount: {error}");
+        tracing::debug!(
+            "the kernel may write to this mount to free memory for its server: {error}"
+        );
     }
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if let Err(error) = mlockall(flags) {
-        tracing::debug!("the server's pages may leave memory: {error}");
+        tracing::debug!("the server's pages may be reclaimed: {error}");
     }
 }
 

@@ -62,8 +62,8 @@ impl EndOnSignal {
         if let Err(error) = self.ender.unmount() {
             let seconds = STOP_AFTER.as_secs();
             tracing::warn!(
-                "{error}; it is served until nothing uses it. Another signal, or {seconds} s from now, makes everything durable and \
-                 stops the volume"
+                "{error}; the server serves the mount until it is no longer in use. After {seconds} s, or at another signal, it makes \
+                 everything durable and stops the volume"
             );
             self.write_early();
         }
@@ -105,11 +105,11 @@ impl EndOnSignal {
         let directory = self.directory.display();
         match &stopped {
             Ok(()) => tracing::warn!(
-                "everything is durable and the volume is stopped; what still uses {directory}, or a copy of its mount, gets errors \
-                 until `cairn umount` takes it away"
+                "everything is durable and the volume is stopped; programs that still use {directory}, or a copy of its mount, get errors \
+                 until `cairn umount` removes it"
             ),
             Err(error) => {
-                tracing::error!("the volume is stopped, and not everything is durable: {error}")
+                tracing::error!("the volume is stopped, but not everything is durable: {error}")
             }
         }
         let orderly = if self.interrupted.load(Ordering::Acquire) { EXIT_INTERRUPTED } else { 0 };

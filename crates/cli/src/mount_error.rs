@@ -9,7 +9,7 @@ pub fn explain(error: MountError) -> anyhow::Error {
     match error {
         MountError::NoAnswer { path, errno: Errno::NOTCONN } => server_has_ended(&path),
         error @ MountError::AlreadyMounted { .. } => {
-            anyhow::anyhow!("{error}; unmount it first, or take another directory")
+            anyhow::anyhow!("{error}; unmount it first, or use another directory")
         }
         error => after_unmount(error),
     }
@@ -22,7 +22,7 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
         // from its page cache.
         MountError::NoAnswer { path, errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO) } => {
             anyhow::anyhow!(
-                "{}: data of some file could not be written, now or earlier: {errno}",
+                "{}: the data of a file could not be written, now or earlier: {errno}",
                 path.display()
             )
         }
@@ -36,7 +36,7 @@ pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     ensure!(
         !cairn_fuse::is_shut_down(path),
-        "the volume of {shown} was shut down; `cairn umount {shown}`, then mount the image again"
+        "the volume of {shown} was shut down; run `cairn umount {shown}`, then mount the image again"
     );
     Ok(())
 }
@@ -45,6 +45,6 @@ pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
 pub fn server_has_ended(path: &Path) -> anyhow::Error {
     let path = path.display();
     anyhow::anyhow!(
-        "the server of the mount {path} has ended; take the mount away with `cairn umount {path}`, then mount the image again"
+        "the server of the mount {path} has ended; remove the mount with `cairn umount {path}`, then mount the image again"
     )
 }

@@ -22,7 +22,7 @@ pub enum Flush {
     Each,
 }
 
-/// Everything that `-o` can say.
+/// Everything that `-o` can set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountSettings {
     /// Longest time between two commits; `None` for the default.
@@ -35,13 +35,13 @@ pub struct MountSettings {
     pub writeback: bool,
     /// How requests travel.
     pub transport: Transport,
-    /// Mount without writing.
+    /// Mount read-only.
     pub read_only: bool,
     /// Memory for clean file data; `None` for the default.
     pub data_cache: Option<Size>,
-    /// Let other users in (a mount by root always does).
+    /// Let other users use the mount (a mount by root always does).
     pub allow_other: bool,
-    /// Tell the device which blocks became free.
+    /// Discard freed blocks with each commit.
     pub discard: bool,
     /// Mount a mirror without its lost members.
     pub degraded: bool,
@@ -114,7 +114,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "fsync_wait",
         values: "super|complete",
-        help: "what an fsync that became a commit waits for: the superblock, or freed blocks as well (default super)",
+        help: "what an fsync that became a commit waits for: the superblock, or also the freed blocks (default super)",
         set: |settings, value| {
             settings.fsync_wait =
                 one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
@@ -124,7 +124,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "writeback",
         values: "on|off",
-        help: "collect small writes in the kernel's page cache: cheaper, fsync dearer (default off)",
+        help: "collect small writes in the kernel's page cache: small writes are faster, fsync is slower (default off)",
         set: |settings, value| {
             settings.writeback = one_of(value, &[("on", true), ("off", false)])?;
             Some(())
@@ -133,7 +133,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "transport",
         values: "auto|uring|dev",
-        help: "requests arrive over io_uring or over /dev/fuse (default auto: io_uring where it is switched on)",
+        help: "how requests arrive: over io_uring or /dev/fuse (default auto: io_uring if it is switched on)",
         set: |settings, value| {
             let choices =
                 [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
@@ -144,7 +144,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "data_cache",
         values: "SIZE",
-        help: "memory for file data read or written lately, 0 for none (default: 1/32 of the machine's or its control group's, at most 512M)",
+        help: "memory for recently used file data, 0 for none (default: 1/32 of the memory of the machine or its control group, at most 512M)",
         set: |settings, value| {
             settings.data_cache = Some(value.parse().ok()?);
             Some(())
@@ -163,7 +163,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "ro",
         values: "",
-        help: "mount without writing",
+        help: "mount read-only",
         set: |settings, _| {
             settings.read_only = true;
             Some(())
@@ -172,7 +172,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "rw",
         values: "",
-        help: "mount for reading and writing (default)",
+        help: "mount read-write (default)",
         set: |settings, _| {
             settings.read_only = false;
             Some(())
@@ -181,7 +181,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "allow_other",
         values: "",
-        help: "let other users in",
+        help: "let other users use the mount; a mount by root always does",
         set: |settings, _| {
             settings.allow_other = true;
             Some(())
@@ -190,7 +190,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "discard",
         values: "",
-        help: "tell the device which blocks became free",
+        help: "discard freed blocks with each commit",
         set: |settings, _| {
             settings.discard = true;
             Some(())
@@ -199,7 +199,7 @@ const OPTIONS: &[MountOption] = &[
     MountOption {
         name: "plain",
         values: "",
-        help: "no block device: sync(2) and umount(8) do not reach the volume, which commits every second (root; others always)",
+        help: "mount by root without a block device: sync(2) and umount(8) do not reach the server, so the volume commits every second (mounts by other users are always plain)",
         set: |settings, _| {
             settings.plain = true;
             Some(())

@@ -32,7 +32,7 @@ const FILE_SYSTEM: &str = "mount(8) mounts it";
 const OTHER_USE: &str = "it belongs to something else";
 const TABLE: &str = "name one of its partitions";
 const PACKED: &str = "unpack it first";
-const NO_IMAGE: &str = "it is no image of a disk";
+const NO_IMAGE: &str = "it is not a disk image";
 const CONVERT: &str = "convert it to a raw image first (qemu-img convert -O raw)";
 
 /// Cairn's own, at both superblock slots. Only the magic counts: a damaged volume, or one of a
@@ -118,13 +118,13 @@ pub fn explain_foreign(file: &File) -> io::Result<Option<String>> {
         Some(Signature { name, .. }) if at_end || *name == CAIRN || *name == MEMBER => None,
         None if at_end => None,
         Some(Signature { name, advice, .. }) => {
-            Some(format!("it holds {name}, no cairn volume: {advice}, and `cairn mkfs --force` overwrites it"))
+            Some(format!("it holds {name}, not a cairn volume: {advice}; `cairn mkfs --force` would overwrite it"))
         }
         None if length_bytes < Geometry::VOLUME_BYTES_MIN => {
-            Some(format!("it has {length_bytes} bytes, and the smallest volume {}; `cairn mkfs` makes one", Geometry::VOLUME_BYTES_MIN))
+            Some(format!("it has {length_bytes} bytes, but the smallest volume has {}; make a volume with `cairn mkfs`", Geometry::VOLUME_BYTES_MIN))
         }
         None => Some(
-            "no superblock of a cairn volume is in it, nor anything else that is known; is it the right one? `cairn mkfs` makes a volume"
+            "it holds no cairn superblock and no other known content; check that it is the right image, or make a volume with `cairn mkfs`"
                 .into(),
         ),
     })

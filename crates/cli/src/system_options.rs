@@ -102,10 +102,10 @@ fn taken_if(known: bool) -> Outcome {
 pub fn help() -> String {
     let kernel: Vec<_> = KernelOptions::names().collect();
     format!(
-        "and those of mount(8):\n  {}\n  user, users (stand for nosuid,nodev,noexec), owner, group (for nosuid,nodev)\n  \
+        "and those of mount(8):\n  {}\n  user, users (imply nosuid,nodev,noexec), owner, group (imply nosuid,nodev)\n  \
          context=, fscontext=, defcontext=, rootcontext= (where there is SELinux)\n  ignored: {},\n  x-…, X-…, comment=…\n\
-         Of options that contradict each other the later one wins. Mounts of users other than\n\
-         root always are nosuid and nodev.",
+         Of options that contradict each other the later one wins. Mounts by users other than\n\
+         root are always nosuid and nodev.",
         // In lines that fit.
         kernel.chunks(8).map(|names| names.join(", ")).collect::<Vec<_>>().join(",\n  "),
         IGNORED.join(", ")

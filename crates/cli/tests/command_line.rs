@@ -297,7 +297,7 @@ fn an_interrupted_mkfs_leaves_nothing_behind() {
         }
         interrupted += 1;
         assert_eq!(code, Some(130), "{told}");
-        assert!(told.contains("image is removed again") && !image.exists(), "{told}");
+        assert!(told.contains("image was removed") && !image.exists(), "{told}");
     }
     // A file that was there stays, and is said to hold nothing.
     let begun = || fs::metadata(&image).is_ok_and(|metadata| metadata.len() == 1 << 30);
@@ -335,8 +335,8 @@ fn what_is_no_volume_is_named() {
         ("swap", "swap space", "belongs to something else"),
         ("disk", "partition table", "name one of its partitions"),
         ("packed", "compressed by gzip", "unpack it first"),
-        ("something", "no superblock of a cairn volume is in it", "cairn mkfs"),
-        ("short", "8 bytes", "the smallest volume 16777216"),
+        ("something", "it holds no cairn superblock", "cairn mkfs"),
+        ("short", "8 bytes", "the smallest volume has 16777216"),
     ] {
         for (code, arguments) in [
             (1, &["mount", name, "dir"][..]),
@@ -490,7 +490,7 @@ fn a_lost_member_is_replaced() {
     cairn.make_mirror();
     fs::remove_file(cairn.path("a")).unwrap();
     let told = cairn.exits_with(4, &["fsck", "--data", MIRROR]);
-    assert!(told.contains("goes on without a") && told.contains("0 errors"), "{told}");
+    assert!(told.contains("is used without a") && told.contains("0 errors"), "{told}");
     cairn.succeeds(&["fsck", "--data", "--degraded", MIRROR]);
     cairn.exits_with(4, &["device", "status", MIRROR]);
     assert!(cairn.exits_with(8, &["fsck", "--repair", MIRROR]).contains("--degraded"));

@@ -322,7 +322,7 @@ fn a_dead_server_is_reported_and_its_mount_taken_away() {
     }
     server.kill().unwrap();
     server.wait().unwrap();
-    assert!(mounted.exits_with(1, &["umount", "dir"]).contains("unmounted now"));
+    assert!(mounted.exits_with(1, &["umount", "dir"]).contains("is unmounted"));
     assert!(!mounted.is_mounted());
     mounted.succeeds(&["fsck", "image"]);
 }

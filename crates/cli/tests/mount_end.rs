@@ -63,7 +63,7 @@ fn end_in_use(signals: &[Signal], code: i32) {
         // Served as before, as umount(8) leaves it when it is refused.
         if signal == signals[0] {
             wait_until("a word that the mount is in use", || {
-                mounted.logged().contains("is served until nothing uses it")
+                mounted.logged().contains("until it is no longer in use")
             });
             let before = files();
             wait_until("another file", || files() > before);
@@ -112,7 +112,7 @@ fn a_mount_ends_with_its_last_user_after_a_signal() {
     let mut held = fs::File::create(mounted.path("dir/held")).unwrap();
     send(Signal::TERM, &server);
     wait_until("a word that the mount is in use", || {
-        mounted.logged().contains("is served until nothing uses it")
+        mounted.logged().contains("until it is no longer in use")
     });
     held.write_all(b"Dear Ada").unwrap();
     drop(held);

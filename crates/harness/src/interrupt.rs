@@ -50,10 +50,10 @@ impl Interrupt {
                     EXIT_INTERRUPTED.into(),
                     interrupt.flag(),
                 )
-                .context("cannot listen to signals")?;
+                .context("cannot handle signals")?;
             }
             signal_hook::flag::register(signal, interrupt.flag())
-                .context("cannot listen to signals")?;
+                .context("cannot handle signals")?;
         }
         Ok(interrupt)
     }

@@ -19,7 +19,7 @@ pub fn listen(
     first: impl Fn() + Send + 'static,
     second: impl Fn() + Send + 'static,
 ) -> anyhow::Result<()> {
-    let mut signals = Signals::new(SIGNALS).context("cannot listen to signals")?;
+    let mut signals = Signals::new(SIGNALS).context("cannot handle signals")?;
     drop(thread::spawn("signals", move || {
         for (count, _) in signals.forever().enumerate() {
             if count > 0 {

@@ -13,7 +13,7 @@ use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Measure: a load on a directory or on the engine, file systems beside each other, a mechanism off
+/// Measure a load on a directory or on the engine, compare file systems, or compare a mechanism off
 /// and on.
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -62,7 +62,7 @@ struct Run {
     /// both, 5 fsync, 6 both).
     #[arg(short = 'S', long, value_name = "0-6", default_value_t = 1)]
     sync_method: u8,
-    /// Also tell the longest latency without the time in which a thread was ready and had no CPU
+    /// Also report the longest latency without the time in which a thread was ready but had no CPU
     /// (dbench).
     #[arg(long)]
     run_queue: bool,
@@ -102,10 +102,10 @@ struct Load {
 /// discarding). CPU time and context switches are those of the whole machine, so nothing else
 /// should run.
 ///
-/// Loads of every day, in seconds, of which less is better: untar, sync, grep, cp, find and rm (the
-/// sources of a program), git (a clone), cargo-build, npm-like (tiny files), sqlite-load. In a
+/// Everyday loads, in seconds, where less is better: untar, sync, grep, cp, find and rm (the
+/// sources of a program), git (a clone), cargo-build, npm-like (tiny files), sqlite-load. As a
 /// rate: sqlite (commits), seq-write, seq-read, rand-read, one-file-fdatasync, own-files-fdatasync.
-/// One whose program is not installed is left out, with a message.
+/// A load whose program is not installed is left out, with a message.
 #[derive(Parser)]
 struct Peers {
     /// ext4, xfs, btrfs, cairn-loop, cairn-image, or cairn for the last two. Cairn's may be mounted
@@ -114,9 +114,9 @@ struct Peers {
     #[arg(long, default_value = "ext4,xfs,btrfs,cairn", value_name = "LIST")]
     fs: String,
     /// Loads of `cairn bench run`, the programs tool:dbench, tool:fs_mark, tool:fs_mark-nosync,
-    /// tool:fio, tool:pgbench, loads of every day such as untar, or everyday for all of those; a
-    /// number of clients may follow, as in dbench@64 [default: own loads and programs, as far as
-    /// they are installed].
+    /// tool:fio, tool:pgbench, everyday loads such as untar, or everyday for all of those; a number
+    /// of clients may follow, as in dbench@64 [default: own loads, and the programs that are
+    /// installed].
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<NamedWorkloads>,
     /// Rounds; each figure is their median.
@@ -144,7 +144,10 @@ struct Peers {
 
 /// A number of something of which there must be one.
 pub(super) fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "write a number from 1 on".into())
+    text.parse()
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| "write a number of 1 or more".into())
 }
 
 /// The time of a measurement.
@@ -203,7 +206,7 @@ fn without_folder(mut arguments: impl Iterator<Item = String>) -> Vec<String> {
 
 fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
     let Some(sync_method) = SyncMethod::from_number(run.sync_method) else {
-        bail!("there is no sync method {}; 0 to 6 are possible", run.sync_method);
+        bail!("there is no sync method {}; write 0 to 6", run.sync_method);
     };
     let settings = Settings {
         files: run.files,
@@ -223,8 +226,8 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
     if arguments.quick {
         ensure!(
             arguments.direct_io != DirectIo::Both,
-            "--quick takes one kind of loop devices, --direct-io both two; write for example \
-             --repeat 2 --seconds 2 instead of --quick"
+            "--quick measures with one kind of loop device, but --direct-io both needs two; write for example --repeat 2 --seconds 2 \
+             instead of --quick"
         );
         (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 const QUICK_ROUNDS: usize = 2;
 const QUICK_TIME: Duration = Duration::from_millis(500);
 
-/// Measure one mechanism off and on, in turns, beside what was published about it.
+/// Measure one mechanism off and on, in turns, and show the published figures beside it.
 ///
 /// "Off" is what came before the mechanism. M3 can be measured with every build; the others need
 /// one with `cargo build --release -p cairn --features baselines`. Each mechanism has its own
@@ -24,7 +24,7 @@ pub struct Arguments {
     mechanism: Mechanism,
     /// memory[:size=4G], simulated[:flush_ms=10,discard_ms=0.02,size=4G],
     /// disk[:flush_ms=10,read_ms=0.5,size=4G] or IMAGE[:size=4G], in place of the loads' own
-    /// devices. An image must not exist: it is made anew for each run, and removed.
+    /// devices. The image must not exist yet: each run makes it and removes it.
     #[arg(long)]
     device: Option<String>,
     /// Runs on each side; each figure is their median.
@@ -39,7 +39,7 @@ pub struct Arguments {
         allow_negative_numbers = true
     )]
     seconds: Duration,
-    /// Threads, in place of the loads' own numbers.
+    /// Number of threads, in place of the loads' own.
     #[arg(long, visible_alias = "threads", value_name = "N", value_parser = bench::positive)]
     clients: Option<usize>,
     /// Load file for dbench [default: the one of Debian's package].

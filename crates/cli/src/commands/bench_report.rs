@@ -9,13 +9,13 @@ use std::path::PathBuf;
 /// Make one page of charts and tables from results of `cairn bench run`, `peers` and `ab`, written
 /// with --json.
 ///
-/// The page holds everything it needs, and asks no network for anything.
+/// The page holds everything it needs, and loads nothing from the network.
 #[derive(Parser)]
 pub struct Arguments {
     /// Files with results.
     #[arg(required = true, value_name = "RESULTS")]
     results: Vec<PathBuf>,
-    /// Where the page goes; an existing file is replaced. Not needed with --markdown.
+    /// File for the page; an existing file is replaced. Not needed with --markdown.
     #[arg(short, long, value_name = "FILE", required_unless_present = "markdown")]
     output: Option<PathBuf>,
     /// Print the tables as Markdown.
@@ -32,7 +32,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let is_page = |path: &&PathBuf| path.canonicalize().is_ok_and(|path| path == page);
         ensure!(
             !arguments.results.iter().any(|path| is_page(&path)),
-            "{} is one of the results; name another file for the page",
+            "{} is a file of results; name another file for the page",
             page.display()
         );
     }

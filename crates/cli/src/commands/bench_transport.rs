@@ -29,7 +29,7 @@ pub struct Arguments {
     /// fs_mark@8, fsync-write@1, fsync-write@8).
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     workload: Vec<NamedWorkloads>,
-    /// Clients of each load that does not say how many it has.
+    /// Clients of each load whose name has no number.
     #[arg(long, value_name = "N", default_value = "8", value_parser = positive)]
     clients: usize,
     /// Time of a measurement; a fraction is possible.
@@ -61,11 +61,11 @@ pub struct Arguments {
 /// Serve a file system in memory, until it is unmounted.
 #[derive(clap::Args)]
 pub struct Server {
-    /// What is shown as its source: a file, neither read nor written.
+    /// File that the mount shows as its source; it is neither read nor written.
     source: PathBuf,
     /// Directory that will show it.
     dir: PathBuf,
-    /// Mount options; transport, writeback, threads and plain count.
+    /// Mount options; only transport, writeback, threads and plain have an effect.
     #[arg(short = 'o', value_name = "OPTION,…")]
     options: Vec<String>,
 }
@@ -74,7 +74,7 @@ fn transport_of(text: &str) -> Result<Transport, String> {
     match text {
         "dev" => Ok(Transport::Device),
         "uring" => Ok(Transport::Ring),
-        other => Err(format!("\"{other}\": there are dev and uring")),
+        other => Err(format!("\"{other}\" is not a transport; write dev or uring")),
     }
 }
 

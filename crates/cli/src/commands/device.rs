@@ -27,7 +27,7 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Show the members, and whether each may be used. Exit code: 0 all may, 4 one may not.
+    /// Show the members, and whether each can be used. Exit code: 0 all can, 4 at least one cannot.
     Status {
         /// mirror:A,B or concat:A,B; not mounted (then `cairn stats DIR` shows the same).
         #[arg(value_parser = image::parser())]
@@ -36,16 +36,16 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Fill NEW from the other members of a mirror that is not mounted, and let it take the place
-    /// of OLD. May be interrupted at any time; the same command goes on.
+    /// Fill NEW from the other members of a mirror that is not mounted, and put it in the place of
+    /// OLD. Can be interrupted at any time; the same command continues.
     Replace {
         /// mirror:A,B, with OLD among its members.
         #[arg(value_parser = image::parser())]
         image: Image,
-        /// The member that goes: as it is written in IMAGE.
+        /// The member to replace, as it is written in IMAGE.
         old: PathBuf,
-        /// The member that comes: a file, which is created if it doesn't exist, a block device, or
-        /// OLD itself.
+        /// The new member: a file, which is created if it doesn't exist, a block device, or OLD
+        /// itself.
         new: PathBuf,
         /// Overwrite what NEW holds.
         #[arg(long)]
@@ -185,7 +185,7 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     let mut rebuild = Rebuild::start(candidates, position, target, force)?;
     if rebuild.done_bytes() > 0 {
         output::tell(&format_args!(
-            "cairn: going on where the last attempt was, after {} bytes",
+            "cairn: continuing the last attempt, after {} bytes",
             rebuild.done_bytes()
         ));
     }
@@ -205,7 +205,7 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
         return output::print_text(&format_args!("{new} is in sync again"));
     }
     output::print_text(&format_args!(
-        "{new} has taken the place of {old}; name it instead: {}",
+        "{new} has replaced {old}; from now on write: {}",
         renamed(image, position, &new)
     ))
 }

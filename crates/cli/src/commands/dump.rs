@@ -7,7 +7,7 @@ use cairn_format::{TREE_FILES, TREE_ROOTS, TreeId};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
 use std::ops::RangeInclusive;
 
-/// Show what stands on a volume that is not mounted.
+/// Show the structures of a volume that is not mounted.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
@@ -16,7 +16,7 @@ pub struct Arguments {
     /// What to show.
     #[arg(value_enum)]
     structure: Structure,
-    /// With "tree": the tree: files, roots, or a number.
+    /// With "tree": which tree: files, roots, or a number.
     #[arg(long, default_value = "files", value_parser = parse_tree)]
     tree: TreeId,
     /// With "tree": only the items of these inodes: 17, or 17-40.
@@ -65,7 +65,7 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u64>, String> {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let is_tree = matches!(arguments.structure, Structure::Tree);
     if arguments.inodes.is_some() && !is_tree {
-        bail!("--inodes goes with \"tree\" only");
+        bail!("--inodes works only with \"tree\"");
     }
     let device = arguments.image.open(OpenMode::ReadOnly, true)?;
     image::warn_if_degraded(&*device);

@@ -18,8 +18,8 @@ const EXIT_REPAIRED: u8 = 1;
 /// Files with damage whose owner gets advice.
 const ADVISED_MAX: usize = 20;
 
-/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired (the last line says what is
-/// lost), 4 errors left, or a member of a mirror is missing, 8 failure.
+/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired (the last line names the
+/// losses), 4 errors left or a member of a mirror is missing, 8 the check failed.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
@@ -28,22 +28,22 @@ pub struct Arguments {
     /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
     data: bool,
-    /// Repair what can be repaired; what lost its name moves to /lost+found, what could not be
-    /// saved is called lost.
+    /// Repair what can be repaired. Files and directories that lost their name move to /lost+found;
+    /// the report names the losses.
     #[arg(long)]
     repair: bool,
-    /// With --repair: the file for what is overwritten [default: IMAGE.before-repair].
+    /// With --repair: file that saves what the repair overwrites [default: IMAGE.before-repair].
     #[arg(long, value_name = "FILE", requires = "repair")]
     backup: Option<PathBuf>,
     /// With --repair: give up the damaged data of the file at this path in the volume. Its damaged
-    /// blocks become holes, which read as zeros; everything else of it stays. May be given several
+    /// blocks become holes, which read as zeros; the rest of the file stays. Can be given several
     /// times; implies --data.
     #[arg(long, value_name = "PATH", requires = "repair", value_parser = path_in_volume)]
     accept_loss: Vec<String>,
-    /// Take a repair back, with the file that it made.
+    /// Undo a repair, with the file that it saved.
     #[arg(long, value_name = "FILE", conflicts_with = "repair")]
     undo: Option<PathBuf>,
-    /// Repair a mirror without its lost members; and let a missing member be no error.
+    /// Repair a mirror without its missing members, and do not count them as errors.
     #[arg(long)]
     degraded: bool,
     /// Print the report as JSON.
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(file) = &arguments.undo {
         let writes = repair_backup::undo(&*device, file)?;
         device.close()?;
-        output::print_text(&format_args!("{}: {writes} writes taken back", arguments.image))?;
+        output::print_text(&format_args!("{}: {writes} writes undone", arguments.image))?;
         return Ok(ExitCode::SUCCESS);
     }
     let backup = BackingUp::new(
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     drop(bar);
     if let Some(file) = backup.file() {
         output::tell(&format_args!(
-            "cairn: what the repair has overwritten is in {0}; `cairn fsck {1} --undo {0}` takes the repair back",
+            "cairn: the repair saved what it overwrote in {0}; `cairn fsck {1} --undo {0}` undoes the repair",
             file.display(),
             arguments.image
         ));
@@ -125,7 +125,7 @@ fn advise(report: &Report, arguments: &Arguments) {
     for path in &arguments.accept_loss {
         if !report.findings.iter().filter(data).any(|finding| finding.path.as_ref() == Some(path)) {
             output::tell(&format_args!(
-                "cairn: {path}: none of its data is damaged; nothing was given up there"
+                "cairn: {path}: its data is not damaged, so nothing was given up"
             ));
         }
     }
@@ -133,13 +133,13 @@ fn advise(report: &Report, arguments: &Arguments) {
         - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
     if report.missing_bytes > 0 {
         output::tell(&format_args!(
-            "cairn: {image} is {} bytes shorter than its volume: it was truncated, or is a copy that was not finished. Nothing can be \
-             repaired without the rest; restore it from a complete copy",
+            "cairn: {image} is {} bytes shorter than its volume: it was truncated, or it is an unfinished copy. It cannot be repaired \
+             without the missing bytes; restore it from a complete copy",
             report.missing_bytes
         ));
     } else if others > 0 && !arguments.repair {
         output::tell(&format_args!(
-            "cairn: `cairn fsck {image} --repair` repairs what can be repaired, and says what is lost"
+            "cairn: `cairn fsck {image} --repair` repairs what can be repaired, and names what is lost"
         ));
     }
     // One advice for each file, in the order in which they were found.
@@ -153,21 +153,21 @@ fn advise(report: &Report, arguments: &Arguments) {
     for (inode, path) in files.iter().take(ADVISED_MAX) {
         match (path, inode) {
             (Some(path), _) => output::tell(&format_args!(
-                "cairn: {path}: damaged data, of which there is no good copy. Mount the volume (`cairn mount {image} DIR`) and restore the \
-                 file from a backup, or remove it: rm DIR{}; or give up the damaged blocks alone: cairn fsck {image} --repair \
+                "cairn: {path}: its data is damaged, and there is no good copy. Mount the volume (`cairn mount {image} DIR`) and restore \
+                 the file from a backup, or remove it: rm DIR{}; or give up only the damaged blocks: cairn fsck {image} --repair \
                  --accept-loss {}",
                 quoted(path),
                 quoted(path)
             )),
             (None, inode) => output::tell(&format_args!(
-                "cairn: inode {}: damaged data of a file without a name, which the next mount removes",
+                "cairn: inode {}: the data of a file without a name is damaged; the next mount removes the file",
                 inode.unwrap_or_default()
             )),
         }
     }
     if files.len() > ADVISED_MAX {
         output::tell(&format_args!(
-            "cairn: and {} more files with damaged data, see above",
+            "cairn: {} more files have damaged data; the report above lists them",
             files.len() - ADVISED_MAX
         ));
     }

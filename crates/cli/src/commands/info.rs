@@ -96,7 +96,7 @@ fn info(image: &Image, superblock: &Superblock, mounted: bool) -> Info {
             (true, _) => "mounted",
             (false, true) => "unmounted",
             (false, false) => {
-                "not unmounted: new, in use elsewhere, or its last mount was killed; the next one recovers"
+                "not unmounted: new, in use elsewhere, or its last mount was killed; the next mount recovers it"
             }
         },
         generation: superblock.generation.0,
@@ -147,7 +147,7 @@ fn newest(
     match (found, problem) {
         (Some(found), _) => Ok(found),
         (None, Some(problem)) => {
-            Err(problem.context("no superblock can be read; `cairn fsck` says more"))
+            Err(problem.context("no superblock can be read; `cairn fsck` shows why"))
         }
         (None, None) => bail!("no superblock can be read"),
     }

@@ -42,17 +42,17 @@ pub struct Arguments {
     /// Mount options, separated by commas.
     #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
     options: Vec<String>,
-    /// Make an image file with a volume of this size first, if there is none.
+    /// First make a volume of this size, if the image does not exist or is empty.
     #[arg(long, value_name = "SIZE")]
     create: Option<Size>,
-    /// Serve from this process, and return when the mount ends.
+    /// Run the server in this process, and return when the mount ends.
     #[arg(long)]
     foreground: bool,
-    /// Append messages of the server to this file [default: the system's log (syslog, journal);
+    /// Append the server's messages to this file [default: the system's log (syslog, journal);
     /// standard error with --foreground].
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Where the system's log listens.
+    /// Socket of the system's log.
     #[arg(long, value_name = "SOCKET", default_value = logging::SYSTEM_LOG_SOCKET)]
     log_socket: PathBuf,
     /// Serve, and announce on standard output that the mount stands.
@@ -63,8 +63,9 @@ pub struct Arguments {
 fn signals_help() -> String {
     let seconds = mount_end::STOP_AFTER.as_secs();
     format!(
-        "SIGTERM and SIGINT unmount. While the mount is in use it is served, for up to {seconds} s or until another signal comes; then \
-         everything is made durable and the server ends. The mount stays in place and answers with errors until `cairn umount`."
+        "SIGTERM and SIGINT unmount the volume. If the mount is in use, the server serves it for up to {seconds} s more, or until another \
+         signal. Then the server makes everything durable and ends. The mount stays in place and returns errors until `cairn umount DIR` \
+         removes it."
     )
 }
 
@@ -173,7 +174,7 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     daemon::raise_open_files_limit();
     memory::keep_out_of_reclaim();
     let nowhere = daemon::Nowhere::open()?;
-    let signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen to signals")?;
+    let signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let volume = open_volume(&image, settings)?;
     let session = match cairn_fuse::mount(
         volume.clone(),
@@ -235,8 +236,8 @@ fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Vo
     let volume = match open_with_progress(Arc::clone(&device), options.clone()) {
         Err(cairn_engine::Error::StorageFull(_)) if !settings.read_only => {
             output::tell(&format_args!(
-                "cairn: warning: {image}: the disk that holds it is full, without room for what a mount must write: mounted read-only; free \
-                 space on that disk, then unmount and mount again"
+                "cairn: warning: {image}: the disk that holds it is full, so the volume is mounted read-only; free space on that disk, \
+                 then unmount the volume and mount it again"
             ));
             settings.read_only = true;
             open_with_progress(device, VolumeOptions { read_only: true, ..options })

@@ -24,16 +24,16 @@ struct Arguments {
     image: OsString,
     /// Directory that will show the volume.
     dir: PathBuf,
-    /// Leave unknown options out.
+    /// Ignore unknown options.
     #[arg(short)]
     sloppy: bool,
-    /// Check the arguments, and mount nothing.
+    /// Check the arguments, but mount nothing.
     #[arg(short)]
     fake: bool,
-    /// There is no table of mounts to be kept.
+    /// Accepted for mount(8); there is no mount table to write.
     #[arg(short)]
     no_mtab: bool,
-    /// Nothing more is to be said.
+    /// Accepted for mount(8); there are no further messages.
     #[arg(short)]
     verbose: bool,
     /// Mount options, separated by commas.

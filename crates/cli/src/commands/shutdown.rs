@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// Directory that shows the volume.
     dir: PathBuf,
-    /// Stop at once, as a crash would: what no fsync has made durable may be lost.
+    /// Stop at once, as a crash would: data that no fsync made durable may be lost.
     #[arg(long)]
     no_log_flush: bool,
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 /// What everything else is about, when it is known.
 const HEAD: [&str; 2] = ["volume", "label"];
 /// What has lines of its own.
-const TOLD: [&str; 4] = ["failures", "failure", "fsync_stages", "recovery"];
+const SHOWN_APART: [&str; 4] = ["failures", "failure", "fsync_stages", "recovery"];
 
 /// Show the statistics of a mounted volume, or the superblock of one that is not mounted.
 #[derive(clap::Args)]
@@ -24,9 +24,9 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// For monitoring: show only what failed since the volume was mounted. Exit code: 0 nothing, 4
-    /// reads, writes or checksums failed, a mirror is degraded or had to repair a copy, or the
-    /// volume is read-only since a failure; 1 if that is not known.
+    /// For monitoring: show only the failures since the mount. Exit code: 0 no failures; 4 reads,
+    /// writes or checksums failed, a mirror is degraded or repaired a copy, or a failure made the
+    /// volume read-only; 1 not known.
     #[arg(long)]
     check: bool,
 }
@@ -46,8 +46,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let text = cairn_fuse::statistics(target).map_err(mount_error::explain)?;
         let value: Value =
             serde_json::from_str(&text).context("the server's answer is not JSON")?;
-        let statistics =
-            Statistics::deserialize(&value).context("the server is of another version")?;
+        let statistics = Statistics::deserialize(&value).context(
+            "the server runs another version of cairn; unmount the volume and mount it again",
+        )?;
         match (arguments.json, arguments.check) {
             (true, _) => output::print_text(&text)?,
             (false, true) => output::print_text(&failure_lines(&statistics).join("\n"))?,
@@ -62,7 +63,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn show_superblocks(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ensure!(
         !arguments.check,
-        "{} is not mounted: nobody counts what fails; `cairn fsck` checks it",
+        "{} is not mounted, so failures are not counted; check it with `cairn fsck`",
         arguments.target
     );
     let device = arguments.target.open(OpenMode::ReadOnly, true)?;
@@ -148,7 +149,7 @@ fn readable(value: &Value, statistics: &Statistics) -> String {
     let mut counters = value.clone();
     let mut head = Vec::new();
     if let Some(fields) = counters.as_object_mut() {
-        TOLD.iter().for_each(|name| drop(fields.remove(*name)));
+        SHOWN_APART.iter().for_each(|name| drop(fields.remove(*name)));
         for name in HEAD {
             match fields.remove(name) {
                 Some(Value::String(text)) if !text.is_empty() => {

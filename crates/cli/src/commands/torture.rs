@@ -22,13 +22,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Try to break it: power failures, faults of the device, hostile volumes, kills; nothing
+/// Try to make a volume lose data: power failures, device faults, hostile volumes, kills. Nothing
 /// acknowledged may be lost.
 ///
-/// crash, systematic, ace, faults and fuzz happen in memory and need no right. kill9, shutdown,
+/// crash, systematic, ace, faults and fuzz run in memory and need no privileges. kill9, shutdown,
 /// sync and soak mount volumes and need /dev/fuse; vm needs QEMU. Every finding is printed with the
-/// command that repeats it. Exit code: 0 nothing was found, 1 something was, 2 wrong usage or
-/// something is missing, 130 a second Ctrl-C ended it at once.
+/// command that repeats it. Exit code: 0 nothing was found, 1 something was found, 2 wrong usage or
+/// the run was impossible, 130 a second Ctrl-C ended the run at once.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -67,12 +67,12 @@ struct Crash {
     common: Common,
 }
 
-/// All sequences of so many operations on a small tree, with power failures between every two
-/// device operations.
+/// All sequences of a few operations on a small tree, with a power failure between every two device
+/// operations.
 ///
-/// At each of them, all sets of unflushed writes that may have survived are tried (when they are
-/// more than 10: prefixes, single losses, pairs, random sets), and writes torn at sectors of 512
-/// bytes.
+/// Each power failure is tried with all sets of unflushed writes that may have survived (for more
+/// than 10 writes: prefixes, single losses, pairs, random sets), and with writes torn at sectors of
+/// 512 bytes.
 #[derive(Parser)]
 struct Systematic {
     /// Operations in each sequence.
@@ -99,14 +99,14 @@ struct Ace {
 /// Every read, write and flush of many short runs fails in turn, once or from then on, with EIO or
 /// ENOSPC.
 ///
-/// Each operation of `systematic` is such a run, and all of them one after the other. Errors must
-/// be reported to whom they concern, and whatever was acknowledged must be there after a power
-/// failure at the end. Two tables tell the outcome: by kind of request and structure, and by
-/// operation.
+/// Each operation of `systematic` is such a run, and all of them one after the other. Each error
+/// must be reported to every caller that it concerns, and what was acknowledged must be there after
+/// a power failure at the end. Two tables show the outcome: by kind of request and structure, and
+/// by operation.
 #[derive(Parser)]
 struct Faults {
-    /// Chooses which unflushed writes survive the power failure [default: a random one, which is
-    /// printed].
+    /// Seed that chooses which unflushed writes survive the power failure [default: a random one,
+    /// which is printed].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Print JSON.
@@ -114,8 +114,8 @@ struct Faults {
     json: bool,
 }
 
-/// Volumes whose checksums hold but whose content no program of ours wrote: no crash, no hang, no
-/// wrong bytes.
+/// Volumes with valid checksums and hostile content: they must cause no crash, no hang and no wrong
+/// bytes.
 ///
 /// Each is checked, opened, read, changed and repaired. First come the inputs that are kept with
 /// the source, then new ones, made from those that showed something new.
@@ -130,10 +130,10 @@ struct Fuzz {
         allow_negative_numbers = true
     )]
     seconds: Duration,
-    /// Chooses the inputs [default: a random one, which is printed].
+    /// Seed that chooses the inputs [default: a random one, which is printed].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Only this input, in the digits in which a finding is told.
+    /// Only this input, in hexadecimal digits, as a finding prints it.
     #[arg(long, value_name = "HEX", conflicts_with_all = ["seconds", "save", "seed"])]
     input: Option<fuzz::Input>,
     /// Folder for inputs that showed something new, each in a file; those that are there are tried
@@ -149,7 +149,7 @@ const RECOVER_ONE_OF: u64 = 16;
 
 #[derive(clap::Args)]
 struct Selection {
-    /// Only so many of the workloads, chosen by the seed.
+    /// Run only this many workloads, chosen by the seed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     sample: Option<u64>,
     /// Begin with the workload at this place, counted from 0.
@@ -158,12 +158,11 @@ struct Selection {
     /// Only the workload at this place.
     #[arg(long, value_name = "K", conflicts_with = "sample")]
     only: Option<u64>,
-    /// Recover one of so many images for writing as well, and cut the power once more in that; 0
+    /// Also recover one in this many images for writing, and cut the power once more during that; 0
     /// for none.
     #[arg(long, value_name = "N", default_value_t = RECOVER_ONE_OF)]
     recover_one_of: u64,
-    /// Only two states at each point: of what is unflushed, all or nothing survives. Ten times as
-    /// fast.
+    /// Try only two states at each point: all unflushed writes survive, or none. Ten times as fast.
     #[arg(long)]
     boundaries: bool,
 }
@@ -173,7 +172,7 @@ const THREADS_MAX: i64 = 256;
 
 #[derive(clap::Args)]
 struct Common {
-    /// Chooses everything that is chosen at random [default: a random one, which is printed].
+    /// Seed of all random choices [default: a random one, which is printed].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Begin nothing new after this time.

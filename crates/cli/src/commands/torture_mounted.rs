@@ -21,7 +21,7 @@ struct Common {
     /// the one for temporary files].
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
-    /// Repeats the choices of an earlier run; the moments differ all the same [default: a random
+    /// Seed that repeats the choices of an earlier run; the times still differ [default: a random
     /// one, which is printed].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
@@ -39,8 +39,8 @@ impl Common {
 /// How the volumes are mounted.
 #[derive(clap::Args)]
 struct Mounts {
-    /// Options for every mount, as of `cairn mount`: transport=dev, say. The instrument's own come
-    /// after them.
+    /// Options for every mount, as of `cairn mount`: transport=dev, say. The options that the run
+    /// needs are added after them.
     #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
     options: Vec<String>,
 }
@@ -107,7 +107,7 @@ impl Kill9 {
     }
 }
 
-/// As kill9, but `cairn shutdown` stops the volume, with a flush of its log or without one.
+/// Like kill9, but `cairn shutdown` stops the volume, with or without a flush of its log.
 #[derive(Parser)]
 pub struct Shutdown {
     /// Rounds.
@@ -131,11 +131,11 @@ impl Shutdown {
     }
 }
 
-/// Write without any fsync, sync, kill the server at once: everything must be there, attributes
-/// included.
+/// Write without any fsync, sync, and kill the server at once: everything must be there, including
+/// attributes.
 ///
 /// The rounds use sync(2), syncfs(2) and `cairn sync` in turn; without root only the last one,
-/// since only root's mounts hear of the others.
+/// since the other two reach root's mounts only.
 #[derive(Parser)]
 pub struct Sync {
     /// Rounds.
@@ -164,7 +164,7 @@ impl Sync {
     }
 }
 
-/// Run mixed loads on one mount for hours: its server must not grow, and nothing acknowledged may
+/// Run mixed loads on one mount for hours: the server must not grow, and nothing acknowledged may
 /// be missing.
 ///
 /// The workers of kill9, loads of `cairn bench`, full volumes; in the second half of the time
@@ -211,22 +211,22 @@ impl Soak {
 }
 
 /// Cut the power of a virtual machine under load: nothing acknowledged may be missing from any disk
-/// that this may leave.
+/// that the power cut may leave.
 ///
 /// In a machine under QEMU (no KVM is needed) the workers of kill9 use a volume on a disk whose
-/// writes and flushes are recorded. The machine loses its power at a random moment. Disks are built
-/// as that cut, and others before it, may have left them: of what was not flushed a part is lost,
-/// or torn at a sector. Each must pass fsck, mount, and hold what was acknowledged.
+/// writes and flushes are recorded. The machine loses its power at a random moment. The run then
+/// builds disks that this power cut, or an earlier one, may have left: some of the unflushed writes
+/// are lost, or torn at a sector. Each disk must pass fsck, mount, and hold what was acknowledged.
 ///
 /// The kernel needs virtio, FUSE and dm-log-writes; the initramfs must set up the disks and start
-/// `cairn torture guest`. `scripts/vm-cuts` of the source tree makes both, from a package of
-/// Debian's cloud kernel, and calls this.
+/// `cairn torture guest`. `scripts/vm-cuts` of the source tree makes both from Debian's package of
+/// the cloud kernel, and runs this command.
 #[derive(Parser)]
 pub struct Vm {
     /// Kernel to boot.
     #[arg(long, value_name = "FILE")]
     kernel: PathBuf,
-    /// Its first file system, with this program and all that the guest needs.
+    /// Initramfs of the guest, with this program and everything that the guest needs.
     #[arg(long, value_name = "FILE")]
     initramfs: PathBuf,
     /// The emulator.
@@ -240,7 +240,7 @@ pub struct Vm {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     boots: u64,
-    /// Power cuts looked at for each boot.
+    /// Power cuts to check for each boot.
     #[arg(
         long,
         value_name = "N",
@@ -251,8 +251,8 @@ pub struct Vm {
     /// Longest time under load, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     load_ms_max: u64,
-    /// A test of this test: the disk also loses what the last flush before the cut covered. Must
-    /// find something.
+    /// A test of this test: the disk also loses what the last flush before the cut covered. The run
+    /// must find the loss.
     #[arg(long)]
     lying_disk: bool,
     #[command(flatten)]

@@ -3,7 +3,7 @@ use crate::{mount_error, output};
 use cairn_harness::Size;
 use std::path::PathBuf;
 
-/// Give the storage of free blocks back: an image file takes less room, a disk may forget them.
+/// Discard free blocks: an image file takes less room on its disk, and a disk may reuse them.
 /// `fstrim DIR` does the same.
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -19,7 +19,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     mount_error::refuse_shut_down(&arguments.dir)?;
     let bytes = cairn_fuse::trim(&arguments.dir).map_err(mount_error::explain)?;
     output::print_text(&format_args!(
-        "{}: {} are free, and need no storage now",
+        "{}: {} are free, and their storage was given back",
         arguments.dir.display(),
         Size { bytes }
     ))

@@ -5,7 +5,7 @@ use cairn_fuse::MountError;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Unmount; returns when everything is durable and the server has let the image go.
+/// Unmount; returns when everything is durable and the server has released the image.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Directory that shows the volume.
@@ -31,12 +31,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let clean = source.is_some_and(image::is_clean);
             ensure!(
                 clean,
-                "{shown} is unmounted now; its server had ended before, and what was not durable then is lost"
+                "{shown} is unmounted; its server had already ended, so data that was not durable is lost"
             );
             Ok(())
         }
         synced => synced.map_err(mount_error::after_unmount).with_context(|| {
-            format!("{shown} is unmounted now, but some of what was not synced before may be lost")
+            format!("{shown} is unmounted, but data that was not synced may be lost")
         }),
     }
 }
