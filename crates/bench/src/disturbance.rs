@@ -54,8 +54,7 @@ impl Disturbance {
         };
         self.is_busy().then(|| {
             format!(
-                "The machine was busy: {others}{stolen}; its load average was {:.1} before. Don't \
-                 take these figures for facts; measure again \
+                "The machine was busy: {others}{stolen}; its load average was {:.1} before. These figures are not reliable; measure again \
                  when nothing else runs.",
                 self.load_average
             )

@@ -580,7 +580,7 @@ fn torture_runs_workloads_of_a_file() {
     assert!(told.contains("1  of 2"), "{told}");
     cairn.fails(
         &["torture", "ace", "list"],
-        &["FOUND in workload 1", "\"fly A\": this is no operation"],
+        &["FOUND in workload 1", "\"fly A\": this is not an operation"],
     );
     let told = cairn.exits_with(2, &["torture", "ace", "list", "--only", "2"]);
     assert!(told.contains("there is no workload 2; there are 2"), "{told}");

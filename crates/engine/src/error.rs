@@ -23,7 +23,7 @@ pub enum Error {
     NameLength(usize),
     #[error("no space left on the volume")]
     NoSpace,
-    #[error("interrupted while it waited for space: nobody waits for the result any more")]
+    #[error("interrupted while it waited for space: its caller is gone")]
     Interrupted,
     #[error("the volume is mounted read-only")]
     ReadOnly,

@@ -206,7 +206,7 @@ fn run_clock() {
                 if let Some((quiet_ns, _)) = quiet.filter(|(quiet_ns, max_ns)| quiet_ns > max_ns) {
                     let quiet = Duration::from_nanos(quiet_ns);
                     panic!(
-                        "nothing came to its end for {quiet:?} of simulated time, so somebody waits in vain:{}",
+                        "nothing was completed for {quiet:?} of simulated time, so a thread waits for ever:{}",
                         describe_sleeping()
                     );
                 }
@@ -284,7 +284,7 @@ impl SeededScheduler {
                     .iter()
                     .copied()
                     .max_by_key(|task| priority(task))
-                    .expect("somebody can go on")
+                    .expect("a thread can run")
             }
         }
     }

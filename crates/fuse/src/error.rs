@@ -45,7 +45,7 @@ pub enum MountError {
     NotInCairn(PathBuf),
     #[error("{path}: {errno}; name the directory that shows the volume")]
     PathUnusable { path: PathBuf, errno: Errno },
-    #[error("{path} was mounted by {by}: only they and root may unmount it")]
+    #[error("{path} was mounted by {by}: only {by} and root may unmount it")]
     MountedByOther { path: PathBuf, by: String },
     #[error("{0} was mounted by root: only root may unmount it")]
     MountedByRoot(PathBuf),

@@ -238,9 +238,8 @@ fn prepare_rings(transport: Transport) -> Result<Option<KernelRings>, MountError
             Ok(rings) => Ok(Some(rings)),
             Err(RingFailure::Off) if is_root && KernelRings::can_be_switched_on() => {
                 tracing::info!(
-                    "requests come over /dev/fuse; over io_uring most of them take half the \
-                     time. -o transport=uring switches it on, for all FUSE mounts of this machine \
-                     that ask for it"
+                    "requests come over /dev/fuse; over io_uring most of them take half the time. Switch it on with -o transport=uring, \
+                     for all FUSE mounts of this machine that ask for it"
                 );
                 Ok(None)
             }

@@ -17,7 +17,7 @@ const PROGRESS_SECONDS: u64 = 5;
 
 fn value<T: FromStr>(name: &str, text: Option<String>) -> Result<T, String> {
     let text = text.ok_or_else(|| format!("{name} needs a value"))?;
-    text.parse().map_err(|_| format!("{name} {text}: that is no value for it"))
+    text.parse().map_err(|_| format!("{name}: \"{text}\" is not a valid value"))
 }
 
 /// What to do, and whether to report it as JSON.

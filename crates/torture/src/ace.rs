@@ -39,7 +39,7 @@ impl AceFile {
             bytes = plain;
         }
         let text = String::from_utf8(bytes).map_err(|_| {
-            format!("{name} is no text: a file of ACE workloads is expected, plain or .xz")
+            format!("{name} is not text; name a file of ACE workloads, plain or .xz")
         })?;
         Self::parse(text).map_err(|error| format!("{name}: {error}"))
     }
@@ -55,7 +55,7 @@ impl AceFile {
             if let Some(name) = line.strip_prefix("# workload ") {
                 let parsed = name.trim().parse();
                 let workload = parsed.map_err(|_| {
-                    format!("line {number}: {:?} is no number of a workload", name.trim())
+                    format!("line {number}: {:?} is not the number of a workload", name.trim())
                 })?;
                 workloads.push((workload, at + line.len()..at + line.len()));
             } else if let Some((_, range)) = workloads.last_mut() {
@@ -132,7 +132,7 @@ fn path(name: &str) -> Result<Path, String> {
             .into_iter()
             .find_map(|(name, number)| rest.strip_prefix(name).map(|rest| (rest, Name(number))));
         let Some((after, next)) = found else {
-            return Err(format!("{name} is no name of an ACE workload"));
+            return Err(format!("{name} is not a name in an ACE workload"));
         };
         path.names.push(next);
         rest = after;
@@ -153,7 +153,7 @@ fn allocate_mode(mode: &str) -> Result<Allocate, String> {
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{text} is no number"))
+    text.parse().map_err(|_| format!("{text} is not a number"))
 }
 
 impl Translator {
@@ -281,7 +281,7 @@ impl Translator {
             ["write" | "dwrite" | "mmapwrite", name, offset, length] => {
                 self.write(words[0], name, offset, number(length)?)?
             }
-            _ => return Err("this is no operation of an ACE workload".into()),
+            _ => return Err("this is not an operation of an ACE workload".into()),
         }
         Ok(())
     }

@@ -169,7 +169,7 @@ fn compare_space(volume: &Volume, volume_bytes: u64) -> Result<(), String> {
         && space.free_blocks <= space.total_blocks
         && space.total_blocks <= volume_bytes / BLOCK_BYTES
         && u64::from(space.block_size) == BLOCK_BYTES;
-    if sane { Ok(()) } else { Err(format!("statfs tells {space:?}")) }
+    if sane { Ok(()) } else { Err(format!("statfs reports {space:?}")) }
 }
 
 /// Performs `operations` on a new volume.

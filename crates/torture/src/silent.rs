@@ -387,13 +387,13 @@ fn judge(
         |history, found: &Found| judge_found(found, std::slice::from_ref(history), position);
     let permitted = |found: &Found, whose: &str| match &errors {
         None => judge_by(&histories.least, found)
-            .map_err(|problem| format!("{whose}, fsck is content: {problem}")),
+            .map_err(|problem| format!("{whose}, fsck finds nothing, but: {problem}")),
         Some(_) => {
             own_bytes(found, &histories.all).map_err(|problem| format!("{whose}: {problem}"))
         }
     };
     let must_be_found = |problem: String| match &errors {
-        None => Err(format!("fsck is content, but: {problem}")),
+        None => Err(format!("fsck finds nothing, but: {problem}")),
         Some(_) => Ok(()),
     };
     // What a mount that only reads shows.
@@ -418,9 +418,9 @@ fn judge(
     if errors.is_some() {
         return Ok(Ending::FoundByFsck);
     }
-    volume.close().map_err(|error| format!("fsck was content, but closing it: {error}"))?;
+    volume.close().map_err(|error| format!("fsck found nothing, but closing it: {error}"))?;
     if let Some(errors) = errors_of(state) {
-        return Err(format!("fsck was content, but after a mount it finds: {errors}"));
+        return Err(format!("fsck found nothing, but after a mount it finds: {errors}"));
     }
     Ok(if judge_by(&histories.all, &found).is_ok() { Ending::Unharmed } else { Ending::Older })
 }

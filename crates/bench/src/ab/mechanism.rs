@@ -65,12 +65,12 @@ impl Mechanism {
                 "an fsync that became a commit waits until the freed blocks are unpinned"
             }
             Mechanism::TreeLocks => {
-                "node locks spin, block, and wake everybody; \"lock alone\": descents lock their way down on both sides, so that \
+                "node locks spin, block, and wake all waiters; \"lock alone\": descents lock their way down on both sides, so that \
                  nothing else differs; \"lock and descents\": only without the mechanism, against the product, which has routes"
             }
             Mechanism::FlushCoordination => "each fsync has a flush of its own",
             Mechanism::Tickets => {
-                "whoever finds no space waits for the flusher, together with all others, and tries again"
+                "a thread that finds no space waits for the flusher, together with all others, and tries again"
             }
             Mechanism::CommittedItemList => {
                 "items enter the list in two passes, with two allocations each"
@@ -107,7 +107,7 @@ impl Mechanism {
     pub(super) fn check_built(self) -> anyhow::Result<()> {
         ensure!(
             self == Mechanism::FlushCoordination || baselines::ARE_BUILT,
-            "{}: this program was built without what came before the mechanism; build it with \
+            "{}: this program was built without the predecessor of the mechanism; build it with \
              \"cargo build --release -p cairn --features baselines\" (M3 can be measured without)",
             self.name()
         );
@@ -149,7 +149,7 @@ impl FromStr for Mechanism {
         let known = Mechanism::ALL
             .into_iter()
             .find(|mechanism| mechanism.name().eq_ignore_ascii_case(text));
-        known.ok_or_else(|| format!("unknown mechanism \"{text}\"; there are M1 to M5"))
+        known.ok_or_else(|| format!("unknown mechanism \"{text}\"; write M1 to M5"))
     }
 }
 

@@ -223,7 +223,7 @@ impl PeersSettings {
         missing.dedup();
         ensure!(
             missing.is_empty(),
-            "these commands are not installed: {}; install their packages, or leave them out",
+            "these commands are not installed: {}; install their packages, or leave out what needs them",
             missing.join(", ")
         );
         if let Some(system) =

@@ -48,7 +48,7 @@ struct LoopDevice {
 /// the kernel attaches without, and reports no error.
 fn check_direct_io(state: &Path, image: &Path) -> anyhow::Result<()> {
     let told = fs::read_to_string(state).with_context(|| {
-        format!("cannot tell whether the loop device does direct I/O: {}", state.display())
+        format!("cannot find out whether the loop device does direct I/O: {}", state.display())
     })?;
     ensure!(
         told.trim() == "1",
@@ -208,7 +208,7 @@ impl<'a> Mounted<'a> {
         let mut ask = command(&self.settings.program, &["stats", "--json"]);
         ask.arg(&self.path);
         let answer = process::run_to_end(ask, self.stage.folder(), &self.settings.interrupt)?;
-        serde_json::from_str(&answer).map(Some).context("the server's statistics make no sense")
+        serde_json::from_str(&answer).map(Some).context("the server's statistics are not JSON")
     }
 
     /// What its server has used; nothing for a file system of the kernel.
@@ -270,7 +270,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("dio");
         let check = || check_direct_io(&state, Path::new("/images/ext4.image"));
-        assert!(check().unwrap_err().to_string().contains("cannot tell"));
+        assert!(check().unwrap_err().to_string().contains("cannot find out"));
         fs::write(&state, "1\n").unwrap();
         check().unwrap();
         fs::write(&state, "0\n").unwrap();

@@ -173,7 +173,7 @@ impl System {
         let lacks_ring = needs_ring && !Path::new(RING_SWITCH).exists();
         lacks_ring.then(|| {
             format!(
-                "{} needs FUSE over io_uring, which this kernel has not ({RING_SWITCH} is missing)",
+                "{} needs FUSE over io_uring, which this kernel does not have ({RING_SWITCH} is missing)",
                 self.name()
             )
         })
@@ -240,7 +240,9 @@ impl FromStr for DirectIo {
             "true" => Ok(DirectIo::Yes),
             "false" => Ok(DirectIo::No),
             "both" => Ok(DirectIo::Both),
-            other => Err(format!("\"{other}\": there are true, false, and both for a row of each")),
+            other => Err(format!(
+                "\"{other}\" is not possible; write true, false, or both for a row of each"
+            )),
         }
     }
 }
@@ -296,9 +298,9 @@ impl FromStr for System {
         };
         other().or_else(image).or_else(memory).or_else(looped).ok_or_else(|| {
             format!(
-                "unknown file system \"{text}\"; there are: ext4, xfs, btrfs, cairn-loop, cairn-image, cairn for both of these, and behind the \
-                 names of Cairn's, or cairn alone for the loop device: -dev or -uring for the transport, then -writeback for the kernel's \
-                 page cache; cairn-memory is the transport alone"
+                "unknown file system \"{text}\"; there are: ext4, xfs, btrfs, cairn-loop, cairn-image, and cairn for both of these. After \
+                 cairn-loop, cairn-image, or cairn for the loop device, add -dev or -uring for the transport, then -writeback for the \
+                 kernel's page cache; cairn-memory is the transport alone"
             )
         })
     }

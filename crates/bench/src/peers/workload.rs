@@ -127,7 +127,7 @@ impl FromStr for PeerWorkload {
         if let (Generator::Everyday(load), Some(_)) = (generator, clients)
             && load.usual_clients().is_empty()
         {
-            return Err(format!("\"{text}\": {name} is what one caller does; write {name} alone"));
+            return Err(format!("\"{text}\": {name} always has one caller; write {name} alone"));
         }
         Ok(Self { generator, clients })
     }
@@ -300,7 +300,7 @@ impl PeerWorkload {
         let understood = match self.generator {
             Generator::Own(_) => {
                 let report: Report =
-                    serde_json::from_str(output).context("the load's report makes no sense")?;
+                    serde_json::from_str(output).context("the load's report cannot be parsed")?;
                 Some(outputs::of_report(own_report.insert(report)))
             }
             Generator::Tool(Tool::Dbench) => outputs::of_dbench(output),
@@ -311,7 +311,7 @@ impl PeerWorkload {
         };
         let understood = understood.filter(|understood| understood.value > 0.0);
         let Understood { value, unit, less_is_better, completed, figures, latencies } =
-            understood.with_context(|| format!("no figure in the output: {output}"))?;
+            understood.with_context(|| format!("the output contains no result: {output}"))?;
         Ok(Sample {
             round: 0,
             system: String::new(),

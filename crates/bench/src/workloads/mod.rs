@@ -224,7 +224,7 @@ impl Settings {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
             (1..=CLIENTS_MAX).contains(&self.clients),
-            "{} clients; 1 to {CLIENTS_MAX} are possible",
+            "{} clients are not possible; write 1 to {CLIENTS_MAX}",
             self.clients
         );
         ensure!(

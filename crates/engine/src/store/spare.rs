@@ -98,7 +98,7 @@ impl Store {
             }
             self.storage_room.reported.store(true, Ordering::Release);
             tracing::error!(
-                "the disk that holds {} is full: files can be read and removed, and nothing can be added; free space on that disk, or \
+                "the disk that holds {} is full: files can be read and removed, but nothing can be added; free space on that disk, or \
                  remove files here",
                 error.device
             );

@@ -321,7 +321,7 @@ impl Fuzzer<'_> {
             Err(error) => {
                 self.worker = Worker::start(self.bases.clone());
                 let what = if error == RecvTimeoutError::Timeout {
-                    "goes on for more than"
+                    "takes more than"
                 } else {
                     "ended its thread within"
                 };

@@ -143,7 +143,7 @@ impl Machine {
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) if !for_start => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(Halt::Found(self.silent("said nothing of its load")));
+                    return Err(Halt::Found(self.silent("did not report the start of its load")));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Halt::Found(self.silent("ended by itself")));

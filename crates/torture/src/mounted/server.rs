@@ -106,7 +106,7 @@ impl Server {
             // One that stays shows in the table.
             let _ = mounts::detach(&self.mountpoint);
             if begin.elapsed() > MOUNT_TIME_MAX {
-                return Err("the dead mount cannot be taken away".into());
+                return Err("the dead mount cannot be removed".into());
             }
             clock::sleep(POLL_INTERVAL);
         }
@@ -119,7 +119,7 @@ impl Server {
             || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
         {
             if begin.elapsed() > MOUNT_TIME_MAX {
-                return Err("the kernel does not let go of the image".into());
+                return Err("the kernel still holds the image".into());
             }
             clock::sleep(POLL_INTERVAL);
         }

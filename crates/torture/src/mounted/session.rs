@@ -147,8 +147,7 @@ struct Received {
 impl Session {
     fn new(plan: &Plan<'_>, options: &SessionOptions) -> anyhow::Result<Self> {
         fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").context(
-            "/dev/fuse cannot be opened, but this test mounts volumes; `modprobe fuse` \
-                makes it, a container must be given it",
+            "/dev/fuse cannot be opened, but this test mounts volumes; run `modprobe fuse`, or give the container the device",
         )?;
         let folder = Folder::new(options.work.as_deref(), plan.needs_bytes)?;
         let signals = Arc::new(Received::default());
@@ -261,14 +260,13 @@ pub(super) fn run(
         Ok(()) | Err(Halt::Interrupted) => None,
         Err(Halt::Found(problem)) if is_full(session.folder(), &problem) => {
             bail!(
-                "the work folder's file system ran full, so this says nothing of cairn: {problem}"
+                "the work folder's file system ran full, so this is no finding about cairn: {problem}"
             )
         }
         Err(Halt::Found(problem)) => {
             if let Some(mount) = stalled_elsewhere(&problem, session.folder()) {
                 bail!(
-                    "{} does not end a sync, and holds up the machine, so this says nothing of \
-                     cairn: {problem}",
+                    "{} does not end a sync and holds up the machine, so this is no finding about cairn: {problem}",
                     mount.display()
                 );
             }
@@ -335,11 +333,11 @@ impl fmt::Display for RunReport<SessionReport> {
         };
         // The findings come last: the end of a long output is what is kept.
         if let Some(log) = server_log {
-            writeln!(formatter, "\nthe server's last words:\n{log}")?;
+            writeln!(formatter, "\nthe server's last messages:\n{log}")?;
         }
         writeln!(
             formatter,
-            "\nrepeat: cairn torture {} --seed {}; the moments will differ",
+            "\nrepeat: cairn torture {} --seed {}; the times will differ",
             self.command, self.seed
         )?;
         kept.iter().try_for_each(|file| writeln!(formatter, "kept: {}", file.display()))?;

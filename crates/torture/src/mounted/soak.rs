@@ -106,7 +106,7 @@ fn run_cycles(arguments: &SoakOptions, session: &mut Session) -> Result<(), Halt
         cycles.session.set(
             "stops",
             stops,
-            "kills and shutdowns under load, and unmounts after it, in the second half",
+            "kills and shutdowns under load, and unmounts after load, in the second half",
         );
         if over {
             break;

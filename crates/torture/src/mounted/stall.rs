@@ -16,8 +16,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// What findings say that are about time.
 const WAITED: [&str; 5] = [
     "no mount after",
-    "does not let go of",
-    "cannot be taken away",
+    "still holds the image",
+    "the dead mount cannot be removed",
     "is busy",
     "has not ended after",
 ];

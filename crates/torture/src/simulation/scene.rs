@@ -235,7 +235,7 @@ impl FromStr for Case {
     fn from_str(text: &str) -> Result<Case, String> {
         let wrong = || {
             format!(
-                "\"{text}\" is no case: write SEED, or SEED/SCHEDULE/CLIENT:OPERATIONS;… as it was printed"
+                "\"{text}\" is not a case; write SEED, or SEED/SCHEDULE/CLIENT:OPERATIONS;… as it was printed"
             )
         };
         let mut parts = text.split('/');

@@ -135,7 +135,7 @@ pub fn interpret(line: &str) -> anyhow::Result<Option<Operation<'_>>> {
     if let Some(seconds) =
         words.first().filter(|_| begins_with_digit).and_then(|word| word.parse::<f64>().ok())
     {
-        not_before = Some(Duration::try_from_secs_f64(seconds).context("the time makes no sense")?);
+        not_before = Some(Duration::try_from_secs_f64(seconds).context("the time is not valid")?);
         words = &words[1..];
     }
     let Some(status) = words.last().filter(|_| !words[0].starts_with('#')) else { return Ok(None) };
@@ -187,7 +187,7 @@ impl<'a> Arguments<'a, '_> {
     fn length(&self, index: usize) -> anyhow::Result<usize> {
         let length_bytes = self.number(index)?;
         if length_bytes > TRANSFER_BYTES_MAX {
-            bail!("{length_bytes} bytes at once are too many");
+            bail!("{length_bytes} bytes are too many for one operation");
         }
         Ok(length_bytes as usize)
     }

@@ -109,7 +109,7 @@ impl Bitmaps {
         } else {
             "an older bitmap stands in for the one that belongs to the superblock".to_owned()
         };
-        let text = format!("{found}{cause}; `cairn fsck --repair` makes them anew");
+        let text = format!("{found}{cause}; `cairn fsck --repair` rebuilds them");
         Err(FormatError::new(Structure::Bitmap, block, text).into())
     }
 }

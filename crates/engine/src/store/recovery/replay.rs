@@ -24,7 +24,7 @@ fn check_next_inode(files: &Tree, next_inode: u64, superblock: &Superblock) -> R
         return Ok(());
     }
     let problem = format!(
-        "the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` mends that"
+        "the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` repairs this"
     );
     let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
     Err(FormatError::new(Structure::Superblock, block, problem).into())
@@ -41,7 +41,7 @@ fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Re
     match counters.into_iter().find(|&counter| counter > COUNTER_WRITABLE_MAX) {
         Some(counter) => {
             let problem = format!(
-                "it has counted to {counter}, and this version can only read such a volume; mount it read-only"
+                "a counter has reached {counter}, so this version can only read the volume; mount it read-only"
             );
             Err(Error::NotAVolume(problem))
         }

@@ -23,7 +23,7 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
     let length_blocks = device.length_bytes() / BLOCK_SIZE as u64;
     if device.length_bytes() < Geometry::VOLUME_BYTES_MIN {
         return Err(Error::NotAVolume(format!(
-            "its {length_blocks} whole blocks are fewer than any volume has"
+            "it has {length_blocks} whole blocks, fewer than the smallest volume has"
         )));
     }
     let mut problems: Vec<(BlockNumber, String)> = Vec::new();
@@ -65,7 +65,8 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice, read_only: bool) -> Resu
         let (volume_bytes, beyond_bytes) =
             (best.geometry.total_blocks * BLOCK_SIZE as u64, beyond_blocks * BLOCK_SIZE as u64);
         tracing::info!(
-            "the image is {beyond_bytes} bytes longer than its volume, which does not use them; `truncate -s {volume_bytes}` takes them from an image file"
+            "the image is {beyond_bytes} bytes longer than its volume, which does not use them; `truncate -s {volume_bytes}` removes them \
+             from an image file"
         );
     }
     // No superblock belongs at the end of an image that is longer than its volume.

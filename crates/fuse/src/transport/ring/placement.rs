@@ -373,7 +373,7 @@ impl Drop for Watcher {
             shared.change.notify_all();
         }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the watcher of the queues has panicked");
+            tracing::error!("the watcher of the queues panicked");
         }
     }
 }
