@@ -40,7 +40,7 @@ need_rust() {
     local advice="install Rust $wanted or newer from https://rustup.rs, or update it with: rustup update stable"
     for program in rustc cargo; do
         command -v $program >/dev/null 2>&1 || fail "$program is missing; $advice"
-        # Debian's own packages are older than this project; cargo would say no more than "failed to parse manifest".
+        # Debian's packages may be too old, and cargo would only report "failed to parse manifest".
         found=$(cd "$root" && $program --version | awk '{ print $2 }') || fail "$program cannot be run; $advice"
         [ "$(printf '%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)" = "$wanted" ] ||
             fail "$(command -v $program) is version $found, and Cairn needs Rust $wanted or newer; $advice"
@@ -53,8 +53,8 @@ fuse_is_usable() { [ -c /dev/fuse ] && [ -r /dev/fuse ] && [ -w /dev/fuse ]; }
 
 need_root() { [ "$(id -u)" -eq 0 ] || fail "this must run as root, because it $1"; }
 
-# Builds the command, and sets $cairn. CAIRN_PROFILE=checked takes the build with debug assertions instead of the release,
-# CAIRN_PROFILE=profiling the release with the lines of its source; CAIRN names a command that is built already.
+# Builds the command, and sets $cairn. CAIRN_PROFILE=checked makes the build with debug assertions instead of the release,
+# CAIRN_PROFILE=profiling the release with line numbers; CAIRN names a command that is already built.
 build() {
     local arguments=(build --locked -p cairn --bin cairn) folder=${CAIRN_PROFILE:-release}
     case $folder in
@@ -69,8 +69,8 @@ build() {
 # cairn torture with CAIRN_SEED and CAIRN_WORK; it makes its own folder, and cleans up.
 torture() { "$cairn" torture "$@" ${CAIRN_SEED:+--seed "$CAIRN_SEED"} ${CAIRN_WORK:+--work "$CAIRN_WORK"} </dev/null; }
 
-# A folder for this run, which goes away with everything mounted below it, however the script ends. CAIRN_WORK names
-# the folder in which it is made.
+# A folder for this run. The folder and everything mounted below it are removed, however the script ends. CAIRN_WORK
+# names the folder in which it is made.
 make_work() {
     work=$(mktemp -d "${CAIRN_WORK:-${TMPDIR:-/tmp}}/cairn-$(basename "$0")-XXXXXX")
     trap clean_up EXIT
