@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - `generation` grows by one at each cut, and only while `joined` is 0;
-//! - one commit is in flight at any time: only *Running* lets one begin, and only its end leads back;
+//! - one commit is in flight at any time: only *Running* lets one begin, only its end leads back;
 //! - `super_committed` and `completed` are set under the lock before their waiters are woken, and a
 //!   woken thread checks again; a failure wakes everybody.
 //!
